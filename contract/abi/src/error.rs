@@ -1,0 +1,107 @@
+//! What a call of M3-IPC can answer instead of success.
+
+use core::fmt;
+
+/// A situation a caller can act on. The numbers of the published interface are in [`errno`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum IpcError {
+    /// The caller is not bound, or its binding ended.
+    NotBound,
+    /// The number is outside the table, or is the caller's own.
+    BadEndpoint,
+    /// Nobody is bound to the endpoint. A retry after `wait4bind` is safe.
+    NoSuchEndpoint,
+    /// The number is already somebody else's.
+    EndpointInUse,
+    /// The table of endpoints, channels, lanes or grants is full.
+    TableFull,
+    /// The peer died before it took the message: nothing happened there.
+    DestinationDied,
+    /// The peer died while the caller waited for its message or reply. Whether it acted is unknown.
+    SourceDied,
+    /// The time limit passed; the message was withdrawn and will not be delivered.
+    TimedOut,
+    /// A manager woke the caller.
+    WokenUp,
+    /// `reply` to somebody who does not wait for it.
+    NotWaiting,
+    /// Both sides send to each other: the higher endpoint is refused.
+    Deadlock,
+    /// The caller's privileges do not allow this call or this peer.
+    Denied,
+    /// A copy outside what its owner granted.
+    OutOfGrant,
+    /// Length or alignment that the call does not take.
+    BadArgument,
+    /// No link to the peer's node. Whether the peer acted is unknown when the call had been sent.
+    NoLink,
+    /// The caller carries an epoch that is no longer valid: another owner was promoted.
+    Fenced,
+    /// What the peer wrote into the channel makes no sense; the channel is closed.
+    Corrupt,
+    /// The broker cannot be reached; channels that exist go on working. A retry is safe.
+    NoBroker,
+    /// The container is not running here.
+    DcNotRunning,
+    /// The kernel refused; the number is Linux's errno.
+    Os(i32),
+}
+
+/// The error numbers of the published `dvk_*` interface.
+pub mod errno {
+    use super::IpcError;
+
+    pub fn published(error: IpcError) -> i32 {
+        match error {
+            IpcError::NotBound => -310,
+            IpcError::BadEndpoint | IpcError::NoSuchEndpoint => -306,
+            IpcError::EndpointInUse => -337,
+            IpcError::TableFull => -338,
+            IpcError::DestinationDied => -109,
+            IpcError::SourceDied => -108,
+            IpcError::TimedOut => -61,
+            IpcError::WokenUp => -348,
+            IpcError::NotWaiting => -324,
+            IpcError::Deadlock => -101,
+            IpcError::Denied => -335,
+            IpcError::OutOfGrant => -338,
+            IpcError::BadArgument => -339,
+            IpcError::NoLink => -307,
+            IpcError::Fenced => -401,
+            IpcError::Corrupt => -339,
+            IpcError::NoBroker => -318,
+            IpcError::DcNotRunning => -302,
+            IpcError::Os(number) => -number,
+        }
+    }
+}
+
+impl fmt::Display for IpcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            IpcError::NotBound => "the caller is not bound to an endpoint",
+            IpcError::BadEndpoint => "not a valid endpoint for this call",
+            IpcError::NoSuchEndpoint => "nobody is bound to this endpoint",
+            IpcError::EndpointInUse => "the endpoint is already bound",
+            IpcError::TableFull => "a table is full",
+            IpcError::DestinationDied => "the destination died before it took the message",
+            IpcError::SourceDied => "the peer died before it answered",
+            IpcError::TimedOut => "the time limit passed",
+            IpcError::WokenUp => "a manager ended the wait",
+            IpcError::NotWaiting => "the destination does not wait for this reply",
+            IpcError::Deadlock => "both sides were sending to each other",
+            IpcError::Denied => "privileges do not allow this call",
+            IpcError::OutOfGrant => "the copy lies outside the granted memory",
+            IpcError::BadArgument => "a length or argument is out of range",
+            IpcError::NoLink => "no link to the node of the peer",
+            IpcError::Fenced => "another owner was promoted; this one's epoch is old",
+            IpcError::Corrupt => "the peer wrote garbage into the channel",
+            IpcError::NoBroker => "the node daemon cannot be reached",
+            IpcError::DcNotRunning => "the container is not running on this node",
+            IpcError::Os(number) => return write!(f, "the kernel refused (errno {number})"),
+        };
+        f.write_str(text)
+    }
+}
+
+impl core::error::Error for IpcError {}

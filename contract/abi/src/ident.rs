@@ -1,0 +1,92 @@
+//! Names. Every one is a type of its own, so that a node can never be passed where a container is meant.
+
+use core::fmt;
+
+use crate::limits;
+
+/// Names a process or thread inside its container. The same number may exist in every container.
+///
+/// Numbers below [`limits::WELL_KNOWN_ENDPOINTS`] are given by configuration to the servers of the virtual OS; the
+/// broker hands out the others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint(u32);
+
+impl Endpoint {
+    /// The first well-known numbers, the same in every container.
+    pub const FS: Endpoint = Endpoint(1);
+    pub const DS: Endpoint = Endpoint(2);
+    pub const PM: Endpoint = Endpoint(3);
+    pub const RS: Endpoint = Endpoint(4);
+    pub const IS: Endpoint = Endpoint(5);
+    /// Disks are `DISK + index`, at most [`limits::DISKS_PER_DC`] of them.
+    pub const DISK: Endpoint = Endpoint(16);
+    /// The file gate of node index `i` (position in the container's node list) is `GATE + i`.
+    pub const GATE: Endpoint = Endpoint(64);
+
+    /// `None` when the number is outside the container's table.
+    pub const fn new(number: u32) -> Option<Endpoint> {
+        if number < limits::ENDPOINTS_PER_DC { Some(Endpoint(number)) } else { None }
+    }
+
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    pub const fn is_well_known(self) -> bool {
+        self.0 < limits::WELL_KNOWN_ENDPOINTS
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ep{}", self.0)
+    }
+}
+
+/// From whom a receive accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    Any,
+    From(Endpoint),
+}
+
+/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Lane(pub u16);
+
+impl Lane {
+    pub const MESSAGES: Lane = Lane(0);
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+id! {
+    /// A distributed container; also its VXLAN network identifier, hence 24 bits and never 0.
+    DcId(u32)
+}
+id! {
+    /// A node of the cluster, never 0.
+    NodeId(u16)
+}
+id! {
+    /// Raised whenever an endpoint, disk or group changes owner. Whoever carries an older one is refused.
+    Epoch(u64)
+}

@@ -1,0 +1,132 @@
+//! Where things lie in the memory of a channel. See `docs/design/channel.md` for the drawing and the protocol.
+//!
+//! A channel has three memory objects. `Side` of the initiator ("left") and `Side` of the acceptor ("right") are each
+//! written by their owner only and read-only for the peer. `Shared` is writable by both; it holds the state words,
+//! the notification masks and the arena.
+
+/// Offsets inside a side. The first page is control, the ring's entries follow.
+pub mod side {
+    /// One cache line: publication word, kind, 56 bytes of payload.
+    pub const MESSAGE: usize = 0;
+    pub const MESSAGE_WORD: usize = MESSAGE;
+    pub const MESSAGE_KIND: usize = MESSAGE + 4;
+    pub const MESSAGE_PAYLOAD: usize = MESSAGE + 8;
+
+    /// Futex word that the peer sleeps on; its owner bumps it after a publication when the peer is parked.
+    pub const EVENT: usize = 64;
+    /// How the owner of this side waits at the moment: one of [`super::parked`].
+    pub const PARKED: usize = 68;
+    /// The publication word of the last message of the peer that the owner took.
+    pub const TAKEN: usize = 72;
+    /// The publication word of the request that the owner of this side waits to be answered, 0 when none.
+    pub const AWAITS: usize = 76;
+    /// Notifications the owner posted so far; a change says: look at the mask in `Shared`.
+    pub const NOTIFIED: usize = 80;
+    /// Bytes of inline data that belong to the message.
+    pub const INLINE_BYTES: usize = 84;
+
+    /// Entries the owner has produced into its ring so far, modulo 2^32.
+    pub const RING_TAIL: usize = 128;
+    /// Entries of the peer's ring that the owner has consumed so far, modulo 2^32.
+    pub const RING_HEAD: usize = 192;
+
+    /// Data that travels with the message.
+    pub const INLINE: usize = 1024;
+
+    pub const PAGE_BYTES: usize = 4096;
+    /// The ring's entries, 64 bytes each: submissions in the left side, completions in the right one.
+    pub const RING: usize = PAGE_BYTES;
+
+    const _: () = assert!(INLINE + crate::limits::INLINE_BYTES_MAX <= PAGE_BYTES);
+}
+
+/// Offsets inside the shared object.
+pub mod shared {
+    /// State word of the direction left to right, one of [`super::state`] in the low byte.
+    pub const STATE_FROM_LEFT: usize = 0;
+    pub const STATE_FROM_RIGHT: usize = 64;
+    /// Pending notification bits, OR-ed by the sender, taken by exchange with 0.
+    pub const NOTIFY_FROM_LEFT: usize = 128;
+    pub const NOTIFY_FROM_RIGHT: usize = 192;
+
+    pub const PAGE_BYTES: usize = 4096;
+    /// The arena begins here.
+    pub const ARENA: usize = PAGE_BYTES;
+}
+
+/// The publication word: `counter << 3 | flags`. The counter skips 0, so a word is never 0 once used.
+pub mod word {
+    pub const SEND: u32 = 0;
+    pub const REQUEST: u32 = 1;
+    pub const REPLY: u32 = 2;
+    pub const KIND_MASK: u32 = 0b011;
+    /// The sender may withdraw: the receiver must win the state word before it takes the message.
+    pub const TIMED: u32 = 0b100;
+    pub const FLAG_BITS: u32 = 3;
+
+    pub const fn next(previous: u32, flags: u32) -> u32 {
+        let mut counter = (previous >> FLAG_BITS).wrapping_add(1) & (u32::MAX >> FLAG_BITS);
+        if counter == 0 {
+            counter = 1;
+        }
+        counter << FLAG_BITS | flags
+    }
+}
+
+/// State of one direction: the publication word's counter in the upper bits, one of these in the lowest three.
+pub mod state {
+    pub const IDLE: u32 = 0;
+    pub const OFFERED: u32 = 1;
+    pub const TAKEN: u32 = 2;
+    pub const WITHDRAWN: u32 = 3;
+    /// The sender of a proxied channel asks to withdraw; the proxy answers with `TAKEN` or `WITHDRAWN`.
+    pub const CANCEL: u32 = 4;
+}
+
+/// How the owner of a side waits.
+pub mod parked {
+    /// It looks by itself.
+    pub const AWAKE: u32 = 0;
+    /// It sleeps on the peer's `EVENT` word.
+    pub const FUTEX: u32 = 1;
+    /// It sleeps in epoll: write to the channel's eventfd.
+    pub const EVENTFD: u32 = 2;
+}
+
+/// The control page of one endpoint; only the broker writes it.
+pub mod control {
+    /// Futex word, bumped at every change of anything below.
+    pub const EVENT: usize = 0;
+    /// One of [`super::life`].
+    pub const LIFE: usize = 4;
+    /// 1 while traffic to the endpoint is held for a migration.
+    pub const HOLD: usize = 8;
+    /// Bumped by `wakeup`.
+    pub const WAKEUPS: usize = 12;
+    /// Two 32-bit halves, low first; bumped with `EVENT`.
+    pub const EPOCH: usize = 16;
+    pub const PAGE_BYTES: usize = 4096;
+}
+
+/// Life of an endpoint as its control page tells it.
+pub mod life {
+    pub const ALIVE: u32 = 1;
+    /// The process died or unbound; final for this control page.
+    pub const DEAD: u32 = 2;
+    /// A remote endpoint whose node cannot be reached; final for this control page, a later bind makes a new one.
+    pub const UNREACHABLE: u32 = 3;
+    /// Another owner was promoted.
+    pub const FENCED: u32 = 4;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::word;
+
+    #[test]
+    fn publication_word_is_never_zero_and_wraps() {
+        let last = u32::MAX >> word::FLAG_BITS << word::FLAG_BITS;
+        assert_eq!(word::next(last, word::SEND) >> word::FLAG_BITS, 1);
+        assert_ne!(word::next(0, word::SEND), 0);
+    }
+}

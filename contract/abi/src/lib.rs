@@ -1,0 +1,20 @@
+//! The M3-IPC contract: what two processes of a container agree on when they exchange messages.
+//!
+//! Here: names (endpoints, containers, nodes, epochs), the 64-byte message, the layout of a channel in shared
+//! memory, the entries of its ring, error numbers, and every limit. Nothing here performs a call or touches memory.
+//! The layout is drawn byte by byte in `docs/design/channel.md`; the two are changed together.
+//!
+//! Not here: frames between nodes (`contract/wire`), requests of the virtual OS (`contract/vos-api`).
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod ident;
+pub mod layout;
+pub mod limits;
+mod message;
+pub mod ring;
+
+pub use error::{IpcError, errno};
+pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, Source};
+pub use message::Message;

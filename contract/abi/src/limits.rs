@@ -1,0 +1,45 @@
+//! Every bound of M3-IPC, in one place, with its reason.
+
+/// Endpoints in one container.
+pub const ENDPOINTS_PER_DC: u32 = 8192;
+/// Numbers that configuration gives to servers and gates; the broker allocates from here upward.
+pub const WELL_KNOWN_ENDPOINTS: u32 = 256;
+/// Disks one container may have.
+pub const DISKS_PER_DC: u32 = 32;
+/// Containers in one cluster. The identifier itself has 24 bits, because it is also a VXLAN network identifier.
+pub const DCS_PER_CLUSTER: u32 = 1024;
+/// Nodes in one cluster.
+pub const NODES_PER_CLUSTER: u16 = 1024;
+/// Nodes in one container: each has a range of 65,536 PIDs, PIDs end at 4,194,304 on Linux, and the range below
+/// 65,536 belongs to no node.
+pub const NODES_PER_DC: usize = 63;
+/// PIDs in the range of one node of a container.
+pub const PIDS_PER_NODE: u32 = 65_536;
+/// User and group numbers each container may use: 0 to 65,535 inside.
+pub const UIDS_PER_DC: u32 = 65_536;
+
+/// Channels one process may hold: each costs up to four descriptors while it is being mapped and one eventfd after.
+pub const CHANNELS_PER_PROCESS: usize = 4096;
+/// Lanes between two endpoints.
+pub const LANES_PER_PAIR: u16 = 16;
+
+/// Bytes that may travel with a message inside the channel itself.
+pub const INLINE_BYTES_MAX: usize = 2048;
+/// Entries of a ring; a power of two.
+pub const RING_ENTRIES_MAX: u32 = 1024;
+/// Bytes of a ring's arena.
+pub const ARENA_BYTES_MAX: u32 = 256 << 20;
+/// Bytes that one ring entry may carry in either direction; proxies split nothing.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Bytes that one vcopy may move.
+pub const VCOPY_BYTES_MAX: usize = 64 << 20;
+/// Grants one endpoint may have given at a time.
+pub const GRANTS_PER_ENDPOINT: usize = 4096;
+
+/// Names of containers, nodes, servers: 1 to 32 of `[a-z0-9-]`, beginning with a letter.
+pub const NAME_BYTES_MAX: usize = 32;
+
+const _: () = assert!(RING_ENTRIES_MAX.is_power_of_two());
+const _: () = assert!(TRANSFER_BYTES_MAX <= ARENA_BYTES_MAX);
+const _: () = assert!((NODES_PER_DC as u32 + 1) * PIDS_PER_NODE <= 4_194_304);
+const _: () = assert!(WELL_KNOWN_ENDPOINTS < ENDPOINTS_PER_DC);

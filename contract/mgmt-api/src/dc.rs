@@ -1,0 +1,187 @@
+//! Distributed containers: what people ask for (`DcSpec`, also the content of `dc.toml`) and what is.
+
+use serde::{Deserialize, Serialize};
+
+/// ```toml
+/// name = "shop"
+/// nodes = ["n1", "n2", "n3"]
+/// subnet = "10.1.0.0/24"
+///
+/// [limits]
+/// memory_bytes = 1073741824
+///
+/// [[servers]]
+/// kind = "fs"
+/// node = "n2"
+///
+/// [[disks]]
+/// name = "root"
+/// node = "n3"
+/// bytes = 2147483648
+/// ```
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DcSpec {
+    pub name: String,
+    /// In order: a node's position gives its PID range and its address.
+    pub nodes: Vec<String>,
+    /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
+    #[serde(default = "default_subnet")]
+    pub subnet: String,
+    #[serde(default)]
+    pub limits: Limits,
+    /// Servers of the virtual OS. What is not named here is added with its node chosen: one `fs`, one `ds`.
+    #[serde(default)]
+    pub servers: Vec<ServerSpec>,
+    /// The first one holds the file tree. None: one of 4 GiB, sparse, is added.
+    #[serde(default)]
+    pub disks: Vec<DiskSpec>,
+}
+
+pub fn default_subnet() -> String {
+    "10.1.0.0/24".to_owned()
+}
+
+/// Per node of the container; absent means unlimited.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Linux CPU list, "0-1,3".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
+    /// Relative weight, 1 to 10,000; 100 when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u32>,
+    /// CPUs' worth of time, e.g. 1.5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_max: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServerKind {
+    Fs,
+    Ds,
+    /// Follows from `disks`; cannot be named in `servers`.
+    Disk,
+    /// The file gate of each node; cannot be named in `servers`.
+    Gate,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerSpec {
+    pub kind: ServerKind,
+    /// Absent: chosen, and then written here.
+    #[serde(default)]
+    pub node: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    pub name: String,
+    #[serde(default)]
+    pub node: Option<String>,
+    /// Multiple of 4,096.
+    pub bytes: u64,
+    #[serde(default)]
+    pub store: DiskStore,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskStore {
+    /// A sparse file in the node's state directory.
+    #[default]
+    Image,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DcPhase {
+    Stopped,
+    Starting,
+    Running,
+    /// It should run, but a node or server of it does not.
+    Degraded,
+    Stopping,
+    Failed,
+}
+
+/// A container as it is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Dc {
+    pub id: u32,
+    pub spec: DcSpec,
+    pub phase: DcPhase,
+    pub shares: Vec<NodeShare>,
+    /// Seconds since 1970, UTC.
+    pub created_s: u64,
+}
+
+/// What one node has of a container.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct NodeShare {
+    pub node: String,
+    pub phase: DcPhase,
+    /// Address of the container on this node.
+    pub address: String,
+    /// First PID of the node's range.
+    pub pid_base: u32,
+    pub servers: Vec<ServerStatus>,
+    /// Why it is not running, outermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServerState {
+    Starting,
+    Running,
+    /// Died and waits to be started again.
+    Resting,
+    Stopped,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ServerStatus {
+    pub name: String,
+    pub kind: ServerKind,
+    pub endpoint: u32,
+    pub state: ServerState,
+    /// PID on the node.
+    pub pid: Option<u32>,
+    pub restarts: u64,
+}
+
+/// 1 to 32 of `a-z`, `0-9` and `-`, beginning with a letter: fits interface names, paths and cgroups after hashing.
+pub fn valid_name(name: &str) -> bool {
+    (1..=32).contains(&name.len())
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_escape_a_path_are_refused() {
+        assert!(valid_name("shop-2"));
+        for bad in ["", "-a", "a/b", "..", "A", "a b", "2a", &"a".repeat(33)] {
+            assert!(!valid_name(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn unknown_field_in_a_description_is_refused() {
+        let text = r#"{"name":"a","nodes":["n1"],"nods":[]}"#;
+        assert!(serde_json::from_str::<DcSpec>(text).is_err());
+    }
+}

@@ -1,0 +1,21 @@
+//! The management contract: resources of the REST API, the description of a container (`dc.toml`), and the stream
+//! that connects a terminal with a program in a container.
+//!
+//! Transport: HTTP/1.1 over the daemon's Unix socket, and over mutual TLS between nodes. Bodies are JSON. Paths are in
+//! [`path`]. A failure is any status of 400 and above with an [`ErrorBody`].
+
+#![forbid(unsafe_code)]
+
+mod dc;
+mod error;
+mod node;
+pub mod path;
+mod process;
+pub mod stream;
+
+pub use dc::{
+    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus, valid_name,
+};
+pub use error::{ErrorBody, ErrorKind};
+pub use node::{ChannelInfo, Health, LinkInfo, Node, NodeState, Version};
+pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};

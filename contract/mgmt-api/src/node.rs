@@ -1,0 +1,70 @@
+//! Nodes and what `dvs node` shows of them.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Version {
+    pub version: String,
+    pub node: String,
+    pub cluster: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Health {
+    pub ok: bool,
+    /// One line per part that is not well.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    Ready,
+    /// Its lease runs, but a part of it is not well.
+    Degraded,
+    /// Its lease ended.
+    Down,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    pub name: String,
+    pub id: u16,
+    pub state: NodeState,
+    /// Where proxies and daemons of other nodes reach it.
+    pub address: String,
+    pub proxy_port: u16,
+    pub api_port: u16,
+    /// Raised at each start of the daemon.
+    pub epoch: u64,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    /// Names of the containers that have a share on this node.
+    pub dcs: Vec<String>,
+    /// As the answering node sees its own links; empty for other nodes.
+    #[serde(default)]
+    pub links: Vec<LinkInfo>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LinkInfo {
+    pub peer: String,
+    pub transport: String,
+    pub up: bool,
+    pub tls: bool,
+    pub sent_frames: u64,
+    pub sent_bytes: u64,
+    pub received_frames: u64,
+    pub received_bytes: u64,
+    pub reconnects: u64,
+    pub channels: u32,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ChannelInfo {
+    pub left: u32,
+    pub right: u32,
+    pub lane: u16,
+    /// `local`, or the node on the other side.
+    pub via: String,
+}

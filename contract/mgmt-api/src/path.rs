@@ -1,0 +1,51 @@
+//! Paths of the REST API. `{...}` is a name.
+//!
+//! A request for a container or process that lives on another node is forwarded there by the daemon that received it.
+
+/// GET: [`crate::Version`].
+pub const VERSION: &str = "/v1/version";
+/// GET: 200 when the process runs. [`crate::Health`].
+pub const LIVE: &str = "/v1/health/live";
+/// GET: 200 when the engine answers, the broker listens and the proxies run; else 503. [`crate::Health`].
+pub const READY: &str = "/v1/health/ready";
+/// GET: list of [`crate::Node`].
+pub const NODES: &str = "/v1/nodes";
+/// GET: [`crate::Node`].
+pub const NODE: &str = "/v1/nodes/{node}";
+/// GET: list of [`crate::Dc`]; POST [`crate::DcSpec`]: 201 with [`crate::Dc`]. `?start=true` starts it as well.
+pub const DCS: &str = "/v1/dcs";
+/// GET; DELETE (`?force=true` stops it first, `?keep_data=true` leaves images).
+pub const DC: &str = "/v1/dcs/{dc}";
+/// POST: 200 with [`crate::Dc`] when every node reports it running, or the error that prevents it.
+pub const DC_START: &str = "/v1/dcs/{dc}/start";
+/// POST: `?grace_ms=` between SIGTERM and SIGKILL (10,000).
+pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
+/// GET: list of [`crate::Process`] of all nodes; POST [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header
+/// `Upgrade: dvs-stream`, 101 and then frames of [`crate::stream`].
+pub const PROCESSES: &str = "/v1/dcs/{dc}/processes";
+/// GET: [`crate::Process`].
+pub const PROCESS: &str = "/v1/dcs/{dc}/processes/{pid}";
+/// POST [`crate::SignalRequest`].
+pub const PROCESS_SIGNAL: &str = "/v1/dcs/{dc}/processes/{pid}/signal";
+/// GET with `Upgrade: dvs-stream`: re-attach to the terminal or streams of a program started by `run`.
+pub const PROCESS_ATTACH: &str = "/v1/dcs/{dc}/processes/{pid}/attach";
+/// GET: text of standard output and error. `?follow=true` keeps the answer open, `?tail=N` lines.
+pub const PROCESS_LOGS: &str = "/v1/dcs/{dc}/processes/{pid}/logs";
+/// GET: list of [`crate::ChannelInfo`] of the container on the answering node.
+pub const DC_CHANNELS: &str = "/v1/dcs/{dc}/channels";
+/// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1`: the client sends a tar stream as stdin frames; it is unpacked into the
+/// tree by a process inside the container; exit frame ends.
+pub const DC_IMPORT: &str = "/v1/dcs/{dc}/import";
+
+/// Fills the names into a path: `fill(DC_START, &[("dc", "shop")])`.
+pub fn fill(template: &str, names: &[(&str, &str)]) -> String {
+    names.iter().fold(template.to_owned(), |path, (name, value)| path.replace(&format!("{{{name}}}"), value))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_filled_in() {
+        assert_eq!(super::fill(super::PROCESS, &[("dc", "shop"), ("pid", "65600")]), "/v1/dcs/shop/processes/65600");
+    }
+}

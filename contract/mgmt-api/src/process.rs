@@ -1,0 +1,97 @@
+//! Programs in a container.
+
+use serde::{Deserialize, Serialize};
+
+/// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunRequest {
+    /// Program and arguments; the program is looked up in PATH inside.
+    pub argv: Vec<String>,
+    /// Absent: the first node of the container.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// `K=V`, added to a small default environment.
+    #[serde(default)]
+    pub env: Vec<String>,
+    #[serde(default)]
+    pub workdir: Option<String>,
+    #[serde(default)]
+    pub root: RootFs,
+    /// Inside the container.
+    #[serde(default)]
+    pub uid: u32,
+    #[serde(default)]
+    pub gid: u32,
+    /// Give it a terminal.
+    #[serde(default)]
+    pub terminal: Option<TerminalSize>,
+    /// Keep standard input connected.
+    #[serde(default)]
+    pub interactive: bool,
+    /// Answer at once; the program goes on, its output goes to the log.
+    #[serde(default)]
+    pub detach: bool,
+}
+
+/// Same body, for `dvs exec`: runs with the root of an existing program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExecRequest {
+    pub pid: u32,
+    pub run: RunRequest,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", content = "path")]
+pub enum RootFs {
+    /// The host's system directories, read-only, and the tree at `/dc`.
+    #[default]
+    Host,
+    /// A directory of the tree.
+    Tree(String),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub columns: u16,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunResponse {
+    /// PID in the container, unique over its nodes.
+    pub pid: u32,
+    pub node: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessState {
+    Running,
+    Sleeping,
+    Stopped,
+    Zombie,
+    /// Started by `run`, ended; kept until the container stops or 1,000 newer ones ended.
+    Exited,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: u32,
+    pub parent: u32,
+    pub node: String,
+    pub uid: u32,
+    pub state: ProcessState,
+    pub cpu_ms: u64,
+    pub memory_bytes: u64,
+    /// Milliseconds since 1970, UTC.
+    pub start_ms: u64,
+    pub command: Vec<String>,
+    /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SignalRequest {
+    pub signal: i32,
+}

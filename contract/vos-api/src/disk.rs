@@ -1,0 +1,23 @@
+//! Virtual disk. All offsets and lengths are bytes, multiples of [`BLOCK_BYTES`].
+//!
+//! A write that was completed survives the death of the server process; [`FLUSH`] makes all writes completed before
+//! it was submitted survive loss of power. Reads and writes may be repeated (idempotent), so none has a sequence.
+//! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
+//! failed, `EROFS`, `ESTALE` the epoch is old.
+
+pub const BLOCK_BYTES: u32 = 4096;
+
+/// `results`: size in bytes, block bytes, flags ([`READ_ONLY`]), epoch of the volume.
+pub const INFO: u16 = 16;
+/// `args`: offset, bytes. Reply data: the bytes.
+pub const READ: u16 = 17;
+/// `args`: offset. Request data: the bytes. With flag [`FUA`] durable when completed.
+pub const WRITE: u16 = 18;
+pub const FLUSH: u16 = 19;
+/// `args`: offset, bytes. The range reads as zeros afterwards; space may be given back.
+pub const DISCARD: u16 = 20;
+
+/// Flag of [`WRITE`].
+pub const FUA: u16 = 1;
+/// Bit of `INFO`'s third result.
+pub const READ_ONLY: u64 = 1;

@@ -1,0 +1,25 @@
+//! Sessions: how an operation outlives the restart of the server that was executing it.
+//!
+//! A client opens a ring and sends `HELLO` with the session number it chose (random, once per life of the client).
+//! Operations that change something carry a `sequence`, starting at 1 and rising by one. After the server or the link
+//! came back, the client opens a new ring, says `HELLO` with the same session number, and sends again, in the order
+//! of their sequences, all operations that have no completion. The server answers one it executed already from its
+//! record of the session, and executes the others: each is applied exactly once.
+//!
+//! A completion promises that the operation survives the death of the server process (not of the disk's power: that
+//! is what the flush operations are for).
+
+/// `args`: session number, acknowledged sequence (everything up to it has been completed; the server may forget),
+/// client's capability bits (0). `results`: server incarnation (epoch), highest sequence the server has executed,
+/// requests in flight the server accepts, service-specific. Repeatable.
+pub const HELLO: u16 = 1;
+/// Ends the session for good: the server forgets it and releases its locks and leases. Repeatable.
+pub const GOODBYE: u16 = 2;
+
+/// First operation number that is a service's own.
+pub const FIRST_SERVICE_OP: u16 = 16;
+
+/// Sequences that one session may have in flight; a server remembers the replies of as many.
+pub const IN_FLIGHT_MAX: u32 = abi::limits::RING_ENTRIES_MAX;
+/// Sessions one server remembers; the oldest without a ring is forgotten first.
+pub const SESSIONS_MAX: usize = 1024;
