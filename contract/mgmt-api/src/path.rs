@@ -23,6 +23,8 @@ pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
 /// GET: list of [`crate::Process`] of all nodes; POST [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header
 /// `Upgrade: dvs-stream`, 101 and then frames of [`crate::stream`].
 pub const PROCESSES: &str = "/v1/dcs/{dc}/processes";
+/// POST [`crate::ExecRequest`]: answers like POST [`PROCESSES`].
+pub const DC_EXEC: &str = "/v1/dcs/{dc}/exec";
 /// GET: [`crate::Process`].
 pub const PROCESS: &str = "/v1/dcs/{dc}/processes/{pid}";
 /// POST [`crate::SignalRequest`].

@@ -33,7 +33,7 @@ pub struct RunRequest {
     pub detach: bool,
 }
 
-/// Same body, for `dvs exec`: runs with the root of an existing program.
+/// Body of [`crate::path::DC_EXEC`]: runs on the node and with the root of an existing program; `run.node` and `run.root` are ignored.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExecRequest {
     pub pid: u32,
@@ -86,6 +86,9 @@ pub struct Process {
     /// Milliseconds since 1970, UTC.
     pub start_ms: u64,
     pub command: Vec<String>,
+    /// It has a terminal of its own: who attaches to it makes theirs raw.
+    #[serde(default)]
+    pub terminal: bool,
     /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
