@@ -1,1 +1,46 @@
-//! To be written.
+//! Frames between two proxies: what travels over a link, byte by byte.
+//!
+//! A link is an ordered stream of bytes between the proxies of two nodes. A frame is a head of eight bytes and a body:
+//!
+//! ```text
+//! 0  body_bytes  u32   everything is little-endian
+//! 4  kind        u8    [`frame::kind`]
+//! 5  version     u8    [`VERSION`]
+//! 6  zero        u16   reserved, must be 0
+//! 8  body
+//! ```
+//!
+//! Every field is written and read by name; no structure is dumped. [`Frame::decode`] takes bytes nobody has checked and
+//! gives a frame whose lengths, enumerations and identifiers lie inside the limits, or a [`WireError`]; it never panics
+//! and never allocates more than the bytes it was given. What a frame means for a channel is in `proxy-link`.
+//!
+//! Not here: batching, credit, reconnection (`proxy-link`), sockets and encryption (`proxy-tcp`).
+
+#![forbid(unsafe_code)]
+
+mod codec;
+mod decode;
+mod encode;
+mod error;
+pub mod fault;
+pub mod frame;
+pub mod limits;
+
+pub use codec::Sink;
+pub use encode::{complete_head, submit_head};
+pub use error::WireError;
+pub use frame::{Call, Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel};
+
+/// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
+pub const VERSION: u8 = 1;
+
+/// Length of a frame's head.
+pub const HEAD_BYTES: usize = 8;
+
+/// Bytes the whole frame at the beginning of `bytes` takes, as soon as its head is there.
+///
+/// # Errors
+/// A head that no peer of this version writes, so that nobody waits for a gigabyte that never comes.
+pub fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
+    decode::frame_bytes(bytes)
+}

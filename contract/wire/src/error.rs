@@ -1,0 +1,37 @@
+//! What can be wrong with bytes from a peer.
+
+use core::fmt;
+
+/// A peer that sends any of these does not speak this protocol; the link is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WireError {
+    /// The body is longer than any frame may be.
+    TooLong(u32),
+    /// A kind nobody defined.
+    UnknownKind(u8),
+    /// A version this side does not speak.
+    Version(u8),
+    /// The body ends before its fields do.
+    Short,
+    /// The body goes on after its last field.
+    Trailing,
+    /// The named field lies outside its limits.
+    Field(&'static str),
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WireError::TooLong(bytes) => write!(f, "a frame of {bytes} bytes is longer than the limit"),
+            WireError::UnknownKind(kind) => write!(f, "frame kind {kind} is not known"),
+            WireError::Version(version) => {
+                write!(f, "the peer speaks frames of version {version}, this side version {}", crate::VERSION)
+            }
+            WireError::Short => f.write_str("a frame ends before its fields do"),
+            WireError::Trailing => f.write_str("a frame goes on after its last field"),
+            WireError::Field(name) => write!(f, "field '{name}' of a frame is out of range"),
+        }
+    }
+}
+
+impl core::error::Error for WireError {}

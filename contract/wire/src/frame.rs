@@ -1,0 +1,211 @@
+//! The frames as checked values.
+
+use abi::ring::{Completion, Submission};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId};
+
+/// Numbers of the kinds on the wire. A number is never given a second meaning.
+pub mod kind {
+    pub const HELLO: u8 = 1;
+    pub const REFUSE: u8 = 2;
+    pub const RESYNC: u8 = 3;
+    pub const RESYNC_END: u8 = 4;
+    pub const OPEN: u8 = 5;
+    pub const OPENED: u8 = 6;
+    pub const CLOSE: u8 = 7;
+    pub const MESSAGE: u8 = 8;
+    pub const TAKEN: u8 = 9;
+    pub const WITHDRAW: u8 = 10;
+    pub const WITHDRAWN: u8 = 11;
+    pub const NOTIFY: u8 = 12;
+    pub const NOTIFIED: u8 = 13;
+    pub const SUBMIT: u8 = 14;
+    pub const COMPLETE: u8 = 15;
+    pub const PRODUCED: u8 = 16;
+    pub const HEARTBEAT: u8 = 17;
+    pub const CREDIT: u8 = 18;
+}
+
+/// Names a channel between two nodes: the node of the process that opened it, and a number this node's broker never
+/// gives twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WireChannel {
+    pub opener: NodeId,
+    pub number: u64,
+}
+
+/// Who speaks, in the first frame of each side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello<'a> {
+    pub cluster: &'a str,
+    pub node: &'a str,
+    pub node_id: NodeId,
+    /// Raised at every start of this node's proxy; a smaller one than was seen before is refused.
+    pub incarnation: Epoch,
+    /// Of the dialling side: counts its connections, so that an older connection never replaces a newer one.
+    pub connection: u64,
+    /// Bits of optional features; both sides use what both offer. None is defined in version 1.
+    pub features: u32,
+    /// Longest frame the speaker takes.
+    pub frame_bytes_max: u32,
+    /// Bytes of credited frames the speaker takes before it gives more credit.
+    pub window_bytes: u32,
+}
+
+/// Why a HELLO was not accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The peer belongs to another cluster.
+    Cluster,
+    /// Its name or number is not one the receiver knows, or not the one its certificate says.
+    Identity,
+    /// A newer proxy of the same node was seen.
+    Fenced,
+    /// Frame version or limits do not fit.
+    Version,
+}
+
+/// Size of a ring as its opener asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingSpec {
+    /// A power of two.
+    pub entries: u32,
+    pub arena_bytes: u32,
+}
+
+/// Which wait of a timed caller ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// The message named by the word is to be taken back.
+    Message,
+    /// The wait for the reply to the request named by the word is given up.
+    Reply,
+}
+
+/// A request of a ring that has no completion yet: its range is needed to move the completion's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenTag {
+    pub tag: u32,
+    pub arena_offset: u32,
+    pub in_capacity: u32,
+}
+
+/// What one side holds of a channel, told after every connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resync<'a> {
+    pub channel: WireChannel,
+    /// Word of the last message the speaker published to its local party, 0 when none.
+    pub published: u32,
+    /// Word of the last message of the speaker that its local party took, 0 when none.
+    pub taken: u32,
+    /// Entries the speaker has put into its local ring.
+    pub produced: u32,
+    /// Number of the last NOTIFY the speaker has passed on.
+    pub notified: u64,
+    pub open_tags: OpenTags<'a>,
+}
+
+/// A list of [`OpenTag`] as it lies in a frame, or before it is encoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenTags<'a> {
+    Listed(&'a [OpenTag]),
+    /// Checked to be a whole number of entries.
+    Encoded(&'a [u8]),
+}
+
+impl OpenTags<'_> {
+    pub fn iter(&self) -> impl Iterator<Item = OpenTag> + '_ {
+        let (listed, encoded): (&[OpenTag], &[u8]) = match self {
+            OpenTags::Listed(tags) => (tags, &[]),
+            OpenTags::Encoded(bytes) => (&[], bytes),
+        };
+        let decoded = encoded.chunks_exact(crate::limits::OPEN_TAG_BYTES).map(crate::decode::open_tag);
+        listed.iter().copied().chain(decoded)
+    }
+}
+
+/// One frame. Bulk data is borrowed from the buffer it was decoded in.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Frame<'a> {
+    Hello(Hello<'a>),
+    Refuse {
+        refusal: Refusal,
+        reason: &'a str,
+    },
+    Resync(Resync<'a>),
+    ResyncEnd,
+    Open {
+        channel: WireChannel,
+        dc: DcId,
+        from: Endpoint,
+        to: Endpoint,
+        lane: Lane,
+        ring: Option<RingSpec>,
+    },
+    Opened {
+        channel: WireChannel,
+        result: Result<(), IpcError>,
+    },
+    Close {
+        channel: WireChannel,
+        reason: IpcError,
+    },
+    Message {
+        channel: WireChannel,
+        word: u32,
+        kind: i32,
+        payload: &'a [u8; Message::PAYLOAD_BYTES],
+        inline: &'a [u8],
+    },
+    Taken {
+        channel: WireChannel,
+        word: u32,
+    },
+    Withdraw {
+        channel: WireChannel,
+        call: Call,
+        word: u32,
+    },
+    Withdrawn {
+        channel: WireChannel,
+        call: Call,
+        word: u32,
+    },
+    Notify {
+        channel: WireChannel,
+        number: u64,
+        mask: u64,
+    },
+    Notified {
+        channel: WireChannel,
+        number: u64,
+    },
+    /// `index` is the entry's place since the ring was opened, `produced` the completions the speaker has put into its ring.
+    Submit {
+        channel: WireChannel,
+        index: u32,
+        produced: u32,
+        entry: Submission,
+        data: &'a [u8],
+    },
+    Complete {
+        channel: WireChannel,
+        index: u32,
+        produced: u32,
+        entry: Completion,
+        data: &'a [u8],
+    },
+    /// The speaker has put this many entries into its local ring.
+    Produced {
+        channel: WireChannel,
+        produced: u32,
+    },
+    /// `seq` counts the speaker's heartbeats, `echo` is the last one it got.
+    Heartbeat {
+        seq: u64,
+        echo: u64,
+    },
+    /// Bytes of credited frames the speaker has processed since the connection began.
+    Credit {
+        processed: u64,
+    },
+}

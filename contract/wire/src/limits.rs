@@ -1,0 +1,19 @@
+//! Every bound of the wire, with its reason.
+
+use abi::limits::{INLINE_BYTES_MAX, NAME_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX};
+
+/// Longest body: one ring entry with the most data it may carry, and its fixed fields.
+pub const BODY_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 128;
+/// Longest frame.
+pub const FRAME_BYTES_MAX: usize = BODY_BYTES_MAX + crate::HEAD_BYTES;
+/// Open requests of one ring told in one RESYNC: all a ring can have.
+pub const OPEN_TAGS_MAX: usize = RING_ENTRIES_MAX as usize;
+/// Bytes of one open request in RESYNC.
+pub(crate) const OPEN_TAG_BYTES: usize = 12;
+/// Names in HELLO.
+pub const NAME_MAX: usize = NAME_BYTES_MAX;
+/// Words for people in REFUSE.
+pub const REASON_BYTES_MAX: usize = 200;
+
+const _: () = assert!(OPEN_TAGS_MAX * OPEN_TAG_BYTES + 128 <= BODY_BYTES_MAX);
+const _: () = assert!(INLINE_BYTES_MAX + 128 <= BODY_BYTES_MAX);

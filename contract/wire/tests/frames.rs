@@ -1,0 +1,166 @@
+//! Bytes from a peer are frames or errors, never anything else.
+
+use abi::ring::{Completion, Submission};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use proptest::prelude::*;
+use wire::frame::OpenTags;
+use wire::{Call, Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel, WireError};
+
+/// What a frame borrows.
+#[derive(Debug)]
+struct Bulk {
+    payload: [u8; 56],
+    data: Vec<u8>,
+    tags: Vec<OpenTag>,
+}
+
+fn bulk() -> impl Strategy<Value = Bulk> {
+    let tag = any::<(u32, u32, u32)>().prop_map(|(tag, arena_offset, in_capacity)| OpenTag {
+        tag,
+        arena_offset,
+        in_capacity,
+    });
+    let payload = proptest::collection::vec(any::<u8>(), 56);
+    (payload, proptest::collection::vec(any::<u8>(), 0..2048), proptest::collection::vec(tag, 0..20))
+        .prop_map(|(payload, data, tags)| Bulk { payload: payload.try_into().expect("56 bytes"), data, tags })
+}
+
+/// One frame of the kind chosen by `select`, filled from four numbers.
+fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> Frame<'a> {
+    let channel = WireChannel { opener: NodeId(node.max(1)), number: c };
+    let word = a.max(1);
+    let call = if b % 2 == 0 { Call::Message } else { Call::Reply };
+    let fault = if b % 3 == 0 { IpcError::Os(a as i32) } else { IpcError::NoLink };
+    match select % 18 {
+        0 => Frame::Hello(Hello {
+            cluster: "c1",
+            node: "n-1",
+            node_id: NodeId(node.max(1)),
+            incarnation: Epoch(c),
+            connection: c ^ 1,
+            features: a,
+            frame_bytes_max: b,
+            window_bytes: a,
+        }),
+        1 => Frame::Refuse { refusal: Refusal::Fenced, reason: "newer proxy seen" },
+        2 => Frame::Resync(Resync {
+            channel,
+            published: a,
+            taken: b,
+            produced: a ^ b,
+            notified: c,
+            open_tags: OpenTags::Listed(&bulk.tags),
+        }),
+        3 => Frame::ResyncEnd,
+        4 => Frame::Open {
+            channel,
+            dc: DcId(a % 1000 + 1),
+            from: Endpoint::FS,
+            to: Endpoint::DISK,
+            lane: Lane((b % 2) as u16),
+            ring: (b % 2 == 1).then_some(RingSpec { entries: 1 << (a % 11), arena_bytes: a % (256 << 20) }),
+        },
+        5 => Frame::Opened { channel, result: if a % 2 == 0 { Ok(()) } else { Err(fault) } },
+        6 => Frame::Close { channel, reason: fault },
+        7 => Frame::Message { channel, word, kind: b as i32, payload: &bulk.payload, inline: &bulk.data },
+        8 => Frame::Taken { channel, word },
+        9 => Frame::Withdraw { channel, call, word },
+        10 => Frame::Withdrawn { channel, call, word },
+        11 => Frame::Notify { channel, number: c, mask: !c },
+        12 => Frame::Notified { channel, number: c },
+        13 => Frame::Submit {
+            channel,
+            index: a,
+            produced: b,
+            data: &bulk.data,
+            entry: Submission { tag: a, out_bytes: bulk.data.len() as u32, args: [c; 3], ..Submission::default() },
+        },
+        14 => Frame::Complete {
+            channel,
+            index: a,
+            produced: b,
+            data: &bulk.data,
+            entry: Completion { tag: a, in_bytes: bulk.data.len() as u32, results: [c; 4], ..Completion::default() },
+        },
+        15 => Frame::Produced { channel, produced: a },
+        16 => Frame::Heartbeat { seq: c, echo: !c },
+        _ => Frame::Credit { processed: c },
+    }
+}
+
+/// RESYNC's list decodes to the encoded form; compare what it lists.
+fn same(left: &Frame<'_>, right: &Frame<'_>) -> bool {
+    match (left, right) {
+        (Frame::Resync(l), Frame::Resync(r)) => {
+            let heads = |x: &Resync<'_>| (x.channel, x.published, x.taken, x.produced, x.notified);
+            heads(l) == heads(r) && l.open_tags.iter().eq(r.open_tags.iter())
+        }
+        _ => left == right,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_frame_survives_the_wire(bulk in bulk(), select: u8, a: u32, b: u32, c: u64, node: u16) {
+        let frame = frame(select, &bulk, a, b, c, node);
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        prop_assert_eq!(bytes.len(), frame.encoded_bytes());
+        prop_assert_eq!(wire::frame_bytes(&bytes), Ok(Some(bytes.len())));
+        let back = Frame::decode(&bytes).expect("what was encoded decodes");
+        prop_assert!(same(&back, &frame), "{:?} became {:?}", frame, back);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Frame::decode(&bytes);
+    }
+
+    /// Random bytes rarely pass the head, so that bodies are tried behind a good one.
+    #[test]
+    fn arbitrary_bodies_never_panic(kind in 0_u8..20, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+        bytes.extend([kind, wire::VERSION, 0, 0]);
+        bytes.extend(&body);
+        if let Ok(frame) = Frame::decode(&bytes) {
+            let mut again = Vec::new();
+            frame.encode(&mut again);
+            prop_assert_eq!(again, bytes, "a frame has one encoding");
+        }
+    }
+
+    #[test]
+    fn one_flipped_bit_or_missing_byte_never_panics(
+        bulk in bulk(), select: u8, a: u32, b: u32, c: u64, at: proptest::sample::Index, bit in 0_u8..8,
+    ) {
+        let mut bytes = Vec::new();
+        frame(select, &bulk, a, b, c, 1).encode(&mut bytes);
+        let at = at.index(bytes.len());
+        prop_assert_eq!(Frame::decode(&bytes[..at]).err(), Some(WireError::Short));
+        bytes[at] ^= 1 << bit;
+        let _ = Frame::decode(&bytes);
+    }
+}
+
+#[test]
+fn length_beyond_the_limit_is_refused_before_any_body_arrives() {
+    let head = [0xff, 0xff, 0xff, 0x7f, 8, wire::VERSION, 0, 0];
+    assert_eq!(wire::frame_bytes(&head), Err(WireError::TooLong(0x7fff_ffff)));
+}
+
+#[test]
+fn other_version_is_refused_by_its_head() {
+    assert_eq!(wire::frame_bytes(&[0, 0, 0, 0, 4, 9, 0, 0]), Err(WireError::Version(9)));
+}
+
+#[test]
+fn submission_whose_data_is_longer_than_it_says_is_refused() {
+    let channel = WireChannel { opener: NodeId(1), number: 1 };
+    let mut bytes = Vec::new();
+    let entry = Submission { out_bytes: 3, ..Submission::default() };
+    wire::submit_head(&mut bytes, channel, 0, 0, &entry, 4);
+    bytes.extend([0; 4]);
+    assert_eq!(Frame::decode(&bytes), Err(WireError::Field("submission")));
+}
