@@ -1,5 +1,13 @@
 //! Raw system calls that the safe crates need and rustix does not offer, each behind a safe function.
 
+pub mod child;
+pub mod eventfd;
+pub mod futex;
 pub mod harden;
+pub mod memfd;
+pub mod mount;
+pub mod ns;
+pub mod pidfd;
+pub mod seqpacket;
 pub mod signals;
 pub mod spawn;

@@ -1,0 +1,135 @@
+//! Making processes: fork without exec, and what a child does before it becomes a program.
+//!
+//! A child of a process with threads may call next to nothing (another thread may have held the allocator's lock), so
+//! [`fork`] refuses to run in one. A process with one thread may go on in its child as if nothing had happened.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Whose child the new process is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parentage {
+    Mine,
+    /// Of my own parent, who will have to wait for it: how a helper that entered a pid namespace hands the first
+    /// process there to who sent it.
+    Sibling,
+}
+
+/// In whom [`fork`] returned.
+#[derive(Debug)]
+pub enum Forked {
+    Child,
+    Parent {
+        /// As the caller's pid namespace numbers it.
+        pid: u32,
+        pidfd: OwnedFd,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ForkError {
+    #[error("a process with {0} threads may not go on in a child")]
+    Threads(usize),
+    #[error("could not count the threads of this process")]
+    Count(#[source] io::Error),
+    #[error("the kernel made no process")]
+    Kernel(#[source] io::Error),
+}
+
+/// Makes a child that goes on from here with a copy of everything.
+pub fn fork(parentage: Parentage) -> Result<Forked, ForkError> {
+    let threads = std::fs::read_dir("/proc/self/task").map_err(ForkError::Count)?.count();
+    if threads != 1 {
+        return Err(ForkError::Threads(threads));
+    }
+    fork_alone(parentage).map_err(ForkError::Kernel)
+}
+
+/// The call itself, for a caller who counted (or has no `/proc` any more).
+fn fork_alone(parentage: Parentage) -> io::Result<Forked> {
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: (1) all-zero is a valid clone_args.
+    let mut request: libc::clone_args = unsafe { std::mem::zeroed() };
+    request.flags = libc::CLONE_PIDFD as u64;
+    request.pidfd = &raw mut pidfd as u64;
+    match parentage {
+        Parentage::Mine => request.exit_signal = libc::SIGCHLD as u64,
+        // The exit signal is then the caller's own.
+        Parentage::Sibling => request.flags |= libc::CLONE_PARENT as u64,
+    }
+    // SAFETY: (1) `request` and `pidfd` live across the call; (2) without CLONE_VM the child has its own copy of this memory and
+    // stack; (3) the caller has one thread, so no lock is held by somebody who does not exist in the child.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Forked::Child),
+        // SAFETY: (1) the kernel just opened this descriptor for us.
+        pid => Ok(Forked::Parent { pid: pid as u32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+    }
+}
+
+/// Ends the process at once: no destructors, no buffers flushed twice.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: (1) _exit does not return and touches no memory of ours.
+    unsafe { libc::_exit(status) }
+}
+
+/// Replaces this process by the program at `path`. Returns only what went wrong.
+pub fn exec(path: &CStr, arguments: &[CString], environment: &[CString]) -> io::Error {
+    let arguments = pointers(arguments);
+    let environment = pointers(environment);
+    // SAFETY: (1) all strings are NUL-terminated and outlive the call; (2) both arrays end with a null pointer.
+    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
+}
+
+/// Gives every signal its default action and blocks none, as a program expects to find them.
+pub fn default_signals() {
+    // SAFETY: (1) SIG_DFL runs no code of ours; the numbers a C library keeps for itself and SIGKILL, SIGSTOP answer an error
+    // that changes nothing; (2) the set is a local that outlives the calls.
+    unsafe {
+        for signal in 1..=libc::SIGRTMAX() {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+    }
+}
+
+/// Children (and adopted orphans) of this process vanish when they end, without being waited for.
+pub fn ignore_child_deaths() {
+    // SAFETY: (1) SIG_IGN runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Sends `signal` to the process behind a pidfd or a `/proc/PID` directory. Signal 0 only asks whether it is there.
+pub fn send_signal(process: impl AsFd, signal: i32) -> io::Result<()> {
+    // SAFETY: (1) the descriptor is borrowed, hence open; (2) a null siginfo is allowed.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_fd().as_raw_fd(),
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_with_threads_may_not_fork() {
+        // The test harness itself has a main thread beside this one.
+        assert!(matches!(fork(Parentage::Mine), Err(ForkError::Threads(_))));
+    }
+}
