@@ -47,6 +47,63 @@ pub enum IpcError {
     Os(i32),
 }
 
+impl IpcError {
+    /// Kernel errors carry their errno in the low bits of the code.
+    const OS: u32 = 1 << 16;
+
+    /// The number by which this error travels between processes; never 0.
+    pub const fn code(self) -> u32 {
+        match self {
+            IpcError::NotBound => 1,
+            IpcError::BadEndpoint => 2,
+            IpcError::NoSuchEndpoint => 3,
+            IpcError::EndpointInUse => 4,
+            IpcError::TableFull => 5,
+            IpcError::DestinationDied => 6,
+            IpcError::SourceDied => 7,
+            IpcError::TimedOut => 8,
+            IpcError::WokenUp => 9,
+            IpcError::NotWaiting => 10,
+            IpcError::Deadlock => 11,
+            IpcError::Denied => 12,
+            IpcError::OutOfGrant => 13,
+            IpcError::BadArgument => 14,
+            IpcError::NoLink => 15,
+            IpcError::Fenced => 16,
+            IpcError::Corrupt => 17,
+            IpcError::NoBroker => 18,
+            IpcError::DcNotRunning => 19,
+            IpcError::Os(number) => IpcError::OS | (number as u32 & 0xffff),
+        }
+    }
+
+    /// The reverse of [`IpcError::code`]; a code nobody gave is `Corrupt`.
+    pub const fn from_code(code: u32) -> IpcError {
+        match code {
+            1 => IpcError::NotBound,
+            2 => IpcError::BadEndpoint,
+            3 => IpcError::NoSuchEndpoint,
+            4 => IpcError::EndpointInUse,
+            5 => IpcError::TableFull,
+            6 => IpcError::DestinationDied,
+            7 => IpcError::SourceDied,
+            8 => IpcError::TimedOut,
+            9 => IpcError::WokenUp,
+            10 => IpcError::NotWaiting,
+            11 => IpcError::Deadlock,
+            12 => IpcError::Denied,
+            13 => IpcError::OutOfGrant,
+            14 => IpcError::BadArgument,
+            15 => IpcError::NoLink,
+            16 => IpcError::Fenced,
+            18 => IpcError::NoBroker,
+            19 => IpcError::DcNotRunning,
+            os if os & IpcError::OS == IpcError::OS && os >> 17 == 0 => IpcError::Os((os & 0xffff) as i32),
+            _ => IpcError::Corrupt,
+        }
+    }
+}
+
 /// The error numbers of the published `dvk_*` interface.
 pub mod errno {
     use super::IpcError;
@@ -105,3 +162,17 @@ impl fmt::Display for IpcError {
 }
 
 impl core::error::Error for IpcError {}
+
+#[cfg(test)]
+mod tests {
+    use super::IpcError;
+
+    #[test]
+    fn every_code_names_the_error_it_came_from() {
+        for code in 1..=19 {
+            assert_eq!(IpcError::from_code(code).code(), code);
+        }
+        assert_eq!(IpcError::from_code(IpcError::Os(11).code()), IpcError::Os(11));
+        assert_eq!(IpcError::from_code(u32::MAX), IpcError::Corrupt);
+    }
+}

@@ -24,6 +24,9 @@ pub mod side {
     pub const NOTIFIED: usize = 80;
     /// Bytes of inline data that belong to the message.
     pub const INLINE_BYTES: usize = 84;
+    /// 0 while the owner of this side keeps the channel open, else the code of the reason it closed it for
+    /// ([`crate::IpcError::code`]); final.
+    pub const CLOSED: usize = 88;
 
     /// Entries the owner has produced into its ring so far, modulo 2^32.
     pub const RING_TAIL: usize = 128;
@@ -48,6 +51,10 @@ pub mod shared {
     /// Pending notification bits, OR-ed by the sender, taken by exchange with 0.
     pub const NOTIFY_FROM_LEFT: usize = 128;
     pub const NOTIFY_FROM_RIGHT: usize = 192;
+    /// Whether a timed caller still waits for its reply: the counter of its request and one of [`super::state`].
+    /// Apart from the state words, because the replier may offer a message of its own before it takes the request.
+    pub const REPLY_TO_LEFT: usize = 256;
+    pub const REPLY_TO_RIGHT: usize = 320;
 
     pub const PAGE_BYTES: usize = 4096;
     /// The arena begins here.

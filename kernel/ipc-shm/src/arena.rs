@@ -1,0 +1,182 @@
+//! The bulk memory of a ring or a grant: both parties write to it, a range at a time.
+//!
+//! Every access copies, and is checked against the bounds. Bytes that will be parsed are copied out first: the peer may
+//! change them while they lie here.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use abi::IpcError;
+
+use crate::mapping::Mapping;
+
+/// A range that is not inside the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfArena;
+
+impl std::fmt::Display for OutOfArena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a range lies outside the arena")
+    }
+}
+
+impl std::error::Error for OutOfArena {}
+
+impl From<OutOfArena> for IpcError {
+    fn from(_: OutOfArena) -> IpcError {
+        IpcError::OutOfGrant
+    }
+}
+
+impl From<OutOfArena> for io::Error {
+    fn from(error: OutOfArena) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, error)
+    }
+}
+
+/// Shared bulk memory. Clones refer to the same memory, which stays mapped until the last of them is gone.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    object: Arc<Mapping>,
+    first: usize,
+    bytes: usize,
+}
+
+impl Arena {
+    /// The part of `object` from `first` to its end.
+    pub fn of(object: Arc<Mapping>, first: usize) -> Arena {
+        let bytes = object.bytes().saturating_sub(first);
+        Arena { object, first, bytes }
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub fn copy_in(&self, offset: usize, data: &[u8]) -> Result<(), OutOfArena> {
+        let at = self.place(offset, data.len())?;
+        self.object.copy_in(at, data).ok_or(OutOfArena)
+    }
+
+    pub fn copy_out(&self, offset: usize, data: &mut [u8]) -> Result<(), OutOfArena> {
+        let at = self.place(offset, data.len())?;
+        self.object.copy_out(at, data).ok_or(OutOfArena)
+    }
+
+    /// Copies a range into memory of our own. `bytes` must have been bounded by the caller.
+    pub fn to_vec(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, OutOfArena> {
+        self.place(offset, bytes)?;
+        let mut data = vec![0; bytes];
+        self.copy_out(offset, &mut data)?;
+        Ok(data)
+    }
+
+    /// Appends a range to `data`: what a proxy does with the bytes of a frame.
+    pub fn append_to(&self, offset: usize, bytes: usize, data: &mut Vec<u8>) -> Result<(), OutOfArena> {
+        self.place(offset, bytes)?;
+        let start = data.len();
+        data.resize(start + bytes, 0);
+        self.copy_out(offset, &mut data[start..])
+    }
+
+    pub fn zero(&self, offset: usize, bytes: usize) -> Result<(), OutOfArena> {
+        let at = self.place(offset, bytes)?;
+        self.object.zero(at, bytes).ok_or(OutOfArena)
+    }
+
+    /// Copies from another arena (or this one).
+    pub fn copy_from(&self, offset: usize, source: &Arena, source_offset: usize, bytes: usize) -> Result<(), OutOfArena> {
+        let at = self.place(offset, bytes)?;
+        let source_at = source.place(source_offset, bytes)?;
+        self.object.copy_from(at, &source.object, source_at, bytes).ok_or(OutOfArena)
+    }
+
+    /// One `pread` straight into the arena. Returns the bytes read, which may be fewer; 0 at the end of the file.
+    pub fn read_from_fd(&self, fd: impl AsFd, file_offset: u64, offset: usize, bytes: usize) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        // SAFETY: the kernel writes at most `bytes` into a writable range that stays mapped while `self` lives.
+        counted(unsafe { libc::pread(fd.as_fd().as_raw_fd(), to.cast(), bytes, signed(file_offset)?) })
+    }
+
+    /// One `pwrite` straight from the arena. Returns the bytes written, which may be fewer.
+    pub fn write_to_fd(&self, fd: impl AsFd, file_offset: u64, offset: usize, bytes: usize) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let from = self.object.range(at, bytes).ok_or(OutOfArena)?;
+        // SAFETY: the kernel reads at most `bytes` from a range that stays mapped while `self` lives.
+        counted(unsafe { libc::pwrite(fd.as_fd().as_raw_fd(), from.cast_const().cast(), bytes, signed(file_offset)?) })
+    }
+
+    /// One `writev` of a header and a range: how a gate answers FUSE without a copy. Partial writes are returned as such.
+    pub fn writev_with_header(&self, fd: impl AsFd, header: &[u8], offset: usize, bytes: usize) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let from = self.object.range(at, bytes).ok_or(OutOfArena)?;
+        let parts = [
+            libc::iovec { iov_base: header.as_ptr() as *mut libc::c_void, iov_len: header.len() },
+            libc::iovec { iov_base: from.cast(), iov_len: bytes },
+        ];
+        // SAFETY: both parts are readable for their length and outlive the call.
+        counted(unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
+    }
+
+    /// One `readv` of a header and a range: how a gate takes a FUSE write without a copy. `header` is filled first.
+    pub fn readv_with_header(&self, fd: impl AsFd, header: &mut [u8], offset: usize, bytes: usize) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let parts = [
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
+            libc::iovec { iov_base: to.cast(), iov_len: bytes },
+        ];
+        // SAFETY: both parts are writable for their length and outlive the call.
+        counted(unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
+    }
+
+    fn place(&self, offset: usize, bytes: usize) -> Result<usize, OutOfArena> {
+        let end = offset.checked_add(bytes).ok_or(OutOfArena)?;
+        if end > self.bytes { Err(OutOfArena) } else { Ok(self.first + offset) }
+    }
+}
+
+fn counted(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn signed(file_offset: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(file_offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Access;
+
+    fn arena(bytes: usize) -> Arena {
+        let file = sys::memfd::create_sealed("arena", bytes as u64 + 4096).unwrap();
+        Arena::of(Arc::new(Mapping::of(&file, bytes + 4096, Access::ReadWrite).unwrap()), 4096)
+    }
+
+    #[test]
+    fn range_that_leaves_the_arena_is_refused() {
+        let arena = arena(8192);
+        assert_eq!(arena.copy_in(8190, b"abc"), Err(OutOfArena));
+        assert_eq!(arena.copy_in(usize::MAX, b"abc"), Err(OutOfArena));
+        assert_eq!(arena.copy_out(8192, &mut [0]), Err(OutOfArena));
+        assert_eq!(arena.copy_in(8189, b"abc"), Ok(()));
+    }
+
+    #[test]
+    fn bytes_travel_between_file_and_arena() {
+        let arena = arena(8192);
+        let file = sys::memfd::create_sealed("file", 4096).unwrap();
+        arena.copy_in(100, b"hello").unwrap();
+        assert_eq!(arena.write_to_fd(&file, 7, 100, 5).unwrap(), 5);
+        assert_eq!(arena.read_from_fd(&file, 7, 200, 5).unwrap(), 5);
+        assert_eq!(arena.to_vec(200, 5).unwrap(), b"hello");
+        assert!(arena.read_from_fd(&file, 0, 8000, 4096).is_err());
+    }
+}

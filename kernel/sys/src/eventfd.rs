@@ -1,0 +1,118 @@
+//! Event descriptors and epoll, in the few forms that M3-IPC uses.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll};
+
+/// A non-blocking event descriptor.
+pub fn create() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Makes the descriptor readable. A full counter is readable already, so nothing is lost when it refuses more.
+pub fn signal(event: impl AsFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// Makes the descriptor unreadable again.
+pub fn drain(event: impl AsFd) {
+    let mut counter = [0; 8];
+    let _ = rustix::io::read(event, &mut counter);
+}
+
+/// Whether readiness is told for as long as it lasts, or once for each change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trigger {
+    Level,
+    Edge,
+}
+
+/// A set of descriptors whose readability is waited for, each with a number of the owner's.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: OwnedFd,
+}
+
+/// Readiness one `wait` may report; the rest comes with the next.
+pub const READY_MAX: usize = 64;
+
+impl Poller {
+    pub fn new() -> io::Result<Poller> {
+        Ok(Poller { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    pub fn add(&self, source: impl AsFd, token: u64, trigger: Trigger) -> io::Result<()> {
+        let mut flags = epoll::EventFlags::IN;
+        if trigger == Trigger::Edge {
+            flags |= epoll::EventFlags::ET;
+        }
+        Ok(epoll::add(&self.epoll, source, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// Reports also when the descriptor takes bytes again.
+    pub fn set_writable_interest(&self, source: impl AsFd, token: u64, interest: WriteInterest) -> io::Result<()> {
+        let mut flags = epoll::EventFlags::IN;
+        if interest == WriteInterest::Waiting {
+            flags |= epoll::EventFlags::OUT;
+        }
+        Ok(epoll::modify(&self.epoll, source, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, source)?)
+    }
+
+    /// Appends the tokens of what is ready to `ready`, waiting at most `limit` (rounded up to a millisecond).
+    pub fn wait(&self, ready: &mut Vec<u64>, limit: Option<Duration>) -> io::Result<()> {
+        let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [empty; READY_MAX];
+        let limit = limit.map(rounded_up);
+        match epoll::wait(&self.epoll, &mut events[..], limit.as_ref()) {
+            Ok(count) => {
+                ready.extend(events.iter().take(count).map(|event| event.data.u64()));
+                Ok(())
+            }
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Whether somebody waits for a descriptor to take bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteInterest {
+    None,
+    Waiting,
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Milliseconds are what every kernel takes; a wait must not end early and spin. A day is as good as for ever.
+fn rounded_up(limit: Duration) -> Timespec {
+    let millis = limit.as_nanos().div_ceil(1_000_000).min(86_400_000) as i64;
+    Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edge_is_told_once_for_each_signal() {
+        let (poller, event) = (Poller::new().unwrap(), create().unwrap());
+        poller.add(&event, 7, Trigger::Edge).unwrap();
+        let mut ready = Vec::new();
+        signal(&event);
+        poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        signal(&event);
+        poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        assert_eq!(ready, [7, 7]);
+    }
+}
