@@ -1,0 +1,144 @@
+//! A lease that a thread keeps alive.
+//!
+//! It is `Running` until a renewal is refused or the clock passes the last renewal plus ttl; then `Lost`, for ever. The clock
+//! decides even when the thread cannot run (a stopped process finds its lease lost the moment it goes on).
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::boot_clock;
+use crate::engine::{Engine, EngineError, LeaseId};
+
+/// Renewals in the life of one ttl: two may fail.
+const RENEWALS_PER_TTL: u32 = 3;
+
+pub struct KeptLease {
+    engine: Arc<dyn Engine>,
+    id: LeaseId,
+    ttl: Duration,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct State {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    /// On the boot-time clock; zero once lost.
+    lasts_until: Duration,
+    stopping: bool,
+}
+
+impl KeptLease {
+    pub fn hold(engine: &Arc<dyn Engine>, ttl: Duration) -> Result<Arc<KeptLease>, EngineError> {
+        let before = boot_clock();
+        let id = engine.grant(ttl)?;
+        let inner = Inner { lasts_until: before + ttl, stopping: false };
+        let state = Arc::new(State { inner: Mutex::new(inner), changed: Condvar::new() });
+        let (also_engine, also_state) = (Arc::clone(engine), Arc::clone(&state));
+        let spawned = std::thread::Builder::new()
+            .name(format!("lease-{id}"))
+            .spawn(move || also_state.keep(&*also_engine, id, ttl));
+        match spawned {
+            Ok(thread) => Ok(Arc::new(KeptLease { engine: Arc::clone(engine), id, ttl, state, thread: Some(thread) })),
+            Err(error) => {
+                engine.revoke(id)?;
+                Err(EngineError::Storage(Box::new(error)))
+            }
+        }
+    }
+
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    /// Whether its keys can be relied on to exist now.
+    pub fn is_running(&self) -> bool {
+        self.state.lock().lasts_until > boot_clock()
+    }
+
+    /// Waits until it is lost; false after `timeout`.
+    pub fn wait_lost(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut inner = self.state.lock();
+        loop {
+            let left_of_lease = inner.lasts_until.saturating_sub(boot_clock());
+            if left_of_lease.is_zero() {
+                return true;
+            }
+            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                return false;
+            };
+            let wait = left.min(left_of_lease + Duration::from_millis(1));
+            inner = self.state.changed.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for KeptLease {
+    fn drop(&mut self) {
+        self.state.lock().stopping = true;
+        self.state.changed.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(lease = %self.id, "the thread of a lease had panicked");
+        }
+        if let Err(error) = self.engine.revoke(self.id) {
+            tracing::warn!(lease = %self.id, %error, "cannot revoke a lease; it ends by itself");
+        }
+    }
+}
+
+impl State {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, engine: &dyn Engine, id: LeaseId, ttl: Duration) {
+        let pause = ttl / RENEWALS_PER_TTL;
+        while self.pause(pause) {
+            let before = boot_clock();
+            let renewed = engine.renew(id);
+            let mut inner = self.lock();
+            if inner.lasts_until <= before {
+                // It passed while we could not run; others may own its keys by now.
+                inner.lasts_until = Duration::ZERO;
+            }
+            match renewed {
+                Ok(()) if !inner.lasts_until.is_zero() => inner.lasts_until = before + ttl,
+                Err(EngineError::LeaseGone(_)) => inner.lasts_until = Duration::ZERO,
+                Ok(()) => (),
+                Err(error) => tracing::warn!(lease = %id, %error, "cannot renew a lease"),
+            }
+            if inner.lasts_until.is_zero() {
+                self.changed.notify_all();
+                return;
+            }
+        }
+    }
+
+    /// False when it is to stop.
+    fn pause(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        let mut inner = self.lock();
+        while !inner.stopping {
+            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                return true;
+            };
+            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+}

@@ -1,0 +1,57 @@
+//! A value that one thread uses at a time, waited for with a limit: a mutex would let one stuck call hang all others.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+pub struct Slot<T> {
+    value: Mutex<Option<T>>,
+    returned: Condvar,
+}
+
+/// Gives the value back when dropped.
+pub struct Taken<'a, T> {
+    slot: &'a Slot<T>,
+    value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    pub fn new(value: T) -> Slot<T> {
+        Slot { value: Mutex::new(Some(value)), returned: Condvar::new() }
+    }
+
+    /// `None` when others kept it for `patience`.
+    pub fn take(&self, patience: Duration) -> Option<Taken<'_, T>> {
+        let until = Instant::now() + patience;
+        let mut value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(found) = value.take() {
+                return Some(Taken { slot: self, value: Some(found) });
+            }
+            let left = until.checked_duration_since(Instant::now())?;
+            value = self.returned.wait_timeout(value, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        *self.slot.value.lock().unwrap_or_else(PoisonError::into_inner) = self.value.take();
+        self.slot.returned.notify_one();
+    }
+}
+
+// The value is there from `take` to `drop`; nothing else empties it.
+impl<T> Deref for Taken<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("present until dropped")
+    }
+}
+
+impl<T> DerefMut for Taken<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("present until dropped")
+    }
+}
