@@ -1,1 +1,17 @@
-//! To be written.
+//! The broker: makes channels, watches deaths, and is never on the message path.
+//!
+//! A library with a thread of its own; the node daemon embeds it, tests start it directly.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod directory;
+mod handle;
+mod info;
+mod privileges;
+
+pub use config::{BrokerConfig, DcOptions, ServerIdentity};
+pub use directory::{Directory, LocalOnly, Location};
+pub use handle::{Broker, BrokerError};
+pub use info::{ChannelInfo, DcInfo, EndpointInfo, Home, Snapshot};
+pub use privileges::{Peers, Privileges};

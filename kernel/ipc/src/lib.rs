@@ -1,1 +1,28 @@
-//! To be written.
+//! M3-IPC: the calls.
+//!
+//! - [`Port`]: a bound endpoint; messages, notifications, opening and accepting rings.
+//! - [`RingClient`], [`RingServer`]: the two ends of a ring.
+//! - [`Waker`]: lets another thread end a wait of a port.
+//! - [`stand_in`]: what a proxy needs to stand in for endpoints of other nodes.
+//!
+//! A port is one connection to the broker and so one endpoint; a process may have several. A call on a port that a
+//! forked child inherited answers `NotBound`.
+//!
+//! Not here: the memory (`kernel/ipc-shm`), who may do what (`kernel/broker`).
+
+#![forbid(unsafe_code)]
+
+mod port;
+mod ring;
+pub mod stand_in;
+mod wait;
+mod waker;
+
+pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
+pub use abi::ring::{Completion, Submission};
+pub use ipc_core::ChannelId;
+pub use ipc_shm::{Arena, OutOfArena};
+pub use port::{Event, Port};
+pub use ring::{Arming, RingClient, RingFull, RingId, RingServer, RingSpec};
+pub use wait::Wait;
+pub use waker::Waker;
