@@ -5,7 +5,7 @@ use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 
 use crate::codec::Fields;
-use crate::frame::{Call, Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
+use crate::frame::{Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
 use crate::{HEAD_BYTES, VERSION, WireError, fault, limits};
 
 /// See [`crate::frame_bytes`].
@@ -66,10 +66,8 @@ fn body<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
         }
         kind::MESSAGE => message(fields)?,
         kind::TAKEN => Frame::Taken { channel: channel(fields)?, word: word(fields)? },
-        kind::WITHDRAW => Frame::Withdraw { channel: channel(fields)?, call: call(fields.u8()?)?, word: word(fields)? },
-        kind::WITHDRAWN => {
-            Frame::Withdrawn { channel: channel(fields)?, call: call(fields.u8()?)?, word: word(fields)? }
-        }
+        kind::WITHDRAW => Frame::Withdraw { channel: channel(fields)?, word: word(fields)? },
+        kind::WITHDRAWN => Frame::Withdrawn { channel: channel(fields)?, word: word(fields)? },
         kind::NOTIFY => Frame::Notify { channel: channel(fields)?, number: fields.u64()?, mask: fields.u64()? },
         kind::NOTIFIED => Frame::Notified { channel: channel(fields)?, number: fields.u64()? },
         kind::SUBMIT => submit(fields)?,
@@ -206,13 +204,5 @@ fn refusal(code: u8) -> Result<Refusal, WireError> {
         3 => Ok(Refusal::Fenced),
         4 => Ok(Refusal::Version),
         _ => Err(WireError::Field("refusal")),
-    }
-}
-
-fn call(code: u8) -> Result<Call, WireError> {
-    match code {
-        0 => Ok(Call::Message),
-        1 => Ok(Call::Reply),
-        _ => Err(WireError::Field("call")),
     }
 }

@@ -3,7 +3,7 @@
 use abi::ring::{Completion, Submission};
 
 use crate::codec::Sink;
-use crate::frame::{Call, Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
+use crate::frame::{Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
 use crate::{HEAD_BYTES, VERSION, fault, limits};
 
 /// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire.
@@ -81,8 +81,9 @@ impl Frame<'_> {
             Frame::Open { .. } => CHANNEL_BYTES + 4 + 4 + 4 + 2 + 8,
             Frame::Opened { .. } | Frame::Close { .. } => CHANNEL_BYTES + 6,
             Frame::Message { inline, payload, .. } => CHANNEL_BYTES + 8 + payload.len() + inline.len(),
-            Frame::Taken { .. } | Frame::Produced { .. } => CHANNEL_BYTES + 4,
-            Frame::Withdraw { .. } | Frame::Withdrawn { .. } => CHANNEL_BYTES + 5,
+            Frame::Taken { .. } | Frame::Withdraw { .. } | Frame::Withdrawn { .. } | Frame::Produced { .. } => {
+                CHANNEL_BYTES + 4
+            }
             Frame::Notify { .. } => CHANNEL_BYTES + 16,
             Frame::Notified { .. } => CHANNEL_BYTES + 8,
             Frame::Submit { data, .. } | Frame::Complete { data, .. } => Frame::RING_FIXED_BYTES + data.len(),
@@ -144,13 +145,11 @@ impl Frame<'_> {
                 out.put(*payload);
                 out.put(inline);
             }
-            Frame::Taken { channel, word } | Frame::Produced { channel, produced: word } => {
+            Frame::Taken { channel, word }
+            | Frame::Withdraw { channel, word }
+            | Frame::Withdrawn { channel, word }
+            | Frame::Produced { channel, produced: word } => {
                 put_channel(out, *channel);
-                out.put(&word.to_le_bytes());
-            }
-            Frame::Withdraw { channel, call, word } | Frame::Withdrawn { channel, call, word } => {
-                put_channel(out, *channel);
-                out.put(&[call_code(*call)]);
                 out.put(&word.to_le_bytes());
             }
             Frame::Notify { channel, number, mask } => {
@@ -241,12 +240,5 @@ pub(crate) fn refusal_code(refusal: Refusal) -> u8 {
         Refusal::Identity => 2,
         Refusal::Fenced => 3,
         Refusal::Version => 4,
-    }
-}
-
-pub(crate) fn call_code(call: Call) -> u8 {
-    match call {
-        Call::Message => 0,
-        Call::Reply => 1,
     }
 }

@@ -72,15 +72,6 @@ pub struct RingSpec {
     pub arena_bytes: u32,
 }
 
-/// Which wait of a timed caller ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Call {
-    /// The message named by the word is to be taken back.
-    Message,
-    /// The wait for the reply to the request named by the word is given up.
-    Reply,
-}
-
 /// A request of a ring that has no completion yet: its range is needed to move the completion's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenTag {
@@ -162,12 +153,10 @@ pub enum Frame<'a> {
     },
     Withdraw {
         channel: WireChannel,
-        call: Call,
         word: u32,
     },
     Withdrawn {
         channel: WireChannel,
-        call: Call,
         word: u32,
     },
     Notify {

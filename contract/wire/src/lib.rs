@@ -29,7 +29,7 @@ pub mod limits;
 pub use codec::Sink;
 pub use encode::{complete_head, submit_head};
 pub use error::WireError;
-pub use frame::{Call, Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel};
+pub use frame::{Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel};
 
 /// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
 pub const VERSION: u8 = 1;

@@ -4,7 +4,7 @@ use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proptest::prelude::*;
 use wire::frame::OpenTags;
-use wire::{Call, Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel, WireError};
+use wire::{Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel, WireError};
 
 /// What a frame borrows.
 #[derive(Debug)]
@@ -29,7 +29,6 @@ fn bulk() -> impl Strategy<Value = Bulk> {
 fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> Frame<'a> {
     let channel = WireChannel { opener: NodeId(node.max(1)), number: c };
     let word = a.max(1);
-    let call = if b % 2 == 0 { Call::Message } else { Call::Reply };
     let fault = if b % 3 == 0 { IpcError::Os(a as i32) } else { IpcError::NoLink };
     match select % 18 {
         0 => Frame::Hello(Hello {
@@ -64,8 +63,8 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
         6 => Frame::Close { channel, reason: fault },
         7 => Frame::Message { channel, word, kind: b as i32, payload: &bulk.payload, inline: &bulk.data },
         8 => Frame::Taken { channel, word },
-        9 => Frame::Withdraw { channel, call, word },
-        10 => Frame::Withdrawn { channel, call, word },
+        9 => Frame::Withdraw { channel, word },
+        10 => Frame::Withdrawn { channel, word },
         11 => Frame::Notify { channel, number: c, mask: !c },
         12 => Frame::Notified { channel, number: c },
         13 => Frame::Submit {

@@ -40,6 +40,9 @@ pub struct ProxiedInfo {
     /// `None` for lane 0, which carries messages.
     pub ring: Option<RingSpec>,
     pub role: LocalRole,
+    /// What [`OpenIn::peer_channel`] said, so that a later proxy can tell which channel of the far node this is; 0 when
+    /// the local party opened it.
+    pub peer_channel: u64,
 }
 
 /// A request to open a channel from a remote endpoint to a local one.
@@ -53,6 +56,8 @@ pub struct OpenIn {
     pub target: Endpoint,
     pub lane: Lane,
     pub ring: Option<RingSpec>,
+    /// The far node's number of the channel; comes back in [`ProxiedInfo`].
+    pub peer_channel: u64,
 }
 
 /// Names a request until its answer.
