@@ -14,7 +14,8 @@ mod process;
 pub mod stream;
 
 pub use dc::{
-    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus, valid_name,
+    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
+    default_subnet, valid_name,
 };
 pub use error::{ErrorBody, ErrorKind};
 pub use node::{ChannelInfo, Health, LinkInfo, Node, NodeState, Version};

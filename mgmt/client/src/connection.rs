@@ -1,0 +1,199 @@
+//! One HTTP exchange over a Unix socket, and what its answer means.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::http::Method;
+use hyper::http::header;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use mgmt_api::{ErrorBody, ErrorKind, stream};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::Error;
+use crate::frames::Stream;
+
+/// Longest answer that is read into memory: the processes of a thousand containers fit.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Questions are answered from memory; a daemon that needs longer hangs.
+pub(crate) const ASK_SECONDS: u64 = 30;
+/// Starting and stopping waits for other nodes, grace periods and disks.
+pub(crate) const ACT_SECONDS: u64 = 600;
+
+/// Talks to one daemon.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into() }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Sends and reads a JSON answer.
+    pub(crate) async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        seconds: u64,
+    ) -> Result<T, Error> {
+        let bytes = self.bytes(method, path, body, seconds).await?;
+        serde_json::from_slice(&bytes)
+            .map_err(|cause| Error::Foreign(format!("{path} answered something else: {cause}")))
+    }
+
+    /// Sends and reads the answer, whatever it is.
+    pub(crate) async fn bytes(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        seconds: u64,
+    ) -> Result<Bytes, Error> {
+        let exchange = async {
+            let response = refuse_errors(self.send(request(method, path, body)?).await?).await?;
+            read_body(response).await
+        };
+        within(seconds, exchange).await
+    }
+
+    /// The same, but 503 carries the resource as well: the health questions.
+    pub(crate) async fn json_even_unavailable<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let exchange = async {
+            let response = self.send(request(Method::GET, path, None::<&()>)?).await?;
+            let status = response.status();
+            let bytes = read_body(response).await?;
+            match serde_json::from_slice(&bytes) {
+                Ok(answer) => Ok(answer),
+                Err(_) if status.is_success() => Err(Error::Foreign(format!("{path} answered something else"))),
+                Err(_) => Err(refusal(status, &bytes)),
+            }
+        };
+        within(ASK_SECONDS, exchange).await
+    }
+
+    /// A body that goes on: logs that are followed.
+    pub(crate) async fn follow(&self, path: &str) -> Result<LogStream, Error> {
+        let exchange = async { refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await };
+        Ok(LogStream { body: within(ASK_SECONDS, exchange).await?.into_body() })
+    }
+
+    /// Asks for the `dvs-stream` upgrade.
+    pub(crate) async fn upgrade(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Stream, Error> {
+        let mut request = request(method, path, body)?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, header::HeaderValue::from_static(stream::PROTOCOL));
+        let exchange = async {
+            let response = self.send(request).await?;
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                let response = refuse_errors(response).await?;
+                return Err(Error::Foreign(format!("{path} answered {} instead of a stream", response.status())));
+            }
+            let upgraded = hyper::upgrade::on(response).await.map_err(Error::broken)?;
+            let parts = upgraded
+                .downcast::<TokioIo<UnixStream>>()
+                .map_err(|_| Error::Foreign("the upgraded connection is not a socket".to_owned()))?;
+            Ok(Stream::new(parts.io.into_inner(), &parts.read_buf))
+        };
+        within(ASK_SECONDS, exchange).await
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        let socket = UnixStream::connect(&self.socket).await.map_err(|source| self.no_connection(source))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(Error::broken)?;
+        // The connection ends by itself with the answer's body; its own error reaches us through the sender.
+        tokio::spawn(connection.with_upgrades());
+        sender.send_request(request).await.map_err(Error::broken)
+    }
+
+    fn no_connection(&self, source: io::Error) -> Error {
+        let socket = self.socket.clone();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Error::NotPermitted { socket, source },
+            _ => Error::NoDaemon { socket, source },
+        }
+    }
+}
+
+/// Bytes of a log as they come.
+pub struct LogStream {
+    body: Incoming,
+}
+
+impl LogStream {
+    /// None: the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        while let Some(frame) = self.body.frame().await {
+            if let Ok(data) = frame.map_err(Error::broken)?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn request(method: Method, path: &str, body: Option<&impl Serialize>) -> Result<Request<Full<Bytes>>, Error> {
+    let builder = Request::builder().method(method).uri(path).header(header::HOST, "dvs");
+    let request = match body {
+        None => builder.body(Full::default()),
+        Some(body) => {
+            let json = serde_json::to_vec(body).map_err(|cause| Error::Foreign(format!("request: {cause}")))?;
+            builder.header(header::CONTENT_TYPE, "application/json").body(Full::from(json))
+        }
+    };
+    request.map_err(Error::Unsendable)
+}
+
+async fn within<T>(seconds: u64, exchange: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(Duration::from_secs(seconds), exchange).await.unwrap_or(Err(Error::TimedOut { seconds }))
+}
+
+async fn refuse_errors(response: Response<Incoming>) -> Result<Response<Incoming>, Error> {
+    let status = response.status();
+    if status.is_client_error() || status.is_server_error() {
+        let bytes = read_body(response).await?;
+        return Err(refusal(status, &bytes));
+    }
+    Ok(response)
+}
+
+/// A proxy or an older daemon may answer with plain text; it is shown, not parsed.
+fn refusal(status: StatusCode, bytes: &[u8]) -> Error {
+    Error::Refused(serde_json::from_slice(bytes).unwrap_or_else(|_| {
+        let kind = match status.as_u16() {
+            404 => ErrorKind::NotFound,
+            400..500 => ErrorKind::BadRequest,
+            503 => ErrorKind::Unavailable,
+            _ => ErrorKind::Internal,
+        };
+        let text: String = String::from_utf8_lossy(bytes).chars().take(200).collect();
+        let body = ErrorBody::new(kind, format!("the daemon answered {status}"));
+        if text.trim().is_empty() { body } else { body.because(text.trim()) }
+    }))
+}
+
+async fn read_body(response: Response<Incoming>) -> Result<Bytes, Error> {
+    match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(cause) if cause.is::<LengthLimitError>() => Err(Error::TooLong { limit_bytes: ANSWER_BYTES_MAX }),
+        Err(cause) => Err(Error::Broken(cause)),
+    }
+}

@@ -1,0 +1,180 @@
+//! One method per resource. Paths and bodies are the contract's; names are escaped here.
+
+use hyper::http::Method;
+use mgmt_api::path::{self, fill};
+use mgmt_api::{
+    ChannelInfo, Dc, DcSpec, ExecRequest, Health, Node, Process, RunRequest, RunResponse, SignalRequest, Version,
+};
+
+use crate::connection::{ACT_SECONDS, ASK_SECONDS};
+use crate::{Client, Error, LogStream, Stream};
+
+/// What to do with a container once it exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AfterCreate {
+    Leave,
+    Start,
+}
+
+/// What to do with a running container that shall be deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BeforeDelete {
+    Refuse,
+    Stop,
+}
+
+/// What to do with the images of a deleted container.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Data {
+    Keep,
+    Remove,
+}
+
+/// Which part of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogQuery {
+    /// Keep the answer open until the program ends.
+    pub follow: bool,
+    /// The last so many lines; all when absent.
+    pub tail: Option<u64>,
+}
+
+const NONE: Option<&()> = None;
+
+impl Client {
+    pub async fn version(&self) -> Result<Version, Error> {
+        self.json(Method::GET, path::VERSION, NONE, ASK_SECONDS).await
+    }
+
+    /// Not ready is an answer, not an error.
+    pub async fn ready(&self) -> Result<Health, Error> {
+        self.json_even_unavailable(path::READY).await
+    }
+
+    pub async fn nodes(&self) -> Result<Vec<Node>, Error> {
+        self.json(Method::GET, path::NODES, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn node(&self, name: &str) -> Result<Node, Error> {
+        self.json(Method::GET, &named(path::NODE, &[("node", name)]), NONE, ASK_SECONDS).await
+    }
+
+    pub async fn dcs(&self) -> Result<Vec<Dc>, Error> {
+        self.json(Method::GET, path::DCS, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn dc(&self, dc: &str) -> Result<Dc, Error> {
+        self.json(Method::GET, &named(path::DC, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    }
+
+    pub async fn create_dc(&self, spec: &DcSpec, after: AfterCreate) -> Result<Dc, Error> {
+        let query = match after {
+            AfterCreate::Leave => "",
+            AfterCreate::Start => "?start=true",
+        };
+        self.json(Method::POST, &format!("{}{query}", path::DCS), Some(spec), ACT_SECONDS).await
+    }
+
+    pub async fn delete_dc(&self, dc: &str, before: BeforeDelete, data: Data) -> Result<(), Error> {
+        let path = format!(
+            "{}?force={}&keep_data={}",
+            named(path::DC, &[("dc", dc)]),
+            before == BeforeDelete::Stop,
+            data == Data::Keep
+        );
+        self.bytes(Method::DELETE, &path, NONE, ACT_SECONDS).await.map(drop)
+    }
+
+    pub async fn start_dc(&self, dc: &str) -> Result<Dc, Error> {
+        self.json(Method::POST, &named(path::DC_START, &[("dc", dc)]), NONE, ACT_SECONDS).await
+    }
+
+    pub async fn stop_dc(&self, dc: &str, grace_ms: Option<u64>) -> Result<(), Error> {
+        let query = grace_ms.map(|ms| format!("?grace_ms={ms}")).unwrap_or_default();
+        let path = format!("{}{query}", named(path::DC_STOP, &[("dc", dc)]));
+        self.bytes(Method::POST, &path, NONE, ACT_SECONDS).await.map(drop)
+    }
+
+    pub async fn processes(&self, dc: &str) -> Result<Vec<Process>, Error> {
+        self.json(Method::GET, &named(path::PROCESSES, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    }
+
+    pub async fn process(&self, dc: &str, pid: u32) -> Result<Process, Error> {
+        self.json(Method::GET, &of_process(path::PROCESS, dc, pid), NONE, ASK_SECONDS).await
+    }
+
+    /// Starts a program and leaves it alone.
+    pub async fn run_detached(&self, dc: &str, run: &RunRequest) -> Result<RunResponse, Error> {
+        self.json(Method::POST, &named(path::PROCESSES, &[("dc", dc)]), Some(run), ASK_SECONDS).await
+    }
+
+    /// Starts a program and stays connected to it.
+    pub async fn run(&self, dc: &str, run: &RunRequest) -> Result<Stream, Error> {
+        self.upgrade(Method::POST, &named(path::PROCESSES, &[("dc", dc)]), Some(run)).await
+    }
+
+    pub async fn exec_detached(&self, dc: &str, exec: &ExecRequest) -> Result<RunResponse, Error> {
+        self.json(Method::POST, &named(path::DC_EXEC, &[("dc", dc)]), Some(exec), ASK_SECONDS).await
+    }
+
+    pub async fn exec(&self, dc: &str, exec: &ExecRequest) -> Result<Stream, Error> {
+        self.upgrade(Method::POST, &named(path::DC_EXEC, &[("dc", dc)]), Some(exec)).await
+    }
+
+    pub async fn attach(&self, dc: &str, pid: u32) -> Result<Stream, Error> {
+        self.upgrade(Method::GET, &of_process(path::PROCESS_ATTACH, dc, pid), NONE).await
+    }
+
+    pub async fn signal(&self, dc: &str, pid: u32, signal: i32) -> Result<(), Error> {
+        let path = of_process(path::PROCESS_SIGNAL, dc, pid);
+        self.bytes(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await.map(drop)
+    }
+
+    pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery) -> Result<LogStream, Error> {
+        let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
+        self.follow(&format!("{}?follow={}{tail}", of_process(path::PROCESS_LOGS, dc, pid), query.follow)).await
+    }
+
+    pub async fn channels(&self, dc: &str) -> Result<Vec<ChannelInfo>, Error> {
+        self.json(Method::GET, &named(path::DC_CHANNELS, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    }
+
+    /// A tar stream goes in as input, `Exit` comes out.
+    pub async fn import(&self, dc: &str, destination: &str, node: Option<&str>) -> Result<Stream, Error> {
+        let node = node.map(|name| format!("&node={}", escape(name))).unwrap_or_default();
+        let path = format!("{}?path={}{node}", named(path::DC_IMPORT, &[("dc", dc)]), escape(destination));
+        self.upgrade(Method::POST, &path, NONE).await
+    }
+}
+
+fn named(template: &str, names: &[(&str, &str)]) -> String {
+    let escaped: Vec<(&str, String)> = names.iter().map(|(key, value)| (*key, escape(value))).collect();
+    let borrowed: Vec<(&str, &str)> = escaped.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    fill(template, &borrowed)
+}
+
+fn of_process(template: &str, dc: &str, pid: u32) -> String {
+    named(template, &[("dc", dc), ("pid", &pid.to_string())])
+}
+
+/// Percent-encodes everything but RFC 3986's unreserved characters, so that a name cannot become another path.
+fn escape(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => out.push(char::from(byte)),
+            // A dot is unreserved too, but `..` is a path of its own.
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_typed_by_a_person_cannot_reach_another_path() {
+        assert_eq!(named(path::DC, &[("dc", "../nodes?x")]), "/v1/dcs/%2E%2E%2Fnodes%3Fx");
+    }
+}
