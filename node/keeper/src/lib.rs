@@ -1,1 +1,34 @@
-//! To be written.
+//! The keeper: one small process per container and node that is the parent of the container's programs there and holds
+//! what must outlive the daemon: terminals, logs, exit statuses, the FUSE descriptor, descriptors the daemon stores.
+//!
+//! ```text
+//! keeper            host root, one thread, one epoll loop
+//! ├─ init           PID 1 of the container's pid namespace: holds the namespaces, keeps PIDs inside the node's range
+//! └─ programs       in the same pid namespace, children of the keeper (their parent is 0 inside)
+//! ```
+//!
+//! Life: `Building` (namespaces, mount tree, init) → `Serving` → `Stopping` (SIGTERM sent, grace running) → gone. When the keeper
+//! ends, however it ends, init is killed by the kernel and with it every process of the namespace.
+//!
+//! Everything here is single-threaded: the process forks without exec (entering namespaces needs that), and a forked child may
+//! only go on when no other thread existed. So there are no locks; the order of events is the order of the loop.
+//!
+//! Not here: what namespaces, mounts and cgroups are made of (`sandbox`), who decides that a container should run (`dvsd`).
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod packet;
+mod protocol;
+
+pub use client::{KeeperClient, KeeperError, NamespaceFds};
+pub use packet::PacketError;
+pub use protocol::{FuseOptions, KeeperOptions, Status};
+
+use std::process::ExitCode;
+
+/// Entry of `dvs keeper`: everything comes from `DVS_SPAWN`, whose `options` are [`KeeperOptions`].
+pub fn main_from_spawn() -> ExitCode {
+    eprintln!("dvs keeper: not built yet");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,243 @@
+//! The daemon's side of the control socket. Synchronous; every call has a time limit.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
+
+use crate::packet::{self, PacketError};
+use crate::protocol::{Answer, Follow, FuseOptions, Request, Status};
+
+/// A keeper that serves answers at once; one that waits for an `exec` on a slow file system gets this long.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error("no keeper listens at {path}")]
+    NotThere {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the keeper at {path} ended or closed the connection")]
+    Gone { path: PathBuf },
+    #[error("the keeper at {path} did not answer within {limit:?}")]
+    TimedOut { path: PathBuf, limit: Duration },
+    #[error("the conversation with the keeper at {path} broke")]
+    Conversation {
+        path: PathBuf,
+        #[source]
+        cause: PacketError,
+    },
+    /// The keeper's own words, ready for whoever asked.
+    #[error(transparent)]
+    Refused(#[from] ErrorBody),
+    #[error("the keeper at {path} answered something else than was asked")]
+    Confused { path: PathBuf },
+}
+
+/// Descriptors of a container's namespaces on this node, and the pidfd of its init.
+#[derive(Debug)]
+pub struct NamespaceFds {
+    pub user: OwnedFd,
+    pub mount: OwnedFd,
+    pub pid: OwnedFd,
+    pub net: OwnedFd,
+    pub ipc: OwnedFd,
+    pub uts: OwnedFd,
+    pub init: OwnedFd,
+}
+
+/// One connection to a keeper. Calls from several threads take turns; whoever expects to wait opens a connection of its own.
+#[derive(Debug)]
+pub struct KeeperClient {
+    path: PathBuf,
+    socket: Mutex<OwnedFd>,
+}
+
+impl KeeperClient {
+    pub fn connect(path: impl AsRef<Path>) -> Result<KeeperClient, KeeperError> {
+        let path = path.as_ref().to_owned();
+        match sys::seqpacket::connect(&path) {
+            Ok(socket) => Ok(KeeperClient { path, socket: Mutex::new(socket) }),
+            Err(cause) => Err(KeeperError::NotThere { path, cause }),
+        }
+    }
+
+    pub fn status(&self) -> Result<Status, KeeperError> {
+        match self.ask(&Request::Status, &[])?.0 {
+            Answer::Status(status) => Ok(status),
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Starts a program; returns its PID in the container once it was executed. With a `stream` (a connected socket) the
+    /// keeper speaks frames of `mgmt_api::stream` on it from then on, refusals included; `pending` are bytes that were
+    /// read from it already.
+    pub fn run(&self, run: &RunRequest, stream: Option<BorrowedFd<'_>>, pending: &[u8]) -> Result<u32, KeeperError> {
+        self.start(&Request::Run { run: run.clone(), pending: pending.to_vec() }, stream)
+    }
+
+    /// Like [`KeeperClient::run`], with the root of an existing process of the container.
+    pub fn exec(&self, exec: &ExecRequest, stream: Option<BorrowedFd<'_>>, pending: &[u8]) -> Result<u32, KeeperError> {
+        self.start(&Request::Exec { exec: exec.clone(), pending: pending.to_vec() }, stream)
+    }
+
+    /// Connects a stream to a program started by [`KeeperClient::run`]. What it printed before is in its log.
+    pub fn attach(&self, pid: u32, stream: BorrowedFd<'_>, pending: &[u8]) -> Result<(), KeeperError> {
+        self.done(&Request::Attach { pid, pending: pending.to_vec() }, &[stream])
+    }
+
+    /// All processes of the container on this node, and ended programs that are remembered.
+    pub fn list(&self) -> Result<Vec<Process>, KeeperError> {
+        match self.ask(&Request::List, &[])?.0 {
+            Answer::Processes(processes) => Ok(processes),
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Any process of the container on this node, by its PID in the container.
+    pub fn signal(&self, pid: u32, signal: i32) -> Result<(), KeeperError> {
+        self.done(&Request::Signal { pid, signal }, &[])
+    }
+
+    /// What is kept of a program's output: all of it, or the last lines.
+    pub fn logs(&self, pid: u32, tail_lines: Option<usize>) -> Result<Vec<u8>, KeeperError> {
+        let log = self.descriptor(&Request::Logs { pid, tail_lines, follow: Follow::No })?;
+        let mut text = Vec::new();
+        match File::from(log).read_to_end(&mut text) {
+            Ok(_) => Ok(text),
+            Err(cause) => Err(KeeperError::Conversation { path: self.path.clone(), cause: PacketError::Socket(cause) }),
+        }
+    }
+
+    /// Like [`KeeperClient::logs`], as the reading end of a socket that goes on until the program ends.
+    pub fn follow(&self, pid: u32, tail_lines: Option<usize>) -> Result<OwnedFd, KeeperError> {
+        self.descriptor(&Request::Logs { pid, tail_lines, follow: Follow::Yes })
+    }
+
+    /// SIGTERM for all programs, SIGKILL after `grace`; returns when nothing of the container is left here. The keeper then ends.
+    pub fn stop(&self, grace: Duration) -> Result<(), KeeperError> {
+        let request = Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) };
+        match self.ask_within(&request, &[], grace.saturating_add(ANSWER_LIMIT))?.0 {
+            Answer::Done => Ok(()),
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Keeps a copy of a descriptor under a name; replaces an older one.
+    pub fn store(&self, key: &str, fd: BorrowedFd<'_>) -> Result<(), KeeperError> {
+        self.done(&Request::Store { key: key.to_owned() }, &[fd])
+    }
+
+    pub fn fetch(&self, key: &str) -> Result<Option<OwnedFd>, KeeperError> {
+        let (answer, mut fds) = self.ask(&Request::Fetch { key: key.to_owned() }, &[])?;
+        match (answer, fds.pop()) {
+            (Answer::Descriptor, Some(fd)) => Ok(Some(fd)),
+            (Answer::NotStored, None) => Ok(None),
+            _ => Err(self.confused()),
+        }
+    }
+
+    pub fn fetch_all(&self) -> Result<BTreeMap<String, OwnedFd>, KeeperError> {
+        let mut all = BTreeMap::new();
+        loop {
+            let after = all.last_key_value().map(|(key, _): (&String, _)| key.clone());
+            let (answer, fds) = self.ask(&Request::FetchAll { after }, &[])?;
+            let Answer::Stored { keys, more } = answer else { return Err(self.confused()) };
+            if keys.len() != fds.len() || (more && keys.is_empty()) {
+                return Err(self.confused());
+            }
+            all.extend(keys.into_iter().zip(fds));
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Forgets a stored descriptor; one that is not there is no error.
+    pub fn drop_stored(&self, key: &str) -> Result<(), KeeperError> {
+        self.done(&Request::Drop { key: key.to_owned() }, &[])
+    }
+
+    pub fn namespaces(&self) -> Result<NamespaceFds, KeeperError> {
+        let (answer, fds) = self.ask(&Request::Namespaces, &[])?;
+        let fds: Result<[OwnedFd; 7], _> = fds.try_into();
+        match (answer, fds) {
+            (Answer::Namespaces, Ok([user, mount, pid, net, ipc, uts, init])) => {
+                Ok(NamespaceFds { user, mount, pid, net, ipc, uts, init })
+            }
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Mounts the container's file tree at `/dc` (instead of the one that may be there) and returns the FUSE descriptor, of
+    /// which the keeper keeps a copy under the name `fuse`.
+    pub fn mount_fuse(&self, options: &FuseOptions) -> Result<OwnedFd, KeeperError> {
+        self.descriptor(&Request::MountFuse(options.clone()))
+    }
+
+    pub fn unmount_fuse(&self) -> Result<(), KeeperError> {
+        self.done(&Request::UnmountFuse, &[])
+    }
+
+    fn start(&self, request: &Request, stream: Option<BorrowedFd<'_>>) -> Result<u32, KeeperError> {
+        let fds: Vec<BorrowedFd<'_>> = stream.into_iter().collect();
+        match self.ask(request, &fds)?.0 {
+            Answer::Started { pid } => Ok(pid),
+            _ => Err(self.confused()),
+        }
+    }
+
+    fn done(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {
+        match self.ask(request, fds)?.0 {
+            Answer::Done => Ok(()),
+            _ => Err(self.confused()),
+        }
+    }
+
+    fn descriptor(&self, request: &Request) -> Result<OwnedFd, KeeperError> {
+        let (answer, mut fds) = self.ask(request, &[])?;
+        match (answer, fds.pop()) {
+            (Answer::Descriptor, Some(fd)) => Ok(fd),
+            _ => Err(self.confused()),
+        }
+    }
+
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), KeeperError> {
+        self.ask_within(request, fds, ANSWER_LIMIT)
+    }
+
+    fn ask_within(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(Answer, Vec<OwnedFd>), KeeperError> {
+        let until = Instant::now() + limit;
+        // A caller that panicked between sending and receiving left an answer behind: such a connection is unusable.
+        let Ok(socket) = self.socket.lock() else { return Err(self.confused()) };
+        let outcome = packet::send(socket.as_fd(), request, fds, until)
+            .and_then(|()| packet::receive_until::<Answer>(socket.as_fd(), until));
+        match outcome {
+            Ok((Answer::Failed(body), _)) => Err(KeeperError::Refused(body)),
+            Ok(answer) => Ok(answer),
+            Err(PacketError::Closed) => Err(KeeperError::Gone { path: self.path.clone() }),
+            Err(PacketError::TimedOut) => {
+                // The answer may still come and would be taken for the next one's.
+                let _ = rustix::net::shutdown(socket.as_fd(), rustix::net::Shutdown::Both);
+                Err(KeeperError::TimedOut { path: self.path.clone(), limit })
+            }
+            Err(cause) => Err(KeeperError::Conversation { path: self.path.clone(), cause }),
+        }
+    }
+
+    fn confused(&self) -> KeeperError {
+        KeeperError::Confused { path: self.path.clone() }
+    }
+}

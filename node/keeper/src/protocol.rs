@@ -1,0 +1,168 @@
+//! What the daemon and the keeper say to each other over the control socket (Unix SEQPACKET): one JSON packet per request
+//! and one per answer, descriptors beside them. What does not fit into a packet travels in a memfd.
+//!
+//! A packet begins with one byte: [`INLINE`] (JSON follows) or [`IN_MEMFD`] (the first descriptor holds the JSON). Requests on
+//! one connection are answered in order; several connections work at the same time.
+
+use std::path::PathBuf;
+
+use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
+use sandbox::cgroup::Cgroup;
+use serde::{Deserialize, Serialize};
+
+/// The JSON follows in the packet.
+pub const INLINE: u8 = 0;
+/// The JSON is in the packet's first descriptor.
+pub const IN_MEMFD: u8 = 1;
+/// Larger JSON goes into a memfd: a packet must fit into a socket buffer of the smallest usual size.
+pub const INLINE_BYTES_MAX: usize = 32 * 1024;
+/// JSON of one request or answer: arguments and environment of a program may have 2 MiB, JSON escapes may double them.
+pub const JSON_BYTES_MAX: usize = 8 << 20;
+/// Connections at a time: the daemon keeps one and opens one more for each waiting request.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Descriptors the daemon may store: FUSE, control pages and the objects of proxied channels.
+pub const STORED_MAX: usize = 8192;
+/// Bytes of a stored descriptor's name.
+pub const KEY_BYTES_MAX: usize = 128;
+/// Stored descriptors per answer of `FetchAll`; a message carries at most 16.
+pub const FETCH_PAGE: usize = 14;
+
+/// `options` of the keeper's spawn record. Paths are the host's and come from the daemon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct KeeperOptions {
+    /// Where the control socket is made, mode 0600.
+    pub control: PathBuf,
+    /// Logs of programs, made when missing; removed when the keeper stops.
+    pub log_dir: PathBuf,
+    /// Host uid (and gid) of the container's root; 65,536 of them are used.
+    pub uid_base: u32,
+    /// First PID of this node's range; a multiple of 65,536.
+    pub pid_base: u32,
+    /// Name of the node, as programs' records show it.
+    pub node: String,
+    pub hostname: String,
+    /// Lines of `/etc/hosts` beside localhost: (name, address).
+    #[serde(default)]
+    pub hosts: Vec<(String, String)>,
+    /// Content of `/etc/resolv.conf`; absent: no name server.
+    #[serde(default)]
+    pub resolv_conf: Option<String>,
+    /// Directory of the container's M3-IPC socket, seen at `/run/dvs` inside.
+    #[serde(default)]
+    pub ipc_dir: Option<PathBuf>,
+    /// Where programs run; made by the daemon.
+    #[serde(default)]
+    pub cgroup: Option<Cgroup>,
+    /// `K=V` that every program gets unless its request says otherwise.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// Room for `/tmp`, `/var`, `/run`, `/root`, `/home` together; absent: 1 GiB.
+    #[serde(default)]
+    pub volatile_bytes: Option<u64>,
+}
+
+/// How the container's file tree is mounted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FuseOptions {
+    /// Largest read the gate serves.
+    pub max_read_bytes: u32,
+    /// Read-ahead of the mount; FACTS: the default of 128 KiB costs half the speed.
+    pub read_ahead_kib: u32,
+}
+
+impl Default for FuseOptions {
+    fn default() -> FuseOptions {
+        FuseOptions { max_read_bytes: 1 << 20, read_ahead_kib: 4096 }
+    }
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub dc_name: String,
+    /// PIDs on the host.
+    pub keeper_pid: u32,
+    pub init_pid: u32,
+    pub uid_base: u32,
+    pub pid_base: u32,
+    /// Programs that run, of those started by `run`.
+    pub running: usize,
+    pub stored: usize,
+    pub fuse_mounted: bool,
+    /// What this kernel or host could not give, and what it means.
+    pub degraded: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    Status,
+    /// A stream may come along; `pending` was read from it already.
+    Run {
+        run: RunRequest,
+        pending: Vec<u8>,
+    },
+    Exec {
+        exec: ExecRequest,
+        pending: Vec<u8>,
+    },
+    Attach {
+        pid: u32,
+        pending: Vec<u8>,
+    },
+    List,
+    Signal {
+        pid: u32,
+        signal: i32,
+    },
+    Logs {
+        pid: u32,
+        tail_lines: Option<usize>,
+        follow: Follow,
+    },
+    Stop {
+        grace_ms: u64,
+    },
+    Store {
+        key: String,
+    },
+    Fetch {
+        key: String,
+    },
+    FetchAll {
+        after: Option<String>,
+    },
+    Drop {
+        key: String,
+    },
+    Namespaces,
+    MountFuse(FuseOptions),
+    UnmountFuse,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Follow {
+    /// What is there now.
+    No,
+    /// And what comes, until the program ends.
+    Yes,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Status(Status),
+    Started {
+        pid: u32,
+    },
+    Processes(Vec<Process>),
+    /// One descriptor comes along.
+    Descriptor,
+    NotStored,
+    /// One descriptor per key; `more` when the page was full.
+    Stored {
+        keys: Vec<String>,
+        more: bool,
+    },
+    /// user, mount, pid, net, ipc, uts, and the pidfd of init.
+    Namespaces,
+    Failed(ErrorBody),
+}

@@ -1,0 +1,472 @@
+//! Interfaces of one network namespace: made, changed and removed by name or index. Everything that makes is idempotent: what
+//! exists with the same kind is kept and brought to the wished state.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::netlink::{Mode, NetlinkError, Request, Socket, attributes, read_u32};
+use crate::netns::{self, NetnsError};
+
+/// Bytes of an interface name; the kernel's IFNAMSIZ less the final NUL.
+pub const NAME_BYTES_MAX: usize = 15;
+
+/// A layer-2 address.
+pub type Mac = [u8; 6];
+
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("'{0}' is no interface name")]
+    BadName(String),
+    #[error("there is no interface '{0}'")]
+    Missing(String),
+    #[error("interface '{name}' exists, but is a '{kind}', not a '{wanted}'")]
+    OtherKind { name: String, kind: String, wanted: &'static str },
+    #[error("no interface has the address {0}")]
+    NoSuchAddress(IpAddr),
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+}
+
+/// An interface as it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    /// `veth`, `bridge`, `vxlan` …; empty for hardware and loopback.
+    pub kind: String,
+    pub mac: Option<Mac>,
+    pub mtu: u32,
+    pub up: bool,
+    /// Index of the bridge it is a port of.
+    pub bridge: Option<u32>,
+}
+
+/// How a VXLAN device is made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Vxlan {
+    /// 24 bits, not 0.
+    pub vni: u32,
+    pub local: IpAddr,
+    pub port: u16,
+}
+
+/// What a bridge does with frames at a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PortTrust {
+    /// Any source is believed.
+    Open,
+    /// Only sources with a static entry at this port may send (Linux 5.18).
+    Locked,
+}
+
+/// An entry of a neighbour or forwarding table; all are permanent, none is learned.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// `address` is at `mac`.
+    Neighbour { address: IpAddr, mac: Mac },
+    /// The bridge sends frames for `mac` to this port.
+    Port { mac: Mac },
+    /// The VXLAN device sends frames for `mac` to the node at `remote`.
+    Remote { mac: Mac, remote: IpAddr },
+}
+
+/// Interfaces of one namespace.
+#[derive(Debug)]
+pub struct Links {
+    socket: Socket,
+}
+
+// linux/rtnetlink.h, linux/if_link.h, linux/neighbour.h
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+const RTM_GETNEIGH: u16 = 30;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_NET_NS_FD: u16 = 28;
+const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+const INFO_SLAVE_KIND: u16 = 4;
+const INFO_SLAVE_DATA: u16 = 5;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const AF_BRIDGE: u8 = 7;
+const IFF_UP: u32 = 1;
+
+impl Links {
+    /// Of the calling thread's namespace.
+    pub fn here() -> Result<Links, LinkError> {
+        Ok(Links { socket: Socket::open()? })
+    }
+
+    /// Of another namespace.
+    pub fn within(namespace: impl AsFd) -> Result<Links, LinkError> {
+        Ok(Links { socket: netns::within(namespace, Socket::open)?? })
+    }
+
+    pub fn list(&mut self) -> Result<Vec<Link>, LinkError> {
+        let mut links = Vec::new();
+        self.socket.dump(RTM_GETLINK, &link_head(0, 0, 0), RTM_NEWLINK, |body| links.extend(parse_link(body)))?;
+        Ok(links)
+    }
+
+    pub fn find(&mut self, name: &str) -> Result<Option<Link>, LinkError> {
+        Ok(self.list()?.into_iter().find(|link| link.name == name))
+    }
+
+    /// Like [`Links::find`], but must be there.
+    pub fn get(&mut self, name: &str) -> Result<Link, LinkError> {
+        self.find(name)?.ok_or_else(|| LinkError::Missing(name.to_owned()))
+    }
+
+    /// A bridge that neither learns from multicast nor takes part in spanning trees.
+    pub fn ensure_bridge(&mut self, name: &str) -> Result<Link, LinkError> {
+        const IFLA_BR_STP_STATE: u16 = 5;
+        const IFLA_BR_MCAST_SNOOPING: u16 = 23;
+        self.ensure(name, "bridge", |data| {
+            data.u32(IFLA_BR_STP_STATE, 0).u8(IFLA_BR_MCAST_SNOOPING, 0);
+        })
+    }
+
+    /// A VXLAN device that learns nothing. One that exists with the name is taken as it is: its identifier and
+    /// local address cannot be read back on all kernels, so names must follow from them.
+    pub fn ensure_vxlan(&mut self, name: &str, vxlan: &Vxlan) -> Result<Link, LinkError> {
+        const IFLA_VXLAN_ID: u16 = 1;
+        const IFLA_VXLAN_LOCAL: u16 = 4;
+        const IFLA_VXLAN_LEARNING: u16 = 7;
+        const IFLA_VXLAN_PORT: u16 = 15;
+        const IFLA_VXLAN_LOCAL6: u16 = 17;
+        self.ensure(name, "vxlan", |data| {
+            data.u32(IFLA_VXLAN_ID, vxlan.vni).u8(IFLA_VXLAN_LEARNING, 0);
+            data.attribute(IFLA_VXLAN_PORT, &vxlan.port.to_be_bytes());
+            match vxlan.local {
+                IpAddr::V4(local) => data.attribute(IFLA_VXLAN_LOCAL, &local.octets()),
+                IpAddr::V6(local) => data.attribute(IFLA_VXLAN_LOCAL6, &local.octets()),
+            };
+        })
+    }
+
+    /// A pair of interfaces: `name` here, `peer` in `peer_namespace`. An existing `name` is kept with whatever its other end is.
+    pub fn ensure_veth(&mut self, name: &str, peer: &str, peer_namespace: impl AsFd) -> Result<Link, LinkError> {
+        const VETH_INFO_PEER: u16 = 1;
+        checked(peer)?;
+        let namespace = peer_namespace.as_fd().as_raw_fd() as u32;
+        self.ensure(name, "veth", |data| {
+            data.nested(VETH_INFO_PEER, |other| {
+                other.raw(&link_head(0, 0, 0)).text(IFLA_IFNAME, peer).u32(IFLA_NET_NS_FD, namespace);
+            });
+        })
+    }
+
+    /// Makes `link` a port of `bridge` that learns nothing and gets no frames but those with an entry.
+    pub fn set_port(&mut self, link: &Link, bridge: &Link, trust: PortTrust) -> Result<(), LinkError> {
+        const BRPORT_LEARNING: u16 = 8;
+        const BRPORT_UNICAST_FLOOD: u16 = 9;
+        const BRPORT_MCAST_FLOOD: u16 = 27;
+        const BRPORT_BCAST_FLOOD: u16 = 30;
+        const BRPORT_LOCKED: u16 = 39;
+        let mut join = change(link, format!("make '{}' a port of '{}'", link.name, bridge.name));
+        join.u32(IFLA_MASTER, bridge.index);
+        let mut settings = change(link, format!("set how the bridge treats '{}'", link.name));
+        settings.nested(IFLA_LINKINFO, |info| {
+            info.text(INFO_SLAVE_KIND, "bridge").nested(INFO_SLAVE_DATA, |data| {
+                data.u8(BRPORT_LEARNING, 0).u8(BRPORT_UNICAST_FLOOD, 0);
+                data.u8(BRPORT_MCAST_FLOOD, 0).u8(BRPORT_BCAST_FLOOD, 0);
+                data.u8(BRPORT_LOCKED, u8::from(trust == PortTrust::Locked));
+            });
+        });
+        Ok(self.socket.perform_all(vec![join, settings])?)
+    }
+
+    /// Makes `link` an ordinary port of `bridge`: learning and flooding as any switch does.
+    pub fn set_plain_port(&mut self, link: &Link, bridge: &Link) -> Result<(), LinkError> {
+        let mut join = change(link, format!("make '{}' a port of '{}'", link.name, bridge.name));
+        join.u32(IFLA_MASTER, bridge.index);
+        Ok(self.socket.perform(join)?)
+    }
+
+    pub fn set_mac(&mut self, link: &Link, mac: Mac) -> Result<(), LinkError> {
+        let mut request = change(link, format!("set the address of '{}'", link.name));
+        request.attribute(IFLA_ADDRESS, &mac);
+        Ok(self.socket.perform(request)?)
+    }
+
+    pub fn set_mtu(&mut self, link: &Link, mtu: u32) -> Result<(), LinkError> {
+        let mut request = change(link, format!("set the MTU of '{}' to {mtu}", link.name));
+        request.u32(IFLA_MTU, mtu);
+        Ok(self.socket.perform(request)?)
+    }
+
+    /// The interface makes itself no IPv6 address when it goes up. Without IPv6 in the kernel there is nothing to do.
+    pub fn without_ipv6_address(&mut self, link: &Link) -> Result<(), LinkError> {
+        const AF_INET6: u16 = 10;
+        const ADDR_GEN_MODE: u16 = 8;
+        const MODE_NONE: u8 = 1;
+        let mut request = change(link, format!("keep '{}' without an IPv6 address", link.name));
+        request.nested(IFLA_AF_SPEC, |families| {
+            families.nested(AF_INET6, |settings| {
+                settings.u8(ADDR_GEN_MODE, MODE_NONE);
+            });
+        });
+        tolerate(self.socket.perform(request), &[libc::EAFNOSUPPORT, libc::EOPNOTSUPP])
+    }
+
+    pub fn set_up(&mut self, link: &Link) -> Result<(), LinkError> {
+        let head = link_head(link.index, IFF_UP, IFF_UP);
+        Ok(self.socket.perform(Request::new(RTM_NEWLINK, Mode::Change, &head, format!("set '{}' up", link.name)))?)
+    }
+
+    pub fn set_down(&mut self, link: &Link) -> Result<(), LinkError> {
+        let head = link_head(link.index, 0, IFF_UP);
+        Ok(self.socket.perform(Request::new(RTM_NEWLINK, Mode::Change, &head, format!("set '{}' down", link.name)))?)
+    }
+
+    /// The loopback interface, which every fresh namespace has down.
+    pub fn set_loopback_up(&mut self) -> Result<(), LinkError> {
+        let loopback = self.get("lo")?;
+        self.set_up(&loopback)
+    }
+
+    pub fn ensure_address(&mut self, link: &Link, address: IpAddr, prefix_bits: u8) -> Result<(), LinkError> {
+        const IFA_ADDRESS: u16 = 1;
+        const IFA_LOCAL: u16 = 2;
+        /// No duplicate detection: the address is given, not negotiated.
+        const IFA_F_NODAD: u8 = 2;
+        let mut head = vec![family(address), prefix_bits, if address.is_ipv6() { IFA_F_NODAD } else { 0 }, 0];
+        head.extend_from_slice(&link.index.to_ne_bytes());
+        let what = format!("give '{}' the address {address}/{prefix_bits}", link.name);
+        let mut request = Request::new(RTM_NEWADDR, Mode::Replace, &head, what);
+        request.attribute(IFA_LOCAL, &octets(address)).attribute(IFA_ADDRESS, &octets(address));
+        Ok(self.socket.perform(request)?)
+    }
+
+    /// Everything without a better route goes to `gateway` by way of `link`.
+    pub fn ensure_default_route(&mut self, link: &Link, gateway: IpAddr) -> Result<(), LinkError> {
+        const RTA_OIF: u16 = 4;
+        const RTA_GATEWAY: u16 = 5;
+        const TABLE_MAIN: u8 = 254;
+        const PROTOCOL_STATIC: u8 = 4;
+        const TYPE_UNICAST: u8 = 1;
+        let head = [family(gateway), 0, 0, 0, TABLE_MAIN, PROTOCOL_STATIC, 0, TYPE_UNICAST, 0, 0, 0, 0];
+        let mut request = Request::new(RTM_NEWROUTE, Mode::Replace, &head, format!("route by way of {gateway}"));
+        request.attribute(RTA_GATEWAY, &octets(gateway)).u32(RTA_OIF, link.index);
+        Ok(self.socket.perform(request)?)
+    }
+
+    /// The interface that has `address`.
+    pub fn holding(&mut self, address: IpAddr) -> Result<Link, LinkError> {
+        const IFA_ADDRESS: u16 = 1;
+        const IFA_LOCAL: u16 = 2;
+        let wanted = octets(address);
+        let mut index = None;
+        self.socket.dump(RTM_GETADDR, &[0; 8], RTM_NEWADDR, |body| {
+            let Some(rest) = body.get(8..) else { return };
+            if attributes(rest).any(|(kind, value)| (kind == IFA_LOCAL || kind == IFA_ADDRESS) && value == wanted) {
+                index = read_u32(body, 4);
+            }
+        })?;
+        let index = index.ok_or(LinkError::NoSuchAddress(address))?;
+        let found = self.list()?.into_iter().find(|link| link.index == index);
+        found.ok_or(LinkError::NoSuchAddress(address))
+    }
+
+    /// Adds or overwrites entries of `link`, in batches.
+    pub fn ensure_entries(&mut self, link: &Link, entries: &[Entry]) -> Result<(), LinkError> {
+        let requests = entries.iter().map(|entry| entry_request(RTM_NEWNEIGH, Mode::Replace, link, entry)).collect();
+        Ok(self.socket.perform_all(requests)?)
+    }
+
+    /// Removes entries; those that are not there are no error.
+    pub fn remove_entries(&mut self, link: &Link, entries: &[Entry]) -> Result<(), LinkError> {
+        for entry in entries {
+            let request = entry_request(RTM_DELNEIGH, Mode::Change, link, entry);
+            tolerate(self.socket.perform(request), &[libc::ENOENT])?;
+        }
+        Ok(())
+    }
+
+    /// Remote entries of a VXLAN device, as they are.
+    pub fn remotes(&mut self, vxlan: &Link) -> Result<Vec<Entry>, LinkError> {
+        let mut entries = Vec::new();
+        self.socket.dump(RTM_GETNEIGH, &neighbour_head(AF_BRIDGE, 0, 0, 0), RTM_NEWNEIGH, |body| {
+            entries.extend(parse_remote(body, vxlan.index));
+        })?;
+        Ok(entries)
+    }
+
+    /// Removes an interface (and, for a veth, its other end). One that is not there is no error.
+    pub fn delete(&mut self, name: &str) -> Result<(), LinkError> {
+        checked(name)?;
+        let mut request =
+            Request::new(RTM_DELLINK, Mode::Change, &link_head(0, 0, 0), format!("remove the interface '{name}'"));
+        request.text(IFLA_IFNAME, name);
+        tolerate(self.socket.perform(request), &[libc::ENODEV])
+    }
+
+    pub(crate) fn socket(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    fn ensure(&mut self, name: &str, kind: &'static str, data: impl FnOnce(&mut Request)) -> Result<Link, LinkError> {
+        checked(name)?;
+        if let Some(link) = self.find(name)? {
+            return expect_kind(link, kind);
+        }
+        let what = format!("make the {kind} interface '{name}'");
+        let mut request = Request::new(RTM_NEWLINK, Mode::Create, &link_head(0, 0, 0), what);
+        request.text(IFLA_IFNAME, name).nested(IFLA_LINKINFO, |info| {
+            info.text(INFO_KIND, kind).nested(INFO_DATA, data);
+        });
+        self.socket.perform(request)?;
+        expect_kind(self.get(name)?, kind)
+    }
+}
+
+fn expect_kind(link: Link, wanted: &'static str) -> Result<Link, LinkError> {
+    if link.kind == wanted {
+        return Ok(link);
+    }
+    Err(LinkError::OtherKind { name: link.name, kind: link.kind, wanted })
+}
+
+fn change(link: &Link, what: String) -> Request {
+    Request::new(RTM_NEWLINK, Mode::Change, &link_head(link.index, 0, 0), what)
+}
+
+fn tolerate(outcome: Result<(), NetlinkError>, errnos: &[i32]) -> Result<(), LinkError> {
+    match outcome {
+        Err(error) if error.errno().is_some_and(|errno| errnos.contains(&errno)) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn checked(name: &str) -> Result<(), LinkError> {
+    let fine = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && name != "."
+        && name != "..";
+    if fine { Ok(()) } else { Err(LinkError::BadName(name.to_owned())) }
+}
+
+/// `struct ifinfomsg`.
+fn link_head(index: u32, flags: u32, change: u32) -> [u8; 16] {
+    let mut head = [0; 16];
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    head[8..12].copy_from_slice(&flags.to_ne_bytes());
+    head[12..16].copy_from_slice(&change.to_ne_bytes());
+    head
+}
+
+/// `struct ndmsg`.
+fn neighbour_head(family: u8, index: u32, state: u16, flags: u8) -> [u8; 12] {
+    let mut head = [0; 12];
+    head[0] = family;
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    head[8..10].copy_from_slice(&state.to_ne_bytes());
+    head[10] = flags;
+    head
+}
+
+fn entry_request(kind: u16, mode: Mode, link: &Link, entry: &Entry) -> Request {
+    const PERMANENT: u16 = 0x80;
+    /// A bridge calls an entry permanent that is for itself; static ones have this state.
+    const NO_ARP: u16 = 0x40;
+    const SELF: u8 = 2;
+    const MASTER: u8 = 4;
+    let what = format!("set an entry of '{}'", link.name);
+    match entry {
+        Entry::Neighbour { address, mac } => {
+            let head = neighbour_head(family(*address), link.index, PERMANENT, 0);
+            let mut request = Request::new(kind, mode, &head, what);
+            request.attribute(NDA_DST, &octets(*address)).attribute(NDA_LLADDR, mac);
+            request
+        }
+        Entry::Port { mac } => {
+            let mut request = Request::new(kind, mode, &neighbour_head(AF_BRIDGE, link.index, NO_ARP, MASTER), what);
+            request.attribute(NDA_LLADDR, mac);
+            request
+        }
+        Entry::Remote { mac, remote } => {
+            let head = neighbour_head(AF_BRIDGE, link.index, PERMANENT, SELF);
+            let mut request = Request::new(kind, mode, &head, what);
+            request.attribute(NDA_LLADDR, mac).attribute(NDA_DST, &octets(*remote));
+            request
+        }
+    }
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let (index, flags) = (read_u32(body, 4)?, read_u32(body, 8)?);
+    let mut link = Link {
+        index,
+        name: String::new(),
+        kind: String::new(),
+        mac: None,
+        mtu: 0,
+        up: flags & IFF_UP != 0,
+        bridge: None,
+    };
+    for (kind, value) in attributes(body.get(16..)?) {
+        match kind {
+            IFLA_IFNAME => link.name = text(value),
+            IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            IFLA_MTU => link.mtu = read_u32(value, 0)?,
+            IFLA_MASTER => link.bridge = read_u32(value, 0),
+            IFLA_LINKINFO => {
+                let found = attributes(value).find(|(kind, _)| *kind == INFO_KIND);
+                link.kind = found.map(|(_, value)| text(value)).unwrap_or_default();
+            }
+            _ => (),
+        }
+    }
+    Some(link)
+}
+
+fn parse_remote(body: &[u8], index: u32) -> Option<Entry> {
+    if read_u32(body, 4)? != index {
+        return None;
+    }
+    let (mut mac, mut remote) = (None, None);
+    for (kind, value) in attributes(body.get(12..)?) {
+        match kind {
+            NDA_LLADDR => mac = value.try_into().ok(),
+            NDA_DST => remote = address(value),
+            _ => (),
+        }
+    }
+    Some(Entry::Remote { mac: mac?, remote: remote? })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()
+}
+
+fn family(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
