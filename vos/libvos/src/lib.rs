@@ -1,1 +1,29 @@
-//! To be written.
+//! The virtual OS's client library: sessions with its servers that outlive the servers.
+//!
+//! - [`Session`]: for event loops. Operations are submitted and completed in any number at a time.
+//! - [`BlockingSession`]: for threads. Each call waits for its own answer.
+//! - [`DiskClient`], [`DsClient`]: the servers' operations as methods.
+//!
+//! A server may be killed and started again at any time: what was in flight is sent again over a new ring, and
+//! operations of the session happen once (`docs/design/sessions.md`). Callers see a pause, never an error.
+//!
+//! Not here: how channels are made and waited on (`kernel/ipc`), what operations mean (`contract/vos-api`).
+
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod connect;
+mod disk;
+mod ds;
+mod link;
+mod op;
+mod session;
+mod space;
+
+pub use blocking::{Answer, BlockingSession, Started};
+pub use connect::{PortConnect, SharedPort};
+pub use disk::{Access, DiskClient, DiskInfo, Durability};
+pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
+pub use link::{ATTEMPT, Connect};
+pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};
+pub use session::{Armed, Identity, Session, Size};

@@ -1,1 +1,34 @@
-//! To be written.
+//! The frame every server of the virtual OS runs in.
+//!
+//! - [`run`]: a server process from its spawn record to its end.
+//! - [`serve`], [`Service`]: the main loop and what it calls.
+//! - [`Request`]: a client's request, which is also the promise to answer it.
+//! - [`WorkerPool`]: threads for what would block the loop.
+//! - [`SessionTable`], [`Running`]: exactly once, over restarts and broken links.
+//!
+//! Every server has the same files: `server.rs` (spawn to service), one file for the store, one per group of calls.
+//!
+//! Not here: what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the client's side (`vos/libvos`).
+
+#![forbid(unsafe_code)]
+
+mod frame;
+mod log;
+mod pool;
+mod request;
+mod run;
+mod running;
+mod service;
+mod sessions;
+
+pub use frame::{FrameError, TURN_REQUESTS, serve};
+pub use pool::{JOBS_MAX, PoolError, WorkerPool};
+pub use request::{ClientId, Request};
+pub use run::{Boot, Failure, Kind, run};
+pub use running::{Begun, Running, answer_all};
+pub use service::{Handle, Hello, HelloReply, Service, Start};
+pub use sessions::{Forgotten, Lookup, Opened, REPLY_BYTES_MAX, Reply, SessionTable};
+pub use sys::spawn::{Spawn, SpawnError};
+
+/// Rings one server serves at a time.
+pub const RINGS_MAX: usize = 256;

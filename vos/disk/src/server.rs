@@ -1,0 +1,32 @@
+//! The disk server's process: from its spawn record to a service and back.
+//!
+//! Spawn record: descriptor `image`; options `bytes` (size the volume must have) and `read_only` (1).
+
+use std::process::ExitCode;
+
+use vos_rt::{Boot, Failure, Kind, SpawnError, run};
+
+use crate::service::Disk;
+use crate::volume::{Access, Image, Volume};
+
+const KIND: Kind = Kind {
+    name: "disk",
+    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate],
+};
+
+/// Runs `dvs server disk`.
+pub fn main_from_spawn() -> ExitCode {
+    run(&KIND, open, |disk| disk.close().map_err(Failure::from))
+}
+
+fn open(boot: &mut Boot) -> Result<Disk, Failure> {
+    let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
+    let bytes = boot.spawn.option_u64("bytes")?;
+    let access = match boot.spawn.option_u64("read_only")? {
+        None | Some(0) => Access::ReadWrite,
+        Some(_) => Access::ReadOnly,
+    };
+    let volume = Volume::open(Image { file, bytes, access })?;
+    tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
+    Ok(Disk::new(volume, boot.spawn.epoch)?)
+}

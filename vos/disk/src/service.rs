@@ -1,0 +1,179 @@
+//! The disk as a service: which thread does what, and when a flush may be answered.
+//!
+//! Reads and writes go to a pool of threads, which move the bytes between the arena and the image without a copy of
+//! ours. Flushes are gathered: one write-back answers every FLUSH that had arrived before it began. It covers all
+//! writes that were completed before, because a write is completed only after `pwrite` returned.
+//!
+//! Lock order: `Flusher::waiting` is a leaf.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use abi::Endpoint;
+use rustix::io::Errno;
+use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, WRITE};
+use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
+
+use crate::volume::{Access, Volume};
+
+/// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
+pub const WORKERS: usize = 4;
+
+/// The service of one volume.
+pub struct Disk {
+    volume: Arc<Volume>,
+    flusher: Arc<Flusher>,
+    pool: WorkerPool,
+    epoch: u64,
+}
+
+impl Disk {
+    pub fn new(volume: Volume, epoch: u64) -> Result<Disk, PoolError> {
+        let pool = WorkerPool::new("disk", WORKERS)?;
+        Ok(Disk { volume: Arc::new(volume), flusher: Arc::new(Flusher::default()), pool, epoch })
+    }
+
+    /// Finishes what was taken and brings everything to the medium.
+    pub fn close(self) -> Result<(), Errno> {
+        drop(self.pool);
+        self.volume.flush()
+    }
+
+    fn info(&self, request: Request) {
+        let flags = if self.volume.access() == Access::ReadOnly { READ_ONLY } else { 0 };
+        request.reply([self.volume.bytes(), u64::from(BLOCK_BYTES), flags, self.epoch], 0);
+    }
+
+    fn flush(&self, request: Request) {
+        if self.flusher.join(request) == Joined::First {
+            let (volume, flusher) = (Arc::clone(&self.volume), Arc::clone(&self.flusher));
+            self.run(move || flusher.run(&volume));
+        }
+    }
+
+    fn spawn(&self, request: Request, work: fn(&Volume, Request)) {
+        let volume = Arc::clone(&self.volume);
+        self.run(move || work(&volume, request));
+    }
+
+    /// A job that finds no place is dropped, and its request answers `EIO`; rings are smaller than the pool's queue.
+    fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if let Err(error) = self.pool.run(job) {
+            tracing::error!(%error, "a request was refused");
+        }
+    }
+}
+
+impl Service for Disk {
+    fn opened(&mut self, _client: ClientId, _from: Endpoint, _hello: &Hello) -> HelloReply {
+        HelloReply::STATELESS
+    }
+
+    fn submit(&mut self, request: Request) {
+        match request.op() {
+            INFO => self.info(request),
+            READ => self.spawn(request, read),
+            WRITE => self.spawn(request, write),
+            DISCARD => self.spawn(request, discard),
+            FLUSH => self.flush(request),
+            _ => request.fail(Errno::OPNOTSUPP),
+        }
+    }
+
+    fn closed(&mut self, _client: ClientId) {}
+}
+
+fn read(volume: &Volume, request: Request) {
+    let [offset, bytes, _] = request.args();
+    let wanted = u32::try_from(bytes).map_err(|_| Errno::INVAL);
+    let result = wanted.and_then(|wanted| {
+        volume.check_read(offset, bytes)?;
+        let got = request.put_from_file(0, volume.fd(), offset, wanted)?;
+        // Somebody cut the image: what is missing is not zeros.
+        if got == wanted { Ok(wanted) } else { Err(Errno::IO) }
+    });
+    match result {
+        Ok(bytes) => request.reply([0; 4], bytes),
+        Err(errno) => request.fail(answer_of(volume, errno)),
+    }
+}
+
+fn write(volume: &Volume, request: Request) {
+    let [offset, ..] = request.args();
+    let bytes = request.out_bytes();
+    let result = volume.check_write(offset, u64::from(bytes)).and_then(|()| {
+        request.data_to_file(0, volume.fd(), offset, bytes)?;
+        if request.flags() & FUA == 0 { Ok(()) } else { volume.flush() }
+    });
+    match result {
+        Ok(()) => request.reply([0; 4], 0),
+        Err(errno) => request.fail(answer_of(volume, errno)),
+    }
+}
+
+fn discard(volume: &Volume, request: Request) {
+    let [offset, bytes, _] = request.args();
+    match volume.discard(offset, bytes) {
+        Ok(()) => request.reply([0; 4], 0),
+        Err(errno) => request.fail(errno),
+    }
+}
+
+/// Errors the contract names go to the client as they are, the host's others as the medium's failure.
+fn answer_of(volume: &Volume, errno: Errno) -> Errno {
+    match errno {
+        Errno::INVAL | Errno::RANGE | Errno::ROFS => errno,
+        other => volume.transfer_error(other),
+    }
+}
+
+/// Flushes that wait for the next write-back.
+#[derive(Default)]
+struct Flusher {
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    requests: Vec<Request>,
+    is_running: bool,
+}
+
+#[derive(PartialEq, Eq)]
+enum Joined {
+    /// Nobody is writing back: the caller must see to it.
+    First,
+    Running,
+}
+
+impl Flusher {
+    fn join(&self, request: Request) -> Joined {
+        let mut waiting = self.lock();
+        waiting.requests.push(request);
+        if std::mem::replace(&mut waiting.is_running, true) { Joined::Running } else { Joined::First }
+    }
+
+    /// Writes back until nobody waits. Bounded by the clients, who wait for their answers.
+    fn run(&self, volume: &Volume) {
+        loop {
+            let requests = {
+                let mut waiting = self.lock();
+                waiting.is_running = !waiting.requests.is_empty();
+                std::mem::take(&mut waiting.requests)
+            };
+            if requests.is_empty() {
+                return;
+            }
+            let result = volume.flush();
+            for request in requests {
+                match result {
+                    Ok(()) => request.reply([0; 4], 0),
+                    Err(errno) => request.fail(errno),
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,139 @@
+//! The disk's client: any offset and length in blocks, split into transfers that travel at the same time.
+
+use std::collections::VecDeque;
+
+use abi::limits::TRANSFER_BYTES_MAX;
+use rustix::io::Errno;
+use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, WRITE};
+
+use crate::blocking::{BlockingSession, Started};
+use crate::op::Op;
+
+/// Transfers of one call that are in flight at a time: enough to keep a link busy, few enough to leave others room.
+pub const TRANSFERS_IN_FLIGHT: usize = 16;
+
+/// What a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskInfo {
+    pub bytes: u64,
+    pub block_bytes: u32,
+    pub access: Access,
+    pub epoch: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+/// When a write is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durability {
+    /// When it survives the death of the disk server.
+    Server,
+    /// When it survives the loss of power.
+    Power,
+}
+
+/// A virtual disk. Clones share the session; all calls may be made from any thread and repeated freely.
+#[derive(Clone)]
+pub struct DiskClient {
+    session: BlockingSession,
+}
+
+impl DiskClient {
+    pub fn new(session: BlockingSession) -> DiskClient {
+        DiskClient { session }
+    }
+
+    pub fn session(&self) -> &BlockingSession {
+        &self.session
+    }
+
+    pub fn info(&self) -> Result<DiskInfo, Errno> {
+        let done = self.session.call(Op::new(INFO, [0; 3]))?;
+        let [bytes, block_bytes, flags, epoch] = done.results;
+        let access = if flags & READ_ONLY == 0 { Access::ReadWrite } else { Access::ReadOnly };
+        let block_bytes = u32::try_from(block_bytes).map_err(|_| Errno::PROTO)?;
+        Ok(DiskInfo { bytes, block_bytes, access, epoch })
+    }
+
+    /// Fills `into` from `offset` on. Offset and length are multiples of the block.
+    pub fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        check(offset, into.len())?;
+        let mut flying: VecDeque<(Started, &mut [u8])> = VecDeque::with_capacity(TRANSFERS_IN_FLIGHT);
+        let mut at = offset;
+        for piece in into.chunks_mut(TRANSFER_BYTES_MAX as usize) {
+            let bytes = piece.len() as u32;
+            let op = Op::new(READ, [at, u64::from(bytes), 0]).room(bytes);
+            let started = loop {
+                if flying.len() < TRANSFERS_IN_FLIGHT
+                    && let Some(started) = self.session.try_start(op)?
+                {
+                    break started;
+                }
+                match flying.pop_front() {
+                    Some((oldest, place)) => finish_read(oldest, place)?,
+                    None => break self.session.start(op)?,
+                }
+            };
+            flying.push_back((started, piece));
+            at += u64::from(bytes);
+        }
+        flying.into_iter().try_for_each(|(started, place)| finish_read(started, place))
+    }
+
+    pub fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
+        let mut data = vec![0; bytes];
+        self.read_into(offset, &mut data)?;
+        Ok(data)
+    }
+
+    pub fn write(&self, offset: u64, data: &[u8], durability: Durability) -> Result<(), Errno> {
+        check(offset, data.len())?;
+        let flags = if durability == Durability::Power { FUA } else { 0 };
+        let mut flying: VecDeque<Started> = VecDeque::with_capacity(TRANSFERS_IN_FLIGHT);
+        let mut at = offset;
+        for piece in data.chunks(TRANSFER_BYTES_MAX as usize) {
+            let op = Op::new(WRITE, [at, 0, 0]).out(piece).flags(flags);
+            let started = loop {
+                if flying.len() < TRANSFERS_IN_FLIGHT
+                    && let Some(started) = self.session.try_start(op)?
+                {
+                    break started;
+                }
+                match flying.pop_front() {
+                    Some(oldest) => oldest.wait().map(drop)?,
+                    None => break self.session.start(op)?,
+                }
+            };
+            flying.push_back(started);
+            at += piece.len() as u64;
+        }
+        flying.into_iter().try_for_each(|started| started.wait().map(drop))
+    }
+
+    /// Everything completed before survives the loss of power.
+    pub fn flush(&self) -> Result<(), Errno> {
+        self.session.call(Op::new(FLUSH, [0; 3])).map(drop)
+    }
+
+    /// The range reads as zeros afterwards.
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        self.session.call(Op::new(DISCARD, [offset, bytes, 0])).map(drop)
+    }
+}
+
+fn finish_read(started: Started, place: &mut [u8]) -> Result<(), Errno> {
+    match started.wait_into(place)? {
+        (_, got) if got == place.len() => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+fn check(offset: u64, bytes: usize) -> Result<(), Errno> {
+    let block = u64::from(BLOCK_BYTES);
+    let is_aligned = offset.is_multiple_of(block) && (bytes as u64).is_multiple_of(block);
+    if is_aligned && offset.checked_add(bytes as u64).is_some() { Ok(()) } else { Err(Errno::INVAL) }
+}

@@ -1,0 +1,182 @@
+//! The key-value store's client.
+
+use std::time::Duration;
+
+use abi::limits::TRANSFER_BYTES_MAX;
+use rustix::io::Errno;
+use vos_api::ds::{
+    DELETE, GET, KEY_BYTES_MAX, LIST, NEXT, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE, VALUE_BYTES_MAX, event,
+};
+
+use crate::blocking::BlockingSession;
+use crate::op::Op;
+
+/// A store. Clones share the session and so its subscriptions.
+#[derive(Clone)]
+pub struct DsClient {
+    session: BlockingSession,
+}
+
+/// A key with its value and the revision that wrote it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    pub revision: u64,
+}
+
+/// A part of a listing, in the order of keys.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Listing {
+    pub entries: Vec<Entry>,
+    /// Whether a listing that starts after the last of these finds more.
+    pub has_more: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventKind {
+    Put,
+    Delete,
+    /// Published, not stored.
+    Message,
+    /// Older events were dropped: list again.
+    Lost,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DsEvent {
+    pub subscription: u32,
+    pub kind: EventKind,
+    pub revision: u64,
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+}
+
+impl DsClient {
+    pub fn new(session: BlockingSession) -> DsClient {
+        DsClient { session }
+    }
+
+    pub fn session(&self) -> &BlockingSession {
+        &self.session
+    }
+
+    /// The value and its revision. `ENOENT` when there is none.
+    pub fn get(&self, key: &[u8]) -> Result<(Vec<u8>, u64), Errno> {
+        let op = Op::new(GET, [key.len() as u64, 0, 0]).out(key).room(VALUE_BYTES_MAX as u32);
+        let answer = self.session.call(op)?;
+        Ok((answer.data, answer.results[0]))
+    }
+
+    /// Sets a value. `condition` is `ds::ANY`, `ds::ABSENT` or the revision it must have. Returns the new revision.
+    pub fn put(&self, key: &[u8], value: &[u8], condition: u64) -> Result<u64, Errno> {
+        let data = [key, value].concat();
+        let op = Op::new(PUT, [key.len() as u64, condition, 0]).out(&data).sequenced();
+        Ok(self.session.call(op)?.results[0])
+    }
+
+    /// Removes a key. Returns the revision of the removal.
+    pub fn delete(&self, key: &[u8], condition: u64) -> Result<u64, Errno> {
+        let op = Op::new(DELETE, [key.len() as u64, condition, 0]).out(key).sequenced();
+        Ok(self.session.call(op)?.results[0])
+    }
+
+    /// Keys that begin with `prefix` and come after `after` (empty: from the first).
+    pub fn list(&self, prefix: &[u8], after: &[u8]) -> Result<Listing, Errno> {
+        let data = [prefix, after].concat();
+        let op = Op::new(LIST, [prefix.len() as u64, after.len() as u64, 0]).out(&data).room(TRANSFER_BYTES_MAX);
+        let answer = self.session.call(op)?;
+        let mut rest = answer.data.as_slice();
+        let mut entries = Vec::new();
+        for _ in 0..answer.results[0] {
+            entries.push(take_entry(&mut rest).ok_or(Errno::PROTO)?);
+        }
+        Ok(Listing { entries, has_more: answer.results[1] == 1 })
+    }
+
+    /// Subscribes to keys and topics that begin with `prefix`, from after `revision` on (0: from now on). Returns the
+    /// subscription and the revision at which it begins.
+    pub fn subscribe(&self, prefix: &[u8], revision: u64) -> Result<(u32, u64), Errno> {
+        let op = Op::new(SUBSCRIBE, [prefix.len() as u64, revision, 0]).out(prefix).sequenced();
+        let answer = self.session.call(op)?;
+        Ok((u32::try_from(answer.results[0]).map_err(|_| Errno::PROTO)?, answer.results[1]))
+    }
+
+    pub fn unsubscribe(&self, subscription: u32) -> Result<(), Errno> {
+        let op = Op::new(UNSUBSCRIBE, [u64::from(subscription), 0, 0]).sequenced();
+        self.session.call(op).map(drop)
+    }
+
+    /// Events of all subscriptions after revision `seen`, in order; empty when there was none within `wait`.
+    pub fn next(&self, seen: u64, wait: Duration) -> Result<Vec<DsEvent>, Errno> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let answer = self.session.call(Op::new(NEXT, [seen, wait_ms, 0]).room(TRANSFER_BYTES_MAX))?;
+        let mut rest = answer.data.as_slice();
+        let mut events = Vec::new();
+        for _ in 0..answer.results[0] {
+            events.push(take_event(&mut rest).ok_or(Errno::PROTO)?);
+        }
+        Ok(events)
+    }
+
+    /// Sends a message to the subscribers of a prefix of `topic`. Returns how many there were.
+    pub fn publish(&self, topic: &[u8], value: &[u8]) -> Result<u64, Errno> {
+        let data = [topic, value].concat();
+        let op = Op::new(PUBLISH, [topic.len() as u64, 0, 0]).out(&data).sequenced();
+        Ok(self.session.call(op)?.results[0])
+    }
+}
+
+fn take_entry(rest: &mut &[u8]) -> Option<Entry> {
+    let key_bytes = usize::from(u16::from_le_bytes(take(rest)?));
+    let value_bytes = u32::from_le_bytes(take(rest)?) as usize;
+    let revision = u64::from_le_bytes(take(rest)?);
+    let (key, value) = take_pair(rest, key_bytes, value_bytes)?;
+    Some(Entry { key, value, revision })
+}
+
+fn take_event(rest: &mut &[u8]) -> Option<DsEvent> {
+    let subscription = u32::from_le_bytes(take(rest)?);
+    let key_bytes = usize::from(u16::from_le_bytes(take(rest)?));
+    let [kind, _reserved] = take(rest)?;
+    let value_bytes = u32::from_le_bytes(take(rest)?) as usize;
+    let revision = u64::from_le_bytes(take(rest)?);
+    let (key, value) = take_pair(rest, key_bytes, value_bytes)?;
+    let kind = match kind {
+        event::PUT => EventKind::Put,
+        event::DELETE => EventKind::Delete,
+        event::MESSAGE => EventKind::Message,
+        event::LOST => EventKind::Lost,
+        _ => return None,
+    };
+    Some(DsEvent { subscription, kind, revision, key, value })
+}
+
+fn take_pair(rest: &mut &[u8], key_bytes: usize, value_bytes: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+    if key_bytes > KEY_BYTES_MAX || value_bytes > VALUE_BYTES_MAX {
+        return None;
+    }
+    let (key, after) = rest.split_at_checked(key_bytes)?;
+    let (value, after) = after.split_at_checked(value_bytes)?;
+    *rest = after;
+    Some((key.to_vec(), value.to_vec()))
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_from_a_lying_server_is_an_error_not_a_panic() {
+        for bytes in [&[0_u8; 13][..], &[255; 64], &[]] {
+            assert_eq!(take_event(&mut &*bytes), None);
+            assert_eq!(take_entry(&mut &*bytes), None);
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! A session with a server, for programs that have an event loop of their own.
+//!
+//! A session is `Down` (a ring is being opened in the background), `Greeting` (HELLO was sent), `Up`, or `Fenced` (the
+//! server forgot us: everything answers `ESTALE` until the caller begins a new session). Callers submit in every
+//! state; what has no completion when a ring ends is kept and sent again, in order, over the next one. They see
+//! nothing of it but the time it takes.
+//!
+//! Request data stays in the arena of the ring it was put into; mappings live as long as we hold them. Where a server
+//! may put reply data over it, a copy is kept.
+//!
+//! What comes from the server is not trusted: an unknown tag, a wrong sequence or more reply data than there is room
+//! for ends the ring, and the work begins anew with the next one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use abi::limits::{ARENA_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX};
+use abi::ring::{Completion, Submission};
+use ipc::{Arena, Arming, RingClient, RingSpec};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use vos_api::session::HELLO;
+
+use crate::link::{Connect, Connecting, Poke};
+use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
+use crate::space::{RANGE_BYTES_MIN, Range, Space};
+
+/// Tag of the greeting; others are slot numbers.
+const HELLO_TAG: u32 = u32::MAX;
+
+/// Who we are to the server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Identity {
+    /// `None`: a new session with a random number. `Some`: the session of a client that died.
+    pub session: Option<u64>,
+    /// The first sequence not used yet; 0 and 1 mean the same.
+    pub next_sequence: u64,
+    /// The lowest sequence that may come again as [`Sequenced::As`]: the server must remember from there on.
+    pub repeats_from: Option<u64>,
+}
+
+/// Requests in flight and arena of a session's rings.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub entries: u32,
+    pub arena_bytes: u32,
+}
+
+impl Size {
+    /// The nearest ring that M3-IPC makes.
+    pub(crate) fn spec(self) -> RingSpec {
+        let entries = self.entries.clamp(1, RING_ENTRIES_MAX).next_power_of_two();
+        let arena_bytes = self.arena_bytes.min(ARENA_BYTES_MAX) / RANGE_BYTES_MIN * RANGE_BYTES_MIN;
+        RingSpec { entries, arena_bytes }
+    }
+}
+
+impl Default for Size {
+    fn default() -> Size {
+        Size { entries: 256, arena_bytes: 64 << 20 }
+    }
+}
+
+pub struct Session {
+    id: u64,
+    next_sequence: u64,
+    repeats_from: Option<u64>,
+    next_token: u64,
+    entries: u32,
+    /// What the server said it accepts, at most `entries`.
+    in_flight_max: usize,
+    link: Link,
+    /// Here while no helper thread has it.
+    connect: Option<Box<dyn Connect>>,
+    slots: Vec<Option<Pending>>,
+    free_slots: Vec<u32>,
+    /// Slots of operations without completion, in the order of submission.
+    order: BTreeMap<Token, u32>,
+    space: Arc<Mutex<Space>>,
+    ready: VecDeque<Done>,
+    unpublished: bool,
+    poke: Poke,
+    epoll: Arc<OwnedFd>,
+    incarnation: u64,
+    restarts: u64,
+}
+
+enum Link {
+    Down(Option<Connecting>),
+    Greeting(Arc<RingClient>),
+    Up(Arc<RingClient>),
+    Fenced,
+}
+
+struct Pending {
+    token: Token,
+    submission: Submission,
+    range: Range,
+    held: Held,
+}
+
+/// Where the request's bytes are until the completion comes.
+enum Held {
+    Nothing,
+    Arena(Arena),
+    Copy(Box<[u8]>),
+}
+
+/// What an event loop may do after it took everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Armed {
+    /// Wait on [`Session::fd`].
+    Sleep,
+    /// Something arrived meanwhile: take it first.
+    Work,
+}
+
+/// A handle to wait with, while others use the session.
+pub(crate) enum Waiter {
+    Ring(Arc<RingClient>),
+    Poke(Poke),
+}
+
+impl Session {
+    /// Begins a session. Returns at once; the ring is opened in the background.
+    pub fn open(connect: Box<dyn Connect>, size: Size, identity: Identity) -> io::Result<Session> {
+        let poke = Poke::new()?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        epoll::add(&epoll, &poke, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let RingSpec { entries, arena_bytes } = size.spec();
+        let mut session = Session {
+            id: identity.session.map_or_else(random_id, Ok)?,
+            next_sequence: identity.next_sequence.max(1),
+            repeats_from: identity.repeats_from,
+            next_token: 1,
+            entries,
+            in_flight_max: entries as usize,
+            link: Link::Down(None),
+            connect: Some(connect),
+            slots: (0..entries).map(|_| None).collect(),
+            free_slots: (0..entries).rev().collect(),
+            order: BTreeMap::new(),
+            space: Arc::new(Mutex::new(Space::new(arena_bytes))),
+            ready: VecDeque::new(),
+            unpublished: false,
+            poke,
+            epoll,
+            incarnation: 0,
+            restarts: 0,
+        };
+        session.reconnect()?;
+        Ok(session)
+    }
+
+    /// The session number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The number the next sequenced operation gets; a client that may be replaced writes it down before it submits.
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// Operations that were submitted and not completed.
+    pub fn in_flight(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Rings opened after the first one.
+    pub fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    /// Incarnation of the server that greeted last, 0 before.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    pub fn is_up(&self) -> bool {
+        matches!(self.link, Link::Up(_))
+    }
+
+    /// Takes an operation; [`Session::flush`] makes it visible to the server.
+    pub fn submit(&mut self, op: Op<'_>) -> Result<Token, SubmitError> {
+        let out_bytes = u32::try_from(op.out.len()).map_err(|_| SubmitError::TooLong)?;
+        let span = out_bytes.max(op.in_capacity);
+        if span > TRANSFER_BYTES_MAX || !lock(&self.space).could_hold(span) {
+            return Err(SubmitError::TooLong);
+        }
+        if matches!(self.link, Link::Fenced) {
+            return Ok(self.refuse());
+        }
+        if self.order.len() >= self.in_flight_max {
+            return Err(SubmitError::Full);
+        }
+        let slot = *self.free_slots.last().ok_or(SubmitError::Full)?;
+        let range = lock(&self.space).take(span).ok_or(SubmitError::Full)?;
+        self.free_slots.pop();
+        let submission = Submission {
+            tag: slot,
+            op: op.op,
+            flags: op.flags,
+            sequence: self.sequence_of(op.sequenced),
+            arena_offset: range.offset(),
+            out_bytes,
+            in_capacity: op.in_capacity,
+            reserved: 0,
+            args: op.args,
+        };
+        let held = self.hold(op.out, &submission);
+        let token = self.token();
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Some(Pending { token, submission, range, held });
+        }
+        self.order.insert(token, slot);
+        self.send(&submission);
+        Ok(token)
+    }
+
+    /// Makes everything submitted visible to the server. Cheap when there is nothing new.
+    pub fn flush(&mut self) {
+        if std::mem::take(&mut self.unpublished)
+            && let Link::Up(ring) | Link::Greeting(ring) = &self.link
+        {
+            ring.publish();
+        }
+    }
+
+    /// The next completed operation, `None` when there is none at the moment.
+    pub fn complete(&mut self) -> Option<Done> {
+        if self.ready.is_empty() {
+            self.flush();
+            self.advance();
+        }
+        self.ready.pop_front()
+    }
+
+    /// Readable when [`Session::complete`] has something to do, provided that [`Session::arm`] said `Sleep` before.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Call it before waiting on [`Session::fd`].
+    pub fn arm(&mut self) -> Armed {
+        self.flush();
+        self.advance();
+        if !self.ready.is_empty() {
+            return Armed::Work;
+        }
+        match &self.link {
+            Link::Up(ring) | Link::Greeting(ring) => match ring.arm() {
+                Arming::Armed => Armed::Sleep,
+                Arming::Ready => Armed::Work,
+            },
+            Link::Down(_) | Link::Fenced => Armed::Sleep,
+        }
+    }
+
+    /// Call it after waking up: takes what arrived, so that [`Session::complete`] returns it.
+    pub fn on_ready(&mut self) {
+        // Before looking, so that what is set meanwhile wakes us again.
+        self.poke.clear();
+        if let Link::Up(ring) | Link::Greeting(ring) = &self.link {
+            ring.disarm();
+        }
+        self.advance();
+    }
+
+    /// After `ESTALE`: begins a new session with a new number. Caches and handles of the old one are void.
+    pub fn renew(&mut self) -> io::Result<()> {
+        if matches!(self.link, Link::Fenced) {
+            self.id = random_id()?;
+            self.next_sequence = 1;
+            self.repeats_from = None;
+            self.reconnect()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn shared_fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.epoll)
+    }
+
+    /// Makes the session's descriptor readable.
+    pub(crate) fn poke(&self) {
+        self.poke.set();
+    }
+
+    pub(crate) fn waiter(&self) -> Waiter {
+        match &self.link {
+            Link::Up(ring) | Link::Greeting(ring) => Waiter::Ring(Arc::clone(ring)),
+            Link::Down(_) | Link::Fenced => Waiter::Poke(self.poke.clone()),
+        }
+    }
+
+    /// Moves the state on as far as it goes without waiting.
+    fn advance(&mut self) {
+        if let Link::Down(connecting) = &mut self.link {
+            let Some((ring, connect)) = connecting.as_mut().and_then(Connecting::poll) else { return };
+            self.connect = Some(connect);
+            self.greet(ring);
+        }
+        // Bounded by what can be in flight, so that a busy server cannot keep us here.
+        for _ in 0..=self.entries {
+            let (Link::Up(ring) | Link::Greeting(ring)) = &self.link else { return };
+            match ring.poll() {
+                Ok(Some(completion)) if completion.tag == HELLO_TAG => self.greeted(&completion),
+                Ok(Some(completion)) => self.take(&completion),
+                Ok(None) => match ring.is_closed() {
+                    None => return,
+                    Some(reason) => self.lost(&reason),
+                },
+                Err(error) => self.lost(&error),
+            }
+        }
+    }
+
+    fn greet(&mut self, ring: RingClient) {
+        let hello =
+            Submission { tag: HELLO_TAG, op: HELLO, args: [self.id, self.acknowledged(), 0], ..Submission::default() };
+        let ring = Arc::new(ring);
+        let watched = epoll::add(&self.epoll, ring.fd(), epoll::EventData::new_u64(1), epoll::EventFlags::IN);
+        let sent = ring.submit(&hello).is_ok();
+        ring.publish();
+        self.link = Link::Greeting(ring);
+        if !sent || watched.is_err() {
+            self.lost(&"the new ring takes no request");
+        }
+    }
+
+    /// Everything up to this sequence is known to be complete.
+    fn acknowledged(&self) -> u64 {
+        let open = self.order.values().filter_map(|&slot| self.slots.get(slot as usize)?.as_ref());
+        let oldest = open.map(|pending| pending.submission.sequence).filter(|&sequence| sequence > 0).min();
+        let oldest = oldest.unwrap_or(self.next_sequence).min(self.repeats_from.unwrap_or(u64::MAX));
+        oldest.saturating_sub(1)
+    }
+
+    fn greeted(&mut self, completion: &Completion) {
+        let Link::Greeting(ring) = &self.link else { return self.lost(&"a second answer to the greeting") };
+        match completion.status {
+            0 => {}
+            status if status == Errno::STALE.raw_os_error() as u32 => return self.fence(),
+            status => return self.lost(&format!("the greeting was answered with errno {status}")),
+        }
+        self.restarts += u64::from(self.incarnation != 0);
+        self.incarnation = completion.results[0].max(1);
+        if completion.results[2] > 0 {
+            self.in_flight_max = completion.results[2].min(u64::from(self.entries)) as usize;
+        }
+        self.link = Link::Up(Arc::clone(ring));
+        self.resend();
+    }
+
+    /// Sends everything without a completion over the new ring, in order.
+    fn resend(&mut self) {
+        let Link::Up(ring) = &self.link else { return };
+        let ring = Arc::clone(ring);
+        for &slot in self.order.values() {
+            let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { continue };
+            if pending.move_to(ring.arena()).is_err() || ring.submit(&pending.submission).is_err() {
+                return self.lost(&"the new ring has no room for what was in flight");
+            }
+        }
+        ring.publish();
+    }
+
+    fn send(&mut self, submission: &Submission) {
+        let Link::Up(ring) = &self.link else { return };
+        match ring.submit(submission) {
+            Ok(()) => self.unpublished = true,
+            Err(_) => self.lost(&"the ring is full although the operation was within its entries"),
+        }
+    }
+
+    fn take(&mut self, completion: &Completion) {
+        let Some(place) = self.slots.get_mut(completion.tag as usize) else {
+            return self.lost(&"the server completed an operation that is not in flight");
+        };
+        let is_answer = place.as_ref().is_some_and(|pending| {
+            pending.submission.sequence == completion.sequence && completion.in_bytes <= pending.submission.in_capacity
+        });
+        let (true, Link::Up(ring)) = (is_answer, &self.link) else {
+            return self.lost(&"a completion does not match its operation");
+        };
+        let arena = ring.arena().clone();
+        let Some(pending) = place.take() else { return };
+        self.free_slots.push(completion.tag);
+        self.order.remove(&pending.token);
+        let data = Data::new(arena, pending.range, completion.in_bytes, Arc::clone(&self.space));
+        self.ready.push_back(Done {
+            token: pending.token,
+            sequence: completion.sequence,
+            error: (completion.status != 0).then(|| Errno::from_raw_os_error(errno_of(completion.status))),
+            results: completion.results,
+            data,
+        });
+    }
+
+    /// The ring ended: everything without a completion stays, and a new ring is opened.
+    fn lost(&mut self, why: &dyn std::fmt::Display) {
+        tracing::debug!(session = self.id, %why, in_flight = self.order.len(), "ring lost");
+        self.leave_ring();
+        if let Err(error) = self.reconnect() {
+            // No thread can be started: give the caller an answer rather than silence.
+            tracing::error!(%error, "cannot open a new ring");
+            self.fence();
+        }
+    }
+
+    fn leave_ring(&mut self) {
+        if let Link::Up(ring) | Link::Greeting(ring) = &self.link {
+            let _ = epoll::delete(&self.epoll, ring.fd());
+        }
+        self.unpublished = false;
+        self.link = Link::Down(None);
+    }
+
+    fn reconnect(&mut self) -> io::Result<()> {
+        let Some(connect) = self.connect.take() else { return Ok(()) };
+        self.link = Link::Down(Some(Connecting::start(connect, self.poke.clone())?));
+        Ok(())
+    }
+
+    fn fence(&mut self) {
+        self.leave_ring();
+        self.link = Link::Fenced;
+        self.poke.set();
+        for (token, slot) in std::mem::take(&mut self.order) {
+            let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::take) else { continue };
+            self.free_slots.push(slot);
+            lock(&self.space).free(pending.range);
+            self.ready.push_back(stale(token, pending.submission.sequence));
+        }
+    }
+
+    fn refuse(&mut self) -> Token {
+        let token = self.token();
+        self.ready.push_back(stale(token, 0));
+        self.poke.set();
+        token
+    }
+
+    /// Puts the request's bytes where the server finds them, and keeps them for a repetition.
+    fn hold(&self, out: &[u8], submission: &Submission) -> Held {
+        if out.is_empty() {
+            return Held::Nothing;
+        }
+        let (Link::Up(ring) | Link::Greeting(ring)) = &self.link else { return Held::Copy(out.into()) };
+        let is_put = ring.arena().copy_in(submission.arena_offset as usize, out).is_ok();
+        if is_put && submission.in_capacity == 0 { Held::Arena(ring.arena().clone()) } else { Held::Copy(out.into()) }
+    }
+
+    fn sequence_of(&mut self, sequenced: Sequenced) -> u64 {
+        match sequenced {
+            Sequenced::No => 0,
+            Sequenced::As(sequence) => sequence,
+            Sequenced::Yes => {
+                self.next_sequence += 1;
+                self.next_sequence - 1
+            }
+        }
+    }
+
+    fn token(&mut self) -> Token {
+        self.next_token += 1;
+        Token(self.next_token - 1)
+    }
+}
+
+impl Pending {
+    /// Moves the request's bytes into the arena of another ring.
+    fn move_to(&mut self, arena: &Arena) -> Result<(), Errno> {
+        let (offset, bytes) = (self.submission.arena_offset as usize, self.submission.out_bytes as usize);
+        match &self.held {
+            Held::Nothing => Ok(()),
+            Held::Copy(copy) => arena.copy_in(offset, copy).map_err(|_| Errno::INVAL),
+            Held::Arena(old) => {
+                arena.copy_from(offset, old, offset, bytes).map_err(|_| Errno::INVAL)?;
+                self.held = Held::Arena(arena.clone());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn stale(token: Token, sequence: u64) -> Done {
+    Done { token, sequence, error: Some(Errno::STALE), results: [0; 4], data: Data::none() }
+}
+
+/// A server's status as an errno; nonsense becomes `EIO`.
+fn errno_of(status: u32) -> i32 {
+    const ERRNO_MAX: u32 = 4095;
+    if status <= ERRNO_MAX { status as i32 } else { Errno::IO.raw_os_error() }
+}
+
+fn random_id() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    // 0 means "no session" to some readers of logs and stores.
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+fn lock(space: &Mutex<Space>) -> MutexGuard<'_, Space> {
+    space.lock().unwrap_or_else(PoisonError::into_inner)
+}

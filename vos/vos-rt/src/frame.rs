@@ -1,0 +1,203 @@
+//! The main loop every server runs in.
+//!
+//! One thread waits on the port, takes submissions from rings that have some, and hands them to the [`Service`] as
+//! [`Request`]s. It knows of each ring whether its client greeted; HELLO and GOODBYE end here. Answers do not pass
+//! through this loop.
+//!
+//! A ring with more than [`TURN_REQUESTS`] waiting submissions gets its next turn after the others had theirs. A ring
+//! whose client breaks the protocol is dropped; the client learns it and opens another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::limits::RING_ENTRIES_MAX;
+use abi::ring::{Completion, Submission};
+use abi::{Endpoint, IpcError, Message};
+use ipc::{Event, RingId, RingServer, Wait};
+use libvos::SharedPort;
+use rustix::io::Errno;
+use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, HELLO};
+
+use crate::RINGS_MAX;
+use crate::request::{ClientId, Request, RingCell};
+use crate::service::{Handle, Hello, HelloReply, Service};
+
+/// Requests taken from one ring before the others have their turn.
+pub const TURN_REQUESTS: usize = 64;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    #[error("the server's port does not work any more")]
+    Port(#[source] IpcError),
+}
+
+/// Serves until `handle` says stop, and gives the service back so that it can store what it holds.
+pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Handle) -> Result<S, FrameError> {
+    let mut frame = Frame { service, epoch, rings: HashMap::new(), busy: VecDeque::new(), next_client: 1 };
+    while !handle.is_stopping() {
+        let event = match port.turn(|port| port.wait_event(frame.wait())) {
+            Ok(event) => Some(event),
+            Err(IpcError::TimedOut) => None,
+            Err(error) => return Err(FrameError::Port(error)),
+        };
+        if let Some(event) = event {
+            frame.dispatch(port, event);
+        }
+        frame.turn();
+        frame.service.tick(Instant::now());
+    }
+    Ok(frame.service)
+}
+
+struct Frame<S> {
+    service: S,
+    epoch: u64,
+    rings: HashMap<RingId, Ring>,
+    /// Rings that may have submissions, each once.
+    busy: VecDeque<RingId>,
+    next_client: u64,
+}
+
+struct Ring {
+    cell: Arc<RingCell>,
+    client: ClientId,
+    /// `None` until HELLO was welcomed.
+    session: Option<u64>,
+    is_busy: bool,
+}
+
+/// What a turn left behind.
+enum Left {
+    Nothing,
+    More,
+    Broken(IpcError),
+}
+
+impl<S: Service> Frame<S> {
+    fn wait(&self) -> Wait {
+        if !self.busy.is_empty() {
+            return Wait::NoWait;
+        }
+        match self.service.deadline() {
+            None => Wait::Forever,
+            Some(deadline) => Wait::For(deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    fn dispatch(&mut self, port: &SharedPort, event: Event) {
+        match event {
+            Event::Message(message) => self.message(port, &message),
+            Event::RingOpened(ring) => self.open(ring),
+            Event::RingReady(id) => self.mark(id),
+            Event::RingClosed(id, reason) => self.close(id, reason),
+            Event::Notified { .. } | Event::Woken => {}
+        }
+    }
+
+    fn message(&mut self, port: &SharedPort, message: &Message) {
+        let Some(from) = message.source else { return };
+        if let Some(reply) = self.service.message(from, message) {
+            // A caller that gave up or died needs no reply.
+            let _ = port.turn(|port| port.reply(from, &reply));
+        }
+    }
+
+    fn open(&mut self, ring: RingServer) {
+        if self.rings.len() >= RINGS_MAX {
+            tracing::warn!(client = %ring.client(), "refused a ring: {RINGS_MAX} are open");
+            return;
+        }
+        let (id, from, arena) = (ring.id(), ring.client(), ring.arena());
+        let client = ClientId(self.next_client);
+        self.next_client += 1;
+        let cell = Arc::new(RingCell { ring, arena, from, epoch: self.epoch });
+        self.rings.insert(id, Ring { cell, client, session: None, is_busy: false });
+        self.mark(id);
+    }
+
+    fn mark(&mut self, id: RingId) {
+        if let Some(ring) = self.rings.get_mut(&id)
+            && !std::mem::replace(&mut ring.is_busy, true)
+        {
+            self.busy.push_back(id);
+        }
+    }
+
+    fn close(&mut self, id: RingId, reason: IpcError) {
+        if let Some(ring) = self.rings.remove(&id) {
+            tracing::debug!(client = ring.client.0, %reason, "ring closed");
+            if ring.session.is_some() {
+                self.service.closed(ring.client);
+            }
+        }
+    }
+
+    /// Every busy ring gets its turn.
+    fn turn(&mut self) {
+        for _ in 0..self.busy.len() {
+            let Some(id) = self.busy.pop_front() else { return };
+            if let Some(ring) = self.rings.get_mut(&id) {
+                ring.is_busy = false;
+            }
+            match self.take_requests(id) {
+                Left::Nothing => {}
+                Left::More => self.mark(id),
+                Left::Broken(reason) => self.close(id, reason),
+            }
+        }
+    }
+
+    fn take_requests(&mut self, id: RingId) -> Left {
+        for _ in 0..TURN_REQUESTS {
+            let Some(ring) = self.rings.get(&id) else { return Left::Nothing };
+            let next = ring.cell.ring.next();
+            match next {
+                Ok(Some(submission)) => self.request(id, submission),
+                Ok(None) => return Left::Nothing,
+                Err(reason) => return Left::Broken(reason),
+            }
+        }
+        Left::More
+    }
+
+    fn request(&mut self, id: RingId, submission: Submission) {
+        let Some(ring) = self.rings.get_mut(&id) else { return };
+        match (submission.op, ring.session) {
+            (HELLO, None) => {
+                let hello = hello_of(&submission);
+                let reply = self.service.opened(ring.client, ring.cell.from, &hello);
+                if matches!(reply, HelloReply::Welcome { .. }) {
+                    ring.session = Some(hello.session);
+                }
+                ring.cell.complete(&greeting(&submission, &reply, self.epoch));
+            }
+            (op, Some(session)) if op == GOODBYE || op >= FIRST_SERVICE_OP => {
+                let request = Request::new(submission, ring.client, session, Arc::clone(&ring.cell));
+                if op == GOODBYE { self.service.goodbye(request) } else { self.service.submit(request) }
+            }
+            // Without a greeting, greeting twice, or an operation nobody has.
+            _ => Request::new(submission, ring.client, 0, Arc::clone(&ring.cell)).fail(Errno::PROTO),
+        }
+    }
+}
+
+fn hello_of(submission: &Submission) -> Hello {
+    let [session, acknowledged, capabilities] = submission.args;
+    Hello { session, acknowledged, capabilities }
+}
+
+fn greeting(submission: &Submission, reply: &HelloReply, epoch: u64) -> Completion {
+    let (status, results) = match *reply {
+        HelloReply::Welcome { highest, in_flight, service } => {
+            (0, [epoch, highest, u64::from(in_flight.min(RING_ENTRIES_MAX)), service])
+        }
+        HelloReply::Refused(errno) => (errno.raw_os_error() as u32, [0; 4]),
+    };
+    Completion { tag: submission.tag, status, sequence: submission.sequence, epoch, results, ..Completion::default() }
+}
+
+/// The endpoint a spawn record names.
+pub(crate) fn endpoint_of(number: u32) -> Option<Endpoint> {
+    Endpoint::new(number)
+}

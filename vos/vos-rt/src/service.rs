@@ -1,0 +1,113 @@
+//! What a server is to the frame.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use abi::{Endpoint, Message};
+use ipc::Waker;
+use rustix::io::Errno;
+
+use crate::request::{ClientId, Request};
+
+/// The greeting of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello {
+    pub session: u64,
+    /// Everything up to this sequence was completed; its replies are not asked for again.
+    pub acknowledged: u64,
+    pub capabilities: u64,
+}
+
+/// What a client is told when it greets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HelloReply {
+    Welcome {
+        /// Highest sequence of the session that was executed.
+        highest: u64,
+        /// Requests in flight this server accepts; 0 for as many as the ring holds.
+        in_flight: u32,
+        /// Means what the service's contract says.
+        service: u64,
+    },
+    /// `ESTALE`: the session was forgotten.
+    Refused(Errno),
+}
+
+impl HelloReply {
+    /// For servers without sessions.
+    pub const STATELESS: HelloReply = HelloReply::Welcome { highest: 0, in_flight: 0, service: 0 };
+}
+
+/// A server. All calls come from the loop's thread and must not block: work that waits goes to a
+/// [`crate::WorkerPool`] or becomes state, and the [`Request`] is answered later from anywhere.
+pub trait Service {
+    /// A ring said HELLO. Requests of the session may still be running for an older ring.
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply;
+
+    /// An operation of a client that was welcomed.
+    fn submit(&mut self, request: Request);
+
+    /// The ring of a client ended. Its session stays.
+    fn closed(&mut self, client: ClientId);
+
+    /// The client ends its session for good; answer the request once nothing of it is kept. May be repeated.
+    fn goodbye(&mut self, request: Request) {
+        request.reply([0; 4], 0);
+    }
+
+    /// A message on lane 0. The returned one is the reply.
+    fn message(&mut self, from: Endpoint, message: &Message) -> Option<Message> {
+        let _ = (from, message);
+        None
+    }
+
+    /// When [`Service::tick`] must be called at the latest.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Called after each turn of the loop, and when the deadline has passed or the handle was poked.
+    fn tick(&mut self, now: Instant) {
+        let _ = now;
+    }
+}
+
+/// Reaches a running server's loop from other threads.
+#[derive(Clone)]
+pub struct Handle {
+    waker: Waker,
+    stop: Arc<AtomicBool>,
+}
+
+impl Handle {
+    pub fn new(waker: Waker) -> Handle {
+        Handle { waker, stop: Arc::new(AtomicBool::new(false)) }
+    }
+
+    /// Ends the loop after its present turn.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Makes the loop call [`Service::tick`] soon.
+    pub fn poke(&self) {
+        self.waker.wake();
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// In which state a server finds its store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// The first incarnation.
+    Fresh,
+    /// An earlier incarnation ended, cleanly or not.
+    Restart,
+    /// Another owner is alive or unreachable: fence it by the epoch before serving.
+    TakeOver,
+}
