@@ -160,6 +160,9 @@ pub const COPY_RANGE: u16 = 47;
 
 /// Flag of [`WRITE`].
 pub const APPEND: u16 = 1;
+/// Flag of [`WRITE`], [`OPEN`] with `O_TRUNC`, [`FALLOCATE`] and [`COPY_RANGE`]: in the same step, a regular file loses set-user-id,
+/// and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
+pub const KILL_SUID: u16 = 1 << 8;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
 

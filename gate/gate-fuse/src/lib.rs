@@ -1,1 +1,27 @@
-//! To be written.
+//! The file gate: serves one FUSE mount of a container on one node from the container's fs server.
+//!
+//! One process per container and node, without privileges, started by the node daemon with the descriptor of a connection that is
+//! mounted already ([`main_from_spawn`]). It may be killed at any time: the next one takes the connection over and
+//! programs see a pause. How, is drawn in `docs/design/gate-fuse.md`.
+//!
+//! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs`).
+
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod cache;
+mod complete;
+mod flight;
+mod gate;
+mod init;
+pub mod kernel;
+mod notify;
+mod recall;
+pub mod request;
+mod spawn;
+mod state;
+mod translate;
+
+pub use gate::{Counters, End, Gate, GateError};
+pub use spawn::main_from_spawn;
+pub use state::STATE_BYTES;

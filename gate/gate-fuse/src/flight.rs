@@ -1,0 +1,82 @@
+//! Requests in flight: what each operation at the server is for.
+
+use std::collections::HashMap;
+
+use crate::backend::Token;
+use crate::translate::Then;
+
+/// One operation without a completion.
+pub struct Flight {
+    /// The request's number as the kernel wrote it: the answer must carry the same.
+    pub unique: u64,
+    /// The same without the mark of being resent.
+    pub key: u64,
+    pub ino: u64,
+    pub then: Then,
+    pub step: u32,
+    pub changes: bool,
+    /// Number in the session of a lock that waits.
+    pub waiting_lock: Option<u64>,
+    /// Bytes of the file whose pages the kernel holds locked.
+    pub locked: Option<(u64, u64)>,
+    /// The request itself, when another step follows.
+    pub request: Option<Vec<u8>>,
+}
+
+#[derive(Default)]
+pub struct Flights {
+    by_token: HashMap<Token, Flight>,
+    by_key: HashMap<u64, Token>,
+    changes: usize,
+    waiting_locks: usize,
+}
+
+impl Flights {
+    pub fn insert(&mut self, token: Token, flight: Flight) {
+        self.changes += usize::from(flight.changes);
+        self.waiting_locks += usize::from(flight.waiting_lock.is_some());
+        self.by_key.insert(flight.key, token);
+        self.by_token.insert(token, flight);
+    }
+
+    pub fn remove(&mut self, token: Token) -> Option<Flight> {
+        let flight = self.by_token.remove(&token)?;
+        self.by_key.remove(&flight.key);
+        self.changes -= usize::from(flight.changes);
+        self.waiting_locks -= usize::from(flight.waiting_lock.is_some());
+        Some(flight)
+    }
+
+    pub fn by_key(&self, key: u64) -> Option<&Flight> {
+        self.by_token.get(self.by_key.get(&key)?)
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_token.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_token.is_empty()
+    }
+
+    pub fn waiting_locks(&self) -> usize {
+        self.waiting_locks
+    }
+
+    /// Whether a change is in flight that is expected to end soon; a lock may wait for hours and holds nothing.
+    pub fn has_changes(&self) -> bool {
+        self.changes > self.waiting_locks
+    }
+
+    /// Byte ranges of `ino` whose pages our writes in flight hold.
+    pub fn locked_ranges(&self, ino: u64) -> Vec<(u64, u64)> {
+        self.by_token.values().filter(|flight| flight.ino == ino).filter_map(|flight| flight.locked).collect()
+    }
+
+    /// Everything that was in flight, forgotten.
+    pub fn drain(&mut self) -> Vec<Flight> {
+        (self.changes, self.waiting_locks) = (0, 0);
+        self.by_key.clear();
+        self.by_token.drain().map(|(_, flight)| flight).collect()
+    }
+}

@@ -1,0 +1,795 @@
+//! The gate: one thread that moves requests from the kernel to the fs server and answers back.
+//!
+//! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted), `Serving`, and `Reopening`
+//! (the session was lost: files are opened again in a new one before the kernel is asked to resend). Requests that were read and could
+//! not be submitted wait in `held`, in order, and nothing is read while one waits: what is in memory is bounded by
+//! [`IN_FLIGHT_MAX`] requests.
+//!
+//! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table, then
+//! answer; answer, then the journal's slot is free.
+//!
+//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
+use crate::cache::{Cache, Keep, NAME_TIMEOUT, NAME_TIMEOUT_SHORT};
+use crate::complete::{After, Answer, Completer};
+use crate::flight::{Flight, Flights};
+use crate::init::{self, TRANSFER_BYTES};
+use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
+use crate::notify::{self, JOBS_MAX, Job, Notifier};
+use crate::recall::{self, Recalls, What};
+use crate::request::{self, Body, Request};
+use crate::state::{State, StateError};
+use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
+
+/// Requests taken from the kernel and not answered. Fewer than the journal has slots and the server remembers replies.
+pub const IN_FLIGHT_MAX: usize = 512;
+/// Of these, locks that wait: the others must be able to pass, an unlock among them.
+const WAITING_LOCKS_MAX: usize = IN_FLIGHT_MAX / 2;
+/// Requests read before completions are looked at again.
+const READ_BATCH: usize = 32;
+/// Bytes of one read from the kernel: the largest request and its head.
+const BUFFER_BYTES: usize = TRANSFER_BYTES as usize + 4096;
+/// Room for one poll of events.
+const EVENTS_BYTES: u32 = 64 << 10;
+/// Looks at the ring before the gate sleeps: while another CPU works for us, an answer comes sooner than a sleep and a wake-up take.
+const LOOKS_MAX: u32 = 64;
+const LOOKS_MIN: u32 = 2;
+/// Every so many sleeps the full number of looks is tried, in case it pays again.
+const SLEEPS_PER_TRIAL: u32 = 64;
+
+const _: () = assert!(IN_FLIGHT_MAX < crate::state::JOURNAL_SLOTS);
+
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    #[error("the FUSE connection cannot be {verb}")]
+    Fuse {
+        verb: &'static str,
+        #[source]
+        cause: Errno,
+    },
+    #[error("the kernel's FUSE interface is too old: 7.{} is the least", kernel::VERSION_MINOR_MIN)]
+    KernelTooOld,
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("the notifier thread cannot be started")]
+    Notifier(#[source] std::io::Error),
+    #[error("waiting failed")]
+    Wait(#[source] Errno),
+}
+
+/// Why the gate stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The file tree was unmounted or the connection aborted.
+    Unmounted,
+    /// `stop` became readable; the connection goes on and waits for the next gate.
+    Stopped,
+}
+
+/// Figures for logs and tests.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counters {
+    pub requests: u64,
+    pub resent: u64,
+    /// Resent requests whose operation the dead gate had begun.
+    pub repeated: u64,
+    pub recalls: u64,
+    pub sessions_lost: u64,
+}
+
+enum Phase {
+    Collecting,
+    Serving,
+    Reopening { left: VecDeque<(u64, translate::Plan<'static>)>, in_flight: Vec<(Token, u64)> },
+}
+
+/// A request that waits for its turn.
+struct Held {
+    bytes: Vec<u8>,
+    step: u32,
+}
+
+pub struct Gate<B: Backend> {
+    fuse: OwnedFd,
+    state: State,
+    backend: B,
+    cache: Cache,
+    notifier: Notifier,
+    recalls: Recalls,
+    flights: Flights,
+    held: VecDeque<Held>,
+    phase: Phase,
+    events: Option<Token>,
+    /// The server repeated itself: ask again only when something was released.
+    events_paused: bool,
+    buffer: Vec<u8>,
+    looks: Looks,
+    end: Option<End>,
+    counters: Counters,
+}
+
+impl<B: Backend> Gate<B> {
+    /// Takes over a connection: one that was just mounted, or one whose gate died. `fuse` must be non-blocking.
+    pub fn new(fuse: OwnedFd, state: OwnedFd, backend: B) -> Result<Gate<B>, GateError> {
+        let state = State::open(state)?;
+        let verb = "set up";
+        let flags = rustix::fs::fcntl_getfl(&fuse).map_err(|cause| GateError::Fuse { verb, cause })?;
+        rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)
+            .map_err(|cause| GateError::Fuse { verb, cause })?;
+        let notifier = Notifier::start(fuse.try_clone().map_err(GateError::Notifier)?).map_err(GateError::Notifier)?;
+        let is_new = state.negotiated().is_none();
+        Ok(Gate {
+            fuse,
+            state,
+            backend,
+            cache: Cache::new(is_new),
+            notifier,
+            recalls: Recalls::default(),
+            flights: Flights::default(),
+            held: VecDeque::new(),
+            phase: Phase::Collecting,
+            events: None,
+            events_paused: false,
+            buffer: vec![0; BUFFER_BYTES],
+            looks: Looks::default(),
+            end: None,
+            counters: Counters::default(),
+        })
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Serves until the mount is gone or `stop` is readable.
+    pub fn run(&mut self, stop: impl AsFd) -> Result<End, GateError> {
+        self.adopt()?;
+        loop {
+            let mut is_busy = self.take_completions()?;
+            self.follow_recalls()?;
+            is_busy |= self.submit_held()?;
+            is_busy |= self.read_requests()?;
+            if let Some(end) = self.end {
+                return Ok(end);
+            }
+            if is_busy {
+                self.looks.found();
+            } else if self.flights.is_empty() || !self.looks.again() {
+                self.sleep(stop.as_fd())?;
+            }
+        }
+    }
+
+    // ---- adoption
+
+    /// Takes everything a dead gate left unanswered, then begins (or goes on with) the session.
+    fn adopt(&mut self) -> Result<(), GateError> {
+        // A kernel that cannot resend, or has nothing to resend, says so or does nothing.
+        let _ = notify::send(&self.fuse, kernel::notify::RESEND, &[], &[]);
+        while self.end.is_none() && self.held.len() < 2 * IN_FLIGHT_MAX {
+            let Some(bytes) = self.read_one()? else { break };
+            let Ok(header) = self.buffered_header(bytes) else { break };
+            let is_resent = header.unique & kernel::UNIQUE_RESEND != 0;
+            self.hold(bytes, 0);
+            // Interrupts and forgets overtake what is resent.
+            if !is_resent && !matches!(header.opcode, opcode::INTERRUPT | opcode::FORGET | opcode::BATCH_FORGET) {
+                break;
+            }
+        }
+        self.sort_held();
+        self.state.forget_unclaimed();
+        if self.state.session() == 0 {
+            self.state.begin_session(random())?;
+        }
+        self.begin_backend()?;
+        self.phase = Phase::Serving;
+        if self.counters.resent > 0 {
+            let Counters { resent, repeated, .. } = self.counters;
+            tracing::info!(resent, repeated, "took over a connection with requests in flight");
+        }
+        Ok(())
+    }
+
+    /// Claims the journal's entries of resent requests and puts those that were begun first, in the order of their sequences.
+    fn sort_held(&mut self) {
+        let mut keyed: Vec<(u64, u64, Held)> = Vec::with_capacity(self.held.len());
+        for mut held in std::mem::take(&mut self.held) {
+            let Ok((header, _)) = InHeader::read_from_prefix(&held.bytes) else { continue };
+            let key = header.unique & !kernel::UNIQUE_RESEND;
+            let mut order = u64::MAX;
+            if header.unique & kernel::UNIQUE_RESEND != 0 {
+                self.counters.resent += 1;
+                if let Some(noted) = self.state.claim(key) {
+                    self.counters.repeated += 1;
+                    held.step = noted.step;
+                    order = noted.sequence;
+                }
+            }
+            keyed.push((order, key, held));
+        }
+        // Stable: what has no sequence keeps the kernel's order.
+        keyed.sort_by_key(|(order, ..)| *order);
+        self.held = keyed.into_iter().map(|(_, _, held)| held).collect();
+    }
+
+    fn begin_backend(&mut self) -> Result<(), GateError> {
+        let start = Start {
+            session: self.state.session(),
+            next_sequence: self.state.next_sequence(),
+            acknowledged: self.state.acknowledged(),
+        };
+        self.backend.begin(start)?;
+        Ok(())
+    }
+
+    // ---- from the kernel
+
+    /// Reads requests while there is room. `true` when there was one.
+    fn read_requests(&mut self) -> Result<bool, GateError> {
+        for count in 0..READ_BATCH {
+            if !matches!(self.phase, Phase::Serving) || !self.held.is_empty() || self.flights.len() >= IN_FLIGHT_MAX {
+                return Ok(count > 0);
+            }
+            let Some(bytes) = self.read_one()? else { return Ok(count > 0) };
+            // The buffer is lent out while the request that lies in it is handled.
+            let buffer = std::mem::take(&mut self.buffer);
+            let handled = self.handle(buffer.get(..bytes).unwrap_or_default(), 0);
+            self.buffer = buffer;
+            if handled? == Handled::Later {
+                self.hold(bytes, 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// One request into the buffer; `None` when there is none, or the mount is gone.
+    fn read_one(&mut self) -> Result<Option<usize>, GateError> {
+        loop {
+            match rustix::io::read(&self.fuse, self.buffer.as_mut_slice()) {
+                Ok(0) => self.end = Some(End::Unmounted),
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(Errno::NODEV | Errno::CONNABORTED | Errno::NOTCONN) => self.end = Some(End::Unmounted),
+                // ENOENT: the request was taken back while it was being copied.
+                Err(Errno::INTR | Errno::NOENT) => continue,
+                Err(Errno::AGAIN) => {}
+                Err(cause) => return Err(GateError::Fuse { verb: "read", cause }),
+            }
+            return Ok(None);
+        }
+    }
+
+    fn buffered_header(&self, bytes: usize) -> Result<InHeader, Errno> {
+        let read = self.buffer.get(..bytes).unwrap_or_default();
+        InHeader::read_from_prefix(read).map(|(header, _)| header).map_err(|_| Errno::IO)
+    }
+
+    fn hold(&mut self, bytes: usize, step: u32) {
+        let bytes = self.buffer.get(..bytes).unwrap_or_default().to_vec();
+        self.held.push_back(Held { bytes, step });
+    }
+
+    /// Tries what waits, in order. `true` when something was submitted.
+    fn submit_held(&mut self) -> Result<bool, GateError> {
+        let mut is_busy = false;
+        while !matches!(self.phase, Phase::Reopening { .. })
+            && self.flights.len() < IN_FLIGHT_MAX
+            && let Some(held) = self.held.pop_front()
+        {
+            if self.handle(&held.bytes, held.step)? == Handled::Later {
+                self.held.push_front(held);
+                break;
+            }
+            is_busy = true;
+        }
+        Ok(is_busy)
+    }
+
+    fn handle(&mut self, bytes: &[u8], step: u32) -> Result<Handled, GateError> {
+        let request = match request::parse(bytes) {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(%error, "a request was refused");
+                if let Some(unique) = error.unique() {
+                    self.answer(unique, -error.errno(), &[])?;
+                }
+                return Ok(Handled::Done);
+            }
+        };
+        if self.answer_from_memory(&request)? {
+            return Ok(Handled::Done);
+        }
+        let has_locks = match request.body {
+            Body::Flush(head) => {
+                self.cache.may_have_locks(request.header.nodeid, head.lock_owner & !translate::FLOCK_OWNER)
+            }
+            _ => true,
+        };
+        let context = Context { state: &self.state, now_ns: now_ns(), has_locks };
+        match translate::plan(&request, step, &context) {
+            Step::Silent => Ok(Handled::Done),
+            Step::Answer(errno) => self.finish(request.header.unique, request.key(), -errno, &[]),
+            Step::Own(own) => self.handle_own(own, &request),
+            Step::Submit(plan) => self.submit(&request, bytes, step, &plan),
+        }
+    }
+
+    /// The question before every write whether the file has capabilities.
+    fn answer_from_memory(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
+        let Body::Getxattr { name: b"security.capability", .. } = request.body else { return Ok(false) };
+        if !self.cache.is_capability_absent(request.header.nodeid) {
+            return Ok(false);
+        }
+        self.answer(request.header.unique, -libc::ENODATA, &[])?;
+        Ok(true)
+    }
+
+    fn handle_own(&mut self, own: Own, request: &Request<'_>) -> Result<Handled, GateError> {
+        let unique = request.header.unique;
+        match own {
+            Own::Init => {
+                let Body::Init { head, flags2 } = request.body else { return Ok(Handled::Done) };
+                self.negotiate(unique, &head, flags2)?;
+            }
+            Own::Interrupt { unique } => return self.interrupt(unique & !kernel::UNIQUE_RESEND),
+            Own::Opendir => {
+                let ino = request.header.nodeid;
+                let leased = self.cache.is_leased(ino);
+                let open_flags = match leased.then(|| self.cache.opened(ino, true)) {
+                    Some(Keep::Keep) => fopen::CACHE_DIR | fopen::KEEP_CACHE,
+                    Some(Keep::Drop) => fopen::CACHE_DIR,
+                    None => 0,
+                };
+                let out = kernel::OpenOut { fh: 0, open_flags, backing_id: 0 };
+                self.answer(unique, 0, out.as_bytes())?;
+            }
+        }
+        Ok(Handled::Done)
+    }
+
+    fn negotiate(&mut self, unique: u64, head: &kernel::InitIn, flags2: u32) -> Result<(), GateError> {
+        match init::negotiate(head, flags2) {
+            init::Outcome::Agreed { agreed, answer } => {
+                self.counters.requests += 1;
+                self.state.set_negotiated(agreed)?;
+                self.answer(unique, 0, &answer)
+            }
+            init::Outcome::AskAgain { answer } => self.answer(unique, 0, &answer),
+            init::Outcome::Refused => {
+                self.answer(unique, -libc::EPROTO, &[])?;
+                Err(GateError::KernelTooOld)
+            }
+        }
+    }
+
+    /// A signal arrived at a program that waits: only a lock can be given up, everything else ends soon.
+    fn interrupt(&mut self, key: u64) -> Result<Handled, GateError> {
+        let Some(sequence) = self.flights.by_key(key).and_then(|flight| flight.waiting_lock) else {
+            return Ok(Handled::Done);
+        };
+        let cancel = Op { args: [sequence, 0, 0], ..plain(vos_api::fs::CANCEL) };
+        match self.backend.submit(&cancel) {
+            // Its completion says nothing; the lock's own says EINTR.
+            Ok(_) => Ok(Handled::Done),
+            Err(Refused::Full) => Ok(Handled::Later),
+            Err(Refused::TooLong) => Ok(Handled::Done),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        request: &Request<'_>,
+        bytes: &[u8],
+        step: u32,
+        plan: &Plan<'_>,
+    ) -> Result<Handled, GateError> {
+        let (key, unique, ino) = (request.key(), request.header.unique, request.header.nodeid);
+        let waits = matches!(plan.then, Then::Lock { .. }) && plan.args[1] == 1;
+        if waits && self.flights.waiting_locks() >= WAITING_LOCKS_MAX {
+            return self.finish(unique, key, -libc::ENOLCK, &[]);
+        }
+        if let Then::Lock { owner, .. } = plan.then {
+            self.cache.locking(ino, owner);
+        }
+        let changes = plan.effect == Effect::Changes;
+        let sequence = match plan.effect {
+            Effect::Changes => Some(self.state.note(key, step, plan.op)?),
+            Effect::Reads => None,
+        };
+        let op = Op {
+            op: plan.op,
+            flags: plan.flags,
+            args: plan.args,
+            out: plan.out.bytes(),
+            in_capacity: plan.in_capacity,
+            sequence,
+        };
+        let token = match self.backend.submit(&op) {
+            Ok(token) => token,
+            Err(Refused::Full) => return Ok(Handled::Later),
+            Err(Refused::TooLong) => return self.finish(unique, key, -libc::EINVAL, &[]),
+        };
+        self.counters.requests += 1;
+        let locked = match request.body {
+            Body::Write { head, .. } => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
+            _ => None,
+        };
+        let waiting_lock = sequence.filter(|_| waits);
+        let request = (plan.then == Then::Next).then(|| bytes.to_vec());
+        self.flights
+            .insert(token, Flight { unique, key, ino, then: plan.then, step, changes, waiting_lock, locked, request });
+        Ok(Handled::Done)
+    }
+
+    // ---- from the server
+
+    /// Takes completions while there are any. `true` when there was one.
+    fn take_completions(&mut self) -> Result<bool, GateError> {
+        let mut is_busy = false;
+        // Bounded by what can be in flight, so that a busy server cannot keep the kernel waiting.
+        for _ in 0..2 * IN_FLIGHT_MAX {
+            match self.backend.poll() {
+                None => break,
+                Some(Event::SessionLost) => self.begin_anew()?,
+                // ESTALE is said of the session, never of a file.
+                Some(Event::Done(done)) if done.status == libc::ESTALE as u32 => self.begin_anew()?,
+                Some(Event::Done(done)) => self.complete(&done)?,
+            }
+            is_busy = true;
+        }
+        Ok(is_busy)
+    }
+
+    fn complete(&mut self, done: &Done<B::Data>) -> Result<(), GateError> {
+        if self.events == Some(done.token) {
+            self.events = None;
+            return self.take_events(done);
+        }
+        if let Some(flight) = self.flights.remove(done.token) {
+            return self.complete_request(flight, done);
+        }
+        self.reopened(done)
+    }
+
+    fn complete_request(&mut self, flight: Flight, done: &Done<B::Data>) -> Result<(), GateError> {
+        let name_timeout = self.name_timeout();
+        let mut completer = Completer { cache: &mut self.cache, state: &mut self.state, name_timeout };
+        let (answer, after) = completer.finish(flight.ino, flight.then, done);
+        if after == After::Next {
+            if let Some(bytes) = flight.request {
+                self.held.push_front(Held { bytes, step: flight.step + 1 });
+            }
+            return Ok(());
+        }
+        match answer {
+            Answer::Errno(errno) => self.answer(flight.unique, -errno, &[])?,
+            Answer::Bytes(bytes) => self.answer(flight.unique, 0, &bytes)?,
+            Answer::Data { bytes } => self.answer_data(flight.unique, &done.data, bytes)?,
+        }
+        self.state.answered(flight.key);
+        if let After::DropPages { ino } = after {
+            // A full queue only delays what the next open does anyway.
+            let _ = self.notifier.give(Job::Drop { ino });
+        }
+        Ok(())
+    }
+
+    /// A file that was opened again in the new session, or a completion nobody waits for.
+    fn reopened(&mut self, done: &Done<B::Data>) -> Result<(), GateError> {
+        let Phase::Reopening { in_flight, .. } = &mut self.phase else { return Ok(()) };
+        let Some(at) = in_flight.iter().position(|(token, _)| *token == done.token) else { return Ok(()) };
+        let (_, fh) = in_flight.swap_remove(at);
+        self.state.answered(reopen_key(fh));
+        if done.status == 0 {
+            self.state.replace(fh, done.results[0])?;
+        } else {
+            tracing::warn!(fh, errno = done.status, "an open file is gone with the old session");
+        }
+        self.go_on_reopening()
+    }
+
+    // ---- a lost session
+
+    /// The server does not know us any more: nothing the kernel keeps is covered by a lease, nothing in flight gets an answer.
+    fn begin_anew(&mut self) -> Result<(), GateError> {
+        self.counters.sessions_lost += 1;
+        let flights = self.flights.drain();
+        tracing::warn!(in_flight = flights.len(), "the fs server fenced this gate; beginning a new session");
+        let can_resend = self.can_resend();
+        if !can_resend {
+            for flight in &flights {
+                self.answer(flight.unique, -libc::EIO, &[])?;
+            }
+        }
+        self.held.clear();
+        self.events = None;
+        self.recalls.reset();
+        self.distrust_names();
+        for ino in self.cache.lost() {
+            if !self.notifier.give(Job::Drop { ino }) {
+                tracing::warn!("more files are cached than can be dropped at once");
+                break;
+            }
+        }
+        self.state.begin_session(random())?;
+        self.begin_backend()?;
+        let left = self.state.handles().map(|(fh, handle)| (fh, translate::reopen(handle.ino, handle.flags))).collect();
+        self.phase = Phase::Reopening { left, in_flight: Vec::new() };
+        self.go_on_reopening()
+    }
+
+    fn go_on_reopening(&mut self) -> Result<(), GateError> {
+        let Phase::Reopening { left, in_flight } = &mut self.phase else { return Ok(()) };
+        while in_flight.len() < IN_FLIGHT_MAX / 4
+            && let Some((fh, plan)) = left.pop_front()
+        {
+            let sequence = Some(self.state.note(reopen_key(fh), 0, plan.op)?);
+            let op = Op { args: plan.args, in_capacity: plan.in_capacity, sequence, ..plain(plan.op) };
+            match self.backend.submit(&op) {
+                Ok(token) => in_flight.push((token, fh)),
+                Err(Refused::Full | Refused::TooLong) => {
+                    left.push_front((fh, plan));
+                    break;
+                }
+            }
+        }
+        if left.is_empty() && in_flight.is_empty() {
+            self.phase = Phase::Serving;
+            // What was in flight comes again, as to a new gate.
+            let _ = notify::send(&self.fuse, kernel::notify::RESEND, &[], &[]);
+        }
+        Ok(())
+    }
+
+    fn can_resend(&self) -> bool {
+        self.state.negotiated().is_some_and(|agreed| agreed.flags & kernel::init::HAS_RESEND != 0)
+    }
+
+    // ---- recalls
+
+    fn take_events(&mut self, done: &Done<B::Data>) -> Result<(), GateError> {
+        if done.status != 0 {
+            tracing::warn!(errno = done.status, "the fs server answers no events");
+            self.events_paused = true;
+            return Ok(());
+        }
+        let Some(events) = recall::parse(&done.data.to_vec()) else {
+            tracing::warn!("the fs server sent events that make no sense");
+            self.events_paused = true;
+            return Ok(());
+        };
+        let now = Instant::now();
+        let mut is_news = events.is_empty();
+        for event in events {
+            if !self.recalls.begin(&event, now, self.grace(&event.what)) {
+                continue;
+            }
+            is_news = true;
+            self.counters.recalls += 1;
+            let job = match event.what {
+                What::Inode { ino } => {
+                    let found_in = self.cache.recalled(ino);
+                    Job::Inode { recall: event.recall, ino, busy: self.flights.locked_ranges(ino), found_in }
+                }
+                What::Name { parent, name } => Job::Name { recall: event.recall, parent, name },
+            };
+            if !self.notifier.give(job) {
+                tracing::error!("the notifier's queue is full although events were asked for");
+            }
+        }
+        self.events_paused = !is_news;
+        Ok(())
+    }
+
+    fn follow_recalls(&mut self) -> Result<(), GateError> {
+        while let Some(recall) = self.notifier.finished() {
+            self.recalls.finish(recall);
+        }
+        if self.recalls.len() > 0 && self.recalls.tick(Instant::now(), self.flights.has_changes()).names {
+            self.distrust_names();
+        }
+        if !matches!(self.phase, Phase::Serving) {
+            return Ok(());
+        }
+        if let Some(recall) = self.recalls.released() {
+            let op = Op { args: [recall, 0, 0], ..plain(vos_api::fs::RELEASED) };
+            if self.backend.submit(&op).is_ok() {
+                self.recalls.told(recall);
+                self.events_paused = false;
+            }
+        }
+        // A single completion carries at most so many events; the queue must take them all.
+        const EVENTS_MAX: usize = EVENTS_BYTES as usize / size_of::<vos_api::fs::Event>();
+        const _: () = assert!(EVENTS_MAX < JOBS_MAX);
+        if self.events.is_none() && !self.events_paused && self.recalls.len() + EVENTS_MAX < JOBS_MAX {
+            let op = Op { in_capacity: EVENTS_BYTES, ..plain(vos_api::fs::EVENTS) };
+            self.events = self.backend.submit(&op).ok();
+        }
+        Ok(())
+    }
+
+    fn grace(&self, what: &What) -> Duration {
+        match what {
+            What::Name { .. } if !self.has_epochs() => NAME_TIMEOUT_SHORT,
+            _ => recall::GRACE,
+        }
+    }
+
+    fn has_epochs(&self) -> bool {
+        self.state.negotiated().is_some_and(|agreed| agreed.minor >= kernel::VERSION_MINOR_EPOCH)
+    }
+
+    fn name_timeout(&self) -> Duration {
+        if self.has_epochs() { NAME_TIMEOUT } else { NAME_TIMEOUT_SHORT }
+    }
+
+    /// Makes the kernel ask again for every name. Takes no lock, so this thread may do it.
+    fn distrust_names(&self) {
+        if self.has_epochs() {
+            let _ = notify::send(&self.fuse, kernel::notify::INC_EPOCH, &[], &[]);
+        }
+    }
+
+    // ---- to the kernel
+
+    /// Answers and closes the journal's entry of a request that needed no (further) operation.
+    fn finish(&mut self, unique: u64, key: u64, error: i32, data: &[u8]) -> Result<Handled, GateError> {
+        self.answer(unique, error, data)?;
+        self.state.answered(key);
+        Ok(Handled::Done)
+    }
+
+    fn answer(&mut self, unique: u64, error: i32, data: &[u8]) -> Result<(), GateError> {
+        let head = OutHeader { len: (size_of::<OutHeader>() + data.len()) as u32, error, unique };
+        let parts = [std::io::IoSlice::new(head.as_bytes()), std::io::IoSlice::new(data)];
+        let written = loop {
+            match rustix::io::writev(&self.fuse, &parts) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        self.check_answer(unique, written.map(|_| ()))
+    }
+
+    fn answer_data(&mut self, unique: u64, data: &B::Data, bytes: usize) -> Result<(), GateError> {
+        let head = OutHeader { len: (size_of::<OutHeader>() + bytes) as u32, error: 0, unique };
+        let written = loop {
+            match data.write_after(head.as_bytes(), bytes, self.fuse.as_fd()) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        self.check_answer(unique, written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    }
+
+    fn check_answer(&mut self, unique: u64, written: Result<(), Errno>) -> Result<(), GateError> {
+        match written {
+            Ok(()) => Ok(()),
+            // Its program was killed, or the connection aborted, meanwhile.
+            Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NODEV | Errno::CONNABORTED | Errno::NOTCONN | Errno::PERM) => {
+                self.end = Some(End::Unmounted);
+                Ok(())
+            }
+            Err(errno) => {
+                // The kernel did not like the answer; without any the program would wait for ever.
+                tracing::error!(%errno, "the kernel refused an answer");
+                let head = OutHeader { len: size_of::<OutHeader>() as u32, error: -libc::EIO, unique };
+                let _ = rustix::io::write(&self.fuse, head.as_bytes());
+                Ok(())
+            }
+        }
+    }
+
+    // ---- waiting
+
+    fn sleep(&mut self, stop: std::os::fd::BorrowedFd<'_>) -> Result<(), GateError> {
+        if !self.backend.may_sleep() {
+            return Ok(());
+        }
+        let reads = matches!(self.phase, Phase::Serving) && self.held.is_empty() && self.flights.len() < IN_FLIGHT_MAX;
+        let timeout = self.timeout();
+        let fuse_flags = if reads { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::new(&stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.backend.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.notifier.fd(), PollFlags::IN),
+            PollFd::new(&self.fuse, fuse_flags),
+        ];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(GateError::Wait(errno)),
+        }
+        let [is_stopped, _, has_news, fuse] = fds.map(|fd| fd.revents());
+        if !is_stopped.is_empty() {
+            self.end = Some(End::Stopped);
+        }
+        if fuse.contains(PollFlags::ERR) {
+            self.end = Some(End::Unmounted);
+        }
+        if !has_news.is_empty() {
+            self.notifier.quiet();
+        }
+        self.backend.awake();
+        Ok(())
+    }
+
+    fn timeout(&self) -> Option<rustix::event::Timespec> {
+        let deadline = self.recalls.deadline()?;
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        rustix::event::Timespec::try_from(left).ok()
+    }
+}
+
+/// How often to look before sleeping: more while it pays, less while it does not.
+#[derive(Default)]
+struct Looks {
+    budget: u32,
+    used: u32,
+    sleeps: u32,
+}
+
+impl Looks {
+    fn found(&mut self) {
+        if self.used > 0 {
+            self.budget = (self.budget * 2).min(LOOKS_MAX);
+        }
+        self.used = 0;
+    }
+
+    /// `false`: enough, sleep.
+    fn again(&mut self) -> bool {
+        if self.used >= self.budget.max(LOOKS_MIN) {
+            self.used = 0;
+            self.sleeps = self.sleeps.wrapping_add(1);
+            self.budget =
+                if self.sleeps % SLEEPS_PER_TRIAL == 0 { LOOKS_MAX } else { (self.budget / 2).max(LOOKS_MIN) };
+            return false;
+        }
+        self.used += 1;
+        std::thread::yield_now();
+        true
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Handled {
+    Done,
+    /// There is no room at the moment.
+    Later,
+}
+
+fn plain(op: u16) -> Op<'static> {
+    Op { op, flags: 0, args: [0; 3], out: &[], in_capacity: 0, sequence: None }
+}
+
+/// Journal key of an open that no request of the kernel asked for; the kernel's numbers are even.
+fn reopen_key(fh: u64) -> u64 {
+    fh << 1 & !kernel::UNIQUE_RESEND | 1
+}
+
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A session number: never 0.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Cannot fail for so few bytes once the system has booted; the clock would do.
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
+        bytes = now_ns().to_ne_bytes();
+    }
+    u64::from_ne_bytes(bytes).max(1)
+}

@@ -1,0 +1,183 @@
+//! The thread that tells the kernel to drop what it keeps.
+//!
+//! Dropping may wait in the kernel for a page or directory that is locked by a request which the serving thread must answer first; so it is never
+//! done by that thread. It serves nothing, owns nothing and has one queue in and one out, both bounded by [`JOBS_MAX`]
+//! (the gate asks for events only while there is room).
+//!
+//! Not here: when a recall counts as finished although this thread hangs ([`crate::recall`]).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::kernel::{self, NotifyInvalEntry, NotifyInvalInode, OutHeader};
+
+pub const JOBS_MAX: usize = 4096;
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Job {
+    Inode {
+        recall: u64,
+        ino: u64,
+        /// Byte ranges that our own writes in flight have locked: they come last.
+        busy: Vec<(u64, u64)>,
+        /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up there may be about to
+        /// make it known with what we told before the recall; it holds the directory's lock.
+        found_in: Option<u64>,
+    },
+    Name {
+        recall: u64,
+        parent: u64,
+        name: Vec<u8>,
+    },
+    /// Pages and attributes, without a recall.
+    Drop {
+        ino: u64,
+    },
+}
+
+pub struct Notifier {
+    jobs: SyncSender<Job>,
+    finished: Receiver<u64>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    /// `fuse` is written to; the thread ends with the `Notifier`, once no notification hangs.
+    pub fn start(fuse: OwnedFd) -> io::Result<Notifier> {
+        let (jobs, todo) = sync_channel(JOBS_MAX);
+        let (done, finished) = channel();
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let ring = Arc::clone(&bell);
+        std::thread::Builder::new().name("notifier".to_owned()).spawn(move || run(&fuse, &todo, &done, &ring))?;
+        Ok(Notifier { jobs, finished, bell })
+    }
+
+    /// `false` when the queue is full.
+    pub fn give(&self, job: Job) -> bool {
+        match self.jobs.try_send(job) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+        }
+    }
+
+    /// The next recall that was carried out.
+    pub fn finished(&self) -> Option<u64> {
+        self.finished.try_recv().ok()
+    }
+
+    /// Readable when [`Notifier::finished`] has something.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub fn quiet(&self) {
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+}
+
+fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd) {
+    while let Ok(job) = todo.recv() {
+        let recall = match job {
+            Job::Inode { recall, ino, busy, found_in } => {
+                drop_inode(fuse, ino, &busy, found_in);
+                recall
+            }
+            Job::Name { recall, parent, name } => {
+                drop_name(fuse, parent, &name);
+                recall
+            }
+            Job::Drop { ino } => {
+                drop_inode(fuse, ino, &[], None);
+                continue;
+            }
+        };
+        if done.send(recall).is_err() {
+            return;
+        }
+        // Full means that it rings already.
+        let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    }
+}
+
+fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u64>) {
+    // Attributes alone: takes no lock.
+    if drop_range(fuse, ino, -1, 0) == Err(Errno::NOENT) {
+        let Some(parent) = found_in else { return };
+        // Any name does: what counts is that the directory's lock was ours for a moment.
+        drop_name(fuse, parent, b"\x01");
+        if drop_range(fuse, ino, -1, 0).is_err() {
+            return;
+        }
+    }
+    for (first, end) in gaps(busy) {
+        let bytes = end.map_or(0, |end| end.saturating_sub(first) as i64);
+        if drop_range(fuse, ino, first as i64, bytes).is_err() {
+            return;
+        }
+    }
+    if !busy.is_empty() {
+        let _ = drop_range(fuse, ino, 0, 0);
+    }
+}
+
+/// What lies between the busy ranges, whole pages; the last one has no end.
+fn gaps(busy: &[(u64, u64)]) -> Vec<(u64, Option<u64>)> {
+    const PAGE: u64 = 4096;
+    let mut sorted: Vec<_> = busy.to_vec();
+    sorted.sort_unstable();
+    let mut gaps = Vec::with_capacity(sorted.len() + 1);
+    let mut at = 0;
+    for (first, end) in sorted {
+        let first = first / PAGE * PAGE;
+        if first > at {
+            gaps.push((at, Some(first)));
+        }
+        at = at.max(end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX));
+    }
+    if at < i64::MAX as u64 {
+        gaps.push((at, None));
+    }
+    gaps
+}
+
+fn drop_range(fuse: &OwnedFd, ino: u64, off: i64, len: i64) -> Result<(), Errno> {
+    send(fuse, kernel::notify::INVAL_INODE, NotifyInvalInode { ino, off, len }.as_bytes(), &[])
+}
+
+fn drop_name(fuse: &OwnedFd, parent: u64, name: &[u8]) {
+    let head = NotifyInvalEntry { parent, namelen: name.len() as u32, flags: 0 };
+    let _ = send(fuse, kernel::notify::INVAL_ENTRY, head.as_bytes(), &[name, b"\0"].concat());
+}
+
+/// Writes one notification. `ENOENT` says that the kernel keeps nothing of the kind.
+pub fn send(fuse: impl AsFd, code: i32, head: &[u8], tail: &[u8]) -> Result<(), Errno> {
+    let bytes = size_of::<OutHeader>() + head.len() + tail.len();
+    let header = OutHeader { len: bytes as u32, error: code, unique: 0 };
+    let message = [header.as_bytes(), head, tail].concat();
+    loop {
+        match rustix::io::write(&fuse, &message) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_leave_out_the_pages_of_writes_in_flight() {
+        assert_eq!(gaps(&[]), [(0, None)]);
+        assert_eq!(gaps(&[(0, 10)]), [(4096, None)]);
+        assert_eq!(gaps(&[(20_000, 20_001), (5000, 9000)]), [(0, Some(4096)), (12_288, Some(16_384)), (20_480, None)]);
+        assert_eq!(gaps(&[(4096, u64::MAX)]), [(0, Some(4096))]);
+    }
+}

@@ -1,0 +1,89 @@
+//! How a gate process begins: `dvs gate fuse`, started by the node daemon.
+//!
+//! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs` (endpoint of
+//! the fs server, default [`Endpoint::FS`]), `entries` and `arena_bytes` of the ring.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use abi::Endpoint;
+use ipc::Port;
+use libvos::{PortConnect, SharedPort, Size};
+use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
+use sys::spawn::{Spawn, SpawnError};
+use tracing_subscriber::EnvFilter;
+
+use crate::backend::session::{Connector, SessionBackend};
+use crate::gate::{End, Gate};
+
+/// Beyond those of every process of ours: the state object is read and written at offsets.
+const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_ftruncate];
+
+/// As many in flight as the gate takes, room for 64 transfers of 1 MiB.
+const SIZE: Size = Size { entries: 512, arena_bytes: 64 << 20 };
+
+/// Runs a gate process to its end: 0 when it was unmounted or asked to stop.
+pub fn main_from_spawn() -> ExitCode {
+    let filter = EnvFilter::try_from_env("DVS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_causes(&*error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut spawn = Spawn::from_env()?;
+    let number = spawn.endpoint.ok_or(SpawnError::Missing("endpoint"))?;
+    let endpoint = Endpoint::new(number).ok_or_else(|| SpawnError::BadOption("endpoint".to_owned()))?;
+    let server = endpoint_option(&spawn)?;
+    let size = size_option(&spawn)?;
+    let fuse = spawn.take_fd("fuse").ok_or(SpawnError::Missing("fuse"))?;
+    let state = spawn.take_fd("state").ok_or(SpawnError::Missing("state"))?;
+    let broker = spawn.take_broker()?;
+
+    let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])?;
+    give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
+    let port = SharedPort::new(Port::from_socket(broker, Some(endpoint))?);
+    let connector: Connector = Box::new(move || Box::new(PortConnect::new(port.clone(), server, size)));
+    let mut gate = Gate::new(fuse, state, SessionBackend::new(connector, size)?)?;
+    restrict_system_calls(SYSTEM_CALLS)?;
+    spawn.ready();
+    tracing::info!(dc = spawn.dc, dc_name = spawn.dc_name, %endpoint, %server, "serving");
+    let end = gate.run(&stop)?;
+    let counters = gate.counters();
+    match end {
+        End::Unmounted => tracing::info!(?counters, "ended: the file tree was unmounted"),
+        End::Stopped => tracing::info!(?counters, "ended: asked to; the file tree waits for the next gate"),
+    }
+    Ok(())
+}
+
+fn endpoint_option(spawn: &Spawn) -> Result<Endpoint, SpawnError> {
+    let Some(number) = spawn.option_u64("fs")? else { return Ok(Endpoint::FS) };
+    let endpoint = u32::try_from(number).ok().and_then(Endpoint::new);
+    endpoint.ok_or_else(|| SpawnError::BadOption("fs".to_owned()))
+}
+
+fn size_option(spawn: &Spawn) -> Result<Size, SpawnError> {
+    let option = |name: &str, default: u32| match spawn.option_u64(name)? {
+        None => Ok(default),
+        Some(number) => u32::try_from(number).map_err(|_| SpawnError::BadOption(name.to_owned())),
+    };
+    Ok(Size { entries: option("entries", SIZE.entries)?, arena_bytes: option("arena_bytes", SIZE.arena_bytes)? })
+}
+
+fn print_causes(error: &(dyn Error + 'static)) {
+    /// Chains are short; a cyclic one must not fill the log.
+    const CAUSES_MAX: usize = 16;
+    eprintln!("dvs: the file gate ended: {error}");
+    let mut cause = error.source();
+    for _ in 0..CAUSES_MAX {
+        let Some(next) = cause else { break };
+        eprintln!("  because: {next}");
+        cause = next.source();
+    }
+}

@@ -1,0 +1,523 @@
+//! What outlives a gate process: the negotiation, the journal of changing requests, the table of open handles.
+//!
+//! It lives in a memfd that the daemon hands to every gate of one mount, written with `pwrite`: once that returned, the record
+//! survives SIGKILL. The layout is drawn in `docs/design/gate-fuse.md`. Each record carries a check value, so that whatever
+//! else is found there counts as empty; nothing in here panics on any contents.
+//!
+//! A journal slot is *in use* from [`State::note`] until [`State::answered`], or from the moment a new gate is
+//! sent its request again ([`State::claim`]). Other slots are history and may be overwritten.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub const JOURNAL_SLOTS: usize = 1024;
+pub const HANDLES_MAX: usize = 65_536;
+const MAGIC: u64 = u64::from_le_bytes(*b"DVSGATE\x01");
+const VERSION: u32 = 1;
+const JOURNAL_AT: u64 = 4096;
+const RECORD_BYTES: usize = 32;
+const HANDLES_AT: u64 = JOURNAL_AT + (JOURNAL_SLOTS * RECORD_BYTES) as u64;
+pub const STATE_BYTES: u64 = HANDLES_AT + (HANDLES_MAX * RECORD_BYTES) as u64;
+
+const _: () = assert!(size_of::<Head>() == 64);
+const _: () = assert!(size_of::<Note>() == RECORD_BYTES);
+const _: () = assert!(size_of::<Entry>() == RECORD_BYTES);
+// No more requests in flight than the server remembers replies, and than the journal has slots.
+const _: () = assert!(JOURNAL_SLOTS <= vos_api::session::IN_FLIGHT_MAX as usize);
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("the state object of the mount cannot be {verb}")]
+    Access {
+        verb: &'static str,
+        #[source]
+        cause: Errno,
+    },
+    #[error("the state object has version {found}, this gate writes version {VERSION}")]
+    Version { found: u32 },
+    #[error("the journal has no free slot")]
+    JournalFull,
+    #[error("the table of open files is full ({HANDLES_MAX})")]
+    TooManyHandles,
+}
+
+/// What INIT agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Negotiated {
+    pub minor: u32,
+    pub flags: u64,
+    pub max_write: u32,
+}
+
+/// One open file, as the server knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle {
+    pub ino: u64,
+    pub fs_handle: u64,
+    pub flags: u32,
+}
+
+/// What the journal says of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Noted {
+    pub sequence: u64,
+    pub step: u32,
+}
+
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Head {
+    magic: u64,
+    version: u32,
+    phase: u32,
+    session: u64,
+    flags: u64,
+    minor: u32,
+    max_write: u32,
+    reserved: [u64; 2],
+    check: u64,
+}
+
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Note {
+    key: u64,
+    sequence: u64,
+    step: u32,
+    op: u32,
+    check: u64,
+}
+
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Entry {
+    ino: u64,
+    fs_handle: u64,
+    flags: u32,
+    generation: u32,
+    check: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    slot: usize,
+    noted: Noted,
+}
+
+pub struct State {
+    fd: OwnedFd,
+    head: Head,
+    /// Requests whose slot is in use.
+    live: HashMap<u64, Slot>,
+    /// Found at start: what a dead gate was doing, until the resent requests are known.
+    inherited: HashMap<u64, Slot>,
+    free: Vec<usize>,
+    next_sequence: u64,
+    entries: Vec<Entry>,
+    free_entries: Vec<usize>,
+    by_fs_handle: HashMap<u64, usize>,
+}
+
+impl State {
+    /// Reads what a predecessor left; an empty object becomes a new one.
+    pub fn open(fd: OwnedFd) -> Result<State, StateError> {
+        let access = |verb| move |cause| StateError::Access { verb, cause };
+        let bytes = rustix::fs::fstat(&fd).map_err(access("examined"))?.st_size;
+        if (bytes as u64) < STATE_BYTES {
+            rustix::fs::ftruncate(&fd, STATE_BYTES).map_err(access("sized"))?;
+        }
+        let mut state = State {
+            fd,
+            head: Head::default(),
+            live: HashMap::new(),
+            inherited: HashMap::new(),
+            free: Vec::new(),
+            next_sequence: 1,
+            entries: Vec::new(),
+            free_entries: Vec::new(),
+            by_fs_handle: HashMap::new(),
+        };
+        state.load_head()?;
+        state.load_journal()?;
+        state.load_handles()?;
+        Ok(state)
+    }
+
+    /// What was agreed with the kernel, `None` before INIT.
+    pub fn negotiated(&self) -> Option<Negotiated> {
+        let head = &self.head;
+        (head.phase == 1).then_some(Negotiated { minor: head.minor, flags: head.flags, max_write: head.max_write })
+    }
+
+    pub fn set_negotiated(&mut self, agreed: Negotiated) -> Result<(), StateError> {
+        self.head.phase = 1;
+        (self.head.minor, self.head.flags, self.head.max_write) = (agreed.minor, agreed.flags, agreed.max_write);
+        self.store_head()
+    }
+
+    /// The session number, 0 when none was begun.
+    pub fn session(&self) -> u64 {
+        self.head.session
+    }
+
+    /// A new session: nothing of the old one's journal means anything any more. Handles stay, to be opened again.
+    pub fn begin_session(&mut self, session: u64) -> Result<(), StateError> {
+        let empty = vec![0; JOURNAL_SLOTS * RECORD_BYTES];
+        self.write(&empty, JOURNAL_AT)?;
+        self.live.clear();
+        self.inherited.clear();
+        self.free = (0..JOURNAL_SLOTS).rev().collect();
+        self.next_sequence = 1;
+        self.head.session = session;
+        self.store_head()
+    }
+
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    // ---- journal
+
+    /// A resent request: its slot is in use again. Answers what the dead gate had noted for it.
+    pub fn claim(&mut self, key: u64) -> Option<Noted> {
+        if let Some(slot) = self.inherited.remove(&key) {
+            self.live.insert(key, slot);
+        }
+        self.noted(key)
+    }
+
+    /// All resent requests are known: what was not claimed was answered, its slots are free.
+    pub fn forget_unclaimed(&mut self) {
+        for (_, slot) in self.inherited.drain() {
+            self.free.push(slot.slot);
+        }
+    }
+
+    /// What is noted for a request in flight.
+    pub fn noted(&self, key: u64) -> Option<Noted> {
+        self.live.get(&key).map(|slot| slot.noted)
+    }
+
+    /// Gives step `step` of the request a number of the session and writes both down. A step that has a number keeps it.
+    pub fn note(&mut self, key: u64, step: u32, op: u16) -> Result<u64, StateError> {
+        let slot = match self.live.get(&key) {
+            Some(found) if found.noted.step == step => return Ok(found.noted.sequence),
+            Some(found) => found.slot,
+            None => *self.free.last().ok_or(StateError::JournalFull)?,
+        };
+        let sequence = self.next_sequence;
+        let mut note = Note { key, sequence, step, op: u32::from(op), check: 0 };
+        note.check = mix(&[note.key, note.sequence, u64::from(note.step) << 32 | u64::from(note.op)]);
+        self.write(note.as_bytes(), JOURNAL_AT + (slot * RECORD_BYTES) as u64)?;
+        if self.live.insert(key, Slot { slot, noted: Noted { sequence, step } }).is_none() {
+            self.free.pop();
+        }
+        self.next_sequence += 1;
+        Ok(sequence)
+    }
+
+    /// The kernel has the answer: the request will not come again.
+    pub fn answered(&mut self, key: u64) {
+        if let Some(slot) = self.live.remove(&key) {
+            self.free.push(slot.slot);
+        }
+    }
+
+    /// Every number up to this one belongs to an operation that has been answered.
+    pub fn acknowledged(&self) -> u64 {
+        let open = self.live.values().chain(self.inherited.values()).map(|slot| slot.noted.sequence).min();
+        open.unwrap_or(self.next_sequence) - 1
+    }
+
+    // ---- handles
+
+    /// Enters an open file and answers the number the kernel gets. The same fs handle keeps its place.
+    pub fn enter(&mut self, handle: Handle) -> Result<u64, StateError> {
+        if let Some(&slot) = self.by_fs_handle.get(&handle.fs_handle)
+            && let Some(entry) = self.entries.get(slot)
+            && entry.ino == handle.ino
+        {
+            return Ok(number(slot, entry.generation));
+        }
+        let slot = match self.free_entries.pop() {
+            Some(slot) => slot,
+            None if self.entries.len() < HANDLES_MAX => {
+                self.entries.push(Entry { generation: 1, ..Entry::default() });
+                self.entries.len() - 1
+            }
+            None => return Err(StateError::TooManyHandles),
+        };
+        let generation = self.entries.get(slot).map_or(1, |entry| entry.generation);
+        self.store_entry(slot, handle, generation)?;
+        self.by_fs_handle.insert(handle.fs_handle, slot);
+        Ok(number(slot, generation))
+    }
+
+    pub fn handle(&self, fh: u64) -> Option<Handle> {
+        let entry = self.entries.get((fh & 0xffff_ffff) as usize)?;
+        let known = entry.ino != 0 && u64::from(entry.generation) == fh >> 32;
+        known.then_some(Handle { ino: entry.ino, fs_handle: entry.fs_handle, flags: entry.flags })
+    }
+
+    /// The file is closed: its number is not valid any more.
+    pub fn leave(&mut self, fh: u64) -> Result<(), StateError> {
+        let Some(handle) = self.handle(fh) else { return Ok(()) };
+        let slot = (fh & 0xffff_ffff) as usize;
+        let generation = ((fh >> 32) as u32).wrapping_add(1).max(1);
+        self.store_entry(slot, Handle { ino: 0, fs_handle: 0, flags: 0 }, generation)?;
+        self.by_fs_handle.remove(&handle.fs_handle);
+        self.free_entries.push(slot);
+        Ok(())
+    }
+
+    /// After a new session: the file was opened again and has another handle at the server.
+    pub fn replace(&mut self, fh: u64, fs_handle: u64) -> Result<(), StateError> {
+        let Some(handle) = self.handle(fh) else { return Ok(()) };
+        let slot = (fh & 0xffff_ffff) as usize;
+        self.store_entry(slot, Handle { fs_handle, ..handle }, (fh >> 32) as u32)?;
+        self.by_fs_handle.remove(&handle.fs_handle);
+        self.by_fs_handle.insert(fs_handle, slot);
+        Ok(())
+    }
+
+    /// All open files.
+    pub fn handles(&self) -> impl Iterator<Item = (u64, Handle)> {
+        let open = self.entries.iter().enumerate().filter(|(_, entry)| entry.ino != 0);
+        open.map(|(slot, entry)| {
+            let handle = Handle { ino: entry.ino, fs_handle: entry.fs_handle, flags: entry.flags };
+            (number(slot, entry.generation), handle)
+        })
+    }
+
+    // ---- the object
+
+    fn load_head(&mut self) -> Result<(), StateError> {
+        let mut bytes = [0; size_of::<Head>()];
+        self.read(&mut bytes, 0)?;
+        let head = Head::read_from_bytes(&bytes).unwrap_or_default();
+        if head.magic != MAGIC || head.check != check_of(&head) {
+            self.head = Head { magic: MAGIC, version: VERSION, ..Head::default() };
+            return Ok(());
+        }
+        if head.version != VERSION {
+            return Err(StateError::Version { found: head.version });
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    fn load_journal(&mut self) -> Result<(), StateError> {
+        let mut bytes = vec![0; JOURNAL_SLOTS * RECORD_BYTES];
+        self.read(&mut bytes, JOURNAL_AT)?;
+        for (slot, record) in bytes.chunks_exact(RECORD_BYTES).enumerate().rev() {
+            let note = Note::read_from_bytes(record).unwrap_or_default();
+            let check = mix(&[note.key, note.sequence, u64::from(note.step) << 32 | u64::from(note.op)]);
+            if note.sequence == 0 || note.sequence == u64::MAX || note.check != check {
+                self.free.push(slot);
+                continue;
+            }
+            self.next_sequence = self.next_sequence.max(note.sequence + 1);
+            let found = Slot { slot, noted: Noted { sequence: note.sequence, step: note.step } };
+            // A slot that was freed and taken again within one request's life leaves an older record of it behind.
+            match self.inherited.get(&note.key).copied() {
+                Some(other) if other.noted.sequence > note.sequence => self.free.push(slot),
+                Some(other) => {
+                    self.free.push(other.slot);
+                    self.inherited.insert(note.key, found);
+                }
+                None => {
+                    self.inherited.insert(note.key, found);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn load_handles(&mut self) -> Result<(), StateError> {
+        let mut bytes = vec![0; HANDLES_MAX * RECORD_BYTES];
+        self.read(&mut bytes, HANDLES_AT)?;
+        for record in bytes.chunks_exact(RECORD_BYTES) {
+            let entry = Entry::read_from_bytes(record).unwrap_or_default();
+            if entry.check != check_of_entry(&entry) || entry.generation == 0 {
+                // Slots are taken in order: the first one that was never written ends the table.
+                break;
+            }
+            self.entries.push(entry);
+        }
+        for (slot, entry) in self.entries.iter().enumerate().rev() {
+            if entry.ino == 0 {
+                self.free_entries.push(slot);
+            } else {
+                self.by_fs_handle.insert(entry.fs_handle, slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_head(&mut self) -> Result<(), StateError> {
+        self.head.check = check_of(&self.head);
+        let head = self.head;
+        self.write(head.as_bytes(), 0)
+    }
+
+    fn store_entry(&mut self, slot: usize, handle: Handle, generation: u32) -> Result<(), StateError> {
+        let Handle { ino, fs_handle, flags } = handle;
+        let mut entry = Entry { ino, fs_handle, flags, generation, check: 0 };
+        entry.check = check_of_entry(&entry);
+        self.write(entry.as_bytes(), HANDLES_AT + (slot * RECORD_BYTES) as u64)?;
+        if let Some(place) = self.entries.get_mut(slot) {
+            *place = entry;
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), StateError> {
+        let access = |cause| StateError::Access { verb: "written", cause };
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pwrite(&self.fd, rest, at + done as u64) {
+                Ok(0) => return Err(access(Errno::NOSPC)),
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(access(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), StateError> {
+        let access = |cause| StateError::Access { verb: "read", cause };
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&self.fd, rest, at + done as u64) {
+                Ok(0) => return Err(access(Errno::NODATA)),
+                Ok(got) => done += got,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(access(errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn number(slot: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | slot as u64
+}
+
+fn check_of(head: &Head) -> u64 {
+    let versions = u64::from(head.version) << 32 | u64::from(head.phase);
+    let sizes = u64::from(head.minor) << 32 | u64::from(head.max_write);
+    mix(&[head.magic, versions, head.session, head.flags, sizes])
+}
+
+fn check_of_entry(entry: &Entry) -> u64 {
+    mix(&[entry.ino, entry.fs_handle, u64::from(entry.flags) << 32 | u64::from(entry.generation)])
+}
+
+/// Tells our records from anything else; not a defence against anybody.
+fn mix(words: &[u64]) -> u64 {
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
+        let mixed = (hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        mixed ^ mixed >> 32
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object() -> OwnedFd {
+        rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd")
+    }
+
+    fn again(state: &State) -> State {
+        State::open(state.fd.try_clone().expect("clone")).expect("open")
+    }
+
+    #[test]
+    fn new_object_is_empty_and_negotiation_survives() {
+        let mut state = State::open(object()).expect("open");
+        assert_eq!((state.negotiated(), state.session(), state.next_sequence()), (None, 0, 1));
+        let agreed = Negotiated { minor: 45, flags: 7, max_write: 1 << 20 };
+        state.begin_session(99).expect("begin");
+        state.set_negotiated(agreed).expect("store");
+        let state = again(&state);
+        assert_eq!((state.negotiated(), state.session()), (Some(agreed), 99));
+    }
+
+    #[test]
+    fn request_of_a_dead_gate_keeps_its_sequence_and_step() {
+        let mut state = State::open(object()).expect("open");
+        state.begin_session(1).expect("begin");
+        assert_eq!(state.note(10, 0, 31).expect("note"), 1);
+        assert_eq!(state.note(12, 0, 44).expect("note"), 2);
+        assert_eq!(state.note(12, 1, 29).expect("note"), 3);
+        assert_eq!(state.note(12, 1, 29).expect("note"), 3);
+        let mut state = again(&state);
+        assert_eq!(state.acknowledged(), 0);
+        assert_eq!(state.claim(12), Some(Noted { sequence: 3, step: 1 }));
+        assert_eq!(state.claim(14), None);
+        state.forget_unclaimed();
+        assert_eq!(state.acknowledged(), 2);
+        assert_eq!(state.note(14, 0, 31).expect("note"), 4);
+        assert_eq!(state.note(12, 1, 29).expect("note"), 3);
+    }
+
+    #[test]
+    fn highest_sequence_survives_any_number_of_answered_requests() {
+        let mut state = State::open(object()).expect("open");
+        state.begin_session(1).expect("begin");
+        for key in 0..5 * JOURNAL_SLOTS as u64 {
+            state.note(key * 2, 0, 31).expect("note");
+            state.answered(key * 2);
+        }
+        assert_eq!(again(&state).next_sequence(), 5 * JOURNAL_SLOTS as u64 + 1);
+    }
+
+    #[test]
+    fn journal_refuses_more_requests_than_it_has_slots() {
+        let mut state = State::open(object()).expect("open");
+        state.begin_session(1).expect("begin");
+        for key in 0..JOURNAL_SLOTS as u64 {
+            state.note(key, 0, 31).expect("note");
+        }
+        assert!(matches!(state.note(u64::MAX >> 1, 0, 31), Err(StateError::JournalFull)));
+        state.answered(5);
+        assert!(state.note(u64::MAX >> 1, 0, 31).is_ok());
+    }
+
+    #[test]
+    fn handle_number_is_stale_after_close_also_for_the_next_gate() {
+        let mut state = State::open(object()).expect("open");
+        let handle = Handle { ino: 5, fs_handle: 77, flags: 2 };
+        let fh = state.enter(handle).expect("enter");
+        assert_eq!(state.enter(handle).expect("enter"), fh);
+        let mut state = again(&state);
+        assert_eq!(state.handle(fh), Some(handle));
+        assert_eq!(state.enter(handle).expect("enter"), fh);
+        state.leave(fh).expect("leave");
+        let mut state = again(&state);
+        assert_eq!(state.handle(fh), None);
+        let next = state.enter(Handle { ino: 6, fs_handle: 78, flags: 0 }).expect("enter");
+        assert_ne!(next, fh);
+        assert_eq!(state.handle(fh), None);
+    }
+
+    #[test]
+    fn garbage_counts_as_empty() {
+        let fd = object();
+        let mut seed = 7_u64;
+        let garbage: Vec<u8> = (0..STATE_BYTES)
+            .map(|_| {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 56) as u8
+            })
+            .collect();
+        rustix::io::pwrite(&fd, &garbage, 0).expect("write");
+        let state = State::open(fd).expect("open");
+        assert_eq!((state.negotiated(), state.next_sequence(), state.handles().count()), (None, 1, 0));
+    }
+}
