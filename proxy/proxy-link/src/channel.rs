@@ -1,0 +1,103 @@
+//! What a link needs of a channel on its own node.
+
+use abi::limits::INLINE_BYTES_MAX;
+use abi::ring::{Completion, Submission};
+use abi::{DcId, Endpoint, IpcError, Lane};
+use wire::RingSpec;
+
+/// Which party of the channel is on this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It opened the channel: submissions go out, completions come in.
+    Client,
+    /// The far party opened it: submissions come in, completions go out.
+    Server,
+}
+
+/// Who talks to whom over a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    pub dc: DcId,
+    /// The party that opened it.
+    pub from: Endpoint,
+    pub to: Endpoint,
+    pub lane: Lane,
+    /// `None` on lane 0, which carries messages.
+    pub ring: Option<RingSpec>,
+}
+
+/// A message with its own word, see `abi::layout::word`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Carried {
+    pub word: u32,
+    pub kind: i32,
+    pub payload: [u8; abi::Message::PAYLOAD_BYTES],
+    pub inline: [u8; INLINE_BYTES_MAX],
+    pub inline_bytes: usize,
+}
+
+impl Carried {
+    pub fn inline(&self) -> &[u8] {
+        self.inline.get(..self.inline_bytes).unwrap_or(&[])
+    }
+}
+
+/// How a message that was to be withdrawn ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    Taken,
+    Withdrawn,
+}
+
+/// Entries `head..tail`, modulo 2^32, wait to be consumed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cursor {
+    pub head: u32,
+    pub tail: u32,
+}
+
+/// The memory of a channel, seen from the place of its far party ("we"). Every method reads or writes that memory and
+/// keeps nothing else, so a second life of a proxy sees what the first one saw. An `Err` ends the channel.
+pub trait LocalChannel {
+    fn role(&self) -> Role;
+
+    /// The local party's message that was neither taken nor withdrawn.
+    fn outbound(&self) -> Result<Option<Carried>, IpcError>;
+    /// The far party took the message. Nothing happens when it is not outstanding.
+    fn mark_taken(&self, word: u32);
+    /// The word of a message the local party wants back, until that is settled.
+    fn cancel_requested(&self) -> Option<u32>;
+    /// The far side gave the message back, or never got it.
+    fn settle_withdrawn(&self, word: u32);
+
+    /// Publishes the far party's message. `NotWaiting`: a reply whose caller gave up.
+    fn publish(&self, message: &Carried) -> Result<(), IpcError>;
+    /// The word published last by us; 0 for none.
+    fn published(&self) -> u32;
+    /// The last word of ours that the local party took; 0 for none.
+    fn taken(&self) -> u32;
+    /// The far party wants its message back.
+    fn withdraw(&self, word: u32) -> Settled;
+
+    /// Bits the local party posted; taking them is final.
+    fn take_notifications(&self) -> u64;
+    fn notify(&self, mask: u64);
+
+    /// Entries of the local party that the far side has not confirmed: submissions of a client, completions of a server.
+    fn entries(&self) -> Result<Cursor, IpcError>;
+    /// The far side has everything below `head`.
+    fn confirm(&self, head: u32);
+    /// Entries we have put so far: the index that the next one gets.
+    fn put_count(&self) -> u32;
+
+    fn submission(&self, index: u32) -> Result<Submission, IpcError>;
+    fn completion(&self, index: u32) -> Result<Completion, IpcError>;
+    fn put_submission(&self, submission: &Submission) -> Result<(), IpcError>;
+    fn put_completion(&self, completion: &Completion) -> Result<(), IpcError>;
+    /// Wakes the local party after a batch of entries.
+    fn kick(&self);
+
+    fn arena_bytes(&self) -> u32;
+    fn copy_out(&self, offset: u32, data: &mut [u8]) -> Result<(), IpcError>;
+    fn copy_in(&self, offset: u32, data: &[u8]) -> Result<(), IpcError>;
+}

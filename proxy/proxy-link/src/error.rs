@@ -1,0 +1,24 @@
+//! Why a connection is cut.
+
+use thiserror::Error;
+use wire::{Refusal, WireChannel, WireError};
+
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum LinkError {
+    #[error("the peer sent a frame that is none")]
+    Wire(#[from] WireError),
+    #[error("the peer sent {frame} where it has no place")]
+    OutOfPlace { frame: &'static str },
+    #[error("the peer refused the link: {reason}")]
+    Refused { refusal: Refusal, reason: String },
+    #[error("the peer is not let in ({refusal:?}): {reason}")]
+    Refuse { refusal: Refusal, reason: String },
+    #[error("nothing was heard from the peer for {silent_ms} ms, the limit is {limit_ms} ms")]
+    Silent { silent_ms: u64, limit_ms: u64 },
+    #[error("entry {got} of channel {channel:?} came where {expected} was due")]
+    Order { channel: WireChannel, got: u32, expected: u32 },
+    #[error("the peer holds more than {0} channels")]
+    TooManyChannels(usize),
+    #[error("the connection took too long to be greeted")]
+    Greeting,
+}

@@ -1,0 +1,29 @@
+//! Bounds of a link, with their reasons.
+
+use wire::limits::FRAME_BYTES_MAX;
+
+/// The out buffer takes further bulk frames below this fill: one write of this size amortises the system call and fills
+/// 16 records of TLS.
+pub const BATCH_BYTES: usize = 512 * 1024;
+/// Kept free for frames that must always go (heartbeat, credit, refusals): they are small and few.
+pub const RESERVE_BYTES: usize = 4096;
+/// A batch, one more frame of the longest kind that was begun below the mark, and the reserve.
+pub const OUT_BYTES: usize = BATCH_BYTES + FRAME_BYTES_MAX + RESERVE_BYTES;
+/// Room for the longest frame and for a read of a good size behind it.
+pub const IN_BYTES: usize = 2 * FRAME_BYTES_MAX;
+/// Bytes a peer may have under way to us before we gave it credit: bandwidth times delay of 10 Gbit/s and 5 ms, and more
+/// than two longest frames.
+pub const WINDOW_BYTES: u32 = 8 << 20;
+/// Credit is told after this many bytes: a few times per window.
+pub const CREDIT_STEP_BYTES: u64 = WINDOW_BYTES as u64 / 8;
+/// Smallest window a peer may announce: below it one frame could not be sent.
+pub const WINDOW_BYTES_MIN: u32 = 2 * FRAME_BYTES_MAX as u32;
+/// Channels over one link: the broker's own limit per process.
+pub const CHANNELS_PER_LINK: usize = abi::limits::CHANNELS_PER_PROCESS;
+/// Bulk bytes one channel may add to a batch before the next channel's turn.
+pub const TURN_BYTES: usize = 256 * 1024;
+/// Ring entries of one turn.
+pub const TURN_ENTRIES: usize = 64;
+
+const _: () = assert!(WINDOW_BYTES >= WINDOW_BYTES_MIN);
+const _: () = assert!(TURN_BYTES <= BATCH_BYTES);

@@ -1,0 +1,293 @@
+//! The link as such: greeting, fencing, silence, credit, counters. Knows frames, not channels.
+
+use std::time::Duration;
+
+use abi::{Epoch, NodeId};
+use wire::{Frame, Hello, Refusal};
+
+use crate::buffer::OutBuffer;
+use crate::{LinkError, limits};
+
+/// Who a node is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    pub cluster: String,
+    pub node: String,
+    pub id: NodeId,
+}
+
+/// When a link acts on silence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkTimes {
+    /// A heartbeat goes out when nothing else did for this long.
+    pub heartbeat: Duration,
+    /// Silence after which the peer is suspected.
+    pub suspect: Duration,
+    /// Silence, or time without a connection, after which the peer is given up.
+    pub down: Duration,
+}
+
+impl Default for LinkTimes {
+    /// Three heartbeats make a suspicion; ten make a dead node.
+    fn default() -> LinkTimes {
+        LinkTimes {
+            heartbeat: Duration::from_millis(100),
+            suspect: Duration::from_millis(300),
+            down: Duration::from_millis(1000),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// No connection.
+    Apart,
+    /// Connected, the peer's HELLO has not come.
+    Greeting,
+    /// Both sides tell what their channels hold.
+    Resyncing,
+    Up,
+}
+
+/// What passed, over all connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    pub sent_frames: u64,
+    pub sent_bytes: u64,
+    pub received_frames: u64,
+    pub received_bytes: u64,
+    /// Connections that reached `Up`.
+    pub connections: u64,
+}
+
+/// Whether a frame waits for credit and for its place in a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    Control,
+    Bulk,
+}
+
+pub(crate) struct Link {
+    pub(crate) me: Identity,
+    pub(crate) peer: Identity,
+    incarnation: Epoch,
+    times: LinkTimes,
+    pub(crate) phase: Phase,
+    pub(crate) out: OutBuffer,
+    pub(crate) counters: Counters,
+    /// Highest incarnation of the peer that was ever let in, and its connection number.
+    seen: (Epoch, u64),
+    /// Connections we dialled.
+    dialled: u64,
+    last_heard: Duration,
+    last_sent: Duration,
+    heartbeat: u64,
+    heartbeat_echo: u64,
+    /// Bytes of this connection that were processed, and what of it was told.
+    processed: u64,
+    processed_told: u64,
+    /// Bytes of ours that the peer has processed, and how many it takes beyond.
+    peer_processed: u64,
+    peer_window: u64,
+}
+
+impl Link {
+    pub(crate) fn new(me: Identity, incarnation: Epoch, peer: Identity, times: LinkTimes, now: Duration) -> Link {
+        Link {
+            me,
+            peer,
+            incarnation,
+            times,
+            phase: Phase::Apart,
+            out: OutBuffer::new(),
+            counters: Counters::default(),
+            seen: (Epoch(0), 0),
+            dialled: 0,
+            last_heard: now,
+            last_sent: now,
+            heartbeat: 0,
+            heartbeat_echo: 0,
+            processed: 0,
+            processed_told: 0,
+            peer_processed: 0,
+            peer_window: u64::from(limits::WINDOW_BYTES_MIN),
+        }
+    }
+
+    /// A connection that we dialled stands: greet.
+    pub(crate) fn dialled(&mut self, now: Duration) {
+        self.begin(now, Phase::Greeting);
+        self.dialled += 1;
+        self.greet(self.dialled);
+    }
+
+    /// A connection that the peer dialled said `hello`: let it in and greet, or say why not.
+    pub(crate) fn accept(&mut self, now: Duration, hello: &Hello<'_>) -> Result<(), LinkError> {
+        self.check(hello)?;
+        let claim = (hello.incarnation, hello.connection);
+        if claim <= self.seen {
+            return Err(refuse(Refusal::Fenced, "a newer connection or proxy of this node was seen"));
+        }
+        self.begin(now, Phase::Resyncing);
+        self.seen = claim;
+        self.peer_window = u64::from(hello.window_bytes);
+        self.greet(hello.connection);
+        Ok(())
+    }
+
+    /// The answer to the HELLO of a connection that we dialled.
+    pub(crate) fn greeted(&mut self, hello: &Hello<'_>) -> Result<(), LinkError> {
+        self.check(hello)?;
+        if hello.incarnation < self.seen.0 {
+            return Err(refuse(Refusal::Fenced, "a newer proxy of this node was seen"));
+        }
+        if hello.connection != self.dialled {
+            return Err(LinkError::OutOfPlace { frame: "HELLO of another connection" });
+        }
+        self.seen = (hello.incarnation, 0);
+        self.peer_window = u64::from(hello.window_bytes);
+        self.phase = Phase::Resyncing;
+        Ok(())
+    }
+
+    fn check(&self, hello: &Hello<'_>) -> Result<(), LinkError> {
+        if hello.cluster != self.me.cluster {
+            return Err(refuse(Refusal::Cluster, "the peer belongs to another cluster"));
+        }
+        if hello.node != self.peer.node || hello.node_id != self.peer.id {
+            return Err(refuse(Refusal::Identity, "the peer is not the node that is known under this number"));
+        }
+        let frame_bytes_max = wire::limits::FRAME_BYTES_MAX as u32;
+        if hello.frame_bytes_max < frame_bytes_max || hello.window_bytes < limits::WINDOW_BYTES_MIN {
+            return Err(refuse(Refusal::Version, "the peer takes only shorter frames than this version needs"));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, now: Duration, phase: Phase) {
+        self.out.clear();
+        self.phase = phase;
+        (self.last_heard, self.last_sent) = (now, now);
+        (self.processed, self.processed_told, self.peer_processed) = (0, 0, 0);
+    }
+
+    fn greet(&mut self, connection: u64) {
+        let hello = Frame::Hello(Hello {
+            cluster: &self.me.cluster,
+            node: &self.me.node,
+            node_id: self.me.id,
+            incarnation: self.incarnation,
+            connection,
+            features: 0,
+            frame_bytes_max: wire::limits::FRAME_BYTES_MAX as u32,
+            window_bytes: limits::WINDOW_BYTES,
+        });
+        hello.encode(&mut self.out);
+        self.counters.sent_frames += 1;
+    }
+
+    pub(crate) fn cut(&mut self) {
+        self.phase = Phase::Apart;
+        self.out.clear();
+    }
+
+    /// Bytes came and were decoded.
+    pub(crate) fn heard(&mut self, now: Duration, bytes: usize) {
+        self.last_heard = now;
+        self.processed += bytes as u64;
+        self.counters.received_frames += 1;
+        self.counters.received_bytes += bytes as u64;
+    }
+
+    pub(crate) fn heartbeat_came(&mut self, seq: u64) {
+        self.heartbeat_echo = seq;
+    }
+
+    pub(crate) fn credit_came(&mut self, processed: u64) -> Result<(), LinkError> {
+        if processed < self.peer_processed || processed > self.out.put_total() {
+            return Err(LinkError::OutOfPlace { frame: "CREDIT" });
+        }
+        self.peer_processed = processed;
+        Ok(())
+    }
+
+    /// Whether a frame of `bytes` may be put now.
+    pub(crate) fn has_room(&mut self, bytes: usize, class: Class) -> bool {
+        let bulk_may_go = match class {
+            Class::Control => true,
+            Class::Bulk => {
+                let under_way = self.out.put_total() - self.peer_processed;
+                self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
+            }
+        };
+        bulk_may_go && self.out.make_room(bytes + limits::RESERVE_BYTES)
+    }
+
+    /// Puts the frame when there is room for it; otherwise the caller tries again when something was sent.
+    #[must_use]
+    pub(crate) fn put(&mut self, frame: &Frame<'_>, class: Class) -> bool {
+        let room = self.has_room(frame.encoded_bytes(), class);
+        if room {
+            frame.encode(&mut self.out);
+            self.counters.sent_frames += 1;
+        }
+        room
+    }
+
+    /// Credit and heartbeat, from the reserve.
+    pub(crate) fn keep_alive(&mut self, now: Duration) {
+        if self.phase == Phase::Apart || self.phase == Phase::Greeting {
+            return;
+        }
+        if self.processed - self.processed_told >= limits::CREDIT_STEP_BYTES {
+            let frame = Frame::Credit { processed: self.processed };
+            if self.put_from_reserve(&frame) {
+                self.processed_told = self.processed;
+            }
+        }
+        if now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty() {
+            let frame = Frame::Heartbeat { seq: self.heartbeat + 1, echo: self.heartbeat_echo };
+            if self.put_from_reserve(&frame) {
+                self.heartbeat += 1;
+                self.last_sent = now;
+            }
+        }
+    }
+
+    fn put_from_reserve(&mut self, frame: &Frame<'_>) -> bool {
+        let room = self.out.make_room(frame.encoded_bytes());
+        if room {
+            frame.encode(&mut self.out);
+            self.counters.sent_frames += 1;
+        }
+        room
+    }
+
+    /// The transport took `bytes`.
+    pub(crate) fn sent(&mut self, now: Duration, bytes: usize) {
+        self.out.sent(bytes);
+        self.counters.sent_bytes += bytes as u64;
+        if bytes > 0 {
+            self.last_sent = now;
+        }
+    }
+
+    pub(crate) fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.last_heard)
+    }
+
+    pub(crate) fn times(&self) -> LinkTimes {
+        self.times
+    }
+
+    /// When `keep_alive` or a judgement of silence is due next.
+    pub(crate) fn next_tick(&self) -> Duration {
+        let silence = [self.times.suspect, self.times.down].into_iter().map(|limit| self.last_heard + limit);
+        let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
+        silence.chain(beat).min().unwrap_or(self.last_heard)
+    }
+}
+
+fn refuse(refusal: Refusal, reason: &str) -> LinkError {
+    LinkError::Refuse { refusal, reason: reason.to_owned() }
+}

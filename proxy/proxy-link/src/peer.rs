@@ -1,0 +1,611 @@
+//! A peer: the link to one node and all channels that cross it.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use abi::{Epoch, IpcError};
+use wire::{Frame, Hello, WireChannel};
+
+use crate::buffer::{InBuffer, OutBuffer};
+use crate::channel::{Ends, LocalChannel};
+use crate::link::{Class, Counters, Identity, Link, LinkTimes, Phase};
+use crate::relay::{Relay, Stage, Turn};
+use crate::{LinkError, limits};
+
+/// What the caller has to do.
+#[derive(Debug)]
+pub enum Action<C> {
+    /// Ask the broker for a channel from a remote caller, answer with [`Peer::opened_in`].
+    OpenIn {
+        channel: WireChannel,
+        ends: Ends,
+    },
+    /// The far side ended the channel: close it at the broker.
+    Close {
+        channel: WireChannel,
+        local: C,
+        reason: IpcError,
+    },
+    /// The channel's memory is not needed any more; the broker knows already.
+    Forget {
+        channel: WireChannel,
+        local: C,
+    },
+    /// All channels were compared: the peer's endpoints can be reached.
+    Up,
+    Suspect,
+    /// The limit passed: the peer's endpoints cannot be reached, its channels are gone (each was told by `Forget`).
+    Down,
+}
+
+enum Slot<C> {
+    /// Acceptor only: the broker has been asked.
+    Asked {
+        listed: bool,
+    },
+    Relay(Box<Relay<C>>),
+}
+
+/// See the crate's head.
+pub struct Peer<C> {
+    link: Link,
+    slots: HashMap<WireChannel, Slot<C>>,
+    /// Channels that may have something to tell; each once.
+    ready: VecDeque<WireChannel>,
+    /// To be told: how an OPEN of the peer ended.
+    answers: VecDeque<(WireChannel, Result<(), IpcError>)>,
+    /// To be told: channels that ended here.
+    closes: VecDeque<(WireChannel, IpcError)>,
+    /// Channels not listed yet in this connection; then the end mark.
+    unlisted: Vec<WireChannel>,
+    end_told: bool,
+    end_heard: bool,
+    actions: VecDeque<Action<C>>,
+    suspected: bool,
+    given_up: bool,
+    unkicked: Vec<WireChannel>,
+    lazily_told: Duration,
+}
+
+impl<C: LocalChannel> Peer<C> {
+    /// `now` counts from any fixed moment, the same for all calls.
+    pub fn new(me: Identity, incarnation: Epoch, peer: Identity, times: LinkTimes, now: Duration) -> Peer<C> {
+        Peer {
+            link: Link::new(me, incarnation, peer, times, now),
+            slots: HashMap::new(),
+            ready: VecDeque::new(),
+            answers: VecDeque::new(),
+            closes: VecDeque::new(),
+            unlisted: Vec::new(),
+            end_told: false,
+            end_heard: false,
+            actions: VecDeque::new(),
+            suspected: false,
+            given_up: false,
+            unkicked: Vec::new(),
+            lazily_told: now,
+        }
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.link.peer
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.link.phase
+    }
+
+    pub fn is_suspected(&self) -> bool {
+        self.suspected
+    }
+
+    /// The limit passed since the peer was heard last; until it is heard again, opening answers `NoLink`.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.link.counters
+    }
+
+    pub fn channel_count(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn silence(&self, now: Duration) -> Duration {
+        self.link.silence(now)
+    }
+
+    pub fn next_action(&mut self) -> Option<Action<C>> {
+        self.actions.pop_front()
+    }
+
+    // ---- Connections.
+
+    /// A connection that this side dialled stands.
+    pub fn dialled(&mut self, now: Duration) {
+        self.forget_connection();
+        self.link.dialled(now);
+    }
+
+    /// A connection that the peer dialled stands and said `hello`. An earlier connection is given up by the caller.
+    ///
+    /// # Errors
+    /// `Refuse`: tell it to the peer ([`refusal`]) and close; nothing has changed here.
+    pub fn accepted(&mut self, now: Duration, hello: &Hello<'_>) -> Result<(), LinkError> {
+        self.link.accept(now, hello)?;
+        self.forget_connection();
+        self.begin_resync();
+        Ok(())
+    }
+
+    /// The connection is gone. Channels stay until the limit has passed.
+    pub fn cut(&mut self) {
+        self.link.cut();
+        self.forget_connection();
+    }
+
+    fn forget_connection(&mut self) {
+        self.answers.clear();
+        self.closes.clear();
+        self.unlisted.clear();
+        (self.end_told, self.end_heard) = (false, false);
+    }
+
+    fn begin_resync(&mut self) {
+        for slot in self.slots.values_mut() {
+            match slot {
+                Slot::Asked { listed } => *listed = false,
+                Slot::Relay(relay) => relay.restart(),
+            }
+        }
+        let open = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Relay(_)));
+        self.unlisted = open.map(|(channel, _)| *channel).collect();
+    }
+
+    // ---- Channels of this node.
+
+    /// A local endpoint opened a channel to the peer's node.
+    ///
+    /// # Errors
+    /// The channel and why it cannot be: close it at the broker.
+    pub fn open_out(&mut self, number: u64, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
+        let channel = WireChannel { opener: self.link.me.id, number };
+        self.admit(channel, ends, local, |channel, ends, local| {
+            Relay::new(channel, ends, local, Stage::Opening { told: false })
+        })
+    }
+
+    /// A channel that a proxy before this one held. Call it before the first connection.
+    pub fn resume(&mut self, channel: WireChannel, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
+        self.admit(channel, ends, local, Relay::resumed)
+    }
+
+    fn admit(
+        &mut self,
+        channel: WireChannel,
+        ends: Ends,
+        local: C,
+        make: impl FnOnce(WireChannel, Ends, C) -> Relay<C>,
+    ) -> Result<WireChannel, (C, IpcError)> {
+        if self.given_up {
+            return Err((local, IpcError::NoLink));
+        }
+        if self.slots.len() >= limits::CHANNELS_PER_LINK {
+            return Err((local, IpcError::TableFull));
+        }
+        let relay = make(channel, ends, local);
+        self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+        self.active(channel);
+        Ok(channel)
+    }
+
+    /// The broker's answer to [`Action::OpenIn`].
+    ///
+    /// # Errors
+    /// The peer does not want the channel any more: close it at the broker.
+    pub fn opened_in(&mut self, channel: WireChannel, ends: Ends, result: Result<C, IpcError>) -> Result<(), C> {
+        let asked = matches!(self.slots.get(&channel), Some(Slot::Asked { .. }));
+        match result {
+            Ok(local) if asked => {
+                let mut relay = Relay::new(channel, ends, local, Stage::Open);
+                relay.listed = true;
+                self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+                self.answers.push_back((channel, Ok(())));
+                self.active(channel);
+                Ok(())
+            }
+            Ok(local) => Err(local),
+            Err(error) => {
+                if asked {
+                    self.slots.remove(&channel);
+                    self.answers.push_back((channel, Err(error)));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The broker says that the channel ended on this node. What the local party had published is still sent.
+    pub fn closed_here(&mut self, channel: WireChannel, reason: IpcError) {
+        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
+            match relay.stage {
+                Stage::Open => relay.stage = Stage::Draining(reason),
+                Stage::Draining(_) => {}
+                // The peer may have been asked: it learns by CLOSE that nobody waits any more.
+                Stage::Opening { .. } => self.end_slot(channel, reason, Ended::Here),
+            }
+        }
+        self.active(channel);
+    }
+
+    /// The local party of the channel did something.
+    pub fn active(&mut self, channel: WireChannel) {
+        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
+            && !relay.queued
+        {
+            relay.queued = true;
+            self.ready.push_back(channel);
+        }
+    }
+
+    // ---- Bytes.
+
+    /// Bytes to send. After sending, call [`Peer::sent`].
+    pub fn outgoing(&self) -> &OutBuffer {
+        &self.link.out
+    }
+
+    pub fn sent(&mut self, now: Duration, bytes: usize) {
+        self.link.sent(now, bytes);
+    }
+
+    /// Decodes every whole frame in `input` and does what it says.
+    ///
+    /// # Errors
+    /// The connection must be cut; `Refuse` is told to the peer before.
+    pub fn receive(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
+        let result = self.receive_frames(input, now);
+        for channel in std::mem::take(&mut self.unkicked) {
+            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
+                && std::mem::take(&mut relay.unkicked)
+            {
+                relay.local.kick();
+            }
+        }
+        result
+    }
+
+    fn receive_frames(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
+        while let Some(bytes) = wire::frame_bytes(input.waiting())? {
+            let Some(frame) = input.waiting().get(..bytes) else { break };
+            let frame = Frame::decode(frame)?;
+            self.hear(&frame)?;
+            self.link.heard(now, bytes);
+            input.consume(bytes);
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+        match (self.link.phase, frame) {
+            (_, Frame::Refuse { refusal, reason }) => {
+                Err(LinkError::Refused { refusal: *refusal, reason: (*reason).to_owned() })
+            }
+            (Phase::Greeting, Frame::Hello(hello)) => {
+                self.link.greeted(hello)?;
+                self.begin_resync();
+                Ok(())
+            }
+            (Phase::Apart | Phase::Greeting, _) => Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }),
+            (_, Frame::Hello(_)) => Err(LinkError::OutOfPlace { frame: "a second HELLO" }),
+            (_, Frame::Heartbeat { seq, .. }) => {
+                self.link.heartbeat_came(*seq);
+                Ok(())
+            }
+            (_, Frame::Credit { processed }) => self.link.credit_came(*processed),
+            (Phase::Resyncing, Frame::Resync(resync)) if !self.end_heard => {
+                self.hear_resync(resync);
+                Ok(())
+            }
+            (Phase::Resyncing, Frame::ResyncEnd) if !self.end_heard => {
+                self.end_heard = true;
+                self.compare();
+                self.go_up();
+                Ok(())
+            }
+            (_, Frame::Resync(_) | Frame::ResyncEnd) => Err(LinkError::OutOfPlace { frame: "RESYNC" }),
+            // The peer sends data when it has both end marks, so its own came before.
+            (Phase::Resyncing, _) if !self.end_heard => Err(LinkError::OutOfPlace { frame: "data before RESYNC_END" }),
+            (_, frame) => self.hear_channel(frame),
+        }
+    }
+
+    fn hear_resync(&mut self, resync: &wire::Resync<'_>) {
+        let channel = resync.channel;
+        let result = match self.slots.get_mut(&channel) {
+            Some(Slot::Asked { listed }) => {
+                *listed = true;
+                Ok(())
+            }
+            Some(Slot::Relay(relay)) => relay.apply(resync),
+            // It ended here while the link was cut; the peer learns it from our list.
+            None => Ok(()),
+        };
+        if let Err(error) = result {
+            self.end_slot(channel, error, Ended::Broken);
+        }
+    }
+
+    /// The peer's list is complete: what is not in it has ended there, unless the peer was never asked for it.
+    fn compare(&mut self) {
+        let gone = |(channel, slot): (&WireChannel, &Slot<C>)| match slot {
+            Slot::Asked { listed } => (!listed).then_some(*channel),
+            Slot::Relay(relay) if relay.listed || matches!(relay.stage, Stage::Opening { .. }) => None,
+            Slot::Relay(_) => Some(*channel),
+        };
+        let gone: Vec<WireChannel> = self.slots.iter().filter_map(gone).collect();
+        for channel in gone {
+            self.end_slot(channel, IpcError::SourceDied, Ended::There);
+        }
+    }
+
+    fn go_up(&mut self) {
+        if self.link.phase != Phase::Resyncing || !self.end_told || !self.end_heard {
+            return;
+        }
+        self.link.phase = Phase::Up;
+        self.link.counters.connections += 1;
+        (self.suspected, self.given_up) = (false, false);
+        self.actions.push_back(Action::Up);
+        let channels: Vec<WireChannel> = self.slots.keys().copied().collect();
+        for channel in channels {
+            self.active(channel);
+        }
+    }
+
+    fn hear_channel(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+        match frame {
+            Frame::Open { channel, dc, from, to, lane, ring } => {
+                self.hear_open(*channel, Ends { dc: *dc, from: *from, to: *to, lane: *lane, ring: *ring })
+            }
+            Frame::Opened { channel, result } => {
+                self.hear_opened(*channel, *result);
+                Ok(())
+            }
+            Frame::Close { channel, reason } => {
+                self.end_slot(*channel, *reason, Ended::There);
+                Ok(())
+            }
+            Frame::Message { channel, .. }
+            | Frame::Taken { channel, .. }
+            | Frame::Withdraw { channel, .. }
+            | Frame::Withdrawn { channel, .. }
+            | Frame::Notify { channel, .. }
+            | Frame::Notified { channel, .. }
+            | Frame::Submit { channel, .. }
+            | Frame::Complete { channel, .. }
+            | Frame::Produced { channel, .. } => {
+                self.hear_data(*channel, frame);
+                Ok(())
+            }
+            _ => Err(LinkError::OutOfPlace { frame: "a frame of no channel" }),
+        }
+    }
+
+    fn hear_open(&mut self, channel: WireChannel, ends: Ends) -> Result<(), LinkError> {
+        if channel.opener != self.link.peer.id {
+            return Err(LinkError::OutOfPlace { frame: "OPEN of another node's channel" });
+        }
+        match self.slots.get(&channel) {
+            Some(Slot::Asked { .. }) => {}
+            Some(Slot::Relay(_)) => self.answers.push_back((channel, Ok(()))),
+            None if self.slots.len() >= limits::CHANNELS_PER_LINK => {
+                if self.answers.len() >= limits::CHANNELS_PER_LINK {
+                    return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));
+                }
+                self.answers.push_back((channel, Err(IpcError::TableFull)));
+            }
+            None => {
+                self.slots.insert(channel, Slot::Asked { listed: true });
+                self.actions.push_back(Action::OpenIn { channel, ends });
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_opened(&mut self, channel: WireChannel, result: Result<(), IpcError>) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        if !matches!(relay.stage, Stage::Opening { .. }) {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                relay.stage = Stage::Open;
+                self.active(channel);
+            }
+            Err(reason) => self.end_slot(channel, reason, Ended::There),
+        }
+    }
+
+    /// Frames for a channel that ended here meanwhile are late, not wrong.
+    fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        let result = relay.hear(frame);
+        if relay.unkicked && self.unkicked.last() != Some(&channel) {
+            self.unkicked.push(channel);
+        }
+        match result {
+            Ok(()) => self.active(channel),
+            Err(error) => self.end_slot(channel, error, Ended::Broken),
+        }
+    }
+
+    /// Removes the channel and says so where it is not known.
+    fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
+        let Some(slot) = self.slots.remove(&channel) else { return };
+        if ended != Ended::There && self.link.phase == Phase::Up {
+            self.closes.push_back((channel, reason));
+        }
+        if let Slot::Relay(relay) = slot {
+            let Relay { local, stage, unkicked, .. } = *relay;
+            if unkicked {
+                local.kick();
+            }
+            let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_));
+            self.actions.push_back(match known_here {
+                true => Action::Forget { channel, local },
+                false => Action::Close { channel, local, reason },
+            });
+        }
+    }
+
+    /// Builds frames until nothing is left to tell or there is no more room. `true`: there is more; call again after
+    /// something was sent or credit came.
+    pub fn fill(&mut self, now: Duration) -> bool {
+        self.link.keep_alive(now);
+        match self.link.phase {
+            Phase::Apart | Phase::Greeting => false,
+            Phase::Resyncing => self.fill_resync(),
+            Phase::Up => self.fill_channels(),
+        }
+    }
+
+    fn fill_resync(&mut self) -> bool {
+        let mut tags = Vec::new();
+        while let Some(channel) = self.unlisted.last().copied() {
+            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
+                tags.clear();
+                let resync = relay.resync(&mut tags);
+                if !self.link.put(&Frame::Resync(resync), Class::Control) {
+                    return true;
+                }
+            }
+            self.unlisted.pop();
+        }
+        if !self.end_told {
+            if !self.link.put(&Frame::ResyncEnd, Class::Control) {
+                return true;
+            }
+            self.end_told = true;
+        }
+        self.go_up();
+        self.link.phase == Phase::Up && self.fill_channels()
+    }
+
+    fn fill_channels(&mut self) -> bool {
+        if !self.fill_answers() {
+            return true;
+        }
+        while let Some(channel) = self.ready.pop_front() {
+            let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { continue };
+            match relay.tell(&mut self.link) {
+                Ok(Turn::Idle) => relay.queued = false,
+                Ok(Turn::More) => self.ready.push_back(channel),
+                Ok(Turn::Blocked) => {
+                    self.ready.push_front(channel);
+                    return true;
+                }
+                Ok(Turn::Drained(reason)) => self.end_slot(channel, reason, Ended::Here),
+                Err(error) => self.end_slot(channel, error, Ended::Broken),
+            }
+        }
+        !self.fill_answers()
+    }
+
+    /// `false` when there is no room.
+    fn fill_answers(&mut self) -> bool {
+        while let Some((channel, result)) = self.answers.front().copied() {
+            if !self.link.put(&Frame::Opened { channel, result }, Class::Control) {
+                return false;
+            }
+            self.answers.pop_front();
+        }
+        while let Some((channel, reason)) = self.closes.front().copied() {
+            if !self.link.put(&Frame::Close { channel, reason }, Class::Control) {
+                return false;
+            }
+            self.closes.pop_front();
+        }
+        true
+    }
+
+    // ---- Time.
+
+    /// When [`Peer::tick`] has something to do at the latest.
+    pub fn next_tick(&self) -> Duration {
+        self.link.next_tick()
+    }
+
+    /// Heartbeat, lazy acknowledgements, judgement of silence. Read what the transport has before calling it: bytes that
+    /// wait in a socket are not silence.
+    ///
+    /// # Errors
+    /// `Silent`: cut the connection. What follows from it has been put into the actions.
+    pub fn tick(&mut self, now: Duration) -> Result<(), LinkError> {
+        let times = self.link.times();
+        let silence = self.link.silence(now);
+        if silence >= times.suspect && !self.suspected {
+            self.suspected = true;
+            self.actions.push_back(Action::Suspect);
+        } else if silence < times.suspect && self.link.phase == Phase::Up {
+            self.suspected = false;
+        }
+        if silence >= times.down {
+            self.give_up();
+            if self.link.phase != Phase::Apart {
+                let millis = |time: Duration| time.as_millis() as u64;
+                return Err(LinkError::Silent { silent_ms: millis(silence), limit_ms: millis(times.down) });
+            }
+        }
+        if self.link.phase == Phase::Up && now.saturating_sub(self.lazily_told) >= times.heartbeat {
+            self.lazily_told = now;
+            self.tell_lazily();
+        }
+        self.link.keep_alive(now);
+        Ok(())
+    }
+
+    fn tell_lazily(&mut self) {
+        for slot in self.slots.values_mut() {
+            if let Slot::Relay(relay) = slot
+                && relay.stage == Stage::Open
+            {
+                relay.tell_acknowledgements(&mut self.link);
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        if self.given_up {
+            return;
+        }
+        self.given_up = true;
+        self.ready.clear();
+        for (channel, slot) in self.slots.drain() {
+            if let Slot::Relay(relay) = slot {
+                self.actions.push_back(Action::Forget { channel, local: relay.local });
+            }
+        }
+        self.actions.push_back(Action::Down);
+    }
+}
+
+/// Where a channel ended first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// The broker of this node said so.
+    Here,
+    /// The peer said so.
+    There,
+    /// One of the parties broke the protocol: both must be told.
+    Broken,
+}
+
+/// What to send before closing a connection that ended with `error`, when the peer is to know why.
+pub fn refusal(error: &LinkError) -> Option<Vec<u8>> {
+    let LinkError::Refuse { refusal, reason } = error else { return None };
+    let mut bytes = Vec::new();
+    Frame::Refuse { refusal: *refusal, reason }.encode(&mut bytes);
+    Some(bytes)
+}

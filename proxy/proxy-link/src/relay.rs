@@ -1,0 +1,514 @@
+//! One channel that crosses the link: what of the local memory has been told to the far side, and what the far side said.
+//!
+//! Everything here except the stage and the open tags can be lost at any moment: [`Relay::restart`] forgets it, RESYNC
+//! brings it back. The rules, for a word or entry `x` of the local party:
+//!
+//! - told at most once per connection (`forwarded`, `sent`);
+//! - `mark_taken` and `confirm` only when the far side holds `x`;
+//! - a RESYNC that shows `x` at the far side counts as told.
+//!
+//! **Acknowledgement is lazy.** TAKEN of a request is implied by its reply, and what was put into a ring is told with the
+//! next entry of the other direction. Only what nobody will imply is told at once; the rest with the next tick.
+
+use abi::IpcError;
+use abi::layout::word;
+use wire::frame::OpenTags;
+use wire::{Frame, OpenTag, Resync, RingSpec, WireChannel};
+
+use crate::channel::{Carried, Ends, LocalChannel, Role, Settled};
+use crate::limits;
+use crate::link::{Class, Link};
+use crate::tags::Tags;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// Opener only: OPENED has not come.
+    Opening {
+        told: bool,
+    },
+    Open,
+    /// The local party is gone; CLOSE follows what it had published.
+    Draining(IpcError),
+}
+
+/// How a turn ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// All is told.
+    Idle,
+    /// There is more, others first.
+    More,
+    /// There is more, but no room.
+    Blocked,
+    /// All is told and the local party is gone: close.
+    Drained(IpcError),
+}
+
+/// Whether lazy acknowledgements go too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Telling {
+    Needed,
+    All,
+}
+
+pub(crate) struct Relay<C> {
+    pub(crate) local: C,
+    pub(crate) stage: Stage,
+    /// The peer listed the channel in this connection's RESYNC.
+    pub(crate) listed: bool,
+    wire: WireChannel,
+    ends: Ends,
+    /// Handed over from a proxy before us: the peer knows the open tags better.
+    resumed: bool,
+    /// Word of the local party's message that the far side has.
+    forwarded: u32,
+    cancel_told: u32,
+    taken_told: u32,
+    /// The fate of a message the far party wants back, to be told.
+    settled: Option<(Settled, u32)>,
+    /// A reply nobody waits for: to be told as taken.
+    dropped: Option<u32>,
+    /// Next entry of the local party to be sent.
+    sent: u32,
+    put_told: u32,
+    /// Bits taken from the local party that the far side has not confirmed.
+    notify: Option<(u64, u64)>,
+    notify_told: bool,
+    notify_next: u64,
+    notified: u64,
+    notified_told: u64,
+    tags: Tags,
+    /// Entries were put and the local party was not woken.
+    pub(crate) unkicked: bool,
+    /// It stands in the queue of those that may have something to tell.
+    pub(crate) queued: bool,
+}
+
+impl<C: LocalChannel> Relay<C> {
+    pub(crate) fn new(wire: WireChannel, ends: Ends, local: C, stage: Stage) -> Relay<C> {
+        let put = if ends.ring.is_some() { local.put_count() } else { 0 };
+        let sent = if ends.ring.is_some() { local.entries().map_or(0, |cursor| cursor.head) } else { 0 };
+        Relay {
+            local,
+            stage,
+            listed: false,
+            wire,
+            ends,
+            resumed: false,
+            forwarded: 0,
+            cancel_told: 0,
+            taken_told: 0,
+            settled: None,
+            dropped: None,
+            sent,
+            put_told: put,
+            notify: None,
+            notify_told: false,
+            notify_next: 1,
+            notified: 0,
+            notified_told: 0,
+            tags: Tags::new(ends.ring.map_or(0, |ring| ring.entries)),
+            unkicked: false,
+            queued: false,
+        }
+    }
+
+    pub(crate) fn resumed(wire: WireChannel, ends: Ends, local: C) -> Relay<C> {
+        let used = local.published() != 0
+            || match ends.ring {
+                Some(_) => local.put_count() != 0 || local.entries().is_ok_and(|cursor| cursor.head != 0),
+                None => false,
+            };
+        let opener = local.role() == Role::Client;
+        let stage = if opener && !used { Stage::Opening { told: false } } else { Stage::Open };
+        Relay { resumed: true, ..Relay::new(wire, ends, local, stage) }
+    }
+
+    /// A new connection: nothing was told in it.
+    pub(crate) fn restart(&mut self) {
+        self.listed = false;
+        self.forwarded = 0;
+        self.cancel_told = 0;
+        self.settled = None;
+        self.dropped = None;
+        self.notify_told = false;
+        if let Stage::Opening { told } = &mut self.stage {
+            *told = false;
+        }
+    }
+
+    /// What this side holds; `tags` is storage for the frame.
+    pub(crate) fn resync<'a>(&mut self, tags: &'a mut Vec<OpenTag>) -> Resync<'a> {
+        self.taken_told = self.local.taken();
+        self.notified_told = self.notified;
+        let mut produced = 0;
+        if self.ends.ring.is_some() {
+            produced = self.local.put_count();
+            *tags = self.tags.list();
+        }
+        self.put_told = produced;
+        Resync {
+            channel: self.wire,
+            published: self.local.published(),
+            taken: self.taken_told,
+            produced,
+            notified: self.notified,
+            open_tags: OpenTags::Listed(tags),
+        }
+    }
+
+    /// What the far side holds.
+    pub(crate) fn apply(&mut self, far: &Resync<'_>) -> Result<(), IpcError> {
+        self.listed = true;
+        if matches!(self.stage, Stage::Opening { .. }) {
+            self.stage = Stage::Open;
+        }
+        if far.published != 0 {
+            self.forwarded = far.published;
+            if far.taken == far.published {
+                self.local.mark_taken(far.taken);
+            }
+        }
+        match self.notify {
+            Some((number, _)) if number <= far.notified => self.notify = None,
+            _ => {}
+        }
+        self.notify_next = self.notify_next.max(far.notified + 1);
+        if let Some(ring) = self.ends.ring {
+            let cursor = self.local.entries()?;
+            if far.produced.wrapping_sub(cursor.head) > cursor.tail.wrapping_sub(cursor.head) {
+                return Err(IpcError::Corrupt);
+            }
+            self.tags.confirm(far.produced.wrapping_sub(cursor.head));
+            self.tags.forget_sent();
+            self.local.confirm(far.produced);
+            self.sent = far.produced;
+            if std::mem::take(&mut self.resumed) {
+                self.tags.merge(far.open_tags.iter(), ring.arena_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    // ---- To the far side.
+
+    /// Tells the far side what it does not know yet, as far as there is room and it is this channel's turn.
+    pub(crate) fn tell(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
+        if let Stage::Opening { told } = self.stage {
+            return Ok(if told { Turn::Idle } else { self.tell_open(link) });
+        }
+        let draining = matches!(self.stage, Stage::Draining(_));
+        let telling = if draining { Telling::All } else { Telling::Needed };
+        let turn = match self.ends.ring {
+            None => self.tell_messages(link, telling)?,
+            Some(ring) => self.tell_entries(link, ring, telling)?,
+        };
+        let turn = if turn == Turn::Idle { self.tell_notifications(link) } else { turn };
+        match (turn, self.stage) {
+            (Turn::Idle, Stage::Draining(reason)) if self.notify.is_none() => Ok(Turn::Drained(reason)),
+            _ => Ok(turn),
+        }
+    }
+
+    /// Tells what `tell` left to be implied by a later frame that did not come.
+    pub(crate) fn tell_acknowledgements(&mut self, link: &mut Link) {
+        let channel = self.wire;
+        if let Some(ring) = self.ends.ring {
+            self.tell_put_count(link, ring, Telling::All);
+        } else {
+            let taken = self.local.taken();
+            if taken != self.taken_told && link.put(&Frame::Taken { channel, word: taken }, Class::Control) {
+                self.taken_told = taken;
+            }
+        }
+    }
+
+    fn tell_open(&mut self, link: &mut Link) -> Turn {
+        let Ends { dc, from, to, lane, ring } = self.ends;
+        let told = link.put(&Frame::Open { channel: self.wire, dc, from, to, lane, ring }, Class::Control);
+        self.stage = Stage::Opening { told };
+        if told { Turn::Idle } else { Turn::Blocked }
+    }
+
+    fn tell_messages(&mut self, link: &mut Link, telling: Telling) -> Result<Turn, IpcError> {
+        let channel = self.wire;
+        if let Some((settled, word)) = self.settled {
+            let frame = match settled {
+                Settled::Withdrawn => Frame::Withdrawn { channel, word },
+                Settled::Taken => Frame::Taken { channel, word },
+            };
+            if !link.put(&frame, Class::Control) {
+                return Ok(Turn::Blocked);
+            }
+            self.settled = None;
+        }
+        if let Some(word) = self.dropped {
+            if !link.put(&Frame::Taken { channel, word }, Class::Control) {
+                return Ok(Turn::Blocked);
+            }
+            self.dropped = None;
+        }
+        let taken = self.local.taken();
+        let implied = taken & word::KIND_MASK == word::REQUEST && telling == Telling::Needed;
+        if taken != self.taken_told && !implied {
+            if !link.put(&Frame::Taken { channel, word: taken }, Class::Control) {
+                return Ok(Turn::Blocked);
+            }
+            self.taken_told = taken;
+        }
+        if self.tell_cancel(link) == Turn::Blocked {
+            return Ok(Turn::Blocked);
+        }
+        self.tell_outbound(link)
+    }
+
+    fn tell_cancel(&mut self, link: &mut Link) -> Turn {
+        let Some(word) = self.local.cancel_requested() else { return Turn::Idle };
+        if word != self.forwarded {
+            self.local.settle_withdrawn(word);
+        } else if word != self.cancel_told {
+            if !link.put(&Frame::Withdraw { channel: self.wire, word }, Class::Control) {
+                return Turn::Blocked;
+            }
+            self.cancel_told = word;
+        }
+        Turn::Idle
+    }
+
+    fn tell_outbound(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
+        let Some(message) = self.local.outbound()? else { return Ok(Turn::Idle) };
+        if message.word == self.forwarded {
+            return Ok(Turn::Idle);
+        }
+        // A reply implies that its request was taken; what was taken before it has been told.
+        let taken = self.local.taken();
+        let frame = Frame::Message {
+            channel: self.wire,
+            word: message.word,
+            kind: message.kind,
+            payload: &message.payload,
+            inline: message.inline(),
+        };
+        if !link.put(&frame, Class::Bulk) {
+            return Ok(Turn::Blocked);
+        }
+        self.forwarded = message.word;
+        if message.word & word::KIND_MASK == word::REPLY && taken & word::KIND_MASK == word::REQUEST {
+            self.taken_told = taken;
+        }
+        Ok(Turn::Idle)
+    }
+
+    fn tell_notifications(&mut self, link: &mut Link) -> Turn {
+        let channel = self.wire;
+        if self.notified != self.notified_told {
+            if !link.put(&Frame::Notified { channel, number: self.notified }, Class::Control) {
+                return Turn::Blocked;
+            }
+            self.notified_told = self.notified;
+        }
+        if self.notify.is_none() {
+            let mask = self.local.take_notifications();
+            if mask != 0 {
+                self.notify = Some((self.notify_next, mask));
+                self.notify_next += 1;
+                self.notify_told = false;
+            }
+        }
+        if let Some((number, mask)) = self.notify
+            && !self.notify_told
+        {
+            if !link.put(&Frame::Notify { channel, number, mask }, Class::Bulk) {
+                return Turn::Blocked;
+            }
+            self.notify_told = true;
+        }
+        // While one is unconfirmed the local party's further bits coalesce in its own mask.
+        Turn::Idle
+    }
+
+    fn tell_entries(&mut self, link: &mut Link, ring: RingSpec, telling: Telling) -> Result<Turn, IpcError> {
+        let mut bytes = 0;
+        for _ in 0..limits::TURN_ENTRIES {
+            let cursor = self.local.entries()?;
+            if cursor.tail.wrapping_sub(self.sent) > ring.entries {
+                return Err(IpcError::Corrupt);
+            }
+            if cursor.tail == self.sent {
+                return Ok(self.tell_put_count(link, ring, telling));
+            }
+            if bytes >= limits::TURN_BYTES {
+                break;
+            }
+            let sent = match self.local.role() {
+                Role::Client => self.tell_submission(link)?,
+                Role::Server => self.tell_completion(link)?,
+            };
+            match sent {
+                None => return Ok(Turn::Blocked),
+                Some(count) => bytes += count,
+            }
+        }
+        Ok(Turn::More)
+    }
+
+    fn tell_put_count(&mut self, link: &mut Link, ring: RingSpec, telling: Telling) -> Turn {
+        let put = self.local.put_count();
+        let untold = put.wrapping_sub(self.put_told);
+        if untold >= ring.entries.div_ceil(2) && untold > 1 || untold > 0 && telling == Telling::All {
+            if !link.put(&Frame::Produced { channel: self.wire, produced: put }, Class::Control) {
+                return Turn::Blocked;
+            }
+            self.put_told = put;
+        }
+        Turn::Idle
+    }
+
+    /// Bytes that were put, `None` when there is no room.
+    fn tell_submission(&mut self, link: &mut Link) -> Result<Option<usize>, IpcError> {
+        let entry = self.local.submission(self.sent)?;
+        if !entry.fits(self.local.arena_bytes()) || entry.reserved != 0 {
+            return Err(IpcError::Corrupt);
+        }
+        let bytes = Frame::RING_OVERHEAD_BYTES + entry.out_bytes as usize;
+        if !link.has_room(bytes, Class::Bulk) {
+            return Ok(None);
+        }
+        if !self.tags.insert(&entry) {
+            return Err(IpcError::Corrupt);
+        }
+        let put = self.local.put_count();
+        wire::submit_head(&mut link.out, self.wire, self.sent, put, &entry, entry.out_bytes);
+        self.put_data(link, entry.arena_offset, entry.out_bytes, put)?;
+        Ok(Some(bytes))
+    }
+
+    fn tell_completion(&mut self, link: &mut Link) -> Result<Option<usize>, IpcError> {
+        let entry = self.local.completion(self.sent)?;
+        // A completion of a request nobody made, or with more data than it asked for. After both proxies of a channel
+        // were lost together the ranges of open requests are unknown, and its client must repeat them.
+        let offset = self.tags.range_of(&entry).ok_or(IpcError::SourceDied)?;
+        if entry.reserved != 0 {
+            return Err(IpcError::Corrupt);
+        }
+        let bytes = Frame::RING_OVERHEAD_BYTES + entry.in_bytes as usize;
+        if !link.has_room(bytes, Class::Bulk) {
+            return Ok(None);
+        }
+        let put = self.local.put_count();
+        wire::complete_head(&mut link.out, self.wire, self.sent, put, &entry, entry.in_bytes);
+        self.put_data(link, offset, entry.in_bytes, put)?;
+        self.tags.completion_sent(entry.tag);
+        Ok(Some(bytes))
+    }
+
+    /// The data behind a head that was put just now. Its room was made together with the head's.
+    fn put_data(&mut self, link: &mut Link, offset: u32, bytes: u32, put: u32) -> Result<(), IpcError> {
+        if let Err(error) = self.local.copy_out(offset, link.out.grow(bytes as usize)) {
+            link.out.shrink(bytes as usize + Frame::RING_OVERHEAD_BYTES);
+            return Err(error);
+        }
+        link.counters.sent_frames += 1;
+        self.put_told = put;
+        self.sent = self.sent.wrapping_add(1);
+        Ok(())
+    }
+
+    // ---- From the far side.
+
+    /// The far side's frame for this channel. An error closes the channel.
+    pub(crate) fn hear(&mut self, frame: &Frame<'_>) -> Result<(), IpcError> {
+        match frame {
+            Frame::Message { word, kind, payload, inline, .. } => self.hear_message(*word, *kind, payload, inline),
+            Frame::Taken { word, .. } => {
+                self.local.mark_taken(*word);
+                Ok(())
+            }
+            Frame::Withdraw { word, .. } => {
+                let never_came = self.local.published() != *word;
+                let settled = if never_came { Settled::Withdrawn } else { self.local.withdraw(*word) };
+                self.settled = Some((settled, *word));
+                Ok(())
+            }
+            Frame::Withdrawn { word, .. } => {
+                self.local.settle_withdrawn(*word);
+                Ok(())
+            }
+            Frame::Notify { number, mask, .. } => {
+                if *number > self.notified {
+                    self.local.notify(*mask);
+                    self.notified = *number;
+                }
+                Ok(())
+            }
+            Frame::Notified { number, .. } => {
+                if self.notify.is_some_and(|(told, _)| told == *number) {
+                    self.notify = None;
+                }
+                Ok(())
+            }
+            Frame::Submit { index, produced, entry, data, .. } => {
+                self.expect(Role::Server, *index, *produced)?;
+                if !entry.fits(self.local.arena_bytes()) || !self.tags.insert(entry) {
+                    return Err(IpcError::Corrupt);
+                }
+                self.local.copy_in(entry.arena_offset, data)?;
+                self.unkicked = true;
+                self.local.put_submission(entry)
+            }
+            Frame::Complete { index, produced, entry, data, .. } => {
+                self.expect(Role::Client, *index, *produced)?;
+                let offset = self.tags.range_of(entry).ok_or(IpcError::Corrupt)?;
+                self.tags.remove(entry.tag);
+                self.local.copy_in(offset, data)?;
+                self.unkicked = true;
+                self.local.put_completion(entry)
+            }
+            Frame::Produced { produced, .. } if self.ends.ring.is_some() => self.confirm(*produced),
+            _ => Err(IpcError::Corrupt),
+        }
+    }
+
+    fn hear_message(&mut self, word: u32, kind: i32, payload: &[u8; 56], inline: &[u8]) -> Result<(), IpcError> {
+        let mut message = Carried {
+            word,
+            kind,
+            payload: *payload,
+            inline: [0; abi::limits::INLINE_BYTES_MAX],
+            inline_bytes: inline.len(),
+        };
+        message.inline.get_mut(..inline.len()).ok_or(IpcError::Corrupt)?.copy_from_slice(inline);
+        if word & word::KIND_MASK == word::REPLY && self.forwarded & word::KIND_MASK == word::REQUEST {
+            self.local.mark_taken(self.forwarded);
+        }
+        match self.local.publish(&message) {
+            Err(IpcError::NotWaiting) => {
+                self.dropped = Some(word);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// An entry must be the next one, and of the kind that comes in this direction.
+    fn expect(&mut self, role: Role, index: u32, produced: u32) -> Result<(), IpcError> {
+        if self.ends.ring.is_none() || self.local.role() != role || index != self.local.put_count() {
+            return Err(IpcError::Corrupt);
+        }
+        self.confirm(produced)
+    }
+
+    /// The far side has everything of ours below `produced`.
+    fn confirm(&mut self, produced: u32) -> Result<(), IpcError> {
+        let head = self.local.entries()?.head;
+        let count = produced.wrapping_sub(head);
+        if count > self.sent.wrapping_sub(head) {
+            return Err(IpcError::Corrupt);
+        }
+        if count > 0 {
+            self.tags.confirm(count);
+            self.local.confirm(produced);
+        }
+        Ok(())
+    }
+}

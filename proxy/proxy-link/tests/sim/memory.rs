@@ -1,0 +1,257 @@
+//! The memory of a channel on one node, and the local party that lives on it.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use abi::IpcError;
+use abi::layout::word;
+use abi::ring::{Completion, Submission};
+use proxy_link::{Carried, Cursor, LocalChannel, Role, Settled};
+
+pub const ENTRIES: u32 = 8;
+pub const SLOT_BYTES: u32 = 64;
+pub const ARENA_BYTES: u32 = ENTRIES * SLOT_BYTES;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Pending,
+    Taken,
+    Withdrawn,
+}
+
+/// Fields of one writer are grouped: what the proxy writes survives the proxy.
+pub struct Memory {
+    pub role: Role,
+    // Local party's message.
+    pub out: Option<Carried>,
+    pub out_state: State,
+    pub cancel: bool,
+    // Ours, to the local party.
+    pub inbound: Option<Carried>,
+    pub inbound_withdrawn: bool,
+    pub taken: u32,
+    pub mask_out: u64,
+    pub mask_in: u64,
+    // Rings, by index; entries that were overwritten are not found.
+    pub submissions: HashMap<u32, Submission>,
+    pub completions: HashMap<u32, Completion>,
+    pub submission_cursor: Cursor,
+    pub completion_cursor: Cursor,
+    pub arena: Vec<u8>,
+    pub kicks: u64,
+}
+
+impl Memory {
+    pub fn new(role: Role) -> Memory {
+        // Indices begin near the wrap, so that every run crosses it.
+        let start = Cursor { head: 0, tail: 0 };
+        Memory {
+            role,
+            out: None,
+            out_state: State::Taken,
+            cancel: false,
+            inbound: None,
+            inbound_withdrawn: false,
+            taken: 0,
+            mask_out: 0,
+            mask_in: 0,
+            submissions: HashMap::new(),
+            completions: HashMap::new(),
+            submission_cursor: start,
+            completion_cursor: start,
+            arena: vec![0; ARENA_BYTES as usize],
+            kicks: 0,
+        }
+    }
+
+    /// The local party's next message from the far one.
+    pub fn take(&mut self) -> Option<Carried> {
+        let message = self.inbound.filter(|m| m.word != self.taken && !self.inbound_withdrawn)?;
+        self.taken = message.word;
+        Some(message)
+    }
+
+    fn own_cursor(&mut self) -> &mut Cursor {
+        match self.role {
+            Role::Client => &mut self.submission_cursor,
+            Role::Server => &mut self.completion_cursor,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct SimChannel(pub Rc<RefCell<Memory>>);
+
+impl LocalChannel for SimChannel {
+    fn role(&self) -> Role {
+        self.0.borrow().role
+    }
+
+    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
+        let memory = self.0.borrow();
+        Ok(memory.out.filter(|_| memory.out_state == State::Pending))
+    }
+
+    fn mark_taken(&self, word: u32) {
+        let mut memory = self.0.borrow_mut();
+        if memory.out.is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
+            memory.out_state = State::Taken;
+        }
+    }
+
+    fn cancel_requested(&self) -> Option<u32> {
+        let memory = self.0.borrow();
+        memory.out.filter(|_| memory.cancel && memory.out_state == State::Pending).map(|m| m.word)
+    }
+
+    fn settle_withdrawn(&self, word: u32) {
+        let mut memory = self.0.borrow_mut();
+        if memory.out.is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
+            assert!(memory.cancel, "only what was asked for is withdrawn");
+            memory.out_state = State::Withdrawn;
+        }
+    }
+
+    fn publish(&self, message: &Carried) -> Result<(), IpcError> {
+        let mut memory = self.0.borrow_mut();
+        if let Some(before) = memory.inbound {
+            assert_ne!(before.word, message.word, "published twice");
+            assert!(before.word == memory.taken || memory.inbound_withdrawn, "published over a message nobody took");
+        }
+        memory.inbound = Some(*message);
+        memory.inbound_withdrawn = false;
+        Ok(())
+    }
+
+    fn published(&self) -> u32 {
+        self.0.borrow().inbound.map_or(0, |m| m.word)
+    }
+
+    fn taken(&self) -> u32 {
+        self.0.borrow().taken
+    }
+
+    fn withdraw(&self, word: u32) -> Settled {
+        let mut memory = self.0.borrow_mut();
+        assert_eq!(memory.inbound.map(|m| m.word), Some(word));
+        if memory.taken == word {
+            return Settled::Taken;
+        }
+        memory.inbound_withdrawn = true;
+        Settled::Withdrawn
+    }
+
+    fn take_notifications(&self) -> u64 {
+        std::mem::take(&mut self.0.borrow_mut().mask_out)
+    }
+
+    fn notify(&self, mask: u64) {
+        self.0.borrow_mut().mask_in |= mask;
+    }
+
+    fn entries(&self) -> Result<Cursor, IpcError> {
+        Ok(*self.0.borrow_mut().own_cursor())
+    }
+
+    fn confirm(&self, head: u32) {
+        self.0.borrow_mut().own_cursor().head = head;
+    }
+
+    fn put_count(&self) -> u32 {
+        let memory = self.0.borrow();
+        match memory.role {
+            Role::Client => memory.completion_cursor.tail,
+            Role::Server => memory.submission_cursor.tail,
+        }
+    }
+
+    fn submission(&self, index: u32) -> Result<Submission, IpcError> {
+        self.0.borrow().submissions.get(&(index % ENTRIES)).copied().ok_or(IpcError::Corrupt)
+    }
+
+    fn completion(&self, index: u32) -> Result<Completion, IpcError> {
+        self.0.borrow().completions.get(&(index % ENTRIES)).copied().ok_or(IpcError::Corrupt)
+    }
+
+    fn put_submission(&self, submission: &Submission) -> Result<(), IpcError> {
+        let mut memory = self.0.borrow_mut();
+        let Cursor { head, tail } = memory.submission_cursor;
+        assert!(tail - head < ENTRIES, "the server's ring overflows");
+        memory.submissions.insert(tail % ENTRIES, *submission);
+        memory.submission_cursor.tail += 1;
+        Ok(())
+    }
+
+    fn put_completion(&self, completion: &Completion) -> Result<(), IpcError> {
+        let mut memory = self.0.borrow_mut();
+        let Cursor { head, tail } = memory.completion_cursor;
+        assert!(tail - head < ENTRIES, "the client's ring overflows");
+        memory.completions.insert(tail % ENTRIES, *completion);
+        memory.completion_cursor.tail += 1;
+        Ok(())
+    }
+
+    fn kick(&self) {
+        self.0.borrow_mut().kicks += 1;
+    }
+
+    fn arena_bytes(&self) -> u32 {
+        ARENA_BYTES
+    }
+
+    fn copy_out(&self, offset: u32, data: &mut [u8]) -> Result<(), IpcError> {
+        let offset = offset as usize;
+        data.copy_from_slice(self.0.borrow().arena.get(offset..offset + data.len()).ok_or(IpcError::OutOfGrant)?);
+        Ok(())
+    }
+
+    fn copy_in(&self, offset: u32, data: &[u8]) -> Result<(), IpcError> {
+        let (offset, mut memory) = (offset as usize, self.0.borrow_mut());
+        memory.arena.get_mut(offset..offset + data.len()).ok_or(IpcError::OutOfGrant)?.copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// What the local party of a channel wants and what it saw.
+#[derive(Default)]
+pub struct Party {
+    pub last_word: u32,
+    /// Values of messages it sent that were taken, in order.
+    pub delivered: Vec<u64>,
+    pub received: Vec<u64>,
+    pub next_value: u64,
+    pub withdrawn: u64,
+    pub notified: [u64; 4],
+    pub notifications: [u64; 4],
+    /// Client: requests under way by tag, with the value that the answer must carry.
+    pub under_way: HashMap<u32, u64>,
+    pub answered: Vec<u64>,
+    pub submitted: u64,
+    /// Server: what it has taken and not completed; what it ever took, in order.
+    pub working: VecDeque<Submission>,
+    pub served: Vec<u64>,
+    /// A request it waits to be answered.
+    pub awaits: bool,
+    /// A request it has to answer.
+    pub owes: Option<u64>,
+}
+
+pub fn carried(word: u32, value: u64) -> Carried {
+    let mut payload = [0; 56];
+    payload[..8].copy_from_slice(&value.to_le_bytes());
+    let mut inline = [0; 2048];
+    let inline_bytes = (value % 7) as usize * 100;
+    inline[..inline_bytes].fill(value as u8);
+    Carried { word, kind: value as i32, payload, inline, inline_bytes }
+}
+
+pub fn value_of(message: &Carried) -> u64 {
+    let value = u64::from_le_bytes(message.payload[..8].try_into().expect("eight bytes"));
+    assert_eq!(*message, carried(message.word, value), "a message arrives whole");
+    value
+}
+
+pub fn is_request(message: &Carried) -> bool {
+    message.word & word::KIND_MASK == word::REQUEST
+}
