@@ -78,6 +78,9 @@ pub enum StandInEvent {
     OpenedIn { request: RequestId, result: Result<ProxiedChannel, IpcError> },
     /// After a restart of the proxy: a channel that its predecessor held.
     Resumed(ProxiedChannel),
+    /// Every `Resumed` was told; comes once, also when there was none. A proxy dials and accepts only after it: a channel
+    /// that it does not list to its peer is taken for ended there.
+    AllResumed,
     /// The local party of this channel did something since the last `Active`: look at all of it. Not repeated.
     Active(ChannelId),
     /// The local party died, closed the channel, or broke the protocol; or the remote endpoint was declared gone. Final.
