@@ -1,1 +1,183 @@
-//! To be written.
+//! Whole clusters for tests: `Cluster::up(3)` is what `dvs dev up` makes, in a state directory of its own, and goes away when dropped.
+//!
+//! Tests here use the command as people do; what can be shown at a lower level is tested there. They need root and the
+//! built binary (`cargo build --package dvs`).
+
+#![forbid(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// No single command of a test takes longer; `timeout` ends it.
+const COMMAND_SECONDS: &str = "120";
+
+/// A cluster of simulated nodes `n1`, `n2` … on this machine.
+pub struct Cluster {
+    directory: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Panics with everything the command said when it does not come up.
+    pub fn up(nodes: usize) -> Cluster {
+        let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
+        let cluster = Cluster { directory };
+        cluster.ok(&["dev", "up", "--nodes", &nodes.to_string()]);
+        cluster
+    }
+
+    /// A container over the first `nodes` nodes, started.
+    pub fn container(&self, name: &str, nodes: usize, more: &[&str]) {
+        let list = (1..=nodes).map(|index| format!("n{index}")).collect::<Vec<_>>().join(",");
+        let mut arguments = vec!["dc", "create", name, "--nodes", &list, "--start"];
+        arguments.extend_from_slice(more);
+        self.ok(&arguments);
+    }
+
+    pub fn state_dir(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// `dvs` with these arguments, aimed at this cluster, ended after two minutes.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", COMMAND_SECONDS]).arg(dvs_binary()).args(arguments);
+        command.env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET").stdin(Stdio::null());
+        command
+    }
+
+    pub fn output<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Output {
+        self.command(arguments).output().expect("dvs starts")
+    }
+
+    /// Standard output of a command that must succeed.
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> String {
+        let words: Vec<_> = arguments.iter().map(|word| word.as_ref().to_string_lossy().into_owned()).collect();
+        let done = self.output(arguments);
+        assert!(
+            done.status.success(),
+            "dvs {} failed ({})\nstdout: {}\nstderr: {}{}",
+            words.join(" "),
+            done.status,
+            String::from_utf8_lossy(&done.stdout),
+            String::from_utf8_lossy(&done.stderr),
+            self.logs(),
+        );
+        String::from_utf8(done.stdout).expect("output is UTF-8")
+    }
+
+    pub fn json<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Value {
+        let text = self.ok(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("not JSON ({error}): {text}"))
+    }
+
+    /// Exit status and standard error of a command that may fail.
+    pub fn fails<S: AsRef<OsStr>>(&self, arguments: &[S]) -> (i32, String) {
+        let done = self.output(arguments);
+        (done.status.code().unwrap_or(-1), String::from_utf8_lossy(&done.stderr).into_owned())
+    }
+
+    /// Runs a shell script in the container on a node and gives its output.
+    pub fn sh(&self, dc: &str, node: &str, script: &str) -> String {
+        self.ok(&["run", dc, "--node", node, "--", "bash", "-ec", script])
+    }
+
+    /// As [`Cluster::sh`], with bytes on standard input.
+    pub fn sh_with_input(&self, dc: &str, node: &str, script: &str, input: &[u8]) -> Output {
+        let mut child = self
+            .command(&["run", dc, "--node", node, "-i", "--", "bash", "-ec", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("dvs starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        let input = input.to_vec();
+        let writer = std::thread::spawn(move || stdin.write_all(&input));
+        let done = child.wait_with_output().expect("dvs ends");
+        // A program that does not read its input closes the pipe: that is its right.
+        let _ = writer.join().expect("writer does not panic");
+        done
+    }
+
+    /// A detached program that goes on while the test does something else.
+    pub fn spawn<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Child {
+        self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dvs starts")
+    }
+
+    /// Host PID of a server (`fs`, `ds`, `root` for the first disk, `gate` …) of a container on a node, when it runs.
+    pub fn server_pid(&self, dc: &str, node: &str, name: &str) -> Option<u32> {
+        let inspected = self.json(&["dc", "inspect", dc, "-o", "json"]);
+        let share = inspected["shares"].as_array()?.iter().find(|share| share["node"] == node)?.clone();
+        let server = share["servers"]
+            .as_array()?
+            .iter()
+            .find(|server| server["name"] == name || server["kind"] == name)?
+            .clone();
+        server["pid"].as_u64().map(|pid| pid as u32)
+    }
+
+    /// The end of every log of the cluster, for a failure's message.
+    pub fn logs(&self) -> String {
+        let mut text = String::new();
+        for path in files_ending(self.directory.path(), ".log") {
+            let content = std::fs::read(&path).unwrap_or_default();
+            let tail = &content[content.len().saturating_sub(2000)..];
+            text.push_str(&format!("\n--- {}\n{}", path.display(), String::from_utf8_lossy(tail)));
+        }
+        text
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let done = self.output(&["dev", "down"]);
+        if !done.status.success() && !std::thread::panicking() {
+            panic!("dev down failed: {}", String::from_utf8_lossy(&done.stderr));
+        }
+    }
+}
+
+/// Asks again until it is so; panics when `limit` passes. For states that another process reaches on its own.
+pub fn eventually<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The binary that was built beside the tests.
+pub fn dvs_binary() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let folder = test.ancestors().nth(2).expect("tests lie in target/.../deps");
+    let binary = folder.join("dvs");
+    assert!(binary.exists(), "{} is missing: run `cargo build --package dvs` first", binary.display());
+    binary
+}
+
+/// Whether this run may take longer than minutes.
+pub fn is_long_run() -> bool {
+    std::env::var_os("DVS_TEST_LONG").is_some()
+}
+
+fn files_ending(directory: &Path, suffix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            found.extend(files_ending(&entry.path(), suffix));
+        } else if kind.is_file() && entry.file_name().to_string_lossy().ends_with(suffix) {
+            found.push(entry.path());
+        }
+    }
+    found
+}

@@ -1,1 +1,51 @@
-fn main() {}
+//! The project's own tasks: `cargo xtask check | demo | test-system | test-long`.
+//!
+//! `check` is the one door that every change passes: format, the room rule, lints, fast tests. It needs no root.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod demo;
+mod rooms;
+mod run;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask TASK
+
+  check          format, room rule, lints, unit and simulation tests
+  demo [--keep]  three nodes, one container, an unmodified web server, figures; --keep leaves it up
+  test-system    tests that start whole clusters (root)
+  test-long      everything that takes longer than minutes (root)
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["check"] => check::check(),
+        ["demo"] => demo::demo(demo::After::TakeDown),
+        ["demo", "--keep"] => demo::demo(demo::After::Keep),
+        ["tcp-serve", connections] => {
+            connections.parse().map_err(|_| "not a number".to_owned()).and_then(demo::tcp_serve)
+        }
+        ["tcp-fetch", address] => demo::tcp_fetch(address),
+        ["test-system"] => check::test_system(),
+        ["test-long"] => check::test_long(),
+        ["help" | "--help" | "-h"] | [] => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        other => {
+            eprintln!("xtask: unknown task '{}'\n  try: cargo xtask help", other.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,41 @@
+# Two targets are the whole story: `make demo` and `make test`. Both install what is missing, build and run.
+
+CARGO ?= cargo
+TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/debug
+DVS = $(TARGET_DIR)/dvs
+
+.PHONY: all build demo test test-long check bench clean help
+
+all: build
+
+help:
+	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
+	@echo "make test         every test that takes minutes at most"
+	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
+	@echo "make build        the one binary: $(DVS)"
+	@echo "make check        format, lints, the room rule, fast tests"
+
+build:
+	@scripts/setup.sh build
+	$(CARGO) build --package dvs --bin dvs
+
+demo:
+	@scripts/setup.sh demo
+	$(CARGO) build --package dvs --bin dvs
+	@$(CARGO) xtask demo $(if $(KEEP),--keep)
+
+check:
+	@scripts/setup.sh build
+	$(CARGO) xtask check
+
+test:
+	@scripts/setup.sh test
+	$(CARGO) xtask check
+	$(CARGO) xtask test-system
+
+test-long:
+	@scripts/setup.sh test
+	$(CARGO) xtask test-long
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,95 @@
+#!/bin/sh
+# Installs the distribution packages that DVS needs to be built, demonstrated and tested on Debian 12 or 13.
+#
+#   scripts/setup.sh build|demo|test     each includes the one before it; default: demo
+#
+# Idempotent: a package that is there is not touched, and with nothing missing no privilege is needed.
+set -eu
+
+purpose=${1:-demo}
+
+# package:why
+build_packages="
+gcc:compiles the embedded SQLite and the cryptography library
+libc6-dev:the C library, also in its static form, for one static binary
+make:runs the targets of the Makefile
+"
+demo_packages="
+nginx-light|nginx:the unmodified web server of the demo
+curl:fetches the files inside the container
+iproute2:lets you look at the network namespaces of the nodes
+ca-certificates:curl wants it
+"
+test_packages="
+python3:one of the unmodified programs that the tests run
+git:likewise
+sqlite3:likewise
+redis-server:likewise, with its command line
+redis-tools:likewise
+postgresql:likewise
+strace:shows that the message path makes no system calls
+busybox-static:a small root file system
+debootstrap:a Debian root file system (long tests only)
+procps:ps and pkill inside containers
+"
+
+case $purpose in
+    build) wanted=$build_packages ;;
+    demo) wanted="$build_packages$demo_packages" ;;
+    test) wanted="$build_packages$demo_packages$test_packages" ;;
+    *) echo "setup: unknown purpose '$purpose'" >&2; echo "  try: scripts/setup.sh build|demo|test" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null 2>&1; then
+    echo "setup: this is not a Debian-like system, nothing was installed" >&2
+    echo "  try: install by hand what these lines name:$wanted" >&2
+    exit 1
+fi
+
+is_installed() {
+    dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed
+}
+
+missing=
+while IFS=: read -r names why; do
+    [ -n "$names" ] || continue
+    found=
+    for name in $(echo "$names" | tr '|' ' '); do
+        if is_installed "$name"; then found=yes; fi
+    done
+    [ -n "$found" ] && continue
+    first=${names%%|*}
+    [ -n "$missing" ] || echo "setup: these packages are missing:"
+    printf '  %-16s %s\n' "$first" "$why"
+    missing="$missing $first"
+done <<LIST
+$wanted
+LIST
+
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "setup: no Rust tool chain (cargo) in PATH" >&2
+    echo "  try: install Rust 1.85 or newer with rustup, or 'apt-get install rustup && rustup default stable' on Debian 13" >&2
+    exit 1
+fi
+
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    as_root=
+elif command -v sudo >/dev/null 2>&1; then
+    as_root=sudo
+else
+    echo "setup: root is needed to install them, and there is no sudo" >&2
+    echo "  try: as root: apt-get install$missing" >&2
+    exit 1
+fi
+
+echo "setup: installing$missing"
+# RUNLEVEL=1 keeps the packages' services from being started: DVS starts its own copies inside containers.
+install="env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends"
+# shellcheck disable=SC2086
+$as_root $install $missing >/dev/null 2>&1 || {
+    $as_root apt-get update -qq
+    # shellcheck disable=SC2086
+    $as_root $install $missing >/dev/null
+}

@@ -1,0 +1,68 @@
+//! Containers over several nodes, from the command line.
+
+use end_to_end::Cluster;
+
+#[test]
+fn file_written_on_one_node_is_read_on_the_others() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    cluster.sh("shop", "n1", "echo hello > /dc/greeting && mkdir /dc/d && ln -s ../greeting /dc/d/link");
+    for node in ["n1", "n2", "n3"] {
+        assert_eq!(cluster.sh("shop", node, "cat /dc/d/link"), "hello\n");
+    }
+    cluster.sh("shop", "n3", "echo more >> /dc/greeting");
+    assert_eq!(cluster.sh("shop", "n1", "cat /dc/greeting"), "hello\nmore\n");
+}
+
+#[test]
+fn tree_survives_stop_and_start_of_the_container() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    cluster.sh("shop", "n1", "mkdir -p /dc/a/b && echo kept > /dc/a/b/c && sync");
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    assert_eq!(cluster.sh("shop", "n2", "cat /dc/a/b/c"), "kept\n");
+}
+
+#[test]
+fn exit_status_is_what_people_know_from_docker() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    let status = |arguments: &[&str]| {
+        let mut all = vec!["run", "shop", "--"];
+        all.extend_from_slice(arguments);
+        cluster.output(&all).status.code()
+    };
+    assert_eq!(status(&["true"]), Some(0));
+    assert_eq!(status(&["sh", "-c", "exit 3"]), Some(3));
+    assert_eq!(status(&["sh", "-c", "kill -9 $$"]), Some(137));
+    assert_eq!(status(&["no-such-program"]), Some(127));
+    assert_eq!(status(&["/etc/passwd"]), Some(126));
+    let (code, message) = cluster.fails(&["run", "no-such-container", "--", "true"]);
+    assert_eq!(code, 125, "{message}");
+}
+
+#[test]
+fn input_and_output_pass_through_unchanged() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    let input: Vec<u8> = (0..3_000_000u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let done = cluster.sh_with_input("shop", "n1", "tee /dc/copy; echo problem >&2; exit 4", &input);
+    assert_eq!(done.status.code(), Some(4));
+    assert!(done.stdout == input, "{} bytes of {} came back", done.stdout.len(), input.len());
+    assert_eq!(String::from_utf8_lossy(&done.stderr), "problem\n");
+}
+
+#[test]
+fn pids_tell_their_node_and_ps_shows_all_nodes() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let first: u32 = cluster.sh("shop", "n1", "echo $$").trim().parse().unwrap();
+    let second: u32 = cluster.sh("shop", "n2", "echo $$").trim().parse().unwrap();
+    assert_eq!((first / 65_536, second / 65_536), (1, 2));
+    let pid = cluster.ok(&["run", "shop", "--node", "n2", "-d", "--", "sleep", "1000"]).trim().to_owned();
+    let listed = cluster.json(&["ps", "shop", "-o", "json"]);
+    let sleeper = listed.as_array().unwrap().iter().find(|process| process["pid"].to_string() == pid).expect("listed");
+    assert_eq!(sleeper["node"], "n2");
+    cluster.ok(&["kill", "shop", &pid]);
+}

@@ -1,0 +1,59 @@
+//! Unmodified programs of the distribution, on the tree of a container whose fs and disk are on other nodes.
+
+use std::time::Duration;
+
+use end_to_end::{Cluster, eventually};
+
+/// One cluster for all: bringing it up costs more than most of these programs.
+#[test]
+fn programs_of_the_distribution_run_on_the_tree_of_other_nodes() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    for (name, script, expected) in PROGRAMS {
+        let printed = cluster.sh("shop", "n1", script);
+        assert_eq!(printed.trim(), *expected, "{name}");
+    }
+    redis_answers_over_the_private_network(&cluster);
+}
+
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    (
+        "bash pipeline",
+        "seq 1 20000 | tee /dc/numbers | awk '{s+=$1} END {print s}'; wc -l < /dc/numbers",
+        "200010000\n20000",
+    ),
+    (
+        "python3",
+        "cd /dc && /usr/bin/python3 -c \"import os, mmap\nos.makedirs('py/a')\nopen('py/a/f','wb').write(b'x'*100000)\nf=open('py/a/f','r+b')\nm=mmap.mmap(f.fileno(),0)\nm[5:8]=b'abc'\nm.flush()\nprint(open('py/a/f','rb').read()[4:9].decode(), len(os.listdir('py')))\"",
+        "xabcx 1",
+    ),
+    (
+        "git",
+        "export HOME=/tmp; mkdir /dc/repo && cd /dc/repo && git init -q . && git config user.email a@b && git config user.name a \
+         && for i in $(seq 50); do echo $i > f$i; done && git add . && git commit -qm first && git fsck 2>/dev/null && git log --oneline | wc -l && git status --porcelain | wc -l",
+        "1\n0",
+    ),
+    (
+        "sqlite3",
+        "cd /dc && sqlite3 t.db 'create table t(a integer primary key, b text); begin; with recursive c(x) as (select 1 union all select x+1 from c where x<2000) insert into t select x, hex(randomblob(20)) from c; commit; select count(*), sum(a) from t; pragma integrity_check;'",
+        "2000|2001000\nok",
+    ),
+    (
+        "make -j4 of a C program",
+        "mkdir /dc/c && cd /dc/c && for i in $(seq 12); do echo \"int f$i(void){return $i;}\" > f$i.c; done && \
+         { for i in $(seq 12); do echo \"int f$i(void);\"; done; echo '#include <stdio.h>'; echo 'int main(void){int s=0;'; for i in $(seq 12); do echo \"s+=f$i();\"; done; echo 'printf(\"%d\\n\",s);return 0;}'; } > main.c && \
+         printf 'OBJ=%s\nprog: $(OBJ)\n\tcc -o prog $(OBJ)\n' \"$(echo main.o $(seq -f 'f%g.o' 12))\" > Makefile && make -s -j4 && ./prog",
+        "78",
+    ),
+];
+
+fn redis_answers_over_the_private_network(cluster: &Cluster) {
+    let serve = "mkdir -p /dc/redis && cd /dc/redis && exec redis-server --bind 0.0.0.0 --protected-mode no --appendonly yes --save ''";
+    cluster.ok(&["run", "shop", "--node", "n1", "-d", "--", "bash", "-c", serve]);
+    eventually("redis answers on n3", Duration::from_secs(20), || {
+        let done =
+            cluster.output(&["run", "shop", "--node", "n3", "--", "redis-cli", "-h", "10.1.0.1", "set", "k", "v"]);
+        (String::from_utf8_lossy(&done.stdout).trim() == "OK").then_some(())
+    });
+    assert_eq!(cluster.sh("shop", "n2", "redis-cli -h 10.1.0.1 get k"), "v\n");
+}

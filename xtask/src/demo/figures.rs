@@ -1,0 +1,120 @@
+//! What the demo measures, and how it is shown.
+
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use super::Configuration;
+use super::dvs::Dvs;
+use super::plain;
+use super::site::{ADDRESS, LARGE_FILES, Site};
+use crate::run::{self, Outcome};
+
+const WARM_TIMES: usize = 5;
+
+/// How long it took and what all processes of the cluster hold in memory.
+pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
+    print!("{}", indented(&dvs.output(&["node", "ls"])?));
+    println!(
+        "  ready after {:.2} s (to reach: 2 s); resident memory of all its processes {:.0} MB (to reach: 150 MB)",
+        ready.as_secs_f64(),
+        resident_mb("dvs")
+    );
+    Ok(())
+}
+
+/// Sum over processes whose executable has this name; shared pages are counted once per process, so this is an upper bound.
+fn resident_mb(name: &str) -> f64 {
+    let Ok(entries) = fs::read_dir("/proc") else { return 0.0 };
+    let kilobytes: u64 = entries
+        .flatten()
+        .filter(|entry| {
+            fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe.file_name().is_some_and(|file| file == name))
+        })
+        .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
+        .filter_map(|status| {
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<u64>().ok())
+        })
+        .sum();
+    kilobytes as f64 / 1024.0
+}
+
+/// The table of 100 MB transfers.
+pub fn transfers(dvs: &Dvs, site: &Site, configurations: &[Configuration]) -> Outcome<String> {
+    let n3 = dvs.output(&["node", "inspect", "n3", "-o", "json"])?;
+    let address =
+        n3.split("\"address\":").nth(1).and_then(|rest| rest.split('"').nth(1)).ok_or("n3 has no address")?.to_owned();
+    let tcp = Spread::of(plain::tcp_over_link(dvs, &address, WARM_TIMES)?);
+    let host = Spread::of(plain::nginx_on_host(dvs, site, WARM_TIMES)?);
+    let mut table = String::new();
+    let _ =
+        writeln!(table, "  MB/s, median (min to max); cold: first read on the web server's node, warm: again; TLS on");
+    let _ = writeln!(table, "  {:<30} {:>22} {:>8} {:>22} {:>8} {:>8}", "", "cold", "x tcp", "warm", "x host", "paper");
+    for configuration in configurations {
+        let dc = configuration.dc;
+        if dc != "f" {
+            for index in 0..LARGE_FILES {
+                site.import(dvs, dc, &format!("site/large{index}"))?;
+            }
+            site.start_nginx(dvs, dc)?;
+        }
+        let cold = (0..LARGE_FILES)
+            .map(|index| fetch(dvs, dc, &format!("large{index}")))
+            .collect::<Outcome<_>>()
+            .map(Spread::of)?;
+        let warm = (0..WARM_TIMES).map(|_| fetch(dvs, dc, "large0")).collect::<Outcome<_>>().map(Spread::of)?;
+        let _ = writeln!(
+            table,
+            "  {:<30} {:>22} {:>8.2} {:>22} {:>8.2} {:>8}",
+            configuration.title,
+            cold.shown(),
+            cold.median / tcp.median,
+            warm.shown(),
+            warm.median / host.median,
+            configuration.paper_mb_s
+        );
+    }
+    let _ = writeln!(table, "  {:<30} {:>22} {:>8.2}", "plain TCP, n3 to n1", tcp.shown(), 1.0);
+    let _ =
+        writeln!(table, "  {:<30} {:>22} {:>8} {:>22} {:>8.2}", "same nginx on the host", "", "", host.shown(), 1.0);
+    let _ = writeln!(
+        table,
+        "  to reach: F cold 0.12 x tcp, warm 0.5 x host. The paper's figures are of 1 Gb/s links and other machines."
+    );
+    Ok(table)
+}
+
+fn fetch(dvs: &Dvs, dc: &str, file: &str) -> Outcome<f64> {
+    let script = format!("curl -sSf -o /dev/null -w '%{{time_total}}' http://{ADDRESS}/{file}");
+    plain::rate(dvs.sh(dc, "n1", &script)?.trim())
+}
+
+/// Round trips beside a pipe pair, from the broker's example.
+pub fn messages() -> Outcome {
+    let arguments = ["run", "--quiet", "--package", "broker", "--example", "pingpong"];
+    print!("{}", indented(&run::output(Command::new("cargo").args(arguments).current_dir(run::workspace()))?));
+    Ok(())
+}
+
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        Spread { median: at(values.len() / 2), min: at(0), max: at(values.len().saturating_sub(1)) }
+    }
+
+    fn shown(&self) -> String {
+        format!("{:.0} ({:.0} to {:.0})", self.median, self.min, self.max)
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
