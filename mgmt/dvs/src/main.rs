@@ -1,1 +1,64 @@
-fn main() {}
+//! `dvs`: the one binary. The command, the daemon and the servers, so that a node is installed by copying one file.
+//!
+//! | part | file |
+//! |---|---|
+//! | what may be typed | `cli.rs`, `commands/*.rs` (options and help beside the code) |
+//! | what is printed | `output/` (table, json, yaml, name), `errors.rs` |
+//! | a program's streams on ours | `pump.rs`, `terminal.rs`, `commands/session.rs` |
+//! | a whole cluster on one machine | `dev/` |
+//!
+//! Deliberately absent: anything a daemon should decide. The command asks, shows and copies bytes.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+mod dev;
+mod errors;
+mod output;
+mod pump;
+mod terminal;
+mod units;
+
+#[cfg(test)]
+mod help_tests;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::cli::Cli;
+use crate::errors::{BROKEN_PIPE, Failure, USAGE};
+
+fn main() -> ExitCode {
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => commands::execute(&cli.global, cli.command),
+        Err(error) => no_command(&error),
+    };
+    match outcome {
+        Ok(status) => status,
+        Err(failure) if failure.is_broken_pipe() => ExitCode::from(BROKEN_PIPE),
+        Err(failure) => {
+            // When standard error is closed too there is nobody to tell.
+            let _ = failure.print(&mut io::stderr().lock());
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Help and version are answers; everything else that clap says is a complaint.
+fn no_command(error: &clap::Error) -> Result<ExitCode, Failure> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            error.print()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.print()?;
+            Ok(ExitCode::from(USAGE))
+        }
+        _ => Err(errors::of_usage(error)),
+    }
+}

@@ -1,0 +1,116 @@
+//! The command line: global options, and one variant per command. Each command's own options are beside its code.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use client::{Places, Wanted};
+
+use crate::commands::{attach, daemon, dc, dev, doctor, exec, import, internal, kill, logs, node, ps, run, version};
+use crate::output::Format;
+
+/// One system over several machines: containers that span nodes.
+///
+/// A container (DC) is a small Linux system whose processes may run on several nodes and still share one
+/// process table, one file tree and one network.
+#[derive(Parser, Debug)]
+#[command(
+    name = "dvs",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    after_help = "\
+Examples:
+  dvs dev up                                      a cluster of three nodes on this machine
+  dvs dc create shop --nodes n1,n2,n3 --start     a container over all of them
+  dvs run -it shop --node n2 -- bash              a shell in it, on node n2
+  dvs ps shop                                     its processes, wherever they run
+  dvs dc delete --force shop && dvs dev down      everything gone
+
+Every command has --help with examples of its own. Commands of the machinery: dvs internal --help"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// How to print data.
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        hide_possible_values = false,
+        help_heading = "Global options"
+    )]
+    pub output: Format,
+
+    /// Socket of the daemon to talk to [default: the development cluster's, else /run/dvs/dvsd.sock].
+    #[arg(long, global = true, env = client::places::SOCKET_VARIABLE, value_name = "PATH", help_heading = "Global options")]
+    pub socket: Option<PathBuf>,
+
+    /// Development cluster to talk to, when there are several.
+    #[arg(long, global = true, env = "DVS_CLUSTER", value_name = "NAME", help_heading = "Global options")]
+    pub cluster: Option<String>,
+
+    /// Node of the development cluster whose daemon shall answer; any of them gives the same answers.
+    #[arg(long, global = true, value_name = "NODE", help_heading = "Global options")]
+    pub at: Option<String>,
+
+    /// Keep development clusters below this directory instead of /var/lib/dvs and /run/dvs.
+    #[arg(
+        long,
+        global = true,
+        env = client::places::STATE_DIR_VARIABLE,
+        value_name = "DIR",
+        hide_short_help = true,
+        help_heading = "Global options"
+    )]
+    pub state_dir: Option<PathBuf>,
+}
+
+impl Global {
+    pub fn places(&self) -> Places {
+        self.state_dir.as_deref().map_or_else(Places::system, Places::under)
+    }
+
+    pub fn wanted(&self) -> Wanted {
+        Wanted { socket: self.socket.clone(), cluster: self.cluster.clone(), node: self.at.clone() }
+    }
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Run(run::Options),
+    Exec(exec::Options),
+    Attach(attach::Options),
+    Ps(ps::Options),
+    Logs(logs::Options),
+    Kill(kill::Options),
+    Import(import::Options),
+    #[command(subcommand)]
+    Dc(dc::Command),
+    #[command(subcommand)]
+    Node(node::Command),
+    #[command(subcommand)]
+    Dev(dev::Command),
+    Doctor(doctor::Options),
+    Version(version::Options),
+    Daemon(daemon::Options),
+
+    // Processes of the machinery: `dvs internal --help` describes them, nobody types them.
+    #[command(subcommand)]
+    Internal(internal::Command),
+    #[command(subcommand, hide = true)]
+    Server(internal::Server),
+    #[command(subcommand, hide = true)]
+    Gate(internal::Gate),
+    #[command(hide = true)]
+    Proxy,
+    #[command(hide = true)]
+    Keeper,
+}

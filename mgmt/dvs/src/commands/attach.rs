@@ -1,0 +1,45 @@
+//! `dvs attach`: back to a program that was left.
+
+use clap::Args;
+
+use super::session::{Manner, converse};
+use super::{Outcome, block_on, daemon};
+use crate::cli::Global;
+use crate::errors;
+
+/// Connect to a program that runs
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Shows what the program writes from now on; `dvs logs` has what it wrote before.
+Keys, when it has a terminal: Ctrl-P Ctrl-Q leave it again. Exit status as with `dvs run`.
+
+Examples:
+  dvs attach shop 65600
+  dvs attach --no-input shop 65600          only watch")]
+pub struct Options {
+    /// Do not send anything to it.
+    #[arg(long)]
+    no_input: bool,
+    /// Container.
+    dc: String,
+    /// Process, from `dvs ps`.
+    pid: u32,
+}
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let daemon = daemon(global)?;
+    block_on(async {
+        let process = daemon.process(&options.dc, options.pid).await.map_err(errors::of_run)?;
+        let manner = match (options.no_input, process.terminal) {
+            (true, _) => Manner::Output,
+            (false, true) => Manner::Terminal,
+            (false, false) => Manner::Interactive,
+        };
+        let mut stream = daemon.attach(&options.dc, options.pid).await.map_err(errors::of_run)?;
+        if manner == Manner::Terminal {
+            // The size may be another one than when it was left; it also makes full-screen programs draw again.
+            stream.writer.resize(crate::terminal::size()).await.map_err(errors::of_run)?;
+        }
+        converse(&daemon, &options.dc, stream, manner, Some(options.pid)).await
+    })?
+}

@@ -1,0 +1,59 @@
+//! `dvs daemon`: the node daemon, in the foreground.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Outcome;
+
+/// Run the node daemon
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Settings come from the file, then from DVS_* variables (DVS_NODE, DVS_ADVERTISE …), then from these options; the last
+one wins. The daemon may be stopped and started again at any time: containers go on without it.
+
+Examples:
+  dvs daemon --config /etc/dvs/dvsd.toml
+  dvs daemon --node n1 --advertise 192.0.2.11
+
+dvsd.toml:
+  node = \"n1\"
+  cluster = \"home\"
+  advertise = \"192.0.2.11\"
+  state_dir = \"/var/lib/dvs\"
+  run_dir = \"/run/dvs\"
+  tls_dir = \"/var/lib/dvs/tls\"")]
+pub struct Options {
+    /// Settings in TOML.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Name of this node [default: the host's name].
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Address at which other nodes reach this one.
+    #[arg(long, value_name = "ADDRESS")]
+    advertise: Option<IpAddr>,
+    /// Address to listen on [default: all].
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<IpAddr>,
+    /// Sockets and records of running processes [default: /run/dvs].
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, or a filter such as dvsd=debug.
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+#[cfg(feature = "machinery")]
+pub fn execute(options: Options) -> Outcome {
+    let Options { config, node, advertise, listen, run_dir, log } = options;
+    let flags = dvsd::Settings { node, advertise, listen, run_dir, log, ..dvsd::Settings::default() };
+    Ok(dvsd::main(config.as_deref(), flags))
+}
+
+#[cfg(not(feature = "machinery"))]
+pub fn execute(options: Options) -> Outcome {
+    let Options { config: _, node: _, advertise: _, listen: _, run_dir: _, log: _ } = options;
+    Err(crate::errors::Failure::new("this binary was built without the daemon"))
+}

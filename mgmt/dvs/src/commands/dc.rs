@@ -1,0 +1,113 @@
+//! `dvs dc`: containers.
+
+mod create;
+mod view;
+
+use clap::{Args, Subcommand};
+use client::{BeforeDelete, Data};
+
+use super::{Outcome, block_on, daemon, print, say};
+use crate::cli::Global;
+use crate::output;
+
+/// Create, start, stop and show containers
+#[derive(Subcommand, Debug)]
+#[command(
+    visible_alias = "dcs",
+    after_help = "\
+Examples:
+  dvs dc create shop --nodes n1,n2,n3 --start      over three nodes, running
+  dvs dc ls
+  dvs dc inspect shop                              nodes, addresses, servers
+  dvs dc stop shop && dvs dc delete shop"
+)]
+pub enum Command {
+    Create(Box<create::Options>),
+    /// Start a container on all its nodes and wait until it runs.
+    Start {
+        /// Container.
+        dc: String,
+    },
+    Stop(StopOptions),
+    Delete(DeleteOptions),
+    /// List the containers.
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Show one container: nodes, addresses, servers, problems.
+    #[command(visible_alias = "show")]
+    Inspect {
+        /// Container.
+        dc: String,
+    },
+}
+
+/// End all programs of a container on all its nodes; its files stay
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs dc stop shop
+  dvs dc stop --grace 1 shop      programs have one second between TERM and KILL")]
+pub struct StopOptions {
+    /// Seconds between TERM and KILL [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u32>,
+    /// Container.
+    dc: String,
+}
+
+/// Remove a container and its files
+#[derive(Args, Debug)]
+#[command(
+    visible_alias = "rm",
+    after_help = "\
+Examples:
+  dvs dc delete shop
+  dvs dc delete --force shop         also when it runs
+  dvs dc delete --keep-data shop     the disk images stay on the nodes"
+)]
+pub struct DeleteOptions {
+    /// Stop it first when it runs.
+    #[arg(short, long)]
+    force: bool,
+    /// Leave the disk images where they are.
+    #[arg(long)]
+    keep_data: bool,
+    /// Container.
+    dc: String,
+}
+
+pub fn execute(global: &Global, command: Command) -> Outcome {
+    match command {
+        Command::Create(options) => create::execute(global, *options),
+        Command::Start { dc } => {
+            let daemon = daemon(global)?;
+            let started = block_on(daemon.start_dc(&dc))??;
+            say(&format!("container '{dc}' runs on {}", started.spec.nodes.join(", ")));
+            print(|out| view::changed(out, global.output, &started))
+        }
+        Command::Stop(StopOptions { grace, dc }) => {
+            let daemon = daemon(global)?;
+            block_on(daemon.stop_dc(&dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
+            say(&format!("container '{dc}' is stopped; its files stay"));
+            Ok(std::process::ExitCode::SUCCESS)
+        }
+        Command::Delete(DeleteOptions { force, keep_data, dc }) => {
+            let daemon = daemon(global)?;
+            let before = if force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
+            let data = if keep_data { Data::Keep } else { Data::Remove };
+            block_on(daemon.delete_dc(&dc, before, data))??;
+            say(&format!("container '{dc}' is deleted"));
+            Ok(std::process::ExitCode::SUCCESS)
+        }
+        Command::Ls => {
+            let daemon = daemon(global)?;
+            let dcs = block_on(daemon.dcs())??;
+            print(|out| output::list(out, global.output, &dcs))
+        }
+        Command::Inspect { dc } => {
+            let daemon = daemon(global)?;
+            let dc = block_on(daemon.dc(&dc))??;
+            print(|out| output::one(out, global.output, &dc, view::whole))
+        }
+    }
+}

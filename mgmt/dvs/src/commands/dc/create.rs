@@ -1,0 +1,252 @@
+//! `dvs dc create`: a description from the command line, from a file, or from both; the command line wins.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use client::{AfterCreate, Client};
+use mgmt_api::{DcSpec, DiskSpec, DiskStore, Limits, NodeState, ServerKind, ServerSpec, default_subnet};
+
+use super::super::{Outcome, block_on, daemon, print, say};
+use super::view;
+use crate::cli::Global;
+use crate::errors::Failure;
+use crate::units::parse_bytes;
+
+/// Longest description that is read: a container has at most 63 nodes and 32 disks.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// What the daemon would add too; needed when only the disk's node is named.
+const DISK_BYTES: u64 = 4 << 30;
+
+/// Create a container
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Without --nodes it gets all nodes that are ready. Sizes: 512M, 4G. With --file the options change what the file says.
+
+Examples:
+  dvs dc create shop --nodes n1,n2,n3 --start
+  dvs dc create small --nodes n1 --disk 512M --memory 256M --cpus 0.5
+  dvs dc create spread --fs-node n2 --disk-node n3
+  dvs dc create -f dc.toml --start
+
+dc.toml:
+  name = \"shop\"
+  nodes = [\"n1\", \"n2\", \"n3\"]
+  subnet = \"10.1.0.0/24\"
+  [limits]
+  memory_bytes = 1073741824
+  [[servers]]
+  kind = \"fs\"
+  node = \"n2\"
+  [[disks]]
+  name = \"root\"
+  node = \"n3\"
+  bytes = 2147483648")]
+pub struct Options {
+    /// Name: a-z, 0-9 and -, beginning with a letter, at most 32.
+    #[arg(required_unless_present = "file")]
+    name: Option<String>,
+    /// Nodes it spans, in order [default: all that are ready].
+    #[arg(long, value_delimiter = ',', value_name = "NODE,…")]
+    nodes: Vec<String>,
+    /// Private network; containers may use the same one [default: 10.1.0.0/24].
+    #[arg(long, value_name = "CIDR")]
+    subnet: Option<String>,
+    /// Size of the disk for its file tree; space is taken as it is used [default: 4G].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    disk: Option<u64>,
+    /// Node that keeps this disk [default: chosen].
+    #[arg(long, value_name = "NODE")]
+    disk_node: Option<String>,
+    /// Node of the file server [default: chosen].
+    #[arg(long, value_name = "NODE")]
+    fs_node: Option<String>,
+    /// Node of the key-value server [default: chosen].
+    #[arg(long, value_name = "NODE")]
+    ds_node: Option<String>,
+    /// Memory on each node [default: no limit].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// CPU time on each node, in CPUs, e.g. 1.5 [default: no limit].
+    #[arg(long, value_name = "CPUS")]
+    cpus: Option<f64>,
+    /// CPUs it may use on each node, e.g. 0-1,3 [default: all].
+    #[arg(long, value_name = "LIST")]
+    cpu_list: Option<String>,
+    /// Share of CPU time among containers, 1 to 10000 [default: 100].
+    #[arg(long, value_name = "WEIGHT")]
+    cpu_weight: Option<u32>,
+    /// Processes on each node [default: no limit].
+    #[arg(long, value_name = "COUNT")]
+    pids: Option<u64>,
+    /// Read the description from a TOML file; - is standard input.
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Start it as well.
+    #[arg(long)]
+    start: bool,
+}
+
+pub fn execute(global: &Global, options: Options) -> Outcome {
+    let daemon = daemon(global)?;
+    let after = if options.start { AfterCreate::Start } else { AfterCreate::Leave };
+    let base = match &options.file {
+        Some(path) => Some(read_description(path)?),
+        None => None,
+    };
+    let mut spec = merge(base, options)?;
+    let created = block_on(async {
+        if spec.nodes.is_empty() {
+            spec.nodes = ready_nodes(&daemon).await?;
+        }
+        daemon.create_dc(&spec, after).await.map_err(Failure::from)
+    })??;
+    let name = &created.spec.name;
+    say(&match after {
+        AfterCreate::Start => format!("container '{name}' runs on {}", created.spec.nodes.join(", ")),
+        AfterCreate::Leave => format!("container '{name}' is created; start it with: dvs dc start {name}"),
+    });
+    print(|out| view::changed(out, global.output, &created))
+}
+
+async fn ready_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
+    let nodes = daemon.nodes().await?;
+    let ready: Vec<String> =
+        nodes.into_iter().filter(|node| node.state == NodeState::Ready).map(|node| node.name).collect();
+    if ready.is_empty() {
+        return Err(Failure::new("no node is ready").hint("dvs node ls"));
+    }
+    Ok(ready)
+}
+
+fn read_description(path: &Path) -> Result<DcSpec, Failure> {
+    let failed = |what: &str| Failure::new(format!("{what} {}", path.display()));
+    let text = read_text(path).map_err(|cause| failed("cannot read").because(&cause))?;
+    toml::from_str(&text).map_err(|cause| {
+        failed("cannot understand")
+            .because_text(cause.message())
+            .because_text(place(&text, cause.span()))
+            .hint("dvs dc create --help")
+    })
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    let source: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(std::fs::File::open(path)?) };
+    let mut text = String::new();
+    source.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+/// Where in the text: people look for lines.
+fn place(text: &str, span: Option<std::ops::Range<usize>>) -> String {
+    let before = span.and_then(|span| text.get(..span.start));
+    before.map_or("somewhere in the file".to_owned(), |before| format!("line {}", before.matches('\n').count() + 1))
+}
+
+/// The file's description with what the command line says otherwise.
+fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
+    let mut spec = base.unwrap_or_else(|| DcSpec {
+        name: String::new(),
+        nodes: Vec::new(),
+        subnet: default_subnet(),
+        limits: Limits::default(),
+        servers: Vec::new(),
+        disks: Vec::new(),
+    });
+    if let Some(name) = options.name {
+        spec.name = name;
+    }
+    if !mgmt_api::valid_name(&spec.name) {
+        return Err(Failure::usage(format!("'{}' cannot be a container's name", spec.name))
+            .hint("a-z, 0-9 and -, beginning with a letter, at most 32 characters"));
+    }
+    if !options.nodes.is_empty() {
+        spec.nodes = options.nodes;
+    }
+    spec.subnet = options.subnet.unwrap_or(spec.subnet);
+    let limits = &mut spec.limits;
+    limits.memory_bytes = options.memory.or(limits.memory_bytes);
+    limits.cpu_max = options.cpus.or(limits.cpu_max);
+    limits.cpus = options.cpu_list.or(limits.cpus.take());
+    limits.cpu_weight = options.cpu_weight.or(limits.cpu_weight);
+    limits.pids = options.pids.or(limits.pids);
+    place_server(&mut spec.servers, ServerKind::Fs, options.fs_node);
+    place_server(&mut spec.servers, ServerKind::Ds, options.ds_node);
+    place_disk(&mut spec.disks, options.disk, options.disk_node);
+    Ok(spec)
+}
+
+fn place_server(servers: &mut Vec<ServerSpec>, kind: ServerKind, node: Option<String>) {
+    let Some(node) = node else { return };
+    match servers.iter_mut().find(|server| server.kind == kind) {
+        Some(server) => server.node = Some(node),
+        None => servers.push(ServerSpec { kind, node: Some(node) }),
+    }
+}
+
+fn place_disk(disks: &mut Vec<DiskSpec>, bytes: Option<u64>, node: Option<String>) {
+    if bytes.is_none() && node.is_none() {
+        return;
+    }
+    if disks.is_empty() {
+        disks.push(DiskSpec { name: "root".to_owned(), node: None, bytes: DISK_BYTES, store: DiskStore::Image });
+    }
+    if let Some(disk) = disks.first_mut() {
+        disk.bytes = bytes.unwrap_or(disk.bytes);
+        disk.node = node.or(disk.node.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parsed(arguments: &[&str]) -> Options {
+        Only::parse_from(std::iter::once(&"create").chain(arguments)).options
+    }
+
+    #[test]
+    fn options_describe_a_container() {
+        let options = parsed(&["shop", "--nodes", "n1,n2", "--fs-node", "n2", "--disk", "1G", "--cpus", "1.5"]);
+        let spec = merge(None, options).unwrap();
+        assert_eq!((spec.name.as_str(), spec.subnet.as_str()), ("shop", "10.1.0.0/24"));
+        assert_eq!(spec.nodes, ["n1", "n2"]);
+        assert_eq!(spec.servers, [ServerSpec { kind: ServerKind::Fs, node: Some("n2".to_owned()) }]);
+        assert_eq!(spec.disks[0].bytes, 1 << 30);
+        assert_eq!(spec.limits.cpu_max, Some(1.5));
+    }
+
+    #[test]
+    fn options_win_over_the_file() {
+        let text = "name = 'a'\nnodes = ['n1']\n[[disks]]\nname = 'root'\nnode = 'n1'\nbytes = 8192\n";
+        let spec = merge(Some(toml::from_str(text).unwrap()), parsed(&["b", "--disk-node", "n3"])).unwrap();
+        assert_eq!((spec.name.as_str(), spec.nodes.len()), ("b", 1));
+        assert_eq!((spec.disks[0].bytes, spec.disks[0].node.as_deref()), (8192, Some("n3")));
+    }
+
+    #[test]
+    fn name_that_cannot_be_is_a_usage_error() {
+        assert_eq!(merge(None, parsed(&["Shop!"])).unwrap_err().status, 2);
+    }
+
+    #[test]
+    fn mistake_in_the_file_is_shown_with_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("dc.toml");
+        std::fs::write(&path, "name = 'a'\nnodes = ['n1']\nnods = 3\n").unwrap();
+        let failure = read_description(&path).unwrap_err();
+        assert!(failure.because[0].contains("nods"), "{failure:?}");
+        assert_eq!(failure.because[1], "line 3");
+    }
+}

@@ -1,0 +1,333 @@
+//! `dvs dev`: whole clusters on this machine.
+
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand, ValueEnum};
+use client::{DevCluster, Places};
+use serde::Serialize;
+
+use super::{Outcome, print, say};
+use crate::cli::Global;
+use crate::dev::network::Wire;
+use crate::dev::record::{Busy, Lock};
+use crate::dev::{NODES_MAX, down, machine, processes, restart, up};
+use crate::errors::{self, Failure};
+use crate::output::{self, Row};
+
+/// Make and remove a whole cluster on this machine
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+Every node is a simulated machine with a network, processes, mounts and control groups of its own, and shows nothing
+to this host. Needs root.
+
+Examples:
+  dvs dev up                           three nodes: n1, n2, n3
+  dvs dev ls
+  dvs dev exec n2 -- ping -c1 10.255.0.1
+  dvs dev kill n3 && dvs dev restart n3
+  dvs dev down")]
+pub enum Command {
+    Up(UpOptions),
+    /// Remove a cluster with everything in it; also one that was made by half or crashed.
+    Down(Which),
+    /// List the clusters and their nodes.
+    #[command(visible_alias = "list")]
+    Ls,
+    Exec(ExecOptions),
+    /// Kill a node as a power failure does: first its network, then everything in it.
+    Kill(Node),
+    /// Start a node again after its daemon or the whole node was killed.
+    Restart(Node),
+    Wire(WireOptions),
+}
+
+/// Make a cluster and wait until it is ready
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs dev up
+  dvs dev up --nodes 5 --name big")]
+pub struct UpOptions {
+    /// How many nodes, named n1, n2 …
+    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
+    nodes: u16,
+    #[command(flatten)]
+    which: Which,
+    /// Seconds to wait for all nodes to be ready.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    wait: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct Which {
+    /// Name of the cluster [default: the only one there is, or dev].
+    #[arg(long)]
+    name: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Node {
+    #[command(flatten)]
+    which: Which,
+    /// Node.
+    node: String,
+}
+
+/// Run a program of this host in a node: with its network, processes and mounts
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs dev exec n2 -- ip addr
+  dvs dev exec n1 -- ps ax
+  dvs dev exec n3 -- kill -9 42       PIDs are the node's, as `dvs dc inspect` shows them")]
+pub struct ExecOptions {
+    #[command(flatten)]
+    which: Which,
+    /// Node, or hub.
+    node: String,
+    /// Program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    argv: Vec<String>,
+}
+
+/// Pull or plug the network cable of a node
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs dev wire n2 down
+  dvs dev wire n2 up")]
+pub struct WireOptions {
+    #[command(flatten)]
+    which: Which,
+    /// Node.
+    node: String,
+    state: WireState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum WireState {
+    Up,
+    Down,
+}
+
+const DEFAULT_NAME: &str = "dev";
+/// How long `restart` waits for the node to be ready.
+const RESTART_PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn execute(global: &Global, command: Command) -> Outcome {
+    let places = global.places();
+    if let Command::Ls = command {
+        return list(global, &places);
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::new("development clusters need root")
+            .because_text("they are made of namespaces and control groups of this host")
+            .hint("sudo dvs dev …"));
+    }
+    match command {
+        Command::Ls => list(global, &places),
+        Command::Up(options) => make(global, &places, &options),
+        Command::Down(which) => remove(&places, &chosen(global, &places, &which)?),
+        Command::Exec(options) => run(global, &places, &options),
+        Command::Kill(Node { which, node }) => change(global, &places, &which, &node, |places, cluster, index| {
+            restart::kill(places, cluster, index)?;
+            Ok("is off")
+        }),
+        Command::Restart(Node { which, node }) => change(global, &places, &which, &node, |places, cluster, index| {
+            restart::restart(places, cluster, index, RESTART_PATIENCE)?;
+            Ok("is ready")
+        }),
+        Command::Wire(WireOptions { which, node, state }) => {
+            change(global, &places, &which, &node, |_, cluster, index| match state {
+                WireState::Up => restart::set_wire(cluster, index, Wire::Plugged).map(|()| "is plugged in"),
+                WireState::Down => restart::set_wire(cluster, index, Wire::Pulled).map(|()| "is unplugged"),
+            })
+        }
+    }
+}
+
+fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
+    let name = options.which.name.as_deref().or(global.cluster.as_deref()).unwrap_or(DEFAULT_NAME);
+    if !mgmt_api::valid_name(name) {
+        return Err(Failure::usage(format!("'{name}' cannot be a cluster's name"))
+            .hint("a-z, 0-9 and -, beginning with a letter, at most 32 characters"));
+    }
+    let started = Instant::now();
+    let cluster = up::up(places, name, options.nodes, Duration::from_secs(options.wait))
+        .map_err(|error| up_failure(name, &error))?;
+    say(&format!("cluster '{name}' is ready after {:.1} s\n", started.elapsed().as_secs_f64()));
+    print(|out| output::list(out, global.output, &rows(&cluster)))?;
+    let nodes: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
+    let last = nodes.last().copied().unwrap_or("n1");
+    say(&format!(
+        "\nTry next:\n  dvs dc create shop --nodes {} --start\n  dvs run -it shop --node {last} -- bash\n  dvs ps shop\n  dvs dev down",
+        nodes.join(",")
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn up_failure(name: &str, error: &up::UpError) -> Failure {
+    let failure = Failure::new(format!("cluster '{name}' was not made")).because(error);
+    match error {
+        up::UpError::Exists(_) => {
+            Failure::new(error.to_string()).hint(format!("dvs dev ls, or dvs dev down --name {name}"))
+        }
+        up::UpError::Leftovers(_) => failure.hint(format!("dvs dev down --name {name}")),
+        up::UpError::Busy(_) => failure.hint("the same again in a moment"),
+        up::UpError::Machine { .. } | up::UpError::Wire { .. } => failure.hint("dvs doctor"),
+        _ => failure,
+    }
+}
+
+/// `--name`, `--cluster`, the only one there is, or `dev`.
+fn chosen(global: &Global, places: &Places, which: &Which) -> Result<String, Failure> {
+    if let Some(name) = which.name.as_ref().or(global.cluster.as_ref()) {
+        return Ok(name.clone());
+    }
+    let known = places.dev_names();
+    match known.as_slice() {
+        [] => Ok(DEFAULT_NAME.to_owned()),
+        [only] => Ok(only.clone()),
+        [first, ..] => Err(client::LocateError::Several { known: known.clone() })
+            .map_err(|error| Failure::from(error).hint(format!("--name {first}"))),
+    }
+}
+
+fn remove(places: &Places, name: &str) -> Outcome {
+    if !places.dev_names().iter().any(|known| known == name) {
+        return Err(Failure::new(format!("no development cluster '{name}'")).hint("dvs dev ls"));
+    }
+    let lock = locked(places, name)?;
+    down::remove(places, name).map_err(|error| {
+        Failure::new(format!("cluster '{name}' was not removed completely")).because(&error).hint("dvs doctor --clean")
+    })?;
+    lock.discard()?;
+    say(&format!("cluster '{name}' is gone"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn locked(places: &Places, name: &str) -> Result<Lock, Failure> {
+    let lock = Lock::take(places, name, Busy::GiveUp)
+        .map_err(|cause| Failure::new("cannot lock the cluster").because(&cause))?;
+    lock.ok_or_else(|| {
+        Failure::new(format!("another dvs command works on cluster '{name}'")).hint("the same again in a moment")
+    })
+}
+
+fn record(places: &Places, name: &str) -> Result<DevCluster, Failure> {
+    let record = places.dev_record(name).map_err(|cause| {
+        Failure::new(format!("cannot read the record of cluster '{name}'")).because(&cause).hint("dvs dev down")
+    })?;
+    record.ok_or_else(|| Failure::new(format!("no development cluster '{name}'")).hint("dvs dev up"))
+}
+
+fn index_of(cluster: &DevCluster, node: &str) -> Result<usize, Failure> {
+    cluster.nodes.iter().position(|known| known.name == node).ok_or_else(|| {
+        let known: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
+        Failure::new(format!("cluster '{}' has no node '{node}'", cluster.name)).hint(known.join(", "))
+    })
+}
+
+fn change(
+    global: &Global,
+    places: &Places,
+    which: &Which,
+    node: &str,
+    work: impl FnOnce(&Places, &mut DevCluster, usize) -> Result<&'static str, restart::NodeError>,
+) -> Outcome {
+    let name = chosen(global, places, which)?;
+    let _lock = locked(places, &name)?;
+    let mut cluster = record(places, &name)?;
+    let index = index_of(&cluster, node)?;
+    let done = work(places, &mut cluster, index).map_err(|error| {
+        let cause = std::error::Error::source(&error);
+        let failure = Failure::new(error.to_string());
+        cause.map_or_else(|| failure.clone(), |cause| failure.clone().because(cause))
+    })?;
+    say(&format!("node {node} {done}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
+    let name = chosen(global, places, &options.which)?;
+    let cluster = record(places, &name)?;
+    let machine = match options.node.as_str() {
+        "hub" => cluster.hub,
+        node => cluster.nodes.get(index_of(&cluster, node)?).and_then(|node| node.machine),
+    };
+    let failed = |cause: &dyn std::error::Error| {
+        Failure::new(format!("nothing was run in {}", options.node)).because(cause).status(errors::RUN_FAILED)
+    };
+    let machine = machine.ok_or_else(|| failed(&machine::MachineError::Gone))?;
+    let status = machine::run_inside(machine, &options.argv).map_err(|error| failed(&error))?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    Ok(ExitCode::from(code as u8))
+}
+
+/// A node of a development cluster, as people see it.
+#[derive(Serialize)]
+struct Place {
+    cluster: String,
+    node: String,
+    state: &'static str,
+    address: String,
+    daemon_pid: Option<u32>,
+    socket: String,
+    log: String,
+}
+
+fn rows(cluster: &DevCluster) -> Vec<Place> {
+    let this_boot = cluster.boot_id == processes::boot_id();
+    let alive = |process: Option<client::ProcessId>| this_boot && process.is_some_and(processes::is_alive);
+    let nodes = cluster.nodes.iter().map(|node| Place {
+        cluster: cluster.name.clone(),
+        node: node.name.clone(),
+        state: match (alive(node.machine), alive(node.daemon)) {
+            (true, true) => "on",
+            (true, false) => "no daemon",
+            (false, _) => "off",
+        },
+        address: node.address.clone(),
+        daemon_pid: node.daemon.filter(|daemon| alive(Some(*daemon))).map(|daemon| daemon.pid),
+        socket: node.socket.display().to_string(),
+        log: node.log.display().to_string(),
+    });
+    nodes.collect()
+}
+
+impl Row for Place {
+    const HEADINGS: &'static [&'static str] = &["CLUSTER", "NODE", "STATE", "ADDRESS", "DAEMON PID", "LOG"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.cluster.clone(),
+            self.node.clone(),
+            self.state.to_owned(),
+            self.address.clone(),
+            self.daemon_pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            self.log.clone(),
+        ]
+    }
+
+    fn name(&self) -> String {
+        self.node.clone()
+    }
+}
+
+fn list(global: &Global, places: &Places) -> Outcome {
+    let mut all = Vec::new();
+    for name in places.dev_names() {
+        match places.dev_record(&name) {
+            Ok(Some(cluster)) => all.extend(rows(&cluster)),
+            _ => unreadable(&name)?,
+        }
+    }
+    print(|out| output::list(out, global.output, &all))
+}
+
+fn unreadable(name: &str) -> io::Result<()> {
+    writeln!(io::stderr(), "dvs: cluster '{name}' has no readable record; remove it with: dvs dev down --name {name}")
+}

@@ -1,0 +1,53 @@
+//! `dvs exec`: one more program in a container that runs; beside a process when one is named.
+
+use clap::Args;
+use mgmt_api::{ExecRequest, RootFs};
+
+use super::session::converse;
+use super::{Outcome, block_on, daemon, ps, run};
+use crate::cli::Global;
+use crate::errors;
+
+/// Start one more program in a container, beside a process of it
+#[derive(Args, Debug)]
+#[command(after_help = "\
+With --beside the program runs on the node of that process and sees the same root directory. Without, it is
+`dvs run`. Options and exit status are those of `dvs run`.
+
+Examples:
+  dvs exec -it shop -- bash                            a shell in the container
+  dvs exec -it shop --beside 65600 -- sh               a shell where process 65600 lives
+  dvs exec shop --beside 65600 -- cat /etc/os-release  what that process sees")]
+pub struct Options {
+    #[command(flatten)]
+    start: run::Start,
+    /// Process whose node and root directory to use, from `dvs ps`.
+    #[arg(short, long, value_name = "PID")]
+    beside: Option<u32>,
+    /// Node of the container to run on [default: its first one].
+    #[arg(short, long, conflicts_with = "beside")]
+    node: Option<String>,
+    /// Container.
+    dc: String,
+    /// Program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    argv: Vec<String>,
+}
+
+pub fn execute(global: &Global, options: Options) -> Outcome {
+    let Options { start, beside, node, dc, argv } = options;
+    let Some(pid) = beside else {
+        return run::execute(global, run::Options { start, node, root: None, dc, argv });
+    };
+    let manner = start.manner();
+    let request = ExecRequest { pid, run: start.request(argv, None, RootFs::Host) };
+    let daemon = daemon(global).map_err(|failure| failure.status(errors::RUN_FAILED))?;
+    if request.run.detach {
+        let started = block_on(daemon.exec_detached(&dc, &request))?.map_err(errors::of_run)?;
+        return ps::print_started(global.output, &started);
+    }
+    block_on(async {
+        let stream = daemon.exec(&dc, &request).await.map_err(errors::of_run)?;
+        converse(&daemon, &dc, stream, manner, None).await
+    })?
+}

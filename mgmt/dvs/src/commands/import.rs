@@ -1,0 +1,301 @@
+//! `dvs import`: files of this machine into a container's tree.
+//!
+//! A tar stream goes to a process inside the container, which unpacks it: whatever an archive contains, it can only
+//! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is.
+
+mod pack;
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use client::Client;
+use mgmt_api::{RootFs, RunRequest};
+use tokio::sync::mpsc;
+
+use super::{Outcome, block_on, daemon, say};
+use crate::cli::Global;
+use crate::errors::{self, Failure};
+use crate::output;
+use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
+
+/// Where programs see the container's tree.
+const TREE: &str = "/dc";
+/// How often a person looks at progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Lines of the unpacking process that are shown.
+const COMPLAINTS_BYTES_MAX: usize = 4096;
+
+/// Copy a directory or a tar archive into a container's file tree
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Owners (by number), modes, times, symbolic and hard links stay as they are. Owners above 65535 become nobody
+(65534); sockets and devices are left out. Archives may be compressed with gzip, bzip2, xz or zstd.
+
+Examples:
+  dvs import shop ./site /www                           a directory
+  dvs import shop debian.tar.xz /debian                 an archive, then: dvs run -it shop --root /debian -- sh
+  docker export ID | dvs import shop - /app             whatever writes tar")]
+pub struct Options {
+    /// Node of the container through which the data goes [default: its first one].
+    #[arg(short, long)]
+    node: Option<String>,
+    /// Container; it must run.
+    dc: String,
+    /// Directory, tar archive, or - for an archive on standard input.
+    source: PathBuf,
+    /// Directory in the container's tree; made when it is not there.
+    #[arg(value_name = "DEST-IN-TREE")]
+    destination: String,
+}
+
+/// What has gone so far; shared with the thread that packs.
+#[derive(Default)]
+pub struct Progress {
+    pub entries: AtomicU64,
+    pub bytes: AtomicU64,
+}
+
+/// A tar stream, and what the unpacking side must know.
+struct Archive {
+    chunks: mpsc::Receiver<Vec<u8>>,
+    decompress: Option<&'static str>,
+    packing: Option<std::thread::JoinHandle<Result<pack::Notes, pack::PackError>>>,
+}
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let daemon = daemon(global)?;
+    let destination = in_tree(&options.destination)?;
+    let progress = Arc::new(Progress::default());
+    let started = Instant::now();
+    let archive = open(&options.source, &progress)?;
+    let packing = archive.packing;
+    let request = unpacking(&destination, archive.decompress, options.node.clone());
+    let (ended, complaints) = block_on(transfer(
+        &daemon,
+        &options.dc,
+        &request,
+        counted(archive.chunks, &progress, packing.is_none()),
+        &progress,
+    ))??;
+    let packed = packing.map(|thread| thread.join());
+    finish(options, ended, &complaints)?;
+    let notes = match packed {
+        None => pack::Notes::default(),
+        Some(Ok(Ok(notes))) => notes,
+        Some(Ok(Err(cause))) => return Err(not_imported(options).because(&cause)),
+        Some(Err(_)) => return Err(not_imported(options).because_text("the packing thread failed")),
+    };
+    notes.lines().iter().for_each(|line| say(line));
+    say(&summary(&progress, started.elapsed(), &destination));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `/dc/...`, without a way out. The process inside could not leave the container anyway, but it would surprise.
+fn in_tree(destination: &str) -> Result<String, Failure> {
+    let parts: Vec<&str> = destination.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    if parts.contains(&"..") {
+        return Err(Failure::usage(format!("'{destination}' leaves the tree")).hint("a path such as /www"));
+    }
+    Ok(parts.iter().fold(TREE.to_owned(), |path, part| format!("{path}/{part}")))
+}
+
+fn open(source: &Path, progress: &Arc<Progress>) -> Result<Archive, Failure> {
+    let failed = |cause: io::Error| Failure::new(format!("cannot read {}", source.display())).because(&cause);
+    if source == Path::new("-") {
+        if io::stdin().is_terminal() {
+            return Err(
+                Failure::usage("standard input is a terminal, not an archive").hint("tar c . | dvs import DC - /dest")
+            );
+        }
+        return stream(io::stdin()).map_err(failed);
+    }
+    if std::fs::metadata(source).map_err(failed)?.is_dir() {
+        let (chunks, packing) = pack::directory(source.to_owned(), progress.clone());
+        return Ok(Archive { chunks, decompress: None, packing: Some(packing) });
+    }
+    stream(File::open(source).map_err(failed)?).map_err(failed)
+}
+
+/// An archive as it is. Its first bytes say how it is compressed: tar cannot find out from a pipe.
+fn stream(mut source: impl Read + Send + 'static) -> io::Result<Archive> {
+    let mut first = Vec::new();
+    source.by_ref().take(6).read_to_end(&mut first)?;
+    let decompress = compression(&first);
+    let chunks = pump::input_from(io::Cursor::new(first).chain(source));
+    Ok(Archive { chunks, decompress, packing: None })
+}
+
+fn compression(first: &[u8]) -> Option<&'static str> {
+    const KNOWN: [(&[u8], &str); 4] =
+        [(b"\x1f\x8b", "--gzip"), (b"BZh", "--bzip2"), (b"\xfd7zXZ\0", "--xz"), (b"\x28\xb5\x2f\xfd", "--zstd")];
+    KNOWN.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, flag)| *flag)
+}
+
+/// The process that unpacks. The path is an argument of the shell, not a part of its script.
+fn unpacking(destination: &str, decompress: Option<&str>, node: Option<String>) -> RunRequest {
+    let script = "mkdir -p -- \"$1\" && destination=$1 && shift && exec tar --extract --file - --directory \"$destination\" \"$@\"";
+    let mut argv: Vec<String> = ["/bin/sh", "-c", script, "dvs-import", destination].map(str::to_owned).to_vec();
+    argv.extend(
+        ["--same-owner", "--numeric-owner", "--same-permissions", "--delay-directory-restore"].map(str::to_owned),
+    );
+    argv.extend(decompress.map(str::to_owned));
+    RunRequest {
+        argv,
+        node,
+        env: Vec::new(),
+        workdir: None,
+        root: RootFs::Host,
+        uid: 0,
+        gid: 0,
+        terminal: None,
+        interactive: true,
+        detach: false,
+    }
+}
+
+/// Counts what passes. Entries are known only where the archive is made here.
+fn counted(mut chunks: mpsc::Receiver<Vec<u8>>, progress: &Arc<Progress>, count: bool) -> mpsc::Receiver<Vec<u8>> {
+    if !count {
+        return chunks;
+    }
+    let (queue, out) = mpsc::channel(1);
+    let progress = progress.clone();
+    std::thread::spawn(move || {
+        while let Some(chunk) = chunks.blocking_recv() {
+            progress.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            if queue.blocking_send(chunk).is_err() {
+                return;
+            }
+        }
+    });
+    out
+}
+
+async fn transfer(
+    daemon: &Client,
+    dc: &str,
+    request: &RunRequest,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    let stream = daemon.run(dc, request).await?;
+    let (events_in, events) = pump::event_queue();
+    let complaints = Complaints::default();
+    let ends = Ends {
+        input: Some(chunks),
+        events,
+        events_in,
+        stdout: Output::to(io::sink()),
+        stderr: Output::to(complaints.clone()),
+        detach_keys: DetachKeys::Passed,
+    };
+    let pid = Cell::new(None);
+    let ended = tokio::select! {
+        ended = pump::run(stream, ends, &pid, &NoSignals) => ended?,
+        () = show(progress) => unreachable_end(),
+    };
+    Ok((ended, complaints.text()))
+}
+
+/// `show` never ends.
+fn unreachable_end() -> Ended {
+    Ended::Detached
+}
+
+struct NoSignals;
+
+impl Post for NoSignals {
+    async fn signal(&self, _: u32, _: u8) -> bool {
+        false
+    }
+}
+
+/// A line on a terminal's standard error, written over itself; nothing when nobody watches.
+async fn show(progress: &Progress) {
+    if !io::stderr().is_terminal() {
+        return std::future::pending().await;
+    }
+    let mut ticks = tokio::time::interval(PROGRESS_EVERY);
+    loop {
+        ticks.tick().await;
+        eprint!("\r\x1b[K{}\r", output::bytes(progress.bytes.load(Ordering::Relaxed)));
+    }
+}
+
+/// The first bytes of what the unpacking process complains about.
+#[derive(Clone, Default)]
+struct Complaints(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl io::Write for Complaints {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut text = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let room = COMPLAINTS_BYTES_MAX.saturating_sub(text.len()).min(bytes.len());
+        text.extend_from_slice(bytes.get(..room).unwrap_or_default());
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Complaints {
+    fn text(&self) -> String {
+        let text = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+fn not_imported(options: &Options) -> Failure {
+    Failure::new(format!("{} was not imported completely", options.source.display()))
+}
+
+fn finish(options: &Options, ended: Ended, complaints: &str) -> Result<(), Failure> {
+    let mut failure = match ended {
+        Ended::Exit(0) => return Ok(()),
+        Ended::Exit(status @ (errors::NO_SUCH_PROGRAM | errors::NOT_EXECUTABLE)) => not_imported(options)
+            .because_text(format!("the container's node has no usable tar (status {status})"))
+            .hint("install tar on the node"),
+        Ended::Exit(status) => not_imported(options).because_text(format!("unpacking ended with status {status}")),
+        Ended::Refused(body) => body.into(),
+        Ended::Detached => not_imported(options),
+    };
+    failure.because.extend(complaints.lines().take(8).map(str::to_owned));
+    Err(failure)
+}
+
+fn summary(progress: &Progress, took: Duration, destination: &str) -> String {
+    let bytes = progress.bytes.load(Ordering::Relaxed);
+    let rate = output::bytes((bytes as f64 / took.as_secs_f64().max(0.001)) as u64);
+    let amount = match progress.entries.load(Ordering::Relaxed) {
+        0 => output::bytes(bytes),
+        entries => format!("{entries} files and directories, {}", output::bytes(bytes)),
+    };
+    format!("imported {amount} to {destination} in {:.1} s ({rate}/s)", took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destination_stays_in_the_tree() {
+        assert_eq!(in_tree("/www//a/./b/").unwrap(), "/dc/www/a/b");
+        assert_eq!(in_tree("/").unwrap(), "/dc");
+        assert_eq!(in_tree("a/../../etc").unwrap_err().status, errors::USAGE);
+    }
+
+    #[test]
+    fn compression_is_known_by_its_first_bytes() {
+        assert_eq!(compression(b"\x1f\x8b\x08\0\0\0"), Some("--gzip"));
+        assert_eq!(compression(b"\xfd7zXZ\0"), Some("--xz"));
+        assert_eq!(compression(b"./a/b\0"), None);
+        assert_eq!(compression(b""), None);
+    }
+}

@@ -1,0 +1,280 @@
+//! A directory as a tar stream, on a thread of its own.
+//!
+//! Kept: owners by number, modes, times to the nanosecond (PAX records), symbolic links, hard links, FIFOs. Left out: sockets,
+//! which mean nothing elsewhere, and devices, which a container cannot make. The walk has an explicit stack and sorted
+//! directories, so that depth costs no call stack and the same directory gives the same stream.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use tar::{Builder, EntryType, Header};
+use tokio::sync::mpsc;
+
+use super::Progress;
+
+/// One frame of the stream.
+const CHUNK_BYTES: usize = mgmt_api::stream::PAYLOAD_BYTES_MAX;
+const CHUNKS_MAX: usize = 16;
+/// Users a container has.
+const UIDS: u32 = 65_536;
+const NOBODY: u32 = 65_534;
+/// Names that are told to the user; the others are counted.
+const NOTED_MAX: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The other side went away; its own error says why.
+    #[error("the stream was closed")]
+    Closed(#[source] io::Error),
+}
+
+/// What was not taken over as it was.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub struct Notes {
+    left_out: Vec<PathBuf>,
+    left_out_count: u64,
+    strangers: u64,
+}
+
+impl Notes {
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> =
+            self.left_out.iter().map(|path| format!("left out (socket or device): {}", path.display())).collect();
+        let more = self.left_out_count.saturating_sub(self.left_out.len() as u64);
+        lines.extend((more > 0).then(|| format!("left out: {more} more")));
+        lines.extend(
+            (self.strangers > 0).then(|| format!("{} owners above 65535 became nobody (65534)", self.strangers)),
+        );
+        lines
+    }
+
+    fn leave_out(&mut self, path: &Path) {
+        self.left_out_count += 1;
+        if self.left_out.len() < NOTED_MAX {
+            self.left_out.push(path.to_owned());
+        }
+    }
+}
+
+pub fn directory(
+    root: PathBuf,
+    progress: Arc<Progress>,
+) -> (mpsc::Receiver<Vec<u8>>, JoinHandle<Result<Notes, PackError>>) {
+    let (queue, chunks) = mpsc::channel(CHUNKS_MAX);
+    let out = Chunks { queue, buffer: Vec::with_capacity(CHUNK_BYTES), progress: progress.clone() };
+    let packing = std::thread::spawn(move || {
+        let mut packer = Packer { out: Builder::new(out), seen: HashMap::new(), notes: Notes::default(), progress };
+        packer.walk(&root)?;
+        packer.out.into_inner().and_then(|mut chunks| chunks.flush()).map_err(PackError::Closed)?;
+        Ok(packer.notes)
+    });
+    (chunks, packing)
+}
+
+/// Writes into the queue, a frame at a time.
+struct Chunks {
+    queue: mpsc::Sender<Vec<u8>>,
+    buffer: Vec<u8>,
+    progress: Arc<Progress>,
+}
+
+impl Write for Chunks {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = CHUNK_BYTES - self.buffer.len();
+        let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        self.buffer.extend_from_slice(taken);
+        if self.buffer.len() == CHUNK_BYTES {
+            self.flush()?;
+        }
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK_BYTES));
+        self.progress.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        self.queue.blocking_send(chunk).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+struct Packer {
+    out: Builder<Chunks>,
+    /// Files with several names, by device and inode: the first name carries the data.
+    seen: HashMap<(u64, u64), PathBuf>,
+    notes: Notes,
+    progress: Arc<Progress>,
+}
+
+impl Packer {
+    fn walk(&mut self, root: &Path) -> Result<(), PackError> {
+        let mut waiting = vec![PathBuf::new()];
+        while let Some(inside) = waiting.pop() {
+            let path = if inside.as_os_str().is_empty() { root.to_owned() } else { root.join(&inside) };
+            let failed = |source| PackError::Read { path: path.clone(), source };
+            // The root may be a link to the directory that is meant; below it, links are links.
+            let meta = if path == root { fs::metadata(&path) } else { fs::symlink_metadata(&path) }.map_err(failed)?;
+            self.entry(&path, &inside, &meta)?;
+            if meta.is_dir() {
+                let names: io::Result<Vec<_>> =
+                    fs::read_dir(&path).map_err(failed)?.map(|entry| Ok(entry?.file_name())).collect();
+                let mut names = names.map_err(failed)?;
+                names.sort_by(|left, right| right.cmp(left));
+                waiting.extend(names.into_iter().map(|name| inside.join(name)));
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, path: &Path, inside: &Path, meta: &Metadata) -> Result<(), PackError> {
+        let kind = meta.file_type();
+        let name = if inside.as_os_str().is_empty() { Path::new("./") } else { inside };
+        if kind.is_socket() || kind.is_block_device() || kind.is_char_device() {
+            self.notes.leave_out(inside);
+            return Ok(());
+        }
+        let mut header = self.header(meta);
+        let first = match meta.nlink() > 1 && !meta.is_dir() {
+            true => self.seen.get(&(meta.dev(), meta.ino())).cloned(),
+            false => None,
+        };
+        if let Some(first) = first {
+            header.set_entry_type(EntryType::Link);
+            header.set_size(0);
+            self.out.append_link(&mut header, name, &first).map_err(PackError::Closed)?;
+        } else {
+            if meta.nlink() > 1 && !meta.is_dir() {
+                self.seen.insert((meta.dev(), meta.ino()), inside.to_owned());
+            }
+            self.fresh(path, name, meta, header)?;
+        }
+        self.progress.entries.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn fresh(&mut self, path: &Path, name: &Path, meta: &Metadata, mut header: Header) -> Result<(), PackError> {
+        let failed = |source| PackError::Read { path: path.to_owned(), source };
+        let kind = meta.file_type();
+        if meta.is_file() {
+            let file = File::open(path).map_err(failed)?;
+            self.time(meta)?;
+            header.set_entry_type(EntryType::Regular);
+            header.set_size(meta.len());
+            // A file that changes while it is read keeps the length that was announced.
+            let data = file.chain(io::repeat(0)).take(meta.len());
+            return self.out.append_data(&mut header, name, data).map_err(PackError::Closed);
+        }
+        if kind.is_symlink() {
+            let target = fs::read_link(path).map_err(failed)?;
+            self.time(meta)?;
+            header.set_entry_type(EntryType::Symlink);
+            return self.out.append_link(&mut header, name, &target).map_err(PackError::Closed);
+        }
+        self.time(meta)?;
+        header.set_entry_type(if meta.is_dir() { EntryType::Directory } else { EntryType::Fifo });
+        self.out.append_data(&mut header, name, io::empty()).map_err(PackError::Closed)
+    }
+
+    /// The part of a second that a plain header cannot say.
+    fn time(&mut self, meta: &Metadata) -> Result<(), PackError> {
+        if meta.mtime_nsec() == 0 || meta.mtime() < 0 {
+            return Ok(());
+        }
+        let time = format!("{}.{:09}", meta.mtime(), meta.mtime_nsec());
+        self.out.append_pax_extensions([("mtime", time.as_bytes())]).map_err(PackError::Closed)
+    }
+
+    fn header(&mut self, meta: &Metadata) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_size(0);
+        header.set_mode(meta.mode() & 0o7777);
+        header.set_mtime(u64::try_from(meta.mtime()).unwrap_or_default());
+        let (uid, gid) = (self.owner(meta.uid()), self.owner(meta.gid()));
+        header.set_uid(u64::from(uid));
+        header.set_gid(u64::from(gid));
+        header
+    }
+
+    fn owner(&mut self, id: u32) -> u32 {
+        if id < UIDS {
+            return id;
+        }
+        self.notes.strangers += 1;
+        NOBODY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    fn packed(root: &Path) -> (Vec<u8>, Notes, u64) {
+        let progress = Arc::new(Progress::default());
+        let (mut chunks, packing) = directory(root.to_owned(), progress.clone());
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.blocking_recv() {
+            bytes.extend_from_slice(&chunk);
+        }
+        let notes = packing.join().unwrap().unwrap();
+        (bytes, notes, progress.entries.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn unpacked_directory_has_the_same_links_modes_and_times() {
+        let source = tempfile::tempdir().unwrap();
+        let deep = source.path().join("d".repeat(120)).join("e".repeat(120));
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("file"), vec![7; 100_000]).unwrap();
+        fs::set_permissions(deep.join("file"), fs::Permissions::from_mode(0o4751)).unwrap();
+        fs::hard_link(deep.join("file"), source.path().join("z-same")).unwrap();
+        symlink("/nowhere/at/all", source.path().join("link")).unwrap();
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789);
+        File::options().write(true).open(deep.join("file")).unwrap().set_modified(time).unwrap();
+        let _socket = UnixListener::bind(source.path().join("sock")).unwrap();
+
+        let (bytes, notes, entries) = packed(source.path());
+        assert_eq!(notes.lines(), ["left out (socket or device): sock"]);
+        assert_eq!(entries, 6);
+
+        let target = tempfile::tempdir().unwrap();
+        let mut tar = std::process::Command::new("tar")
+            .args(["--extract", "--same-permissions", "--file", "-", "--directory"])
+            .arg(target.path())
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        tar.stdin.take().unwrap().write_all(&bytes).unwrap();
+        assert!(tar.wait().unwrap().success());
+
+        let inside = target.path().join("d".repeat(120)).join("e".repeat(120)).join("file");
+        let meta = fs::metadata(&inside).unwrap();
+        assert_eq!(fs::read(&inside).unwrap(), vec![7; 100_000]);
+        assert_eq!(meta.mode() & 0o7777, 0o4751);
+        assert_eq!(meta.modified().unwrap(), time);
+        assert_eq!(meta.ino(), fs::metadata(target.path().join("z-same")).unwrap().ino());
+        assert_eq!(fs::read_link(target.path().join("link")).unwrap(), Path::new("/nowhere/at/all"));
+    }
+
+    #[test]
+    fn vanished_source_is_an_error_that_names_it() {
+        let progress = Arc::new(Progress::default());
+        let (mut chunks, packing) = directory("/no/such/place".into(), progress);
+        while chunks.blocking_recv().is_some() {}
+        assert_eq!(packing.join().unwrap().unwrap_err().to_string(), "cannot read /no/such/place");
+    }
+}

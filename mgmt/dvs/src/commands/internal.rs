@@ -1,0 +1,128 @@
+//! The processes of the machinery. `dvsd` starts them with everything they need in `DVS_SPAWN` and inherited descriptors
+//! (see `docs/design/process-model.md`); a person who types them gets an error that says so.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::Outcome;
+use crate::dev::machine;
+
+/// Processes that daemons start; nobody types these
+#[derive(Subcommand, Debug)]
+#[command(
+    hide = true,
+    after_help = "\
+Started by `dvs daemon`, one process each, with their instructions in the variable DVS_SPAWN:
+  dvs server disk     a virtual disk of a container
+  dvs server fs       the file server of a container
+  dvs server ds       the key-value server of a container
+  dvs gate fuse       brings the file server's tree into the container's mount namespace
+  dvs proxy           carries messages and data to the other nodes
+  dvs keeper          parent of a container's programs on this node; survives the daemon
+
+Started by `dvs dev`:
+  dvs internal machine     first process of a simulated machine"
+)]
+pub enum Command {
+    /// First process of a simulated machine (`dvs dev up`).
+    Machine(machine::Options),
+    /// Start a program in a simulated machine and print its PID (`dvs dev up`).
+    Enter(machine::EnterOptions),
+}
+
+/// Servers of the virtual operating system (started by the daemon)
+#[derive(Subcommand, Debug)]
+pub enum Server {
+    /// A virtual disk.
+    Disk,
+    /// The file server.
+    Fs,
+    /// The key-value server.
+    Ds,
+}
+
+/// Gates between the virtual operating system and Linux (started by the daemon)
+#[derive(Subcommand, Debug)]
+pub enum Gate {
+    /// The file tree, through FUSE.
+    Fuse,
+}
+
+pub fn execute(command: Command) -> Outcome {
+    match command {
+        Command::Machine(options) => machine::execute(&options),
+        Command::Enter(options) => machine::enter(&options),
+    }
+}
+
+pub fn serve(server: Server) -> ExitCode {
+    machinery::serve(server)
+}
+
+pub fn gate(gate: Gate) -> ExitCode {
+    machinery::gate(gate)
+}
+
+pub fn proxy() -> ExitCode {
+    machinery::proxy()
+}
+
+pub fn keeper() -> ExitCode {
+    machinery::keeper()
+}
+
+/// The entry points of the other crates, in one place.
+#[cfg(feature = "machinery")]
+mod machinery {
+    use super::{ExitCode, Gate, Server};
+
+    pub fn serve(server: Server) -> ExitCode {
+        match server {
+            Server::Disk => disk::main_from_spawn(),
+            Server::Fs => fs::main_from_spawn(),
+            Server::Ds => ds::main_from_spawn(),
+        }
+    }
+
+    pub fn gate(gate: Gate) -> ExitCode {
+        match gate {
+            Gate::Fuse => gate_fuse::main_from_spawn(),
+        }
+    }
+
+    pub fn proxy() -> ExitCode {
+        proxy_tcp::main_from_spawn()
+    }
+
+    pub fn keeper() -> ExitCode {
+        keeper::main_from_spawn()
+    }
+}
+
+/// Of a binary that only manages.
+#[cfg(not(feature = "machinery"))]
+mod machinery {
+    use super::{ExitCode, Gate, Server};
+
+    pub fn serve(_: Server) -> ExitCode {
+        absent()
+    }
+
+    pub fn gate(_: Gate) -> ExitCode {
+        absent()
+    }
+
+    pub fn proxy() -> ExitCode {
+        absent()
+    }
+
+    pub fn keeper() -> ExitCode {
+        absent()
+    }
+
+    fn absent() -> ExitCode {
+        eprintln!("dvs: this binary was built without the machinery of a node");
+        ExitCode::FAILURE
+    }
+}

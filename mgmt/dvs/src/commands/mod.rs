@@ -1,0 +1,85 @@
+//! One file per command. Each has its options, its help with examples, and `execute`.
+
+pub mod attach;
+pub mod daemon;
+pub mod dc;
+pub mod dev;
+pub mod doctor;
+pub mod exec;
+pub mod import;
+pub mod internal;
+pub mod kill;
+pub mod logs;
+pub mod node;
+pub mod ps;
+pub mod run;
+pub mod session;
+pub mod version;
+
+use std::io::{StdoutLock, Write};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use client::Client;
+
+use crate::cli::{Command, Global};
+use crate::errors::Failure;
+
+/// What a command returns: the exit status when it did what it was asked to.
+pub type Outcome = Result<ExitCode, Failure>;
+
+pub fn execute(global: &Global, command: Command) -> Outcome {
+    match command {
+        Command::Run(options) => run::execute(global, options),
+        Command::Exec(options) => exec::execute(global, options),
+        Command::Attach(options) => attach::execute(global, &options),
+        Command::Ps(options) => ps::execute(global, &options),
+        Command::Logs(options) => logs::execute(global, &options),
+        Command::Kill(options) => kill::execute(global, &options),
+        Command::Import(options) => import::execute(global, &options),
+        Command::Dc(command) => dc::execute(global, command),
+        Command::Node(command) => node::execute(global, &command),
+        Command::Dev(command) => dev::execute(global, command),
+        Command::Doctor(options) => doctor::execute(global, &options),
+        Command::Version(options) => version::execute(global, &options),
+        Command::Daemon(options) => daemon::execute(options),
+        Command::Internal(command) => internal::execute(command),
+        Command::Server(server) => Ok(internal::serve(server)),
+        Command::Gate(gate) => Ok(internal::gate(gate)),
+        Command::Proxy => Ok(internal::proxy()),
+        Command::Keeper => Ok(internal::keeper()),
+    }
+}
+
+/// The daemon that the global options name.
+pub fn daemon(global: &Global) -> Result<Client, Failure> {
+    Ok(Client::new(client::locate(&global.places(), &global.wanted())?))
+}
+
+/// Runs one asynchronous conversation. A single thread is enough: a command talks to one daemon.
+pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|cause| Failure::new("cannot start").because(&cause))?;
+    let result = runtime.block_on(future);
+    // A thread that still reads standard input must not keep us here.
+    runtime.shutdown_background();
+    Ok(result)
+}
+
+/// Standard output, flushed at the end, so that a full disk is noticed.
+pub fn print(write: impl FnOnce(&mut StdoutLock<'static>) -> std::io::Result<()>) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    write(&mut out)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A message for a person, beside the data.
+pub fn say(text: &str) {
+    // Standard error may be closed; then nobody wants to know.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,107 @@
+//! `dvs node`: the machines of the cluster.
+
+use std::io::{self, Write};
+
+use clap::Subcommand;
+use mgmt_api::{LinkInfo, Node, NodeState};
+
+use super::{Outcome, block_on, daemon, print};
+use crate::cli::Global;
+use crate::output::{self, Row, Table};
+
+/// Show the nodes of the cluster
+#[derive(Subcommand, Debug)]
+#[command(
+    visible_alias = "nodes",
+    after_help = "\
+Examples:
+  dvs node ls                  all nodes, and whether they are well
+  dvs node inspect n2          one node and its links to the others
+  dvs node ls -o json          the same for programs"
+)]
+pub enum Command {
+    /// List the nodes.
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Show one node and its links.
+    #[command(visible_alias = "show")]
+    Inspect {
+        /// Name of the node, from `dvs node ls`.
+        node: String,
+    },
+}
+
+pub fn execute(global: &Global, command: &Command) -> Outcome {
+    let daemon = daemon(global)?;
+    match command {
+        Command::Ls => {
+            let nodes = block_on(daemon.nodes())??;
+            print(|out| output::list(out, global.output, &nodes))
+        }
+        Command::Inspect { node } => {
+            let node = block_on(daemon.node(node))??;
+            print(|out| output::one(out, global.output, &node, view))
+        }
+    }
+}
+
+impl Row for Node {
+    const HEADINGS: &'static [&'static str] = &["NODE", "ID", "STATE", "ADDRESS", "CPUS", "MEMORY", "CONTAINERS"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.name.clone(),
+            self.id.to_string(),
+            state(self.state).to_owned(),
+            self.address.clone(),
+            self.cpus.to_string(),
+            output::bytes(self.memory_bytes),
+            if self.dcs.is_empty() { "-".to_owned() } else { self.dcs.join(",") },
+        ]
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+fn state(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Ready => "ready",
+        NodeState::Degraded => "degraded",
+        NodeState::Down => "down",
+    }
+}
+
+fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
+    let mut facts = Table::new(&["NODE", &node.name]);
+    let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
+    fact("state", state(node.state).to_owned());
+    fact("id", node.id.to_string());
+    fact("address", node.address.clone());
+    fact("ports", format!("api {}, proxy {}", node.api_port, node.proxy_port));
+    fact("started", format!("{} times", node.epoch));
+    fact("cpus", node.cpus.to_string());
+    fact("memory", output::bytes(node.memory_bytes));
+    fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
+    facts.print(out)?;
+    if node.links.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let mut links = Table::new(&["LINK TO", "STATE", "TRANSPORT", "CHANNELS", "SENT", "RECEIVED", "RECONNECTS"]);
+    node.links.iter().for_each(|link| links.push(link_cells(link)));
+    links.print(out)
+}
+
+fn link_cells(link: &LinkInfo) -> Vec<String> {
+    vec![
+        link.peer.clone(),
+        if link.up { "up" } else { "down" }.to_owned(),
+        format!("{}{}", link.transport, if link.tls { "+tls" } else { "" }),
+        link.channels.to_string(),
+        output::bytes(link.sent_bytes),
+        output::bytes(link.received_bytes),
+        link.reconnects.to_string(),
+    ]
+}

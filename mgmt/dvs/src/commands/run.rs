@@ -1,0 +1,112 @@
+//! `dvs run`: start a program in a container.
+
+use clap::Args;
+use mgmt_api::{RootFs, RunRequest};
+
+use super::session::{self, Manner, converse};
+use super::{Outcome, block_on, daemon, ps};
+use crate::cli::Global;
+use crate::errors::{self, Failure};
+use crate::units::{parse_env, parse_user};
+
+/// Start a program in a container
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The program sees the node's own system read-only (/usr, /bin, /lib …) and the container's file tree at /dc, the
+same on all nodes. With --root it sees a directory of the tree as its whole system instead: an image that
+`dvs import` put there.
+
+Keys with -t: Ctrl-P Ctrl-Q leave the program running; `dvs attach` comes back to it.
+Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, 127 not found.
+
+Examples:
+  dvs run shop -- uname -a                           one command, on the container's first node
+  dvs run -it shop --node n2 -- bash                 a shell on node n2
+  tar c . | dvs run -i shop -- tar x -C /dc/src      data in through a pipe
+  dvs run -d shop -- /dc/bin/server --port 80        in the background; prints its PID
+  dvs run -it shop --root /debian -- /bin/bash       inside an imported system")]
+pub struct Options {
+    #[command(flatten)]
+    pub start: Start,
+    /// Node of the container to run on [default: its first one].
+    #[arg(short, long)]
+    pub node: Option<String>,
+    /// Directory of the container's tree that becomes the program's root.
+    #[arg(long, value_name = "PATH-IN-TREE")]
+    pub root: Option<String>,
+    /// Container.
+    pub dc: String,
+    /// Program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub argv: Vec<String>,
+}
+
+/// What `run` and `exec` share.
+#[derive(Args, Debug)]
+pub struct Start {
+    /// Connect standard input to the program.
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the program a terminal (and connect standard input).
+    #[arg(short, long)]
+    pub terminal: bool,
+    /// Start it, print its PID and go.
+    #[arg(short, long, conflicts_with_all = ["interactive", "terminal"])]
+    pub detach: bool,
+    /// Set a variable; KEY alone takes the value it has here.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub env: Vec<String>,
+    /// Directory to start in.
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// User and group, by number, inside the container [default: root].
+    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse_user)]
+    pub user: Option<(u32, u32)>,
+}
+
+impl Start {
+    pub fn manner(&self) -> Manner {
+        match (self.terminal, self.interactive) {
+            (true, _) => Manner::Terminal,
+            (false, true) => Manner::Interactive,
+            (false, false) => Manner::Output,
+        }
+    }
+
+    pub fn request(self, argv: Vec<String>, node: Option<String>, root: RootFs) -> RunRequest {
+        let manner = self.manner();
+        let (uid, gid) = self.user.unwrap_or_default();
+        let mut env = self.env;
+        if let (Manner::Terminal, Ok(kind)) = (manner, std::env::var("TERM")) {
+            env.insert(0, format!("TERM={kind}"));
+        }
+        RunRequest {
+            argv,
+            node,
+            env,
+            workdir: self.workdir,
+            root,
+            uid,
+            gid,
+            terminal: session::terminal_size(manner),
+            interactive: manner != Manner::Output,
+            detach: self.detach,
+        }
+    }
+}
+
+pub fn execute(global: &Global, options: Options) -> Outcome {
+    let Options { start, node, root, dc, argv } = options;
+    let manner = start.manner();
+    let request = start.request(argv, node, root.map_or(RootFs::Host, RootFs::Tree));
+    let daemon = daemon(global).map_err(|failure| failure.status(errors::RUN_FAILED))?;
+    if request.detach {
+        let started = block_on(daemon.run_detached(&dc, &request))?.map_err(errors::of_run)?;
+        return ps::print_started(global.output, &started);
+    }
+    block_on(async {
+        let stream = daemon.run(&dc, &request).await.map_err(errors::of_run)?;
+        converse(&daemon, &dc, stream, manner, None).await
+    })
+    .map_err(|failure: Failure| failure.status(errors::RUN_FAILED))?
+}

@@ -1,0 +1,55 @@
+//! `dvs version`: of this command, and of the daemon when one answers.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Outcome, block_on, daemon, print};
+use crate::cli::Global;
+use crate::output::{self, Row, Table};
+
+/// Show the version of this command and of the daemon
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs version
+  dvs version -o json")]
+pub struct Options {}
+
+#[derive(Serialize)]
+struct Versions {
+    client: &'static str,
+    /// Absent: no daemon answers.
+    daemon: Option<mgmt_api::Version>,
+}
+
+pub fn execute(global: &Global, _: &Options) -> Outcome {
+    let answer = daemon(global).and_then(|daemon| block_on(daemon.version())?.map_err(Into::into));
+    let versions = Versions { client: env!("CARGO_PKG_VERSION"), daemon: answer.ok() };
+    print(|out| output::one(out, global.output, &versions, view))
+}
+
+impl Row for Versions {
+    const HEADINGS: &'static [&'static str] = &["CLIENT", "DAEMON"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.client.to_owned(), self.daemon.as_ref().map_or("-".to_owned(), |daemon| daemon.version.clone())]
+    }
+
+    fn name(&self) -> String {
+        self.client.to_owned()
+    }
+}
+
+fn view(versions: &Versions, out: &mut impl Write) -> io::Result<()> {
+    let mut table = Table::new(&["dvs", versions.client]);
+    match &versions.daemon {
+        Some(daemon) => {
+            let place = format!("{} (node {} of cluster {})", daemon.version, daemon.node, daemon.cluster);
+            table.push(vec!["daemon".to_owned(), place]);
+        }
+        None => table.push(vec!["daemon".to_owned(), "none answers".to_owned()]),
+    }
+    table.print(out)
+}

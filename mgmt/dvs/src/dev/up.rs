@@ -1,0 +1,303 @@
+//! `dvs dev up`: make a cluster, or nothing.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use client::{Client, DevCluster, DevNode, Places, ProcessId};
+use pki::{Authority, NodeRequest, Validity};
+use serde::Serialize;
+
+use super::machine::{self, Machine, MachineError};
+use super::network::{self, WireError};
+use super::record::{self, Busy, Lock};
+use super::{address, cgroup, down, node_name, processes};
+
+const HUB: &str = "hub";
+/// Between two questions to a daemon that comes up: a tenth of what a person notices.
+const ASK_PAUSE: Duration = Duration::from_millis(10);
+/// Longest path of a Unix socket, without its final NUL; the daemon has longer ones of its own below the same directory.
+const SOCKET_PATH_BYTES_MAX: usize = 107 - "/dcs/16777215/keeper.sock".len();
+/// Last lines of a daemon's log that are shown when it does not come up.
+const LOG_LINES: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum UpError {
+    #[error("cluster '{0}' exists already")]
+    Exists(String),
+    #[error("of cluster '{0}' something is left from before, though it does not run")]
+    Leftovers(String),
+    #[error("another dvs command works on cluster '{0}'")]
+    Busy(String),
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("machine {name} did not come up")]
+    Machine {
+        name: String,
+        #[source]
+        source: MachineError,
+    },
+    #[error("node {name} has no network")]
+    Wire {
+        name: String,
+        #[source]
+        source: WireError,
+    },
+    #[error("the cluster has no certificates")]
+    Certificates(#[source] pki::PkiError),
+    #[error("the daemon of {node} ended{}", tail(.log))]
+    DaemonEnded { node: String, log: PathBuf },
+    #[error("{node} was not ready within {seconds} s{}", listed(.problems))]
+    NotReady { node: String, seconds: u64, problems: Vec<String> },
+    #[error("{} is too long a path for sockets; use a shorter --state-dir", .0.display())]
+    LongPath(PathBuf),
+    #[error("cannot start")]
+    Runtime(#[source] io::Error),
+}
+
+fn listed(problems: &[String]) -> String {
+    if problems.is_empty() { String::new() } else { format!(": {}", problems.join("; ")) }
+}
+
+fn tail(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().rev().take(LOG_LINES).collect();
+    if lines.is_empty() {
+        return format!("; its log {} is empty", log.display());
+    }
+    format!("; the end of {}: {}", log.display(), lines.into_iter().rev().collect::<Vec<_>>().join(" | "))
+}
+
+/// Makes a cluster of `nodes` nodes. On failure everything that was made is removed again.
+pub fn up(places: &Places, name: &str, nodes: u16, patience: Duration) -> Result<DevCluster, UpError> {
+    let lock = Lock::take(places, name, Busy::GiveUp)
+        .map_err(|source| UpError::Write { path: places.run.join("dev"), source })?
+        .ok_or_else(|| UpError::Busy(name.to_owned()))?;
+    refuse_second(places, name)?;
+    let made = make(places, name, nodes, patience);
+    if made.is_err() {
+        // The failure itself is what the user must see; what cannot be removed now, `dvs doctor --clean` finds.
+        let _ = down::remove(places, name);
+        let _ = lock.discard();
+    }
+    made
+}
+
+fn refuse_second(places: &Places, name: &str) -> Result<(), UpError> {
+    let exists = |path: PathBuf| path.exists();
+    let record = places.dev_record(name).ok().flatten();
+    match record {
+        Some(record) if down::is_running(&record) => Err(UpError::Exists(name.to_owned())),
+        Some(_) => Err(UpError::Leftovers(name.to_owned())),
+        None if exists(places.dev_run(name)) || exists(places.dev_state(name)) => {
+            Err(UpError::Leftovers(name.to_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
+fn make(places: &Places, name: &str, nodes: u16, patience: Duration) -> Result<DevCluster, UpError> {
+    let deadline = Instant::now() + patience;
+    let mut cluster = plan(places, name, nodes);
+    for node in &cluster.nodes {
+        if node.socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            return Err(UpError::LongPath(node.socket.clone()));
+        }
+    }
+    for directory in [places.dev_run(name), places.dev_state(name)] {
+        make_dir(&directory)?;
+    }
+    save(places, &cluster)?;
+    start_machines(places, &mut cluster)?;
+    certify(places, &cluster)?;
+    for index in 0..cluster.nodes.len() {
+        start_daemon(places, &mut cluster, index)?;
+    }
+    await_ready(&cluster, deadline, patience)?;
+    Ok(cluster)
+}
+
+fn plan(places: &Places, name: &str, nodes: u16) -> DevCluster {
+    let node = |index: usize| {
+        let node = node_name(index);
+        let (state_dir, run_dir) = (places.dev_state(name).join(&node), places.dev_run(name).join(&node));
+        DevNode {
+            address: address(index).to_string(),
+            socket: run_dir.join("dvsd.sock"),
+            config: state_dir.join("dvsd.toml"),
+            log: state_dir.join("dvsd.log"),
+            state_dir,
+            run_dir,
+            name: node,
+            machine: None,
+            daemon: None,
+        }
+    };
+    DevCluster {
+        name: name.to_owned(),
+        boot_id: processes::boot_id(),
+        hub: None,
+        nodes: (0..usize::from(nodes)).map(node).collect(),
+    }
+}
+
+fn start_machines(places: &Places, cluster: &mut DevCluster) -> Result<(), UpError> {
+    let group = |name: &str| cgroup::name(places, &cluster.name, name);
+    let spawn = |name: &str| Machine::spawn(name, &group(name)).map_err(|source| machine_failed(name, source));
+    // All at once: most of the time is the kernel's, making network namespaces.
+    let hub = spawn(HUB)?;
+    let nodes = cluster.nodes.iter().map(|node| spawn(&node.name)).collect::<Result<Vec<_>, _>>()?;
+    let hub = hub.await_up().map_err(|source| machine_failed(HUB, source))?;
+    let mut machines = Vec::with_capacity(nodes.len());
+    for (starting, node) in nodes.into_iter().zip(&cluster.nodes) {
+        machines.push(starting.await_up().map_err(|source| machine_failed(&node.name, source))?);
+    }
+    cluster.hub = Some(hub.process);
+    for (machine, node) in machines.iter().zip(&mut cluster.nodes) {
+        node.machine = Some(machine.process);
+    }
+    save(places, cluster)?;
+    let hub = hub.stay().map_err(|source| machine_failed(HUB, source))?;
+    network::make_bridge(hub).map_err(|source| UpError::Wire { name: HUB.to_owned(), source })?;
+    for (index, (machine, node)) in machines.into_iter().zip(&cluster.nodes).enumerate() {
+        let process = machine.stay().map_err(|source| machine_failed(&node.name, source))?;
+        wire(hub, process, index, &node.name)?;
+    }
+    Ok(())
+}
+
+/// One machine again, after it was killed.
+pub fn start_machine(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
+    let Some(node) = cluster.nodes.get(index) else { return Ok(()) };
+    let name = node.name.clone();
+    let failed = |source| machine_failed(&name, source);
+    let hub = cluster.hub.ok_or(MachineError::Gone).map_err(failed)?;
+    let group = cgroup::name(places, &cluster.name, &name);
+    let machine = Machine::spawn(&name, &group).and_then(machine::Starting::await_up).map_err(failed)?;
+    if let Some(node) = cluster.nodes.get_mut(index) {
+        node.machine = Some(machine.process);
+    }
+    save(places, cluster)?;
+    let process = machine.stay().map_err(failed)?;
+    wire(hub, process, index, &name)
+}
+
+fn wire(hub: ProcessId, node: ProcessId, index: usize, name: &str) -> Result<(), UpError> {
+    network::connect(hub, node, index, address(index)).map_err(|source| UpError::Wire { name: name.to_owned(), source })
+}
+
+fn machine_failed(name: &str, source: MachineError) -> UpError {
+    UpError::Machine { name: name.to_owned(), source }
+}
+
+fn certify(places: &Places, cluster: &DevCluster) -> Result<(), UpError> {
+    let directory = places.dev_state(&cluster.name).join("ca");
+    let authority = Authority::create(&directory, &cluster.name).map_err(UpError::Certificates)?;
+    for node in &cluster.nodes {
+        let addresses: Vec<IpAddr> = node.address.parse().into_iter().collect();
+        let request = NodeRequest { node: &node.name, addresses: &addresses, valid: Validity::of_a_node() };
+        authority.issue_node(&request, &node.state_dir.join("tls")).map_err(UpError::Certificates)?;
+    }
+    Ok(())
+}
+
+/// What a daemon of ours reads; the names are `dvsd::Settings`'.
+#[derive(Serialize)]
+struct DaemonFile<'a> {
+    node: &'a str,
+    cluster: &'a str,
+    state_dir: &'a Path,
+    run_dir: &'a Path,
+    socket: &'a Path,
+    listen: &'a str,
+    advertise: &'a str,
+    /// One file for all nodes: the embedded engine serves a whole machine.
+    engine: PathBuf,
+    engine_volatile: PathBuf,
+    tls_dir: PathBuf,
+    log: &'a str,
+}
+
+/// Writes the settings of a node and starts its daemon in its machine.
+pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
+    let cluster_name = cluster.name.clone();
+    let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
+    let failed = |source| machine_failed(&node.name, source);
+    for directory in [&node.run_dir, &node.state_dir] {
+        make_dir(directory)?;
+    }
+    write_settings(places, &cluster_name, node)?;
+    let machine = node.machine.ok_or(MachineError::Gone).map_err(failed)?;
+    let program = std::env::current_exe().map_err(UpError::Runtime)?;
+    let (program, config) = (program.to_string_lossy().into_owned(), node.config.to_string_lossy().into_owned());
+    let argv = [program.as_str(), "daemon", "--config", config.as_str()];
+    let daemon = machine::start_inside(machine, &node.log, &argv).map_err(failed)?;
+    node.daemon = Some(daemon);
+    save(places, cluster)
+}
+
+fn write_settings(places: &Places, cluster: &str, node: &DevNode) -> Result<(), UpError> {
+    let settings = DaemonFile {
+        node: &node.name,
+        cluster,
+        state_dir: &node.state_dir,
+        run_dir: &node.run_dir,
+        socket: &node.socket,
+        listen: &node.address,
+        advertise: &node.address,
+        engine: places.dev_state(cluster).join("engine.db"),
+        engine_volatile: places.dev_run(cluster).join("engine"),
+        tls_dir: node.state_dir.join("tls"),
+        log: "info",
+    };
+    let write = |source| UpError::Write { path: node.config.clone(), source };
+    let text = toml::to_string(&settings).map_err(|cause| write(io::Error::other(cause)))?;
+    fs::write(&node.config, text).map_err(write)
+}
+
+/// Waits until every daemon says that it is ready.
+pub fn await_ready(cluster: &DevCluster, deadline: Instant, patience: Duration) -> Result<(), UpError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(UpError::Runtime)?;
+    runtime.block_on(async {
+        for node in &cluster.nodes {
+            await_node(node, deadline, patience).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn await_node(node: &DevNode, deadline: Instant, patience: Duration) -> Result<(), UpError> {
+    let daemon = Client::new(&node.socket);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let problems = match tokio::time::timeout(left, daemon.ready()).await {
+            Ok(Ok(health)) if health.ok => return Ok(()),
+            Ok(Ok(health)) => health.problems,
+            Ok(Err(error)) => vec![error.to_string()],
+            Err(_) => vec!["its daemon does not answer".to_owned()],
+        };
+        if !node.daemon.is_some_and(processes::is_alive) {
+            return Err(UpError::DaemonEnded { node: node.name.clone(), log: node.log.clone() });
+        }
+        if Instant::now() >= deadline {
+            return Err(UpError::NotReady { node: node.name.clone(), seconds: patience.as_secs(), problems });
+        }
+        tokio::time::sleep(ASK_PAUSE).await;
+    }
+}
+
+fn save(places: &Places, cluster: &DevCluster) -> Result<(), UpError> {
+    record::save(places, cluster).map_err(|source| UpError::Write { path: places.dev_run(&cluster.name), source })
+}
+
+fn make_dir(path: &Path) -> Result<(), UpError> {
+    let write = |source| UpError::Write { path: path.to_owned(), source };
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(write)
+}

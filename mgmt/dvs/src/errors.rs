@@ -1,0 +1,233 @@
+//! What people read when something failed: what, because of what, what to try; and the exit status that goes with it.
+//!
+//! ```text
+//! dvs: container 'shop' did not start on n3
+//!   because: no link to node n3
+//!   try: dvs node inspect n3
+//! ```
+
+use std::error::Error;
+use std::io::{self, Write};
+
+use mgmt_api::{ErrorBody, ErrorKind};
+
+use crate::output::printable;
+
+/// Exit status of every failure that has no better one.
+pub const GENERAL: u8 = 1;
+/// The command line makes no sense.
+pub const USAGE: u8 = 2;
+/// `run`, `exec`: dvs itself failed, the program was not reached.
+pub const RUN_FAILED: u8 = 125;
+pub const NOT_EXECUTABLE: u8 = 126;
+pub const NO_SUCH_PROGRAM: u8 = 127;
+/// A shell shows a program that wrote to a closed pipe as 128 + SIGPIPE.
+pub const BROKEN_PIPE: u8 = 141;
+
+/// A failure, ready to be shown.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    pub status: u8,
+    pub what: String,
+    pub because: Vec<String>,
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    pub fn new(what: impl Into<String>) -> Failure {
+        Failure { status: GENERAL, what: what.into(), because: Vec::new(), hint: None }
+    }
+
+    pub fn usage(what: impl Into<String>) -> Failure {
+        Failure::new(what).status(USAGE)
+    }
+
+    /// `cause` and everything it was caused by, outermost first.
+    pub fn because(mut self, cause: &dyn Error) -> Failure {
+        self.because.extend(chain(cause));
+        self
+    }
+
+    pub fn because_text(mut self, cause: impl Into<String>) -> Failure {
+        self.because.push(cause.into());
+        self
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn status(mut self, status: u8) -> Failure {
+        self.status = status;
+        self
+    }
+
+    /// Nothing is printed for it: whoever closed our output does not want to hear from us.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.status == BROKEN_PIPE
+    }
+
+    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "dvs: {}", printable(&self.what))?;
+        for cause in &self.because {
+            writeln!(out, "  because: {}", printable(cause))?;
+        }
+        match &self.hint {
+            Some(hint) => writeln!(out, "  try: {}", printable(hint)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Displays of an error and its causes. A cause that merely repeats the text before it is left out.
+fn chain(cause: &dyn Error) -> Vec<String> {
+    let mut texts: Vec<String> = Vec::new();
+    let mut next = Some(cause);
+    while let Some(error) = next {
+        let text = error.to_string();
+        if texts.last() != Some(&text) {
+            texts.push(text);
+        }
+        next = error.source();
+    }
+    texts
+}
+
+impl From<io::Error> for Failure {
+    fn from(cause: io::Error) -> Failure {
+        match cause.kind() {
+            io::ErrorKind::BrokenPipe => Failure::new("output was closed").status(BROKEN_PIPE),
+            _ => Failure::new("cannot write the output").because(&cause),
+        }
+    }
+}
+
+impl From<ErrorBody> for Failure {
+    fn from(body: ErrorBody) -> Failure {
+        Failure { status: GENERAL, what: body.what, because: body.because, hint: body.hint }
+    }
+}
+
+impl From<client::Error> for Failure {
+    fn from(error: client::Error) -> Failure {
+        let mut texts = chain(&error).into_iter();
+        let what = texts.next().unwrap_or_default();
+        let failure = Failure { status: GENERAL, what, because: texts.collect(), hint: None };
+        match error {
+            client::Error::Refused(body) => body.into(),
+            client::Error::NoDaemon { .. } => {
+                failure.hint("dvs dev up (a cluster on this machine), or name a daemon with --socket or $DVS_SOCKET")
+            }
+            client::Error::NotPermitted { .. } => {
+                failure.hint("run it as root, as the daemon's socket belongs to root")
+            }
+            client::Error::Foreign(_) | client::Error::BadFrame(_) => {
+                failure.hint("dvs version (the daemon may be of another version)")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<client::LocateError> for Failure {
+    fn from(error: client::LocateError) -> Failure {
+        use client::LocateError;
+        let failure = match std::error::Error::source(&error) {
+            Some(cause) => Failure::new(error.to_string()).because(cause),
+            None => Failure::new(error.to_string()),
+        };
+        match &error {
+            LocateError::NoCluster { known, .. } if known.is_empty() => failure.hint("dvs dev up"),
+            LocateError::NoCluster { known, .. } => failure.hint(format!("dvs --cluster {}", known.join(" or "))),
+            LocateError::NoNode { known, .. } => failure.hint(format!("dvs --at {}", known.join(" or "))),
+            LocateError::Several { known } => {
+                failure.hint(format!("dvs --cluster {} … (or $DVS_CLUSTER)", known.first().map_or("NAME", |name| name)))
+            }
+            LocateError::Record { name, .. } => failure.hint(format!("dvs dev down --name {name}")),
+        }
+    }
+}
+
+/// The same failure with the status that `docker run` and shells made customary: was the program reached at all?
+pub fn of_run(error: client::Error) -> Failure {
+    let status = match error.kind() {
+        Some(kind) => run_status(kind),
+        None => RUN_FAILED,
+    };
+    Failure::from(error).status(status)
+}
+
+pub fn run_status(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::NoSuchProgram => NO_SUCH_PROGRAM,
+        ErrorKind::NotExecutable => NOT_EXECUTABLE,
+        _ => RUN_FAILED,
+    }
+}
+
+/// clap's complaint in our own form. Help and version are not complaints: the caller prints them.
+pub fn of_usage(error: &clap::Error) -> Failure {
+    let rendered = error.render().to_string();
+    let mut paragraphs = rendered.split("\n\n");
+    let first = paragraphs.next().unwrap_or_default();
+    let what = first.strip_prefix("error: ").unwrap_or(first);
+    let mut lines = what.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut failure = Failure::usage(lines.next().unwrap_or("the command line makes no sense"));
+    failure.because.extend(lines.map(str::to_owned));
+    let tip = paragraphs.find_map(|text| text.trim().strip_prefix("tip: ").map(str::to_owned));
+    let usage = rendered.lines().find_map(|line| line.strip_prefix("Usage: "));
+    match (tip, usage) {
+        (Some(tip), _) => failure.hint(tip),
+        (None, Some(usage)) => failure.hint(usage),
+        (None, None) => failure.hint("dvs --help"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(failure: &Failure) -> String {
+        let mut out = Vec::new();
+        failure.print(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn refusal_is_shown_with_its_causes_and_what_to_try() {
+        let body = ErrorBody::new(ErrorKind::Unavailable, "container 'shop' did not start on n3")
+            .because("no link to node n3")
+            .because("last frame 900 ms ago, limit 800 ms")
+            .hint("dvs node inspect n3");
+        let failure = Failure::from(client::Error::Refused(body));
+        assert_eq!(
+            shown(&failure),
+            "dvs: container 'shop' did not start on n3\n  because: no link to node n3\n  because: last frame 900 ms ago, limit 800 ms\n  try: dvs node inspect n3\n"
+        );
+    }
+
+    #[test]
+    fn program_that_was_not_found_has_the_status_of_a_shell() {
+        let refused = |kind| of_run(client::Error::Refused(ErrorBody::new(kind, "x"))).status;
+        assert_eq!(refused(ErrorKind::NoSuchProgram), 127);
+        assert_eq!(refused(ErrorKind::NotExecutable), 126);
+        assert_eq!(refused(ErrorKind::Conflict), 125);
+        assert_eq!(of_run(client::Error::StreamEnded).status, 125);
+    }
+
+    #[test]
+    fn text_from_a_daemon_cannot_drive_the_terminal() {
+        let failure = Failure::new("bad\u{1b}[2Jname\nsecond");
+        assert_eq!(shown(&failure), "dvs: bad\\u{1b}[2Jname\\nsecond\n");
+    }
+
+    #[test]
+    fn causes_are_listed_outermost_first() {
+        let inner = io::Error::from_raw_os_error(libc::ENOENT);
+        let outer = client::Error::NoDaemon { socket: "/s".into(), source: inner };
+        let failure = Failure::from(outer);
+        assert_eq!(failure.what, "no daemon answers on /s");
+        assert_eq!(failure.because, ["No such file or directory (os error 2)"]);
+    }
+}

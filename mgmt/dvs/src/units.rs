@@ -1,0 +1,136 @@
+//! Sizes and signals as people type them.
+
+/// `4G`, `512M`, `1.5GiB`, `4096`: binary units, as memory and disks of containers are counted.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let split = text.find(|symbol: char| !symbol.is_ascii_digit() && symbol != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches('b').trim_end_matches('i') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(format!("'{unit}' is no unit; use K, M, G or T, e.g. 512M")),
+    };
+    let bad = || format!("'{text}' is no size; write e.g. 512M or 4G");
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more than can be counted"));
+    }
+    let value: f64 = number.parse().map_err(|_| bad())?;
+    let total = value * (1_u64 << shift) as f64;
+    if total.is_finite() && total < 9e18 { Ok(total as u64) } else { Err(bad()) }
+}
+
+/// Linux on x86-64 and all other machines we build for.
+const SIGNALS: [(&str, i32); 31] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ILL", 4),
+    ("TRAP", 5),
+    ("ABRT", 6),
+    ("BUS", 7),
+    ("FPE", 8),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("SEGV", 11),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("STKFLT", 16),
+    ("CHLD", 17),
+    ("CONT", 18),
+    ("STOP", 19),
+    ("TSTP", 20),
+    ("TTIN", 21),
+    ("TTOU", 22),
+    ("URG", 23),
+    ("XCPU", 24),
+    ("XFSZ", 25),
+    ("VTALRM", 26),
+    ("PROF", 27),
+    ("WINCH", 28),
+    ("IO", 29),
+    ("PWR", 30),
+    ("SYS", 31),
+];
+const SIGNAL_MAX: i32 = 64;
+
+/// `TERM`, `SIGTERM`, `sigterm`, `15`. 0 asks whether the process exists.
+pub fn parse_signal(text: &str) -> Result<i32, String> {
+    if let Ok(number) = text.parse::<i32>() {
+        return if (0..=SIGNAL_MAX).contains(&number) {
+            Ok(number)
+        } else {
+            Err(format!("signals are 0 to {SIGNAL_MAX}"))
+        };
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let found = SIGNALS.iter().find(|(known, _)| *known == name);
+    found
+        .map(|(_, number)| *number)
+        .ok_or_else(|| format!("'{text}' is no signal; e.g. TERM, KILL, HUP, USR1 or a number"))
+}
+
+/// `USER[:GROUP]` by number; the group is the user's when absent.
+pub fn parse_user(text: &str) -> Result<(u32, u32), String> {
+    let number = |part: &str| match part {
+        "root" => Ok(0),
+        _ => part
+            .parse::<u32>()
+            .ok()
+            .filter(|id| *id < 65_536)
+            .ok_or_else(|| format!("'{part}' is no user or group number of a container (0 to 65535)")),
+    };
+    match text.split_once(':') {
+        None => number(text).map(|id| (id, id)),
+        Some((user, group)) => Ok((number(user)?, number(group)?)),
+    }
+}
+
+/// `K=V`, or `K` for the value in our own environment.
+pub fn parse_env(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err("a variable needs a name: KEY=VALUE".to_owned()),
+        Some(_) => Ok(text.to_owned()),
+        None => std::env::var(text)
+            .map(|value| format!("{text}={value}"))
+            .map_err(|_| format!("{text} is not set here; write {text}=VALUE")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_binary_units() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("4G"), Ok(4 << 30));
+        assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(parse_bytes("512mb"), Ok(512 << 20));
+        for bad in ["", "G", "4X", "-1", "1e9999G", "99999999999999T", "1.2.3G"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn signals_are_read_by_name_and_number() {
+        assert_eq!(parse_signal("SIGTERM"), Ok(15));
+        assert_eq!(parse_signal("kill"), Ok(9));
+        assert_eq!(parse_signal("0"), Ok(0));
+        for bad in ["65", "-1", "FOO", ""] {
+            assert!(parse_signal(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn group_follows_the_user() {
+        assert_eq!(parse_user("1000"), Ok((1000, 1000)));
+        assert_eq!(parse_user("root:5"), Ok((0, 5)));
+        assert!(parse_user("65536").is_err());
+        assert!(parse_user("1:").is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! The command as people and scripts see it: output, errors, exit statuses. The daemon is played by the test.
+
+mod fake;
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use fake::{Answer, FakeDaemon, Frames};
+use mgmt_api::stream::Kind;
+
+fn dvs(daemon: Option<&FakeDaemon>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dvs"));
+    command.env_clear().args(arguments).stdin(Stdio::null());
+    if let Some(daemon) = daemon {
+        command.env("DVS_SOCKET", daemon.socket());
+    }
+    command
+}
+
+fn output(daemon: &FakeDaemon, arguments: &[&str]) -> Output {
+    dvs(Some(daemon), arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn says(status: u16, body: &'static str) -> FakeDaemon {
+    FakeDaemon::start(move |_| Answer::Say(status, body.to_owned()))
+}
+
+/// A daemon whose programs behave as `program` says.
+fn runs(program: impl Fn(Frames) + Send + Sync + Clone + 'static) -> FakeDaemon {
+    FakeDaemon::start(move |_| {
+        let program = program.clone();
+        Answer::Upgrade(Box::new(move |mut frames| {
+            frames.say(Kind::Started, &65_540_u32.to_le_bytes());
+            program(frames);
+        }))
+    })
+}
+
+const NODES: &str = r#"[{"name":"n1","id":1,"state":"ready","address":"10.255.0.1","proxy_port":7421,"api_port":7420,
+    "epoch":2,"cpus":2,"memory_bytes":25769803776,"dcs":["shop"]}]"#;
+const PROCESSES: &str = r#"[
+    {"pid":65600,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":1250,"memory_bytes":2097152,"start_ms":0,"command":["sleep","100"]},
+    {"pid":65601,"parent":0,"node":"n1","uid":33,"state":"exited","cpu_ms":0,"memory_bytes":0,"start_ms":0,"command":["false"],"exit":1}]"#;
+
+#[test]
+fn list_is_a_table_for_people_and_json_for_programs() {
+    let daemon = says(200, NODES);
+    let table = stdout(&output(&daemon, &["node", "ls"]));
+    assert_eq!(
+        table,
+        "NODE  ID  STATE  ADDRESS     CPUS  MEMORY  CONTAINERS\nn1    1   ready  10.255.0.1  2     24 GiB  shop\n"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&output(&daemon, &["node", "ls", "-o", "json"]))).unwrap();
+    assert_eq!(json[0]["memory_bytes"], 25_769_803_776_u64);
+    assert_eq!(stdout(&output(&daemon, &["-o", "name", "node", "ls"])), "n1\n");
+}
+
+#[test]
+fn ended_programs_are_listed_on_request_only() {
+    let daemon = says(200, PROCESSES);
+    let table = stdout(&output(&daemon, &["ps", "shop"]));
+    assert_eq!(table.lines().count(), 2, "{table}");
+    assert!(table.contains("65600  n1    root  sleeping  1.25s  2 MiB  1970-01-01  sleep 100"), "{table}");
+    assert!(stdout(&output(&daemon, &["ps", "--all", "shop"])).contains("exited (1)"));
+    assert_eq!(stdout(&output(&daemon, &["ps", "shop", "-o", "name"])), "65600\n");
+}
+
+#[test]
+fn refusal_of_the_daemon_is_shown_with_causes_and_advice() {
+    let daemon = says(
+        404,
+        r#"{"kind":"not-found","what":"no container 'shop'","because":["nobody made it"],"try":"dvs dc ls"}"#,
+    );
+    let output = output(&daemon, &["dc", "inspect", "shop"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "dvs: no container 'shop'\n  because: nobody made it\n  try: dvs dc ls\n");
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn without_a_daemon_the_error_says_what_to_try() {
+    let output = dvs(None, &["--socket", "/nonexistent/d.sock", "node", "ls"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.starts_with("dvs: no daemon answers on /nonexistent/d.sock\n  because: No such file"), "{text}");
+    assert!(text.contains("  try: dvs dev up"), "{text}");
+}
+
+#[test]
+fn answer_of_something_else_is_told_apart_from_a_refusal() {
+    for (status, body, expected) in [
+        (200, "<html>", "dvs: unexpected answer"),
+        (502, "bad gateway", "dvs: the daemon answered 502 Bad Gateway\n  because: bad gateway\n"),
+    ] {
+        let output = output(&says(status, body), &["node", "ls"]);
+        assert!(stderr(&output).starts_with(expected), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(1));
+    }
+    let daemon = FakeDaemon::start(|_| Answer::HangUp);
+    assert!(
+        stderr(&output(&daemon, &["node", "ls"]))
+            .starts_with("dvs: the daemon closed the connection before it answered\n")
+    );
+}
+
+#[test]
+fn senseless_command_lines_have_status_two_and_our_form() {
+    for arguments in [
+        &["nod"][..],
+        &["run", "shop"],
+        &["kill", "-s", "FOO", "shop", "1"],
+        &["dc", "create", "Bad!", "--nodes", "n1"],
+    ] {
+        let output = dvs(None, arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let text = stderr(&output);
+        assert!(text.starts_with("dvs: ") && text.contains("\n  try: "), "{text}");
+    }
+}
+
+#[test]
+fn program_s_output_and_status_are_ours() {
+    let daemon = runs(|mut frames| {
+        frames.say(Kind::Stdout, b"out\n");
+        frames.say(Kind::Stderr, b"err\n");
+        frames.say(Kind::Exit, &[3]);
+    });
+    let output = output(&daemon, &["run", "shop", "--", "prog", "-x"]);
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str(), output.status.code()), ("out\n", "err\n", Some(3)));
+    let request: mgmt_api::RunRequest = serde_json::from_str(&daemon.seen.lock().unwrap()[0].body).unwrap();
+    assert_eq!(request.argv, ["prog", "-x"]);
+    assert!(!request.interactive && request.terminal.is_none() && !request.detach);
+}
+
+#[test]
+fn program_that_cannot_be_started_has_the_statuses_of_a_shell() {
+    for (kind, status, expected) in
+        [("no-such-program", 422, 127), ("not-executable", 422, 126), ("conflict", 409, 125)]
+    {
+        let daemon = FakeDaemon::start(move |_| Answer::Say(status, format!(r#"{{"kind":"{kind}","what":"no"}}"#)));
+        assert_eq!(output(&daemon, &["run", "shop", "x"]).status.code(), Some(expected), "{kind}");
+    }
+    let daemon = runs(|mut frames| frames.say(Kind::Error, br#"{"kind":"no-such-program","what":"no x"}"#));
+    assert_eq!(output(&daemon, &["run", "shop", "x"]).status.code(), Some(127));
+    let daemon = runs(drop);
+    assert_eq!(output(&daemon, &["run", "shop", "x"]).status.code(), Some(125));
+}
+
+#[test]
+fn large_input_comes_back_whole_through_a_filter() {
+    const BYTES: usize = 4 << 20;
+    let daemon = runs(|mut frames| {
+        while let Some((Kind::Stdin, bytes)) = frames.hear() {
+            if bytes.is_empty() {
+                return frames.say(Kind::Exit, &[0]);
+            }
+            frames.say(Kind::Stdout, &bytes);
+        }
+    });
+    let mut child =
+        dvs(Some(&daemon), &["run", "-i", "shop", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let feeder = std::thread::spawn(move || stdin.write_all(&vec![b'z'; BYTES]).unwrap());
+    let output = child.wait_with_output().unwrap();
+    feeder.join().unwrap();
+    assert_eq!((output.stdout.len(), output.status.code()), (BYTES, Some(0)));
+}
+
+#[test]
+fn signal_to_the_command_reaches_the_program() {
+    let daemon = runs(|mut frames| {
+        frames.say(Kind::Stdout, b"up\n");
+        if let Some((Kind::Signal, payload)) = frames.hear() {
+            frames.say(Kind::Exit, &[128 + payload[0]]);
+        }
+    });
+    let mut child = dvs(Some(&daemon), &["run", "shop", "x"]).stdout(Stdio::piped()).spawn().unwrap();
+    // The program's first output proves that signals are watched for.
+    let mut first = [0; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn detached_program_answers_with_its_pid() {
+    let daemon = says(200, r#"{"pid":65700,"node":"n2"}"#);
+    let output = output(&daemon, &["run", "-d", "shop", "--node", "n2", "sleep", "1"]);
+    assert_eq!((stdout(&output).as_str(), output.status.code()), ("65700\n", Some(0)));
+    assert_eq!(daemon.lines(), ["POST /v1/dcs/shop/processes"]);
+}
+
+#[test]
+fn every_process_gets_its_signal_though_one_is_gone() {
+    let daemon = FakeDaemon::start(|request| match request.line.contains("/2/") {
+        true => Answer::Say(404, r#"{"kind":"not-found","what":"no process 2"}"#.to_owned()),
+        false => Answer::Say(204, String::new()),
+    });
+    let output = output(&daemon, &["kill", "-s", "HUP", "shop", "1", "2", "3"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "dvs: no process 2\n");
+    assert_eq!(daemon.seen.lock().unwrap().len(), 3);
+}
+
+#[test]
+fn container_is_created_over_all_ready_nodes_when_none_is_named() {
+    let daemon = FakeDaemon::start(|request| match request.line.as_str() {
+        "GET /v1/nodes" => Answer::Say(200, NODES.to_owned()),
+        _ => Answer::Say(
+            201,
+            format!(r#"{{"id":1,"spec":{},"phase":"running","shares":[],"created_s":0}}"#, request.body),
+        ),
+    });
+    let output = output(&daemon, &["dc", "create", "shop", "--start", "--memory", "1G"]);
+    assert_eq!(stderr(&output), "container 'shop' runs on n1\n");
+    assert_eq!(daemon.lines(), ["GET /v1/nodes", "POST /v1/dcs?start=true"]);
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn reader_that_goes_away_is_no_error_worth_a_message() {
+    let many = format!("[{}]", vec![NODES.trim_start_matches('[').trim_end_matches(']'); 2000].join(","));
+    let daemon = FakeDaemon::start(move |_| Answer::Say(200, many.clone()));
+    let mut child = dvs(Some(&daemon), &["node", "ls"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(141), ""));
+}
+
+#[test]
+fn logs_are_copied_as_they_are() {
+    let daemon = says(200, "line 1\nline 2\n");
+    assert_eq!(stdout(&output(&daemon, &["logs", "--tail", "5", "-f", "shop", "65600"])), "line 1\nline 2\n");
+    assert_eq!(daemon.lines(), ["GET /v1/dcs/shop/processes/65600/logs?follow=true&tail=5"]);
+}
