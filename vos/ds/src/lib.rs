@@ -1,1 +1,31 @@
-//! To be written.
+//! The key-value server with publish and subscribe, as `vos_api::ds` describes it.
+//!
+//! - [`Store`]: keys, sessions, subscriptions and recent events in one transactional file.
+//! - [`Catalog`]: the recent events in memory, and who subscribed to what.
+//! - [`Ds`]: the service; a committer thread turns what arrived into one durable transaction after the other.
+//! - [`main_from_spawn`]: the process.
+//!
+//! Every change has a revision and leaves one event. Events are kept, also over a restart, until there are too many
+//! ([`history::EVENTS_MAX`], [`history::BYTES_MAX`]); who comes later is told that events were lost. `NEXT` names the
+//! highest revision the client saw, so that repeating it loses and doubles nothing. A subscription sees the events
+//! above both that revision and its own beginning.
+//!
+//! Not here: replication.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod change;
+mod committer;
+pub mod history;
+mod server;
+mod service;
+mod store;
+mod watch;
+
+pub use backend::FileStore;
+pub use change::{Change, Order};
+pub use server::main_from_spawn;
+pub use service::Ds;
+pub use store::{Limits, Loaded, Outcome, Store, StoreError};
+pub use watch::{Catalog, Subscription};

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, HELLO};
 
 use crate::RINGS_MAX;
-use crate::request::{ClientId, Request, RingCell};
+use crate::request::{ClientId, Life, Request, RingCell};
 use crate::service::{Handle, Hello, HelloReply, Service};
 
 /// Requests taken from one ring before the others have their turn.
@@ -32,9 +32,11 @@ pub enum FrameError {
     Port(#[source] IpcError),
 }
 
-/// Serves until `handle` says stop, and gives the service back so that it can store what it holds.
+/// Serves until `handle` says stop, and gives the service back so that it can finish what it took and store what it
+/// holds. Requests it cannot answer any more it may drop: its successor will be asked again.
 pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Handle) -> Result<S, FrameError> {
-    let mut frame = Frame { service, epoch, rings: HashMap::new(), busy: VecDeque::new(), next_client: 1 };
+    let life = handle.life();
+    let mut frame = Frame { service, epoch, life, rings: HashMap::new(), busy: VecDeque::new(), next_client: 1 };
     while !handle.is_stopping() {
         let event = match port.turn(|port| port.wait_event(frame.wait())) {
             Ok(event) => Some(event),
@@ -47,12 +49,14 @@ pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Han
         frame.turn();
         frame.service.tick(Instant::now());
     }
+    frame.life.end();
     Ok(frame.service)
 }
 
 struct Frame<S> {
     service: S,
     epoch: u64,
+    life: Arc<Life>,
     rings: HashMap<RingId, Ring>,
     /// Rings that may have submissions, each once.
     busy: VecDeque<RingId>,
@@ -111,7 +115,7 @@ impl<S: Service> Frame<S> {
         let (id, from, arena) = (ring.id(), ring.client(), ring.arena());
         let client = ClientId(self.next_client);
         self.next_client += 1;
-        let cell = Arc::new(RingCell { ring, arena, from, epoch: self.epoch });
+        let cell = Arc::new(RingCell { ring, arena, from, epoch: self.epoch, life: Arc::clone(&self.life) });
         self.rings.insert(id, Ring { cell, client, session: None, is_busy: false });
         self.mark(id);
     }

@@ -20,9 +20,11 @@ mod run;
 mod running;
 mod service;
 mod sessions;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 
 pub use frame::{FrameError, TURN_REQUESTS, serve};
-pub use pool::{JOBS_MAX, PoolError, WorkerPool};
+pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
 pub use request::{ClientId, Request};
 pub use run::{Boot, Failure, Kind, run};
 pub use running::{Begun, Running, answer_all};

@@ -118,8 +118,8 @@ fn lock(shared: &Shared) -> MutexGuard<'_, State> {
     shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the process when a worker unwinds; the message was printed by the panic hook.
-struct AbortOnPanic;
+/// Ends the process when the thread that holds it unwinds; the message was printed by the panic hook.
+pub struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {

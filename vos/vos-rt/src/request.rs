@@ -1,8 +1,8 @@
 //! One request of a client, which is at the same time the promise to answer it.
 //!
 //! A [`Request`] may be sent to any thread. It is answered once, by [`Request::reply`], [`Request::answer`] or
-//! [`Request::fail`]; one that is dropped unanswered (a bug, or a server that is ending) answers `EIO`, so that no
-//! client waits for ever. Answers go straight into the ring: the answering thread needs neither the loop nor a wake-up
+//! [`Request::fail`]; one that is dropped unanswered answers `EIO`, so that a bug leaves no client waiting for ever. Only
+//! a server that is ending drops requests silently: its successor is asked again. Answers go straight into the ring: the answering thread needs neither the loop nor a wake-up
 //! of it.
 //!
 //! The request's bytes lie in memory that the client may change at any time: [`Request::data`] copies them out once,
@@ -10,6 +10,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use abi::Endpoint;
 use abi::ring::{Completion, Submission};
@@ -29,10 +30,38 @@ pub(crate) struct RingCell {
     pub(crate) from: Endpoint,
     /// The server's incarnation, told in every completion.
     pub(crate) epoch: u64,
+    pub(crate) life: Arc<Life>,
+}
+
+/// How far the server has come with its own end.
+#[derive(Debug, Default)]
+pub(crate) struct Life(AtomicU8);
+
+impl Life {
+    /// Answers are given, dropped requests are left to the successor.
+    pub(crate) fn end(&self) {
+        self.0.fetch_max(1, Ordering::AcqRel);
+    }
+
+    /// As if the process had been killed: nothing is answered any more.
+    pub(crate) fn cut(&self) {
+        self.0.fetch_max(2, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 1
+    }
 }
 
 impl RingCell {
     pub(crate) fn complete(&self, completion: &Completion) {
+        if self.life.is_cut() {
+            return;
+        }
         // A ring that is gone takes no answer: the client asks again over a new one.
         let _ = self.ring.complete(completion);
         self.ring.publish();
@@ -192,6 +221,9 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
+        if self.ring.life.is_ending() {
+            return;
+        }
         self.complete(Errno::IO.raw_os_error() as u32, [0; 4], 0);
     }
 }

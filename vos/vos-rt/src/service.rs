@@ -8,7 +8,7 @@ use abi::{Endpoint, Message};
 use ipc::Waker;
 use rustix::io::Errno;
 
-use crate::request::{ClientId, Request};
+use crate::request::{ClientId, Life, Request};
 
 /// The greeting of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,11 +78,12 @@ pub trait Service {
 pub struct Handle {
     waker: Waker,
     stop: Arc<AtomicBool>,
+    life: Arc<Life>,
 }
 
 impl Handle {
     pub fn new(waker: Waker) -> Handle {
-        Handle { waker, stop: Arc::new(AtomicBool::new(false)) }
+        Handle { waker, stop: Arc::new(AtomicBool::new(false)), life: Arc::new(Life::default()) }
     }
 
     /// Ends the loop after its present turn.
@@ -94,6 +95,16 @@ impl Handle {
     /// Makes the loop call [`Service::tick`] soon.
     pub fn poke(&self) {
         self.waker.wake();
+    }
+
+    /// Ends the loop as if the process had been killed: nothing is answered from now on. For tests.
+    pub fn cut(&self) {
+        self.life.cut();
+        self.stop();
+    }
+
+    pub(crate) fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life)
     }
 
     pub fn is_stopping(&self) -> bool {

@@ -187,6 +187,15 @@ impl SessionTable {
         })
     }
 
+    /// Takes over from `other` which sessions have rings, after this table was read from the store again.
+    pub fn adopt_rings(&mut self, other: &SessionTable) {
+        self.openings = other.openings;
+        for (&session, of_other) in &other.sessions {
+            let record = self.sessions.entry(session).or_default();
+            (record.rings, record.opened) = (of_other.rings, of_other.opened);
+        }
+    }
+
     pub fn contains(&self, session: u64) -> bool {
         self.sessions.contains_key(&session)
     }

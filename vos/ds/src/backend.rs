@@ -1,0 +1,70 @@
+//! The file under the store: a descriptor that was handed over, without locks of its own.
+//!
+//! Who may open the image is decided by the daemon, which starts a server only after its predecessor is dead. A lock on
+//! the file would outlive the predecessor wherever somebody kept a copy of its descriptor.
+//!
+//! When a write-back failed once, the kernel has forgotten which pages were lost: from then on every write-back fails.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redb::StorageBackend;
+
+/// Clones are the same file.
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    file: Arc<OwnedFd>,
+    is_poisoned: Arc<AtomicBool>,
+}
+
+impl FileStore {
+    pub fn new(file: OwnedFd) -> FileStore {
+        FileStore { file: Arc::new(file), is_poisoned: Arc::new(AtomicBool::new(false)) }
+    }
+}
+
+impl StorageBackend for FileStore {
+    fn len(&self) -> io::Result<u64> {
+        Ok(u64::try_from(rustix::fs::fstat(&*self.file)?.st_size).unwrap_or(0))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < out.len() {
+            match rustix::io::retry_on_intr(|| rustix::io::pread(&*self.file, &mut out[done..], offset + done as u64))?
+            {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                got => done += got,
+            }
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        Ok(rustix::fs::ftruncate(&*self.file, len)?)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        if self.is_poisoned.load(Ordering::Acquire) {
+            return Err(rustix::io::Errno::IO.into());
+        }
+        let synced = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&*self.file));
+        if synced.is_err() {
+            self.is_poisoned.store(true, Ordering::Release);
+        }
+        Ok(synced?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&*self.file, &data[done..], offset + done as u64))? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                got => done += got,
+            }
+        }
+        Ok(())
+    }
+}
