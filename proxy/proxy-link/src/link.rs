@@ -280,11 +280,11 @@ impl Link {
         self.times
     }
 
-    /// When `keep_alive` or a judgement of silence is due next.
-    pub(crate) fn next_tick(&self) -> Duration {
+    /// When `keep_alive` or a judgement of silence is due next, after `now`.
+    pub(crate) fn next_tick(&self, now: Duration) -> Option<Duration> {
         let silence = [self.times.suspect, self.times.down].into_iter().map(|limit| self.last_heard + limit);
         let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
-        silence.chain(beat).min().unwrap_or(self.last_heard)
+        silence.chain(beat).filter(|due| *due > now).min()
     }
 }
 

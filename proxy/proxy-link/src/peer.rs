@@ -532,9 +532,11 @@ impl<C: LocalChannel> Peer<C> {
 
     // ---- Time.
 
-    /// When [`Peer::tick`] has something to do at the latest.
-    pub fn next_tick(&self) -> Duration {
-        self.link.next_tick()
+    /// When [`Peer::tick`] has something to do next, if ever. Call `tick` first: what is due already is not counted.
+    pub fn next_tick(&self, now: Duration) -> Option<Duration> {
+        let lazily = self.lazily_told + self.link.times().heartbeat;
+        let lazily = (self.link.phase == Phase::Up && lazily > now).then_some(lazily);
+        self.link.next_tick(now).into_iter().chain(lazily).min()
     }
 
     /// Heartbeat, lazy acknowledgements, judgement of silence. Read what the transport has before calling it: bytes that

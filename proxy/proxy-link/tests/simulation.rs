@@ -2,6 +2,8 @@
 
 #[path = "sim/memory.rs"]
 mod memory;
+#[path = "sim/party.rs"]
+mod party;
 #[path = "sim/world.rs"]
 mod world;
 

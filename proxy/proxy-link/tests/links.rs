@@ -1,0 +1,357 @@
+//! What a link does when a peer is silent, old, wrong or hostile.
+
+#[path = "sim/memory.rs"]
+mod memory;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use abi::ring::{Completion, Submission};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel};
+use proptest::prelude::*;
+use proxy_link::{
+    Action, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal, RingSpec, Role,
+    WireChannel,
+};
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn identity(id: u16) -> Identity {
+    Identity { cluster: "c1".into(), node: format!("n{id}"), id: NodeId(id) }
+}
+
+fn peer(me: u16, incarnation: u64, far: u16) -> Peer<SimChannel> {
+    Peer::new(identity(me), Epoch(incarnation), identity(far), LinkTimes::default(), NOW)
+}
+
+fn ring_ends() -> Ends {
+    let ring = Some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
+    Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring }
+}
+
+fn memory(role: Role) -> SimChannel {
+    SimChannel(Rc::new(RefCell::new(Memory::new(role))))
+}
+
+/// Moves all bytes both ways until nothing moves; the first error of either side.
+fn exchange(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>, now: Duration) -> Result<(), LinkError> {
+    for _ in 0..20 {
+        carry(a, b, now)?;
+        carry(b, a, now)?;
+    }
+    Ok(())
+}
+
+fn carry(from: &mut Peer<SimChannel>, to: &mut Peer<SimChannel>, now: Duration) -> Result<(), LinkError> {
+    from.fill(now);
+    let bytes = from.outgoing().pending().to_vec();
+    from.sent(now, bytes.len());
+    let mut input = InBuffer::new();
+    assert_eq!(input.append(&bytes), bytes.len());
+    if to.phase() == Phase::Apart && !bytes.is_empty() {
+        let whole = wire::frame_bytes(&bytes).expect("a frame").expect("whole");
+        let wire::Frame::Hello(hello) = wire::Frame::decode(&bytes[..whole]).expect("a frame") else { panic!("HELLO") };
+        to.accepted(now, &hello)?;
+        input.consume(whole);
+    }
+    to.receive(&mut input, now)
+}
+
+/// Two peers, linked.
+fn linked() -> (Peer<SimChannel>, Peer<SimChannel>) {
+    let (mut a, mut b) = (peer(1, 1, 2), peer(2, 1, 1));
+    a.dialled(NOW);
+    exchange(&mut a, &mut b, NOW).expect("both are correct");
+    assert_eq!((a.phase(), b.phase()), (Phase::Up, Phase::Up));
+    (a, b)
+}
+
+/// A ring from a process at `a` to a server at `b`, open.
+fn opened(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) -> (WireChannel, SimChannel, SimChannel) {
+    let (client, server) = (memory(Role::Client), memory(Role::Server));
+    let Ok(channel) = a.open_out(7, ring_ends(), client.clone()) else { panic!("admitted") };
+    exchange(a, b, NOW).expect("correct");
+    let asked = actions(b).into_iter().find_map(|action| match action {
+        Action::OpenIn { channel, ends } => Some((channel, ends)),
+        _ => None,
+    });
+    assert_eq!(asked, Some((channel, ring_ends())));
+    assert!(b.opened_in(channel, ring_ends(), Ok(server.clone())).is_ok());
+    exchange(a, b, NOW).expect("correct");
+    (channel, client, server)
+}
+
+fn actions(peer: &mut Peer<SimChannel>) -> Vec<Action<SimChannel>> {
+    std::iter::from_fn(|| peer.next_action()).collect()
+}
+
+/// How the broker was told that a channel closed.
+fn closed(peer: &mut Peer<SimChannel>) -> Option<IpcError> {
+    actions(peer).into_iter().find_map(|action| match action {
+        Action::Close { reason, .. } => Some(reason),
+        _ => None,
+    })
+}
+
+fn submit(client: &SimChannel, tag: u32, bytes: u32) {
+    let mut memory = client.0.borrow_mut();
+    let tail = memory.submission_cursor.tail;
+    let entry = Submission { tag, out_bytes: bytes, in_capacity: 8, ..Submission::default() };
+    memory.submissions.insert(tail % ENTRIES, entry);
+    memory.submission_cursor.tail += 1;
+}
+
+fn complete(server: &SimChannel, completion: Completion) {
+    let mut memory = server.0.borrow_mut();
+    let tail = memory.completion_cursor.tail;
+    memory.completions.insert(tail % ENTRIES, completion);
+    memory.completion_cursor.tail += 1;
+}
+
+#[test]
+fn silent_peer_is_suspected_then_given_up_and_its_channels_end() {
+    let (mut a, mut b) = linked();
+    let (..) = opened(&mut a, &mut b);
+    actions(&mut a);
+    assert_eq!(a.tick(NOW + Duration::from_millis(299)), Ok(()));
+    assert!(actions(&mut a).is_empty());
+    assert_eq!(a.tick(NOW + Duration::from_millis(300)), Ok(()));
+    assert!(matches!(actions(&mut a)[..], [Action::Suspect]));
+    assert!(matches!(a.tick(NOW + Duration::from_millis(1000)), Err(LinkError::Silent { .. })));
+    assert!(matches!(actions(&mut a)[..], [Action::Forget { .. }, Action::Down]));
+    assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
+}
+
+#[test]
+fn peer_that_comes_back_closes_what_the_other_gave_up_and_new_channels_work() {
+    let (mut a, mut b) = linked();
+    opened(&mut a, &mut b);
+    let later = NOW + Duration::from_secs(2);
+    let _ = a.tick(later);
+    a.cut();
+    b.cut();
+    actions(&mut a);
+    actions(&mut b);
+    a.dialled(later);
+    exchange(&mut a, &mut b, later).expect("correct");
+    assert_eq!(closed(&mut b), Some(IpcError::SourceDied));
+    assert!(matches!(actions(&mut a)[..], [Action::Up]));
+    assert!(a.open_out(9, ring_ends(), memory(Role::Client)).is_ok());
+}
+
+#[test]
+fn heartbeats_keep_an_idle_link_from_suspicion() {
+    let (mut a, mut b) = linked();
+    actions(&mut a);
+    actions(&mut b);
+    for step in 1..100 {
+        let now = NOW + Duration::from_millis(100) * step;
+        assert_eq!((a.tick(now), b.tick(now)), (Ok(()), Ok(())));
+        exchange(&mut a, &mut b, now).expect("correct");
+    }
+    assert!(actions(&mut a).is_empty() && actions(&mut b).is_empty());
+}
+
+#[test]
+fn proxy_that_was_replaced_cannot_come_back() {
+    let mut b = peer(2, 1, 1);
+    let mut newer = peer(1, 5, 2);
+    newer.dialled(NOW);
+    exchange(&mut newer, &mut b, NOW).expect("correct");
+    b.cut();
+    let mut older = peer(1, 4, 2);
+    older.dialled(NOW);
+    let refused = carry(&mut older, &mut b, NOW);
+    assert!(matches!(&refused, Err(LinkError::Refuse { refusal: Refusal::Fenced, .. })), "{refused:?}");
+
+    // And the refused one learns why.
+    let mut input = InBuffer::new();
+    input.append(&proxy_link::refusal(&refused.expect_err("refused")).expect("has a frame"));
+    let told = older.receive(&mut input, NOW);
+    assert!(matches!(told, Err(LinkError::Refused { refusal: Refusal::Fenced, .. })), "{told:?}");
+}
+
+#[test]
+fn older_connection_of_the_same_proxy_does_not_replace_a_newer_one() {
+    let (mut a, mut b) = (peer(1, 1, 2), peer(2, 1, 1));
+    a.dialled(NOW);
+    let first = a.outgoing().pending().to_vec();
+    a.cut();
+    a.dialled(NOW);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    let Ok(wire::Frame::Hello(hello)) = wire::Frame::decode(&first) else { panic!("HELLO") };
+    assert!(matches!(b.accepted(NOW, &hello), Err(LinkError::Refuse { refusal: Refusal::Fenced, .. })));
+}
+
+#[test]
+fn node_of_another_cluster_or_name_is_refused() {
+    let stranger = Identity { cluster: "c2".into(), ..identity(1) };
+    let mut a = Peer::<SimChannel>::new(stranger, Epoch(1), identity(2), LinkTimes::default(), NOW);
+    a.dialled(NOW);
+    let refused = carry(&mut a, &mut peer(2, 1, 1), NOW);
+    assert!(matches!(refused, Err(LinkError::Refuse { refusal: Refusal::Cluster, .. })));
+    let mut a = peer(1, 1, 2);
+    a.dialled(NOW);
+    let refused = carry(&mut a, &mut peer(2, 1, 3), NOW);
+    assert!(matches!(refused, Err(LinkError::Refuse { refusal: Refusal::Identity, .. })));
+}
+
+#[test]
+fn server_that_dies_is_told_after_everything_it_completed() {
+    let (mut a, mut b) = linked();
+    let (channel, client, server) = opened(&mut a, &mut b);
+    submit(&client, 1, 4);
+    submit(&client, 2, 4);
+    a.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    complete(&server, Completion { tag: 1, ..Completion::default() });
+    b.closed_here(channel, IpcError::SourceDied);
+    actions(&mut a);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(client.0.borrow().completion_cursor.tail, 1, "the completion came");
+    assert_eq!(closed(&mut a), Some(IpcError::SourceDied));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+#[test]
+fn channel_nobody_can_open_is_closed_with_the_brokers_reason() {
+    let (mut a, mut b) = linked();
+    let Ok(channel) = a.open_out(7, ring_ends(), memory(Role::Client)) else { panic!("admitted") };
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(b.opened_in(channel, ring_ends(), Err(IpcError::NoSuchEndpoint)).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::NoSuchEndpoint));
+}
+
+#[test]
+fn client_that_dies_before_the_channel_is_open_leaves_nothing_behind() {
+    let (mut a, mut b) = linked();
+    let Ok(channel) = a.open_out(7, ring_ends(), memory(Role::Client)) else { panic!("admitted") };
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    a.closed_here(channel, IpcError::SourceDied);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(b.opened_in(channel, ring_ends(), Ok(memory(Role::Server))).is_err(), "nobody wants it any more");
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+#[test]
+fn completion_nobody_asked_for_or_too_long_closes_the_channel_on_both_nodes() {
+    for bad in
+        [Completion { tag: 99, ..Completion::default() }, Completion { tag: 1, in_bytes: 9, ..Completion::default() }]
+    {
+        let (mut a, mut b) = linked();
+        let (channel, client, server) = opened(&mut a, &mut b);
+        submit(&client, 1, 4);
+        a.active(channel);
+        exchange(&mut a, &mut b, NOW).expect("correct");
+        complete(&server, bad);
+        b.active(channel);
+        actions(&mut a);
+        exchange(&mut a, &mut b, NOW).expect("correct");
+        assert!(closed(&mut a).is_some() && closed(&mut b).is_some());
+        assert_eq!(a.phase(), Phase::Up, "one bad server does not cost the node its link");
+    }
+}
+
+#[test]
+fn requests_open_while_both_proxies_are_lost_end_with_an_error_and_not_in_silence() {
+    let (mut a, mut b) = linked();
+    let (channel, client, server) = opened(&mut a, &mut b);
+    submit(&client, 1, 4);
+    a.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(server.submissions_put(), 1);
+    let (mut a, mut b) = (peer(1, 2, 2), peer(2, 2, 1));
+    assert!(a.resume(channel, ring_ends(), client).is_ok());
+    assert!(b.resume(channel, ring_ends(), server.clone()).is_ok());
+    a.dialled(NOW);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    complete(&server, Completion { tag: 1, ..Completion::default() });
+    b.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::SourceDied));
+}
+
+trait Put {
+    fn submissions_put(&self) -> u32;
+}
+
+impl Put for SimChannel {
+    fn submissions_put(&self) -> u32 {
+        self.put_count()
+    }
+}
+
+#[test]
+fn credit_stops_a_sender_whose_peer_does_not_process() {
+    let (mut a, mut b) = linked();
+    let (channel, client, _) = opened(&mut a, &mut b);
+    let mut under_way = 0;
+    for round in 0..1_000_000_u32 {
+        submit(&client, 1, 64);
+        client.0.borrow_mut().submission_cursor.head = round;
+        a.active(channel);
+        a.fill(NOW);
+        let bytes = a.outgoing().pending().len();
+        if bytes == 0 {
+            break;
+        }
+        a.sent(NOW, bytes);
+        under_way += bytes;
+    }
+    assert!(under_way <= proxy_link::limits::WINDOW_BYTES as usize, "{under_way}");
+    assert!(under_way > proxy_link::limits::WINDOW_BYTES as usize / 2, "{under_way}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A node that has our certificate and means ill: frames in range, in any order, for channels that exist.
+    #[test]
+    fn hostile_peer_never_panics_a_proxy(frames in proptest::collection::vec((3_u8..19, any::<[u32; 4]>()), 1..40)) {
+        let (mut a, mut b) = linked();
+        let (channel, client, _) = opened(&mut a, &mut b);
+        submit(&client, 1, 4);
+        a.active(channel);
+        a.fill(NOW);
+        for (kind, numbers) in frames {
+            let mut input = InBuffer::new();
+            input.append(&hostile_frame(kind, numbers, channel));
+            if a.receive(&mut input, NOW).is_err() {
+                break;
+            }
+            a.fill(NOW);
+            let bytes = a.outgoing().pending().len();
+            a.sent(NOW, bytes);
+        }
+    }
+}
+
+fn hostile_frame(kind: u8, n: [u32; 4], channel: WireChannel) -> Vec<u8> {
+    let word = n[0].max(1);
+    let small = n[1] % 4;
+    let entry = Completion { tag: n[2] % 3, in_bytes: small, ..Completion::default() };
+    let data = &[0; 4][..small as usize];
+    let frame = match kind {
+        3 => wire::Frame::ResyncEnd,
+        4 => wire::Frame::Opened { channel, result: Err(IpcError::Denied) },
+        5 => wire::Frame::Close { channel, reason: IpcError::Corrupt },
+        6 | 7 => wire::Frame::Taken { channel, word },
+        8 => wire::Frame::Withdraw { channel, word },
+        9 => wire::Frame::Withdrawn { channel, word },
+        10 => wire::Frame::Notify { channel, number: n[1].into(), mask: n[2].into() },
+        11 => wire::Frame::Notified { channel, number: n[1].into() },
+        12 => wire::Frame::Produced { channel, produced: n[1] % 3 },
+        13 => wire::Frame::Heartbeat { seq: n[0].into(), echo: n[1].into() },
+        14 => wire::Frame::Credit { processed: (n[0] % 4096).into() },
+        15 => {
+            wire::Frame::Open { channel, dc: DcId(1), from: Endpoint::FS, to: Endpoint::FS, lane: Lane(0), ring: None }
+        }
+        _ => wire::Frame::Complete { channel, index: n[3] % 2, produced: n[3] % 2, entry, data },
+    };
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    bytes
+}

@@ -1,0 +1,50 @@
+//! The processes at the ends of a channel: what they want and what they saw.
+
+use std::collections::{HashMap, VecDeque};
+
+use abi::layout::word;
+use abi::ring::Submission;
+use proxy_link::Carried;
+
+/// What the local party of a channel wants and what it saw.
+#[derive(Default)]
+pub struct Party {
+    pub last_word: u32,
+    /// Values of messages it sent that were taken, in order.
+    pub delivered: Vec<u64>,
+    pub received: Vec<u64>,
+    pub next_value: u64,
+    pub withdrawn: u64,
+    pub notified: [u64; 4],
+    pub notifications: [u64; 4],
+    /// Client: requests under way by tag, with the value that the answer must carry.
+    pub under_way: HashMap<u32, u64>,
+    pub answered: Vec<u64>,
+    pub submitted: u64,
+    /// Server: what it has taken and not completed; what it ever took, in order.
+    pub working: VecDeque<Submission>,
+    pub served: Vec<u64>,
+    /// A request it waits to be answered.
+    pub awaits: bool,
+    /// A request it has to answer.
+    pub owes: Option<u64>,
+}
+
+pub fn carried(word: u32, value: u64) -> Carried {
+    let mut payload = [0; 56];
+    payload[..8].copy_from_slice(&value.to_le_bytes());
+    let mut inline = [0; 2048];
+    let inline_bytes = (value % 7) as usize * 100;
+    inline[..inline_bytes].fill(value as u8);
+    Carried { word, kind: value as i32, payload, inline, inline_bytes }
+}
+
+pub fn value_of(message: &Carried) -> u64 {
+    let value = u64::from_le_bytes(message.payload[..8].try_into().expect("eight bytes"));
+    assert_eq!(*message, carried(message.word, value), "a message arrives whole");
+    value
+}
+
+pub fn is_request(message: &Carried) -> bool {
+    message.word & word::KIND_MASK == word::REQUEST
+}

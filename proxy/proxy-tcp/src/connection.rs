@@ -1,0 +1,68 @@
+//! One connection: a stream, its encryption, and what was read of it.
+
+use std::time::Duration;
+
+use abi::NodeId;
+use proxy_link::InBuffer;
+use sys::eventfd::{Poller, WriteInterest};
+
+use crate::error::CutReason;
+use crate::secure::{Flow, Session};
+use crate::transport::Stream;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// We dial this node; the stream does not stand yet.
+    Dialling(NodeId),
+    /// Accepted; HELLO has not come.
+    Stranger,
+    /// It carries the link with this node.
+    Joined(NodeId),
+}
+
+pub(crate) struct Connection<S> {
+    pub(crate) stream: S,
+    pub(crate) session: Session,
+    pub(crate) input: InBuffer,
+    pub(crate) stage: Stage,
+    pub(crate) since: Duration,
+    interest: WriteInterest,
+}
+
+impl<S: Stream> Connection<S> {
+    pub(crate) fn new(stream: S, session: Session, stage: Stage, since: Duration) -> Connection<S> {
+        Connection { stream, session, input: InBuffer::new(), stage, since, interest: WriteInterest::None }
+    }
+
+    /// The node whose link stands or falls with this connection.
+    pub(crate) fn node(&self) -> Option<NodeId> {
+        match self.stage {
+            Stage::Dialling(node) | Stage::Joined(node) => Some(node),
+            Stage::Stranger => None,
+        }
+    }
+
+    /// Reads what is there, as far as the buffer takes it.
+    pub(crate) fn read(&mut self, bytes: &mut usize) -> Result<Flow, CutReason> {
+        self.session.read(&mut self.stream, &mut self.input, bytes)
+    }
+
+    /// How much of `out` was taken.
+    pub(crate) fn write(&mut self, out: &[u8]) -> Result<usize, CutReason> {
+        self.session.write(&mut self.stream, out)
+    }
+
+    /// Asks to be told when the stream takes bytes again, or not any more.
+    pub(crate) fn set_interest(
+        &mut self,
+        poller: &Poller,
+        token: u64,
+        interest: WriteInterest,
+    ) -> Result<(), CutReason> {
+        if interest != self.interest {
+            poller.set_writable_interest(&self.stream, token, interest)?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! What ends the proxy, and what ends one connection.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use abi::IpcError;
+use thiserror::Error;
+
+/// The process cannot begin or go on.
+#[derive(Debug, Error)]
+pub enum ProxyError {
+    #[error("the proxy was not started properly")]
+    Spawn(#[from] sys::spawn::SpawnError),
+    #[error("the proxy could not give up its privileges")]
+    Harden(#[from] sys::harden::HardenError),
+    #[error("cannot listen on {address}: another program may use the port")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("signals cannot be received")]
+    Signals(#[source] io::Error),
+    #[error("waiting for events failed")]
+    Poll(#[source] io::Error),
+    #[error("the broker refused the proxy")]
+    Broker(#[source] IpcError),
+    #[error("cannot read {path}: the node needs its certificate, key and authority there, or links with tls off")]
+    ReadTls {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} does not contain {what}")]
+    MalformedTls { path: PathBuf, what: &'static str },
+    #[error("TLS cannot be set up from {path}")]
+    Tls {
+        path: PathBuf,
+        #[source]
+        source: rustls::Error,
+    },
+    #[error("encrypted links need option 'tls_dir'")]
+    NoTlsDir,
+}
+
+/// One connection ended. The link goes on with the next.
+#[derive(Debug, Error)]
+pub enum CutReason {
+    #[error("the connection broke")]
+    Io(#[from] io::Error),
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("TLS failed: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("{0}")]
+    Link(#[from] proxy_link::LinkError),
+    #[error("the certificate does not name the node '{node}'")]
+    Name { node: String },
+    #[error("the peer encrypts, and this node has no certificates")]
+    NoCredentials,
+    #[error("the peer does not encrypt, and this link must be encrypted")]
+    NotEncrypted,
+    #[error("node {0} is not among the peers")]
+    Stranger(u16),
+    #[error("the connection was not greeted in time")]
+    Greeting,
+    #[error("a newer connection took its place")]
+    Replaced,
+    #[error("the node is no peer any more")]
+    NoPeer,
+}
+
+/// Writes an error and its causes as people read them.
+pub fn tell(error: &dyn std::error::Error) {
+    tracing::error!("{error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        tracing::error!("  because: {error}");
+        cause = error.source();
+    }
+}

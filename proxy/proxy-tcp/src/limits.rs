@@ -1,0 +1,25 @@
+//! Bounds of the process, with their reasons.
+
+use std::time::Duration;
+
+/// Peers one proxy keeps links with: all nodes of the largest cluster.
+pub const PEERS_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;
+/// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.
+pub const STRANGERS_MAX: usize = 64;
+/// A connection must be encrypted and greeted within this time.
+pub const GREETING_MAX: Duration = Duration::from_secs(3);
+/// First pause before a link is dialled again; doubles up to the longest.
+pub const REDIAL_MIN: Duration = Duration::from_millis(20);
+pub const REDIAL_MAX: Duration = Duration::from_millis(500);
+/// Local events taken in one round, so that the sockets get their turn.
+pub const EVENTS_PER_ROUND: usize = 256;
+/// Bytes read from one connection in one round.
+pub const READ_ROUND_BYTES: usize = 4 << 20;
+/// Ciphertext read by one system call.
+pub const READ_BYTES: usize = 256 * 1024;
+/// Plain bytes encrypted before they are written: 16 records of TLS.
+pub const WRITE_BYTES: usize = 256 * 1024;
+/// Channels that wait for their node to become a known peer.
+pub const ORPHANS_MAX: usize = 4096;
+/// Requests to the broker that are not answered yet.
+pub const ASKED_MAX: usize = 4096;

@@ -1,0 +1,156 @@
+//! The nodes this proxy keeps links with.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use abi::{Epoch, NodeId};
+use proxy_link::{Identity, LinkTimes, Peer, Phase};
+
+use crate::control::{LinkState, LinkStatus, PeerAddress};
+use crate::limits;
+use crate::local::Local;
+use crate::transport::Encryption;
+
+/// One node and how to reach it.
+pub(crate) struct Entry {
+    pub(crate) peer: Peer<Local>,
+    pub(crate) address: SocketAddr,
+    pub(crate) encryption: Encryption,
+    /// The connection that is being dialled or carries the link.
+    pub(crate) token: Option<u64>,
+    pub(crate) next_dial: Duration,
+    pause: Duration,
+    pub(crate) last_error: Option<String>,
+}
+
+impl Entry {
+    /// The connection failed or ended.
+    pub(crate) fn lost(&mut self, now: Duration, reason: String) {
+        if self.peer.phase() == Phase::Up {
+            self.pause = limits::REDIAL_MIN;
+        }
+        self.peer.cut();
+        self.token = None;
+        self.last_error = Some(reason);
+        self.next_dial = now + self.pause;
+        self.pause = (self.pause * 2).min(limits::REDIAL_MAX);
+    }
+
+    pub(crate) fn status(&self, now: Duration) -> LinkStatus {
+        let counters = self.peer.counters();
+        let state = match self.peer.phase() {
+            _ if self.peer.is_given_up() => LinkState::Down,
+            Phase::Up if self.peer.is_suspected() => LinkState::Suspect,
+            Phase::Up => LinkState::Up,
+            _ if counters.connections == 0 => LinkState::Down,
+            _ => LinkState::Broken,
+        };
+        let silent = (self.peer.phase() != Phase::Apart).then(|| self.peer.silence(now).as_millis() as u64);
+        LinkStatus {
+            peer: self.peer.identity().node.clone(),
+            id: self.peer.identity().id.0,
+            state,
+            tls: self.encryption == Encryption::Tls,
+            sent_frames: counters.sent_frames,
+            sent_bytes: counters.sent_bytes,
+            received_frames: counters.received_frames,
+            received_bytes: counters.received_bytes,
+            reconnects: counters.connections.saturating_sub(1),
+            channels: self.peer.channel_count() as u32,
+            silent_ms: silent,
+            last_error: self.last_error.clone(),
+        }
+    }
+}
+
+/// What is the same for all links.
+pub(crate) struct Common {
+    pub(crate) me: Identity,
+    pub(crate) incarnation: Epoch,
+    pub(crate) times: LinkTimes,
+    pub(crate) encryption: Encryption,
+    pub(crate) can_encrypt: bool,
+}
+
+/// What has to follow from a new list.
+pub(crate) struct Changes {
+    pub(crate) added: Vec<NodeId>,
+    pub(crate) removed: Vec<Entry>,
+    /// Their connection goes to an address that is no longer theirs.
+    pub(crate) moved: Vec<NodeId>,
+}
+
+pub(crate) type Table = HashMap<NodeId, Entry>;
+
+/// Makes the table equal to the daemon's list.
+///
+/// # Errors
+/// Nothing was changed; the text says what is wrong with the list.
+pub(crate) fn update(
+    table: &mut Table,
+    list: &[PeerAddress],
+    common: &Common,
+    now: Duration,
+) -> Result<Changes, String> {
+    let wanted = check(list, common)?;
+    let mut changes = Changes { added: Vec::new(), removed: Vec::new(), moved: Vec::new() };
+    let gone = |(node, entry): (&NodeId, &Entry)| {
+        let same = wanted.get(node).is_some_and(|(name, ..)| *name == entry.peer.identity().node);
+        (!same).then_some(*node)
+    };
+    let gone: Vec<NodeId> = table.iter().filter_map(gone).collect();
+    changes.removed.extend(gone.iter().filter_map(|node| table.remove(node)));
+    for (node, (name, address, encryption)) in wanted {
+        match table.get_mut(&node) {
+            Some(entry) if entry.address == address && entry.encryption == encryption => {}
+            Some(entry) => {
+                (entry.address, entry.encryption) = (address, encryption);
+                changes.moved.push(node);
+            }
+            None => {
+                let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
+                let entry = Entry {
+                    peer: Peer::new(common.me.clone(), common.incarnation, identity, common.times, now),
+                    address,
+                    encryption,
+                    token: None,
+                    next_dial: now,
+                    pause: limits::REDIAL_MIN,
+                    last_error: None,
+                };
+                table.insert(node, entry);
+                changes.added.push(node);
+            }
+        }
+    }
+    Ok(changes)
+}
+
+type Wanted<'a> = HashMap<NodeId, (&'a str, SocketAddr, Encryption)>;
+
+fn check<'a>(list: &'a [PeerAddress], common: &Common) -> Result<Wanted<'a>, String> {
+    if list.len() > limits::PEERS_MAX {
+        return Err(format!("{} peers are more than the limit of {}", list.len(), limits::PEERS_MAX));
+    }
+    let mut wanted = HashMap::new();
+    for peer in list {
+        let address =
+            peer.addr.parse().map_err(|_| format!("'{}' of peer '{}' is no address", peer.addr, peer.name))?;
+        let encryption = match peer.tls {
+            None => common.encryption,
+            Some(true) => Encryption::Tls,
+            Some(false) => Encryption::Plain,
+        };
+        if encryption == Encryption::Tls && !common.can_encrypt {
+            return Err(format!("the link with '{}' is to be encrypted, and this node has no certificates", peer.name));
+        }
+        if peer.id == 0 || peer.id == common.me.id.0 || peer.name.len() > abi::limits::NAME_BYTES_MAX {
+            return Err(format!("peer '{}' with number {} cannot be", peer.name, peer.id));
+        }
+        if wanted.insert(NodeId(peer.id), (peer.name.as_str(), address, encryption)).is_some() {
+            return Err(format!("number {} is given twice", peer.id));
+        }
+    }
+    Ok(wanted)
+}

@@ -1,0 +1,577 @@
+//! The loop: local events, sockets, links, time.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use abi::NodeId;
+use ipc::stand_in::StandInPort;
+use proxy_link::{Identity, LinkError, Phase, Refusal};
+use sys::eventfd::{Poller, Trigger, WriteInterest};
+
+use crate::connection::{Connection, Stage};
+use crate::control::FromProxy;
+use crate::controller::{Controller, Said};
+use crate::error::CutReason;
+use crate::pace::{Next, Pace};
+use crate::peers::{self, Common, Table};
+use crate::secure::{Credentials, Flow, Session};
+use crate::standing::{Changed, Standing};
+use crate::transport::{Encryption, Stream, Tcp, Transport};
+use crate::{ProxyConfig, ProxyError, limits};
+
+/// Why the loop ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// A signal or the descriptor of [`Proxy::stop_on`] said so.
+    Asked,
+}
+
+mod token {
+    pub(super) const BROKER: u64 = 0;
+    pub(super) const LISTENER: u64 = 1;
+    pub(super) const CONTROL: u64 = 2;
+    pub(super) const STOP: u64 = 3;
+    pub(super) const FIRST_CONNECTION: u64 = 16;
+}
+
+/// See the crate's head.
+pub struct Proxy {
+    common: Common,
+    transport: Tcp,
+    credentials: Option<Credentials>,
+    standing: Standing,
+    controller: Option<Controller>,
+    stop: Option<OwnedFd>,
+    poller: Poller,
+    peers: Table,
+    connections: HashMap<u64, Connection<TcpStream>>,
+    next_token: u64,
+    origin: Instant,
+    next_due: Duration,
+    ready: Vec<u64>,
+    /// Connections whose round ended before they were dry: what they hold decrypted wakes nobody.
+    unfinished: Vec<u64>,
+    refused: Option<String>,
+}
+
+impl Proxy {
+    /// Takes everything it needs; reads the certificates.
+    pub fn new(config: ProxyConfig) -> Result<Proxy, ProxyError> {
+        let credentials = match (&config.tls_dir, config.encryption) {
+            (Some(dir), _) => Some(Credentials::load(dir, &config.cluster)?),
+            (None, Encryption::Tls) => return Err(ProxyError::NoTlsDir),
+            (None, Encryption::Plain) => None,
+        };
+        let transport = Tcp::new(config.listener).map_err(ProxyError::Poll)?;
+        let port = StandInPort::from_socket(config.broker).map_err(ProxyError::Broker)?;
+        let controller = config.control.map(Controller::new).transpose().map_err(ProxyError::Poll)?;
+        let poller = Poller::new().map_err(ProxyError::Poll)?;
+        poller.add(port.fd(), token::BROKER, Trigger::Level).map_err(ProxyError::Poll)?;
+        poller.add(transport.listener(), token::LISTENER, Trigger::Level).map_err(ProxyError::Poll)?;
+        if let Some(controller) = &controller {
+            poller.add(controller, token::CONTROL, Trigger::Level).map_err(ProxyError::Poll)?;
+        }
+        let me = Identity { cluster: config.cluster, node: config.node, id: config.node_id };
+        Ok(Proxy {
+            common: Common {
+                me,
+                incarnation: config.incarnation,
+                times: config.times,
+                encryption: config.encryption,
+                can_encrypt: credentials.is_some(),
+            },
+            transport,
+            credentials,
+            standing: Standing::new(port, config.node_id),
+            controller,
+            stop: None,
+            poller,
+            peers: Table::new(),
+            connections: HashMap::new(),
+            next_token: token::FIRST_CONNECTION,
+            origin: Instant::now(),
+            next_due: Duration::ZERO,
+            ready: Vec::new(),
+            unfinished: Vec::new(),
+            refused: None,
+        })
+    }
+
+    /// The loop ends when this descriptor becomes readable.
+    pub fn stop_on(&mut self, stop: OwnedFd) -> Result<(), ProxyError> {
+        self.poller.add(&stop, token::STOP, Trigger::Level).map_err(ProxyError::Poll)?;
+        self.stop = Some(stop);
+        Ok(())
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> Result<SocketAddr, ProxyError> {
+        self.transport.local_address().map_err(ProxyError::Poll)
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(&mut self) -> Result<Stopped, ProxyError> {
+        let mut pace = Pace::new();
+        loop {
+            let now = self.now();
+            let mut found = self.standing.take_events(&mut self.peers, now);
+            found |= self.serve_unfinished();
+            if self.poll(Duration::ZERO, &mut found)? == Asked::ToStop {
+                return Ok(Stopped::Asked);
+            }
+            found |= self.send_all();
+            found |= self.act();
+            self.tick_if_due();
+            if found {
+                pace.found();
+                continue;
+            }
+            match pace.found_nothing() {
+                Next::LookAgain => std::thread::yield_now(),
+                Next::Sleep => {
+                    let limit = self.next_due.saturating_sub(self.now());
+                    if self.poll(limit, &mut found)? == Asked::ToStop {
+                        return Ok(Stopped::Asked);
+                    }
+                    pace.slept();
+                    self.tick_if_due();
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    // ---- Readiness.
+
+    fn poll(&mut self, limit: Duration, found: &mut bool) -> Result<Asked, ProxyError> {
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        self.poller.wait(&mut ready, Some(limit)).map_err(ProxyError::Poll)?;
+        for token in &ready {
+            match *token {
+                // Its events are taken at the head of every round.
+                token::BROKER => {}
+                token::LISTENER => self.accept_all(),
+                token::CONTROL => self.hear_daemon(),
+                token::STOP => return Ok(Asked::ToStop),
+                connection => *found |= self.serve(connection),
+            }
+        }
+        self.ready = ready;
+        Ok(Asked::Nothing)
+    }
+
+    fn accept_all(&mut self) {
+        while let Ok(stream) = self.transport.accept() {
+            let strangers = self.connections.values().filter(|c| c.stage == Stage::Stranger).count();
+            if !self.standing.is_complete || strangers >= limits::STRANGERS_MAX {
+                continue;
+            }
+            let session = Session::accepting(self.credentials.clone());
+            self.add(Connection::new(stream, session, Stage::Stranger, self.now()));
+        }
+    }
+
+    fn add(&mut self, connection: Connection<TcpStream>) -> Option<u64> {
+        let token = self.next_token;
+        if let Err(error) = self.poller.add(&connection.stream, token, Trigger::Level) {
+            tracing::warn!("a connection cannot be watched: {error}");
+            return None;
+        }
+        self.next_token += 1;
+        self.next_due = self.next_due.min(connection.since + limits::GREETING_MAX);
+        self.connections.insert(token, connection);
+        Some(token)
+    }
+
+    /// A connection is ready. `true` when frames came.
+    fn serve(&mut self, token: u64) -> bool {
+        let now = self.now();
+        let Some(connection) = self.connections.get_mut(&token) else { return false };
+        let served = match connection.stage {
+            Stage::Dialling(node) => self.finish_dialling(token, node, now).map(|()| Served::Idle),
+            Stage::Stranger => self.greet(token, now),
+            Stage::Joined(node) => {
+                let Some(entry) = self.peers.get_mut(&node) else { return false };
+                read_frames(connection, entry, now)
+            }
+        };
+        match served {
+            Ok(Served::Idle) => false,
+            Ok(Served::Dry) => true,
+            Ok(Served::Unfinished) => {
+                self.unfinished.push(token);
+                true
+            }
+            Err(reason) => {
+                self.drop_connection(token, reason);
+                true
+            }
+        }
+    }
+
+    fn serve_unfinished(&mut self) -> bool {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        for token in &unfinished {
+            self.serve(*token);
+        }
+        !unfinished.is_empty()
+    }
+
+    // ---- Connections come and go.
+
+    fn finish_dialling(&mut self, token: u64, node: NodeId, now: Duration) -> Result<(), CutReason> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        match connection.stream.established() {
+            None => return Ok(()),
+            Some(result) => result?,
+        }
+        connection.stage = Stage::Joined(node);
+        connection.set_interest(&self.poller, token, WriteInterest::None)?;
+        if let Some(entry) = self.peers.get_mut(&node) {
+            entry.peer.dialled(now);
+        }
+        Ok(())
+    }
+
+    /// Reads until the stranger has said who it is, then makes it the link.
+    fn greet(&mut self, token: u64, now: Duration) -> Result<Served, CutReason> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(Served::Idle) };
+        let mut bytes = 0;
+        connection.read(&mut bytes)?;
+        // The handshake's own answers.
+        connection.write(&[])?;
+        if !connection.session.is_ready() {
+            return Ok(Served::of(bytes));
+        }
+        let Some(whole) = wire::frame_bytes(connection.input.waiting()).map_err(LinkError::from)? else {
+            return Ok(Served::of(bytes));
+        };
+        let Some(first) = connection.input.waiting().get(..whole) else { return Ok(Served::of(bytes)) };
+        let wire::Frame::Hello(hello) = wire::Frame::decode(first).map_err(LinkError::from)? else {
+            return Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }.into());
+        };
+        let node = hello.node_id;
+        let entry = self.peers.get_mut(&node).ok_or(CutReason::Stranger(node.0))?;
+        if !connection.session.is_from(hello.node, &self.common.me.cluster) {
+            return Err(CutReason::Name { node: hello.node.to_owned() });
+        }
+        if entry.encryption == Encryption::Tls && connection.session.encryption() == Encryption::Plain {
+            return Err(CutReason::NotEncrypted);
+        }
+        entry.peer.accepted(now, &hello)?;
+        connection.input.consume(whole);
+        connection.stage = Stage::Joined(node);
+        if let Some(old) = entry.token.replace(token) {
+            // Its state in the peer has been replaced already.
+            self.connections.remove(&old);
+            tracing::info!("node {node}: {}", CutReason::Replaced);
+        }
+        let (Some(connection), Some(entry)) = (self.connections.get_mut(&token), self.peers.get_mut(&node)) else {
+            return Ok(Served::Dry);
+        };
+        read_frames(connection, entry, now)
+    }
+
+    fn drop_connection(&mut self, token: u64, reason: CutReason) {
+        let Some(mut connection) = self.connections.remove(&token) else { return };
+        if let Some(refusal) = refusal_of(&reason) {
+            let _ = connection.write(&refusal);
+        }
+        // An alert says more than a closed connection.
+        let _ = connection.write(&[]);
+        let now = self.now();
+        match connection.node().and_then(|node| self.peers.get_mut(&node)) {
+            Some(entry) if entry.token == Some(token) => {
+                let was_up = entry.peer.phase() == Phase::Up;
+                let node = entry.peer.identity().node.clone();
+                entry.lost(now, reason.to_string());
+                self.next_due = self.next_due.min(entry.next_dial);
+                match was_up {
+                    true => tracing::warn!("link with {node} is cut: {reason}"),
+                    false => tracing::debug!("no link with {node}: {reason}"),
+                }
+            }
+            _ => tracing::debug!("a connection was refused: {reason}"),
+        }
+    }
+
+    /// Of two nodes the one with the smaller number dials.
+    fn dial_due(&mut self, now: Duration) {
+        if !self.standing.is_complete {
+            return;
+        }
+        let me = self.common.me.id;
+        let due = |(node, entry): (&NodeId, &mut peers::Entry)| {
+            (me < *node && entry.token.is_none() && entry.next_dial <= now).then_some(*node)
+        };
+        let due: Vec<NodeId> = self.peers.iter_mut().filter_map(due).collect();
+        for node in due {
+            if let Err(reason) = self.dial(node, now)
+                && let Some(entry) = self.peers.get_mut(&node)
+            {
+                entry.lost(now, reason.to_string());
+            }
+        }
+    }
+
+    fn dial(&mut self, node: NodeId, now: Duration) -> Result<(), CutReason> {
+        let Some(entry) = self.peers.get(&node) else { return Ok(()) };
+        let session = match (entry.encryption, &self.credentials) {
+            (Encryption::Plain, _) => Session::Plain,
+            (Encryption::Tls, None) => return Err(CutReason::NoCredentials),
+            (Encryption::Tls, Some(credentials)) => Session::dialling(credentials, &entry.peer.identity().node)?,
+        };
+        let stream = self.transport.dial(&entry.address)?;
+        let token = self.add(Connection::new(stream, session, Stage::Dialling(node), now));
+        let token = token.ok_or(CutReason::Closed)?;
+        if let Some(connection) = self.connections.get_mut(&token) {
+            connection.set_interest(&self.poller, token, WriteInterest::Waiting)?;
+        }
+        if let Some(entry) = self.peers.get_mut(&node) {
+            entry.token = Some(token);
+        }
+        Ok(())
+    }
+
+    // ---- To the peers.
+
+    /// Builds and writes for every link until there is nothing more or the sockets are full. `true` when bytes went.
+    fn send_all(&mut self) -> bool {
+        let now = self.now();
+        let mut found = false;
+        let mut broken = Vec::new();
+        for entry in self.peers.values_mut() {
+            let Some(token) = entry.token else { continue };
+            let Some(connection) = self.connections.get_mut(&token) else { continue };
+            if !matches!(connection.stage, Stage::Joined(_)) {
+                continue;
+            }
+            match send(connection, entry, now) {
+                Ok(sent) => {
+                    found |= sent.bytes > 0;
+                    if let Err(reason) = connection.set_interest(&self.poller, token, sent.interest) {
+                        broken.push((token, reason));
+                    }
+                }
+                Err(reason) => broken.push((token, reason)),
+            }
+        }
+        for (token, reason) in broken {
+            self.drop_connection(token, reason);
+        }
+        found
+    }
+
+    /// Does at the broker what the links want. `true` when anything was to do.
+    fn act(&mut self) -> bool {
+        let mut found = false;
+        let mut changed = false;
+        let nodes: Vec<NodeId> = self.peers.keys().copied().collect();
+        for node in nodes {
+            while let Some(action) = self.peers.get_mut(&node).and_then(|entry| entry.peer.next_action()) {
+                found = true;
+                changed |= self.standing.act(node, action, &mut self.peers) == Changed::Yes;
+            }
+        }
+        if changed {
+            self.tell_daemon();
+        }
+        found
+    }
+
+    // ---- Time.
+
+    fn tick_if_due(&mut self) {
+        let now = self.now();
+        if now < self.next_due {
+            return;
+        }
+        let mut silent = Vec::new();
+        for entry in self.peers.values_mut() {
+            if let Err(error) = entry.peer.tick(now)
+                && let Some(token) = entry.token
+            {
+                silent.push((token, error.into()));
+            }
+        }
+        let late = |(token, connection): (&u64, &Connection<TcpStream>)| {
+            let greeted = match connection.stage {
+                Stage::Joined(node) => self.peers.get(&node).is_some_and(|e| e.peer.phase() != Phase::Greeting),
+                Stage::Dialling(_) | Stage::Stranger => false,
+            };
+            (!greeted && now >= connection.since + limits::GREETING_MAX).then_some((*token, CutReason::Greeting))
+        };
+        silent.extend(self.connections.iter().filter_map(late));
+        for (token, reason) in silent {
+            self.drop_connection(token, reason);
+        }
+        self.dial_due(now);
+        self.standing.place_orphans(&mut self.peers, now, self.common.times.down);
+        self.next_due = self.due_after(now);
+    }
+
+    fn due_after(&self, now: Duration) -> Duration {
+        let me = self.common.me.id;
+        let links = self.peers.values().filter_map(|entry| entry.peer.next_tick(now));
+        let dials = self.peers.iter().filter_map(|(node, entry)| {
+            let dials = me < *node && entry.token.is_none() && self.standing.is_complete;
+            dials.then_some(entry.next_dial)
+        });
+        let greetings = self.connections.values().filter_map(|connection| {
+            let due = connection.since + limits::GREETING_MAX;
+            (due > now).then_some(due)
+        });
+        let orphans = self.standing.next_orphan(self.common.times.down);
+        let due = links.chain(dials).chain(greetings).chain(orphans).min();
+        due.unwrap_or(now + Duration::from_secs(3600)).max(now + Duration::from_millis(1))
+    }
+
+    // ---- The daemon.
+
+    fn hear_daemon(&mut self) {
+        loop {
+            let Some(controller) = &mut self.controller else { return };
+            match controller.receive() {
+                Said::Nothing => return,
+                Said::Gone => {
+                    tracing::warn!("the daemon is gone; links go on as they are");
+                    if let Some(controller) = self.controller.take() {
+                        let _ = self.poller.remove(&controller);
+                    }
+                    return;
+                }
+                Said::Nonsense(why) => self.refused = Some(why),
+                Said::Message(message) => {
+                    self.refused = match message.peers {
+                        Some(list) => self.set_peers(&list).err(),
+                        None => self.refused.take(),
+                    };
+                }
+            }
+            self.tell_daemon();
+        }
+    }
+
+    /// Replaces the list of peers.
+    ///
+    /// # Errors
+    /// Nothing was changed; the text says why.
+    pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
+        let now = self.now();
+        let changes = peers::update(&mut self.peers, list, &self.common, now)?;
+        for entry in changes.removed {
+            if let Some(token) = entry.token {
+                self.connections.remove(&token);
+            }
+            self.standing.forget_node(entry.peer.identity().id);
+        }
+        for node in changes.moved {
+            if let Some(token) = self.peers.get(&node).and_then(|entry| entry.token) {
+                self.drop_connection(token, CutReason::NoPeer);
+            }
+        }
+        if !changes.added.is_empty() {
+            self.standing.place_orphans(&mut self.peers, now, self.common.times.down);
+        }
+        self.next_due = now;
+        Ok(())
+    }
+
+    fn tell_daemon(&self) {
+        let Some(controller) = &self.controller else { return };
+        let now = self.now();
+        let mut links: Vec<_> = self.peers.values().map(|entry| entry.status(now)).collect();
+        links.sort_by_key(|link| link.id);
+        let listen = self.transport.local_address().map_or_else(|_| String::new(), |address| address.to_string());
+        controller.tell(&FromProxy { listen, links, refused: self.refused.clone() });
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    Nothing,
+    ToStop,
+}
+
+/// How reading from a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Served {
+    /// Nothing came.
+    Idle,
+    Dry,
+    /// It has more: serve it again without waiting.
+    Unfinished,
+}
+
+impl Served {
+    fn of(bytes: usize) -> Served {
+        if bytes > 0 { Served::Dry } else { Served::Idle }
+    }
+}
+
+/// Reads and does what came, up to a bound.
+fn read_frames(
+    connection: &mut Connection<TcpStream>,
+    entry: &mut peers::Entry,
+    now: Duration,
+) -> Result<Served, CutReason> {
+    let mut bytes = 0;
+    loop {
+        let flow = connection.read(&mut bytes)?;
+        entry.peer.receive(&mut connection.input, now)?;
+        if flow == Flow::Dry {
+            return Ok(Served::of(bytes));
+        }
+        if bytes >= limits::READ_ROUND_BYTES {
+            return Ok(Served::Unfinished);
+        }
+    }
+}
+
+struct Sent {
+    bytes: usize,
+    interest: WriteInterest,
+}
+
+fn send(connection: &mut Connection<TcpStream>, entry: &mut peers::Entry, now: Duration) -> Result<Sent, CutReason> {
+    let mut bytes = 0;
+    loop {
+        let more = entry.peer.fill(now);
+        let pending = entry.peer.outgoing().pending();
+        let wanted = pending.len();
+        if wanted == 0 && !connection.session.wants_write() {
+            return Ok(Sent { bytes, interest: WriteInterest::None });
+        }
+        let count = connection.write(pending)?;
+        entry.peer.sent(now, count);
+        bytes += count;
+        if count < wanted || connection.session.wants_write() {
+            // A handshake under way waits for the peer's bytes, not for room.
+            let blocked = connection.session.is_ready() || connection.session.wants_write();
+            let interest = if blocked { WriteInterest::Waiting } else { WriteInterest::None };
+            return Ok(Sent { bytes, interest });
+        }
+        if !more || bytes >= limits::READ_ROUND_BYTES {
+            return Ok(Sent { bytes, interest: WriteInterest::None });
+        }
+    }
+}
+
+/// What the peer is told before its connection is closed.
+fn refusal_of(reason: &CutReason) -> Option<Vec<u8>> {
+    let identity = |text: &str| {
+        let refusal = LinkError::Refuse { refusal: Refusal::Identity, reason: text.to_owned() };
+        proxy_link::refusal(&refusal)
+    };
+    match reason {
+        CutReason::Link(error) => proxy_link::refusal(error),
+        CutReason::Stranger(_) | CutReason::Name { .. } | CutReason::NotEncrypted => identity(&reason.to_string()),
+        _ => None,
+    }
+}

@@ -1,0 +1,297 @@
+//! TLS or nothing over a stream, and who the peer is by its certificate.
+//!
+//! TLS 1.3 only, both ends show a certificate of the cluster's authority. The dialling side checks that the certificate
+//! names the node it dialled; the accepting side checks the node that HELLO names, once it has come.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use proxy_link::InBuffer;
+use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+
+use crate::ProxyError;
+use crate::error::CutReason;
+use crate::limits;
+use crate::transport::Encryption;
+
+/// `NODE.CLUSTER.dvs`, as the cluster's authority writes it.
+fn dns_name(node: &str, cluster: &str) -> String {
+    format!("{node}.{cluster}.dvs")
+}
+
+/// Settings of this node for all its links.
+#[derive(Clone)]
+pub struct Credentials {
+    cluster: String,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl Credentials {
+    /// Reads `ca.crt`, `node.crt` and `node.key` in `dir`.
+    pub fn load(dir: &Path, cluster: &str) -> Result<Credentials, ProxyError> {
+        let authority = dir.join("ca.crt");
+        let mut roots = RootCertStore::empty();
+        let tls = |path: &Path| {
+            let path = path.to_owned();
+            move |source| ProxyError::Tls { path, source }
+        };
+        roots.add(read_certificate(&authority)?).map_err(tls(&authority))?;
+        let roots = Arc::new(roots);
+        let provider = Arc::new(ring::default_provider());
+        let malformed =
+            || ProxyError::MalformedTls { path: authority.clone(), what: "the certificate of an authority" };
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+            .build()
+            .map_err(|_| malformed())?;
+        let clients = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|_| malformed())?;
+        let own = dir.join("node.crt");
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(tls(&own))?
+            .with_webpki_verifier(servers)
+            .with_client_auth_cert(vec![read_certificate(&own)?], read_key(&dir.join("node.key"))?)
+            .map_err(tls(&own))?;
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(tls(&own))?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(vec![read_certificate(&own)?], read_key(&dir.join("node.key"))?)
+            .map_err(tls(&own))?;
+        Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server) })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ProxyError> {
+    std::fs::read(path).map_err(|source| ProxyError::ReadTls { path: path.to_owned(), source })
+}
+
+fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, ProxyError> {
+    let what = "a certificate in PEM form";
+    CertificateDer::from_pem_slice(&read(path)?).map_err(|_| ProxyError::MalformedTls { path: path.to_owned(), what })
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, ProxyError> {
+    let what = "a private key in PEM form";
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| ProxyError::MalformedTls { path: path.to_owned(), what })
+}
+
+/// First byte of a TLS connection: content type 'handshake'. A plain link begins with the length of HELLO's body, which
+/// is never this.
+const TLS_HANDSHAKE: u8 = 22;
+
+/// How far reading came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// The stream has nothing more at the moment.
+    Dry,
+    /// The buffer is full: decode, then go on.
+    Full,
+}
+
+/// What lies between a stream and the frames.
+pub enum Session {
+    /// Accepted, and nothing was read: the first byte tells whether the dialling side encrypts.
+    Unknown(Option<Credentials>),
+    Plain,
+    Tls(Box<Tls>),
+}
+
+/// A TLS connection and what was read of it and not decrypted.
+pub struct Tls {
+    connection: Connection,
+    cipher: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Session {
+    /// For a stream that this side dials to `node`.
+    pub fn dialling(credentials: &Credentials, node: &str) -> Result<Session, CutReason> {
+        let name = ServerName::try_from(dns_name(node, &credentials.cluster))
+            .map_err(|_| CutReason::Name { node: node.to_owned() })?;
+        let connection = ClientConnection::new(Arc::clone(&credentials.client), name)?;
+        Ok(Session::tls(connection.into()))
+    }
+
+    /// For a stream that somebody dialled. Without credentials only plain links can be accepted.
+    pub fn accepting(credentials: Option<Credentials>) -> Session {
+        Session::Unknown(credentials)
+    }
+
+    /// Reads the first byte, if it is there, and becomes what it says.
+    fn recognise(&mut self, stream: &mut impl Read, input: &mut InBuffer) -> Result<Flow, CutReason> {
+        let Session::Unknown(credentials) = self else { return Ok(Flow::Full) };
+        let mut first = [0];
+        match unless_blocked(stream.read(&mut first))? {
+            None => return Ok(Flow::Dry),
+            Some(0) => return Err(CutReason::Closed),
+            Some(_) => {}
+        }
+        if first != [TLS_HANDSHAKE] {
+            input.append(&first);
+            *self = Session::Plain;
+            return Ok(Flow::Full);
+        }
+        let credentials = credentials.take().ok_or(CutReason::NoCredentials)?;
+        *self = Session::tls(ServerConnection::new(credentials.server)?.into());
+        if let Session::Tls(tls) = self {
+            tls.cipher[0] = TLS_HANDSHAKE;
+            (tls.start, tls.end) = (0, 1);
+        }
+        Ok(Flow::Full)
+    }
+
+    pub fn encryption(&self) -> Encryption {
+        match self {
+            Session::Unknown(_) | Session::Plain => Encryption::Plain,
+            Session::Tls(_) => Encryption::Tls,
+        }
+    }
+
+    fn tls(mut connection: Connection) -> Session {
+        connection.set_buffer_limit(Some(4 * limits::WRITE_BYTES));
+        let cipher = vec![0; limits::READ_BYTES].into_boxed_slice();
+        Session::Tls(Box::new(Tls { connection, cipher, start: 0, end: 0 }))
+    }
+
+    /// Whether frames may be sent and what was received can be trusted to come from a node of the cluster.
+    pub fn is_ready(&self) -> bool {
+        match self {
+            Session::Unknown(_) => false,
+            Session::Plain => true,
+            Session::Tls(tls) => !tls.connection.is_handshaking(),
+        }
+    }
+
+    /// Whether the peer's certificate names the node. True without encryption: the operator trusts that link.
+    pub fn is_from(&self, node: &str, cluster: &str) -> bool {
+        let Session::Tls(tls) = self else { return true };
+        let Some(certificate) = tls.connection.peer_certificates().and_then(<[_]>::first) else { return false };
+        let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return false };
+        let wanted = dns_name(node, cluster);
+        parsed.valid_dns_names().any(|name| name == wanted)
+    }
+
+    /// Whether bytes wait that [`Session::write`] has taken and the stream has not.
+    pub fn wants_write(&self) -> bool {
+        match self {
+            Session::Unknown(_) | Session::Plain => false,
+            Session::Tls(tls) => tls.connection.wants_write(),
+        }
+    }
+
+    /// Reads and decrypts into `input` until the stream is dry or the buffer full. Adds what it read to `bytes`.
+    pub fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
+        if self.recognise(stream, input)? == Flow::Dry {
+            return Ok(Flow::Dry);
+        }
+        match self {
+            Session::Unknown(_) => Ok(Flow::Dry),
+            Session::Plain => read_plain(stream, input, bytes),
+            Session::Tls(tls) => tls.read(stream, input, bytes),
+        }
+    }
+
+    /// Encrypts and writes. Returns how many bytes of `out` were taken; `out` may be empty to go on with what was taken
+    /// before.
+    pub fn write(&mut self, stream: &mut impl Write, out: &[u8]) -> Result<usize, CutReason> {
+        match self {
+            Session::Unknown(_) => Ok(0),
+            Session::Plain => {
+                if out.is_empty() {
+                    return Ok(0);
+                }
+                Ok(unless_blocked(stream.write(out))?.unwrap_or(0))
+            }
+            Session::Tls(tls) => tls.write(stream, out),
+        }
+    }
+}
+
+fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
+    loop {
+        let space = input.space();
+        if space.is_empty() {
+            return Ok(Flow::Full);
+        }
+        let wanted = space.len();
+        match unless_blocked(stream.read(space))? {
+            None => return Ok(Flow::Dry),
+            Some(0) => return Err(CutReason::Closed),
+            Some(count) => {
+                input.filled(count);
+                *bytes += count;
+                // A short read means that the socket was emptied.
+                return Ok(if count < wanted { Flow::Dry } else { Flow::Full });
+            }
+        }
+    }
+}
+
+impl Tls {
+    fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
+        loop {
+            // What is decrypted goes first: TLS refuses more while it holds too much.
+            loop {
+                let space = input.space();
+                if space.is_empty() {
+                    return Ok(Flow::Full);
+                }
+                match unless_blocked(self.connection.reader().read(space))? {
+                    None => break,
+                    Some(0) => return Err(CutReason::Closed),
+                    Some(count) => {
+                        input.filled(count);
+                        *bytes += count;
+                    }
+                }
+            }
+            if self.start == self.end {
+                match unless_blocked(stream.read(&mut self.cipher))? {
+                    None => return Ok(Flow::Dry),
+                    Some(0) => return Err(CutReason::Closed),
+                    Some(count) => (self.start, self.end) = (0, count),
+                }
+            }
+            let mut waiting = self.cipher.get(self.start..self.end).unwrap_or(&[]);
+            let before = waiting.len();
+            self.connection.read_tls(&mut waiting)?;
+            self.start += before - waiting.len();
+            self.connection.process_new_packets()?;
+        }
+    }
+
+    fn write(&mut self, stream: &mut impl Write, out: &[u8]) -> Result<usize, CutReason> {
+        let mut taken = 0;
+        loop {
+            while self.connection.wants_write() {
+                if unless_blocked(self.connection.write_tls(stream))?.is_none() {
+                    return Ok(taken);
+                }
+            }
+            let rest = out.get(taken..).unwrap_or(&[]);
+            if rest.is_empty() || self.connection.is_handshaking() {
+                return Ok(taken);
+            }
+            let piece = rest.get(..limits::WRITE_BYTES).unwrap_or(rest);
+            taken += self.connection.writer().write(piece)?;
+        }
+    }
+}
+
+fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,238 @@
+//! The broker's side of the proxy: which channel belongs to which peer, and what the broker is asked.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use abi::{IpcError, NodeId};
+use ipc::stand_in::{LinkState, LocalRole, OpenIn, ProxiedChannel, RequestId, StandInEvent, StandInPort};
+use ipc::{ChannelId, RingSpec, Wait};
+use proxy_link::{Action, Ends, WireChannel};
+
+use crate::limits;
+use crate::local::{Local, ends};
+use crate::peers::Table;
+
+/// Whether a channel is new or was held by a proxy before this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    Opened,
+    Resumed,
+}
+
+/// A channel whose node is no peer yet: the daemon's list may be under way.
+struct Orphan {
+    channel: ProxiedChannel,
+    origin: Origin,
+    since: Duration,
+}
+
+/// What a peer asked the broker for.
+struct Asked {
+    node: NodeId,
+    channel: WireChannel,
+    ends: Ends,
+}
+
+pub(crate) struct Standing {
+    port: StandInPort,
+    channels: HashMap<ChannelId, (NodeId, WireChannel)>,
+    asked: HashMap<RequestId, Asked>,
+    orphans: Vec<Orphan>,
+    /// All channels of a predecessor are known: links may be made.
+    pub(crate) is_complete: bool,
+    /// The broker's end closed: channels go on, nothing new can be opened.
+    pub(crate) is_alone: bool,
+    me: NodeId,
+}
+
+impl Standing {
+    pub(crate) fn new(port: StandInPort, me: NodeId) -> Standing {
+        Standing {
+            port,
+            channels: HashMap::new(),
+            asked: HashMap::new(),
+            orphans: Vec::new(),
+            is_complete: false,
+            is_alone: false,
+            me,
+        }
+    }
+
+    /// Takes what happened on this node, up to a bound. `true` when anything did.
+    pub(crate) fn take_events(&mut self, peers: &mut Table, now: Duration) -> bool {
+        for taken in 0..limits::EVENTS_PER_ROUND {
+            match self.port.wait_event(Wait::NoWait) {
+                Ok(event) => self.take(event, peers, now),
+                Err(IpcError::TimedOut) => return taken > 0,
+                Err(error) => {
+                    if !self.is_alone {
+                        tracing::warn!("the broker is gone ({error}); existing channels go on");
+                    }
+                    self.is_alone = true;
+                    self.is_complete = true;
+                    return taken > 0;
+                }
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, event: StandInEvent, peers: &mut Table, now: Duration) {
+        match event {
+            StandInEvent::OpenOut(channel) => self.attach(channel, Origin::Opened, peers, now),
+            StandInEvent::Resumed(channel) => self.attach(channel, Origin::Resumed, peers, now),
+            StandInEvent::AllResumed => self.is_complete = true,
+            StandInEvent::OpenedIn { request, result } => self.opened_in(request, result, peers),
+            StandInEvent::Active(channel) => {
+                if let Some((node, wire)) = self.channels.get(&channel)
+                    && let Some(entry) = peers.get_mut(node)
+                {
+                    entry.peer.active(*wire);
+                }
+            }
+            StandInEvent::Closed { channel, reason } => {
+                if let Some((node, wire)) = self.channels.remove(&channel)
+                    && let Some(entry) = peers.get_mut(&node)
+                {
+                    entry.peer.closed_here(wire, reason);
+                }
+                self.orphans.retain(|orphan| orphan.channel.info().channel != channel);
+            }
+            StandInEvent::Woken => {}
+        }
+    }
+
+    fn attach(&mut self, channel: ProxiedChannel, origin: Origin, peers: &mut Table, now: Duration) {
+        let info = *channel.info();
+        let Some(entry) = peers.get_mut(&info.node) else {
+            if self.orphans.len() >= limits::ORPHANS_MAX {
+                return self.close(info.channel, IpcError::NoLink);
+            }
+            return self.orphans.push(Orphan { channel, origin, since: now });
+        };
+        let admitted = match (origin, info.role) {
+            (Origin::Opened, _) => entry.peer.open_out(info.channel.0, ends(&info), Local(channel)),
+            (Origin::Resumed, LocalRole::Client) => {
+                let wire = WireChannel { opener: self.me, number: info.channel.0 };
+                entry.peer.resume(wire, ends(&info), Local(channel))
+            }
+            (Origin::Resumed, LocalRole::Server) => {
+                let wire = WireChannel { opener: info.node, number: info.peer_channel };
+                entry.peer.resume(wire, ends(&info), Local(channel))
+            }
+        };
+        match admitted {
+            Ok(wire) => drop(self.channels.insert(info.channel, (info.node, wire))),
+            Err((_, reason)) => self.close(info.channel, reason),
+        }
+    }
+
+    /// A list of peers came: channels that waited for it find their link, and those that waited too long are refused.
+    pub(crate) fn place_orphans(&mut self, peers: &mut Table, now: Duration, patience: Duration) {
+        for orphan in std::mem::take(&mut self.orphans) {
+            let known = peers.contains_key(&orphan.channel.info().node);
+            if known {
+                self.attach(orphan.channel, orphan.origin, peers, now);
+            } else if now.saturating_sub(orphan.since) >= patience {
+                self.close(orphan.channel.info().channel, IpcError::NoLink);
+            } else {
+                self.orphans.push(orphan);
+            }
+        }
+    }
+
+    /// When the next orphan has waited too long.
+    pub(crate) fn next_orphan(&self, patience: Duration) -> Option<Duration> {
+        self.orphans.iter().map(|orphan| orphan.since + patience).min()
+    }
+
+    fn opened_in(&mut self, request: RequestId, result: Result<ProxiedChannel, IpcError>, peers: &mut Table) {
+        let Some(asked) = self.asked.remove(&request) else {
+            if let Ok(channel) = result {
+                self.close(channel.info().channel, IpcError::SourceDied);
+            }
+            return;
+        };
+        let id = result.as_ref().ok().map(|channel| channel.info().channel);
+        let answer = match peers.get_mut(&asked.node) {
+            Some(entry) => entry.peer.opened_in(asked.channel, asked.ends, result.map(Local)),
+            None => result.map_or(Ok(()), |channel| Err(Local(channel))),
+        };
+        match (answer, id) {
+            (Ok(()), Some(id)) => drop(self.channels.insert(id, (asked.node, asked.channel))),
+            (Err(_), Some(id)) => self.close(id, IpcError::SourceDied),
+            (_, None) => {}
+        }
+    }
+
+    /// What a link wants done at the broker. Answers whether the state of the link changed for people.
+    pub(crate) fn act(&mut self, node: NodeId, action: Action<Local>, peers: &mut Table) -> Changed {
+        match action {
+            Action::OpenIn { channel, ends } => self.open_in(node, channel, ends, peers),
+            Action::Close { local, reason, .. } => {
+                let id = local.0.info().channel;
+                self.channels.remove(&id);
+                self.close(id, reason);
+            }
+            Action::Forget { local, .. } => drop(self.channels.remove(&local.0.info().channel)),
+            Action::Up => {
+                self.tell_link(node, LinkState::Up);
+                return Changed::Yes;
+            }
+            Action::Suspect => return Changed::Yes,
+            Action::Down => {
+                self.tell_link(node, LinkState::Down);
+                return Changed::Yes;
+            }
+        }
+        Changed::No
+    }
+
+    fn open_in(&mut self, node: NodeId, channel: WireChannel, ends: Ends, peers: &mut Table) {
+        let ring = ends.ring.map(|ring| RingSpec { entries: ring.entries, arena_bytes: ring.arena_bytes });
+        let request = OpenIn {
+            dc: ends.dc,
+            caller: ends.from,
+            node,
+            target: ends.to,
+            lane: ends.lane,
+            ring,
+            peer_channel: channel.number,
+        };
+        let asked =
+            if self.asked.len() >= limits::ASKED_MAX { Err(IpcError::TableFull) } else { self.port.open_in(&request) };
+        match asked {
+            Ok(request) => drop(self.asked.insert(request, Asked { node, channel, ends })),
+            Err(error) => {
+                if let Some(entry) = peers.get_mut(&node) {
+                    // Without a channel there is nothing to give back.
+                    let _ = entry.peer.opened_in(channel, ends, Err(error));
+                }
+            }
+        }
+    }
+
+    /// The node is no peer any more, or cannot be reached.
+    pub(crate) fn tell_link(&mut self, node: NodeId, state: LinkState) {
+        if let Err(error) = self.port.link(node, state) {
+            tracing::debug!("the broker was not told that the link with node {node} is {state:?}: {error}");
+        }
+    }
+
+    pub(crate) fn forget_node(&mut self, node: NodeId) {
+        self.channels.retain(|_, (owner, _)| *owner != node);
+        self.tell_link(node, LinkState::Down);
+    }
+
+    fn close(&mut self, channel: ChannelId, reason: IpcError) {
+        if let Err(error) = self.port.close(channel, reason) {
+            tracing::debug!("the broker was not told that channel {channel} is closed: {error}");
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Changed {
+    No,
+    Yes,
+}
