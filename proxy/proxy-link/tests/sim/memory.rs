@@ -64,13 +64,6 @@ impl Memory {
         }
     }
 
-    /// The local party's next message from the far one.
-    pub fn take(&mut self) -> Option<Carried> {
-        let message = self.inbound.filter(|m| m.word != self.taken && !self.inbound_withdrawn)?;
-        self.taken = message.word;
-        Some(message)
-    }
-
     fn own_cursor(&mut self) -> &mut Cursor {
         match self.role {
             Role::Client => &mut self.submission_cursor,

@@ -6,6 +6,8 @@ use abi::layout::word;
 use abi::ring::Submission;
 use proxy_link::Carried;
 
+use crate::memory::Memory;
+
 /// What the local party of a channel wants and what it saw.
 #[derive(Default)]
 pub struct Party {
@@ -47,4 +49,11 @@ pub fn value_of(message: &Carried) -> u64 {
 
 pub fn is_request(message: &Carried) -> bool {
     message.word & word::KIND_MASK == word::REQUEST
+}
+
+/// The local party takes the next message from the far one.
+pub fn take(memory: &mut Memory) -> Option<Carried> {
+    let message = memory.inbound.filter(|m| m.word != memory.taken && !memory.inbound_withdrawn)?;
+    memory.taken = message.word;
+    Some(message)
 }

@@ -10,9 +10,8 @@ use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, Lane, NodeId};
 use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, Phase, RingSpec, Role, WireChannel};
 
-use crate::memory::{
-    ARENA_BYTES, ENTRIES, Memory, Party, SLOT_BYTES, SimChannel, State, carried, is_request, value_of,
-};
+use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
+use crate::party::{Party, carried, is_request, take, value_of};
 
 /// splitmix64
 pub struct Chance(pub u64);
@@ -273,7 +272,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
     if memory.out.is_some() && memory.out_state != State::Pending && party.last_word != 0 {
         settle(memory, party);
     }
-    if let Some(message) = memory.take() {
+    if let Some(message) = take(memory) {
         let value = value_of(&message);
         party.received.push(value);
         match message.word & word::KIND_MASK {
