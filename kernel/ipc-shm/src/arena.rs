@@ -104,6 +104,23 @@ impl Arena {
         counted(unsafe { libc::pread(fd.as_fd().as_raw_fd(), to.cast(), bytes, signed(file_offset)?) })
     }
 
+    /// Like [`Arena::read_from_fd`], but only what is in the page cache: never waits for the medium. Fewer bytes, or
+    /// `WouldBlock`, when the rest would.
+    pub fn read_cached_from_fd(
+        &self,
+        fd: impl AsFd,
+        file_offset: u64,
+        offset: usize,
+        bytes: usize,
+    ) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let part = libc::iovec { iov_base: to.cast(), iov_len: bytes };
+        let from = signed(file_offset)?;
+        // SAFETY: the kernel writes at most `bytes` into a writable range that stays mapped while `self` lives.
+        counted(unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, from, libc::RWF_NOWAIT) })
+    }
+
     /// One `pwrite` straight from the arena. Returns the bytes written, which may be fewer.
     pub fn write_to_fd(&self, fd: impl AsFd, file_offset: u64, offset: usize, bytes: usize) -> io::Result<usize> {
         let at = self.place(offset, bytes)?;

@@ -154,7 +154,8 @@ fn run_model(seed: u64) {
 
 #[test]
 fn transaction_that_was_never_committed_leaves_nothing() {
-    let (first, second) = (tempfile::NamedTempFile::new().expect("file"), tempfile::NamedTempFile::new().expect("file"));
+    let (first, second) =
+        (tempfile::NamedTempFile::new().expect("file"), tempfile::NamedTempFile::new().expect("file"));
     let store = Store::open(FileStore::new(first.reopen().expect("open").into()), Limits::default()).expect("open");
     let put = |sequence: u64, value: u8| Order {
         session: 1,

@@ -309,10 +309,7 @@ impl Session {
             match ring.poll() {
                 Ok(Some(completion)) if completion.tag == HELLO_TAG => self.greeted(&completion),
                 Ok(Some(completion)) => self.take(&completion),
-                Ok(None) => match ring.is_closed() {
-                    None => return,
-                    Some(reason) => self.lost(&reason),
-                },
+                Ok(None) => return,
                 Err(error) => self.lost(&error),
             }
         }

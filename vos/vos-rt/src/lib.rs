@@ -30,7 +30,7 @@ pub use run::{Boot, Failure, Kind, run};
 pub use running::{Begun, Running, answer_all};
 pub use service::{Handle, Hello, HelloReply, Service, Start};
 pub use sessions::{Forgotten, Lookup, Opened, REPLY_BYTES_MAX, Reply, SessionTable};
-pub use sys::spawn::{Spawn, SpawnError};
+pub use sys::spawn::{Spawn, SpawnError, VARIABLE as SPAWN_VARIABLE};
 
 /// Rings one server serves at a time.
 pub const RINGS_MAX: usize = 256;

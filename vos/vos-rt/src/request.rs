@@ -160,6 +160,14 @@ impl Request {
         Ok(done)
     }
 
+    /// As [`Request::put_from_file`], but only if all of it is in the page cache, so that a loop may call it. False when
+    /// somebody who may wait must do it.
+    pub fn put_cached_from_file(&self, at: u32, file: impl AsFd, offset: u64, bytes: u32) -> Result<bool, Errno> {
+        let place = self.place(at, bytes as usize, self.submission.in_capacity).map_err(|_| Errno::RANGE)?;
+        let got = self.ring.arena.read_cached_from_fd(file, offset, place, bytes as usize);
+        Ok(got.is_ok_and(|got| got == bytes as usize))
+    }
+
     /// Writes the request's bytes straight to a file.
     pub fn data_to_file(&self, at: u32, file: impl AsFd, offset: u64, bytes: u32) -> Result<(), Errno> {
         let place = self.place(at, bytes as usize, self.submission.out_bytes)?;

@@ -9,8 +9,12 @@
 //! ```
 //!
 //! A thread cannot be killed. [`Server::cut`] forbids all answers from that moment on, lets jobs that run come to their
-//! end (their effects count as having happened before the kill), and unbinds. A process that is really killed in the
-//! middle of an effect is for tests with processes.
+//! end (their effects count as having happened before the kill), and unbinds. [`Process`] is one that can be killed in
+//! the middle of an effect.
+
+mod process;
+
+pub use process::{Ended, Process, Program};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;

@@ -1,0 +1,139 @@
+//! A disk server that is killed again and again under load: nothing acknowledged is lost, no client sees an error.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+
+use abi::Endpoint;
+use libvos::{DiskClient, Durability, Size};
+use rustix::io::Errno;
+use serde_json::json;
+use vos_rt::testkit::{Ended, Process, Program, World};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 512;
+const SIZE: Size = Size { entries: 64, arena_bytes: 8 << 20 };
+
+/// The server's process, when this binary is started as one.
+#[test]
+fn disk_process() {
+    if std::env::var_os(vos_rt::SPAWN_VARIABLE).is_some() {
+        assert_eq!(disk::main_from_spawn(), std::process::ExitCode::SUCCESS);
+    }
+}
+
+struct Image(tempfile::NamedTempFile);
+
+impl Image {
+    fn new() -> Image {
+        Image(tempfile::NamedTempFile::new().expect("temporary file"))
+    }
+
+    fn open(&self) -> OwnedFd {
+        let file = std::fs::File::options().read(true).write(true).open(self.0.path());
+        file.expect("the image").into()
+    }
+}
+
+fn start(world: &World, image: &Image) -> Process {
+    world.start(Program {
+        test: "disk_process",
+        endpoint: Endpoint::DISK,
+        image: Some(image.open()),
+        options: json!({ "bytes": BLOCKS * BLOCK as u64 }),
+    })
+}
+
+/// What block `index` holds after its `version`-th write: every 8 bytes say so.
+fn block(index: u64, version: u64) -> Vec<u8> {
+    (index << 32 | version).to_le_bytes().repeat(BLOCK / 8)
+}
+
+/// Writes its blocks in a fixed order of its own and reads back what it wrote. Returns the versions.
+fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()>) -> Vec<(u64, u64)> {
+    let mut versions: Vec<(u64, u64)> = (first..BLOCKS).step_by(2).map(|index| (index, 0)).collect();
+    let mut at = 0;
+    while !stop.load(Ordering::Relaxed) {
+        at = (at + 7) % versions.len();
+        let (index, version) = &mut versions[at];
+        let durability = if at % 50 == 0 { Durability::Power } else { Durability::Server };
+        client.write(*index * BLOCK as u64, &block(*index, *version + 1), durability).expect("write");
+        *version += 1;
+        let (index, version) = versions[(at * 3) % versions.len()];
+        let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
+        assert_eq!(client.read(index * BLOCK as u64, BLOCK).expect("read"), expected, "block {index}");
+        let _ = progress.send(());
+    }
+    versions
+}
+
+#[test]
+fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
+    const KILLS: u64 = 200;
+    let (world, image) = (World::new(), Image::new());
+    let first_server = start(&world, &image);
+    let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    let stop = AtomicBool::new(false);
+    let (progress, seen) = channel();
+    let (versions, server) = std::thread::scope(|scope| {
+        let mut server = first_server;
+        let threads = [0, 1].map(|first| {
+            let (client, stop, progress) = (client.clone(), &stop, progress.clone());
+            scope.spawn(move || load(&client, first, stop, &progress))
+        });
+        drop(progress);
+        for kill in 0..KILLS {
+            // Different moments, without a clock.
+            for _ in 0..kill * 7 % 11 {
+                seen.recv().expect("progress");
+            }
+            server.kill();
+            server = start(&world, &image);
+        }
+        stop.store(true, Ordering::Relaxed);
+        (threads.map(|thread| thread.join().expect("the client saw no error")).concat(), server)
+    });
+    let restarts = client.session().restarts();
+    assert_eq!(server.terminate(), Ended::Exit(0));
+    let content = std::fs::read(image.0.path()).expect("the image");
+    for (index, version) in versions {
+        let found = &content[index as usize * BLOCK..][..BLOCK];
+        let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
+        assert_eq!(found, expected, "block {index} version {version}");
+    }
+    eprintln!("{KILLS} kills, {restarts} new rings");
+    assert!(restarts > 0);
+}
+
+#[test]
+fn large_transfers_are_split_and_come_back_whole() {
+    const BYTES: u64 = 8 << 20;
+    let (world, image) = (World::new(), Image::new());
+    let options = json!({ "bytes": BYTES });
+    let program = Program { test: "disk_process", endpoint: Endpoint::DISK, image: Some(image.open()), options };
+    let server = world.start(program);
+    // An arena that cannot hold a whole call at once.
+    let client = DiskClient::new(world.blocking(Endpoint::DISK, Size { entries: 8, arena_bytes: 2 << 20 }));
+    assert_eq!(client.info().map(|info| (info.bytes, info.epoch)), Ok((BYTES, 1)));
+    let data: Vec<u8> = (0..BYTES / 8).flat_map(|word| word.to_le_bytes()).collect();
+    std::thread::scope(|scope| {
+        for half in 0..2_u64 {
+            let (client, data) = (client.clone(), &data);
+            scope.spawn(move || {
+                let from = half * BYTES / 2;
+                let part = &data[from as usize..][..(BYTES / 2) as usize];
+                client.write(from, part, Durability::Server).expect("write");
+                assert!(client.read(from, part.len()).expect("read") == part);
+            });
+        }
+    });
+    client.flush().expect("flush");
+    client.discard(4096, 8192).expect("discard");
+    let head = client.read(0, 16_384).expect("read");
+    assert!(head[..4096] == data[..4096] && head[12_288..] == data[12_288..16_384]);
+    assert!(head[4096..12_288].iter().all(|byte| *byte == 0));
+    assert_eq!(client.write(BYTES, &[0; 4096], Durability::Server), Err(Errno::INVAL));
+    assert_eq!(client.read(100, 4096), Err(Errno::INVAL));
+    assert_eq!(client.discard(0, BYTES + 4096), Err(Errno::INVAL));
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}

@@ -1,0 +1,171 @@
+//! A key-value server that is killed again and again: each change happens once, each event arrives once.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use abi::Endpoint;
+use libvos::{DsClient, DsEvent, EventKind, Size};
+use rustix::io::Errno;
+use serde_json::json;
+use vos_api::ds::{ABSENT, ANY};
+use vos_rt::testkit::{Ended, Process, Program, World};
+
+const SIZE: Size = Size { entries: 32, arena_bytes: 4 << 20 };
+const LONG: Duration = Duration::from_secs(60);
+
+/// The server's process, when this binary is started as one.
+#[test]
+fn ds_process() {
+    if std::env::var_os(vos_rt::SPAWN_VARIABLE).is_some() {
+        assert_eq!(ds::main_from_spawn(), std::process::ExitCode::SUCCESS);
+    }
+}
+
+struct Image(tempfile::NamedTempFile);
+
+impl Image {
+    fn new() -> Image {
+        Image(tempfile::NamedTempFile::new().expect("temporary file"))
+    }
+
+    fn open(&self) -> OwnedFd {
+        let file = std::fs::File::options().read(true).write(true).open(self.0.path());
+        file.expect("the image").into()
+    }
+}
+
+fn start(world: &World, image: &Image) -> Process {
+    let options = json!({});
+    world.start(Program { test: "ds_process", endpoint: Endpoint::DS, image: Some(image.open()), options })
+}
+
+fn client(world: &World) -> DsClient {
+    DsClient::new(world.blocking(Endpoint::DS, SIZE))
+}
+
+/// Changes one key, each time on condition of the revision it wrote before: a change that happened twice, or was lost,
+/// breaks the chain. Returns how many it made.
+fn load(client: &DsClient, key: &[u8], stop: &AtomicBool, progress: &Sender<()>) -> u64 {
+    let (mut revision, mut count) = (ABSENT, 0_u64);
+    while !stop.load(Ordering::Relaxed) {
+        count += 1;
+        revision = client.put(key, &count.to_le_bytes(), revision).expect("put");
+        if count % 5 == 0 {
+            assert_eq!(client.get(key).expect("get"), (count.to_le_bytes().to_vec(), revision));
+        }
+        let _ = progress.send(());
+    }
+    count
+}
+
+#[test]
+fn changes_and_events_happen_once_over_a_hundred_kills() {
+    const KILLS: u64 = 100;
+    let (world, image) = (World::new(), Image::new());
+    let first_server = start(&world, &image);
+    let stop = AtomicBool::new(false);
+    let (progress, seen) = channel();
+    let watcher = client(&world);
+    let (subscription, begin) = watcher.subscribe(b"key", 0).expect("subscribe");
+    let (counts, events, server) = std::thread::scope(|scope| {
+        let mut server = first_server;
+        let watching = scope.spawn(|| watch(&watcher, begin));
+        let threads: Vec<_> = (0..2)
+            .map(|index| {
+                let (client, stop, progress) = (client(&world), &stop, progress.clone());
+                scope.spawn(move || load(&client, format!("key{index}").as_bytes(), stop, &progress))
+            })
+            .collect();
+        drop(progress);
+        for kill in 0..KILLS {
+            for _ in 0..kill * 5 % 7 {
+                seen.recv().expect("progress");
+            }
+            server.kill();
+            server = start(&world, &image);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let counts: Vec<u64> = threads.into_iter().map(|thread| thread.join().expect("no error")).collect();
+        client(&world).publish(b"key-end", b"").expect("publish");
+        (counts, watching.join().expect("no error"), server)
+    });
+    assert!(events.iter().all(|event| event.subscription == subscription));
+    for (index, count) in counts.iter().enumerate() {
+        let key = format!("key{index}").into_bytes();
+        let of_key: Vec<u64> = events
+            .iter()
+            .filter(|event| event.key == key)
+            .map(|event| u64::from_le_bytes(event.value.as_slice().try_into().expect("eight bytes")))
+            .collect();
+        assert_eq!(of_key, (1..=*count).collect::<Vec<_>>(), "events of key {index}");
+    }
+    let revisions: Vec<u64> = events.iter().map(|event| event.revision).collect();
+    assert!(revisions.is_sorted_by(|a, b| a < b));
+    eprintln!("{KILLS} kills, {} changes, {} events", counts.iter().sum::<u64>(), events.len());
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}
+
+/// Collects events until the one that says the end.
+fn watch(client: &DsClient, begin: u64) -> Vec<DsEvent> {
+    let (mut seen, mut all) = (begin, Vec::new());
+    loop {
+        for event in client.next(seen, LONG).expect("next") {
+            seen = seen.max(event.revision);
+            assert_ne!(event.kind, EventKind::Lost);
+            if event.kind == EventKind::Message {
+                return all;
+            }
+            all.push(event);
+        }
+    }
+}
+
+#[test]
+fn conditions_listings_subscriptions_and_messages_work_as_the_contract_says() {
+    let (world, image) = (World::new(), Image::new());
+    let server = start(&world, &image);
+    let (one, two) = (client(&world), client(&world));
+    assert_eq!(one.get(b"a"), Err(Errno::NOENT));
+    let first = one.put(b"a", b"1", ABSENT).expect("put");
+    assert_eq!(two.put(b"a", b"2", ABSENT), Err(Errno::EXIST));
+    assert_eq!(two.put(b"a", b"2", first + 1), Err(Errno::STALE));
+    let (subscription, begin) = two.subscribe(b"", 0).expect("subscribe");
+    assert_eq!(begin, first);
+    let second = two.put(b"a", b"2", first).expect("put");
+    assert_eq!(one.get(b"a"), Ok((b"2".to_vec(), second)));
+    for number in 0..300_u32 {
+        one.put(format!("list/{number:04}").as_bytes(), &[7; 10_000], ANY).expect("put");
+    }
+    let (mut keys, mut after) = (0, Vec::new());
+    loop {
+        let listing = two.list(b"list/", &after).expect("list");
+        keys += listing.entries.len();
+        after = listing.entries.last().map(|entry| entry.key.clone()).unwrap_or_default();
+        if !listing.has_more {
+            break;
+        }
+    }
+    assert_eq!(keys, 300);
+    assert_eq!(two.list(b"none", b"").expect("list").entries.len(), 0);
+    let removal = one.delete(b"a", ANY).expect("delete");
+    assert_eq!(one.delete(b"a", ANY), Err(Errno::NOENT));
+    assert_eq!(one.publish(b"topic", b"hello"), Ok(1));
+    let (mut seen, mut events) = (begin, Vec::new());
+    while events.len() < 303 {
+        let more = two.next(seen, LONG).expect("next");
+        seen = more.last().map_or(seen, |event| event.revision);
+        events.extend(more);
+    }
+    let kinds: Vec<EventKind> = events.iter().rev().take(2).map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::Message, EventKind::Delete]);
+    assert_eq!(events.iter().rev().nth(1).map(|event| event.revision), Some(removal));
+    assert_eq!(two.next(seen, Duration::from_millis(1)), Ok(Vec::new()));
+    two.unsubscribe(subscription).expect("unsubscribe");
+    assert_eq!(two.unsubscribe(subscription), Err(Errno::NOENT));
+    assert_eq!(one.publish(b"topic", b"hello"), Ok(0));
+    assert_eq!(one.put(b"", b"", ANY), Err(Errno::INVAL));
+    assert_eq!(one.put(&[b'k'; 256], b"", ANY), Err(Errno::INVAL));
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}

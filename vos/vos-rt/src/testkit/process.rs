@@ -1,0 +1,122 @@
+//! Servers as processes of their own, which can really be killed.
+//!
+//! The program is the test binary itself: it is told to run the one test that calls the server's `main_from_spawn` when
+//! there is a spawn record, and does nothing otherwise.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use abi::{Endpoint, Epoch};
+use broker::ServerIdentity;
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
+use serde_json::{Value, json};
+use sys::launch::{Launch, PidNamespace, launch};
+
+use super::World;
+
+/// What to start.
+pub struct Program<'a> {
+    /// The full name of the test that calls `main_from_spawn`.
+    pub test: &'a str,
+    pub endpoint: Endpoint,
+    /// Handed over as role `image`.
+    pub image: Option<OwnedFd>,
+    pub options: Value,
+}
+
+/// A server process. Killed when dropped.
+pub struct Process {
+    pidfd: OwnedFd,
+    is_over: AtomicBool,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl World {
+    /// Starts a server process; returns when it said that it is ready.
+    pub fn start(&self, program: Program<'_>) -> Process {
+        let epoch = self.next_epoch();
+        let identity = ServerIdentity::new(program.endpoint, Epoch(epoch));
+        let broker = self.broker().server_socket(self.dc(), identity).expect("a socket of the broker");
+        let (ready, say_ready) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+        let mut fds = serde_json::Map::new();
+        if let Some(image) = &program.image {
+            fds.insert("image".to_owned(), json!(image.as_raw_fd()));
+        }
+        let spawn = json!({
+            "dc": self.dc().0, "dc_name": "test", "endpoint": program.endpoint.number(), "epoch": epoch,
+            "broker_fd": broker.as_raw_fd(), "ready_fd": say_ready.as_raw_fd(), "fds": fds, "options": program.options,
+        });
+        let mut inherit = vec![broker.as_fd(), say_ready.as_fd()];
+        inherit.extend(program.image.iter().map(AsFd::as_fd));
+        let process = start(program.test, &spawn, &inherit);
+        drop((broker, say_ready));
+        let mut byte = [0_u8; 1];
+        let got = rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut byte)).expect("the ready pipe");
+        assert_eq!((got, byte), (1, [sys::spawn::READY_BYTE]), "the server did not become ready");
+        process
+    }
+}
+
+fn start(test: &str, spawn: &Value, inherit: &[std::os::fd::BorrowedFd<'_>]) -> Process {
+    let null = File::open("/dev/null").expect("/dev/null");
+    let log = rustix::io::dup(rustix::stdio::stderr()).expect("stderr");
+    let text = |text: String| CString::new(text).expect("no NUL");
+    let arguments =
+        [test, test, "--exact", "--nocapture", "--test-threads=1"].map(|argument| text(argument.to_owned()));
+    let level = std::env::var("DVS_LOG").unwrap_or_else(|_| "warn".to_owned());
+    let environment = [text(format!("{}={spawn}", sys::spawn::VARIABLE)), text(format!("DVS_LOG={level}"))];
+    let launched = launch(
+        &Launch {
+            program: c"/proc/self/exe",
+            arguments: &arguments,
+            environment: &environment,
+            input: null.as_fd(),
+            log: log.as_fd(),
+            inherit,
+            pid_namespace: PidNamespace::Shared,
+        },
+        |_| Ok(()),
+    )
+    .expect("the test binary starts again");
+    Process { pidfd: launched.pidfd, is_over: AtomicBool::new(false) }
+}
+
+impl Process {
+    /// Kills it without warning and waits until it is gone.
+    pub fn kill(self) {
+        assert_eq!(self.end(Signal::KILL), Ended::Signal(Signal::KILL.as_raw()));
+    }
+
+    /// Asks it to end and waits until it did.
+    pub fn terminate(self) -> Ended {
+        self.end(Signal::TERM)
+    }
+
+    fn end(&self, signal: Signal) -> Ended {
+        // It may have ended by itself, which its status tells.
+        let _ = sys::pidfd::signal(&self.pidfd, signal);
+        self.is_over.store(true, Ordering::Relaxed);
+        let wait = || waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let status = rustix::io::retry_on_intr(wait).expect("our child").expect("it ended");
+        match status.terminating_signal() {
+            Some(signal) => Ended::Signal(signal),
+            None => Ended::Exit(status.exit_status().unwrap_or(-1)),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.is_over.load(Ordering::Relaxed) {
+            self.end(Signal::KILL);
+        }
+    }
+}
