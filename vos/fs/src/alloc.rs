@@ -1,0 +1,334 @@
+//! Which data blocks are free.
+//!
+//! Two bitmaps. `owned` follows the log: a block is owned from the record that allocated it to the record that freed it;
+//! this one is stored by checkpoints. `busy` is what must not be handed out: owned blocks, blocks that a running
+//! operation took, and blocks that were freed but whose freeing is not durable yet, or that a reader may still be reading.
+//!
+//! A freed block passes through `freed` (since the last freeze), `waiting` (its checkpoint is under way or durable, but
+//! readers that began before are not done) and becomes free.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::extents::Run;
+
+/// Blocks that one stored record of the bitmap covers.
+pub const CHUNK_BLOCKS: u64 = 8192;
+const CHUNK_WORDS: usize = (CHUNK_BLOCKS / 64) as usize;
+/// Kept back so that truncation, which may have to write one partial block, works on a full volume.
+pub const RESERVE_BLOCKS: u64 = 64;
+
+/// Held by whoever reads blocks: those freed meanwhile are not handed out before it is dropped.
+pub type Generation = Arc<()>;
+
+/// Who may use the last blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    Normal,
+    /// An operation that frees space in the end.
+    Emergency,
+}
+
+pub struct Allocator {
+    blocks: u64,
+    owned: Bitmap,
+    busy: Bitmap,
+    free: u64,
+    /// Where the next search begins: behind the last allocation.
+    cursor: u64,
+    generation: Generation,
+    freed: Vec<Run>,
+    waiting: VecDeque<Waiting>,
+    dirty: std::collections::BTreeSet<u64>,
+}
+
+struct Waiting {
+    generation: Generation,
+    runs: Vec<Run>,
+    is_durable: bool,
+}
+
+impl Allocator {
+    pub fn new(blocks: u64) -> Allocator {
+        Allocator {
+            blocks,
+            owned: Bitmap::new(blocks),
+            busy: Bitmap::new(blocks),
+            free: blocks,
+            cursor: 0,
+            generation: Arc::new(()),
+            freed: Vec::new(),
+            waiting: VecDeque::new(),
+            dirty: Default::default(),
+        }
+    }
+
+    /// Loads one stored record. `None` when it does not fit the volume.
+    pub fn load(&mut self, chunk: u64, bytes: &[u8]) -> Option<()> {
+        if chunk.checked_mul(CHUNK_BLOCKS)? >= self.blocks || bytes.len() != CHUNK_WORDS * 8 {
+            return None;
+        }
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            let mut bits = u64::from_le_bytes(word.try_into().ok()?);
+            while bits != 0 {
+                let block = chunk * CHUNK_BLOCKS + index as u64 * 64 + u64::from(bits.trailing_zeros());
+                bits &= bits - 1;
+                if block >= self.blocks {
+                    return None;
+                }
+                self.owned.set(block);
+                if self.busy.set(block) {
+                    self.free -= 1;
+                }
+            }
+        }
+        Some(())
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Free for normal use, now or after a checkpoint.
+    pub fn available(&self) -> u64 {
+        (self.free + self.pending()).saturating_sub(RESERVE_BLOCKS)
+    }
+
+    /// Blocks that a checkpoint would make free.
+    pub fn pending(&self) -> u64 {
+        let waiting: u64 = self.waiting.iter().flat_map(|waiting| &waiting.runs).map(|run| run.count).sum();
+        waiting + self.freed.iter().map(|run| run.count).sum::<u64>()
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.generation.clone()
+    }
+
+    /// Takes `count` blocks, in as few runs as can be had near the cursor. All or nothing.
+    pub fn take(&mut self, count: u64, claim: Claim) -> Option<Vec<Run>> {
+        self.reap();
+        let reserve = if claim == Claim::Normal { RESERVE_BLOCKS } else { 0 };
+        if self.free < count + reserve {
+            return None;
+        }
+        let mut runs = Vec::new();
+        let mut left = count;
+        if let Some(run) = self.find_long(count) {
+            left -= run.count;
+            runs.push(self.claim(run));
+        }
+        while left > 0 {
+            // Free blocks are left, or the check above would have failed.
+            let run = self.busy.next_free(self.cursor, left).or_else(|| self.busy.next_free(0, left))?;
+            left -= run.count;
+            runs.push(self.claim(run));
+        }
+        Some(runs)
+    }
+
+    /// One run for everything, looked for in a bounded stretch behind the cursor and then at the start.
+    fn find_long(&self, count: u64) -> Option<Run> {
+        const TRIES: usize = 256;
+        for start in [self.cursor, 0] {
+            let mut at = start;
+            for _ in 0..TRIES {
+                let Some(run) = self.busy.next_free(at, count) else { break };
+                if run.count == count {
+                    return Some(run);
+                }
+                at = run.start + run.count;
+            }
+        }
+        None
+    }
+
+    fn claim(&mut self, run: Run) -> Run {
+        for block in run.start..run.start + run.count {
+            self.busy.set(block);
+        }
+        self.free -= run.count;
+        self.cursor = run.start + run.count;
+        run
+    }
+
+    /// Gives back what an operation took and did not use.
+    pub fn give_back(&mut self, runs: &[Run]) {
+        for block in runs.iter().flat_map(|run| run.start..run.start + run.count) {
+            if !self.owned.get(block) && self.busy.clear(block) {
+                self.free += 1;
+            }
+        }
+    }
+
+    /// A record was made that owns these blocks.
+    pub fn own(&mut self, runs: &[Run]) {
+        for block in runs.iter().flat_map(|run| run.start..run.start + run.count) {
+            self.owned.set(block);
+            if self.busy.set(block) {
+                self.free -= 1;
+            }
+            self.dirty.insert(block / CHUNK_BLOCKS);
+        }
+    }
+
+    /// A record was made that frees these blocks.
+    pub fn disown(&mut self, runs: &[Run]) {
+        for run in runs {
+            for block in run.start..run.start + run.count {
+                self.owned.clear(block);
+                self.dirty.insert(block / CHUNK_BLOCKS);
+            }
+            self.freed.push(*run);
+        }
+    }
+
+    /// Begins a checkpoint: the stored records that changed.
+    pub fn freeze(&mut self) -> BTreeMap<u64, Vec<u8>> {
+        let old = std::mem::replace(&mut self.generation, Arc::new(()));
+        let runs = std::mem::take(&mut self.freed);
+        self.waiting.push_back(Waiting { generation: old, runs, is_durable: false });
+        std::mem::take(&mut self.dirty).into_iter().map(|chunk| (chunk, self.owned.chunk(chunk))).collect()
+    }
+
+    /// The checkpoint of the last freeze is durable.
+    pub fn thaw(&mut self) {
+        for waiting in &mut self.waiting {
+            waiting.is_durable = true;
+        }
+        self.reap();
+    }
+
+    /// Frees what no reader can still see. A reader holds the generation it began in, so those that began earlier hold
+    /// earlier ones: generations end in order.
+    fn reap(&mut self) {
+        while let Some(first) = self.waiting.front() {
+            if !first.is_durable || Arc::strong_count(&first.generation) > 1 {
+                break;
+            }
+            let Some(done) = self.waiting.pop_front() else { break };
+            for block in done.runs.iter().flat_map(|run| run.start..run.start + run.count) {
+                if self.busy.clear(block) {
+                    self.free += 1;
+                }
+            }
+        }
+    }
+
+    /// Whether a block belongs to a file, for the check.
+    pub fn is_owned(&self, block: u64) -> bool {
+        block < self.blocks && self.owned.get(block)
+    }
+
+    pub fn owned_blocks(&self) -> u64 {
+        self.owned.count()
+    }
+}
+
+struct Bitmap {
+    words: Vec<u64>,
+    blocks: u64,
+}
+
+impl Bitmap {
+    fn new(blocks: u64) -> Bitmap {
+        let words = blocks.div_ceil(CHUNK_BLOCKS) as usize * CHUNK_WORDS;
+        Bitmap { words: vec![0; words], blocks }
+    }
+
+    fn get(&self, block: u64) -> bool {
+        self.words.get((block / 64) as usize).is_some_and(|word| word & (1 << (block % 64)) != 0)
+    }
+
+    /// Whether it was clear before.
+    fn set(&mut self, block: u64) -> bool {
+        let Some(word) = self.words.get_mut((block / 64) as usize) else { return false };
+        let before = *word;
+        *word |= 1 << (block % 64);
+        before != *word
+    }
+
+    /// Whether it was set before.
+    fn clear(&mut self, block: u64) -> bool {
+        let Some(word) = self.words.get_mut((block / 64) as usize) else { return false };
+        let before = *word;
+        *word &= !(1 << (block % 64));
+        before != *word
+    }
+
+    fn count(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    fn chunk(&self, chunk: u64) -> Vec<u8> {
+        let from = chunk as usize * CHUNK_WORDS;
+        self.words[from..from + CHUNK_WORDS].iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// The first clear run at or behind `from`, cut to `most`.
+    fn next_free(&self, from: u64, most: u64) -> Option<Run> {
+        let mut block = from;
+        while block < self.blocks {
+            let word = self.words[(block / 64) as usize] >> (block % 64);
+            let ones = u64::from(word.trailing_ones()).min(64 - block % 64);
+            if ones == 0 {
+                break;
+            }
+            block += ones;
+        }
+        if block >= self.blocks {
+            return None;
+        }
+        let start = block;
+        while block < self.blocks && block - start < most {
+            let word = self.words[(block / 64) as usize] >> (block % 64);
+            let zeros = u64::from(word.trailing_zeros()).min(64 - block % 64);
+            block += zeros;
+            if zeros == 0 || !block.is_multiple_of(64) {
+                break;
+            }
+        }
+        Some(Run { start, count: (block.min(self.blocks) - start).min(most) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extents::blocks_in;
+
+    #[test]
+    fn freed_block_is_not_handed_out_before_the_checkpoint_and_the_last_reader() {
+        let mut alloc = Allocator::new(RESERVE_BLOCKS + 8);
+        let runs = alloc.take(8, Claim::Normal).unwrap();
+        alloc.own(&runs);
+        let reader = alloc.generation();
+        alloc.disown(&runs);
+        assert!(alloc.take(1, Claim::Normal).is_none());
+        alloc.freeze();
+        assert!(alloc.take(1, Claim::Normal).is_none());
+        alloc.thaw();
+        assert!(alloc.take(1, Claim::Normal).is_none());
+        drop(reader);
+        assert_eq!(blocks_in(&alloc.take(8, Claim::Normal).unwrap()), 8);
+    }
+
+    #[test]
+    fn blocks_come_in_one_run_when_there_is_one() {
+        let mut alloc = Allocator::new(1000);
+        let first = alloc.take(10, Claim::Normal).unwrap();
+        assert_eq!(first, [Run { start: 0, count: 10 }]);
+        alloc.give_back(&[Run { start: 3, count: 2 }]);
+        assert_eq!(alloc.take(300, Claim::Normal).unwrap(), [Run { start: 10, count: 300 }]);
+    }
+
+    #[test]
+    fn every_block_can_be_had_when_free_space_is_in_pieces() {
+        let mut alloc = Allocator::new(400);
+        alloc.take(400, Claim::Emergency).unwrap();
+        for block in (0..400).step_by(2) {
+            alloc.give_back(&[Run { start: block, count: 1 }]);
+        }
+        assert_eq!(alloc.take(200, Claim::Emergency).map(|runs| runs.len()), Some(200));
+        assert!(alloc.take(1, Claim::Emergency).is_none());
+    }
+}

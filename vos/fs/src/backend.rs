@@ -1,0 +1,166 @@
+//! The metadata region as a file for redb.
+//!
+//! The file's length is a number of its own, kept in two checksummed blocks written in turn: redb grows by doubling
+//! and trusts the length when it opens. Growing costs nothing; only a write beyond the region fails.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{BLOCK, BLOCK64, BlockDevice};
+use crate::error::OpenError;
+use crate::layout::{LENGTH_AT, Layout};
+
+const LENGTH_MAGIC: [u8; 8] = *b"DVSFSlen";
+
+pub struct RegionBackend {
+    device: Arc<dyn BlockDevice>,
+    start: u64,
+    bytes: u64,
+    length: Mutex<Length>,
+    /// Serialises read-modify-write of partly written blocks.
+    partial: Mutex<()>,
+}
+
+#[derive(Clone, Copy)]
+struct Length {
+    bytes: u64,
+    /// Which of the two records is newer; the other one is written next.
+    turn: u64,
+}
+
+impl std::fmt::Debug for RegionBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegionBackend").field("start", &self.start).field("bytes", &self.bytes).finish()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RegionBackend {
+    /// For a volume that is being made: the store begins empty.
+    pub fn create(device: Arc<dyn BlockDevice>, layout: &Layout) -> Result<RegionBackend, OpenError> {
+        device.discard(layout.meta_start, layout.meta_bytes)?;
+        let backend = RegionBackend::new(device, layout, Length { bytes: 0, turn: 0 });
+        for turn in 1..=2 {
+            backend.write_length(Length { bytes: 0, turn })?;
+        }
+        locked(&backend.length).turn = 2;
+        backend.device.flush()?;
+        Ok(backend)
+    }
+
+    pub fn open(device: Arc<dyn BlockDevice>, layout: &Layout) -> Result<RegionBackend, OpenError> {
+        let mut newest: Option<Length> = None;
+        for at in LENGTH_AT {
+            let mut block = [0u8; BLOCK];
+            device.read(at, &mut block)?;
+            if let Some(length) = decode_length(&block) {
+                newest = newest.filter(|known| known.turn > length.turn).or(Some(length));
+            }
+        }
+        let length = newest.filter(|length| length.bytes > 0).ok_or(OpenError::Length)?;
+        Ok(RegionBackend::new(device, layout, length))
+    }
+
+    fn new(device: Arc<dyn BlockDevice>, layout: &Layout, length: Length) -> RegionBackend {
+        RegionBackend {
+            device,
+            start: layout.meta_start,
+            bytes: layout.meta_bytes,
+            length: Mutex::new(length),
+            partial: Mutex::new(()),
+        }
+    }
+
+    fn write_length(&self, length: Length) -> Result<(), crate::device::DeviceError> {
+        let mut block = [0u8; BLOCK];
+        block[..8].copy_from_slice(&LENGTH_MAGIC);
+        block[8..16].copy_from_slice(&length.bytes.to_le_bytes());
+        block[16..24].copy_from_slice(&length.turn.to_le_bytes());
+        let crc = crc32fast::hash(&block[..24]);
+        block[24..28].copy_from_slice(&crc.to_le_bytes());
+        self.device.write(LENGTH_AT[(length.turn % 2) as usize], &block)
+    }
+
+    fn check(&self, offset: u64, bytes: usize) -> io::Result<()> {
+        match offset.checked_add(bytes as u64) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(io::Error::new(io::ErrorKind::StorageFull, "the metadata region is full")),
+        }
+    }
+
+    /// The aligned range around an unaligned one, with its present content.
+    fn around(&self, offset: u64, bytes: usize) -> io::Result<(u64, Vec<u8>)> {
+        let first = offset / BLOCK64 * BLOCK64;
+        let end = (offset + bytes as u64).div_ceil(BLOCK64) * BLOCK64;
+        let mut buffer = vec![0; (end - first) as usize];
+        self.device.read(self.start + first, &mut buffer)?;
+        Ok((first, buffer))
+    }
+}
+
+fn decode_length(block: &[u8; BLOCK]) -> Option<Length> {
+    let crc = u32::from_le_bytes(block[24..28].try_into().ok()?);
+    if block[..8] != LENGTH_MAGIC || crc != crc32fast::hash(&block[..24]) {
+        return None;
+    }
+    Some(Length {
+        bytes: u64::from_le_bytes(block[8..16].try_into().ok()?),
+        turn: u64::from_le_bytes(block[16..24].try_into().ok()?),
+    })
+}
+
+fn is_aligned(offset: u64, bytes: usize) -> bool {
+    offset.is_multiple_of(BLOCK64) && bytes.is_multiple_of(BLOCK)
+}
+
+impl redb::StorageBackend for RegionBackend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(locked(&self.length).bytes)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.check(offset, out.len())?;
+        if is_aligned(offset, out.len()) {
+            return Ok(self.device.read(self.start + offset, out)?);
+        }
+        let (first, buffer) = self.around(offset, out.len())?;
+        let skip = (offset - first) as usize;
+        out.copy_from_slice(&buffer[skip..skip + out.len()]);
+        Ok(())
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let mut length = locked(&self.length);
+        // What is cut off must read as zeros should the file grow again.
+        if bytes < length.bytes && bytes < self.bytes {
+            let from = bytes.div_ceil(BLOCK64) * BLOCK64;
+            let to = length.bytes.min(self.bytes) / BLOCK64 * BLOCK64;
+            if from < to {
+                self.device.discard(self.start + from, to - from)?;
+            }
+        }
+        let next = Length { bytes, turn: length.turn + 1 };
+        self.write_length(next)?;
+        *length = next;
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(self.device.flush()?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len())?;
+        if is_aligned(offset, data.len()) {
+            return Ok(self.device.write(self.start + offset, data)?);
+        }
+        let _guard = locked(&self.partial);
+        let (first, mut buffer) = self.around(offset, data.len())?;
+        let skip = (offset - first) as usize;
+        buffer[skip..skip + data.len()].copy_from_slice(data);
+        Ok(self.device.write(self.start + first, &buffer)?)
+    }
+}

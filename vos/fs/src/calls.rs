@@ -1,0 +1,335 @@
+//! From a request to its answer.
+//!
+//! Four classes. Reads answer what they find, after everything they may have seen is in the log. Changes go through
+//! the session (once only), through the leases of others (recall, wait), are executed, and answer when their record
+//! is written. Lock requests are changes that may wait. The rest is about this server itself: fsync, events.
+//!
+//! A change that waits is a [`Job`] in a table, not a blocked thread.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use vos_api::fs as api;
+
+use crate::core::{Fs, Growth, locked};
+use crate::error::Errno;
+use crate::leases::{Blocked, Touch};
+use crate::locks::{Held, Table, UNLOCK};
+use crate::ops;
+use crate::sessions::{Begun, End, Mark, SharedAnswer, stored_reply};
+
+/// One request, as vos-api describes it.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// 0: nobody's; no leases are granted and nothing is recorded.
+    pub session: u64,
+    pub sequence: u64,
+    pub op: u16,
+    pub flags: u16,
+    pub args: [u64; 3],
+    pub data: Vec<u8>,
+    /// Bytes the reply may have.
+    pub capacity: usize,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// 0 or a Linux errno.
+    pub status: u32,
+    pub results: [u64; 4],
+    pub data: Vec<u8>,
+    /// The lease bit is set when the session holds leases on all of these at the moment of answering.
+    pub lease: Vec<u64>,
+}
+
+pub type Answer = Box<dyn FnOnce(Reply) + Send>;
+
+/// Times a change looks again because a name leads elsewhere than before the recall.
+const LOOKS_MAX: u32 = 64;
+
+impl Reply {
+    pub fn done(results: [u64; 4]) -> Reply {
+        Reply { results, ..Reply::default() }
+    }
+
+    pub fn with_data(results: [u64; 4], data: Vec<u8>) -> Reply {
+        Reply { results, data, ..Reply::default() }
+    }
+
+    pub fn failed(errno: Errno) -> Reply {
+        Reply { status: errno.number(), ..Reply::default() }
+    }
+
+    pub fn lease_on(mut self, inos: impl IntoIterator<Item = u64>) -> Reply {
+        self.lease.extend(inos);
+        self
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Option<Reply> {
+        let mut reader = crate::model::Reader(bytes);
+        let status = reader.u32()?;
+        let results = [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?];
+        Some(Reply { status, results, data: reader.0.to_vec(), lease: Vec::new() })
+    }
+}
+
+impl crate::core::Reply for Reply {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.status.to_le_bytes().to_vec();
+        self.results.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+        out.extend_from_slice(&self.data);
+        out
+    }
+}
+
+/// A change on its way.
+pub(crate) struct Job {
+    pub fs: Arc<Fs>,
+    pub call: Call,
+    answer: SharedAnswer,
+    /// What is blocked for others while this waits or runs.
+    blocked: Mutex<Option<(Touch, Blocked)>>,
+    looks: AtomicU32,
+}
+
+impl Fs {
+    /// Executes a request on this thread, except for what it has to wait for. `answer` is called once, from any thread.
+    pub fn submit(self: &Arc<Fs>, call: Call, answer: Answer) {
+        if call.session != 0 {
+            if let Err(errno) = self.sessions.check(call.session) {
+                return answer(Reply::failed(errno));
+            }
+        }
+        match call.op {
+            api::LOOKUP
+            | api::GETATTR
+            | api::READLINK
+            | api::READ
+            | api::READDIR
+            | api::STATFS
+            | api::GETXATTR
+            | api::LISTXATTR
+            | api::LSEEK
+            | api::GETLK => self.run_read(&call, answer),
+            api::FSYNC => answer(self.sync().map_or_else(Reply::failed, |()| Reply::default())),
+            api::EVENTS => self.leases.poll(call.session, call.capacity, answer),
+            api::RELEASED => {
+                let resumes = self.leases.released(call.session, call.args[0]);
+                answer(Reply::default());
+                resumes.into_iter().for_each(|resume| (self.spawn)(resume));
+            }
+            api::CANCEL => {
+                self.cancel_waiting(call.session, Some(call.args[0]));
+                answer(Reply::default());
+            }
+            api::SETLK => self.begin_job(call, answer, Fs::run_setlk),
+            _ if ops::is_change(call.op) => self.begin_job(call, answer, Fs::run_change),
+            _ => answer(Reply::failed(Errno::NotSupported)),
+        }
+    }
+
+    /// Executes a request and waits for its answer.
+    pub fn call(self: &Arc<Fs>, call: Call) -> Reply {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        self.submit(call, Box::new(move |reply| drop(sender.send(reply))));
+        receiver.recv().unwrap_or_else(|_| Reply::failed(Errno::Io))
+    }
+
+    /// What depends on time: fences sessions that others wait for, gives up those that stayed away, makes a checkpoint.
+    pub fn tick(self: &Arc<Fs>, now_ms: u64) {
+        self.now_ms.store(now_ms, Ordering::Relaxed);
+        let mut doomed = self.leases.silent(now_ms);
+        let blockers = locked(&self.waiting).blockers();
+        doomed.extend(blockers.into_iter().filter(|session| self.is_away(*session, api::RECALL_MS)));
+        doomed.extend(self.expired_sessions());
+        for session in doomed {
+            self.fence(session);
+        }
+    }
+
+    fn fence(&self, session: u64) {
+        tracing::warn!(session, "fenced: it did not give back what others need");
+        if let Err(errno) = self.end_session(session, End::Fence) {
+            tracing::error!(session, "fencing failed: {errno}");
+        }
+    }
+
+    fn run_read(self: &Arc<Fs>, call: &Call, answer: Answer) {
+        let reply = ops::read(self, call).unwrap_or_else(Reply::failed);
+        let (fs, session) = (self.clone(), call.session);
+        self.log.after(Box::new(move |result| match result {
+            Ok(()) => fs.deliver(session, reply, answer),
+            Err(errno) => answer(Reply::failed(errno)),
+        }));
+    }
+
+    fn deliver(&self, session: u64, mut reply: Reply, answer: Answer) {
+        let inos = std::mem::take(&mut reply.lease);
+        self.leases.deliver(session, &inos, |is_held| {
+            if is_held {
+                reply.results[3] |= api::LEASE;
+            }
+            answer(reply);
+        });
+    }
+
+    fn begin_job(self: &Arc<Fs>, call: Call, answer: Answer, run: fn(&Arc<Fs>, Arc<Job>)) {
+        let mark = Mark { session: call.session, sequence: call.sequence };
+        if mark.session == 0 || mark.sequence == 0 {
+            return run(self, Job::new(self, call, answer));
+        }
+        match self.begin(mark, answer) {
+            Begun::Execute(answer) => run(self, Job::new(self, call, answer)),
+            Begun::Joined => (),
+            Begun::Answered(answer, value) => {
+                let reply = stored_reply(&value).unwrap_or_else(Reply::failed);
+                self.answer_all(mark, answer, reply);
+            }
+            Begun::Refused(answer, errno) => answer(Reply::failed(errno)),
+        }
+    }
+
+    fn answer_all(self: &Arc<Fs>, mark: Mark, answer: Answer, reply: Reply) {
+        let fs = self.clone();
+        self.log.after(Box::new(move |result| {
+            let reply = result.map_or_else(Reply::failed, |()| reply);
+            for answer in fs.sessions.finish(mark).into_iter().chain([answer]) {
+                answer(reply.clone());
+            }
+        }));
+    }
+
+    fn run_change(self: &Arc<Fs>, job: Arc<Job>) {
+        let touch = match ops::touch(self, &job.call) {
+            Ok(touch) => touch,
+            Err(errno) => return job.fail(errno),
+        };
+        let session = job.call.session;
+        let blocked = self.leases.begin_change(session, &touch, self.now());
+        let inos: Vec<u64> = touch.inos.iter().copied().collect();
+        *locked(&job.blocked) = Some((touch, blocked));
+        let (fs, waiting) = (self.clone(), job.clone());
+        let resume = Box::new(move || fs.execute(waiting));
+        if !self.leases.wait(session, &inos, resume) {
+            self.execute(job);
+        }
+    }
+
+    fn execute(self: &Arc<Fs>, job: Arc<Job>) {
+        let Some((touch, blocked)) = locked(&job.blocked).take() else { return job.fail(Errno::Io) };
+        let result = ops::change(&job, &touch);
+        self.leases.end_change(blocked);
+        match result {
+            Ok(()) => self.log.drive(),
+            // The name leads elsewhere than before: ask its holders too.
+            Err(Errno::TryAgain) if job.looks.fetch_add(1, Ordering::Relaxed) < LOOKS_MAX => self.run_change(job),
+            Err(errno) => job.fail(errno),
+        }
+    }
+
+    fn run_setlk(self: &Arc<Fs>, job: Arc<Job>) {
+        let wanted = match ops::parse_lock(&job.call) {
+            Ok(wanted) => wanted,
+            Err(errno) => return job.fail(errno),
+        };
+        let waits = job.call.args[1] != 0 && wanted.kind != UNLOCK;
+        let parked = if waits { self.park(&job, wanted).map(Some) } else { Ok(None) };
+        match parked {
+            Ok(parked) => self.try_lock(&job, wanted, parked),
+            Err(errno) => job.fail(errno),
+        }
+    }
+
+    fn park(self: &Arc<Fs>, job: &Arc<Job>, wanted: Held) -> Result<u64, Errno> {
+        let (fs, again, cancelled) = (self.clone(), job.clone(), job.clone());
+        locked(&self.waiting).park(
+            job.call.args[0],
+            wanted,
+            job.call.sequence,
+            Box::new(move || fs.run_setlk(again)),
+            Box::new(move || cancelled.fail(Errno::Interrupted)),
+        )
+    }
+
+    fn try_lock(self: &Arc<Fs>, job: &Arc<Job>, wanted: Held, parked: Option<u64>) {
+        let ino = job.call.args[0];
+        let mut conflict: Option<Table> = None;
+        let mut is_taken = false;
+        let result = job.transact(Growth::Grows, |txn| {
+            txn.inode(ino)?;
+            let mut table = Table::load(txn, ino)?;
+            if wanted.kind != UNLOCK && table.conflict(&wanted).is_some() {
+                conflict = Some(table);
+                return Err(Errno::TryAgain);
+            }
+            // While it was parked somebody else may have taken it up, or cancelled it.
+            if parked.is_some_and(|id| !locked(&self.waiting).unpark(id)) {
+                is_taken = true;
+                return Err(Errno::TryAgain);
+            }
+            table.set(wanted)?;
+            table.store(txn, ino);
+            Ok(Reply::default())
+        });
+        match (result, parked, conflict) {
+            (Ok(()), ..) => {
+                self.log.drive();
+                // A range that was given up, or turned from writing to reading, lets others in.
+                self.wake_lockers(ino);
+            }
+            (Err(_), ..) if is_taken => (),
+            (Err(_), parked, Some(table)) => self.lock_conflict(job, parked, &table),
+            (Err(errno), parked, None) => {
+                if parked.is_none_or(|id| locked(&self.waiting).unpark(id)) {
+                    job.fail(errno);
+                }
+            }
+        }
+    }
+
+    fn lock_conflict(self: &Arc<Fs>, job: &Arc<Job>, parked: Option<u64>, table: &Table) {
+        let Some(id) = parked else { return job.fail(Errno::TryAgain) };
+        let outcome = locked(&self.waiting).block(id, table);
+        if let Err(errno) = outcome {
+            job.fail(errno);
+        }
+    }
+}
+
+impl Job {
+    fn new(fs: &Arc<Fs>, call: Call, answer: Answer) -> Arc<Job> {
+        let answer = Arc::new(Mutex::new(Some(answer)));
+        Arc::new(Job { fs: fs.clone(), call, answer, blocked: Mutex::new(None), looks: AtomicU32::new(0) })
+    }
+
+    fn mark(&self) -> Option<Mark> {
+        let mark = Mark { session: self.call.session, sequence: self.call.sequence };
+        (mark.session != 0 && mark.sequence != 0).then_some(mark)
+    }
+
+    /// The last step of the change: its effect, its reply and its place in the session in one record.
+    pub fn transact(
+        self: &Arc<Job>,
+        growth: Growth,
+        work: impl FnOnce(&mut crate::txn::Txn<'_>) -> Result<Reply, Errno>,
+    ) -> Result<(), Errno> {
+        let job = self.clone();
+        let finish = Box::new(move |result| job.conclude(result));
+        self.fs.transact(growth, self.mark(), finish, work).map_err(|(errno, _)| errno)
+    }
+
+    /// Nothing was changed. The answer may tell of changes by others, so it waits for their records too.
+    pub fn fail(self: &Arc<Job>, errno: Errno) {
+        let job = self.clone();
+        self.fs.log.after(Box::new(move |_| job.conclude(Err(errno))));
+    }
+
+    fn conclude(&self, result: Result<Reply, Errno>) {
+        let reply = result.unwrap_or_else(Reply::failed);
+        let others = self.mark().map(|mark| self.fs.sessions.finish(mark)).unwrap_or_default();
+        let own = locked(&self.answer).take();
+        for answer in own.into_iter().chain(others) {
+            self.fs.deliver(self.call.session, reply.clone(), answer);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Walks the whole volume and says what does not fit together. For tests and for people who fear the worst; operations
+//! must not run meanwhile.
+
+use std::collections::{BTreeMap, HashMap};
+
+use vos_api::fs::ROOT;
+
+use crate::core::{Fs, locked};
+use crate::device::{BLOCK, BLOCK64};
+use crate::error::Errno;
+use crate::extents::{WINDOW_BLOCKS, Window};
+use crate::model::{CookieEntry, Entry, Inode, number_of, tag};
+use crate::store::{From, Key};
+
+/// Something that is not as it should be, in words.
+pub type Finding = String;
+
+const SCAN_ENTRIES: usize = 1024;
+const FINDINGS_MAX: usize = 100;
+
+/// Whether the data itself is read and compared with its checksums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    Metadata,
+    Data,
+}
+
+#[derive(Default)]
+struct Walk {
+    inodes: BTreeMap<u64, Inode>,
+    /// Names that lead to an inode.
+    names: HashMap<u64, u32>,
+    /// Subdirectories of a directory, and its entries.
+    subdirectories: HashMap<u64, u32>,
+    entries: HashMap<u64, u64>,
+    cookies: HashMap<u64, u64>,
+    handles: HashMap<u64, u32>,
+    orphans: Vec<u64>,
+    blocks: HashMap<u64, u64>,
+    used: HashMap<u64, u64>,
+    findings: Vec<Finding>,
+}
+
+impl Fs {
+    /// Empty when all is well.
+    pub fn check(&self, depth: Depth) -> Result<Vec<Finding>, Errno> {
+        let mut walk = Walk::default();
+        for tag in [tag::INODE, tag::ENTRY, tag::COOKIE, tag::HANDLE, tag::ORPHAN, tag::EXTENTS] {
+            self.each(tag, |key, value| walk.take(self, depth, tag, key, value))?;
+        }
+        walk.compare_inodes();
+        walk.compare_space(self);
+        let counted = walk.inodes.len() as u64;
+        if self.counters().inodes != counted {
+            walk.find(format!("{} inodes are counted, {counted} are there", self.counters().inodes));
+        }
+        Ok(walk.findings)
+    }
+
+    fn each(&self, tag: u8, mut take: impl FnMut(&Key, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+        let mut from = vec![tag];
+        loop {
+            let found = self.store.scan(&from, &[tag + 1], SCAN_ENTRIES, From::Start)?;
+            for (key, value) in &found {
+                take(key, value)?;
+            }
+            match found.last() {
+                Some((last, _)) if found.len() == SCAN_ENTRIES => {
+                    from = last.clone();
+                    from.push(0);
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+impl Walk {
+    fn find(&mut self, finding: Finding) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        }
+    }
+
+    fn take(&mut self, fs: &Fs, depth: Depth, tag: u8, key: &Key, value: &[u8]) -> Result<(), Errno> {
+        let first = number_of(key, 0).ok_or(Errno::Io)?;
+        match tag {
+            tag::INODE => _ = self.inodes.insert(first, Inode::decode(value)?),
+            tag::ENTRY => self.take_entry(fs, first, &key[9..], Entry::decode(value)?)?,
+            tag::COOKIE => {
+                *self.cookies.entry(first).or_default() += 1;
+                let entry = CookieEntry::decode(value)?;
+                let cookie = number_of(key, 1).ok_or(Errno::Io)?;
+                let named = fs.read_entry(first, &entry.name)?;
+                if named != Some(Entry { ino: entry.ino, cookie, kind: entry.kind }) {
+                    self.find(format!("cookie {cookie} of directory {first} and its entry differ"));
+                }
+            }
+            tag::HANDLE => {
+                let ino = u64::from_le_bytes(value.try_into().map_err(|_| Errno::Io)?);
+                *self.handles.entry(ino).or_default() += 1;
+            }
+            tag::ORPHAN => self.orphans.push(first),
+            _ => self.take_window(fs, depth, first, number_of(key, 1).ok_or(Errno::Io)?, &Window::decode(value)?)?,
+        }
+        Ok(())
+    }
+
+    fn take_entry(&mut self, fs: &Fs, parent: u64, name: &[u8], entry: Entry) -> Result<(), Errno> {
+        *self.names.entry(entry.ino).or_default() += 1;
+        *self.entries.entry(parent).or_default() += 1;
+        let text = String::from_utf8_lossy(name).into_owned();
+        match fs.read_inode(entry.ino) {
+            Ok(inode) if inode.kind() != entry.kind => self.find(format!("'{text}' in {parent} has the wrong kind")),
+            Ok(inode) if inode.is_dir() => {
+                *self.subdirectories.entry(parent).or_default() += 1;
+                if inode.parent != parent {
+                    self.find(format!("directory {} says its parent is {}, not {parent}", entry.ino, inode.parent));
+                }
+            }
+            Ok(_) => (),
+            Err(Errno::NoEntry) => self.find(format!("'{text}' in {parent} leads to no inode ({})", entry.ino)),
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    fn take_window(&mut self, fs: &Fs, depth: Depth, ino: u64, number: u64, window: &Window) -> Result<(), Errno> {
+        let Some(bytes) = self.inodes.get(&ino).map(|inode| inode.bytes) else {
+            self.find(format!("extents of inode {ino}, which is not there"));
+            return Ok(());
+        };
+        let end = bytes.div_ceil(BLOCK64);
+        for (at, place) in window.places.iter().enumerate() {
+            let Some(place) = place else { continue };
+            *self.used.entry(ino).or_default() += 1;
+            let position = number * WINDOW_BLOCKS + at as u64;
+            if position >= end {
+                self.find(format!("inode {ino} has a block at {position}, behind its end"));
+            }
+            if let Some(other) = self.blocks.insert(place.block, ino) {
+                self.find(format!("block {} belongs to inodes {other} and {ino}", place.block));
+            }
+            if !locked(&fs.blocks).is_owned(place.block) {
+                self.find(format!("block {} of inode {ino} counts as free", place.block));
+            }
+            if depth == Depth::Data {
+                let mut data = [0; BLOCK];
+                fs.device.read(fs.layout.data_offset(place.block), &mut data)?;
+                if crc32fast::hash(&data) != place.crc {
+                    self.find(format!("block {} of inode {ino} has a wrong checksum", place.block));
+                }
+                let used = (bytes % BLOCK64) as usize;
+                if position + 1 == end && used != 0 && data[used..].iter().any(|byte| *byte != 0) {
+                    self.find(format!("inode {ino} has remains behind its end"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_inodes(&mut self) {
+        let inodes = std::mem::take(&mut self.inodes);
+        for (ino, inode) in &inodes {
+            let names = self.names.get(ino).copied().unwrap_or(0) + u32::from(*ino == ROOT);
+            let links = match inode.is_dir() && names > 0 {
+                true => 2 + self.subdirectories.get(ino).copied().unwrap_or(0),
+                false => names,
+            };
+            let facts = [
+                ("links", u64::from(inode.links), u64::from(links)),
+                ("opens", u64::from(inode.opens), u64::from(self.handles.get(ino).copied().unwrap_or(0))),
+                ("blocks", inode.blocks, self.used.get(ino).copied().unwrap_or(0)),
+                ("entries", inode.entries, self.entries.get(ino).copied().unwrap_or(0)),
+                ("cookies", inode.entries, self.cookies.get(ino).copied().unwrap_or(0)),
+            ];
+            for (what, said, found) in facts {
+                if said != found {
+                    self.find(format!("inode {ino} says {what} {said}, found {found}"));
+                }
+            }
+            if (links == 0) != self.orphans.contains(ino) {
+                self.find(format!("inode {ino} with {links} links is on the wrong side of the orphans"));
+            }
+            if inode.is_dir() && names > 1 {
+                self.find(format!("directory {ino} has {names} names"));
+            }
+            self.check_reachable(&inodes, *ino, inode);
+        }
+        self.inodes = inodes;
+    }
+
+    fn check_reachable(&mut self, inodes: &BTreeMap<u64, Inode>, ino: u64, inode: &Inode) {
+        if !inode.is_dir() || inode.links == 0 {
+            return;
+        }
+        let mut at = ino;
+        for _ in 0..=inodes.len() {
+            match inodes.get(&at) {
+                _ if at == ROOT => return,
+                Some(directory) => at = directory.parent,
+                None => break,
+            }
+        }
+        self.find(format!("directory {ino} does not hang on the root"));
+    }
+
+    fn compare_space(&mut self, fs: &Fs) {
+        let owned = locked(&fs.blocks).owned_blocks();
+        let used = self.blocks.len() as u64;
+        if owned != used {
+            self.find(format!("{owned} blocks count as used, {used} are"));
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The file system as one object: what all operations share, and how an operation's changes become permanent.
+//!
+//! [`Fs::transact`] is the only way to change anything: under the engine's lock it collects the changes, applies them in
+//! memory and queues their record, so that the order of application is the order of the log. The answer goes out when
+//! the record was written.
+//!
+//! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `engine`, `blocks`, then the leaves (log,
+//! store, cache, leases, sessions, waiting locks). Only `checkpointing` and stripes are held while the device works;
+//! the engine's lock may wait for a page of the metadata store.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::alloc::{Allocator, Claim, Generation};
+use crate::cache::Cache;
+use crate::device::BlockDevice;
+use crate::error::{Errno, StoreError};
+use crate::extents::Run;
+use crate::layout::Layout;
+use crate::leases::Leases;
+use crate::locks::Waiting;
+use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
+use crate::model::{key, key1, tag};
+use crate::readahead::ReadAhead;
+use crate::sessions::{Mark, Sessions};
+use crate::store::{Change, Key, Store};
+use crate::txn::Txn;
+
+/// Stripes of the lock that serialises changes of one file's data.
+const FILE_STRIPES: usize = 256;
+/// Changed metadata in memory that makes a checkpoint due.
+const ACTIVE_BYTES_DUE: usize = 32 << 20;
+/// Data written that makes a checkpoint due: recovery may have to verify this much.
+const WRITTEN_BYTES_DUE: u64 = 1 << 30;
+
+/// Runs work on another thread, or at once.
+pub type Spawn = Arc<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
+
+pub struct Options {
+    /// Clean data kept in memory.
+    pub cache_bytes: usize,
+    /// Metadata pages kept in memory by redb.
+    pub meta_cache_bytes: usize,
+    /// Threads that read ahead; 0 turns it off.
+    pub readahead_threads: usize,
+    /// Where operations go on that had to wait.
+    pub spawn: Spawn,
+    /// Distinguishes the lives of one volume and names it when it is made; random.
+    pub seed: [u8; 16],
+    /// The first value of the clock given to [`Fs::tick`].
+    pub now_ms: u64,
+}
+
+impl Options {
+    /// Everything on the caller's thread, for tests.
+    pub fn inline(seed: u64) -> Options {
+        let mut bytes = [0x5a; 16];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        Options {
+            cache_bytes: 4 << 20,
+            meta_cache_bytes: 8 << 20,
+            readahead_threads: 0,
+            spawn: Arc::new(|work| work()),
+            seed: bytes,
+            now_ms: 0,
+        }
+    }
+}
+
+pub struct Fs {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) layout: Layout,
+    pub(crate) store: Store,
+    pub(crate) log: Log,
+    pub(crate) blocks: Mutex<Allocator>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) readahead: ReadAhead,
+    pub(crate) leases: Leases,
+    pub(crate) sessions: Sessions,
+    pub(crate) waiting: Mutex<Waiting>,
+    pub(crate) spawn: Spawn,
+    pub(crate) now_ms: AtomicU64,
+    engine: Mutex<Engine>,
+    checkpointing: Mutex<()>,
+    files: Vec<Mutex<()>>,
+    flush: FlushGate,
+    /// Bytes of keys and values in the durable layer.
+    meta_bytes: AtomicI64,
+    written_bytes: AtomicU64,
+}
+
+pub(crate) struct Engine {
+    pub counters: Counters,
+    /// Number of the last record.
+    pub applied: u64,
+}
+
+/// What [`Fs::new`] needs beyond the options: the state that opening or making the volume found.
+pub(crate) struct Found {
+    pub layout: Layout,
+    pub store: Store,
+    pub log: Log,
+    pub blocks: Allocator,
+    pub counters: Counters,
+    pub applied: u64,
+    pub meta_bytes: i64,
+}
+
+/// Whether an operation may use up metadata.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    Grows,
+    /// Removes or replaces; works on a full volume.
+    Shrinks,
+}
+
+/// Takes the answer of an operation to whoever asked, once its record is written.
+pub(crate) type Finish<T> = Box<dyn FnOnce(Result<T, Errno>) + Send>;
+
+/// Lets concurrent fsyncs share one flush of the device: each needs one that began after it asked.
+#[derive(Default)]
+struct FlushGate {
+    state: Mutex<FlushState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct FlushState {
+    begun: u64,
+    ended: u64,
+    is_running: bool,
+    failed: bool,
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fs {
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, options: Options, found: Found) -> Fs {
+        let cache = Arc::new(Cache::new(options.cache_bytes));
+        Fs {
+            readahead: ReadAhead::new(device.clone(), found.layout, cache.clone(), options.readahead_threads),
+            device,
+            layout: found.layout,
+            store: found.store,
+            log: found.log,
+            blocks: Mutex::new(found.blocks),
+            cache,
+            leases: Leases::default(),
+            sessions: Sessions::default(),
+            waiting: Mutex::default(),
+            spawn: options.spawn,
+            now_ms: AtomicU64::new(options.now_ms),
+            engine: Mutex::new(Engine { counters: found.counters, applied: found.applied }),
+            checkpointing: Mutex::new(()),
+            files: (0..FILE_STRIPES).map(|_| Mutex::new(())).collect(),
+            flush: FlushGate::default(),
+            meta_bytes: AtomicI64::new(found.meta_bytes),
+            written_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Why the volume takes no more changes, if so. The server ends itself then; a new one recovers.
+    pub fn failed(&self) -> Option<Errno> {
+        self.log.failed()
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.now_ms.load(Ordering::Relaxed)
+    }
+
+    /// Serialises changes of one file's size and data.
+    pub(crate) fn lock_file(&self, ino: u64) -> MutexGuard<'_, ()> {
+        locked(&self.files[(ino % FILE_STRIPES as u64) as usize])
+    }
+
+    /// Blocks freed from now on keep their content until this is dropped.
+    pub(crate) fn generation(&self) -> Generation {
+        locked(&self.blocks).generation()
+    }
+
+    /// Changes something. On success `finish` is called with `work`'s answer as soon as the record is written (by
+    /// [`Log::drive`], which the caller calls when it holds no lock); on failure it comes back uncalled.
+    pub(crate) fn transact<T: Reply>(
+        &self,
+        growth: Growth,
+        mark: Option<Mark>,
+        finish: Finish<T>,
+        work: impl FnOnce(&mut Txn<'_>) -> Result<T, Errno>,
+    ) -> Result<(), (Errno, Finish<T>)> {
+        let mut engine = match self.enter(growth) {
+            Ok(engine) => engine,
+            Err(errno) => return Err((errno, finish)),
+        };
+        let mut txn = Txn::new(&self.store, engine.counters);
+        let reply = match work(&mut txn) {
+            Ok(reply) => reply,
+            Err(errno) => return Err((errno, finish)),
+        };
+        if let Some(mark) = mark {
+            self.sessions.record(&mut txn, mark, engine.applied + 1, reply.to_bytes());
+        }
+        if txn.weight() > RECORD_BYTES_MAX {
+            tracing::error!("an operation's record would have {} bytes", txn.weight());
+            return Err((Errno::Io, finish));
+        }
+        self.apply(&mut engine, txn, Box::new(move |result| finish(result.map(|()| reply))));
+        Ok(())
+    }
+
+    /// A change that nobody waits for.
+    pub(crate) fn transact_quietly(&self, work: impl FnOnce(&mut Txn<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
+        self.transact(Growth::Shrinks, None, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
+    }
+
+    fn apply(&self, engine: &mut Engine, txn: Txn<'_>, done: Done) {
+        let record = txn.into_record();
+        if record.changes.is_empty() && record.allocated.is_empty() && record.freed.is_empty() {
+            return self.log.after(done);
+        }
+        engine.applied += 1;
+        engine.counters = record.counters;
+        {
+            let mut blocks = locked(&self.blocks);
+            blocks.own(&record.allocated);
+            blocks.disown(&record.freed);
+        }
+        self.log.push(&record, done);
+        self.store.apply(record.changes);
+    }
+
+    /// The engine's lock, with room for one record; [`Errno::NoSpace`] when the metadata region is full.
+    fn enter(&self, growth: Growth) -> Result<MutexGuard<'_, Engine>, Errno> {
+        let mut has_tried = false;
+        loop {
+            if let Some(errno) = self.log.failed() {
+                return Err(errno);
+            }
+            let engine = locked(&self.engine);
+            let fits = growth == Growth::Shrinks || self.meta_used() < self.layout.meta_limit();
+            if self.log.has_room() && fits {
+                return Ok(engine);
+            }
+            drop(engine);
+            if !fits && has_tried {
+                return Err(Errno::NoSpace);
+            }
+            has_tried = true;
+            // What is queued counts as used until it has its place.
+            self.log.settle()?;
+            self.checkpoint()?;
+        }
+    }
+
+    fn meta_used(&self) -> u64 {
+        self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.active_bytes() as u64
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        locked(&self.engine).counters
+    }
+
+    /// Takes blocks for data; asks for a checkpoint when that frees enough.
+    pub(crate) fn take_blocks(&self, count: u64, claim: Claim) -> Result<Vec<Run>, Errno> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        for attempt in 0..2 {
+            let pending = {
+                let mut blocks = locked(&self.blocks);
+                if let Some(runs) = blocks.take(count, claim) {
+                    drop(blocks);
+                    self.cache.forget(&runs);
+                    return Ok(runs);
+                }
+                blocks.pending()
+            };
+            if attempt == 0 && pending > 0 {
+                self.checkpoint()?;
+            }
+        }
+        Err(Errno::NoSpace)
+    }
+
+    pub(crate) fn give_back(&self, runs: &[Run]) {
+        locked(&self.blocks).give_back(runs);
+    }
+
+    pub(crate) fn count_written(&self, bytes: u64) {
+        self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether there is anything a checkpoint would move.
+    pub fn is_dirty(&self) -> bool {
+        self.store.active_bytes() > 0
+    }
+
+    /// Whether time must be told by [`Fs::tick`].
+    pub fn needs_time(&self) -> bool {
+        self.is_dirty() || self.leases.has_waiters() || !locked(&self.waiting).is_empty() || self.sessions.has_away()
+    }
+
+    /// Whether a checkpoint should be made without waiting for its time.
+    pub fn is_checkpoint_due(&self) -> bool {
+        self.log.is_filling()
+            || self.store.active_bytes() > ACTIVE_BYTES_DUE
+            || self.written_bytes.load(Ordering::Relaxed) > WRITTEN_BYTES_DUE
+    }
+
+    /// Moves everything applied so far from the log into the metadata store, durably, so that the log's space and
+    /// freed blocks can be used again. Operations go on meanwhile.
+    pub fn checkpoint(&self) -> Result<(), Errno> {
+        let _alone = locked(&self.checkpointing);
+        if let Some(errno) = self.log.failed() {
+            return Err(errno);
+        }
+        let frozen = {
+            let engine = locked(&self.engine);
+            let tail = self.log.tail_for(engine.applied);
+            let mut blocks = locked(&self.blocks);
+            Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: engine.counters }
+        };
+        self.written_bytes.store(0, Ordering::Relaxed);
+        let extra = frozen.extra(self.meta_bytes.load(Ordering::Relaxed));
+        match self.store.commit(&frozen.changes, &extra) {
+            Ok(grown) => self.meta_bytes.fetch_add(grown, Ordering::Relaxed),
+            Err(error) => {
+                tracing::error!("a checkpoint failed: {error}");
+                self.log.poison(Errno::Io);
+                return Err(Errno::Io);
+            }
+        };
+        self.log.advance(frozen.tail);
+        locked(&self.blocks).thaw();
+        Ok(())
+    }
+
+    /// Everything completed before is durable afterwards.
+    pub fn sync(&self) -> Result<(), Errno> {
+        self.log.settle()?;
+        let written = self.log.written();
+        if written <= self.log.flushed() {
+            return Ok(());
+        }
+        self.flush_shared()
+    }
+
+    fn flush_shared(&self) -> Result<(), Errno> {
+        let gate = &self.flush;
+        let mut state = locked(&gate.state);
+        // A flush that is running may have begun before our writes: only a later one counts.
+        let wanted = state.begun + 1;
+        loop {
+            if state.failed {
+                return Err(Errno::Io);
+            }
+            if state.ended >= wanted {
+                return Ok(());
+            }
+            if state.is_running {
+                state = gate.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.is_running = true;
+            state.begun += 1;
+            let number = state.begun;
+            drop(state);
+            let written = self.log.written();
+            let result = self.device.flush();
+            state = locked(&gate.state);
+            state.is_running = false;
+            match result {
+                Ok(()) => {
+                    state.ended = number;
+                    self.log.set_flushed(written);
+                }
+                // What the device lost cannot be known: nothing may be promised any more.
+                Err(_) => {
+                    state.failed = true;
+                    self.log.poison(Errno::Io);
+                }
+            }
+            gate.ended.notify_all();
+        }
+    }
+}
+
+/// An answer that is kept with its session.
+pub(crate) trait Reply: Send + 'static {
+    fn to_bytes(&self) -> Vec<u8>;
+}
+
+impl Reply for () {
+    fn to_bytes(&self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+struct Frozen {
+    changes: Arc<std::collections::BTreeMap<Key, Change>>,
+    chunks: std::collections::BTreeMap<u64, Vec<u8>>,
+    tail: Tail,
+    counters: Counters,
+}
+
+impl Frozen {
+    /// What a checkpoint stores beyond the operations' changes.
+    fn extra(&self, meta_bytes: i64) -> std::collections::BTreeMap<Key, Change> {
+        let mut extra: std::collections::BTreeMap<_, _> =
+            self.chunks.iter().map(|(chunk, bytes)| (key1(tag::BITMAP, *chunk), Some(bytes.clone()))).collect();
+        extra.insert(key(tag::STATE), Some(State { tail: self.tail, counters: self.counters, meta_bytes }.encode()));
+        extra
+    }
+}
+
+/// The one record of a checkpoint that says where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub tail: Tail,
+    pub counters: Counters,
+    /// As of the checkpoint before: a hint, within one checkpoint's growth.
+    pub meta_bytes: i64,
+}
+
+impl State {
+    pub fn encode(&self) -> Vec<u8> {
+        let numbers = [
+            self.tail.epoch,
+            self.tail.lsn,
+            self.tail.applied,
+            self.counters.next_ino,
+            self.counters.next_handle,
+            self.counters.inodes,
+            self.meta_bytes as u64,
+        ];
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<State, StoreError> {
+        let mut reader = crate::model::Reader(bytes);
+        let mut next = || reader.u64().ok_or(StoreError::Damaged("checkpoint record"));
+        Ok(State {
+            tail: Tail { epoch: next()?, lsn: next()?, applied: next()? },
+            counters: Counters { next_ino: next()?, next_handle: next()?, inodes: next()? },
+            meta_bytes: next()? as i64,
+        })
+    }
+}

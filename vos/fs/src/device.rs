@@ -1,0 +1,34 @@
+//! What the file system stands on: a blocking, thread-safe block device.
+//!
+//! The rules it relies on, and that the devices of `testing` enforce: a block of [`BLOCK`] bytes is written as a whole or
+//! not at all; a write that returned is seen by every later read, also after the death of this process; after
+//! [`BlockDevice::flush`] everything that had returned before survives loss of power; writes that were not flushed
+//! may survive or not, each for itself, in any order.
+
+use thiserror::Error;
+
+/// Unit of allocation, of checksums and of atomicity.
+pub const BLOCK: usize = vos_api::disk::BLOCK_BYTES as usize;
+pub const BLOCK64: u64 = BLOCK as u64;
+
+/// Offsets and lengths are multiples of [`BLOCK`].
+pub trait BlockDevice: Send + Sync {
+    /// Bytes; does not change while the device is open.
+    fn bytes(&self) -> u64;
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
+    fn flush(&self) -> Result<(), DeviceError>;
+    /// The range reads as zeros afterwards.
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;
+}
+
+/// The device refused; the number is Linux's errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the disk failed (errno {0})")]
+pub struct DeviceError(pub i32);
+
+impl From<DeviceError> for std::io::Error {
+    fn from(error: DeviceError) -> std::io::Error {
+        std::io::Error::from_raw_os_error(error.0)
+    }
+}

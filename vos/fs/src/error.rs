@@ -1,0 +1,104 @@
+//! Why an operation, or the opening of a volume, failed.
+
+use thiserror::Error;
+
+use crate::device::DeviceError;
+
+/// What one operation answers instead of success. [`Errno::number`] is what travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Errno {
+    NotPermitted = 1,
+    NoEntry = 2,
+    Interrupted = 4,
+    Io = 5,
+    NoAddress = 6,
+    BadHandle = 9,
+    TryAgain = 11,
+    Busy = 16,
+    Exists = 17,
+    NotDirectory = 20,
+    IsDirectory = 21,
+    Invalid = 22,
+    FileTooBig = 27,
+    NoSpace = 28,
+    TooManyLinks = 31,
+    OutOfRange = 34,
+    Deadlock = 35,
+    NameTooLong = 36,
+    NoLocks = 37,
+    NotSupported = 95,
+    NotEmpty = 39,
+    NoData = 61,
+    Stale = 116,
+    ArgumentTooLong = 7,
+}
+
+impl Errno {
+    pub fn number(self) -> u32 {
+        self as i32 as u32
+    }
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?} (errno {})", self.number())
+    }
+}
+
+impl From<StoreError> for Errno {
+    fn from(error: StoreError) -> Errno {
+        tracing::error!("{error}");
+        Errno::Io
+    }
+}
+
+impl From<DeviceError> for Errno {
+    fn from(error: DeviceError) -> Errno {
+        tracing::error!("{error}");
+        match error.0 {
+            116 => Errno::Stale,
+            _ => Errno::Io,
+        }
+    }
+}
+
+/// The metadata store failed. The volume accepts no change afterwards.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    #[error("the metadata store failed")]
+    Redb(#[source] Box<redb::Error>),
+    #[error("the metadata store holds a {0} that makes no sense")]
+    Damaged(&'static str),
+}
+
+impl<E: Into<redb::Error>> From<E> for StoreError {
+    fn from(error: E) -> StoreError {
+        StoreError::Redb(Box::new(error.into()))
+    }
+}
+
+/// Why a volume cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    #[error("the volume has {bytes} bytes, a file system needs at least {least}")]
+    TooSmall { bytes: u64, least: u64 },
+    #[error("the volume holds something that is not a DVS file system; it is left alone")]
+    Unknown,
+    #[error("both superblocks are damaged")]
+    Superblocks,
+    #[error("the file system has format version {found}, this program knows {known}")]
+    Version { found: u32, known: u32 },
+    #[error("the file system was made for {made} bytes, the volume has only {bytes}")]
+    Shrunk { made: u64, bytes: u64 },
+    #[error("the record of the metadata store's length is damaged")]
+    Length,
+    #[error("the metadata store cannot be opened: {0}")]
+    Metadata(String),
+    #[error("the metadata is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("reading or writing the volume failed")]
+    Device(#[from] DeviceError),
+    #[error("the metadata store failed")]
+    Store(#[from] StoreError),
+}

@@ -1,0 +1,102 @@
+//! Attributes of inodes and of the whole tree.
+
+use std::sync::Arc;
+
+use vos_api::fs as api;
+use vos_api::fs::valid;
+use zerocopy::FromBytes;
+
+use crate::calls::{Call, Job, Reply};
+use crate::core::{Fs, Growth, locked};
+use crate::error::Errno;
+use crate::model::{GROUP_EXECUTE, Inode, KIND_MASK, SET_GID, SET_UID};
+use crate::ops::names::attr_reply;
+
+pub(super) fn getattr(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
+    let ino = call.args[0];
+    fs.leases.register(call.session, ino);
+    Ok(attr_reply(ino, &fs.read_inode(ino)?).lease_on([ino]))
+}
+
+pub(super) fn setattr(job: &Arc<Job>) -> Result<(), Errno> {
+    let [ino, time_ns, _] = job.call.args;
+    let wanted = api::SetAttr::read_from_bytes(&job.call.data).map_err(|_| Errno::Invalid)?;
+    let fs = &job.fs;
+    let resizes = wanted.valid.get() & valid::BYTES != 0;
+    let bytes = wanted.bytes.get();
+    if resizes && bytes > api::FILE_BYTES_MAX {
+        return Err(Errno::FileTooBig);
+    }
+    let _file;
+    let mut cut = super::space::Cut::default();
+    let mut growth = Growth::Shrinks;
+    if resizes {
+        let inode = fs.read_inode(ino)?;
+        match inode.is_file() {
+            false if inode.is_dir() => return Err(Errno::IsDirectory),
+            false => return Err(Errno::Invalid),
+            true => (),
+        }
+        _file = fs.lock_file(ino);
+        cut = fs.cut_in_steps(ino, bytes)?;
+        growth = if bytes == 0 { Growth::Shrinks } else { Growth::Grows };
+    }
+    let blocks = cut.taken.clone();
+    let result = job.transact(growth, |txn| {
+        if resizes {
+            cut.finish(txn, ino, Some(time_ns))?;
+        }
+        let mut inode = txn.inode(ino)?;
+        apply(&mut inode, &wanted, time_ns);
+        txn.put_inode(ino, &inode);
+        Ok(attr_reply(ino, &inode).lease_on([ino]))
+    });
+    if result.is_err() {
+        fs.give_back(&blocks);
+    }
+    fs.leases.grant_own(job.call.session, ino);
+    result
+}
+
+fn apply(inode: &mut Inode, wanted: &api::SetAttr, time_ns: u64) {
+    let has = |bit| wanted.valid.get() & bit != 0;
+    if has(valid::UID) || has(valid::GID) || has(valid::KILL_SUID) {
+        kill_set_id(inode);
+    }
+    if has(valid::MODE) {
+        inode.mode = inode.mode & KIND_MASK | wanted.mode.get() & 0o7777;
+    }
+    if has(valid::UID) {
+        inode.uid = wanted.uid.get();
+    }
+    if has(valid::GID) {
+        inode.gid = wanted.gid.get();
+    }
+    if has(valid::ATIME) {
+        inode.atime_ns = wanted.atime_ns.get();
+    }
+    if has(valid::MTIME) {
+        inode.mtime_ns = wanted.mtime_ns.get();
+    }
+    inode.ctime_ns = if has(valid::CTIME) { wanted.ctime_ns.get() } else { time_ns };
+}
+
+/// Set-group-id without group execute means mandatory locking and stays.
+fn kill_set_id(inode: &mut Inode) {
+    if inode.is_dir() {
+        return;
+    }
+    inode.mode &= !SET_UID;
+    if inode.mode & GROUP_EXECUTE != 0 {
+        inode.mode &= !SET_GID;
+    }
+}
+
+pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
+    let (blocks, free) = {
+        let blocks = locked(&fs.blocks);
+        (blocks.blocks(), blocks.available())
+    };
+    let files_max = fs.layout.files_max();
+    Ok(Reply::done([blocks, free, files_max, files_max.saturating_sub(fs.counters().inodes)]))
+}

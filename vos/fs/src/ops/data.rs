@@ -1,0 +1,314 @@
+//! Reading and writing bytes.
+//!
+//! A write goes to blocks that nobody uses; only then does a record say that they belong to the file. So the bytes of a
+//! file are never half of one write and half of another, and what a record names is always there (or the record does not
+//! count: see `open.rs`). Bytes behind the end of a file inside its last block are zero.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use vos_api::fs as api;
+
+use crate::alloc::{Claim, Generation};
+use crate::calls::{Call, Job, Reply};
+use crate::core::{Fs, Growth};
+use crate::device::{BLOCK, BLOCK64};
+use crate::error::Errno;
+use crate::extents::{Piece, Place, Run, WINDOW_BLOCKS, Window};
+use crate::model::{Inode, Reader, key2, tag};
+use crate::readahead::Load;
+use crate::txn::Txn;
+
+/// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
+const CACHED_BYTES_MAX: usize = 128 << 10;
+pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
+const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
+
+pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
+    let [ino, offset, bytes] = call.args;
+    fs.leases.register(call.session, ino);
+    let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
+    let mut data = vec![0; bytes as usize];
+    let got = fs.read_range(ino, offset, &mut data)?;
+    data.truncate(got);
+    Ok(Reply::with_data([got as u64, 0, 0, 0], data).lease_on([ino]))
+}
+
+impl Fs {
+    /// Fills `out`, which must be zero, from a file; answers the bytes before its end.
+    pub(crate) fn read_range(&self, ino: u64, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
+        // Taken first: what is freed from here on keeps its content until the end of this read.
+        let generation = self.generation();
+        let inode = self.read_inode(ino)?;
+        check_file(&inode)?;
+        let bytes = inode.bytes.saturating_sub(offset).min(out.len() as u64);
+        let out = &mut out[..bytes as usize];
+        let mut at = offset;
+        let end = offset + bytes;
+        while at < end {
+            let number = at / WINDOW_BYTES;
+            let until = end.min((number + 1) * WINDOW_BYTES);
+            let part = &mut out[(at - offset) as usize..(until - offset) as usize];
+            if let Some(window) = self.read_window(ino, number)? {
+                self.read_in_window(ino, &window, at - number * WINDOW_BYTES, part)?;
+            }
+            at = until;
+        }
+        self.read_ahead(ino, &inode, offset, bytes, &generation);
+        Ok(bytes as usize)
+    }
+
+    pub(super) fn read_window(&self, ino: u64, number: u64) -> Result<Option<Window>, Errno> {
+        match self.store.get(&key2(tag::EXTENTS, ino, number))? {
+            Some(bytes) => Ok(Some(Window::decode(&bytes)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Fills `out` from byte `from` of a window.
+    fn read_in_window(&self, ino: u64, window: &Window, from: u64, out: &mut [u8]) -> Result<(), Errno> {
+        let end = from + out.len() as u64;
+        let blocks = (from / BLOCK64) as usize..end.div_ceil(BLOCK64) as usize;
+        for piece in window.pieces(blocks.start, blocks.end) {
+            let start = piece.at as u64 * BLOCK64;
+            let stop = start + piece.run.count * BLOCK64;
+            if start >= from && stop <= end {
+                let part = &mut out[(start - from) as usize..(stop - from) as usize];
+                self.read_blocks(ino, piece.run, piece.places, part)?;
+                continue;
+            }
+            self.read_edges(ino, &piece, from, out)?;
+        }
+        Ok(())
+    }
+
+    /// A piece of which some bytes are not wanted: its first or last block goes through a buffer of its own.
+    fn read_edges(&self, ino: u64, piece: &Piece<'_>, from: u64, out: &mut [u8]) -> Result<(), Errno> {
+        let end = from + out.len() as u64;
+        let first = piece.at as u64;
+        let last = first + piece.run.count;
+        let whole = from.div_ceil(BLOCK64).max(first)..(end / BLOCK64).min(last);
+        if whole.start < whole.end {
+            let skip = (whole.start - first) as usize;
+            let count = whole.end - whole.start;
+            let run = Run { start: piece.run.start + skip as u64, count };
+            let part = (whole.start * BLOCK64 - from) as usize..(whole.end * BLOCK64 - from) as usize;
+            self.read_blocks(ino, run, &piece.places[skip..skip + count as usize], &mut out[part])?;
+        }
+        for block in first..last {
+            if whole.contains(&block) {
+                continue;
+            }
+            let index = (block - first) as usize;
+            let mut buffer = [0; BLOCK];
+            let run = Run { start: piece.run.start + index as u64, count: 1 };
+            self.read_blocks(ino, run, &piece.places[index..=index], &mut buffer)?;
+            let start = (block * BLOCK64).max(from);
+            let stop = ((block + 1) * BLOCK64).min(end);
+            let inside = (start - block * BLOCK64) as usize..(stop - block * BLOCK64) as usize;
+            out[(start - from) as usize..(stop - from) as usize].copy_from_slice(&buffer[inside]);
+        }
+        Ok(())
+    }
+
+    /// Whole blocks, from the cache or the device, verified.
+    fn read_blocks(&self, ino: u64, run: Run, places: &[Option<Place>], out: &mut [u8]) -> Result<(), Errno> {
+        if self.cache.read(run, out) {
+            return Ok(());
+        }
+        if run.start.checked_add(run.count).is_none_or(|end| end > self.layout.data_blocks) {
+            tracing::error!(ino, "its extents lie outside the volume");
+            return Err(Errno::Io);
+        }
+        self.device.read(self.layout.data_offset(run.start), out)?;
+        for (place, block) in places.iter().flatten().zip(out.chunks_exact(BLOCK)) {
+            if crc32fast::hash(block) != place.crc {
+                tracing::error!(ino, block = place.block, "checksum does not match");
+                return Err(Errno::Io);
+            }
+        }
+        if out.len() <= CACHED_BYTES_MAX {
+            self.cache.insert(run.start, (&*out).into());
+        }
+        Ok(())
+    }
+
+    fn read_ahead(&self, ino: u64, inode: &Inode, offset: u64, bytes: u64, generation: &Generation) {
+        let Some((from, to)) = self.readahead.next(ino, offset, bytes) else { return };
+        for number in from / WINDOW_BYTES..to.min(inode.bytes).div_ceil(WINDOW_BYTES) {
+            let Ok(Some(window)) = self.read_window(ino, number) else { continue };
+            for piece in window.pieces(0, window.places.len()) {
+                let places = piece.places.iter().flatten().copied().collect();
+                self.readahead.load(Load { run: piece.run, places, generation: generation.clone() });
+            }
+        }
+    }
+
+    /// One block of a file as it is; a hole is zeros.
+    fn load_block(&self, ino: u64, block: u64, out: &mut [u8]) -> Result<(), Errno> {
+        let Some(window) = self.read_window(ino, block / WINDOW_BLOCKS)? else { return Ok(()) };
+        let at = (block % WINDOW_BLOCKS) as usize;
+        match window.places[at] {
+            Some(place) => self.read_blocks(ino, Run { start: place.block, count: 1 }, &window.places[at..=at], out),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_file(inode: &Inode) -> Result<(), Errno> {
+    match inode.is_file() {
+        true => Ok(()),
+        false if inode.is_dir() => Err(Errno::IsDirectory),
+        false => Err(Errno::Invalid),
+    }
+}
+
+/// Data that is on the volume and waits for its record.
+pub(super) struct Prepared {
+    offset: u64,
+    end: u64,
+    places: Vec<Place>,
+    pub runs: Vec<Run>,
+}
+
+/// Where a write begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Position {
+    At(u64),
+    End,
+}
+
+impl Fs {
+    /// Writes `data` to fresh blocks. The caller holds the file's lock until [`Prepared::finish`].
+    pub(super) fn prepare(&self, ino: u64, position: Position, data: &[u8], claim: Claim) -> Result<Prepared, Errno> {
+        let inode = self.read_inode(ino)?;
+        check_file(&inode)?;
+        let offset = match position {
+            Position::At(offset) => offset,
+            Position::End => inode.bytes,
+        };
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= api::FILE_BYTES_MAX);
+        let end = end.ok_or(Errno::FileTooBig)?;
+        if data.is_empty() {
+            return Ok(Prepared { offset, end, places: Vec::new(), runs: Vec::new() });
+        }
+        let buffer = self.fill_blocks(ino, &inode, offset, data)?;
+        let runs = self.take_blocks((buffer.len() / BLOCK) as u64, claim)?;
+        let mut places = Vec::with_capacity(buffer.len() / BLOCK);
+        let mut rest: &[u8] = &buffer;
+        for run in &runs {
+            let (part, behind) = rest.split_at(run.count as usize * BLOCK);
+            if let Err(error) = self.device.write(self.layout.data_offset(run.start), part) {
+                self.give_back(&runs);
+                return Err(error.into());
+            }
+            let crcs = part.chunks_exact(BLOCK).map(crc32fast::hash);
+            places.extend((run.start..).zip(crcs).map(|(block, crc)| Place { block, crc }));
+            self.keep(run.start, part);
+            rest = behind;
+        }
+        self.count_written(buffer.len() as u64);
+        Ok(Prepared { offset, end, places, runs })
+    }
+
+    /// Small writes stay in memory, of large ones the last block: it will be needed again when the file grows.
+    fn keep(&self, start: u64, part: &[u8]) {
+        if part.len() <= CACHED_BYTES_MAX {
+            self.cache.insert(start, part.into());
+        }
+    }
+
+    /// The blocks around `data`, with what the file has in them beside it.
+    fn fill_blocks<'a>(&self, ino: u64, inode: &Inode, offset: u64, data: &'a [u8]) -> Result<Cow<'a, [u8]>, Errno> {
+        let end = offset + data.len() as u64;
+        let skip = (offset % BLOCK64) as usize;
+        if skip == 0 && end.is_multiple_of(BLOCK64) {
+            return Ok(Cow::Borrowed(data));
+        }
+        let first = offset / BLOCK64;
+        let count = (end.div_ceil(BLOCK64) - first) as usize;
+        let mut buffer = vec![0; count * BLOCK];
+        if skip != 0 && first * BLOCK64 < inode.bytes {
+            self.load_block(ino, first, &mut buffer[..BLOCK])?;
+        }
+        let is_loaded = skip != 0 && count == 1;
+        if !end.is_multiple_of(BLOCK64) && end < inode.bytes && !is_loaded {
+            self.load_block(ino, end / BLOCK64, &mut buffer[(count - 1) * BLOCK..])?;
+        }
+        buffer[skip..skip + data.len()].copy_from_slice(data);
+        Ok(Cow::Owned(buffer))
+    }
+}
+
+impl Prepared {
+    /// Makes the blocks the file's. Answers its size.
+    pub fn finish(&self, txn: &mut Txn<'_>, ino: u64, time_ns: Option<u64>) -> Result<u64, Errno> {
+        let mut inode = txn.inode(ino)?;
+        let mut block = self.offset / BLOCK64;
+        let mut places = self.places.as_slice();
+        while !places.is_empty() {
+            let number = block / WINDOW_BLOCKS;
+            let at = (block % WINDOW_BLOCKS) as usize;
+            let (here, behind) = places.split_at(places.len().min(WINDOW_BLOCKS as usize - at));
+            let mut window = txn.window(ino, number)?.unwrap_or_default();
+            for (index, place) in here.iter().enumerate() {
+                match window.set(at + index, Some(*place)) {
+                    Some(old) => txn.free_block(old),
+                    None => inode.blocks += 1,
+                }
+            }
+            txn.put_window(ino, number, &window);
+            block += here.len() as u64;
+            places = behind;
+        }
+        txn.allocated.extend_from_slice(&self.runs);
+        inode.bytes = inode.bytes.max(self.end);
+        if let Some(time_ns) = time_ns {
+            inode.mtime_ns = time_ns;
+            inode.ctime_ns = time_ns;
+        }
+        txn.put_inode(ino, &inode);
+        Ok(inode.bytes)
+    }
+}
+
+pub(super) fn write(job: &Arc<Job>) -> Result<(), Errno> {
+    let call = &job.call;
+    let [ino, offset, time_ns] = call.args;
+    let position = if call.flags & api::APPEND != 0 { Position::End } else { Position::At(offset) };
+    put(job, ino, position, &call.data, time_ns)
+}
+
+fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) -> Result<(), Errno> {
+    let fs = &job.fs;
+    let _file = fs.lock_file(ino);
+    let prepared = fs.prepare(ino, position, data, Claim::Normal)?;
+    let result = job.transact(Growth::Grows, |txn| {
+        if data.is_empty() {
+            return Ok(Reply::done([0, txn.inode(ino)?.bytes, 0, 0]));
+        }
+        let bytes = prepared.finish(txn, ino, Some(time_ns))?;
+        Ok(Reply::done([data.len() as u64, bytes, 0, 0]).lease_on([ino]))
+    });
+    if result.is_err() {
+        fs.give_back(&prepared.runs);
+    }
+    result
+}
+
+pub(super) fn copy(job: &Arc<Job>) -> Result<(), Errno> {
+    let [source, target, _] = job.call.args;
+    let mut reader = Reader(&job.call.data);
+    let mut next = || reader.u64().ok_or(Errno::Invalid);
+    let (from, to, bytes, time_ns) = (next()?, next()?, next()?, next()?);
+    let bytes = bytes.min(COPY_BYTES_MAX);
+    if from.checked_add(bytes).is_none() || to.checked_add(bytes).is_none() {
+        return Err(Errno::Invalid);
+    }
+    if source == target && from < to + bytes && to < from + bytes {
+        return Err(Errno::Invalid);
+    }
+    let mut data = vec![0; bytes as usize];
+    let got = job.fs.read_range(source, from, &mut data)?;
+    put(job, target, Position::At(to), &data[..got], time_ns)
+}

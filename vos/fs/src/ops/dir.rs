@@ -1,0 +1,91 @@
+//! Reading directories. Entries come in the order of their cookies, which are given once and never again: a reader that
+//! goes on behind a cookie sees every entry that was there all the time exactly once. "." and ".." are not among them;
+//! cookies 1 and 2 are left for a gate that adds them.
+
+use vos_api::fs as api;
+use zerocopy::IntoBytes;
+
+use crate::calls::{Call, Reply};
+use crate::core::Fs;
+use crate::error::Errno;
+use crate::model::{CookieEntry, key1, key2, number_of, tag};
+use crate::store::From;
+
+/// Entries looked at in one scan.
+const SCAN_ENTRIES: usize = 256;
+
+pub(super) fn readdir(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
+    let [ino, cookie, with_attributes] = call.args;
+    let wants_attr = with_attributes != 0;
+    fs.leases.register(call.session, ino);
+    if !fs.read_inode(ino)?.is_dir() {
+        return Err(Errno::NotDirectory);
+    }
+    let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino] };
+    let mut from = key2(tag::COOKIE, ino, cookie.saturating_add(1));
+    let to = key1(tag::COOKIE, ino + 1);
+    loop {
+        let found = fs.store.scan(&from, &to, SCAN_ENTRIES, From::Start)?;
+        for (key, value) in &found {
+            let cookie = number_of(key, 1).ok_or(Errno::Io)?;
+            let entry = CookieEntry::decode(value)?;
+            if !page.add(fs, call, cookie, &entry, wants_attr)? {
+                return page.reply(false);
+            }
+        }
+        match found.last() {
+            Some((last, _)) if found.len() == SCAN_ENTRIES => {
+                from = last.clone();
+                from.push(0);
+            }
+            _ => return page.reply(true),
+        }
+    }
+}
+
+struct Page {
+    data: Vec<u8>,
+    entries: u64,
+    lease: Vec<u64>,
+}
+
+impl Page {
+    /// `false` when the entry does not fit.
+    fn add(&mut self, fs: &Fs, call: &Call, cookie: u64, entry: &CookieEntry, wants_attr: bool) -> Result<bool, Errno> {
+        let head = size_of::<api::DirEntry>() + entry.name.len().next_multiple_of(8);
+        let whole = head + if wants_attr { size_of::<api::Attr>() } else { 0 };
+        if self.data.len() + whole > call.capacity {
+            return Ok(false);
+        }
+        let mut attr = None;
+        if wants_attr {
+            fs.leases.register(call.session, entry.ino);
+            attr = match fs.read_inode(entry.ino) {
+                Ok(inode) => Some(inode.attr(entry.ino)),
+                // Removed since the scan.
+                Err(Errno::NoEntry) => return Ok(true),
+                Err(errno) => return Err(errno),
+            };
+            self.lease.push(entry.ino);
+        }
+        let record = api::DirEntry {
+            ino: entry.ino.into(),
+            cookie: cookie.into(),
+            kind: (entry.kind >> 12).into(),
+            name_bytes: (entry.name.len() as u32).into(),
+        };
+        self.data.extend_from_slice(record.as_bytes());
+        self.data.extend_from_slice(&entry.name);
+        self.data.resize(self.data.len().next_multiple_of(8), 0);
+        self.data.extend_from_slice(attr.as_ref().map_or(&[], |attr| attr.as_bytes()));
+        self.entries += 1;
+        Ok(true)
+    }
+
+    fn reply(self, is_end: bool) -> Result<Reply, Errno> {
+        if !is_end && self.entries == 0 {
+            return Err(Errno::Invalid);
+        }
+        Ok(Reply::with_data([self.entries, u64::from(is_end), 0, 0], self.data).lease_on(self.lease))
+    }
+}

@@ -1,0 +1,103 @@
+//! Extended attributes.
+
+use std::sync::Arc;
+
+use vos_api::fs as api;
+
+use crate::calls::{Call, Job, Reply};
+use crate::core::{Fs, Growth};
+use crate::error::Errno;
+use crate::model::{key_name, key1, tag};
+use crate::store::From;
+
+const CREATE: u64 = 1;
+const REPLACE: u64 = 2;
+/// Attributes of one inode: their names must fit into one listing.
+const XATTRS_MAX: usize = 256;
+
+fn check_name(name: &[u8]) -> Result<(), Errno> {
+    match name.len() {
+        0 => Err(Errno::OutOfRange),
+        1..=api::NAME_BYTES_MAX if !name.contains(&0) => Ok(()),
+        _ => Err(Errno::OutOfRange),
+    }
+}
+
+pub(super) fn get(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
+    let ino = call.args[0];
+    check_name(&call.data)?;
+    fs.leases.register(call.session, ino);
+    fs.read_inode(ino)?;
+    let Some(value) = fs.store.get(&key_name(tag::XATTR, ino, &call.data))? else {
+        return Ok(Reply::failed(Errno::NoData).lease_on([ino]));
+    };
+    sized(value, call.capacity, ino)
+}
+
+pub(super) fn list(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
+    let ino = call.args[0];
+    fs.leases.register(call.session, ino);
+    fs.read_inode(ino)?;
+    let prefix = key1(tag::XATTR, ino);
+    let end = key1(tag::XATTR, ino + 1);
+    let mut names = Vec::new();
+    for (key, _) in fs.store.scan(&prefix, &end, XATTRS_MAX, From::Start)? {
+        names.extend_from_slice(&key[prefix.len()..]);
+        names.push(0);
+    }
+    sized(names, call.capacity, ino)
+}
+
+/// As getxattr(2): without room only the size is told.
+fn sized(value: Vec<u8>, capacity: usize, ino: u64) -> Result<Reply, Errno> {
+    let bytes = value.len() as u64;
+    if capacity == 0 {
+        return Ok(Reply::done([bytes, 0, 0, 0]).lease_on([ino]));
+    }
+    if value.len() > capacity {
+        return Err(Errno::OutOfRange);
+    }
+    Ok(Reply::with_data([bytes, 0, 0, 0], value).lease_on([ino]))
+}
+
+pub(super) fn set(job: &Arc<Job>) -> Result<(), Errno> {
+    let [ino, name_bytes, flags] = job.call.args;
+    let name_bytes = usize::try_from(name_bytes).map_err(|_| Errno::Invalid)?;
+    let (name, value) = job.call.data.split_at_checked(name_bytes).ok_or(Errno::Invalid)?;
+    check_name(name)?;
+    if value.len() > api::XATTR_VALUE_BYTES_MAX {
+        return Err(Errno::ArgumentTooLong);
+    }
+    if flags & !(CREATE | REPLACE) != 0 || flags == CREATE | REPLACE {
+        return Err(Errno::Invalid);
+    }
+    job.transact(Growth::Grows, |txn| {
+        txn.inode(ino)?;
+        let key = key_name(tag::XATTR, ino, name);
+        match (txn.get(&key)?.is_some(), flags) {
+            (true, CREATE) => return Err(Errno::Exists),
+            (false, REPLACE) => return Err(Errno::NoData),
+            (false, _) => {
+                let all = txn.scan_stored(&key1(tag::XATTR, ino), &key1(tag::XATTR, ino + 1), XATTRS_MAX)?;
+                if all.len() >= XATTRS_MAX {
+                    return Err(Errno::NoSpace);
+                }
+            }
+            _ => (),
+        }
+        txn.put(key, value.to_vec());
+        Ok(Reply::default())
+    })
+}
+
+pub(super) fn remove(job: &Arc<Job>) -> Result<(), Errno> {
+    let ino = job.call.args[0];
+    check_name(&job.call.data)?;
+    job.transact(Growth::Shrinks, |txn| {
+        txn.inode(ino)?;
+        let key = key_name(tag::XATTR, ino, &job.call.data);
+        txn.get(&key)?.ok_or(Errno::NoData)?;
+        txn.delete(key);
+        Ok(Reply::default())
+    })
+}

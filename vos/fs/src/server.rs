@@ -1,0 +1,265 @@
+//! The process: from its spawn record to a service, and from requests to calls.
+//!
+//! Spawn record: options `disk` (endpoint number of the volume), `cache_bytes` (clean data kept in memory).
+//!
+//! The loop only hands over: workers execute. What never waits (events, releases, cancellations) the loop does itself.
+//! Checkpoints and everything that depends on time are jobs of the same workers, started by the loop's tick.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use abi::Endpoint;
+use libvos::{BlockingSession, DiskClient, Durability, Identity, PortConnect, Size};
+use rustix::io::Errno as Os;
+use vos_api::fs as api;
+use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, SpawnError, WorkerPool, run};
+
+use crate::calls::{Call, Reply};
+use crate::core::{Fs, Options};
+use crate::device::{BlockDevice, DeviceError};
+
+const KIND: Kind = Kind { name: "fs", system_calls: &[] };
+
+/// Operations that may wait for the disk at a time.
+const WORKERS: usize = 16;
+const READAHEAD_THREADS: usize = 4;
+const CACHE_BYTES: u64 = 64 << 20;
+const META_CACHE_BYTES: usize = 64 << 20;
+/// The disk's ring: sixteen workers and the read-ahead with 1 MiB each, and as much again.
+const DISK_RING: Size = Size { entries: 256, arena_bytes: 48 << 20 };
+/// How often time is told while something depends on it.
+const TICK: Duration = Duration::from_millis(250);
+/// How old a change may become before a checkpoint takes it in: bounds the log that a restart has to read.
+const CHECKPOINT_AGE: Duration = Duration::from_secs(2);
+
+/// Runs `dvs server fs`.
+pub fn main_from_spawn() -> ExitCode {
+    run(&KIND, open, |service| service.close())
+}
+
+fn open(boot: &mut Boot) -> Result<FsService, Failure> {
+    let disk = boot.spawn.option_u64("disk")?.unwrap_or(u64::from(Endpoint::DISK.number()));
+    let disk = u32::try_from(disk).ok().and_then(Endpoint::new);
+    let disk = disk.ok_or_else(|| SpawnError::BadOption("disk".to_owned()))?;
+    let cache_bytes = boot.spawn.option_u64("cache_bytes")?.unwrap_or(CACHE_BYTES);
+    let connect = PortConnect::new(boot.port.clone(), disk, DISK_RING);
+    let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity::default())?;
+    let device = Disk::open(DiskClient::new(session))?;
+    FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())
+}
+
+/// A virtual disk as the device below.
+struct Disk {
+    client: DiskClient,
+    bytes: u64,
+}
+
+impl Disk {
+    fn open(client: DiskClient) -> Result<Disk, Failure> {
+        let info = client.info()?;
+        Ok(Disk { client, bytes: info.bytes })
+    }
+}
+
+fn device_error(errno: Os) -> DeviceError {
+    DeviceError(errno.raw_os_error())
+}
+
+impl BlockDevice for Disk {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.client.read_into(offset, out).map_err(device_error)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.client.write(offset, data, Durability::Server).map_err(device_error)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.client.flush().map_err(device_error)
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.client.discard(offset, bytes).map_err(device_error)
+    }
+}
+
+/// The file system as a service.
+pub struct FsService {
+    fs: Arc<Fs>,
+    pool: Arc<WorkerPool>,
+    handle: Handle,
+    /// The session of each ring.
+    sessions: HashMap<ClientId, u64>,
+    began: Instant,
+    last_tick: Instant,
+    last_checkpoint: Instant,
+    is_checkpointing: Arc<AtomicBool>,
+    is_ticking: Arc<AtomicBool>,
+}
+
+impl FsService {
+    /// Opens the volume on `device` and gets ready to serve it.
+    pub fn open(device: Arc<dyn BlockDevice>, cache_bytes: usize, handle: Handle) -> Result<FsService, Failure> {
+        let pool = Arc::new(WorkerPool::new("fs", WORKERS)?);
+        let mut seed = [0; 16];
+        let got = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+        if got != seed.len() {
+            return Err("the kernel gave no random numbers".into());
+        }
+        let spawner = Arc::downgrade(&pool);
+        let spawn = Arc::new(move |work: Box<dyn FnOnce() + Send>| match spawner.upgrade() {
+            Some(pool) => {
+                if let Err(error) = pool.run(work) {
+                    tracing::error!("a parked operation was dropped: {error}");
+                }
+            }
+            // The server is ending: what waited is sent again to its successor.
+            None => drop(work),
+        });
+        let options = Options {
+            cache_bytes,
+            meta_cache_bytes: META_CACHE_BYTES,
+            readahead_threads: READAHEAD_THREADS,
+            spawn,
+            seed,
+            now_ms: 0,
+        };
+        let now = Instant::now();
+        Ok(FsService {
+            fs: Fs::open(device, options)?,
+            pool,
+            handle,
+            sessions: HashMap::new(),
+            began: now,
+            last_tick: now,
+            last_checkpoint: now,
+            is_checkpointing: Arc::default(),
+            is_ticking: Arc::default(),
+        })
+    }
+
+    /// Brings everything to the disk.
+    pub fn close(self) -> Result<(), Failure> {
+        let fs = self.fs.clone();
+        drop(self.pool);
+        match fs.failed() {
+            Some(errno) => Err(format!("the volume failed: {errno}").into()),
+            None => fs.sync().and_then(|()| fs.checkpoint()).map_err(|errno| errno.to_string().into()),
+        }
+    }
+
+    fn run(&self, job: impl FnOnce() + Send + 'static) {
+        // The job's request, if any, answers EIO when it is dropped.
+        if let Err(error) = self.pool.run(job) {
+            tracing::error!("a job was refused: {error}");
+        }
+    }
+
+    fn run_once(&self, flag: &Arc<AtomicBool>, job: impl FnOnce(Arc<Fs>) + Send + 'static) {
+        if flag.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (fs, flag) = (self.fs.clone(), flag.clone());
+        self.run(move || {
+            job(fs);
+            flag.store(false, Ordering::Release);
+        });
+    }
+
+    fn checkpoint(&mut self, now: Instant) {
+        self.last_checkpoint = now;
+        self.run_once(&self.is_checkpointing, |fs| {
+            if let Err(errno) = fs.checkpoint() {
+                tracing::error!("checkpoint: {errno}");
+            }
+        });
+    }
+}
+
+impl Service for FsService {
+    fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
+        match self.fs.hello(hello.session, hello.acknowledged) {
+            Ok(highest) => {
+                self.sessions.insert(client, hello.session);
+                let (fs, session) = (self.fs.clone(), hello.session);
+                self.run(move || {
+                    if let Err(errno) = fs.keep_session(session) {
+                        tracing::error!(session, "not kept: {errno}");
+                    }
+                });
+                HelloReply::Welcome { highest, in_flight: 0, service: 0 }
+            }
+            Err(errno) => HelloReply::Refused(Os::from_raw_os_error(errno.number() as i32)),
+        }
+    }
+
+    fn submit(&mut self, request: Request) {
+        let fs = self.fs.clone();
+        match request.op() {
+            api::EVENTS | api::RELEASED | api::CANCEL => execute(&fs, request),
+            _ => self.run(move || execute(&fs, request)),
+        }
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        if let Some(session) = self.sessions.remove(&client) {
+            self.fs.detach(session);
+        }
+    }
+
+    fn goodbye(&mut self, request: Request) {
+        let fs = self.fs.clone();
+        self.run(move || match fs.goodbye(request.session()) {
+            Ok(()) => request.reply([0; 4], 0),
+            Err(errno) => request.fail(Os::from_raw_os_error(errno.number() as i32)),
+        });
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.fs.needs_time().then(|| self.last_tick + TICK)
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if let Some(errno) = self.fs.failed() {
+            // A new server recovers from what is on the disk; this one knows nothing for certain.
+            tracing::error!("the volume failed ({errno}); ending");
+            return self.handle.stop();
+        }
+        if self.fs.is_checkpoint_due() {
+            self.checkpoint(now);
+        }
+        if now < self.last_tick + TICK {
+            return;
+        }
+        self.last_tick = now;
+        let now_ms = now.duration_since(self.began).as_millis() as u64;
+        self.run_once(&self.is_ticking, move |fs| fs.tick(now_ms));
+        if self.fs.is_dirty() && now >= self.last_checkpoint + CHECKPOINT_AGE {
+            self.checkpoint(now);
+        }
+    }
+}
+
+fn execute(fs: &Arc<Fs>, request: Request) {
+    let call = Call {
+        session: request.session(),
+        sequence: request.sequence(),
+        op: request.op(),
+        flags: request.flags(),
+        args: request.args(),
+        data: request.data(),
+        capacity: request.in_capacity() as usize,
+    };
+    fs.submit(call, Box::new(move |reply| request.answer(&answer_of(reply))));
+}
+
+fn answer_of(reply: Reply) -> vos_rt::Reply {
+    vos_rt::Reply { status: reply.status, results: reply.results, data: reply.data }
+}

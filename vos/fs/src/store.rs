@@ -1,0 +1,270 @@
+//! The metadata: one sorted map of byte strings in three layers.
+//!
+//! `base` is the last durable commit of redb, `frozen` what the running checkpoint is writing into redb, `active` what
+//! changed since. A read looks from the newest to the oldest. Changes are made to `active` in memory only; that they
+//! survive is the log's business. [`Store::freeze`] begins a checkpoint, [`Store::commit`] ends it.
+//!
+//! Locks: `layers` is held for map operations only, never while redb reads its pages.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+
+use crate::error::StoreError;
+
+pub type Key = Vec<u8>;
+/// `None`: the key is gone.
+pub type Change = Option<Vec<u8>>;
+type Changes = BTreeMap<Key, Change>;
+type Base = ReadOnlyTable<&'static [u8], &'static [u8]>;
+
+const TABLE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("fs");
+/// What one entry of the memory layers costs beyond its bytes, roughly.
+const ENTRY_OVERHEAD: usize = 64;
+
+pub struct Store {
+    db: Database,
+    layers: RwLock<Layers>,
+}
+
+struct Layers {
+    active: Changes,
+    active_bytes: usize,
+    frozen: Option<Arc<Changes>>,
+    base: Arc<Base>,
+}
+
+/// Which end of a range a scan begins at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum From {
+    Start,
+    End,
+}
+
+impl Store {
+    /// Takes over a database, empty or not.
+    pub fn new(db: Database) -> Result<Store, StoreError> {
+        let write = begin_durable(&db)?;
+        write.open_table(TABLE)?;
+        write.commit()?;
+        let base = Arc::new(open_base(&db)?);
+        let layers = Layers { active: BTreeMap::new(), active_bytes: 0, frozen: None, base };
+        Ok(Store { db, layers: RwLock::new(layers) })
+    }
+
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let base = {
+            let layers = self.read();
+            if let Some(change) = layers.active.get(key) {
+                return Ok(change.clone());
+            }
+            if let Some(change) = layers.frozen.as_ref().and_then(|frozen| frozen.get(key)) {
+                return Ok(change.clone());
+            }
+            layers.base.clone()
+        };
+        Ok(base.get(key)?.map(|value| value.value().to_vec()))
+    }
+
+    /// Up to `limit` entries with `from <= key < to`, from one end. Fewer than `limit` means that there are no more.
+    pub fn scan(&self, from: &[u8], to: &[u8], limit: usize, end: From) -> Result<Vec<(Key, Vec<u8>)>, StoreError> {
+        let mut found = Vec::new();
+        let (mut low, mut high) = (from.to_vec(), to.to_vec());
+        while found.len() < limit && low < high {
+            let (part, reached) = self.scan_part(&low, &high, limit - found.len(), end)?;
+            found.extend(part);
+            match (reached, end) {
+                (None, _) => break,
+                (Some(key), From::Start) => {
+                    low = key;
+                    low.push(0);
+                }
+                (Some(key), From::End) => high = key,
+            }
+        }
+        Ok(found)
+    }
+
+    /// One round of [`Store::scan`]: what it found, and how far it got when that was not the end.
+    fn scan_part(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        limit: usize,
+        end: From,
+    ) -> Result<(Vec<(Key, Vec<u8>)>, Option<Key>), StoreError> {
+        let mut merged: BTreeMap<Key, Change> = BTreeMap::new();
+        // The nearest key at which some layer was cut off: nothing beyond it is known.
+        let mut cut: Option<Key> = None;
+        let base = {
+            let layers = self.read();
+            if let Some(frozen) = &layers.frozen {
+                collect(frozen, from, to, limit, end, &mut merged, &mut cut);
+            }
+            collect(&layers.active, from, to, limit, end, &mut merged, &mut cut);
+            layers.base.clone()
+        };
+        let range = base.range::<&[u8]>((Bound::Included(from), Bound::Excluded(to)))?;
+        let mut add = |key: &[u8], value: &[u8]| {
+            merged.entry(key.to_vec()).or_insert_with(|| Some(value.to_vec()));
+        };
+        let mut count = 0;
+        let mut last = None;
+        let mut step = |entry: redb::Result<_>| -> Result<bool, StoreError> {
+            let (key, value): (redb::AccessGuard<&[u8]>, redb::AccessGuard<&[u8]>) = entry?;
+            add(key.value(), value.value());
+            count += 1;
+            last = Some(key.value().to_vec());
+            Ok(count == limit)
+        };
+        match end {
+            From::Start => {
+                for entry in range {
+                    if step(entry)? {
+                        break;
+                    }
+                }
+            }
+            From::End => {
+                for entry in range.rev() {
+                    if step(entry)? {
+                        break;
+                    }
+                }
+            }
+        }
+        if count == limit {
+            cut = nearer(cut, last, end);
+        }
+        Ok(within(merged, cut, limit, end))
+    }
+
+    /// Lays the changes of one operation over what is there.
+    pub fn apply(&self, changes: impl IntoIterator<Item = (Key, Change)>) {
+        let mut layers = self.write();
+        for (key, change) in changes {
+            layers.active_bytes += key.len() + change.as_ref().map_or(0, Vec::len) + ENTRY_OVERHEAD;
+            layers.active.insert(key, change);
+        }
+    }
+
+    /// Bytes that the next checkpoint may add, counted generously.
+    pub fn active_bytes(&self) -> usize {
+        self.read().active_bytes
+    }
+
+    /// Sets the changes made so far aside for [`Store::commit`]. No second freeze before that.
+    pub fn freeze(&self) -> Arc<Changes> {
+        let mut layers = self.write();
+        debug_assert!(layers.frozen.is_none());
+        let frozen = Arc::new(std::mem::take(&mut layers.active));
+        layers.active_bytes = 0;
+        layers.frozen = Some(frozen.clone());
+        frozen
+    }
+
+    /// Makes the frozen changes and `extra` durable in one step. Answers by how many bytes the store grew.
+    pub fn commit(&self, frozen: &Changes, extra: &Changes) -> Result<i64, StoreError> {
+        let mut grown = 0i64;
+        let write = begin_durable(&self.db)?;
+        {
+            let mut table = write.open_table(TABLE)?;
+            for (key, change) in frozen.iter().chain(extra) {
+                let old = match change {
+                    Some(value) => {
+                        grown += (key.len() + value.len()) as i64;
+                        table.insert(key.as_slice(), value.as_slice())?
+                    }
+                    None => table.remove(key.as_slice())?,
+                };
+                if let Some(old) = old {
+                    grown -= (key.len() + old.value().len()) as i64;
+                }
+            }
+        }
+        write.commit()?;
+        let base = Arc::new(open_base(&self.db)?);
+        let mut layers = self.write();
+        layers.base = base;
+        layers.frozen = None;
+        Ok(grown)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Layers> {
+        self.layers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Layers> {
+        self.layers.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn begin_durable(db: &Database) -> Result<redb::WriteTransaction, StoreError> {
+    let mut write = db.begin_write()?;
+    write.set_durability(Durability::Immediate)?;
+    // Without it, opening after a crash walks the whole store.
+    write.set_quick_repair(true);
+    Ok(write)
+}
+
+fn open_base(db: &Database) -> Result<Base, StoreError> {
+    Ok(db.begin_read()?.open_table(TABLE)?)
+}
+
+fn collect(
+    layer: &Changes,
+    from: &[u8],
+    to: &[u8],
+    limit: usize,
+    end: From,
+    merged: &mut Changes,
+    cut: &mut Option<Key>,
+) {
+    let range = layer.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
+    let mut count = 0;
+    let mut last = None;
+    let mut step = |key: &Key, change: &Change| {
+        merged.insert(key.clone(), change.clone());
+        last = Some(key.clone());
+        count += 1;
+        count == limit
+    };
+    match end {
+        From::Start => range.into_iter().any(|(key, change)| step(key, change)),
+        From::End => range.rev().any(|(key, change)| step(key, change)),
+    };
+    if count == limit {
+        *cut = nearer(cut.take(), last, end);
+    }
+}
+
+fn nearer(one: Option<Key>, other: Option<Key>, end: From) -> Option<Key> {
+    match (one, other, end) {
+        (Some(one), Some(other), From::Start) => Some(one.min(other)),
+        (Some(one), Some(other), From::End) => Some(one.max(other)),
+        (one, other, _) => one.or(other),
+    }
+}
+
+/// The living entries up to the cut, and the key at which the next round goes on.
+fn within(merged: Changes, cut: Option<Key>, limit: usize, end: From) -> (Vec<(Key, Vec<u8>)>, Option<Key>) {
+    let inside = |key: &Key| match (&cut, end) {
+        (None, _) => true,
+        (Some(cut), From::Start) => key <= cut,
+        (Some(cut), From::End) => key >= cut,
+    };
+    let living = |(key, change): (Key, Change)| change.map(|value| (key, value));
+    let mut found: Vec<_> = match end {
+        From::Start => merged.into_iter().filter(|(key, _)| inside(key)).filter_map(living).collect(),
+        From::End => merged.into_iter().rev().filter(|(key, _)| inside(key)).filter_map(living).collect(),
+    };
+    let reached = if found.len() > limit {
+        found.truncate(limit);
+        found.last().map(|(key, _)| key.clone())
+    } else {
+        cut
+    };
+    (found, reached)
+}
