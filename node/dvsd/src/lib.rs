@@ -1,1 +1,70 @@
-//! To be written.
+//! The node daemon.
+//!
+//! ```text
+//! people ── Unix socket ──┐                       ┌── /dcs /members /nodes /eps (cluster engine)
+//! other nodes ── TLS ─────┴── api ── changes ─────┤
+//!                                                 └── follower (news) ──┬── reconcile: one worker per container with a share here
+//!                                                                       ├── directory: endpoints of other nodes, to the broker
+//!                                                                       └── proxyctl: addresses of other nodes, to the proxy
+//! ```
+//!
+//! People change what should be (`/dcs/NAME` in the engine); every daemon brings its own share of it about and reports what is
+//! (`/dcs/NAME/shares/NODE`, gone with the node's lease). Nothing of a container depends on the daemon staying alive: children
+//! live in sessions of their own and are adopted by the next daemon (`state`, `supervise`).
+//!
+//! Threads: a small tokio runtime serves the API and copies forwarded streams; everything that waits for the kernel, a child or
+//! the engine runs on plain threads (one per container, one that follows the engine, one for the proxy, one that reports endpoints).
+//!
+//! Lock order: no function takes two of the daemon's mutexes at a time.
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod config;
+mod context;
+mod daemon;
+mod directory;
+mod news;
+mod presence;
+mod proxyctl;
+mod reconcile;
+mod records;
+mod spawn;
+mod spec;
+mod state;
+mod supervise;
+mod uids;
+mod waiting;
+
+pub use config::{API_PORT, Config, ConfigError, PROXY_PORT, Settings, VXLAN_PORT};
+pub use daemon::{DaemonError, run};
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tracing_subscriber::EnvFilter;
+
+/// `dvs daemon`: runs until SIGTERM or SIGINT; containers go on running.
+pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
+    let config = match Config::load(file, flags) {
+        Ok(config) => config,
+        Err(error) => return failed(&error),
+    };
+    let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
+    // A second initialisation is a test's; the first one stays.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    match run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    eprintln!("dvs: the daemon did not start");
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        eprintln!("  because: {error}");
+        cause = error.source();
+    }
+    ExitCode::FAILURE
+}

@@ -1,0 +1,346 @@
+//! Containers: what should be, and waiting until it is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use cluster::{Compare, Op, Outcome};
+use mgmt_api::{ChannelInfo, Dc, DcPhase, DcSpec, ErrorBody, ErrorKind};
+use serde::Deserialize;
+
+use super::failure::{Failure, failure, no_such_dc};
+use super::{Api, blocking, nodes, parse, phase, read_body};
+use crate::records::{self, DcRecord, DcView, Desired, Images};
+use crate::spec;
+use crate::uids::DC_ID_MAX;
+
+/// Making namespaces, network and servers on all nodes takes a second; a large volume after a crash some more.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Beyond the grace of programs: three stages, each of which may wait for a silent node.
+const STOP_LIMIT: Duration = Duration::from_secs(90);
+const GRACE_DEFAULT_MS: u64 = 10_000;
+const GRACE_MAX_MS: u64 = 3_600_000;
+/// Between looks when no change is announced: a node may have gone silent.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Deserialize)]
+pub struct CreateQuery {
+    #[serde(default)]
+    start: bool,
+}
+
+#[derive(Deserialize)]
+pub struct StopQuery {
+    grace_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+pub struct DeleteQuery {
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    keep_data: bool,
+}
+
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Dc>>, Failure> {
+    Ok(Json(api.dcs().await?.values().map(describe).collect()))
+}
+
+pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
+    Ok(Json(describe(&api.dc(&dc).await?)))
+}
+
+pub async fn create(
+    State(api): State<Arc<Api>>,
+    Query(query): Query<CreateQuery>,
+    body: Body,
+) -> Result<(StatusCode, Json<Dc>), Failure> {
+    let spec: DcSpec = parse(&read_body(body).await?)?;
+    let name = spec.name.clone();
+    let also = Arc::clone(&api);
+    let view = blocking(move || make_record(&also, spec)).await?;
+    let dc = if query.start { start_and_wait(&api, &name).await? } else { describe(&view) };
+    Ok((StatusCode::CREATED, Json(dc)))
+}
+
+pub async fn start(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
+    Ok(Json(start_and_wait(&api, &dc).await?))
+}
+
+pub async fn stop(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    Query(query): Query<StopQuery>,
+) -> Result<Json<Dc>, Failure> {
+    let grace_ms = query.grace_ms.unwrap_or(GRACE_DEFAULT_MS).min(GRACE_MAX_MS);
+    let limit = STOP_LIMIT + Duration::from_millis(grace_ms);
+    Ok(Json(stop_and_wait(&api, &dc, grace_ms, limit).await?))
+}
+
+pub async fn delete(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    Query(query): Query<DeleteQuery>,
+) -> Result<StatusCode, Failure> {
+    let view = api.dc(&dc).await?;
+    if phase(&view) != DcPhase::Stopped && !query.force && !matches!(view.record.desired, Desired::Deleted { .. }) {
+        let hint = format!("dvs dc stop {dc}, or dvs dc delete --force {dc}");
+        return Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not stopped")).hint(hint).into());
+    }
+    let images = if query.keep_data { Images::Keep } else { Images::Remove };
+    let generation = wish(&api, &dc, Desired::Deleted { images }).await?.record.generation;
+    let everywhere_gone = wait_until(&api, &dc, STOP_LIMIT, |view, alive| {
+        let gone =
+            |node: &String| view.shares.get(node).is_some_and(|share| share.gone && share.generation == generation);
+        let left: Vec<&String> =
+            view.record.spec.nodes.iter().filter(|node| alive.contains(*node) && !gone(node)).collect();
+        if left.is_empty() {
+            Progress::Done
+        } else {
+            Progress::Waiting(format!("node {} still has a part of it", left[0]))
+        }
+    })
+    .await?;
+    if everywhere_gone.is_some() {
+        forget(&api, &dc, generation).await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ChannelInfo>>, Failure> {
+    let id = api.dc(&dc).await?.record.id;
+    let snapshot = blocking(move || {
+        let nodes = api.context.members.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let snapshot = api.context.broker.snapshot();
+        Ok((snapshot.map_err(|error| failure(ErrorKind::Unavailable, error.to_string()))?, nodes))
+    });
+    let (snapshot, nodes) = snapshot.await?;
+    let name = |id: abi::NodeId| {
+        nodes.values().find(|node| node.id == id.0).map_or_else(|| format!("node {id}"), |node| node.name.clone())
+    };
+    let channels = snapshot.dcs.into_iter().filter(|dc| dc.dc.0 == id).flat_map(|dc| dc.channels);
+    let described = channels.map(|channel| ChannelInfo {
+        left: channel.initiator.number(),
+        right: channel.acceptor.number(),
+        lane: channel.lane.0,
+        via: channel.proxied.map_or_else(|| "local".to_owned(), name),
+    });
+    Ok(Json(described.collect()))
+}
+
+pub fn describe(view: &DcView) -> Dc {
+    Dc {
+        id: view.record.id,
+        spec: view.record.spec.clone(),
+        phase: phase(view),
+        shares: view.shares.values().map(|share| share.share.clone()).collect(),
+        created_s: view.record.created_s,
+    }
+}
+
+// ---- records
+
+fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
+    let engine = &*api.context.engine;
+    let members: BTreeSet<String> = engine
+        .list(records::MEMBERS)?
+        .entries
+        .iter()
+        .map(|entry| entry.key.trim_start_matches(records::MEMBERS).to_owned())
+        .collect();
+    let spec = spec::complete(spec, &members)?;
+    let key = records::dc_key(&spec.name);
+    let taken = || ErrorBody::new(ErrorKind::Conflict, format!("there is a container '{}' already", spec.name));
+    if engine.read(&key)?.is_some() {
+        return Err(taken().into());
+    }
+    let count = records::dc_views(engine)?.len();
+    if count >= abi::limits::DCS_PER_CLUSTER as usize {
+        return Err(failure(ErrorKind::NoSpace, format!("the cluster has {count} containers, which is the limit")));
+    }
+    let id = cluster::allocate::number(engine, "dc", &spec.name, 1..=DC_ID_MAX)
+        .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container").0.because(error))?;
+    let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s };
+    match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {
+        Outcome::Done(modified) => Ok(DcView { record, modified, shares: Default::default() }),
+        Outcome::Conflict(_) => {
+            Err(ErrorBody::new(ErrorKind::Conflict, format!("there is a container '{}' already", record.spec.name))
+                .into())
+        }
+    }
+}
+
+/// Writes what should be; the same wish again changes nothing.
+async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Failure> {
+    let (api, dc) = (Arc::clone(api), dc.to_owned());
+    blocking(move || {
+        let engine = &*api.context.engine;
+        loop {
+            let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
+            if view.record.desired == desired {
+                return Ok(view);
+            }
+            if matches!(view.record.desired, Desired::Deleted { .. }) {
+                return Err(failure(ErrorKind::Conflict, format!("container '{dc}' is being deleted")));
+            }
+            view.record.desired = desired;
+            view.record.generation += 1;
+            let key = records::dc_key(&dc);
+            let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
+            if let Outcome::Done(modified) =
+                engine.transact(&[unchanged], &[Op::put(key, records::encode(&view.record))])?
+            {
+                view.modified = modified;
+                return Ok(view);
+            }
+        }
+    })
+    .await
+}
+
+/// Removes the record and everything that was kept under its number.
+async fn forget(api: &Arc<Api>, dc: &str, generation: u64) -> Result<(), Failure> {
+    let (api, dc) = (Arc::clone(api), dc.to_owned());
+    blocking(move || {
+        let engine = &*api.context.engine;
+        let Some(view) = records::dc_view(engine, &dc)? else { return Ok(()) };
+        if view.record.generation != generation {
+            return Err(failure(ErrorKind::Conflict, format!("container '{dc}' was changed meanwhile")));
+        }
+        let key = records::dc_key(&dc);
+        let mut ops = vec![Op::delete(&*key)];
+        ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(&dc, node))));
+        if let Outcome::Done(_) = engine.transact(&[Compare::Modified { key, at: view.modified }], &ops)? {
+            cluster::allocate::release(engine, "dc", &dc).map_err(|error| {
+                failure(ErrorKind::Unavailable, "the container's number was not given back").0.because(error)
+            })?;
+            let id = view.record.id;
+            for prefix in [format!("{}{id}/", records::ENDPOINTS), format!("/epochs/{id}/")] {
+                let keys: Vec<Op> =
+                    engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
+                for some in keys.chunks(cluster::OPS_PER_TRANSACTION_MAX) {
+                    engine.transact(&[], some)?;
+                }
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+// ---- waiting
+
+async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
+    let view = api.dc(dc).await?;
+    let also = Arc::clone(api);
+    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
+    if let Some(down) = view.record.spec.nodes.iter().find(|node| !alive.contains_key(*node)) {
+        return Err(ErrorBody::new(ErrorKind::Unavailable, format!("container '{dc}' cannot start"))
+            .because(format!("node {down} is down"))
+            .hint(format!("dvs node inspect {down}"))
+            .into());
+    }
+    let generation = wish(api, dc, Desired::Running).await?.record.generation;
+    let started = wait_until(api, dc, START_LIMIT, |view, _| progress_of_start(view, generation)).await?;
+    started.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
+}
+
+fn progress_of_start(view: &DcView, generation: u64) -> Progress {
+    if view.record.generation != generation {
+        return Progress::Failed(ErrorBody::new(
+            ErrorKind::Conflict,
+            format!("container '{}' was changed meanwhile", view.record.spec.name),
+        ));
+    }
+    let share = |node: &String| view.shares.get(node).filter(|share| share.generation == generation);
+    for node in &view.record.spec.nodes {
+        if let Some(share) = share(node).filter(|share| share.share.phase == DcPhase::Failed) {
+            let body = ErrorBody::new(
+                ErrorKind::Unavailable,
+                format!("container '{}' did not start on {node}", view.record.spec.name),
+            );
+            let body = share.share.problems.iter().fold(body, |body, problem| body.because(problem));
+            return Progress::Failed(body.hint(format!("dvs dc inspect {}", view.record.spec.name)));
+        }
+    }
+    let waiting =
+        view.record.spec.nodes.iter().find(|node| share(node).map(|share| share.share.phase) != Some(DcPhase::Running));
+    match waiting {
+        None => Progress::Done,
+        Some(node) => {
+            let problem = share(node).and_then(|share| share.share.problems.first().cloned());
+            Progress::Waiting(format!(
+                "node {node} does not report it running{}",
+                problem.map(|said| format!(": {said}")).unwrap_or_default()
+            ))
+        }
+    }
+}
+
+async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration) -> Result<Dc, Failure> {
+    let view = api.dc(dc).await?;
+    if matches!(view.record.desired, Desired::Stopped { .. }) && phase(&view) == DcPhase::Stopped {
+        return Ok(describe(&view));
+    }
+    let generation = wish(api, dc, Desired::Stopped { grace_ms }).await?.record.generation;
+    let stopped = wait_until(api, dc, limit, |view, alive| {
+        let down = |node: &String| {
+            let share = view.shares.get(node);
+            share.is_some_and(|share| share.generation == generation && share.share.phase == DcPhase::Stopped)
+        };
+        match view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !down(node)) {
+            None => Progress::Done,
+            Some(node) => Progress::Waiting(format!("node {node} still has a part of it running")),
+        }
+    })
+    .await?;
+    stopped.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
+}
+
+enum Progress {
+    Done,
+    /// For what it waits.
+    Waiting(String),
+    Failed(ErrorBody),
+}
+
+/// Looks at each change until `judge` is content. `None`: the container is gone.
+async fn wait_until(
+    api: &Arc<Api>,
+    dc: &str,
+    limit: Duration,
+    judge: impl Fn(&DcView, &BTreeSet<String>) -> Progress,
+) -> Result<Option<DcView>, Failure> {
+    let mut changes = api.context.changes.subscribe();
+    let until = tokio::time::Instant::now() + limit;
+    loop {
+        // Marked as seen before the look: a change during the look ends the wait at once.
+        changes.borrow_and_update();
+        let (also, name) = (Arc::clone(api), dc.to_owned());
+        let looked = blocking(move || {
+            let alive: BTreeSet<String> = nodes::alive(&also.context)?.into_keys().collect();
+            Ok((records::dc_view(&*also.context.engine, &name)?, alive))
+        });
+        let (view, alive) = looked.await?;
+        let Some(view) = view else { return Ok(None) };
+        let waiting_for = match judge(&view, &alive) {
+            Progress::Done => return Ok(Some(view)),
+            Progress::Failed(body) => return Err(body.into()),
+            Progress::Waiting(what) => what,
+        };
+        if tokio::time::Instant::now() >= until {
+            let what = format!("container '{dc}' did not get there within {} s", limit.as_secs());
+            return Err(ErrorBody::new(ErrorKind::TimedOut, what)
+                .because(waiting_for)
+                .hint(format!("dvs dc inspect {dc}"))
+                .into());
+        }
+        // Either is a reason to look; the sender lives as long as the daemon.
+        let _ = tokio::time::timeout_at(until.min(tokio::time::Instant::now() + LOOK_AGAIN), changes.changed()).await;
+    }
+}

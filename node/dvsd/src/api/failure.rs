@@ -1,0 +1,67 @@
+//! Errors on their way to people: every handler answers with an `ErrorBody`.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use cluster::EngineError;
+use keeper::KeeperError;
+use mgmt_api::{ErrorBody, ErrorKind};
+
+use crate::supervise::causes;
+
+pub struct Failure(pub ErrorBody);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.0)).into_response()
+    }
+}
+
+impl From<ErrorBody> for Failure {
+    fn from(body: ErrorBody) -> Failure {
+        Failure(body)
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        let (kind, hint) = match &error {
+            EngineError::Busy { .. } => {
+                (ErrorKind::Unavailable, Some("a process that is stopped holds the engine's file; continue or end it"))
+            }
+            EngineError::Unreachable(_) | EngineError::LeaseGone(_) => (ErrorKind::Unavailable, None),
+            EngineError::BadKey(_) | EngineError::TooMany { .. } => (ErrorKind::BadRequest, None),
+            _ => (ErrorKind::Internal, None),
+        };
+        let body = ErrorBody::new(kind, "the cluster engine did not do it").because(causes(&error));
+        Failure(match hint {
+            Some(hint) => body.hint(hint),
+            None => body,
+        })
+    }
+}
+
+impl From<KeeperError> for Failure {
+    fn from(error: KeeperError) -> Failure {
+        let kind = match &error {
+            // The keeper's own words.
+            KeeperError::Refused(body) => return Failure(body.clone()),
+            KeeperError::NotThere { .. } | KeeperError::Gone { .. } => ErrorKind::Unavailable,
+            KeeperError::TimedOut { .. } => ErrorKind::TimedOut,
+            _ => ErrorKind::Internal,
+        };
+        Failure(ErrorBody::new(kind, "the container's keeper on this node did not answer").because(causes(&error)))
+    }
+}
+
+pub fn failure(kind: ErrorKind, what: impl Into<String>) -> Failure {
+    Failure(ErrorBody::new(kind, what))
+}
+
+pub fn no_such_dc(dc: &str) -> Failure {
+    Failure(
+        ErrorBody::new(ErrorKind::NotFound, format!("there is no container '{dc}'"))
+            .hint("dvs dc ls shows the containers there are"),
+    )
+}

@@ -1,0 +1,374 @@
+//! Programs of a container: started, listed, signalled, attached to, on whichever node they are.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::response::IntoResponse;
+use hyper::body::Frame;
+use keeper::KeeperClient;
+use mgmt_api::{ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::UnixStream;
+
+use super::failure::{Failure, failure};
+use super::remote::{Question, is_switching};
+use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
+use crate::reconcile::parts::keeper_socket;
+use crate::records::DcView;
+use crate::spec;
+
+/// Bytes of a log passed on at a time.
+const LOG_CHUNK: usize = 16 * 1024;
+
+pub async fn run(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let incoming = Incoming::take(request).await?;
+    let run: RunRequest = parse(&incoming.question.body)?;
+    let node = chosen_node(&view, run.node.as_deref())?;
+    if node != api.context.config.node {
+        return incoming.forward(&api, &node).await;
+    }
+    begin(&api, &view, incoming, Start::Run(run)).await
+}
+
+pub async fn exec(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let incoming = Incoming::take(request).await?;
+    let exec: ExecRequest = parse(&incoming.question.body)?;
+    let node = node_of(&view, exec.pid)?;
+    if node != api.context.config.node {
+        return incoming.forward(&api, &node).await;
+    }
+    begin(&api, &view, incoming, Start::Exec(exec)).await
+}
+
+#[derive(Deserialize)]
+pub struct ImportQuery {
+    path: String,
+    node: Option<String>,
+}
+
+pub async fn import(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    Query(query): Query<ImportQuery>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let incoming = Incoming::take(request).await?;
+    if incoming.client.is_none() {
+        return Err(failure(ErrorKind::BadRequest, "an import needs the header 'Upgrade: dvs-stream'"));
+    }
+    let node = chosen_node(&view, query.node.as_deref())?;
+    if node != api.context.config.node {
+        return incoming.forward(&api, &node).await;
+    }
+    begin(&api, &view, incoming, Start::Run(unpacker(&query.path)?)).await
+}
+
+pub async fn attach(
+    State(api): State<Arc<Api>>,
+    Path((dc, pid)): Path<(String, u32)>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let incoming = Incoming::take(request).await?;
+    let node = node_of(&view, pid)?;
+    if incoming.client.is_none() {
+        return Err(failure(ErrorKind::BadRequest, "attaching needs the header 'Upgrade: dvs-stream'"));
+    }
+    if node != api.context.config.node {
+        return incoming.forward(&api, &node).await;
+    }
+    begin(&api, &view, incoming, Start::Attach(pid)).await
+}
+
+pub async fn list(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Vec<Process>>, Failure> {
+    let view = api.dc(&dc).await?;
+    let mut processes = local_processes(&api, &view).await?;
+    if !is_forwarded(&headers) {
+        let also = Arc::clone(&api);
+        let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
+        let own = &api.context.config.node;
+        for node in view.record.spec.nodes.iter().filter(|node| *node != own && alive.contains_key(*node)) {
+            processes.extend(remote_processes(&api, &dc, node).await?);
+        }
+    }
+    processes.sort_by_key(|process| process.pid);
+    Ok(Json(processes))
+}
+
+pub async fn show(
+    State(api): State<Arc<Api>>,
+    Path((dc, pid)): Path<(String, u32)>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let node = node_of(&view, pid)?;
+    if node != api.context.config.node {
+        return Incoming::take(request).await?.forward(&api, &node).await;
+    }
+    let found = local_processes(&api, &view).await?.into_iter().find(|process| process.pid == pid);
+    found.map(|process| Json(process).into_response()).ok_or_else(|| no_such_process(&dc, pid))
+}
+
+pub async fn signal(
+    State(api): State<Arc<Api>>,
+    Path((dc, pid)): Path<(String, u32)>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let node = node_of(&view, pid)?;
+    let incoming = Incoming::take(request).await?;
+    if node != api.context.config.node {
+        return incoming.forward(&api, &node).await;
+    }
+    let asked: SignalRequest = parse(&incoming.question.body)?;
+    let keeper = keeper(&api, &view).await?;
+    blocking(move || Ok(keeper.signal(pid, asked.signal)?)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+#[derive(Deserialize)]
+pub struct LogsQuery {
+    #[serde(default)]
+    follow: bool,
+    tail: Option<usize>,
+}
+
+pub async fn logs(
+    State(api): State<Arc<Api>>,
+    Path((dc, pid)): Path<(String, u32)>,
+    Query(query): Query<LogsQuery>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let node = node_of(&view, pid)?;
+    if node != api.context.config.node {
+        return Incoming::take(request).await?.forward(&api, &node).await;
+    }
+    let keeper = keeper(&api, &view).await?;
+    let body = if query.follow {
+        let descriptor = blocking(move || Ok(keeper.follow(pid, query.tail)?)).await?;
+        Body::new(
+            FollowBody::new(descriptor)
+                .map_err(|error| failure(ErrorKind::Internal, format!("the log cannot be followed: {error}")))?,
+        )
+    } else {
+        Body::from(blocking(move || Ok(keeper.logs(pid, query.tail)?)).await?)
+    };
+    Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response())
+}
+
+// ---- where
+
+fn chosen_node(view: &DcView, wished: Option<&str>) -> Result<String, Failure> {
+    let spec = &view.record.spec;
+    match wished {
+        None => spec.nodes.first().cloned().ok_or_else(|| failure(ErrorKind::Internal, "the container has no node")),
+        Some(node) if spec.nodes.iter().any(|one| one == node) => Ok(node.to_owned()),
+        Some(node) => {
+            let body =
+                ErrorBody::new(ErrorKind::BadRequest, format!("container '{}' does not span node '{node}'", spec.name));
+            Err(body.hint(format!("its nodes are {}", spec.nodes.join(", "))).into())
+        }
+    }
+}
+
+/// A PID says where it lives.
+fn node_of(view: &DcView, pid: u32) -> Result<String, Failure> {
+    let index = spec::index_of_pid(pid);
+    let node = index.and_then(|index| view.record.spec.nodes.get(index));
+    node.cloned().ok_or_else(|| no_such_process(&view.record.spec.name, pid))
+}
+
+fn no_such_process(dc: &str, pid: u32) -> Failure {
+    ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
+        .hint(format!("dvs ps {dc}"))
+        .into()
+}
+
+/// A request that may have to go on to another node.
+struct Incoming {
+    question: Question,
+    /// Of a client that wants a stream.
+    client: Option<hyper::upgrade::OnUpgrade>,
+    forwarded: bool,
+}
+
+impl Incoming {
+    async fn take(mut request: Request) -> Result<Incoming, Failure> {
+        let is_stream = wants_stream(&request);
+        let client = is_stream.then(|| hyper::upgrade::on(&mut request));
+        let forwarded = is_forwarded(request.headers());
+        let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+        let method = request.method().clone();
+        let body = read_body(request.into_body()).await?;
+        Ok(Incoming { question: Question { method, path, body, is_stream }, client, forwarded })
+    }
+
+    async fn forward(self, api: &Arc<Api>, node: &str) -> Result<Response<Body>, Failure> {
+        if self.forwarded {
+            return Err(failure(ErrorKind::Unavailable, format!("two nodes disagree about what is on node {node}")));
+        }
+        let record = api
+            .context
+            .member(node)
+            .ok_or_else(|| failure(ErrorKind::Unavailable, format!("node {node} is not known")))?;
+        let Some(client) = self.client else { return api.remote.forward(&record, &self.question).await };
+        let answer = api.remote.ask(&record, &self.question).await?;
+        if !is_switching(&answer) {
+            return Ok(answer.map(Body::new));
+        }
+        stream::join(client, answer);
+        Ok(stream::switching())
+    }
+}
+
+// ---- here
+
+enum Start {
+    Run(RunRequest),
+    Exec(ExecRequest),
+    Attach(u32),
+}
+
+/// Starts or attaches on this node: as a stream when the client wants one, else detached.
+async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) -> Result<Response<Body>, Failure> {
+    let keeper = keeper(api, view).await?;
+    if let Some(client) = incoming.client {
+        stream::hand_over(client, move |descriptor, pending| {
+            let done = match &start {
+                Start::Run(run) => keeper.run(run, Some(descriptor.as_fd()), &pending).map(drop),
+                Start::Exec(exec) => keeper.exec(exec, Some(descriptor.as_fd()), &pending).map(drop),
+                Start::Attach(pid) => keeper.attach(*pid, descriptor.as_fd(), &pending),
+            };
+            match done {
+                // A refusal was told in the stream by the keeper.
+                Ok(()) | Err(keeper::KeeperError::Refused(_)) if !matches!(start, Start::Attach(_)) => Ok(()),
+                Ok(()) => Ok(()),
+                Err(error) => Err((descriptor, error.into())),
+            }
+        });
+        return Ok(stream::switching());
+    }
+    let pid = blocking(move || match &start {
+        Start::Run(run) => Ok(keeper.run(run, None, &[])?),
+        Start::Exec(exec) => Ok(keeper.exec(exec, None, &[])?),
+        Start::Attach(_) => Err(failure(ErrorKind::BadRequest, "attaching needs a stream")),
+    })
+    .await?;
+    Ok(Json(RunResponse { pid, node: api.context.config.node.clone() }).into_response())
+}
+
+/// A connection to the container's keeper on this node.
+async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> {
+    let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
+    let (dc, node) = (view.record.spec.name.clone(), api.context.config.node.clone());
+    blocking(move || {
+        KeeperClient::connect(socket).map_err(|error| {
+            let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not running on {node}"));
+            body.because(error).hint(format!("dvs dc start {dc}")).into()
+        })
+    })
+    .await
+}
+
+/// None when the container has no part running here.
+async fn local_processes(api: &Arc<Api>, view: &DcView) -> Result<Vec<Process>, Failure> {
+    let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
+    blocking(move || match KeeperClient::connect(socket) {
+        Ok(keeper) => Ok(keeper.list()?),
+        Err(keeper::KeeperError::NotThere { .. }) => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    })
+    .await
+}
+
+async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Process>, Failure> {
+    let Some(record) = api.context.member(node) else { return Ok(Vec::new()) };
+    let path = path::fill(path::PROCESSES, &[("dc", dc)]);
+    let question = Question { method: Method::GET, path, body: Bytes::new(), is_stream: false };
+    let answer = api.remote.forward(&record, &question).await?;
+    let status = answer.status();
+    let bytes = read_body(answer.into_body()).await?;
+    if status.is_success() { parse(&bytes) } else { Err(Failure(parse(&bytes)?)) }
+}
+
+/// The program that unpacks an imported tree inside the container: owners and modes as the archive says.
+fn unpacker(path: &str) -> Result<RunRequest, Failure> {
+    if path.split('/').any(|part| part == "..") || path.contains('\0') {
+        return Err(failure(ErrorKind::BadRequest, format!("{path:?} is not a path in the tree")));
+    }
+    let script = "mkdir -p -- \"$1\" && exec tar --extract --file - --directory \"$1\" --preserve-permissions --same-owner --numeric-owner";
+    let target = format!("/dc/{}", path.trim_matches('/'));
+    let argv = ["sh", "-c", script, "dvs-import", &target].map(str::to_owned).to_vec();
+    Ok(RunRequest {
+        argv,
+        node: None,
+        env: Vec::new(),
+        workdir: Some("/".to_owned()),
+        root: mgmt_api::RootFs::Host,
+        uid: 0,
+        gid: 0,
+        terminal: None,
+        interactive: true,
+        detach: false,
+    })
+}
+
+// ---- following a log
+
+/// A response that goes on as long as a program writes.
+struct FollowBody {
+    source: UnixStream,
+}
+
+impl FollowBody {
+    fn new(descriptor: OwnedFd) -> std::io::Result<FollowBody> {
+        let stream = std::os::unix::net::UnixStream::from(descriptor);
+        stream.set_nonblocking(true)?;
+        Ok(FollowBody { source: UnixStream::from_std(stream)? })
+    }
+}
+
+impl hyper::body::Body for FollowBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        task: &mut TaskContext<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        let mut chunk = vec![0; LOG_CHUNK];
+        let mut buffer = ReadBuf::new(&mut chunk);
+        match Pin::new(&mut self.source).poll_read(task, &mut buffer) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Ok(())) => {
+                let filled = Bytes::copy_from_slice(buffer.filled());
+                Poll::Ready((!filled.is_empty()).then(|| Ok(Frame::data(filled))))
+            }
+        }
+    }
+}

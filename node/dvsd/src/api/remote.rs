@@ -1,0 +1,109 @@
+//! Requests to the daemons of other nodes: one TLS connection each, answers passed on as they come.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use mgmt_api::{ErrorBody, ErrorKind};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::FORWARDED;
+use super::failure::Failure;
+use crate::records::NodeRecord;
+
+/// Nodes are near each other; one that does not answer is down.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+pub struct Remote {
+    pub connector: TlsConnector,
+    pub node: String,
+    pub cluster: String,
+}
+
+/// What to ask, apart from where.
+#[derive(Clone)]
+pub struct Question {
+    pub method: Method,
+    /// With its query.
+    pub path: String,
+    pub body: Bytes,
+    pub is_stream: bool,
+}
+
+impl Remote {
+    /// Asks another node. The answer is whatever it says, errors included.
+    pub async fn ask(&self, node: &NodeRecord, question: &Question) -> Result<Response<Incoming>, Failure> {
+        match tokio::time::timeout(CONNECT_LIMIT, self.connect(node)).await {
+            Ok(Ok(mut sender)) => {
+                sender.send_request(self.request(question)).await.map_err(|error| unreachable(node, error))
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(unreachable(node, format!("no connection within {} s", CONNECT_LIMIT.as_secs()))),
+        }
+    }
+
+    /// Like [`Remote::ask`], made ready to be answered to a client of ours.
+    pub async fn forward(&self, node: &NodeRecord, question: &Question) -> Result<Response<Body>, Failure> {
+        Ok(self.ask(node, question).await?.map(Body::new))
+    }
+
+    async fn connect(&self, node: &NodeRecord) -> Result<http1::SendRequest<http_body_util::Full<Bytes>>, Failure> {
+        let address = format!("{}:{}", bracketed(&node.address), node.api_port);
+        let stream =
+            TcpStream::connect(&address).await.map_err(|error| unreachable(node, format!("{address}: {error}")))?;
+        // Small frames of a terminal must not wait for each other.
+        stream.set_nodelay(true).map_err(|error| unreachable(node, error))?;
+        let name = pki::server_name(&node.name, &self.cluster).map_err(|error| unreachable(node, error))?;
+        let stream = self.connector.connect(name, stream).await.map_err(|error| unreachable(node, error))?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(node, error))?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, "a connection to another node ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    fn request(&self, question: &Question) -> Request<http_body_util::Full<Bytes>> {
+        let mut request = Request::new(http_body_util::Full::new(question.body.clone()));
+        *request.method_mut() = question.method.clone();
+        // It came from a request line, so it is one.
+        *request.uri_mut() = question.path.parse().unwrap_or_default();
+        let headers = request.headers_mut();
+        headers.insert(HOST, HeaderValue::from_static("dvs"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        // A node's name is a valid header.
+        headers
+            .insert(FORWARDED, HeaderValue::from_str(&self.node).unwrap_or_else(|_| HeaderValue::from_static("node")));
+        if question.is_stream {
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(UPGRADE, HeaderValue::from_static(mgmt_api::stream::PROTOCOL));
+        }
+        request
+    }
+}
+
+/// For a local connector with the node's certificate.
+pub fn connector(config: Arc<rustls::ClientConfig>) -> TlsConnector {
+    TlsConnector::from(config)
+}
+
+pub fn is_switching(response: &Response<Incoming>) -> bool {
+    response.status() == StatusCode::SWITCHING_PROTOCOLS
+}
+
+fn bracketed(address: &str) -> String {
+    if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
+}
+
+fn unreachable(node: &NodeRecord, cause: impl std::fmt::Display) -> Failure {
+    let body = ErrorBody::new(ErrorKind::Unavailable, format!("node {} cannot be reached", node.name));
+    body.because(cause).hint(format!("dvs node inspect {}", node.name)).into()
+}

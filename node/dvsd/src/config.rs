@@ -1,0 +1,243 @@
+//! What a daemon is told: a file, `DVS_*` variables and flags, later ones winning; what nobody said has a default.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One layer of settings: the file, the environment or the flags. All optional.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Name of this node; the host's name when nobody says.
+    pub node: Option<String>,
+    pub cluster: Option<String>,
+    /// Images, logs: survives a reboot. `/var/lib/dvs`.
+    pub state_dir: Option<PathBuf>,
+    /// Sockets, records of running children: in memory. `/run/dvs`.
+    pub run_dir: Option<PathBuf>,
+    /// The API's Unix socket. `RUN_DIR/dvsd.sock`.
+    pub socket: Option<PathBuf>,
+    /// Where the API (TLS) and the proxy listen. `0.0.0.0`.
+    pub listen: Option<IpAddr>,
+    /// Where other nodes reach this one; needed unless `listen` says it.
+    pub advertise: Option<IpAddr>,
+    /// 0: any free one.
+    pub api_port: Option<u16>,
+    pub proxy_port: Option<u16>,
+    /// UDP port of the containers' networks.
+    pub vxlan_port: Option<u16>,
+    /// File of the local cluster engine. `STATE_DIR/engine.db`.
+    pub engine: Option<PathBuf>,
+    /// Memory-backed directory of the local engine, shared by its daemons. `RUN_DIR/engine`.
+    pub engine_volatile: Option<PathBuf>,
+    /// `ca.crt`, `node.crt`, `node.key`. `STATE_DIR/tls`.
+    pub tls_dir: Option<PathBuf>,
+    /// A `tracing` filter: `info`, `dvsd=debug`.
+    pub log: Option<String>,
+}
+
+/// All settled.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node: String,
+    pub cluster: String,
+    pub state_dir: PathBuf,
+    pub run_dir: PathBuf,
+    pub socket: PathBuf,
+    pub listen: IpAddr,
+    pub advertise: IpAddr,
+    pub api_port: u16,
+    pub proxy_port: u16,
+    pub vxlan_port: u16,
+    pub engine: PathBuf,
+    pub engine_volatile: PathBuf,
+    pub tls_dir: PathBuf,
+    pub log: String,
+}
+
+pub const API_PORT: u16 = 7420;
+pub const PROXY_PORT: u16 = 7421;
+/// Assigned to VXLAN.
+pub const VXLAN_PORT: u16 = 4789;
+/// Of a Unix socket's address, its final NUL included.
+const SOCKET_PATH_BYTES: usize = 108;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {}", .path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("{} is not a valid configuration", .path.display())]
+    Malformed {
+        path: PathBuf,
+        #[source]
+        cause: Box<toml::de::Error>,
+    },
+    #[error("the variable {name} has the value {value:?}, which is no {wanted}")]
+    BadVariable { name: String, value: String, wanted: &'static str },
+    #[error("{name:?} is not a name: 1 to 32 of a-z, 0-9 and -, beginning with a letter (setting '{setting}')")]
+    BadName { setting: &'static str, name: String },
+    #[error("other nodes cannot reach {0}: say the setting 'advertise'")]
+    NoAddress(IpAddr),
+    #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
+    LongPath(PathBuf),
+}
+
+impl Settings {
+    pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|cause| ConfigError::Unreadable { path: path.to_owned(), cause })?;
+        toml::from_str(&text).map_err(|cause| ConfigError::Malformed { path: path.to_owned(), cause: Box::new(cause) })
+    }
+
+    /// `DVS_NODE`, `DVS_CLUSTER`, `DVS_STATE_DIR` … as in the file, in capitals.
+    pub fn from_env() -> Result<Settings, ConfigError> {
+        Settings::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Settings, ConfigError> {
+        let path = |name: &str| get(name).map(PathBuf::from);
+        Ok(Settings {
+            node: get("DVS_NODE"),
+            cluster: get("DVS_CLUSTER"),
+            state_dir: path("DVS_STATE_DIR"),
+            run_dir: path("DVS_RUN_DIR"),
+            socket: path("DVS_SOCKET"),
+            listen: parsed(&get, "DVS_LISTEN", "address")?,
+            advertise: parsed(&get, "DVS_ADVERTISE", "address")?,
+            api_port: parsed(&get, "DVS_API_PORT", "port")?,
+            proxy_port: parsed(&get, "DVS_PROXY_PORT", "port")?,
+            vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
+            engine: path("DVS_ENGINE"),
+            engine_volatile: path("DVS_ENGINE_VOLATILE"),
+            tls_dir: path("DVS_TLS_DIR"),
+            log: get("DVS_LOG"),
+        })
+    }
+
+    /// What `over` says wins.
+    pub fn overridden_by(self, over: Settings) -> Settings {
+        Settings {
+            node: over.node.or(self.node),
+            cluster: over.cluster.or(self.cluster),
+            state_dir: over.state_dir.or(self.state_dir),
+            run_dir: over.run_dir.or(self.run_dir),
+            socket: over.socket.or(self.socket),
+            listen: over.listen.or(self.listen),
+            advertise: over.advertise.or(self.advertise),
+            api_port: over.api_port.or(self.api_port),
+            proxy_port: over.proxy_port.or(self.proxy_port),
+            vxlan_port: over.vxlan_port.or(self.vxlan_port),
+            engine: over.engine.or(self.engine),
+            engine_volatile: over.engine_volatile.or(self.engine_volatile),
+            tls_dir: over.tls_dir.or(self.tls_dir),
+            log: over.log.or(self.log),
+        }
+    }
+
+    /// Fills in the defaults.
+    pub fn settle(self) -> Result<Config, ConfigError> {
+        let state_dir = self.state_dir.unwrap_or_else(|| PathBuf::from("/var/lib/dvs"));
+        let run_dir = self.run_dir.unwrap_or_else(|| PathBuf::from("/run/dvs"));
+        let listen = self.listen.unwrap_or(IpAddr::from([0, 0, 0, 0]));
+        let advertise = self.advertise.unwrap_or(listen);
+        if advertise.is_unspecified() {
+            return Err(ConfigError::NoAddress(advertise));
+        }
+        let config = Config {
+            node: named("node", self.node.unwrap_or_else(host_name))?,
+            cluster: named("cluster", self.cluster.unwrap_or_else(|| "dvs".to_owned()))?,
+            socket: self.socket.unwrap_or_else(|| run_dir.join("dvsd.sock")),
+            listen,
+            advertise,
+            api_port: self.api_port.unwrap_or(API_PORT),
+            proxy_port: self.proxy_port.unwrap_or(PROXY_PORT),
+            vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
+            engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
+            engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
+            tls_dir: self.tls_dir.unwrap_or_else(|| state_dir.join("tls")),
+            log: self.log.unwrap_or_else(|| "info".to_owned()),
+            state_dir,
+            run_dir,
+        };
+        for path in [&config.socket, &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")] {
+            if path.as_os_str().len() >= SOCKET_PATH_BYTES {
+                return Err(ConfigError::LongPath(path.clone()));
+            }
+        }
+        Ok(config)
+    }
+}
+
+impl Config {
+    /// File (when there is one), environment, flags.
+    pub fn load(file: Option<&Path>, flags: Settings) -> Result<Config, ConfigError> {
+        let from_file = file.map(Settings::from_file).transpose()?.unwrap_or_default();
+        from_file.overridden_by(Settings::from_env()?).overridden_by(flags).settle()
+    }
+
+    /// Sockets and records of one container's share; gone after a reboot, as its processes are.
+    pub fn dc_run_dir(&self, dc: u32) -> PathBuf {
+        self.run_dir.join("dcs").join(dc.to_string())
+    }
+
+    /// Images and logs of one container's share.
+    pub fn dc_state_dir(&self, dc: u32) -> PathBuf {
+        self.state_dir.join("dcs").join(dc.to_string())
+    }
+}
+
+fn parsed<T: std::str::FromStr>(
+    get: &impl Fn(&str) -> Option<String>,
+    name: &str,
+    wanted: &'static str,
+) -> Result<Option<T>, ConfigError> {
+    let Some(value) = get(name) else { return Ok(None) };
+    value.parse().map(Some).map_err(|_| ConfigError::BadVariable { name: name.to_owned(), value, wanted })
+}
+
+fn named(setting: &'static str, name: String) -> Result<String, ConfigError> {
+    if mgmt_api::valid_name(&name) { Ok(name) } else { Err(ConfigError::BadName { setting, name }) }
+}
+
+/// The host's name up to its first dot.
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_environment_and_file() {
+        let file: Settings = toml::from_str("node = \"a\"\ncluster = \"c\"\napi_port = 1").unwrap();
+        let environment = Settings::from_variables(|name| match name {
+            "DVS_NODE" => Some("b".to_owned()),
+            "DVS_API_PORT" => Some("2".to_owned()),
+            _ => None,
+        });
+        let flags = Settings { api_port: Some(0), advertise: Some([10, 0, 0, 1].into()), ..Settings::default() };
+        let config = file.overridden_by(environment.unwrap()).overridden_by(flags).settle().unwrap();
+        assert_eq!((config.node.as_str(), config.cluster.as_str(), config.api_port), ("b", "c", 0));
+        assert_eq!(config.socket, Path::new("/run/dvs/dvsd.sock"));
+    }
+
+    #[test]
+    fn misspelt_setting_and_bad_variable_are_refused() {
+        assert!(toml::from_str::<Settings>("nod = \"a\"").is_err());
+        let bad = Settings::from_variables(|name| (name == "DVS_API_PORT").then(|| "http".to_owned()));
+        assert!(matches!(bad, Err(ConfigError::BadVariable { .. })));
+    }
+
+    #[test]
+    fn address_that_reaches_nobody_is_refused() {
+        let settings = Settings { node: Some("a".to_owned()), ..Settings::default() };
+        assert!(matches!(settings.settle(), Err(ConfigError::NoAddress(_))));
+    }
+}

@@ -1,0 +1,53 @@
+//! What all parts of the daemon share.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use broker::Broker;
+use cluster::{Engine, LeaseId};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::directory::EndpointDirectory;
+use crate::presence::Presence;
+use crate::proxyctl::ProxyControl;
+use crate::records::NodeRecord;
+
+pub struct Context {
+    pub config: Config,
+    pub engine: Arc<dyn Engine>,
+    pub node: NodeRecord,
+    pub broker: Broker,
+    pub directory: EndpointDirectory,
+    pub proxy: ProxyControl,
+    /// Absent before the daemon has come alive and once it stops.
+    pub presence: Mutex<Option<Presence>>,
+    /// All nodes ever seen, as the follower knows them.
+    pub members: RwLock<BTreeMap<String, NodeRecord>>,
+    /// Counts changes of nodes and containers; whoever waits for one looks at the engine again.
+    pub changes: watch::Sender<u64>,
+}
+
+impl Context {
+    pub fn lease(&self) -> Option<LeaseId> {
+        self.lock_presence().as_ref().and_then(Presence::lease)
+    }
+
+    pub fn lock_presence(&self) -> MutexGuard<'_, Option<Presence>> {
+        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub fn member(&self, node: &str) -> Option<NodeRecord> {
+        self.members.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+    }
+
+    /// Where encapsulated frames for a node go.
+    pub fn underlay(&self, node: &str) -> Option<IpAddr> {
+        self.member(node)?.address.parse().ok()
+    }
+}

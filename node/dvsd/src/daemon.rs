@@ -1,0 +1,209 @@
+//! Start and stop of the daemon.
+//!
+//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node record, broker,
+//! proxy, follower and workers, lease, and last the API: who can ask gets answers. The stop goes backwards and ends nothing that belongs to a
+//! container.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use abi::NodeId;
+use broker::{Broker, BrokerConfig};
+use cluster::Engine;
+use cluster::follow::Follower;
+use cluster::local::{LocalConfig, LocalEngine};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
+
+use crate::api::{self, Api, remote, serve};
+use crate::config::Config;
+use crate::context::Context;
+use crate::directory::{self, EndpointDirectory};
+use crate::news::News;
+use crate::presence::{self, Ports, Presence, PresenceError};
+use crate::proxyctl::{self, ProxyControl};
+use crate::reconcile::Reconciler;
+use crate::records::NodeHealth;
+
+/// Threads of the API: it copies streams and answers questions, the work is elsewhere.
+const API_THREADS: usize = 2;
+/// How often the node tells the cluster what is not well.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    #[error("cannot make the directory {}", .path.display())]
+    Directory {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the cluster engine cannot be opened")]
+    Engine(#[source] cluster::EngineError),
+    #[error("the node's certificates cannot be used")]
+    Certificates(#[from] pki::PkiError),
+    #[error("the API cannot listen at {address}")]
+    Listen {
+        address: String,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error(transparent)]
+    Socket(#[from] serve::ListenError),
+    #[error(transparent)]
+    Presence(#[from] PresenceError),
+    #[error(transparent)]
+    Proxy(#[from] proxyctl::ProxyError),
+    #[error("the broker did not start")]
+    Broker(#[from] broker::BrokerError),
+    #[error("a thread or runtime could not be started")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(config: Config) -> Result<(), DaemonError> {
+    make_directories(&config)?;
+    let engine = open_engine(&config)?;
+    let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);
+    let connector = remote::connector(pki::client_config(&config.tls_dir)?);
+    // Two daemons of one node would fight over its containers.
+    let socket = serve::bind_unix(&config.socket)?;
+    let api_listener = listen(&config)?;
+    let proxy_listener = proxyctl::listen(&config)?;
+    let ports = Ports { api: port_of(&api_listener), proxy: port_of(&proxy_listener) };
+
+    let node = presence::register(&*engine, &config, ports)?;
+    let own = NodeId(node.id);
+    directory::sweep(&*engine, own, |_, _| false).map_err(DaemonError::Engine)?;
+    let (directory, broker_side) = EndpointDirectory::start(&engine, own).map_err(DaemonError::Thread)?;
+    let broker = Broker::start(BrokerConfig { node: own, directory: Box::new(broker_side) })?;
+    let context = Arc::new(Context {
+        proxy: ProxyControl::new().map_err(DaemonError::Thread)?,
+        engine: Arc::clone(&engine),
+        node,
+        broker,
+        directory,
+        presence: Mutex::new(None),
+        members: Default::default(),
+        changes: tokio::sync::watch::Sender::new(0),
+        config,
+    });
+    let for_proxy = Arc::clone(&context);
+    context.proxy.start(&context.config, &context.node, proxy_listener, move || for_proxy.broker.proxy_socket())?;
+
+    let reconciler = Arc::new(Reconciler::new(&context));
+    let also = Arc::clone(&reconciler);
+    let presence = Presence::start(&engine, &context.config.node, move || also.report_again())?;
+    *context.lock_presence() = Some(presence);
+    let mut news = News::new(&context, &reconciler);
+    let follower = Follower::start(&engine, "/", move |change| news.take(change)).map_err(DaemonError::Thread)?;
+
+    tracing::info!(
+        node = context.config.node,
+        id = own.0,
+        epoch = context.node.epoch,
+        api = ports.api,
+        proxy = ports.proxy,
+        "serving"
+    );
+    let remote =
+        remote::Remote { connector, node: context.config.node.clone(), cluster: context.config.cluster.clone() };
+    let api = Arc::new(Api { context: Arc::clone(&context), remote });
+    let served = serve_api(api, socket, api_listener, acceptor);
+
+    tracing::info!("stopping; containers go on");
+    drop(follower);
+    reconciler.stop();
+    context.proxy.stop();
+    drop(context.lock_presence().take());
+    let _ = fs::remove_file(&context.config.socket);
+    served
+}
+
+fn make_directories(config: &Config) -> Result<(), DaemonError> {
+    let log = config.state_dir.join("log");
+    let mut seen = HashSet::new();
+    let dirs = [&config.state_dir, &config.run_dir, &log, &config.run_dir.join("dcs"), &config.state_dir.join("dcs")];
+    for path in dirs.into_iter().filter(|path| seen.insert((*path).clone())) {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+        made.map_err(|cause| DaemonError::Directory { path: path.clone(), cause })?;
+    }
+    for path in [&config.socket, &config.engine] {
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(parent).map_err(|cause| DaemonError::Directory { path: parent.to_owned(), cause })?;
+    }
+    Ok(())
+}
+
+fn open_engine(config: &Config) -> Result<Arc<dyn Engine>, DaemonError> {
+    let local = LocalConfig::new(&config.engine, &config.engine_volatile);
+    Ok(Arc::new(LocalEngine::open(local).map_err(DaemonError::Engine)?))
+}
+
+fn listen(config: &Config) -> Result<std::net::TcpListener, DaemonError> {
+    let address = std::net::SocketAddr::new(config.listen, config.api_port);
+    let failed = |cause| DaemonError::Listen { address: address.to_string(), cause };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+fn port_of(listener: &std::net::TcpListener) -> u16 {
+    listener.local_addr().map_or(0, |address| address.port())
+}
+
+fn serve_api(
+    api: Arc<Api>,
+    socket: std::os::unix::net::UnixListener,
+    listener: std::net::TcpListener,
+    acceptor: TlsAcceptor,
+) -> Result<(), DaemonError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(API_THREADS)
+        .thread_name("api")
+        .enable_all()
+        .build()
+        .map_err(DaemonError::Thread)?;
+    let context = Arc::clone(&api.context);
+    let cluster: Arc<str> = context.config.cluster.as_str().into();
+    let router = api::router(api);
+    let result = runtime.block_on(async move {
+        let socket = UnixListener::from_std(socket).map_err(DaemonError::Thread)?;
+        let listener = TcpListener::from_std(listener).map_err(DaemonError::Thread)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
+        tokio::spawn(serve::serve_unix(socket, router.clone()));
+        tokio::spawn(serve::serve_tls(listener, acceptor, cluster, router));
+        tokio::spawn(report(context));
+        tokio::select! {
+            _ = terminate.recv() => (),
+            _ = interrupt.recv() => (),
+        }
+        Ok(())
+    });
+    // Calls that still wait for the kernel do not hold up the stop.
+    runtime.shutdown_background();
+    result
+}
+
+async fn report(context: Arc<Context>) {
+    let mut ticks = tokio::time::interval(REPORT_EVERY);
+    loop {
+        ticks.tick().await;
+        let context = Arc::clone(&context);
+        let reported = tokio::task::spawn_blocking(move || {
+            let problems = api::problems(&context);
+            if let Some(presence) = &*context.lock_presence() {
+                presence.report(NodeHealth { problems });
+            }
+        });
+        if let Err(error) = reported.await {
+            tracing::error!(%error, "the node's health could not be reported");
+        }
+    }
+}

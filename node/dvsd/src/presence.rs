@@ -1,0 +1,167 @@
+//! This node in the cluster: its number, its incarnation, its lease.
+//!
+//! The lease says that the daemon lives, nothing more: containers go on without it. When the lease is lost (the machine was
+//! suspended, the engine was away) a new one is taken and everybody who puts leased keys is told to put them again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use cluster::lease::KeptLease;
+use cluster::{Engine, EngineError, LeaseId, Op};
+
+use crate::config::Config;
+use crate::records::{self, NodeHealth, NodeRecord};
+
+/// Slow backstop; links notice a dead node in a fraction of it.
+const LEASE: Duration = Duration::from_secs(5);
+/// Between attempts to come back, and the longest a stop waits for the thread.
+const RETRY: Duration = Duration::from_millis(250);
+const NODE_IDS: std::ops::RangeInclusive<u32> = 1..=abi::limits::NODES_PER_CLUSTER as u32;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PresenceError {
+    #[error("no number for this node")]
+    Number(#[source] cluster::allocate::AllocateError),
+    #[error("this node could not be registered")]
+    Register(#[from] EngineError),
+    #[error("no thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Takes the node's number and next incarnation and makes its record (not yet alive: [`Presence::start`]).
+pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<NodeRecord, PresenceError> {
+    let id = cluster::allocate::number(engine, "node", &config.node, NODE_IDS).map_err(PresenceError::Number)?;
+    let epoch = records::raise(engine, &format!("/epochs/node/{}", config.node))?;
+    let record = NodeRecord {
+        name: config.node.clone(),
+        id: u16::try_from(id).unwrap_or(u16::MAX),
+        epoch,
+        address: config.advertise.to_string(),
+        proxy_port: ports.proxy,
+        api_port: ports.api,
+        cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
+        memory_bytes: memory_bytes(),
+    };
+    engine.transact(&[], &[Op::put(records::member_key(&record.name), records::encode(&record))])?;
+    Ok(record)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    pub api: u16,
+    pub proxy: u16,
+}
+
+/// Keeps the node's lease; ends when dropped (the lease is then revoked).
+pub struct Presence {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    engine: Arc<dyn Engine>,
+    node: String,
+    health: Mutex<NodeHealth>,
+    lease: Mutex<Option<Arc<KeptLease>>>,
+    stopping: AtomicBool,
+}
+
+impl Presence {
+    /// `renewed` is called (on the thread of this) each time there is a new lease.
+    pub fn start(
+        engine: &Arc<dyn Engine>,
+        node: &str,
+        renewed: impl Fn() + Send + 'static,
+    ) -> Result<Presence, PresenceError> {
+        let shared = Arc::new(Shared {
+            engine: Arc::clone(engine),
+            node: node.to_owned(),
+            health: Mutex::default(),
+            lease: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        });
+        let lease = shared.come_alive()?;
+        let also = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("presence".to_owned())
+            .spawn(move || also.stay_alive(lease, &renewed))
+            .map_err(PresenceError::Thread)?;
+        Ok(Presence { shared, thread: Some(thread) })
+    }
+
+    /// `None` while there is none.
+    pub fn lease(&self) -> Option<LeaseId> {
+        lock(&self.shared.lease).as_ref().filter(|lease| lease.is_running()).map(|lease| lease.id())
+    }
+
+    /// Tells the cluster what is not well here.
+    pub fn report(&self, health: NodeHealth) {
+        let changed = std::mem::replace(&mut *lock(&self.shared.health), health.clone()) != health;
+        if let (true, Some(lease)) = (changed, self.lease())
+            && let Err(error) = self.shared.put(lease)
+        {
+            tracing::warn!(%error, "cannot report this node's health");
+        }
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the presence thread had panicked");
+        }
+        lock(&self.shared.lease).take();
+    }
+}
+
+impl Shared {
+    fn come_alive(&self) -> Result<Arc<KeptLease>, EngineError> {
+        let lease = KeptLease::hold(&self.engine, LEASE)?;
+        self.put(lease.id())?;
+        *lock(&self.lease) = Some(Arc::clone(&lease));
+        Ok(lease)
+    }
+
+    fn put(&self, lease: LeaseId) -> Result<(), EngineError> {
+        let health = lock(&self.health).clone();
+        self.engine
+            .transact(&[], &[Op::put_leased(records::node_key(&self.node), records::encode(&health), lease)])
+            .map(|_| ())
+    }
+
+    fn stay_alive(&self, mut lease: Arc<KeptLease>, renewed: &impl Fn()) {
+        while !self.stopping.load(Ordering::Acquire) {
+            if !lease.wait_lost(RETRY) {
+                continue;
+            }
+            tracing::warn!("this node's lease was lost; taking a new one");
+            match self.come_alive() {
+                Ok(fresh) => {
+                    lease = fresh;
+                    renewed();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no new lease yet");
+                    // A lost lease answers at once; this is the pause between attempts.
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn memory_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib =
+        info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

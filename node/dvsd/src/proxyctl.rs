@@ -1,0 +1,305 @@
+//! The node's proxy: started, told who the other nodes are, asked how its links are.
+//!
+//! One thread owns the process and its control socket. The listening socket is the daemon's, so that the port stays the same over
+//! restarts of the proxy. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
+//!
+//! Lock order: `Shared` has one mutex, held for assignments only.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mgmt_api::LinkInfo;
+use proxy_tcp::control::{FromProxy, LinkState, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
+use serde_json::{Map, json};
+use sys::launch::PidNamespace;
+
+use crate::config::Config;
+use crate::reconcile::plan::Standing;
+use crate::records::NodeRecord;
+use crate::spawn::Role;
+use crate::state::StateError;
+use crate::supervise::{OnAdoption, Problem, Supervised};
+use crate::waiting;
+
+const NAME: &str = "proxy";
+/// Host uid and gid of proxies: below those of containers' servers.
+const UID: u32 = crate::uids::PROXY;
+/// How often the counters of links are asked for.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Connections of peers are cut; they come back to the next proxy.
+const GRACE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    #[error("the proxy cannot listen at {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the proxy of an earlier daemon cannot be ended")]
+    Earlier(#[from] StateError),
+    #[error("no thread or descriptor for the proxy")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Takes the port, after ending a proxy that an earlier daemon left.
+pub fn listen(config: &Config) -> Result<TcpListener, ProxyError> {
+    let (run_dir, log_dir) = dirs(config);
+    Supervised::adopt(NAME, &run_dir, &log_dir, OnAdoption::MustBeReplaced)?.end(GRACE)?;
+    let address = SocketAddr::new(config.listen, config.proxy_port);
+    TcpListener::bind(address).map_err(|cause| ProxyError::Listen { address, cause })
+}
+
+fn dirs(config: &Config) -> (std::path::PathBuf, std::path::PathBuf) {
+    (config.run_dir.clone(), config.state_dir.join("log"))
+}
+
+#[derive(Clone)]
+pub struct ProxyControl {
+    shared: Arc<Shared>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    bell: OwnedFd,
+}
+
+#[derive(Default)]
+struct Inner {
+    peers: Vec<PeerAddress>,
+    links: Vec<LinkInfo>,
+    problem: Option<String>,
+    stopping: bool,
+}
+
+impl ProxyControl {
+    pub fn new() -> std::io::Result<ProxyControl> {
+        let inner = Inner { problem: Some("the proxy has not started yet".to_owned()), ..Inner::default() };
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell: sys::eventfd::create()? });
+        Ok(ProxyControl { shared, thread: Arc::default() })
+    }
+
+    /// Starts looking after the process. `broker` gives it its connection.
+    pub fn start(
+        &self,
+        config: &Config,
+        node: &NodeRecord,
+        listener: TcpListener,
+        broker: impl Fn() -> Result<OwnedFd, broker::BrokerError> + Send + 'static,
+    ) -> Result<(), ProxyError> {
+        let (run_dir, log_dir) = dirs(config);
+        let process = Supervised::adopt(NAME, &run_dir, &log_dir, OnAdoption::MustBeReplaced)?;
+        let keeper = Keeper {
+            shared: Arc::clone(&self.shared),
+            node: node.clone(),
+            cluster: config.cluster.clone(),
+            tls_dir: config.tls_dir.display().to_string(),
+            listener,
+            process,
+            control: None,
+            told: None,
+            asked: Instant::now(),
+            broker: Box::new(broker),
+        };
+        let thread = std::thread::Builder::new()
+            .name("proxyctl".to_owned())
+            .spawn(move || keeper.run())
+            .map_err(ProxyError::Thread)?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// All other nodes.
+    pub fn set_peers(&self, members: &BTreeMap<String, NodeRecord>, own: &str) {
+        let others = members.values().filter(|member| member.name != own);
+        let peers = others.filter_map(|member| {
+            let address: std::net::IpAddr = member.address.parse().ok()?;
+            let addr = SocketAddr::new(address, member.proxy_port).to_string();
+            Some(PeerAddress { name: member.name.clone(), id: member.id, addr, tls: None })
+        });
+        self.shared.lock().peers = peers.collect();
+        sys::eventfd::signal(&self.shared.bell);
+    }
+
+    pub fn links(&self) -> Vec<LinkInfo> {
+        self.shared.lock().links.clone()
+    }
+
+    /// Why the proxy is not well.
+    pub fn problem(&self) -> Option<String> {
+        self.shared.lock().problem.clone()
+    }
+
+    /// Ends the thread; the proxy goes on and serves its channels.
+    pub fn stop(&self) {
+        self.shared.lock().stopping = true;
+        sys::eventfd::signal(&self.shared.bell);
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the proxy's thread had panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+}
+
+struct Keeper {
+    shared: Arc<Shared>,
+    node: NodeRecord,
+    cluster: String,
+    tls_dir: String,
+    listener: TcpListener,
+    process: Supervised,
+    control: Option<OwnedFd>,
+    /// The peers this proxy was told.
+    told: Option<Vec<PeerAddress>>,
+    asked: Instant,
+    broker: Box<dyn Fn() -> Result<OwnedFd, broker::BrokerError> + Send>,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        loop {
+            if self.shared.lock().stopping {
+                return;
+            }
+            self.process.look(Instant::now());
+            match self.process.standing() {
+                Standing::Absent => self.start(),
+                Standing::Stale => self.end_stale(),
+                Standing::Coming | Standing::Ready => self.converse(),
+                Standing::Resting => self.control = None,
+            }
+            self.tell_state();
+            self.wait();
+        }
+    }
+
+    fn start(&mut self) {
+        self.told = None;
+        self.control = None;
+        let mut control = None;
+        let Keeper { node, cluster, tls_dir, listener, broker, process, .. } = self;
+        let role = |restarts: u64| -> Result<Role, Problem> {
+            let (ours, theirs) = sys::seqpacket::pair()?;
+            control = Some(ours);
+            let fds = BTreeMap::from([
+                ("control".to_owned(), theirs),
+                ("listen".to_owned(), OwnedFd::from(listener.try_clone()?)),
+            ]);
+            let fields = Map::from_iter([
+                ("node".to_owned(), json!(node.name)),
+                ("node_id".to_owned(), json!(node.id)),
+                ("cluster".to_owned(), json!(cluster)),
+            ]);
+            Ok(Role {
+                name: NAME.to_owned(),
+                arguments: vec!["proxy"],
+                fields,
+                options: json!({ "tls": "on", "tls_dir": tls_dir }),
+                broker: Some(broker()?),
+                fds,
+                uid: Some(UID),
+                pid_namespace: PidNamespace::Own,
+                // Rises over restarts of the proxy and of the daemon.
+                epoch: (node.epoch << 20) | (restarts + 1),
+                restarts,
+            })
+        };
+        process.start(role);
+        self.control = control;
+    }
+
+    fn end_stale(&mut self) {
+        if let Err(error) = self.process.end(GRACE) {
+            tracing::warn!(%error, "cannot put the record of the earlier proxy away");
+        }
+    }
+
+    fn converse(&mut self) {
+        let Some(control) = &self.control else { return };
+        let peers = self.shared.lock().peers.clone();
+        let news = self.told.as_ref() != Some(&peers);
+        if news || self.asked.elapsed() >= ASK_EVERY {
+            let message = ToProxy { peers: news.then(|| peers.clone()) };
+            let text = serde_json::to_vec(&message).unwrap_or_default();
+            match sys::seqpacket::send(control, &text, &[] as &[BorrowedFd<'_>]) {
+                Ok(()) => {
+                    self.asked = Instant::now();
+                    self.told = Some(peers);
+                }
+                // It will be asked again when it has read what it has.
+                Err(error) => tracing::debug!(%error, "the proxy does not take a message"),
+            }
+        }
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        while let Ok(received) = sys::seqpacket::receive(control, &mut buffer) {
+            if received.bytes == 0 {
+                self.control = None;
+                return;
+            }
+            match serde_json::from_slice::<FromProxy>(&buffer[..received.bytes]) {
+                Ok(said) => self.heard(said),
+                Err(error) => tracing::warn!(%error, "the proxy said something that makes no sense"),
+            }
+        }
+    }
+
+    fn heard(&self, said: FromProxy) {
+        if let Some(reason) = said.refused {
+            tracing::warn!(reason, "the proxy refused its list of peers");
+        }
+        let link = |link: proxy_tcp::control::LinkStatus| LinkInfo {
+            peer: link.peer,
+            transport: "tcp".to_owned(),
+            up: matches!(link.state, LinkState::Up | LinkState::Suspect),
+            tls: link.tls,
+            sent_frames: link.sent_frames,
+            sent_bytes: link.sent_bytes,
+            received_frames: link.received_frames,
+            received_bytes: link.received_bytes,
+            reconnects: link.reconnects,
+            channels: link.channels,
+        };
+        self.shared.lock().links = said.links.into_iter().map(link).collect();
+    }
+
+    fn tell_state(&self) {
+        let problem = match self.process.standing() {
+            Standing::Ready => None,
+            _ => Some(self.process.problem().unwrap_or("the proxy is starting").to_owned()),
+        };
+        let mut inner = self.shared.lock();
+        if inner.problem.is_none() && problem.is_some() {
+            inner.links.clear();
+        }
+        inner.problem = problem;
+    }
+
+    fn wait(&self) {
+        let now = Instant::now();
+        let due = self.process.due().into_iter().chain([now + ASK_EVERY]).min();
+        let fds =
+            self.process.descriptors().chain(self.control.as_ref().map(AsFd::as_fd)).chain([self.shared.bell.as_fd()]);
+        // What is absent is to be started at once.
+        if self.process.standing() != Standing::Absent {
+            waiting::until_readable(fds, due.unwrap_or(now));
+        }
+        sys::eventfd::drain(&self.shared.bell);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

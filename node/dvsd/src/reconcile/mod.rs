@@ -1,0 +1,180 @@
+//! Bringing about what should be: one worker (thread) for each container with a share on this node.
+//!
+//! The follower hands each worker the newest wish ([`Inbox`]); the worker looks at what is there, asks [`plan`] what to do, does it
+//! ([`parts`]), and reports. It may be killed at any point: everything it does may be repeated.
+//!
+//! A worker is `Working` until its container is deleted and nothing is left here; then its thread ends.
+
+pub mod parts;
+pub mod plan;
+pub mod share;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::context::Context;
+use crate::records::{DcRecord, Desired, Images, ShareRecord};
+
+/// What a worker is to bring about, and what other nodes say about the same container.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub record: DcRecord,
+    /// By node; without those whose daemon is gone.
+    pub shares: BTreeMap<String, ShareRecord>,
+}
+
+/// The newest order; older ones do not matter.
+pub struct Inbox {
+    inner: Mutex<InboxInner>,
+    bell: OwnedFd,
+}
+
+#[derive(Default)]
+struct InboxInner {
+    order: Option<Order>,
+    /// The lease changed: what was reported is gone.
+    report_again: bool,
+    stopping: bool,
+}
+
+impl Inbox {
+    fn new() -> std::io::Result<Inbox> {
+        Ok(Inbox { inner: Mutex::default(), bell: sys::eventfd::create()? })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut InboxInner)) {
+        change(&mut lock(&self.inner));
+        sys::eventfd::signal(&self.bell);
+    }
+}
+
+/// All workers of this node.
+pub struct Reconciler {
+    context: Arc<Context>,
+    /// By the container's number: names may be used again.
+    workers: Mutex<HashMap<u32, Worker>>,
+}
+
+struct Worker {
+    name: String,
+    inbox: Arc<Inbox>,
+    thread: JoinHandle<()>,
+}
+
+impl Reconciler {
+    pub fn new(context: &Arc<Context>) -> Reconciler {
+        Reconciler { context: Arc::clone(context), workers: Mutex::default() }
+    }
+
+    /// The follower knows something new of a container.
+    pub fn order(&self, order: Order) {
+        if !order.record.spec.nodes.contains(&self.context.config.node) {
+            return;
+        }
+        let id = order.record.id;
+        let mut workers = lock(&self.workers);
+        if workers.get(&id).is_some_and(|worker| worker.thread.is_finished()) {
+            workers.remove(&id);
+        }
+        // Our own last report comes back as news.
+        let done = order
+            .shares
+            .get(&self.context.config.node)
+            .is_some_and(|own| own.gone && own.generation == order.record.generation);
+        if done && !workers.contains_key(&id) {
+            return;
+        }
+        let name = order.record.spec.name.clone();
+        let inbox = match workers.get(&id) {
+            Some(worker) => Arc::clone(&worker.inbox),
+            None => match self.start(id, &name) {
+                Ok(worker) => {
+                    let inbox = Arc::clone(&worker.inbox);
+                    workers.insert(id, worker);
+                    inbox
+                }
+                Err(error) => {
+                    tracing::error!(dc = name, %error, "no thread for a container; tried again at its next change");
+                    return;
+                }
+            },
+        };
+        drop(workers);
+        inbox.change(|inner| inner.order = Some(order));
+    }
+
+    /// These containers exist; whatever else is here is to go.
+    pub fn retain(&self, existing: &[u32]) {
+        let gone: Vec<Arc<Inbox>> = {
+            let workers = lock(&self.workers);
+            workers
+                .iter()
+                .filter(|(id, _)| !existing.contains(id))
+                .map(|(_, worker)| Arc::clone(&worker.inbox))
+                .collect()
+        };
+        for inbox in gone {
+            inbox.change(|inner| {
+                if let Some(order) = &mut inner.order
+                    && !matches!(order.record.desired, Desired::Deleted { .. })
+                {
+                    order.record.desired = Desired::Deleted { images: Images::Remove };
+                    order.shares.clear();
+                }
+            });
+        }
+    }
+
+    /// Containers an earlier daemon worked on that exist no more: their remains are removed.
+    pub fn clean_leftovers(&self, existing: &[u32]) {
+        for record in worker::leftovers(&self.context.config) {
+            if !existing.contains(&record.id) {
+                tracing::info!(
+                    dc = record.spec.name,
+                    id = record.id,
+                    "deleted while this node was away; removing what is left"
+                );
+                let desired = match record.desired {
+                    deleted @ Desired::Deleted { .. } => deleted,
+                    Desired::Running | Desired::Stopped { .. } => Desired::Deleted { images: Images::Remove },
+                };
+                self.order(Order { record: DcRecord { desired, ..record }, shares: BTreeMap::new() });
+            }
+        }
+    }
+
+    /// The node has a new lease: reports are to be made again.
+    pub fn report_again(&self) {
+        for worker in lock(&self.workers).values() {
+            worker.inbox.change(|inner| inner.report_again = true);
+        }
+    }
+
+    /// Ends the workers; what they made goes on.
+    pub fn stop(&self) {
+        let workers: Vec<Worker> = lock(&self.workers).drain().map(|(_, worker)| worker).collect();
+        for worker in &workers {
+            worker.inbox.change(|inner| inner.stopping = true);
+        }
+        for worker in workers {
+            if worker.thread.join().is_err() {
+                tracing::error!(dc = worker.name, "a worker had panicked");
+            }
+        }
+    }
+
+    fn start(&self, id: u32, name: &str) -> std::io::Result<Worker> {
+        let inbox = Arc::new(Inbox::new()?);
+        let (context, also) = (Arc::clone(&self.context), Arc::clone(&inbox));
+        let thread =
+            std::thread::Builder::new().name(format!("dc-{id}")).spawn(move || worker::run(&context, &also))?;
+        Ok(Worker { name: name.to_owned(), inbox, thread })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

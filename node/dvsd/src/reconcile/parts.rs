@@ -1,0 +1,477 @@
+//! Making and unmaking the parts of a share: the one place that talks to sandbox, keeper and broker about a container.
+//!
+//! Every step may be repeated: a daemon that was killed in between begins with what is there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use abi::limits::{ENDPOINTS_PER_DC, NODES_PER_DC, WELL_KNOWN_ENDPOINTS};
+use abi::{DcId, Epoch};
+use broker::{DcOptions, ServerIdentity};
+use keeper::{FuseOptions, KeeperClient, KeeperOptions};
+use sandbox::cgroup::Cgroup;
+use sandbox::overlay::{Overlay, Peer};
+use serde_json::{Map, Value, json};
+use sys::launch::PidNamespace;
+
+use super::plan::{Observed, Part, Standing};
+use super::share::Share;
+use crate::context::Context;
+use crate::records;
+use crate::spawn::Role;
+use crate::state::StateError;
+use crate::supervise::{OnAdoption, Problem, Supervised};
+
+/// A server asked to end writes what it holds; then it is killed.
+const SERVER_GRACE: Duration = Duration::from_secs(10);
+/// After a failure of a part that is no process.
+const REST: Duration = Duration::from_secs(1);
+/// Names of descriptors the keeper holds for us.
+const FUSE: &str = "fuse";
+const GATE_STATE: &str = "gate-state";
+/// The broker's socket, in the directory that programs see as `/run/dvs`.
+const BROKER_SOCKET: &str = "broker";
+
+pub struct Parts {
+    context: Arc<Context>,
+    pub share: Share,
+    run_dir: PathBuf,
+    state_dir: PathBuf,
+    processes: BTreeMap<Part, Supervised>,
+    plain: BTreeMap<Part, Plain>,
+    cgroup: Option<Cgroup>,
+}
+
+/// Whether an earlier daemon worked on this share since the machine started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum History {
+    None,
+    Earlier,
+}
+
+/// A part that is no process.
+#[derive(Clone, Debug, Default)]
+struct Plain {
+    made: bool,
+    /// Process number of the keeper in whose namespaces it was made.
+    made_in: Option<u32>,
+    rests_until: Option<Instant>,
+    problem: Option<String>,
+}
+
+impl Parts {
+    /// With what an earlier daemon left.
+    pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
+        let run_dir = context.config.dc_run_dir(share.id);
+        let state_dir = context.config.dc_state_dir(share.id);
+        for dir in [&run_dir, &state_dir, &run_dir.join("ipc"), &state_dir.join("log"), &state_dir.join("images")] {
+            fs::create_dir_all(dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+        }
+        // Programs of the container pass through it.
+        fs::set_permissions(run_dir.join("ipc"), fs::Permissions::from_mode(0o755))?;
+        let mut parts = Parts {
+            context: Arc::clone(context),
+            run_dir,
+            state_dir,
+            processes: BTreeMap::new(),
+            plain: BTreeMap::new(),
+            cgroup: None,
+            share,
+        };
+        for part in parts.share.parts.clone() {
+            let on_adoption = if part == Part::Keeper { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced };
+            if let Some(name) = parts.share.role_name(&part) {
+                let process = Supervised::adopt(&name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
+                parts.processes.insert(part, process);
+            } else {
+                parts.plain.insert(part, Plain::default());
+            }
+        }
+        if history == History::Earlier {
+            parts.adopt_surroundings();
+        }
+        Ok(parts)
+    }
+
+    /// An earlier daemon may have made anything; what still serves a running keeper is kept, the rest is unmade first.
+    fn adopt_surroundings(&mut self) {
+        self.make(&Part::Cgroup);
+        let keeper = self.keeper_pid();
+        self.plain.insert(Part::Network, Plain { made: true, made_in: keeper, ..Plain::default() });
+        if keeper.is_none() {
+            return;
+        }
+        match self.keeper().and_then(|keeper| Ok(keeper.status()?)) {
+            Ok(status) => {
+                self.plain
+                    .insert(Part::Mount, Plain { made: status.fuse_mounted, made_in: keeper, ..Plain::default() });
+            }
+            Err(error) => tracing::warn!(dc = self.share.id, %error, "an adopted keeper does not answer"),
+        }
+    }
+
+    pub fn observed(&self) -> Observed {
+        self.share.parts.iter().map(|part| (part.clone(), self.standing(part))).collect()
+    }
+
+    fn standing(&self, part: &Part) -> Standing {
+        if let Some(process) = self.processes.get(part) {
+            return process.standing();
+        }
+        let Some(plain) = self.plain.get(part) else { return Standing::Absent };
+        let resting = plain.rests_until.is_some_and(|until| until > Instant::now());
+        let inside_keeper = matches!(part, Part::Network | Part::Mount);
+        match (plain.made, resting) {
+            (true, _) if inside_keeper && (plain.made_in.is_none() || plain.made_in != self.keeper_pid()) => {
+                Standing::Stale
+            }
+            (true, _) => Standing::Ready,
+            (false, true) => Standing::Resting,
+            (false, false) => Standing::Absent,
+        }
+    }
+
+    pub fn processes(&self) -> impl Iterator<Item = (&Part, &Supervised)> {
+        self.processes.iter()
+    }
+
+    pub fn processes_mut(&mut self) -> impl Iterator<Item = &mut Supervised> {
+        self.processes.values_mut()
+    }
+
+    /// What is wrong, part by part.
+    pub fn problems(&self) -> Vec<String> {
+        let processes = self.processes.values().filter(|process| process.standing() != Standing::Ready);
+        let of_processes = processes.filter_map(|process| process.problem().map(str::to_owned));
+        of_processes.chain(self.plain.values().filter_map(|plain| plain.problem.clone())).collect()
+    }
+
+    /// Failures in a row of the part that fails most.
+    pub fn worst_failures(&self) -> u32 {
+        self.processes.values().map(Supervised::failures).max().unwrap_or(0)
+    }
+
+    /// The next moment at which something rests no more.
+    pub fn due(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let plain = self.plain.values().filter_map(|plain| plain.rests_until.filter(|until| *until > now));
+        self.processes.values().filter_map(Supervised::due).chain(plain).min()
+    }
+
+    /// Makes a part. What goes wrong is remembered with the part, which then rests.
+    pub fn make(&mut self, part: &Part) {
+        tracing::debug!(dc = self.share.id, ?part, "making");
+        if self.processes.contains_key(part) {
+            self.start_process(part);
+            return;
+        }
+        let made = match part {
+            Part::Broker => self.make_broker(),
+            Part::Cgroup => self.make_cgroup(),
+            Part::Network => self.make_network(),
+            Part::Mount => self.make_mount(),
+            Part::Keeper | Part::Disk(_) | Part::Fs | Part::Ds | Part::Gate => Ok(()),
+        };
+        self.settle_plain(part, made.map(|()| true));
+    }
+
+    /// Unmakes a part. False: it could not be done, try again later.
+    pub fn unmake(&mut self, part: &Part, grace: Duration) -> bool {
+        tracing::debug!(dc = self.share.id, ?part, "unmaking");
+        let unmade = match part {
+            Part::Keeper => self.stop_keeper(grace),
+            Part::Broker => self.context.broker.remove_dc(DcId(self.share.id)).map_err(Problem::from),
+            Part::Cgroup => self.remove_cgroup(),
+            Part::Network => Overlay::remove(self.share.id).map_err(Problem::from),
+            Part::Mount => self.unmount(),
+            Part::Disk(_) | Part::Fs | Part::Ds | Part::Gate => {
+                let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE));
+                ended.map_err(Problem::from)
+            }
+        };
+        let done = unmade.is_ok();
+        if let Err(error) = &unmade {
+            tracing::warn!(dc = self.share.id, ?part, error = crate::supervise::causes(&**error), "cannot unmake");
+        }
+        if self.plain.contains_key(part) {
+            self.settle_plain(part, unmade.map(|()| false));
+        }
+        done
+    }
+
+    fn settle_plain(&mut self, part: &Part, settled: Result<bool, Problem>) {
+        let keeper = self.keeper_pid();
+        let plain = self.plain.entry(part.clone()).or_default();
+        match settled {
+            Ok(made) => *plain = Plain { made, made_in: keeper.filter(|_| made), ..Plain::default() },
+            Err(error) => {
+                let problem = crate::supervise::causes(&*error);
+                tracing::warn!(dc = self.share.id, ?part, problem, "resting");
+                plain.rests_until = Some(Instant::now() + REST);
+                plain.problem = Some(problem);
+            }
+        }
+    }
+
+    // ---- parts that are no processes
+
+    fn make_broker(&mut self) -> Result<(), Problem> {
+        let per_node = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / u32::try_from(NODES_PER_DC)?;
+        let first = WELL_KNOWN_ENDPOINTS + per_node * u32::try_from(self.share.index)?;
+        let listen = Some(self.run_dir.join("ipc").join(BROKER_SOCKET));
+        let options = DcOptions { listen, program_endpoints: first..first + per_node, ..DcOptions::default() };
+        self.context.broker.add_dc(DcId(self.share.id), options)?;
+        self.context.directory.introduce(&self.context.broker, self.share.id);
+        Ok(())
+    }
+
+    fn make_cgroup(&mut self) -> Result<(), Problem> {
+        self.cgroup = Some(Cgroup::ensure(&self.cgroup_name(), &self.share.spec.limits)?);
+        Ok(())
+    }
+
+    fn remove_cgroup(&mut self) -> Result<(), Problem> {
+        let cgroup = match self.cgroup.take() {
+            Some(cgroup) => cgroup,
+            None => Cgroup::ensure(&self.cgroup_name(), &self.share.spec.limits)?,
+        };
+        Ok(cgroup.remove()?)
+    }
+
+    /// Unique on the machine, which may play several nodes.
+    fn cgroup_name(&self) -> String {
+        let config = &self.context.config;
+        format!("{}-{}-{}", config.cluster, config.node, self.share.id)
+    }
+
+    fn make_network(&mut self) -> Result<(), Problem> {
+        let namespaces = self.keeper()?.namespaces()?;
+        let mut peers = Vec::new();
+        for (index, node) in self.share.spec.nodes.iter().enumerate().filter(|(index, _)| *index != self.share.index) {
+            let underlay =
+                self.context.underlay(node).ok_or_else(|| format!("the address of node {node} is not known"))?;
+            peers.push(Peer { index: u8::try_from(index)?, underlay });
+        }
+        let overlay = Overlay {
+            dc: self.share.id,
+            index: u8::try_from(self.share.index)?,
+            subnet: self.share.spec.subnet.parse()?,
+            underlay: self.context.config.advertise,
+            port: self.context.config.vxlan_port,
+            peers,
+        };
+        Ok(overlay.ensure(&namespaces.net)?)
+    }
+
+    fn make_mount(&mut self) -> Result<(), Problem> {
+        let keeper = self.keeper()?;
+        // What the gate remembers belongs to this mount: it begins empty.
+        let state = rustix::fs::memfd_create("dvs-gate", rustix::fs::MemfdFlags::CLOEXEC)?;
+        keeper.store(GATE_STATE, state.as_fd())?;
+        keeper.mount_fuse(&FuseOptions::default())?;
+        Ok(())
+    }
+
+    fn unmount(&mut self) -> Result<(), Problem> {
+        if self.standing(&Part::Keeper) == Standing::Ready {
+            let keeper = self.keeper()?;
+            keeper.unmount_fuse()?;
+            keeper.drop_stored(GATE_STATE)?;
+        }
+        Ok(())
+    }
+
+    // ---- processes
+
+    fn start_process(&mut self, part: &Part) {
+        let Some(mut process) = self.processes.remove(part) else { return };
+        process.start(|restarts| {
+            if *part == Part::Keeper { self.keeper_role(restarts) } else { self.server_role(part, restarts) }
+        });
+        self.processes.insert(part.clone(), process);
+    }
+
+    fn keeper_role(&self, restarts: u64) -> Result<Role, Problem> {
+        let spec = &self.share.spec;
+        let subnet: sandbox::overlay::Subnet = spec.subnet.parse()?;
+        let mut hosts = Vec::new();
+        for (index, node) in spec.nodes.iter().enumerate() {
+            hosts.push((node.clone(), subnet.address(u8::try_from(index)?)?.to_string()));
+        }
+        let config = &self.context.config;
+        let options = KeeperOptions {
+            control: self.keeper_socket(),
+            log_dir: self.state_dir.join("programs"),
+            uid_base: crate::uids::inside(self.share.id),
+            pid_base: self.share.pid_base,
+            pid_span: abi::limits::PIDS_PER_NODE,
+            node: config.node.clone(),
+            hostname: config.node.clone(),
+            hosts,
+            resolv_conf: None,
+            ipc_dir: Some(self.run_dir.join("ipc")),
+            cgroup: self.cgroup.clone(),
+            env: vec![format!("DVS_DC={}", spec.name)],
+            volatile_bytes: None,
+        };
+        Ok(Role {
+            name: "keeper".to_owned(),
+            arguments: vec!["keeper"],
+            fields: self.fields(),
+            options: serde_json::to_value(options)?,
+            broker: None,
+            fds: BTreeMap::new(),
+            uid: None,
+            pid_namespace: PidNamespace::Shared,
+            epoch: restarts + 1,
+            restarts,
+        })
+    }
+
+    fn server_role(&self, part: &Part, restarts: u64) -> Result<Role, Problem> {
+        let missing = || format!("{part:?} is no server");
+        let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
+        let name = self.share.role_name(part).ok_or_else(missing)?;
+        // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
+        let epoch = records::raise(&*self.context.engine, &format!("/epochs/{}/{endpoint}", self.share.id))?;
+        let (arguments, options, fds) = self.server_details(part)?;
+        let identity = ServerIdentity::new(endpoint, Epoch(epoch));
+        let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
+        let mut fields = self.fields();
+        fields.insert("endpoint".to_owned(), json!(endpoint.number()));
+        Ok(Role {
+            name,
+            arguments,
+            fields,
+            options,
+            broker: Some(broker),
+            fds,
+            uid: Some(crate::uids::server(self.share.id, part)),
+            pid_namespace: PidNamespace::Own,
+            epoch,
+            restarts,
+        })
+    }
+
+    fn server_details(&self, part: &Part) -> Result<(Vec<&'static str>, Value, BTreeMap<String, OwnedFd>), Problem> {
+        let one = |role: &str, fd: OwnedFd| BTreeMap::from([(role.to_owned(), fd)]);
+        Ok(match part {
+            Part::Disk(index) => {
+                let disk = self.share.disk(*index).ok_or("no such disk")?;
+                let image = self.open_image(&disk.name, Some(disk.bytes))?;
+                (vec!["server", "disk"], json!({ "bytes": disk.bytes }), one("image", image.into()))
+            }
+            Part::Ds => (vec!["server", "ds"], json!({}), one("image", self.open_image("ds", None)?.into())),
+            Part::Fs => {
+                let disk = crate::spec::disk_endpoint(0).ok_or("no such disk")?;
+                (vec!["server", "fs"], json!({ "disk": disk.number() }), BTreeMap::new())
+            }
+            Part::Gate => {
+                let keeper = self.keeper()?;
+                let fetch = |key: &str| {
+                    keeper.fetch(key)?.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
+                };
+                let mut fds = one("fuse", fetch(FUSE)?);
+                fds.insert("state".to_owned(), fetch(GATE_STATE)?);
+                let options = json!({ "fs": abi::Endpoint::FS.number(), "node_index": self.share.index });
+                (vec!["gate", "fuse"], options, fds)
+            }
+            Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => {
+                return Err("not a server".into());
+            }
+        })
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        Map::from_iter([
+            ("dc".to_owned(), json!(self.share.id)),
+            ("dc_name".to_owned(), json!(self.share.spec.name)),
+            ("node".to_owned(), json!(self.context.config.node)),
+        ])
+    }
+
+    /// Opened for a server that may not open anything; made, sparse, when it is not there. A disk's size is fixed.
+    fn open_image(&self, name: &str, bytes: Option<u64>) -> Result<File, Problem> {
+        // Disks and the key-value store have names of their own kind.
+        let suffix = if bytes.is_some() { "img" } else { "store" };
+        let path = self.state_dir.join("images").join(format!("{name}.{suffix}"));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| format!("cannot open the image {}: {error}", path.display()))?;
+        let length = file.metadata()?.len();
+        match bytes {
+            // Made just now, or by a daemon that was killed before it gave it its size.
+            Some(bytes) if length == 0 => file.set_len(bytes)?,
+            Some(bytes) if length != bytes => {
+                return Err(format!("the image {} has {length} bytes instead of {bytes}", path.display()).into());
+            }
+            _ => (),
+        }
+        Ok(file)
+    }
+
+    // ---- keeper
+
+    fn keeper(&self) -> Result<KeeperClient, Problem> {
+        Ok(KeeperClient::connect(self.keeper_socket())?)
+    }
+
+    fn keeper_socket(&self) -> PathBuf {
+        keeper_socket(&self.run_dir)
+    }
+
+    fn keeper_pid(&self) -> Option<u32> {
+        self.processes
+            .get(&Part::Keeper)
+            .filter(|keeper| keeper.standing() == Standing::Ready)
+            .and_then(Supervised::pid)
+    }
+
+    /// Programs end first, then the keeper, and with it its namespaces and the mount.
+    fn stop_keeper(&mut self, grace: Duration) -> Result<(), Problem> {
+        if self.standing(&Part::Keeper) == Standing::Ready
+            && let Err(error) = self.keeper().and_then(|keeper| Ok(keeper.stop(grace)?))
+        {
+            // Killing it takes everything with it as well, only less gently.
+            tracing::warn!(
+                dc = self.share.id,
+                error = crate::supervise::causes(&*error),
+                "the keeper did not stop; killing it"
+            );
+        }
+        if let Some(keeper) = self.processes.get_mut(&Part::Keeper) {
+            keeper.end(SERVER_GRACE)?;
+        }
+        self.plain.entry(Part::Mount).or_default().made = false;
+        Ok(())
+    }
+
+    /// Once everything is unmade: what was in memory goes.
+    pub fn clear_run_dir(&self) -> Result<(), StateError> {
+        remove_tree(&self.run_dir)
+    }
+}
+
+pub fn keeper_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("keeper.sock")
+}
+
+pub fn remove_tree(path: &Path) -> Result<(), StateError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(StateError { doing: "remove", path: path.to_owned(), cause: error })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,333 @@
+//! The loop of one container's worker.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster::{Compare, Op};
+use mgmt_api::{DcPhase, NodeShare, ServerStatus};
+
+use super::parts::{self, History, Parts};
+use super::plan::{self, Action, Stage, Standing, Wish};
+use super::share::{self, Share};
+use super::{Inbox, Order, lock};
+use crate::config::Config;
+use crate::context::Context;
+use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
+use crate::spawn;
+use crate::state;
+use crate::supervise::{Problem, causes};
+use crate::waiting;
+
+/// Without anything to do: logs are looked after, reports that failed are made again.
+const IDLE: Duration = Duration::from_secs(30);
+/// After a failed report, image removal or unmaking.
+const RETRY: Duration = Duration::from_millis(500);
+/// How long a stage of going down waits for nodes that do not answer.
+const STAGE_LIMIT: Duration = Duration::from_secs(20);
+/// A part that failed this often in a row before everything ran once: the start has failed (attempts go on).
+const FAILURES_OF_A_FAILED_START: u32 = 3;
+
+/// The record last worked on, in the run directory: what a later daemon must know to clean up.
+const RECORD: &str = "dc.json";
+
+pub fn run(context: &Arc<Context>, inbox: &Inbox) {
+    let mut worker: Option<Working> = None;
+    loop {
+        let (order, report_again) = {
+            let mut inner = lock(&inbox.inner);
+            if inner.stopping {
+                return;
+            }
+            (inner.order.clone(), std::mem::take(&mut inner.report_again))
+        };
+        let Some(order) = order else {
+            waiting::until_readable([inbox.bell.as_fd()].into_iter(), Instant::now() + IDLE);
+            sys::eventfd::drain(&inbox.bell);
+            continue;
+        };
+        let working = match worker.take() {
+            Some(working) => Ok(working),
+            None => Working::begin(context, &order.record),
+        };
+        match working {
+            Ok(mut working) => {
+                if report_again {
+                    working.reported = None;
+                }
+                if working.turn(&order) == Turn::Gone {
+                    return;
+                }
+                working.wait(inbox);
+                worker = Some(working);
+            }
+            Err(error) => {
+                tracing::error!(dc = order.record.spec.name, error = causes(&*error), "cannot begin");
+                waiting::until_readable([inbox.bell.as_fd()].into_iter(), Instant::now() + RETRY);
+            }
+        }
+        sys::eventfd::drain(&inbox.bell);
+    }
+}
+
+/// Records of containers that an earlier daemon of this node worked on, or of which it keeps images.
+pub fn leftovers(config: &Config) -> Vec<DcRecord> {
+    let mut found: Vec<DcRecord> = Vec::new();
+    for dir in [config.run_dir.join("dcs"), config.state_dir.join("dcs")] {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path().join(RECORD);
+            match std::fs::read(&path).map(|bytes| serde_json::from_slice::<DcRecord>(&bytes)) {
+                Ok(Ok(record)) if !found.iter().any(|one| one.id == record.id) => found.push(record),
+                Ok(Err(error)) => tracing::warn!(path = %path.display(), %error, "not a record of a container"),
+                _ => (),
+            }
+        }
+    }
+    found
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    GoOn,
+    Gone,
+}
+
+struct Working {
+    context: Arc<Context>,
+    parts: Parts,
+    /// What the engine has of ours.
+    reported: Option<Vec<u8>>,
+    report_due: Option<Instant>,
+    /// Generation of the order worked on, and whether everything ran since.
+    generation: u64,
+    ran: bool,
+    /// Since when this node waits for others in the same stage.
+    stage_since: (Stage, Instant),
+    retry_at: Option<Instant>,
+}
+
+impl Working {
+    fn begin(context: &Arc<Context>, record: &DcRecord) -> Result<Working, Problem> {
+        let share = Share::of(record, &context.config.node).ok_or("the container has no share on this node")?;
+        let run_dir = context.config.dc_run_dir(share.id);
+        let history = if run_dir.join(RECORD).exists() { History::Earlier } else { History::None };
+        let parts = Parts::open(context, share, history)?;
+        let working = Working {
+            context: Arc::clone(context),
+            parts,
+            reported: None,
+            report_due: None,
+            generation: record.generation,
+            ran: false,
+            stage_since: (Stage::Up, Instant::now()),
+            retry_at: None,
+        };
+        working.remember(record)?;
+        Ok(working)
+    }
+
+    /// Before anything is made, so that whatever is there can be found again.
+    fn remember(&self, record: &DcRecord) -> Result<(), Problem> {
+        for dir in [self.run_dir(), self.state_dir()] {
+            state::write(&dir.join(RECORD), record)?;
+        }
+        Ok(())
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.context.config.dc_run_dir(self.parts.share.id)
+    }
+
+    fn state_dir(&self) -> PathBuf {
+        self.context.config.dc_state_dir(self.parts.share.id)
+    }
+
+    /// Acts until nothing is left to do at once.
+    fn turn(&mut self, order: &Order) -> Turn {
+        if order.record.generation != self.generation {
+            self.generation = order.record.generation;
+            self.ran = false;
+            if let Err(error) = self.remember(&order.record) {
+                tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remember a container");
+            }
+        }
+        self.retry_at = None;
+        let (wish, grace) = match order.record.desired {
+            Desired::Running => (Wish::Up, Duration::ZERO),
+            Desired::Stopped { grace_ms } => (Wish::Down, Duration::from_millis(grace_ms)),
+            Desired::Deleted { .. } => (Wish::Down, Duration::ZERO),
+        };
+        loop {
+            let now = Instant::now();
+            for process in self.parts.processes_mut() {
+                process.look(now);
+            }
+            let observed = self.parts.observed();
+            let others = self.others(order, plan::stage(&observed));
+            let actions = plan::plan(wish, &self.parts.share.parts, &observed, others);
+            self.report(order, wish, &observed);
+            if actions.is_empty() {
+                break;
+            }
+            if !self.act(&actions, grace) {
+                self.retry_at = Some(Instant::now() + RETRY);
+                break;
+            }
+        }
+        self.finish(order)
+    }
+
+    /// False when something could not be unmade: what comes after it must wait.
+    fn act(&mut self, actions: &[Action], grace: Duration) -> bool {
+        actions.iter().all(|action| match action {
+            Action::Make(part) => {
+                self.parts.make(part);
+                true
+            }
+            Action::Unmake(part) => self.parts.unmake(part, grace),
+        })
+    }
+
+    /// How far all other nodes are down, of those that answer, as far as this matters; silence is not waited for for ever.
+    fn others(&mut self, order: &Order, own: Stage) -> Stage {
+        if self.stage_since.0 != own {
+            self.stage_since = (own, Instant::now());
+        }
+        if self.stage_since.1.elapsed() > STAGE_LIMIT {
+            return Stage::Down;
+        }
+        let others = order.shares.iter().filter(|(node, _)| **node != self.context.config.node);
+        // A share of an older order has not heard of this one yet.
+        let stages =
+            others.map(|(_, share)| if share.generation < order.record.generation { Stage::Up } else { share.stage });
+        stages.min().unwrap_or(Stage::Down)
+    }
+
+    // ---- reports
+
+    fn report(&mut self, order: &Order, wish: Wish, observed: &plan::Observed) {
+        let all_ready = self.parts.share.parts.iter().all(|part| observed.get(part) == Some(&Standing::Ready));
+        self.ran |= wish == Wish::Up && all_ready;
+        let stage = plan::stage(observed);
+        let record = ShareRecord {
+            id: self.parts.share.id,
+            generation: order.record.generation,
+            stage: if wish == Wish::Up { Stage::Up } else { stage },
+            gone: false,
+            share: self.describe(wish, stage, all_ready),
+        };
+        self.publish(&order.record.spec.name, &record);
+    }
+
+    fn describe(&self, wish: Wish, stage: Stage, all_ready: bool) -> NodeShare {
+        let problems = self.parts.problems();
+        let failed = !self.ran && self.parts.worst_failures() >= FAILURES_OF_A_FAILED_START;
+        let phase = match wish {
+            Wish::Up if all_ready => DcPhase::Running,
+            Wish::Up if failed => DcPhase::Failed,
+            Wish::Up if self.ran => DcPhase::Degraded,
+            Wish::Up => DcPhase::Starting,
+            Wish::Down if stage == Stage::Down => DcPhase::Stopped,
+            Wish::Down => DcPhase::Stopping,
+        };
+        let servers = self.parts.processes().filter_map(|(part, process)| {
+            Some(ServerStatus {
+                name: self.parts.share.role_name(part)?,
+                kind: share::kind(part)?,
+                endpoint: self.parts.share.endpoint(part)?.number(),
+                state: process.state(),
+                pid: process.pid(),
+                restarts: process.restarts(),
+            })
+        });
+        NodeShare {
+            node: self.context.config.node.clone(),
+            phase,
+            address: self.parts.share.address.to_string(),
+            pid_base: self.parts.share.pid_base,
+            servers: servers.collect(),
+            problems,
+        }
+    }
+
+    fn publish(&mut self, dc: &str, record: &ShareRecord) {
+        let value = records::encode(record);
+        if self.reported.as_ref() == Some(&value) {
+            return;
+        }
+        let key = records::share_key(dc, &self.context.config.node);
+        // A container whose record is gone has nobody left to report to.
+        let exists = [Compare::Present { key: records::dc_key(dc) }];
+        let engine = &self.context.engine;
+        let put =
+            self.context.lease().map(|lease| engine.transact(&exists, &[Op::put_leased(key, value.clone(), lease)]));
+        self.report_due = None;
+        match put {
+            Some(Ok(_)) => self.reported = Some(value),
+            // Without a lease: there will be a call when there is a new one.
+            None => (),
+            Some(Err(error)) => {
+                tracing::warn!(dc, %error, "cannot report");
+                self.report_due = Some(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    // ---- the end
+
+    /// Of a deleted container, once nothing of it runs here.
+    fn finish(&mut self, order: &Order) -> Turn {
+        let Desired::Deleted { images } = order.record.desired else { return Turn::GoOn };
+        if plan::stage(&self.parts.observed()) != Stage::Down {
+            return Turn::GoOn;
+        }
+        if let Err(error) = self.remove_remains(&order.record, images) {
+            tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remove what is left");
+            self.retry_at = Some(Instant::now() + RETRY);
+            return Turn::GoOn;
+        }
+        let share = self.describe(Wish::Down, Stage::Down, false);
+        let gone = ShareRecord {
+            id: self.parts.share.id,
+            generation: order.record.generation,
+            stage: Stage::Down,
+            gone: true,
+            share,
+        };
+        self.publish(&order.record.spec.name, &gone);
+        // Without the report nobody knows that it is gone.
+        if self.report_due.is_some() { Turn::GoOn } else { Turn::Gone }
+    }
+
+    fn remove_remains(&self, record: &DcRecord, images: Images) -> Result<(), Problem> {
+        let state_dir = self.state_dir();
+        if images == Images::Keep && state_dir.exists() {
+            let kept = self.context.config.state_dir.join("kept");
+            std::fs::create_dir_all(&kept)?;
+            let place = kept.join(format!("{}-{}", record.spec.name, record.id));
+            std::fs::rename(&state_dir, &place)?;
+            // A kept image is no leftover.
+            state::remove(&place.join(RECORD))?;
+        }
+        parts::remove_tree(&state_dir)?;
+        // The run directory last: as long as its record is there, a later daemon goes on where this one was.
+        self.parts.clear_run_dir()?;
+        Ok(())
+    }
+
+    // ---- waiting
+
+    fn wait(&self, inbox: &Inbox) {
+        let now = Instant::now();
+        // While others are waited for, the limit of the stage may pass without any event.
+        let stage_limit = Some(self.stage_since.1 + STAGE_LIMIT).filter(|limit| *limit > now);
+        let due = [self.parts.due(), self.retry_at, self.report_due, stage_limit, Some(now + IDLE)];
+        let until = due.into_iter().flatten().min().unwrap_or(now);
+        let children = self.parts.processes().flat_map(|(_, process)| process.descriptors());
+        waiting::until_readable(children.chain([inbox.bell.as_fd()]), until);
+        for (_, process) in self.parts.processes() {
+            spawn::bound_log(&process.log_path());
+        }
+    }
+}

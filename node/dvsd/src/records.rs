@@ -1,0 +1,225 @@
+//! What the daemons keep in the cluster engine, and under which keys.
+//!
+//! | key | value | life |
+//! |---|---|---|
+//! | `/members/NODE` | [`NodeRecord`] | for ever: a node that is down is still known |
+//! | `/nodes/NODE` | [`NodeHealth`] | with the node's lease |
+//! | `/dcs/NAME` | [`DcRecord`] | until deleted |
+//! | `/dcs/NAME/shares/NODE` | `NodeShare` | with the node's lease |
+//! | `/eps/DCID/ENDPOINT` | [`EndpointRecord`] | while bound; see `directory` |
+//! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
+
+use std::collections::BTreeMap;
+
+use crate::reconcile::plan::Stage;
+use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
+use mgmt_api::{DcSpec, NodeShare};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub const MEMBERS: &str = "/members/";
+pub const NODES: &str = "/nodes/";
+pub const DCS: &str = "/dcs/";
+pub const ENDPOINTS: &str = "/eps/";
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub name: String,
+    pub id: u16,
+    pub epoch: u64,
+    pub address: String,
+    pub proxy_port: u16,
+    pub api_port: u16,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeHealth {
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DcRecord {
+    pub id: u32,
+    pub spec: DcSpec,
+    pub desired: Desired,
+    /// Counts starts and stops, so that an old share is not taken for an answer to the newest wish.
+    pub generation: u64,
+    pub created_s: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Desired {
+    Running,
+    Stopped {
+        grace_ms: u64,
+    },
+    /// Like stopped, then images are removed (or moved aside) and the record goes.
+    Deleted {
+        images: Images,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Images {
+    Remove,
+    Keep,
+}
+
+/// A node's report: the share, and to which wish it answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ShareRecord {
+    /// Of the container: its name may have been used before.
+    pub id: u32,
+    pub generation: u64,
+    /// How far down it is.
+    pub stage: Stage,
+    /// Nothing of the container is left on this node, its images included when they were to go.
+    pub gone: bool,
+    pub share: NodeShare,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndpointRecord {
+    pub node: u16,
+    pub epoch: u64,
+}
+
+pub fn member_key(node: &str) -> String {
+    format!("{MEMBERS}{node}")
+}
+
+pub fn node_key(node: &str) -> String {
+    format!("{NODES}{node}")
+}
+
+pub fn dc_key(dc: &str) -> String {
+    format!("{DCS}{dc}")
+}
+
+pub fn share_key(dc: &str, node: &str) -> String {
+    format!("{DCS}{dc}/shares/{node}")
+}
+
+pub fn endpoint_key(dc: u32, endpoint: u32) -> String {
+    format!("{ENDPOINTS}{dc}/{endpoint}")
+}
+
+/// What a key below `/dcs/` is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DcKey<'a> {
+    Record(&'a str),
+    Share { dc: &'a str, node: &'a str },
+}
+
+pub fn parse_dc_key(key: &str) -> Option<DcKey<'_>> {
+    let parts: Vec<&str> = key.strip_prefix(DCS)?.split('/').collect();
+    match parts.as_slice() {
+        [dc] => Some(DcKey::Record(dc)),
+        [dc, "shares", node] => Some(DcKey::Share { dc, node }),
+        _ => None,
+    }
+}
+
+/// Container and endpoint of a key below `/eps/`.
+pub fn parse_endpoint_key(key: &str) -> Option<(u32, u32)> {
+    let (dc, endpoint) = key.strip_prefix(ENDPOINTS)?.split_once('/')?;
+    Some((dc.parse().ok()?, endpoint.parse().ok()?))
+}
+
+pub fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T, EngineError> {
+    serde_json::from_slice(&entry.value).map_err(|_| EngineError::BadValue(entry.key.clone()))
+}
+
+/// Our own records always turn into JSON: their maps have string keys.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+pub fn read<T: DeserializeOwned>(engine: &dyn Engine, key: &str) -> Result<Option<(T, Revision)>, EngineError> {
+    let Some(entry) = engine.read(key)? else { return Ok(None) };
+    Ok(Some((decode(&entry)?, entry.modified)))
+}
+
+/// A container with what its nodes say of it, all from one moment.
+#[derive(Clone, Debug)]
+pub struct DcView {
+    pub record: DcRecord,
+    pub modified: Revision,
+    pub shares: BTreeMap<String, ShareRecord>,
+}
+
+impl DcView {
+    fn add_share(&mut self, node: &str, share: ShareRecord) {
+        if share.id == self.record.id {
+            self.shares.insert(node.to_owned(), share);
+        }
+    }
+}
+
+pub fn dc_views(engine: &dyn Engine) -> Result<BTreeMap<String, DcView>, EngineError> {
+    let mut views = BTreeMap::new();
+    // Records come before their shares in the order of keys: "/dcs/a" < "/dcs/a/shares/n1".
+    for entry in engine.list(DCS)?.entries {
+        match parse_dc_key(&entry.key) {
+            Some(DcKey::Record(dc)) => {
+                let view = DcView { record: decode(&entry)?, modified: entry.modified, shares: BTreeMap::new() };
+                views.insert(dc.to_owned(), view);
+            }
+            Some(DcKey::Share { dc, node }) => {
+                if let Some(view) = views.get_mut(dc) {
+                    view.add_share(node, decode(&entry)?);
+                }
+            }
+            None => (),
+        }
+    }
+    Ok(views)
+}
+
+pub fn dc_view(engine: &dyn Engine, dc: &str) -> Result<Option<DcView>, EngineError> {
+    // The prefix also matches longer names; few.
+    let mut found: Option<DcView> = None;
+    for entry in engine.list(&dc_key(dc))?.entries {
+        match (parse_dc_key(&entry.key), &mut found) {
+            (Some(DcKey::Record(name)), None) if name == dc => {
+                found = Some(DcView { record: decode(&entry)?, modified: entry.modified, shares: BTreeMap::new() });
+            }
+            (Some(DcKey::Share { dc: name, node }), Some(view)) if name == dc => {
+                view.add_share(node, decode(&entry)?);
+            }
+            _ => (),
+        }
+    }
+    Ok(found)
+}
+
+/// A number that rises at each call, for ever, under a key: incarnations of nodes and servers.
+pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
+    loop {
+        let (compare, next) = match read::<u64>(engine, key)? {
+            Some((last, modified)) => (Compare::Modified { key: key.to_owned(), at: modified }, last + 1),
+            None => (Compare::Absent { key: key.to_owned() }, 1),
+        };
+        // A conflict is somebody else's progress.
+        if let Outcome::Done(_) = engine.transact(&[compare], &[Op::put(key, encode(&next))])? {
+            return Ok(next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_back_as_what_they_were_made_of() {
+        assert_eq!(parse_dc_key(&dc_key("a")), Some(DcKey::Record("a")));
+        assert_eq!(parse_dc_key(&share_key("a", "n1")), Some(DcKey::Share { dc: "a", node: "n1" }));
+        assert_eq!(parse_dc_key("/dcs/a/b"), None);
+        assert_eq!(parse_endpoint_key(&endpoint_key(7, 16)), Some((7, 16)));
+    }
+}

@@ -1,0 +1,190 @@
+//! Starts one of our own processes: `/proc/self/exe` with a spawn record (`sys::spawn` is the other side).
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use serde_json::{Map, Value, json};
+use sys::launch::{Launch, PidNamespace, launch};
+
+use crate::state::{self, Child, ChildRecord, StateError};
+
+/// A log is moved aside when it is larger; one older generation is kept.
+pub const LOG_BYTES_MAX: u64 = 4 << 20;
+
+/// What to start and what it is told.
+pub struct Role {
+    /// File name of its record and log; also shown.
+    pub name: String,
+    /// After `dvs`: `["server", "fs"]`.
+    pub arguments: Vec<&'static str>,
+    /// Fields of the spawn record beside descriptors, options and identity.
+    pub fields: Map<String, Value>,
+    pub options: Value,
+    pub broker: Option<OwnedFd>,
+    pub fds: BTreeMap<String, OwnedFd>,
+    /// Host uid and gid it changes to by itself; `None`: stays root.
+    pub uid: Option<u32>,
+    pub pid_namespace: PidNamespace,
+    pub epoch: u64,
+    pub restarts: u64,
+}
+
+/// A child that has not said yet that it serves.
+#[derive(Debug)]
+pub struct Started {
+    pub child: Child,
+    /// Readable when it serves, at its end when it never will.
+    pub ready: OwnedFd,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot open the log {}", .path.display())]
+    Log {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("cannot prepare the start of {role}")]
+    Prepare {
+        role: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("cannot start {role}")]
+    Launch {
+        role: String,
+        #[source]
+        cause: sys::launch::LaunchError,
+    },
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// Starts it; the record is at `run_dir/NAME.json`, the log at `log_dir/NAME.log`.
+pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, StartError> {
+    let prepare = |cause: io::Error| StartError::Prepare { role: role.name.clone(), cause };
+    let log = open_log(&log_dir.join(format!("{}.log", role.name)))?;
+    let null = File::open("/dev/null").map_err(prepare)?;
+    let (ready, ready_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| prepare(error.into()))?;
+    rustix::io::ioctl_fionbio(&ready, true).map_err(|error| prepare(error.into()))?;
+
+    let variable = format!("{}={}", sys::spawn::VARIABLE, spawn_record(&role, &ready_in));
+    let mut environment = vec![variable, "PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
+    // Chosen by the operator for the daemon and everything it starts.
+    environment.extend(
+        ["RUST_BACKTRACE", "DVS_LOG"].iter().filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
+    );
+    let arguments = std::iter::once("dvs").chain(role.arguments.iter().copied()).map(str::to_owned);
+    let inherit: Vec<BorrowedFd<'_>> =
+        role.fds.values().chain(&role.broker).map(AsFd::as_fd).chain([ready_in.as_fd()]).collect();
+
+    let path = run_dir.join(format!("{}.json", role.name));
+    let mut record = ChildRecord {
+        role: role.name.clone(),
+        pid: 0,
+        start_ticks: 0,
+        boot: state::boot_id(),
+        epoch: role.epoch,
+        ready: false,
+        restarts: role.restarts,
+    };
+    let what = Launch {
+        program: c"/proc/self/exe",
+        arguments: &c_strings(arguments).map_err(prepare)?,
+        environment: &c_strings(environment.into_iter()).map_err(prepare)?,
+        input: null.as_fd(),
+        log: log.as_fd(),
+        inherit: &inherit,
+        pid_namespace: role.pid_namespace,
+    };
+    let launched = launch(&what, |pid| {
+        record.pid = pid;
+        record.start_ticks = sys::pidfd::start_ticks(pid).ok_or(io::ErrorKind::NotFound)?;
+        state::write(&path, &record).map_err(io::Error::other)
+    })
+    .map_err(|cause| StartError::Launch { role: role.name.clone(), cause })?;
+    tracing::info!(role = role.name, pid = launched.pid, epoch = role.epoch, "started");
+    Ok(Started { child: Child::new(record, launched.pidfd, path), ready })
+}
+
+fn spawn_record(role: &Role, ready: &OwnedFd) -> Value {
+    let fds: Map<String, Value> = role.fds.iter().map(|(name, fd)| (name.clone(), json!(fd.as_raw_fd()))).collect();
+    let mut record = role.fields.clone();
+    record.insert("epoch".to_owned(), json!(role.epoch));
+    record.insert("fds".to_owned(), Value::Object(fds));
+    record.insert("options".to_owned(), role.options.clone());
+    record.insert("ready_fd".to_owned(), json!(ready.as_raw_fd()));
+    if let Some(broker) = &role.broker {
+        record.insert("broker_fd".to_owned(), json!(broker.as_raw_fd()));
+    }
+    if let Some(uid) = role.uid {
+        record.insert("uid".to_owned(), json!(uid));
+        record.insert("gid".to_owned(), json!(uid));
+    }
+    Value::Object(record)
+}
+
+fn c_strings(texts: impl Iterator<Item = String>) -> io::Result<Vec<CString>> {
+    texts.map(|text| CString::new(text).map_err(io::Error::other)).collect()
+}
+
+/// Opened for appending, so that it may be shortened while it is written.
+fn open_log(path: &Path) -> Result<File, StartError> {
+    bound_log(path);
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|cause| StartError::Log { path: path.to_owned(), cause })
+}
+
+/// Keeps a log that is being written below its bound: copied aside and shortened.
+pub fn bound_log(path: &Path) {
+    let too_long = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX);
+    if !too_long {
+        return;
+    }
+    let shortened = std::fs::copy(path, path.with_extension("log.1"))
+        .and_then(|_| OpenOptions::new().write(true).open(path))
+        .and_then(|file| file.set_len(0));
+    if let Err(error) = shortened {
+        tracing::warn!(path = %path.display(), %error, "cannot shorten a log");
+    }
+}
+
+/// The last lines of a log: what a child said before it died.
+pub fn log_tail(path: &Path) -> Option<String> {
+    const BYTES: u64 = 2048;
+    let file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    let mut bytes = vec![0; usize::try_from(length.min(BYTES)).ok()?];
+    file.read_exact_at(&mut bytes, length - length.min(BYTES)).ok()?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+}
+
+/// What a ready descriptor says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readiness {
+    NotYet,
+    Ready,
+    /// The other end closed without a word.
+    Never,
+}
+
+pub fn readiness(ready: &OwnedFd) -> Readiness {
+    let mut byte = [0_u8; 1];
+    match rustix::io::retry_on_intr(|| rustix::io::read(ready, &mut byte)) {
+        Ok(1) if byte[0] == sys::spawn::READY_BYTE => Readiness::Ready,
+        Err(rustix::io::Errno::AGAIN) => Readiness::NotYet,
+        _ => Readiness::Never,
+    }
+}

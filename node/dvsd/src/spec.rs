@@ -1,0 +1,321 @@
+//! Checks the description of a container and fills in what was left open. Pure; the same input gives the same placement.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use abi::Endpoint;
+use abi::limits::{DISKS_PER_DC, NODES_PER_DC, PIDS_PER_NODE};
+use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
+
+/// Of the disk that is added when none is named: sparse.
+const DEFAULT_DISK_BYTES: u64 = 4 << 30;
+const DISK_BLOCK: u64 = 4096;
+/// Smaller, a file system has no room for itself.
+const DISK_BYTES_MIN: u64 = 16 << 20;
+/// Sparse, and still within what any file system of a host takes as one file.
+const DISK_BYTES_MAX: u64 = 8 << 40;
+const CPU_WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;
+/// A program alone needs some; less is a slip of the pen.
+const MEMORY_BYTES_MIN: u64 = 4 << 20;
+
+/// The checked and completed description, or what is wrong with it.
+pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSpec, ErrorBody> {
+    if !valid_name(&spec.name) {
+        return Err(bad(format!("{:?} is not a name for a container", spec.name))
+            .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
+    }
+    check_nodes(&spec, known_nodes)?;
+    let subnet = Subnet::parse(&spec.subnet)?;
+    if spec.nodes.len() > subnet.hosts() as usize {
+        return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len())));
+    }
+    check_limits(&spec)?;
+    add_missing(&mut spec);
+    check_servers(&spec)?;
+    check_disks(&spec)?;
+    place(&mut spec);
+    Ok(spec)
+}
+
+fn check_nodes(spec: &DcSpec, known: &BTreeSet<String>) -> Result<(), ErrorBody> {
+    if spec.nodes.is_empty() || spec.nodes.len() > NODES_PER_DC {
+        return Err(bad(format!("a container spans 1 to {NODES_PER_DC} nodes, not {}", spec.nodes.len())));
+    }
+    let mut seen = BTreeSet::new();
+    for node in &spec.nodes {
+        if !known.contains(node) {
+            let names: Vec<&str> = known.iter().map(String::as_str).collect();
+            return Err(
+                bad(format!("there is no node {node:?}")).hint(format!("nodes of this cluster: {}", names.join(", ")))
+            );
+        }
+        if !seen.insert(node) {
+            return Err(bad(format!("node {node:?} is named twice")));
+        }
+    }
+    Ok(())
+}
+
+fn check_limits(spec: &DcSpec) -> Result<(), ErrorBody> {
+    let limits = &spec.limits;
+    if limits.cpu_weight.is_some_and(|weight| !CPU_WEIGHTS.contains(&weight)) {
+        return Err(bad("cpu_weight is 1 to 10,000"));
+    }
+    if limits.cpu_max.is_some_and(|cpus| !cpus.is_finite() || !(0.01..=1024.0).contains(&cpus)) {
+        return Err(bad("cpu_max is 0.01 to 1,024 CPUs' worth of time"));
+    }
+    if limits.memory_bytes.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
+        return Err(bad(format!("memory_bytes is at least {MEMORY_BYTES_MIN}")));
+    }
+    if limits.pids.is_some_and(|pids| !(2..=u64::from(PIDS_PER_NODE)).contains(&pids)) {
+        return Err(bad(format!("pids is 2 to {PIDS_PER_NODE}")));
+    }
+    if let Some(cpus) = &limits.cpus
+        && !is_cpu_list(cpus)
+    {
+        return Err(bad(format!("{cpus:?} is not a list of CPUs such as 0-1,3")));
+    }
+    Ok(())
+}
+
+fn is_cpu_list(text: &str) -> bool {
+    text.len() <= 256
+        && text.split(',').all(|part| {
+            let mut ends = part.splitn(2, '-').map(str::parse::<u16>);
+            match (ends.next(), ends.next()) {
+                (Some(Ok(_)), None) => true,
+                (Some(Ok(low)), Some(Ok(high))) => low <= high,
+                _ => false,
+            }
+        })
+}
+
+fn add_missing(spec: &mut DcSpec) {
+    for kind in [ServerKind::Fs, ServerKind::Ds] {
+        if !spec.servers.iter().any(|server| server.kind == kind) {
+            spec.servers.push(ServerSpec { kind, node: None });
+        }
+    }
+    if spec.disks.is_empty() {
+        spec.disks.push(DiskSpec {
+            name: "root".to_owned(),
+            node: None,
+            bytes: DEFAULT_DISK_BYTES,
+            store: DiskStore::Image,
+        });
+    }
+}
+
+fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
+    let mut seen = Vec::new();
+    for server in &spec.servers {
+        if matches!(server.kind, ServerKind::Disk | ServerKind::Gate) {
+            return Err(bad("disk and gate follow from disks and nodes; they are not named in servers"));
+        }
+        if seen.contains(&server.kind) {
+            return Err(bad(format!("the server {} is named twice", kind_name(server.kind))));
+        }
+        seen.push(server.kind);
+        check_placed(spec, server.node.as_deref(), kind_name(server.kind))?;
+    }
+    Ok(())
+}
+
+fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
+    if spec.disks.len() > DISKS_PER_DC as usize {
+        return Err(bad(format!("a container has at most {DISKS_PER_DC} disks")));
+    }
+    let mut seen = BTreeSet::new();
+    for disk in &spec.disks {
+        if !valid_name(&disk.name) || !seen.insert(&disk.name) {
+            return Err(bad(format!("{:?} is not a name for a disk, or is named twice", disk.name)));
+        }
+        if disk.bytes % DISK_BLOCK != 0 || !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&disk.bytes) {
+            let range = format!("a multiple of {DISK_BLOCK} from {DISK_BYTES_MIN} to {DISK_BYTES_MAX}");
+            return Err(bad(format!("disk {:?} cannot have {} bytes", disk.name, disk.bytes)).hint(range));
+        }
+        check_placed(spec, disk.node.as_deref(), &disk.name)?;
+    }
+    Ok(())
+}
+
+fn check_placed(spec: &DcSpec, node: Option<&str>, what: &str) -> Result<(), ErrorBody> {
+    match node {
+        Some(node) if !spec.nodes.iter().any(|one| one == node) => {
+            Err(bad(format!("{what} is placed on {node:?}, which the container does not span")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Each unplaced part goes to the node of the container with the fewest parts, the first of several. The file server prefers the
+/// node of the first disk, on which it depends.
+fn place(spec: &mut DcSpec) {
+    let mut load: BTreeMap<String, usize> = BTreeMap::new();
+    let placed = spec.disks.iter().map(|disk| &disk.node).chain(spec.servers.iter().map(|server| &server.node));
+    for node in placed.flatten() {
+        *load.entry(node.clone()).or_default() += 1;
+    }
+    let mut least = |nodes: &[String]| {
+        let chosen = nodes.iter().min_by_key(|node| load.get(*node).copied().unwrap_or(0)).cloned().unwrap_or_default();
+        *load.entry(chosen.clone()).or_default() += 1;
+        chosen
+    };
+    for index in 0..spec.disks.len() {
+        if spec.disks[index].node.is_none() {
+            spec.disks[index].node = Some(least(&spec.nodes));
+        }
+    }
+    let root_node = spec.disks.first().and_then(|disk| disk.node.clone());
+    for index in 0..spec.servers.len() {
+        let server = &spec.servers[index];
+        if server.node.is_none() {
+            let chosen = if server.kind == ServerKind::Fs { root_node.clone() } else { None };
+            spec.servers[index].node = Some(chosen.unwrap_or_else(|| least(&spec.nodes)));
+        }
+    }
+}
+
+pub fn kind_name(kind: ServerKind) -> &'static str {
+    match kind {
+        ServerKind::Fs => "fs",
+        ServerKind::Ds => "ds",
+        ServerKind::Disk => "disk",
+        ServerKind::Gate => "gate",
+    }
+}
+
+fn bad(what: impl Into<String>) -> ErrorBody {
+    ErrorBody::new(ErrorKind::BadRequest, what)
+}
+
+/// A private IPv4 network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Subnet {
+    pub network: Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl Subnet {
+    pub fn parse(text: &str) -> Result<Subnet, ErrorBody> {
+        let wrong = || bad(format!("{text:?} is not a network such as 10.1.0.0/24"));
+        let (network, prefix) = text.split_once('/').ok_or_else(wrong)?;
+        let network: Ipv4Addr = network.parse().map_err(|_| wrong())?;
+        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+        if !(8..=29).contains(&prefix) {
+            return Err(wrong().hint("the prefix is 8 to 29"));
+        }
+        let mask = u32::MAX << (32 - u32::from(prefix));
+        if u32::from(network) & !mask != 0 {
+            return Err(
+                wrong().hint(format!("the network itself is {}/{prefix}", Ipv4Addr::from(u32::from(network) & mask)))
+            );
+        }
+        if network.is_loopback() || network.is_multicast() || network.is_unspecified() || network.octets()[0] >= 240 {
+            return Err(wrong().hint("use a private range"));
+        }
+        Ok(Subnet { network, prefix })
+    }
+
+    /// Addresses without network and broadcast.
+    pub fn hosts(self) -> u32 {
+        (1_u32 << (32 - u32::from(self.prefix))) - 2
+    }
+
+    /// Of the node at a position, from 0.
+    pub fn address(self, index: usize) -> Ipv4Addr {
+        let index = u32::try_from(index).unwrap_or(u32::MAX - 1).min(self.hosts().saturating_sub(1));
+        Ipv4Addr::from(u32::from(self.network) + index + 1)
+    }
+}
+
+/// First PID of the node at a position.
+pub fn pid_base(index: usize) -> u32 {
+    (u32::try_from(index).unwrap_or(0) + 1) * PIDS_PER_NODE
+}
+
+/// Position of the node that a PID belongs to; `None` for those that belong to no node.
+pub fn index_of_pid(pid: u32) -> Option<usize> {
+    (pid / PIDS_PER_NODE).checked_sub(1).map(|index| index as usize)
+}
+
+pub fn disk_endpoint(index: usize) -> Option<Endpoint> {
+    Endpoint::new(Endpoint::DISK.number() + u32::try_from(index).ok()?)
+}
+
+pub fn gate_endpoint(node_index: usize) -> Option<Endpoint> {
+    Endpoint::new(Endpoint::GATE.number() + u32::try_from(node_index).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known() -> BTreeSet<String> {
+        ["n1", "n2", "n3"].map(str::to_owned).into()
+    }
+
+    fn spec(nodes: &[&str]) -> DcSpec {
+        let nodes: Vec<&str> = nodes.to_vec();
+        serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": nodes })).unwrap()
+    }
+
+    #[test]
+    fn what_was_left_open_is_placed_the_same_way_each_time() {
+        let one = complete(spec(&["n1", "n2", "n3"]), &known()).unwrap();
+        assert_eq!(one, complete(spec(&["n1", "n2", "n3"]), &known()).unwrap());
+        assert_eq!(one.disks[0].node.as_deref(), Some("n1"));
+        let places: Vec<_> = one.servers.iter().map(|server| (server.kind, server.node.as_deref().unwrap())).collect();
+        assert_eq!(places, [(ServerKind::Fs, "n1"), (ServerKind::Ds, "n2")]);
+    }
+
+    #[test]
+    fn placement_that_was_asked_for_is_kept() {
+        let mut asked = spec(&["n1", "n2", "n3"]);
+        asked.servers.push(ServerSpec { kind: ServerKind::Fs, node: Some("n2".to_owned()) });
+        asked.disks.push(DiskSpec {
+            name: "root".to_owned(),
+            node: Some("n3".to_owned()),
+            bytes: 1 << 30,
+            store: DiskStore::Image,
+        });
+        let done = complete(asked, &known()).unwrap();
+        assert_eq!(done.disks[0].node.as_deref(), Some("n3"));
+        assert_eq!(done.servers[0].node.as_deref(), Some("n2"));
+        assert_eq!(done.servers[1].node.as_deref(), Some("n1"));
+    }
+
+    #[test]
+    fn mistakes_are_refused_with_a_reason() {
+        let mut wrong: Vec<(&str, DcSpec)> =
+            vec![("unknown", spec(&["n9"])), ("none", spec(&[])), ("twice", spec(&["n1", "n1"]))];
+        let mut with = |what: &'static str, change: fn(&mut DcSpec)| {
+            let mut one = spec(&["n1"]);
+            change(&mut one);
+            wrong.push((what, one));
+        };
+        with("name", |spec| spec.name = "../x".to_owned());
+        with("host bits", |spec| spec.subnet = "10.1.0.1/24".to_owned());
+        with("prefix", |spec| spec.subnet = "10.1.0.0/33".to_owned());
+        with("odd size", |spec| {
+            spec.disks =
+                vec![DiskSpec { name: "a".to_owned(), node: None, bytes: (1 << 30) + 1, store: DiskStore::Image }]
+        });
+        with("foreign node", |spec| {
+            spec.servers = vec![ServerSpec { kind: ServerKind::Ds, node: Some("n2".to_owned()) }]
+        });
+        with("kind", |spec| spec.servers = vec![ServerSpec { kind: ServerKind::Gate, node: None }]);
+        with("cpus", |spec| spec.limits.cpus = Some("3-1".to_owned()));
+        with("cpu_max", |spec| spec.limits.cpu_max = Some(f64::NAN));
+        for (what, spec) in wrong {
+            assert!(complete(spec, &known()).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_pids_follow_from_the_position() {
+        let subnet = Subnet::parse("10.1.0.0/24").unwrap();
+        assert_eq!(subnet.address(0).to_string(), "10.1.0.1");
+        assert_eq!((pid_base(0), index_of_pid(65_536 + 7), index_of_pid(1)), (65_536, Some(0), None));
+    }
+}

@@ -1,0 +1,208 @@
+//! Records of running children: `RUN_DIR/dcs/ID/ROLE.json`, so that a restarted daemon finds what it had started.
+//!
+//! A record is written before the process becomes a program (`sys::launch`) and removed after the process was seen to be gone: a
+//! process without a record does not exist, a record without a process may. The start time tells a process from a later one with the
+//! same number; the boot id tells this boot from an earlier one.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ChildRecord {
+    pub role: String,
+    pub pid: i32,
+    pub start_ticks: u64,
+    pub boot: String,
+    /// Incarnation; also the epoch of its endpoint.
+    pub epoch: u64,
+    /// It said that it serves.
+    pub ready: bool,
+    pub restarts: u64,
+}
+
+/// A process the daemon looks after, started by this daemon or by an earlier one.
+#[derive(Debug)]
+pub struct Child {
+    pub record: ChildRecord,
+    pidfd: OwnedFd,
+    path: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}", .path.display())]
+pub struct StateError {
+    pub doing: &'static str,
+    pub path: PathBuf,
+    #[source]
+    pub cause: io::Error,
+}
+
+impl Child {
+    pub fn new(record: ChildRecord, pidfd: OwnedFd, path: PathBuf) -> Child {
+        Child { record, pidfd, path }
+    }
+
+    /// Readable once it has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.wait(Duration::ZERO)
+    }
+
+    /// True when it has ended within `limit`.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let timeout =
+            Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).is_ok_and(|ready| ready > 0)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        // It may have ended meanwhile, which is what signals are for.
+        if let Err(error) = sys::pidfd::signal(&self.pidfd, signal) {
+            tracing::debug!(role = self.record.role, pid = self.record.pid, %error, "signal not delivered");
+        }
+    }
+
+    /// SIGTERM, then after `grace` SIGKILL; the record goes. Returns what it was told by the kernel, when it was our own child.
+    pub fn end(self, grace: Duration) -> Result<(), StateError> {
+        self.signal(Signal::TERM);
+        if !self.wait(grace) {
+            tracing::warn!(role = self.record.role, pid = self.record.pid, ?grace, "did not end in time; killed");
+            self.signal(Signal::KILL);
+            self.wait(KILL_LIMIT);
+        }
+        self.bury().map(|_| ())
+    }
+
+    /// Of a child that has ended: takes its status and removes the record.
+    pub fn bury(self) -> Result<Option<String>, StateError> {
+        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        remove(&self.path)?;
+        Ok(status.ok().flatten().map(|status| match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => format!("exit status {code}"),
+            (_, Some(signal)) => format!("signal {signal}"),
+            _ => "unknown end".to_owned(),
+        }))
+    }
+
+    pub fn mark_ready(&mut self) -> Result<(), StateError> {
+        self.record.ready = true;
+        write(&self.path, &self.record)
+    }
+}
+
+/// A killed process that does not go away is stuck in the kernel; we do not wait for it for ever.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// What was recorded, if the very process still runs.
+pub fn adopt(path: &Path) -> Result<Option<Child>, StateError> {
+    let failed = |doing, cause| StateError { doing, path: path.to_owned(), cause };
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|cause| failed("read", cause))?,
+    };
+    let Ok(record) = serde_json::from_slice::<ChildRecord>(&bytes) else {
+        tracing::warn!(path = %path.display(), "not a record of a child; ignored");
+        remove(path)?;
+        return Ok(None);
+    };
+    // The pidfd first: afterwards the number cannot change its owner unnoticed.
+    let pidfd = sys::pidfd::open(record.pid);
+    let same = record.boot == boot_id() && sys::pidfd::start_ticks(record.pid) == Some(record.start_ticks);
+    match pidfd {
+        Ok(pidfd) if same => {
+            let child = Child { record, pidfd, path: path.to_owned() };
+            if child.has_ended() { child.bury().map(|_| None) } else { Ok(Some(child)) }
+        }
+        _ => remove(path).map(|()| None),
+    }
+}
+
+pub fn write(path: &Path, record: &impl Serialize) -> Result<(), StateError> {
+    let failed = |cause| StateError { doing: "write", path: path.to_owned(), cause };
+    let text = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+    let fresh = path.with_extension("new");
+    // Renaming makes the change whole for a daemon killed in between; power loss ends the children anyway.
+    fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, path)).map_err(failed)
+}
+
+pub fn remove(path: &Path) -> Result<(), StateError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(StateError { doing: "remove", path: path.to_owned(), cause: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names this boot of the machine.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn sleeper(dir: &Path) -> (std::process::Child, ChildRecord, PathBuf) {
+        let process = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
+        let pid = process.id() as i32;
+        let record = ChildRecord {
+            role: "fs".to_owned(),
+            pid,
+            start_ticks: sys::pidfd::start_ticks(pid).unwrap(),
+            boot: boot_id(),
+            epoch: 1,
+            ready: true,
+            restarts: 0,
+        };
+        let path = dir.join("fs.json");
+        write(&path, &record).unwrap();
+        (process, record, path)
+    }
+
+    #[test]
+    fn running_child_is_adopted_and_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut process, record, path) = sleeper(dir.path());
+        let child = adopt(&path).unwrap().expect("it runs");
+        assert_eq!(child.record, record);
+        child.end(Duration::from_secs(10)).unwrap();
+        assert!(!path.exists());
+        let _ = process.wait();
+    }
+
+    #[test]
+    fn process_with_the_number_of_a_dead_child_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut process, mut record, path) = sleeper(dir.path());
+        record.start_ticks -= 1;
+        write(&path, &record).unwrap();
+        assert!(adopt(&path).unwrap().is_none());
+        assert!(process.try_wait().unwrap().is_none(), "it was left alone");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn record_that_makes_no_sense_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fs.json");
+        fs::write(&path, "{").unwrap();
+        assert!(adopt(&path).unwrap().is_none());
+        assert!(!path.exists());
+    }
+}

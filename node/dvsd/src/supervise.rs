@@ -1,0 +1,249 @@
+//! One supervised process: start, readiness, death, rest, start again.
+//!
+//! ```text
+//! Absent ──start──> Starting ──R──> Running
+//!    ^                 │ died, too slow │ died
+//!    └──── rest over ──┴──── Resting <──┘
+//! ```
+//!
+//! The rest doubles with each failure in a row and is forgotten after a process ran for a while. Nothing here blocks but [`Supervised::end`].
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mgmt_api::ServerState;
+
+use crate::reconcile::plan::Standing;
+use crate::spawn::{self, Readiness, Role};
+use crate::state::{self, Child, StateError};
+
+const REST_FIRST: Duration = Duration::from_millis(100);
+const REST_MAX: Duration = Duration::from_secs(5);
+/// A process that ran this long did not fail at its start.
+const PROVEN: Duration = Duration::from_secs(10);
+/// Opening a large volume after a crash takes its time, and so does waiting for a disk on another node.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Debug)]
+pub struct Supervised {
+    name: String,
+    run_dir: PathBuf,
+    log_dir: PathBuf,
+    life: Life,
+    failures: u32,
+    restarts: u64,
+    problem: Option<String>,
+}
+
+#[derive(Debug)]
+enum Life {
+    Absent,
+    Starting { child: Child, ready: OwnedFd, since: Instant },
+    Running { child: Child, since: Instant, fitness: Fitness },
+    Resting { until: Instant },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fitness {
+    Fit,
+    /// Its connection ended with the daemon that made it.
+    Stale,
+}
+
+/// Whether what a process was given by an earlier daemon is still of use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnAdoption {
+    /// It needs nothing of the daemon.
+    GoesOn,
+    /// It holds a connection to the earlier daemon: serves its present clients, but no new one.
+    MustBeReplaced,
+}
+
+impl Supervised {
+    /// With the process an earlier daemon may have left.
+    pub fn adopt(
+        name: &str,
+        run_dir: &Path,
+        log_dir: &Path,
+        on_adoption: OnAdoption,
+    ) -> Result<Supervised, StateError> {
+        let mut supervised = Supervised {
+            name: name.to_owned(),
+            run_dir: run_dir.to_owned(),
+            log_dir: log_dir.to_owned(),
+            life: Life::Absent,
+            failures: 0,
+            restarts: 0,
+            problem: None,
+        };
+        if let Some(child) = state::adopt(&run_dir.join(format!("{name}.json")))? {
+            tracing::info!(role = name, pid = child.record.pid, "adopted");
+            supervised.restarts = child.record.restarts;
+            // One that had not said yet that it serves has nobody to say it to.
+            let fit = child.record.ready && on_adoption == OnAdoption::GoesOn;
+            let fitness = if fit { Fitness::Fit } else { Fitness::Stale };
+            supervised.life = Life::Running { child, since: Instant::now(), fitness };
+        }
+        Ok(supervised)
+    }
+
+    pub fn standing(&self) -> Standing {
+        match &self.life {
+            Life::Absent => Standing::Absent,
+            Life::Starting { .. } => Standing::Coming,
+            Life::Running { fitness: Fitness::Fit, .. } => Standing::Ready,
+            Life::Running { fitness: Fitness::Stale, .. } => Standing::Stale,
+            Life::Resting { .. } => Standing::Resting,
+        }
+    }
+
+    pub fn state(&self) -> ServerState {
+        match &self.life {
+            Life::Absent => ServerState::Stopped,
+            Life::Starting { .. } => ServerState::Starting,
+            Life::Running { .. } => ServerState::Running,
+            Life::Resting { .. } => ServerState::Resting,
+        }
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        match &self.life {
+            Life::Starting { child, .. } | Life::Running { child, .. } => u32::try_from(child.record.pid).ok(),
+            Life::Absent | Life::Resting { .. } => None,
+        }
+    }
+
+    pub fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    /// Failures in a row.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Starts what `role` makes. A failure counts like a death.
+    pub fn start(&mut self, role: impl FnOnce(u64) -> Result<Role, Problem>) {
+        let now = Instant::now();
+        match role(self.restarts).and_then(|role| Ok(spawn::start(role, &self.run_dir, &self.log_dir)?)) {
+            Ok(started) => self.life = Life::Starting { child: started.child, ready: started.ready, since: now },
+            Err(problem) => self.failed(now, causes(&*problem)),
+        }
+    }
+
+    /// Takes notice of readiness and death. True when something changed.
+    pub fn look(&mut self, now: Instant) -> bool {
+        let life = std::mem::replace(&mut self.life, Life::Absent);
+        match life {
+            Life::Starting { child, .. } | Life::Running { child, .. } if child.has_ended() => self.died(now, child),
+            Life::Starting { mut child, ready, since } => match spawn::readiness(&ready) {
+                Readiness::Ready => {
+                    if let Err(error) = child.mark_ready() {
+                        tracing::warn!(role = self.name, %error, "a restarted daemon will start this anew");
+                    }
+                    self.problem = None;
+                    self.life = Life::Running { child, since: now, fitness: Fitness::Fit };
+                }
+                Readiness::NotYet if now < since + START_LIMIT => {
+                    self.life = Life::Starting { child, ready, since };
+                    return false;
+                }
+                Readiness::NotYet | Readiness::Never => {
+                    let said = format!("{} did not become ready", self.name);
+                    if let Err(error) = child.end(Duration::ZERO) {
+                        tracing::warn!(role = self.name, %error, "cannot put its record away");
+                    }
+                    self.failed(now, said);
+                }
+            },
+            Life::Running { child, since, fitness } => {
+                if now.saturating_duration_since(since) >= PROVEN {
+                    self.failures = 0;
+                }
+                self.life = Life::Running { child, since, fitness };
+                return false;
+            }
+            Life::Resting { until } if now >= until => (),
+            unchanged => {
+                self.life = unchanged;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// What becomes readable when [`Supervised::look`] has something to see.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (child, ready) = match &self.life {
+            Life::Starting { child, ready, .. } => (Some(child), Some(ready)),
+            Life::Running { child, .. } => (Some(child), None),
+            Life::Absent | Life::Resting { .. } => (None, None),
+        };
+        child.map(Child::pidfd).into_iter().chain(ready.map(AsFd::as_fd))
+    }
+
+    /// When to look although no descriptor is readable.
+    pub fn due(&self) -> Option<Instant> {
+        match &self.life {
+            Life::Starting { since, .. } => Some(*since + START_LIMIT),
+            Life::Resting { until } => Some(*until),
+            Life::Absent | Life::Running { .. } => None,
+        }
+    }
+
+    /// SIGTERM, after `grace` SIGKILL. Blocks for at most a little more than `grace`.
+    pub fn end(&mut self, grace: Duration) -> Result<(), StateError> {
+        match std::mem::replace(&mut self.life, Life::Absent) {
+            Life::Starting { child, .. } | Life::Running { child, .. } => child.end(grace),
+            Life::Absent | Life::Resting { .. } => Ok(()),
+        }
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.log_dir.join(format!("{}.log", self.name))
+    }
+
+    fn died(&mut self, now: Instant, child: Child) {
+        let status = child.bury().unwrap_or_else(|error| Some(error.to_string()));
+        let mut said = format!("{} ended", self.name);
+        if let Some(status) = status {
+            said.push_str(&format!(" ({status})"));
+        }
+        if let Some(line) = spawn::log_tail(&self.log_path()) {
+            said.push_str(&format!("; its last words: {line}"));
+        }
+        self.failed(now, said);
+    }
+
+    fn failed(&mut self, now: Instant, problem: String) {
+        tracing::warn!(role = self.name, problem, "resting");
+        let rest = REST_FIRST.saturating_mul(1 << self.failures.min(10)).min(REST_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.restarts += 1;
+        self.problem = Some(problem);
+        self.life = Life::Resting { until: now + rest };
+    }
+}
+
+/// Anything that kept a part from being made.
+pub type Problem = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error with everything that caused it, outermost first.
+pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}
