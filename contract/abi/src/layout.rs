@@ -61,7 +61,9 @@ pub mod shared {
     pub const ARENA: usize = PAGE_BYTES;
 }
 
-/// The publication word: `counter << 3 | flags`. The counter skips 0, so a word is never 0 once used.
+/// The publication word: `counter << 3 | flags`. The counter skips 0, so a word is never 0 once used. A message continues
+/// the counter of the direction's last one; a reply has the counter of the request it answers, so that a reply to a
+/// request that was given up is told from the one that is awaited. Two successive words of a direction always differ.
 pub mod word {
     pub const SEND: u32 = 0;
     pub const REQUEST: u32 = 1;

@@ -1,9 +1,15 @@
 //! The daemon's handle of a running broker.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
 
+use crate::command::{Answer, Command};
+use crate::engine::Engine;
+use crate::limits::COMMANDS_MAX;
 use crate::{BrokerConfig, DcOptions, ServerIdentity, Snapshot};
 
 /// Why the broker could not do what the daemon asked.
@@ -16,60 +22,94 @@ pub enum BrokerError {
     #[error("container {0} is not known to the broker")]
     NoSuchDc(DcId),
     #[error("the broker could not {action}")]
-    Os { action: &'static str, #[source] cause: std::io::Error },
+    Os {
+        action: &'static str,
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
-/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths any more.
+/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths any more. Shared by reference;
+/// its calls wait for the broker's thread, which never blocks.
+#[derive(Debug)]
 pub struct Broker {
-    _private: (),
+    commands: SyncSender<Command>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Broker {
     pub fn start(config: BrokerConfig) -> Result<Broker, BrokerError> {
-        let _ = config;
-        unimplemented!()
+        let (commands, inbox) = sync_channel(COMMANDS_MAX);
+        let bell = Arc::new(sys::eventfd::create().map_err(|cause| os("make an event descriptor", cause))?);
+        let engine = Engine::new(config, inbox, bell.clone()).map_err(|cause| os("set up its poller", cause))?;
+        let thread = std::thread::Builder::new()
+            .name("broker".into())
+            .spawn(move || engine.run())
+            .map_err(|cause| os("start its thread", cause))?;
+        Ok(Broker { commands, bell, thread: Some(thread) })
     }
 
     pub fn add_dc(&self, dc: DcId, options: DcOptions) -> Result<(), BrokerError> {
-        let _ = (dc, options);
-        unimplemented!()
+        self.ask(|answer| Command::AddDc { dc, options, answer })
     }
 
     /// Ends every binding of the container; its channels close.
     pub fn remove_dc(&self, dc: DcId) -> Result<(), BrokerError> {
-        let _ = dc;
-        unimplemented!()
+        self.ask(|answer| Command::RemoveDc { dc, answer })
     }
 
     /// A connected end for a server, gate or agent of the container; hand it to the child as `broker_fd`.
     pub fn server_socket(&self, dc: DcId, identity: ServerIdentity) -> Result<OwnedFd, BrokerError> {
-        let _ = (dc, identity);
-        unimplemented!()
+        self.ask(|answer| Command::ServerSocket { dc, identity, answer })
     }
 
     /// A connected end for the proxy. The newest one is the proxy: it is handed every proxied channel.
     pub fn proxy_socket(&self) -> Result<OwnedFd, BrokerError> {
-        unimplemented!()
+        self.ask(|answer| Command::ProxySocket { answer })
     }
 
     /// The daemon learned that another node bound an endpoint. Whoever waits for it goes on.
     pub fn remote_bound(&self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), BrokerError> {
-        let _ = (dc, endpoint, node, epoch);
-        unimplemented!()
+        self.ask(|answer| Command::RemoteBound { dc, endpoint, node, epoch, answer })
     }
 
     /// The daemon learned that another node's endpoint ended. Ignored when a newer epoch is known.
     pub fn remote_unbound(&self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), BrokerError> {
-        let _ = (dc, endpoint, node, epoch);
-        unimplemented!()
+        self.ask(|answer| Command::RemoteUnbound { dc, endpoint, node, epoch, answer })
     }
 
     pub fn snapshot(&self) -> Result<Snapshot, BrokerError> {
-        unimplemented!()
+        self.ask(|answer| Command::Snapshot { answer })
     }
 
     /// Ends the broker's thread and waits for it.
-    pub fn shutdown(self) {
-        unimplemented!()
+    pub fn shutdown(mut self) {
+        self.end();
     }
+
+    fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, BrokerError> {
+        let (answer, answered) = sync_channel(1);
+        self.commands.send(command(answer)).map_err(|_| BrokerError::Ended)?;
+        sys::eventfd::signal(&*self.bell);
+        answered.recv().map_err(|_| BrokerError::Ended)?
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // A broker that has ended already needs no telling.
+        let _ = self.commands.send(Command::Shutdown);
+        sys::eventfd::signal(&*self.bell);
+        let _ = thread.join();
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+pub(crate) fn os(action: &'static str, cause: std::io::Error) -> BrokerError {
+    BrokerError::Os { action, cause }
 }

@@ -25,8 +25,12 @@ pub struct DcInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Home {
     /// Bound here by this process (its pid as the node sees it).
-    Local { pid: i32 },
-    Remote { node: NodeId },
+    Local {
+        pid: i32,
+    },
+    Remote {
+        node: NodeId,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,10 +4,15 @@
 
 #![forbid(unsafe_code)]
 
+mod command;
 mod config;
+mod connection;
+mod container;
 mod directory;
+mod engine;
 mod handle;
 mod info;
+pub mod limits;
 mod privileges;
 
 pub use config::{BrokerConfig, DcOptions, ServerIdentity};

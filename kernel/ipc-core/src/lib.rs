@@ -1,6 +1,19 @@
 //! The decisions of M3-IPC, without memory, clocks or system calls.
+//!
+//! - [`Word`] and [`both_send`]: what a publication word says.
+//! - [`Budget`]: how long a waiter looks before it parks.
+//! - [`table`]: the broker's table of one container.
+//!
+//! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
 
 #![forbid(unsafe_code)]
+
+mod budget;
+pub mod table;
+mod word;
+
+pub use budget::{Budget, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};
+pub use word::{Both, Kind, Patience, Word, both_send};
 
 use std::fmt;
 

@@ -90,7 +90,13 @@ impl Arena {
     }
 
     /// Copies from another arena (or this one).
-    pub fn copy_from(&self, offset: usize, source: &Arena, source_offset: usize, bytes: usize) -> Result<(), OutOfArena> {
+    pub fn copy_from(
+        &self,
+        offset: usize,
+        source: &Arena,
+        source_offset: usize,
+        bytes: usize,
+    ) -> Result<(), OutOfArena> {
         let at = self.place(offset, bytes)?;
         let source_at = source.place(source_offset, bytes)?;
         self.object.copy_from(at, &source.object, source_at, bytes).ok_or(OutOfArena)
@@ -142,7 +148,13 @@ impl Arena {
     }
 
     /// One `readv` of a header and a range: how a gate takes a FUSE write without a copy. `header` is filled first.
-    pub fn readv_with_header(&self, fd: impl AsFd, header: &mut [u8], offset: usize, bytes: usize) -> io::Result<usize> {
+    pub fn readv_with_header(
+        &self,
+        fd: impl AsFd,
+        header: &mut [u8],
+        offset: usize,
+        bytes: usize,
+    ) -> io::Result<usize> {
         let at = self.place(offset, bytes)?;
         let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
         let parts = [

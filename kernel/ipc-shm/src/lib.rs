@@ -3,13 +3,24 @@
 //! This crate and `kernel/sys` hold all unsafe code of M3-IPC. A mapping is touched through raw pointers only, by atomic
 //! access to words and by copies; see `docs/design/channel.md` for what lies where.
 //!
-//! - [`Mapping`]: one object in memory.
-//! - [`Arena`]: bulk memory both parties write to.
+//! - [`Mapping`]: one object in memory. [`Arena`]: bulk memory both parties write to.
+//! - [`ChannelFiles`]: making a channel's objects. [`Link`]: a channel as one party holds it.
+//! - [`ControlPage`], [`ControlWriter`]: what the broker says of an endpoint.
+//! - [`ForkGuard`]: tells a forked child from its parent.
 //!
 //! Not here: who may have a channel (`kernel/broker`), the calls (`kernel/ipc`).
 
 mod arena;
+mod control;
+mod fork;
+mod link;
 mod mapping;
+mod objects;
 
 pub use arena::{Arena, OutOfArena};
+pub use control::{ControlPage, ControlWriter, Life};
+pub use fork::ForkGuard;
+pub use link::{Direction, Line, Link, Seen, Sleep};
 pub use mapping::{Access, Mapping};
+pub use objects::{ChannelFiles, PartyFiles, Role, Size};
+pub use sys::futex::Woken;

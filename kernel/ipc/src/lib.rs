@@ -12,14 +12,18 @@
 
 #![forbid(unsafe_code)]
 
+mod connection;
 mod port;
+pub mod protocol;
 mod ring;
 pub mod stand_in;
+mod talk;
 mod wait;
+mod waiting;
 mod waker;
 
-pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
 pub use abi::ring::{Completion, Submission};
+pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
 pub use ipc_core::ChannelId;
 pub use ipc_shm::{Arena, OutOfArena};
 pub use port::{Event, Port};

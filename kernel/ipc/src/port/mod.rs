@@ -1,11 +1,32 @@
 //! A bound endpoint.
+//!
+//! One thread uses a port at a time. Calls to one peer sleep on that channel's futex; `wait_event`, `receive` from any and
+//! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
+//!
+//! `calls.rs`: messages. `events.rs`: waiting for anything. `opening.rs`: channels and the broker. `slots.rs`: which channel
+//! is looked at.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+mod calls;
+mod events;
+mod opening;
+mod slots;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
-use abi::{Endpoint, Epoch, IpcError, Message, Source};
+use abi::{Endpoint, Epoch, IpcError, Message};
+use ipc_core::Budget;
+use ipc_shm::{ControlPage, ForkGuard};
+use sys::eventfd::{Poller, Trigger};
 
-use crate::{RingClient, RingId, RingServer, RingSpec, Wait, Waker};
+use crate::connection::Connection;
+use crate::protocol::{Op, Packet};
+use crate::ring::{RingId, RingServer};
+use crate::waiting::{new_budget, own_end};
+use crate::waker::Waker;
+use slots::{SlotKey, Slots};
 
 /// What `wait_event` reports.
 #[derive(Debug)]
@@ -25,130 +46,110 @@ pub enum Event {
 }
 
 /// An endpoint bound by this process. Unbound when dropped.
+#[derive(Debug)]
 pub struct Port {
-    _private: (),
+    guard: ForkGuard,
+    connection: Connection,
+    endpoint: Endpoint,
+    epoch: Epoch,
+    control: Arc<ControlPage>,
+    slots: Slots,
+    poller: Poller,
+    waker: Waker,
+    /// Rings opened and closed, not reported yet: at most two for each channel.
+    pending: VecDeque<Event>,
+    ready: Vec<u64>,
+    /// Channels armed although they hold what a wait for something else did not take.
+    neglected: Vec<SlotKey>,
+    inline: Vec<u8>,
+    budget: Budget,
+    /// Events reported since the descriptors were last looked at.
+    unpolled: u32,
+    woken_up: bool,
+    seen_wakeups: u32,
 }
+
+const TOKEN_BROKER: u64 = 0;
+const TOKEN_WAKER: u64 = 1;
 
 impl Port {
     /// Binds over a socket that the daemon handed over. `None` takes the number the daemon foresaw.
     pub fn from_socket(broker: OwnedFd, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
-        let _ = (broker, endpoint);
-        unimplemented!()
+        let mut connection = Connection::new(broker);
+        let answer = connection.call(Packet { own: endpoint, ..Packet::new(Op::Bind) })?;
+        let control = answer.descriptors.into_iter().next().ok_or(IpcError::NoBroker)?;
+        let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
+        poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
+        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
+        Ok(Port {
+            guard: ForkGuard::new().map_err(os)?,
+            connection,
+            endpoint: answer.packet.own.ok_or(IpcError::NoBroker)?,
+            epoch: answer.packet.epoch,
+            control: Arc::new(ControlPage::of(control).map_err(os)?),
+            slots: Slots::default(),
+            poller,
+            waker,
+            pending: VecDeque::new(),
+            ready: Vec::new(),
+            neglected: Vec::new(),
+            inline: Vec::new(),
+            budget: new_budget(),
+            unpolled: 0,
+            woken_up: false,
+            seen_wakeups: 0,
+        })
     }
 
     /// Binds over the container's socket, `/run/dvs/…` inside. `None` lets the broker choose a number.
     pub fn connect(path: &Path, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
-        let _ = (path, endpoint);
-        unimplemented!()
+        let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
+        Port::from_socket(socket, endpoint)
     }
 
     pub fn endpoint(&self) -> Endpoint {
-        unimplemented!()
+        self.endpoint
     }
 
+    /// The incarnation of this binding.
     pub fn epoch(&self) -> Epoch {
-        unimplemented!()
-    }
-
-    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
-    pub fn send(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<(), IpcError> {
-        let _ = (to, message, wait);
-        unimplemented!()
-    }
-
-    /// `send` with up to [`abi::limits::INLINE_BYTES_MAX`] bytes of data.
-    pub fn send_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<(), IpcError> {
-        let _ = (to, message, data, wait);
-        unimplemented!()
-    }
-
-    /// Takes a message. Notifications are taken by `wait_event` and `take_notification` only.
-    pub fn receive(&mut self, source: Source, wait: Wait) -> Result<Message, IpcError> {
-        let _ = (source, wait);
-        unimplemented!()
-    }
-
-    /// Sends a request and waits for its reply.
-    pub fn sendrec(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<Message, IpcError> {
-        let _ = (to, message, wait);
-        unimplemented!()
-    }
-
-    pub fn sendrec_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<Message, IpcError> {
-        let _ = (to, message, data, wait);
-        unimplemented!()
-    }
-
-    /// Takes the next request of anybody.
-    pub fn rcvrqst(&mut self, wait: Wait) -> Result<Message, IpcError> {
-        let _ = wait;
-        unimplemented!()
-    }
-
-    /// Answers the request that was taken from `to` last. Never blocks.
-    pub fn reply(&mut self, to: Endpoint, message: &Message) -> Result<(), IpcError> {
-        let _ = (to, message);
-        unimplemented!()
-    }
-
-    pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
-        let _ = (to, message, data);
-        unimplemented!()
-    }
-
-    /// Sets bits at `to`. Blocks only to open the channel, the first time.
-    pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
-        let _ = (to, mask);
-        unimplemented!()
+        self.epoch
     }
 
     /// Data that came with the last message or reply that was taken.
     pub fn inline(&self) -> &[u8] {
-        unimplemented!()
-    }
-
-    /// The endpoint of a process of the container, by its pid inside the container.
-    pub fn getep(&mut self, pid: i32) -> Result<Endpoint, IpcError> {
-        let _ = pid;
-        unimplemented!()
-    }
-
-    /// Waits until somebody is bound to `endpoint`.
-    pub fn wait4bind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
-        let _ = (endpoint, wait);
-        unimplemented!()
-    }
-
-    /// Waits until nobody is bound to `endpoint`.
-    pub fn wait4unbind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
-        let _ = (endpoint, wait);
-        unimplemented!()
+        &self.inline
     }
 
     /// Gives the endpoint up; channels end at once.
-    pub fn unbind(self) -> Result<(), IpcError> {
-        unimplemented!()
+    pub fn unbind(mut self) -> Result<(), IpcError> {
+        self.check_bound()?;
+        self.connection.call(Packet::new(Op::Unbind)).map(drop)
     }
 
-    /// Opens a ring to `to`, waiting until it is bound.
-    pub fn open_ring(&mut self, to: Endpoint, spec: RingSpec, wait: Wait) -> Result<RingClient, IpcError> {
-        let _ = (to, spec, wait);
-        unimplemented!()
-    }
-
-    /// The next thing that concerns this endpoint: notifications first, then channels in turn. `TimedOut` when nothing
-    /// came in time; `NoBroker` is not reported here, existing channels go on.
-    pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
-        let _ = wait;
-        unimplemented!()
-    }
-
+    /// Ends a wait of `wait_event` in another thread.
     pub fn waker(&self) -> Waker {
-        unimplemented!()
+        self.waker.clone()
     }
 
     /// Readable when `wait_event` may have something, provided that the last `wait_event` answered `TimedOut`.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        unimplemented!()
+        self.poller.as_fd()
     }
+
+    /// Whether the broker's end of the connection is closed. Channels that exist go on working.
+    pub fn is_broker_lost(&self) -> bool {
+        self.connection.is_lost()
+    }
+
+    fn check_bound(&self) -> Result<(), IpcError> {
+        if !self.guard.holds() {
+            return Err(IpcError::NotBound);
+        }
+        own_end(&self.control).map_or(Ok(()), Err)
+    }
+}
+
+fn os(error: std::io::Error) -> IpcError {
+    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }

@@ -1,78 +1,259 @@
 //! The end that submits.
+//!
+//! Locks, none held while another is taken: `submitting` (tail), `polling` (head), `sleeping` (who sleeps). Uncontended
+//! when one thread uses the ring.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_shm::Arena;
+use ipc_core::{Budget, ChannelId, Ended};
+use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep};
 
-use super::{Arming, RingFull, RingSpec};
-use crate::Wait;
+use super::{Arming, RingFull, RingSpec, goodbye};
+use crate::wait::{Deadline, Wait};
+use crate::waiting::{gone, look_awake, new_budget, own_end};
 
-/// Submits requests and takes their completions. May be shared by threads: one of them waits at a time.
+/// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event loop
+/// that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
+#[derive(Debug)]
 pub struct RingClient {
-    _private: (),
+    link: Arc<Link>,
+    own_control: Arc<ControlPage>,
+    guard: ForkGuard,
+    socket: Arc<OwnedFd>,
+    channel: ChannelId,
+    peer: Endpoint,
+    spec: RingSpec,
+    arena: Arena,
+    submitting: Mutex<Submitting>,
+    polling: Mutex<Polling>,
+    sleeping: Mutex<Sleeping>,
+    budget: Mutex<Budget>,
+    in_flight: AtomicU32,
+    /// Code of the reason the ring was closed for, once poll saw it.
+    closed: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Submitting {
+    tail: u32,
+}
+
+#[derive(Debug)]
+struct Polling {
+    head: u32,
+}
+
+#[derive(Debug)]
+struct Sleeping {
+    threads: u32,
+}
+
+/// What a new ring is made of.
+pub(crate) struct RingParts {
+    pub link: Link,
+    pub own_control: Arc<ControlPage>,
+    pub guard: ForkGuard,
+    pub socket: Arc<OwnedFd>,
+    pub channel: ChannelId,
+    pub peer: Endpoint,
+    pub spec: RingSpec,
 }
 
 impl RingClient {
+    pub(crate) fn new(parts: RingParts) -> RingClient {
+        RingClient {
+            arena: parts.link.arena(),
+            submitting: Mutex::new(Submitting { tail: parts.link.own_tail() }),
+            polling: Mutex::new(Polling { head: parts.link.own_head() }),
+            sleeping: Mutex::new(Sleeping { threads: 0 }),
+            budget: Mutex::new(new_budget()),
+            in_flight: AtomicU32::new(0),
+            closed: AtomicU32::new(0),
+            link: Arc::new(parts.link),
+            own_control: parts.own_control,
+            guard: parts.guard,
+            socket: parts.socket,
+            channel: parts.channel,
+            peer: parts.peer,
+            spec: parts.spec,
+        }
+    }
+
     /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight disjoint.
     /// Never more than `spec().entries` are in flight.
     pub fn submit(&self, submission: &Submission) -> Result<(), RingFull> {
-        let _ = submission;
-        unimplemented!()
+        let mut submitting = lock(&self.submitting);
+        let unseen = submitting.tail.wrapping_sub(self.link.peer_head());
+        if unseen >= self.spec.entries || self.in_flight.load(Ordering::Acquire) >= self.spec.entries {
+            return Err(RingFull);
+        }
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        self.link.write_entry(submitting.tail, &submission.to_bytes());
+        submitting.tail = submitting.tail.wrapping_add(1);
+        Ok(())
     }
 
     /// Shows what was submitted to the server, and wakes it when it sleeps.
     pub fn publish(&self) {
-        unimplemented!()
+        let submitting = lock(&self.submitting);
+        if self.guard.holds() && self.link.own_tail() != submitting.tail {
+            self.link.set_own_tail(submitting.tail);
+            drop(submitting);
+            self.link.kick();
+        }
     }
 
     /// The next completion, if there is one. After an error the ring is closed for good; completions that were published
     /// before the server died still come first.
     pub fn poll(&self) -> Result<Option<Completion>, IpcError> {
-        unimplemented!()
+        if !self.guard.holds() {
+            return Err(IpcError::NotBound);
+        }
+        match self.take_completion()? {
+            Some(completion) => Ok(Some(completion)),
+            None => match self.is_closed() {
+                None => Ok(None),
+                // It may have been published between the two looks.
+                Some(reason) => self.take_completion()?.map(Some).ok_or(reason),
+            },
+        }
     }
 
     /// Waits until `poll` has something to say, adaptively. `TimedOut` when nothing came.
     pub fn wait(&self, wait: Wait) -> Result<(), IpcError> {
-        let _ = wait;
-        unimplemented!()
+        let mut look = || self.has_news().then_some(());
+        if look().is_some() {
+            return Ok(());
+        }
+        let deadline = Deadline::after(wait);
+        if wait != Wait::NoWait {
+            // A second waiter does not spin: the first one does.
+            if let Ok(mut budget) = self.budget.try_lock() {
+                if look_awake(&mut budget, &mut look).is_some() {
+                    return Ok(());
+                }
+                budget.learn(Ended::Parked);
+            }
+        }
+        while !self.has_news() {
+            let left = deadline.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(IpcError::TimedOut);
+            }
+            let seen = self.link.seen(&self.own_control);
+            self.begin_sleep();
+            let result =
+                if self.has_news() { Ok(()) } else { self.link.sleep(seen, &self.own_control, left).map(drop) };
+            self.end_sleep();
+            result.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
+        }
+        Ok(())
     }
 
     pub fn arena(&self) -> &Arena {
-        unimplemented!()
+        &self.arena
     }
 
     /// For event loops: readable after [`RingClient::arm`] when there is something to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        unimplemented!()
+        self.link.bell_in()
     }
 
     /// Call before sleeping on `fd`; on `Ready` poll first and do not sleep.
     pub fn arm(&self) -> Arming {
-        unimplemented!()
+        self.link.prepare_sleep(Sleep::EventFd);
+        if self.has_news() {
+            self.link.prepare_sleep(Sleep::Awake);
+            Arming::Ready
+        } else {
+            Arming::Armed
+        }
     }
 
     /// Call after sleeping on `fd`, before polling.
     pub fn disarm(&self) {
-        unimplemented!()
+        self.link.prepare_sleep(Sleep::Awake);
+        sys::eventfd::drain(self.link.bell_in());
     }
 
-    /// Why the ring ended, when it has.
+    /// Why the ring ended, when it has. Completions may still be there.
     pub fn is_closed(&self) -> Option<IpcError> {
-        unimplemented!()
+        match self.closed.load(Ordering::Acquire) {
+            0 => gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
+            code => Some(IpcError::from_code(code)),
+        }
     }
 
     /// Requests submitted whose completion was not polled.
     pub fn in_flight(&self) -> u32 {
-        unimplemented!()
+        self.in_flight.load(Ordering::Acquire)
     }
 
     pub fn spec(&self) -> RingSpec {
-        unimplemented!()
+        self.spec
     }
 
     pub fn peer(&self) -> Endpoint {
-        unimplemented!()
+        self.peer
     }
+
+    fn take_completion(&self) -> Result<Option<Completion>, IpcError> {
+        let mut polling = lock(&self.polling);
+        if self.closed.load(Ordering::Acquire) != 0 {
+            return Ok(None);
+        }
+        let waiting = self.link.peer_tail().wrapping_sub(polling.head);
+        if waiting == 0 {
+            return Ok(None);
+        }
+        if waiting > self.in_flight.load(Ordering::Acquire) {
+            return Err(self.close(IpcError::Corrupt));
+        }
+        let completion = Completion::from_bytes(&self.link.read_entry(polling.head));
+        if completion.in_bytes as usize > self.arena.len() || completion.reserved != 0 {
+            return Err(self.close(IpcError::Corrupt));
+        }
+        polling.head = polling.head.wrapping_add(1);
+        self.link.set_own_head(polling.head);
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        Ok(Some(completion))
+    }
+
+    fn has_news(&self) -> bool {
+        self.link.peer_tail() != self.link.own_head() || self.is_closed().is_some()
+    }
+
+    fn close(&self, reason: IpcError) -> IpcError {
+        self.closed.store(reason.code(), Ordering::Release);
+        reason
+    }
+
+    fn begin_sleep(&self) {
+        let mut sleeping = lock(&self.sleeping);
+        sleeping.threads += 1;
+        self.link.prepare_sleep(Sleep::Futex);
+    }
+
+    fn end_sleep(&self) {
+        let mut sleeping = lock(&self.sleeping);
+        sleeping.threads -= 1;
+        if sleeping.threads == 0 {
+            self.link.prepare_sleep(Sleep::Awake);
+        }
+    }
+}
+
+impl Drop for RingClient {
+    fn drop(&mut self) {
+        goodbye(&self.link, &self.guard, &self.socket, self.channel);
+    }
+}
+
+/// A panic of another thread leaves counters whole: each is changed in one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,10 +4,18 @@ mod client;
 mod server;
 
 pub use client::RingClient;
+pub(crate) use client::RingParts;
 pub use server::RingServer;
+pub(crate) use server::RingShared;
+
+use std::os::fd::OwnedFd;
 
 use abi::IpcError;
 use abi::limits;
+use ipc_core::ChannelId;
+use ipc_shm::{ForkGuard, Link, Size};
+
+use crate::protocol::{Op, Packet};
 
 /// Names a ring within this process's port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -30,6 +38,10 @@ impl RingSpec {
             && self.arena_bytes % 4096 == 0;
         if good { Ok(self) } else { Err(IpcError::BadArgument) }
     }
+
+    pub fn size(self) -> Size {
+        Size { entries: self.entries, arena_bytes: self.arena_bytes }
+    }
 }
 
 /// As many requests are in flight as the ring has entries: take completions first.
@@ -45,4 +57,18 @@ pub enum Arming {
     Armed,
     /// Something is there already (or the ring is closed): look first; the descriptor is not armed.
     Ready,
+}
+
+/// Closes one end: the peer sees it in memory, the broker forgets the channel. A forked child says nothing.
+fn goodbye(link: &Link, guard: &ForkGuard, socket: &OwnedFd, channel: ChannelId) {
+    if !guard.holds() {
+        return;
+    }
+    if link.own_closed() == 0 {
+        link.set_own_closed(IpcError::NotBound.code());
+    }
+    link.kick();
+    let close = Packet { channel, value: IpcError::NotBound.code(), ..Packet::new(Op::Close) };
+    // Without a broker there is nobody who needs to forget it.
+    let _ = sys::seqpacket::send(socket, &close.to_bytes(), &[] as &[OwnedFd]);
 }

@@ -1,53 +1,190 @@
 //! The end that completes.
+//!
+//! Locks: `taking` (head) and `completing` (tail), never both at once.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_shm::Arena;
+use ipc_core::ChannelId;
+use ipc_shm::{Arena, ForkGuard, Link};
 
-use super::{RingId, RingSpec};
+use super::{RingId, RingSpec, goodbye};
+use crate::waiting::gone;
 
-/// Takes requests of one client and completes them. May be shared by threads.
+/// Takes requests of one client and completes them. May be shared by threads. The ring closes when this is dropped.
 #[derive(Debug)]
 pub struct RingServer {
-    _private: (),
+    shared: Arc<RingShared>,
+    client: Endpoint,
+    spec: RingSpec,
+    guard: ForkGuard,
+    socket: Arc<OwnedFd>,
+    channel: ChannelId,
+    taking: Mutex<Taking>,
+    completing: Mutex<Completing>,
+}
+
+/// What the port sees of a ring whose handle is elsewhere.
+#[derive(Debug)]
+pub(crate) struct RingShared {
+    pub link: Arc<Link>,
+    /// Code of the reason for which this end closed the ring; 0 while it is open.
+    pub closed: AtomicU32,
+}
+
+impl RingShared {
+    pub fn end(&self) -> Option<IpcError> {
+        match self.closed.load(Ordering::Acquire) {
+            0 => gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied)),
+            code => Some(IpcError::from_code(code)),
+        }
+    }
+
+    /// Why this end closed it.
+    pub fn closed_here(&self) -> Option<IpcError> {
+        match self.closed.load(Ordering::Acquire) {
+            0 => None,
+            code => Some(IpcError::from_code(code)),
+        }
+    }
+
+    /// Submissions that were not taken.
+    pub fn has_submissions(&self) -> bool {
+        self.link.peer_tail() != self.link.own_head()
+    }
+}
+
+#[derive(Debug)]
+struct Taking {
+    head: u32,
+}
+
+#[derive(Debug)]
+struct Completing {
+    tail: u32,
 }
 
 impl RingServer {
+    pub(crate) fn new(
+        shared: Arc<RingShared>,
+        client: Endpoint,
+        spec: RingSpec,
+        guard: ForkGuard,
+        socket: Arc<OwnedFd>,
+        channel: ChannelId,
+    ) -> RingServer {
+        let (head, tail) = (shared.link.own_head(), shared.link.own_tail());
+        RingServer {
+            shared,
+            client,
+            spec,
+            guard,
+            socket,
+            channel,
+            taking: Mutex::new(Taking { head }),
+            completing: Mutex::new(Completing { tail }),
+        }
+    }
+
     pub fn id(&self) -> RingId {
-        unimplemented!()
+        RingId(self.channel.0)
     }
 
     /// Who submits: the broker's word.
     pub fn client(&self) -> Endpoint {
-        unimplemented!()
+        self.client
     }
 
     pub fn spec(&self) -> RingSpec {
-        unimplemented!()
+        self.spec
     }
 
     /// The next request, its range checked against the arena. An error is final.
     pub fn next(&self) -> Result<Option<Submission>, IpcError> {
-        unimplemented!()
+        let mut taking = lock(&self.taking);
+        if let Some(reason) = self.shared.closed_here() {
+            return Err(reason);
+        }
+        if !self.guard.holds() {
+            return Err(IpcError::NotBound);
+        }
+        let link = &self.shared.link;
+        let waiting = link.peer_tail().wrapping_sub(taking.head);
+        if waiting == 0 {
+            return self.is_closed().map_or(Ok(None), Err);
+        }
+        // What was taken and not completed counts too: a client with more than N in flight overruns our completions.
+        let in_flight = taking.head.wrapping_sub(link.own_tail());
+        if waiting.wrapping_add(in_flight) > self.spec.entries {
+            return Err(self.close(IpcError::Corrupt));
+        }
+        let submission = Submission::from_bytes(&link.read_entry(taking.head));
+        if submission.reserved != 0 || !submission.fits(self.spec.arena_bytes) {
+            return Err(self.close(IpcError::Corrupt));
+        }
+        taking.head = taking.head.wrapping_add(1);
+        link.set_own_head(taking.head);
+        Ok(Some(submission))
     }
 
-    /// Writes a completion; the client sees it after `publish`. One for each submission.
+    /// Writes a completion; the client sees it after `publish`. One for each submission: one more is `BadArgument`. After the
+    /// ring was closed it goes nowhere, with the reason.
     pub fn complete(&self, completion: &Completion) -> Result<(), IpcError> {
-        let _ = completion;
-        unimplemented!()
+        if !self.guard.holds() {
+            return Err(IpcError::NotBound);
+        }
+        if let Some(reason) = self.is_closed() {
+            return Err(reason);
+        }
+        let link = &self.shared.link;
+        let mut completing = lock(&self.completing);
+        if completing.tail == link.own_head() {
+            return Err(IpcError::BadArgument);
+        }
+        link.write_entry(completing.tail, &completion.to_bytes());
+        completing.tail = completing.tail.wrapping_add(1);
+        Ok(())
     }
 
     /// Shows completions to the client, and wakes it when it sleeps.
     pub fn publish(&self) {
-        unimplemented!()
+        let link = &self.shared.link;
+        let completing = lock(&self.completing);
+        if self.guard.holds() && link.own_tail() != completing.tail {
+            link.set_own_tail(completing.tail);
+            drop(completing);
+            link.kick();
+        }
     }
 
     /// A handle of the bulk memory, for worker threads.
     pub fn arena(&self) -> Arena {
-        unimplemented!()
+        self.shared.link.arena()
     }
 
     pub fn is_closed(&self) -> Option<IpcError> {
-        unimplemented!()
+        self.shared.end()
     }
+
+    fn close(&self, reason: IpcError) -> IpcError {
+        self.shared.closed.store(reason.code(), Ordering::Release);
+        self.shared.link.set_own_closed(reason.code());
+        self.shared.link.kick();
+        reason
+    }
+}
+
+impl Drop for RingServer {
+    fn drop(&mut self) {
+        self.shared.closed.store(IpcError::NotBound.code(), Ordering::Release);
+        goodbye(&self.shared.link, &self.guard, &self.socket, self.channel);
+    }
+}
+
+/// A panic of another thread leaves counters whole: each is changed in one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

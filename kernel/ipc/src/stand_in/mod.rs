@@ -75,7 +75,10 @@ pub enum StandInEvent {
     /// A local endpoint opened a channel to a remote one. It may already have published.
     OpenOut(ProxiedChannel),
     /// The answer to `open_in`.
-    OpenedIn { request: RequestId, result: Result<ProxiedChannel, IpcError> },
+    OpenedIn {
+        request: RequestId,
+        result: Result<ProxiedChannel, IpcError>,
+    },
     /// After a restart of the proxy: a channel that its predecessor held.
     Resumed(ProxiedChannel),
     /// Every `Resumed` was told; comes once, also when there was none. A proxy dials and accepts only after it: a channel
@@ -84,7 +87,10 @@ pub enum StandInEvent {
     /// The local party of this channel did something since the last `Active`: look at all of it. Not repeated.
     Active(ChannelId),
     /// The local party died, closed the channel, or broke the protocol; or the remote endpoint was declared gone. Final.
-    Closed { channel: ChannelId, reason: IpcError },
+    Closed {
+        channel: ChannelId,
+        reason: IpcError,
+    },
     Woken,
 }
 
@@ -124,7 +130,13 @@ impl StandInPort {
 
     /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
     /// (`NoLink`, or anything else for a death).
-    pub fn remote_gone(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, reason: IpcError) -> Result<(), IpcError> {
+    pub fn remote_gone(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        node: NodeId,
+        reason: IpcError,
+    ) -> Result<(), IpcError> {
         let _ = (dc, endpoint, node, reason);
         unimplemented!()
     }

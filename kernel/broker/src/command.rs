@@ -1,0 +1,22 @@
+//! What the daemon asks of the broker's thread.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::SyncSender;
+
+use abi::{DcId, Endpoint, Epoch, NodeId};
+
+use crate::{BrokerError, DcOptions, ServerIdentity, Snapshot};
+
+/// Where an answer goes; a daemon that gave up waiting is ignored.
+pub(crate) type Answer<T> = SyncSender<Result<T, BrokerError>>;
+
+pub(crate) enum Command {
+    AddDc { dc: DcId, options: DcOptions, answer: Answer<()> },
+    RemoveDc { dc: DcId, answer: Answer<()> },
+    ServerSocket { dc: DcId, identity: ServerIdentity, answer: Answer<OwnedFd> },
+    ProxySocket { answer: Answer<OwnedFd> },
+    RemoteBound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
+    RemoteUnbound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
+    Snapshot { answer: Answer<Snapshot> },
+    Shutdown,
+}

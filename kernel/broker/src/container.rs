@@ -1,0 +1,56 @@
+//! One container as the broker of a node knows it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use abi::{Endpoint, Epoch};
+use ipc_core::ChannelId;
+use ipc_core::table::DcTable;
+use ipc_shm::{ChannelFiles, ControlWriter};
+
+use crate::DcOptions;
+
+/// What the broker keeps of a channel besides its place in the table.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// Between two processes of this node: only what wakes them when the other dies.
+    Bells { left: OwnedFd, right: OwnedFd },
+    /// With a party on another node: everything, so that the next proxy can have it.
+    Proxied { files: ChannelFiles, far: u64 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Container {
+    pub options: DcOptions,
+    pub listener: Option<OwnedFd>,
+    pub connections: usize,
+    pub table: DcTable,
+    /// One for each binding, local or remote.
+    pub pages: HashMap<Endpoint, ControlWriter>,
+    pub kept: HashMap<ChannelId, Kept>,
+}
+
+impl Container {
+    pub fn new(options: DcOptions, listener: Option<OwnedFd>) -> Container {
+        let table = DcTable::new(options.program_endpoints.clone());
+        Container { options, listener, connections: 0, table, pages: HashMap::new(), kept: HashMap::new() }
+    }
+
+    /// A fresh page for a binding that begins.
+    pub fn make_page(&mut self, endpoint: Endpoint, epoch: Epoch) -> io::Result<OwnedFd> {
+        let page = ControlWriter::create(epoch)?;
+        let reader = page.reader()?;
+        self.pages.insert(endpoint, page);
+        Ok(reader)
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        if let (Some(_), Some(path)) = (&self.listener, &self.options.listen) {
+            // A path that somebody else took over is not ours to complain about.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

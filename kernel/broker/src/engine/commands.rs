@@ -1,0 +1,152 @@
+//! What the daemon asks.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use abi::{DcId, IpcError};
+use ipc::RingSpec;
+use ipc_core::table::Home as TableHome;
+use ipc_shm::Life;
+use sys::eventfd::Trigger;
+
+use super::{Engine, Token, Turn};
+use crate::command::Command;
+use crate::connection::Party;
+use crate::container::Container;
+use crate::handle::os;
+use crate::limits::BACKLOG;
+use crate::{BrokerError, ChannelInfo, DcInfo, DcOptions, EndpointInfo, Home, ServerIdentity, Snapshot};
+
+impl Engine {
+    pub(super) fn take_commands(&mut self) -> Turn {
+        sys::eventfd::drain(&*self.bell);
+        while let Ok(command) = self.commands.try_recv() {
+            // An answer nobody waits for any more is dropped.
+            match command {
+                Command::AddDc { dc, options, answer } => drop(answer.try_send(self.add_dc(dc, options))),
+                Command::RemoveDc { dc, answer } => drop(answer.try_send(self.remove_dc(dc))),
+                Command::ServerSocket { dc, identity, answer } => {
+                    drop(answer.try_send(self.server_socket(dc, identity)));
+                }
+                Command::ProxySocket { answer } => drop(answer.try_send(self.proxy_socket())),
+                Command::RemoteBound { dc, endpoint, node, epoch, answer } => {
+                    self.remote_bound(dc, endpoint, node, epoch);
+                    drop(answer.try_send(self.known(dc)));
+                }
+                Command::RemoteUnbound { dc, endpoint, node, epoch, answer } => {
+                    self.remote_unbound(dc, endpoint, node, epoch);
+                    drop(answer.try_send(self.known(dc)));
+                }
+                Command::Snapshot { answer } => drop(answer.try_send(Ok(self.snapshot()))),
+                Command::Shutdown => return Turn::End,
+            }
+            self.drop_doomed();
+        }
+        Turn::GoOn
+    }
+
+    fn known(&self, dc: DcId) -> Result<(), BrokerError> {
+        if self.containers.contains_key(&dc) { Ok(()) } else { Err(BrokerError::NoSuchDc(dc)) }
+    }
+
+    fn add_dc(&mut self, dc: DcId, options: DcOptions) -> Result<(), BrokerError> {
+        if self.containers.contains_key(&dc) {
+            return Err(BrokerError::DcExists(dc));
+        }
+        let listener = match &options.listen {
+            None => None,
+            Some(path) => {
+                let listener = sys::seqpacket::listen(path, BACKLOG)
+                    .map_err(|cause| os("listen at the container's path", cause))?;
+                // Every program of the container may ask; who it is, the kernel says.
+                let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+                std::fs::set_permissions(path, everybody).map_err(|cause| os("open its socket to programs", cause))?;
+                self.poller
+                    .add(listener.as_fd(), Token::Listener(dc).to_u64(), Trigger::Level)
+                    .map_err(|cause| os("watch the container's socket", cause))?;
+                Some(listener)
+            }
+        };
+        self.containers.insert(dc, Container::new(options, listener));
+        Ok(())
+    }
+
+    fn remove_dc(&mut self, dc: DcId) -> Result<(), BrokerError> {
+        self.known(dc)?;
+        let owners: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.dc() == Some(dc))
+            .map(|(owner, _)| *owner)
+            .collect();
+        for owner in owners {
+            self.drop_connection(owner);
+        }
+        let remote: Vec<_> = self
+            .containers
+            .get(&dc)
+            .map(|container| container.table.bindings().map(|(endpoint, _)| endpoint).collect())
+            .unwrap_or_default();
+        for endpoint in remote {
+            self.end_binding(dc, endpoint, Life::Dead, IpcError::DcNotRunning);
+        }
+        self.drop_doomed();
+        self.containers.remove(&dc);
+        Ok(())
+    }
+
+    fn server_socket(&mut self, dc: DcId, identity: ServerIdentity) -> Result<OwnedFd, BrokerError> {
+        self.known(dc)?;
+        let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for a server", cause))?;
+        self.add_connection(ours, Party::Server { dc, identity })
+            .map_err(|cause| os("watch a server's socket", cause))?;
+        Ok(theirs)
+    }
+
+    fn proxy_socket(&mut self) -> Result<OwnedFd, BrokerError> {
+        let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for the proxy", cause))?;
+        let owner = self.add_connection(ours, Party::Proxy).map_err(|cause| os("watch the proxy's socket", cause))?;
+        if let Some(old) = self.proxy.replace(owner) {
+            self.drop_connection(old);
+        }
+        self.hand_over_to_proxy();
+        Ok(theirs)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut dcs: Vec<DcInfo> = self.containers.iter().map(|(dc, container)| self.dc_info(*dc, container)).collect();
+        dcs.sort_by_key(|info| info.dc);
+        Snapshot { dcs, channels_made: self.channels_made, deaths: self.deaths, proxy_connected: self.proxy.is_some() }
+    }
+
+    fn dc_info(&self, dc: DcId, container: &Container) -> DcInfo {
+        let home = |home: &TableHome| match home {
+            TableHome::Remote { node } => Home::Remote { node: *node },
+            TableHome::Local { owner } => {
+                let bound = self.connections.get(owner).and_then(|connection| connection.bound.as_ref());
+                Home::Local { pid: bound.map_or(0, |bound| bound.pid) }
+            }
+        };
+        let table = &container.table;
+        DcInfo {
+            dc,
+            endpoints: table
+                .bindings()
+                .map(|(endpoint, binding)| EndpointInfo { endpoint, epoch: binding.epoch, home: home(&binding.home) })
+                .collect(),
+            channels: table
+                .channels()
+                .iter()
+                .map(|channel| ChannelInfo {
+                    channel: channel.id,
+                    initiator: channel.left,
+                    acceptor: channel.right,
+                    lane: channel.lane,
+                    ring: (channel.entries > 0)
+                        .then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes }),
+                    proxied: channel.proxied,
+                })
+                .collect(),
+            waiters: table.waiters().len(),
+        }
+    }
+}

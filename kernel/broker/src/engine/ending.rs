@@ -1,0 +1,113 @@
+//! Deaths, and what follows: pages, bells, notices.
+
+use abi::{DcId, Endpoint, IpcError};
+use ipc::protocol::{Op, Packet};
+use ipc_core::table::{Awaited, Channel, Home, OwnerId};
+use ipc_shm::{Life, Role};
+
+use super::Engine;
+use crate::container::Kept;
+
+impl Engine {
+    /// The kernel says that the process behind a connection has ended.
+    pub(super) fn process_died(&mut self, owner: OwnerId) {
+        self.deaths += 1;
+        self.drop_connection(owner);
+    }
+
+    pub(super) fn drop_connection(&mut self, owner: OwnerId) {
+        self.unbind(owner, IpcError::SourceDied);
+        let Some(connection) = self.connections.remove(&owner) else { return };
+        // Closing takes it out of the poller: nobody else holds this end.
+        if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {
+            container.connections = container.connections.saturating_sub(1);
+            container.table.waiters_mut().forget(owner);
+        }
+        self.waiting_opens.retain(|(waiting, _), _| *waiting != owner);
+        if self.proxy == Some(owner) {
+            // Its channels stay for its successor.
+            self.proxy = None;
+        }
+        drop(connection);
+    }
+
+    /// Ends the binding of a connection, which itself stays.
+    pub(super) fn unbind(&mut self, owner: OwnerId, reason: IpcError) {
+        let Some(connection) = self.connections.get_mut(&owner) else { return };
+        let (Some(bound), Some(dc)) = (connection.bound.take(), connection.dc()) else { return };
+        // The descriptor may live on elsewhere, so closing ours would not take it out.
+        let _ = self.poller.remove(&bound.pidfd);
+        let is_ours = matches!(self.home(dc, bound.endpoint), Some(Home::Local { owner: of }) if of == owner);
+        if is_ours {
+            self.end_binding(dc, bound.endpoint, Life::Dead, reason);
+        }
+    }
+
+    /// Ends a binding, local or remote: its page says so, its channels end, waiters go on.
+    pub(super) fn end_binding(&mut self, dc: DcId, endpoint: Endpoint, life: Life, reason: IpcError) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let Some(binding) = container.table.binding(endpoint).copied() else { return };
+        // First the page: who is woken below must find the reason there.
+        if let Some(page) = container.pages.remove(&endpoint) {
+            page.set_life(life);
+        }
+        let channels = container.table.unbind(endpoint);
+        let waiters = container.table.waiters_mut().take(endpoint, Awaited::Unbound);
+        for channel in channels {
+            self.channel_ended(dc, channel, Some(endpoint), reason);
+        }
+        for waiter in waiters {
+            self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
+        }
+        if let Home::Local { .. } = binding.home {
+            self.directory.unbound(dc, endpoint, binding.epoch);
+        }
+    }
+
+    /// A channel was taken out of the table: wakes and tells who is left. `by` ended it and needs no telling.
+    pub(super) fn channel_ended(&mut self, dc: DcId, channel: Channel, by: Option<Endpoint>, reason: IpcError) {
+        let kept = self.containers.get_mut(&dc).and_then(|container| container.kept.remove(&channel.id));
+        for role in [Role::Left, Role::Right] {
+            let party = match role {
+                Role::Left => channel.left,
+                Role::Right => channel.right,
+            };
+            if by != Some(party) {
+                ring_bell(kept.as_ref(), role);
+            }
+        }
+        let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
+        // The initiator sees the end in memory; it may be a mere client that never reads its socket.
+        if let Some(Home::Local { owner }) = self.home(dc, channel.right) {
+            self.send(owner, ended, Vec::new());
+        }
+        if let (Some(_), Some(proxy)) = (channel.proxied, self.proxy) {
+            self.send(proxy, ended, Vec::new());
+        }
+    }
+
+    /// A party closed one of its channels.
+    pub(super) fn close_by_party(&mut self, dc: DcId, own: Endpoint, packet: &Packet) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let is_party = container.table.channels().get(packet.channel).is_some_and(|it| it.peer_of(own).is_some());
+        if !is_party {
+            return;
+        }
+        if let Some(channel) = container.table.close(packet.channel) {
+            self.channel_ended(dc, channel, Some(own), packet.error());
+        }
+    }
+}
+
+fn ring_bell(kept: Option<&Kept>, role: Role) {
+    match (kept, role) {
+        (Some(Kept::Bells { left, .. }), Role::Left) => sys::eventfd::signal(left),
+        (Some(Kept::Bells { right, .. }), Role::Right) => sys::eventfd::signal(right),
+        (Some(Kept::Proxied { files, .. }), role) => {
+            if let Ok(bell) = files.bell(role) {
+                sys::eventfd::signal(bell);
+            }
+        }
+        (None, _) => {}
+    }
+}

@@ -1,0 +1,248 @@
+//! The broker's thread: one loop over one epoll.
+//!
+//! It owns everything and shares nothing: no locks. Sources are commands of the daemon, listening sockets of containers,
+//! connections, and a pidfd for each bound process. Nothing here blocks; a peer that sends garbage or does not read is
+//! dropped.
+//!
+//! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
+//! follows. `proxying.rs`: proxies and other nodes' endpoints.
+
+mod commands;
+mod ending;
+mod opening;
+mod proxying;
+mod requests;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use abi::{DcId, IpcError, NodeId};
+use ipc::protocol::Packet;
+use ipc_core::ChannelId;
+use ipc_core::table::OwnerId;
+use sys::eventfd::{Poller, Trigger, WriteInterest};
+
+use crate::command::Command;
+use crate::connection::{Connection, Party, Sent};
+use crate::container::Container;
+use crate::limits::{ACCEPTS_PER_TURN, CONNECTIONS_PER_DC, REQUESTS_PER_TURN};
+use crate::{BrokerConfig, Directory};
+
+pub(crate) struct Engine {
+    directory: Box<dyn Directory>,
+    commands: Receiver<Command>,
+    bell: Arc<OwnedFd>,
+    poller: Poller,
+    containers: HashMap<DcId, Container>,
+    connections: HashMap<OwnerId, Connection>,
+    proxy: Option<OwnerId>,
+    /// Opens that wait until their peer is bound, by connection and request.
+    waiting_opens: HashMap<(OwnerId, u32), Packet>,
+    nodes_down: HashSet<NodeId>,
+    /// Connections found dead while something else was done; dropped at the end of the turn.
+    doomed: Vec<OwnerId>,
+    next_owner: u64,
+    next_channel: u64,
+    channels_made: u64,
+    deaths: u64,
+}
+
+/// Whether the loop goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turn {
+    GoOn,
+    End,
+}
+
+/// What a poller token names: the kind in the upper byte, a number below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Token {
+    Commands,
+    Listener(DcId),
+    Connection(OwnerId),
+    Process(OwnerId),
+}
+
+impl Token {
+    const NUMBER_BITS: u32 = 56;
+
+    fn to_u64(self) -> u64 {
+        let (kind, number) = match self {
+            Token::Commands => (0, 0),
+            Token::Listener(dc) => (1, u64::from(dc.0)),
+            Token::Connection(owner) => (2, owner.0),
+            Token::Process(owner) => (3, owner.0),
+        };
+        kind << Token::NUMBER_BITS | number
+    }
+
+    fn of(token: u64) -> Token {
+        let number = token & ((1 << Token::NUMBER_BITS) - 1);
+        match token >> Token::NUMBER_BITS {
+            1 => Token::Listener(DcId(number as u32)),
+            2 => Token::Connection(OwnerId(number)),
+            3 => Token::Process(OwnerId(number)),
+            _ => Token::Commands,
+        }
+    }
+}
+
+impl Engine {
+    pub fn new(config: BrokerConfig, commands: Receiver<Command>, bell: Arc<OwnedFd>) -> io::Result<Engine> {
+        let poller = Poller::new()?;
+        poller.add(&*bell, Token::Commands.to_u64(), Trigger::Level)?;
+        // Names of channels must differ from those of an earlier broker whose channels still live.
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Ok(Engine {
+            directory: config.directory,
+            commands,
+            bell,
+            poller,
+            containers: HashMap::new(),
+            connections: HashMap::new(),
+            proxy: None,
+            waiting_opens: HashMap::new(),
+            nodes_down: HashSet::new(),
+            doomed: Vec::new(),
+            next_owner: 1,
+            next_channel: seconds << 24 | 1,
+            channels_made: 0,
+            deaths: 0,
+        })
+    }
+
+    pub fn run(mut self) {
+        let mut ready = Vec::new();
+        loop {
+            ready.clear();
+            if let Err(error) = self.poller.wait(&mut ready, None) {
+                tracing::error!(%error, "the broker cannot wait any more");
+                return;
+            }
+            for token in &ready {
+                match Token::of(*token) {
+                    Token::Commands => {
+                        if self.take_commands() == Turn::End {
+                            return;
+                        }
+                    }
+                    Token::Listener(dc) => self.accept(dc),
+                    Token::Connection(owner) => self.serve(owner),
+                    Token::Process(owner) => self.process_died(owner),
+                }
+                self.drop_doomed();
+            }
+        }
+    }
+
+    fn accept(&mut self, dc: DcId) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(container) = self.containers.get(&dc) else { return };
+            let Some(listener) = &container.listener else { return };
+            // Nobody is waiting any more, or the caller is gone already.
+            let Ok(socket) = sys::seqpacket::accept(listener) else { return };
+            if container.connections >= CONNECTIONS_PER_DC {
+                tracing::warn!(%dc, "container has too many connections to its broker; one more was refused");
+                continue;
+            }
+            if let Ok(peer) = sys::seqpacket::peer(&socket) {
+                if let Err(error) = self.add_connection(socket, Party::Program { dc, pid: peer.pid }) {
+                    tracing::warn!(%dc, %error, "a connection could not be watched");
+                }
+            }
+        }
+    }
+
+    fn add_connection(&mut self, socket: OwnedFd, party: Party) -> io::Result<OwnerId> {
+        let owner = OwnerId(self.next_owner);
+        self.next_owner += 1;
+        sys::seqpacket::ask_for_sender(&socket)?;
+        self.poller.add(&socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
+        let connection = Connection::new(socket, party);
+        if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {
+            container.connections += 1;
+        }
+        self.connections.insert(owner, connection);
+        Ok(owner)
+    }
+
+    /// Reads requests of one connection, and writes what waited for it.
+    fn serve(&mut self, owner: OwnerId) {
+        self.flush(owner);
+        for _ in 0..REQUESTS_PER_TURN {
+            let Some(connection) = self.connections.get(&owner) else { return };
+            let mut buffer = [0; Packet::BYTES + 1];
+            match sys::seqpacket::receive(&connection.socket, &mut buffer) {
+                Ok(received) => match buffer.get(..received.bytes).and_then(Packet::from_bytes) {
+                    Some(packet) => self.take_request(owner, packet, received),
+                    // The end of the connection, or garbage.
+                    None => return self.doom(owner),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.doom(owner),
+            }
+        }
+    }
+
+    fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) {
+        if let Some(connection) = self.connections.get_mut(&owner) {
+            let sent = connection.send(packet, descriptors);
+            self.after_send(owner, sent);
+        }
+    }
+
+    fn answer(&mut self, owner: OwnerId, packet: Packet) {
+        if packet.request != 0 {
+            self.send(owner, packet, Vec::new());
+        }
+    }
+
+    fn fail(&mut self, owner: OwnerId, request: u32, error: IpcError) {
+        self.answer(owner, Packet::failed(request, error));
+    }
+
+    fn flush(&mut self, owner: OwnerId) {
+        if let Some(connection) = self.connections.get_mut(&owner) {
+            let sent = connection.flush();
+            self.after_send(owner, sent);
+        }
+    }
+
+    fn after_send(&mut self, owner: OwnerId, sent: Sent) {
+        let Some(connection) = self.connections.get_mut(&owner) else { return };
+        let interest = match sent {
+            Sent::All if !connection.waits_to_write => return,
+            Sent::Waiting if connection.waits_to_write => return,
+            Sent::All => WriteInterest::None,
+            Sent::Waiting => WriteInterest::Waiting,
+            Sent::Lost => return self.doom(owner),
+        };
+        connection.waits_to_write = interest == WriteInterest::Waiting;
+        let token = Token::Connection(owner).to_u64();
+        if self.poller.set_writable_interest(&connection.socket, token, interest).is_err() {
+            self.doom(owner);
+        }
+    }
+
+    /// Drops the connection when nothing else is being done.
+    fn doom(&mut self, owner: OwnerId) {
+        self.doomed.push(owner);
+    }
+
+    /// Ending one connection may doom others.
+    fn drop_doomed(&mut self) {
+        while let Some(owner) = self.doomed.pop() {
+            self.drop_connection(owner);
+        }
+    }
+
+    fn new_channel(&mut self) -> ChannelId {
+        let channel = ChannelId(self.next_channel);
+        self.next_channel += 1;
+        channel
+    }
+}

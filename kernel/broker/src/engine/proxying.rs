@@ -1,0 +1,238 @@
+//! Proxies, and endpoints of other nodes.
+//!
+//! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as one party;
+//! the broker keeps all their objects, so that a proxy can be replaced.
+
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId};
+use ipc::protocol::{Op, Packet};
+use ipc_core::table::{Home, LaneWish, OwnerId, RemoteBinding};
+use ipc_shm::{Life, Role};
+
+use super::Engine;
+use super::opening::{Made, notice, os};
+use crate::Location;
+use crate::container::Kept;
+use crate::limits::NODES_DOWN_MAX;
+
+impl Engine {
+    /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
+    pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        if container.table.binding(endpoint).is_some() {
+            return Ok(());
+        }
+        match self.directory.locate(dc, endpoint) {
+            Location::Remote { node, .. } if self.nodes_down.contains(&node) => Err(IpcError::NoLink),
+            Location::Remote { node, epoch } => self.bind_remote(dc, endpoint, node, epoch),
+            Location::Local | Location::Unknown => Err(IpcError::NoSuchEndpoint),
+        }
+    }
+
+    pub(super) fn remote_bound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
+        // While its node is unreachable the endpoint stays unbound here; `link_up` looks again.
+        if !self.nodes_down.contains(&node) && self.bind_remote(dc, endpoint, node, epoch).is_ok() {
+            self.appeared(dc, endpoint);
+        }
+    }
+
+    pub(super) fn remote_unbound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
+        let binding = self.containers.get(&dc).and_then(|container| container.table.binding(endpoint));
+        if binding.is_some_and(|known| known.home == (Home::Remote { node }) && known.epoch <= epoch) {
+            self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
+        }
+    }
+
+    /// Gives every proxied channel to a proxy that is new.
+    pub(super) fn hand_over_to_proxy(&mut self) {
+        let Some(proxy) = self.proxy else { return };
+        let mut packets = Vec::new();
+        for (dc, container) in &self.containers {
+            for channel in container.table.channels().iter().filter(|channel| channel.proxied.is_some()) {
+                let Some(Kept::Proxied { files, far }) = container.kept.get(&channel.id) else { continue };
+                let role = self.proxy_role(*dc, channel.left);
+                match self.try_party_descriptors(*dc, channel, files, role) {
+                    Ok(descriptors) => {
+                        let packet = Packet { far: *far, ..notice(Op::Resumed, *dc, channel, role) };
+                        packets.push((flipped(packet), descriptors));
+                    }
+                    Err(error) => {
+                        tracing::error!(channel = %channel.id, %error, "a channel was not handed to the proxy")
+                    }
+                }
+            }
+        }
+        for (packet, descriptors) in packets {
+            self.send(proxy, packet, descriptors);
+        }
+        self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
+    }
+
+    /// Keeps a channel whose one party is the proxy, and hands it over. `role` is the proxy's.
+    pub(super) fn proxy_channel(
+        &mut self,
+        dc: DcId,
+        made: Made,
+        role: Role,
+        far: u64,
+        op: Op,
+        request: u32,
+    ) -> Result<(), IpcError> {
+        let channel = made.channel;
+        let descriptors = self.party_descriptors(dc, &made, role)?;
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        container.kept.insert(channel.id, Kept::Proxied { files: made.files, far });
+        // Without a proxy it is handed over to the next one.
+        if let Some(proxy) = self.proxy {
+            let packet = Packet { far, request, ..notice(op, dc, &channel, role) };
+            self.send(proxy, flipped(packet), descriptors);
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet) {
+        if self.proxy != Some(owner) {
+            return self.doom(owner);
+        }
+        match packet.op {
+            Op::OpenIn => {
+                if let Err(error) = self.open_in(packet) {
+                    self.fail(owner, packet.request, error);
+                }
+            }
+            Op::RemoteGone => self.remote_gone(packet),
+            Op::Link if packet.value != 0 => self.link_up(packet.node),
+            Op::Link => self.link_down(packet.node),
+            Op::Close => self.close_by_proxy(packet),
+            _ => self.doom(owner),
+        }
+    }
+
+    fn open_in(&mut self, packet: Packet) -> Result<(), IpcError> {
+        let caller = packet.peer.ok_or(IpcError::BadEndpoint)?;
+        let target = packet.own.ok_or(IpcError::BadEndpoint)?;
+        if let Some(ring) = packet.ring() {
+            ring.check()?;
+        }
+        match self.home(packet.dc, target) {
+            Some(Home::Local { .. }) => {}
+            Some(Home::Remote { .. }) | None if self.containers.contains_key(&packet.dc) => {
+                return Err(IpcError::NoSuchEndpoint);
+            }
+            _ => return Err(IpcError::DcNotRunning),
+        }
+        self.bind_caller(packet.dc, caller, packet.node)?;
+        let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
+        let channel = made.channel;
+        let right = self.party_descriptors(packet.dc, &made, Role::Right)?;
+        self.proxy_channel(packet.dc, made, Role::Left, packet.far, Op::Opened, packet.request)?;
+        if let Some(Home::Local { owner }) = self.home(packet.dc, target) {
+            self.send(owner, notice(Op::Accepted, packet.dc, &channel, Role::Right), right);
+        }
+        Ok(())
+    }
+
+    /// A caller of another node is bound by its first message; its own node's broker made sure of its rights.
+    fn bind_caller(&mut self, dc: DcId, caller: Endpoint, node: NodeId) -> Result<(), IpcError> {
+        if self.nodes_down.contains(&node) {
+            return Err(IpcError::NoLink);
+        }
+        match self.home(dc, caller) {
+            Some(Home::Remote { node: known }) if known == node => Ok(()),
+            Some(_) => Err(IpcError::Fenced),
+            None => {
+                let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+                let epoch = container.table.highest_epoch(caller);
+                self.bind_remote(dc, caller, node, epoch)
+            }
+        }
+    }
+
+    fn bind_remote(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), IpcError> {
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let before = container.table.binding(endpoint).copied();
+        let ended = match container.table.bind_remote(endpoint, node, epoch) {
+            RemoteBinding::Known => return Ok(()),
+            RemoteBinding::Refused => return Err(IpcError::Fenced),
+            RemoteBinding::Bound { ended } => ended,
+        };
+        if let Some(old) = container.pages.remove(&endpoint) {
+            old.set_life(Life::Fenced);
+        }
+        if let Err(error) = container.make_page(endpoint, epoch) {
+            container.table.unbind(endpoint);
+            return Err(os(error));
+        }
+        for channel in ended {
+            self.channel_ended(dc, channel, None, IpcError::Fenced);
+        }
+        if let Some(Home::Local { owner }) = before.map(|binding| binding.home) {
+            // A newer owner elsewhere: the one here is fenced and knows it by its page.
+            if let Some(bound) = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take()) {
+                let _ = self.poller.remove(&bound.pidfd);
+            }
+        }
+        Ok(())
+    }
+
+    fn remote_gone(&mut self, packet: Packet) {
+        let Some(endpoint) = packet.peer else { return };
+        if self.home(packet.dc, endpoint) == Some(Home::Remote { node: packet.node }) {
+            let reason = packet.error();
+            let life = if reason == IpcError::NoLink { Life::Unreachable } else { Life::Dead };
+            self.end_binding(packet.dc, endpoint, life, reason);
+        }
+    }
+
+    fn link_down(&mut self, node: NodeId) {
+        if self.nodes_down.len() < NODES_DOWN_MAX {
+            self.nodes_down.insert(node);
+        }
+        let mut gone = Vec::new();
+        for (dc, container) in &self.containers {
+            let of_node = container.table.bindings().filter(|(_, binding)| binding.home == (Home::Remote { node }));
+            gone.extend(of_node.map(|(endpoint, _)| (*dc, endpoint)));
+        }
+        for (dc, endpoint) in gone {
+            self.end_binding(dc, endpoint, Life::Unreachable, IpcError::NoLink);
+        }
+    }
+
+    /// Whoever waited for an endpoint of that node goes on.
+    fn link_up(&mut self, node: NodeId) {
+        if !self.nodes_down.remove(&node) {
+            return;
+        }
+        let mut awaited = Vec::new();
+        for (dc, container) in &self.containers {
+            awaited.extend(container.table.waiters().awaited_endpoints().into_iter().map(|endpoint| (*dc, endpoint)));
+        }
+        for (dc, endpoint) in awaited {
+            if self.resolve(dc, endpoint).is_ok() {
+                self.appeared(dc, endpoint);
+            }
+        }
+    }
+
+    fn close_by_proxy(&mut self, packet: Packet) {
+        let Some(container) = self.containers.get_mut(&packet.dc) else { return };
+        let Some(channel) = container.table.channels().get(packet.channel).copied() else { return };
+        if channel.proxied.is_none() {
+            return;
+        }
+        container.table.close(channel.id);
+        self.channel_ended(packet.dc, channel, None, packet.error());
+    }
+
+    /// The proxy plays the party that is not of this node.
+    fn proxy_role(&self, dc: DcId, left: Endpoint) -> Role {
+        match self.home(dc, left) {
+            Some(Home::Remote { .. }) => Role::Left,
+            _ => Role::Right,
+        }
+    }
+}
+
+/// To a proxy, "own" is the endpoint of this node and "peer" the remote one that it plays.
+fn flipped(packet: Packet) -> Packet {
+    Packet { own: packet.peer, peer: packet.own, ..packet }
+}

@@ -1,0 +1,218 @@
+//! What programs and servers ask.
+
+use abi::{DcId, Endpoint, IpcError};
+use ipc::protocol::{Op, Packet, Patience};
+use ipc_core::table::{Awaited, Home, OwnerId, Waiter};
+use ipc_shm::Life;
+use sys::eventfd::Trigger;
+use sys::seqpacket::{Received, Sender};
+
+use super::{Engine, Token};
+use crate::connection::{Bound, Party};
+
+impl Engine {
+    pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, received: Received) {
+        // The kernel's word on who sent it: a socket that a forked child inherited is not its own.
+        let Some(sender) = received.sender else { return self.doom(owner) };
+        let Some(connection) = self.connections.get(&owner) else { return };
+        let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet) };
+        let result = match (&connection.bound, packet.op) {
+            (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
+            (None, _) => Err(IpcError::NotBound),
+            (Some(bound), _) if bound.pid != sender.pid => Err(IpcError::NotBound),
+            (Some(bound), op) => {
+                let own = bound.endpoint;
+                self.take_bound_request(owner, dc, own, Packet { op, ..packet })
+            }
+        };
+        if let Err(error) = result {
+            self.fail(owner, packet.request, error);
+        }
+    }
+
+    fn take_bound_request(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: Packet) -> Result<(), IpcError> {
+        let peer = || packet.peer.ok_or(IpcError::BadEndpoint);
+        match packet.op {
+            Op::Unbind => {
+                self.unbind(owner, IpcError::NotBound);
+                self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
+                Ok(())
+            }
+            Op::Open => self.open(owner, dc, own, packet),
+            Op::AwaitBound => match self.resolve(dc, peer()?) {
+                Ok(()) => {
+                    self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
+                    Ok(())
+                }
+                Err(IpcError::NoSuchEndpoint | IpcError::NoLink) => {
+                    self.add_waiter(owner, dc, peer()?, packet.request, Awaited::Bound)
+                }
+                Err(error) => Err(error),
+            },
+            Op::AwaitUnbound => {
+                let endpoint = peer()?;
+                if self.resolve(dc, endpoint).is_err() {
+                    self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
+                    return Ok(());
+                }
+                self.add_waiter(owner, dc, endpoint, packet.request, Awaited::Unbound)
+            }
+            Op::Cancel => {
+                self.cancel(owner, dc, packet.value);
+                Ok(())
+            }
+            Op::GetEndpoint => {
+                let endpoint = self.endpoint_of(dc, packet.value as i32).ok_or(IpcError::NoSuchEndpoint)?;
+                let found = Packet { request: packet.request, peer: Some(endpoint), ..Packet::new(Op::Found) };
+                self.answer(owner, found);
+                Ok(())
+            }
+            Op::Close => {
+                self.close_by_party(dc, own, &packet);
+                Ok(())
+            }
+            Op::WakeUp => self.wake_up(owner, dc, peer()?, packet.request),
+            _ => {
+                self.doom(owner);
+                Ok(())
+            }
+        }
+    }
+
+    fn bind(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        packet: Packet,
+        sender: Sender,
+        received: Received,
+    ) -> Result<(), IpcError> {
+        let pidfd = match received.sender_pidfd {
+            Some(pidfd) => pidfd,
+            None => sys::pidfd::open(sender.pid).map_err(|_| IpcError::NotBound)?,
+        };
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
+        let (endpoint, epoch, privileges, ended) = match &connection.party {
+            Party::Program { pid, .. } => {
+                if *pid != sender.pid {
+                    return Err(IpcError::Denied);
+                }
+                let (endpoint, epoch) = container.table.bind_program(packet.own, owner)?;
+                (endpoint, epoch, container.options.program_privileges.clone(), Vec::new())
+            }
+            Party::Server { identity, .. } => {
+                let is_other_number = packet.own.is_some_and(|wish| wish != identity.endpoint);
+                if is_other_number || identity.uid.is_some_and(|uid| uid != sender.uid) {
+                    return Err(IpcError::Denied);
+                }
+                let ended = container.table.bind_server(identity.endpoint, owner, identity.epoch)?;
+                (identity.endpoint, identity.epoch, identity.privileges.clone(), ended)
+            }
+            Party::Proxy => return Err(IpcError::Denied),
+        };
+        // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
+        if let Some(old) = container.pages.remove(&endpoint) {
+            old.set_life(Life::Fenced);
+        }
+        let page = container.make_page(endpoint, epoch);
+        let watched = page.and_then(|page| {
+            self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level)?;
+            Ok(page)
+        });
+        let page = match watched {
+            Ok(page) => page,
+            Err(error) => {
+                container.table.unbind(endpoint);
+                container.pages.remove(&endpoint);
+                return Err(IpcError::Os(error.raw_os_error().unwrap_or(0)));
+            }
+        };
+        let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        connection.bound = Some(Bound { endpoint, pid: sender.pid, inner_pid, pidfd, privileges });
+        for channel in ended {
+            self.channel_ended(dc, channel, None, IpcError::Fenced);
+        }
+        let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
+        self.send(owner, bound, vec![page]);
+        self.directory.bound(dc, endpoint, sender.pid, epoch);
+        self.appeared(dc, endpoint);
+        Ok(())
+    }
+
+    fn open(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: Packet) -> Result<(), IpcError> {
+        let to = packet.peer.ok_or(IpcError::BadEndpoint)?;
+        if to == own {
+            return Err(IpcError::BadEndpoint);
+        }
+        let bound = self.connections.get(&owner).and_then(|connection| connection.bound.as_ref());
+        let privileges = &bound.ok_or(IpcError::NotBound)?.privileges;
+        let ring = packet.ring();
+        let peers = if ring.is_some() { &privileges.rings } else { &privileges.messages };
+        if !peers.contains(to) {
+            return Err(IpcError::Denied);
+        }
+        if let Some(ring) = ring {
+            ring.check()?;
+        }
+        match self.resolve(dc, to) {
+            Ok(()) => self.open_channel(owner, dc, own, to, packet),
+            Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if packet.patience == Patience::UntilBound => {
+                self.add_waiter(owner, dc, to, packet.request, Awaited::Bound)?;
+                self.waiting_opens.insert((owner, packet.request), packet);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn add_waiter(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        endpoint: Endpoint,
+        request: u32,
+        awaited: Awaited,
+    ) -> Result<(), IpcError> {
+        if request == 0 {
+            return Err(IpcError::BadArgument);
+        }
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        container.table.waiters_mut().add(endpoint, Waiter { owner, request, awaited })
+    }
+
+    /// A call that was answered already is not answered again.
+    fn cancel(&mut self, owner: OwnerId, dc: DcId, request: u32) {
+        let waiter = self.containers.get_mut(&dc).and_then(|it| it.table.waiters_mut().cancel(owner, request));
+        self.waiting_opens.remove(&(owner, request));
+        if waiter.is_some() {
+            self.fail(owner, request, IpcError::TimedOut);
+        }
+    }
+
+    fn endpoint_of(&self, dc: DcId, inner_pid: i32) -> Option<Endpoint> {
+        let of_dc = self.connections.values().filter(|connection| connection.dc() == Some(dc));
+        of_dc
+            .filter_map(|connection| connection.bound.as_ref())
+            .find(|bound| bound.inner_pid == inner_pid)
+            .map(|bound| bound.endpoint)
+    }
+
+    /// Only servers manage others.
+    fn wake_up(&mut self, owner: OwnerId, dc: DcId, endpoint: Endpoint, request: u32) -> Result<(), IpcError> {
+        let party = self.connections.get(&owner).map(|connection| &connection.party);
+        if !matches!(party, Some(Party::Server { .. })) {
+            return Err(IpcError::Denied);
+        }
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        let Some(Home::Local { owner: target }) = container.table.binding(endpoint).map(|binding| binding.home) else {
+            return Err(IpcError::NoSuchEndpoint);
+        };
+        if let Some(page) = container.pages.get(&endpoint) {
+            page.wake_up();
+        }
+        self.send(target, Packet::new(Op::WakeUp), Vec::new());
+        self.answer(owner, Packet { request, ..Packet::new(Op::Done) });
+        Ok(())
+    }
+}

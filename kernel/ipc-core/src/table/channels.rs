@@ -1,0 +1,133 @@
+//! The channels of a container, by name, by pair and lane, and by endpoint.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use abi::limits::{CHANNELS_PER_PROCESS, LANES_PER_PAIR};
+use abi::{Endpoint, IpcError, Lane, NodeId};
+
+use crate::ChannelId;
+
+/// One channel: the initiator is left, the acceptor right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Channel {
+    pub id: ChannelId,
+    pub left: Endpoint,
+    pub right: Endpoint,
+    pub lane: Lane,
+    /// Entries and arena bytes of its ring; zeroes on lane 0.
+    pub entries: u32,
+    pub arena_bytes: u32,
+    /// The node of the party that a proxy plays.
+    pub proxied: Option<NodeId>,
+}
+
+impl Channel {
+    /// The other party; `None` when `endpoint` is no party.
+    pub fn peer_of(&self, endpoint: Endpoint) -> Option<Endpoint> {
+        if endpoint == self.left {
+            Some(self.right)
+        } else if endpoint == self.right {
+            Some(self.left)
+        } else {
+            None
+        }
+    }
+}
+
+/// Which lane a new channel shall have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LaneWish {
+    /// The one lane of messages.
+    Messages,
+    /// Any free lane for a ring.
+    AnyRing,
+    /// The lane another node's broker chose.
+    Exactly(Lane),
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Channels {
+    by_id: BTreeMap<ChannelId, Channel>,
+    by_pair: BTreeMap<(Endpoint, Endpoint, Lane), ChannelId>,
+    by_endpoint: BTreeMap<Endpoint, BTreeSet<ChannelId>>,
+}
+
+impl Channels {
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Channel> {
+        self.by_id.values()
+    }
+
+    pub fn get(&self, id: ChannelId) -> Option<&Channel> {
+        self.by_id.get(&id)
+    }
+
+    pub fn of_pair(&self, one: Endpoint, other: Endpoint, lane: Lane) -> Option<&Channel> {
+        self.by_id.get(self.by_pair.get(&pair(one, other, lane))?)
+    }
+
+    pub fn of(&self, endpoint: Endpoint) -> impl Iterator<Item = &Channel> {
+        self.by_endpoint.get(&endpoint).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    }
+
+    pub(super) fn lane_for(&self, one: Endpoint, other: Endpoint, wish: LaneWish) -> Result<Lane, IpcError> {
+        let is_free = |lane: Lane| !self.by_pair.contains_key(&pair(one, other, lane));
+        match wish {
+            LaneWish::Messages if is_free(Lane::MESSAGES) => Ok(Lane::MESSAGES),
+            LaneWish::Messages => Err(IpcError::EndpointInUse),
+            LaneWish::AnyRing => (1..LANES_PER_PAIR).map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull),
+            LaneWish::Exactly(lane) if lane.0 >= LANES_PER_PAIR => Err(IpcError::BadArgument),
+            LaneWish::Exactly(lane) if is_free(lane) => Ok(lane),
+            LaneWish::Exactly(_) => Err(IpcError::TableFull),
+        }
+    }
+
+    pub(super) fn insert(&mut self, channel: Channel) -> Result<(), IpcError> {
+        let key = pair(channel.left, channel.right, channel.lane);
+        if self.by_pair.contains_key(&key) || self.by_id.contains_key(&channel.id) {
+            return Err(IpcError::EndpointInUse);
+        }
+        for party in [channel.left, channel.right] {
+            if self.by_endpoint.get(&party).map_or(0, BTreeSet::len) >= CHANNELS_PER_PROCESS {
+                return Err(IpcError::TableFull);
+            }
+        }
+        for party in [channel.left, channel.right] {
+            self.by_endpoint.entry(party).or_default().insert(channel.id);
+        }
+        self.by_pair.insert(key, channel.id);
+        self.by_id.insert(channel.id, channel);
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, id: ChannelId) -> Option<Channel> {
+        let channel = self.by_id.remove(&id)?;
+        self.by_pair.remove(&pair(channel.left, channel.right, channel.lane));
+        for party in [channel.left, channel.right] {
+            if let Some(ids) = self.by_endpoint.get_mut(&party) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.by_endpoint.remove(&party);
+                }
+            }
+        }
+        Some(channel)
+    }
+
+    pub(super) fn remove_of(&mut self, endpoint: Endpoint) -> Vec<Channel> {
+        let ids: Vec<ChannelId> = self.by_endpoint.get(&endpoint).into_iter().flatten().copied().collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+}
+
+fn pair(one: Endpoint, other: Endpoint, lane: Lane) -> (Endpoint, Endpoint, Lane) {
+    (one.min(other), one.max(other), lane)
+}

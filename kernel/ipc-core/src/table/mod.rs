@@ -1,0 +1,201 @@
+//! The broker's table of one container on one node: who is bound, which channels exist, who waits for whom.
+//!
+//! A number is free, or bound by exactly one owner: a connection of this node (`Local`) or another node (`Remote`). A binding
+//! has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are bound: ending
+//! a binding removes its channels and hands them to the caller, who tells the survivors.
+//!
+//! Not here: memory objects, sockets, processes (`kernel/broker`), where endpoints live in the cluster (`node/`).
+
+mod channels;
+mod waiters;
+
+pub use channels::{Channel, Channels, LaneWish};
+pub use waiters::{Awaited, Waiter, Waiters};
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
+use abi::{Endpoint, Epoch, IpcError, NodeId};
+
+/// A connection to the broker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OwnerId(pub u64);
+
+/// Where the process behind a number is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    Local { owner: OwnerId },
+    Remote { node: NodeId },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Binding {
+    pub home: Home,
+    pub epoch: Epoch,
+}
+
+/// What binding a remote endpoint changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RemoteBinding {
+    /// The same node and epoch were known already.
+    Known,
+    /// It is bound now; these channels of its predecessor ended.
+    Bound { ended: Vec<Channel> },
+    /// A newer epoch is known, or the number is bound on this node.
+    Refused,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct DcTable {
+    programs: Range<u32>,
+    next_program: u32,
+    bindings: BTreeMap<Endpoint, Binding>,
+    /// The highest epoch each number ever had: at most one entry for each number.
+    epochs: BTreeMap<Endpoint, Epoch>,
+    channels: Channels,
+    waiters: Waiters,
+}
+
+impl DcTable {
+    /// `programs` are the numbers that this node gives to programs.
+    pub fn new(programs: Range<u32>) -> DcTable {
+        let programs = programs.start.max(WELL_KNOWN_ENDPOINTS)..programs.end.min(ENDPOINTS_PER_DC);
+        DcTable {
+            next_program: programs.start,
+            programs,
+            bindings: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+            channels: Channels::default(),
+            waiters: Waiters::default(),
+        }
+    }
+
+    pub fn binding(&self, endpoint: Endpoint) -> Option<&Binding> {
+        self.bindings.get(&endpoint)
+    }
+
+    pub fn bindings(&self) -> impl Iterator<Item = (Endpoint, &Binding)> {
+        self.bindings.iter().map(|(endpoint, binding)| (*endpoint, binding))
+    }
+
+    /// The highest epoch the number ever had here.
+    pub fn highest_epoch(&self, endpoint: Endpoint) -> Epoch {
+        self.epochs.get(&endpoint).copied().unwrap_or_default()
+    }
+
+    pub fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    pub fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    pub fn waiters_mut(&mut self) -> &mut Waiters {
+        &mut self.waiters
+    }
+
+    /// Binds a server at the number and epoch its daemon foresaw.
+    pub fn bind_server(&mut self, endpoint: Endpoint, owner: OwnerId, epoch: Epoch) -> Result<Vec<Channel>, IpcError> {
+        match self.bindings.get(&endpoint) {
+            Some(Binding { home: Home::Local { .. }, .. }) => return Err(IpcError::EndpointInUse),
+            Some(Binding { home: Home::Remote { .. }, epoch: theirs }) if *theirs >= epoch => {
+                return Err(IpcError::Fenced);
+            }
+            _ => {}
+        }
+        if self.epochs.get(&endpoint).is_some_and(|highest| *highest > epoch) {
+            return Err(IpcError::Fenced);
+        }
+        let ended = self.unbind(endpoint);
+        self.insert(endpoint, Home::Local { owner }, epoch);
+        Ok(ended)
+    }
+
+    /// Binds a program at the number it wishes, or at a free one.
+    pub fn bind_program(&mut self, wish: Option<Endpoint>, owner: OwnerId) -> Result<(Endpoint, Epoch), IpcError> {
+        let endpoint = match wish {
+            Some(endpoint) if endpoint.is_well_known() => return Err(IpcError::Denied),
+            Some(endpoint) if !self.programs.contains(&endpoint.number()) => return Err(IpcError::BadEndpoint),
+            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) => endpoint,
+            None => self.free_program().ok_or(IpcError::TableFull)?,
+        };
+        let epoch = Epoch(self.epochs.get(&endpoint).map_or(1, |last| last.0.saturating_add(1)));
+        self.insert(endpoint, Home::Local { owner }, epoch);
+        Ok((endpoint, epoch))
+    }
+
+    /// Another node bound the number.
+    pub fn bind_remote(&mut self, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> RemoteBinding {
+        match self.bindings.get(&endpoint) {
+            Some(known) if known.home == (Home::Remote { node }) && known.epoch == epoch => {
+                return RemoteBinding::Known;
+            }
+            Some(known) if known.epoch >= epoch => return RemoteBinding::Refused,
+            _ => {}
+        }
+        if self.epochs.get(&endpoint).is_some_and(|highest| *highest > epoch) {
+            return RemoteBinding::Refused;
+        }
+        let ended = self.unbind(endpoint);
+        self.insert(endpoint, Home::Remote { node }, epoch);
+        RemoteBinding::Bound { ended }
+    }
+
+    /// Frees the number; its channels are removed and returned.
+    pub fn unbind(&mut self, endpoint: Endpoint) -> Vec<Channel> {
+        if self.bindings.remove(&endpoint).is_none() {
+            return Vec::new();
+        }
+        self.channels.remove_of(endpoint)
+    }
+
+    /// Records a channel between two bound endpoints. The caller made sure of privileges.
+    pub fn open(&mut self, channel: Channel) -> Result<(), IpcError> {
+        if channel.left == channel.right {
+            return Err(IpcError::BadEndpoint);
+        }
+        if !self.bindings.contains_key(&channel.left) {
+            return Err(IpcError::NotBound);
+        }
+        if !self.bindings.contains_key(&channel.right) {
+            return Err(IpcError::NoSuchEndpoint);
+        }
+        self.channels.insert(channel)
+    }
+
+    /// The lane a new channel between the two gets.
+    pub fn lane_for(&self, one: Endpoint, other: Endpoint, wish: LaneWish) -> Result<abi::Lane, IpcError> {
+        self.channels.lane_for(one, other, wish)
+    }
+
+    /// Removes one channel.
+    pub fn close(&mut self, channel: crate::ChannelId) -> Option<Channel> {
+        self.channels.remove(channel)
+    }
+
+    fn insert(&mut self, endpoint: Endpoint, home: Home, epoch: Epoch) {
+        self.bindings.insert(endpoint, Binding { home, epoch });
+        self.epochs.insert(endpoint, epoch);
+    }
+
+    /// Numbers are given in turn, so that one that just became free is not reused at once.
+    fn free_program(&mut self) -> Option<Endpoint> {
+        let count = self.programs.end.saturating_sub(self.programs.start);
+        for _ in 0..count {
+            let number = self.next_program;
+            self.next_program = if number + 1 >= self.programs.end { self.programs.start } else { number + 1 };
+            match Endpoint::new(number) {
+                Some(endpoint) if !self.bindings.contains_key(&endpoint) => return Some(endpoint),
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use super::*;
+use crate::ChannelId;
+use abi::Lane;
+use proptest::prelude::*;
+
+fn endpoint(number: u32) -> Endpoint {
+    Endpoint::new(number).unwrap()
+}
+
+fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
+    Channel {
+        id: ChannelId(id),
+        left: endpoint(left),
+        right: endpoint(right),
+        lane: Lane(lane),
+        entries: 0,
+        arena_bytes: 0,
+        proxied: None,
+    }
+}
+
+#[test]
+fn program_cannot_take_the_number_of_a_server() {
+    let mut table = DcTable::new(256..300);
+    assert_eq!(table.bind_program(Some(Endpoint::FS), OwnerId(1)), Err(IpcError::Denied));
+    assert_eq!(table.bind_program(Some(endpoint(300)), OwnerId(1)), Err(IpcError::BadEndpoint));
+}
+
+#[test]
+fn number_that_became_free_is_not_given_out_at_once() {
+    let mut table = DcTable::new(256..300);
+    let (first, _) = table.bind_program(None, OwnerId(1)).unwrap();
+    table.unbind(first);
+    assert_ne!(table.bind_program(None, OwnerId(1)).unwrap().0, first);
+}
+
+#[test]
+fn program_finds_the_table_full_when_its_range_is_used_up() {
+    let mut table = DcTable::new(256..258);
+    table.bind_program(None, OwnerId(1)).unwrap();
+    table.bind_program(None, OwnerId(2)).unwrap();
+    assert_eq!(table.bind_program(None, OwnerId(3)), Err(IpcError::TableFull));
+}
+
+#[test]
+fn rebound_number_gets_a_higher_epoch() {
+    let mut table = DcTable::new(256..258);
+    let (number, first) = table.bind_program(Some(endpoint(256)), OwnerId(1)).unwrap();
+    table.unbind(number);
+    let (_, second) = table.bind_program(Some(number), OwnerId(1)).unwrap();
+    assert!(second > first);
+}
+
+#[test]
+fn server_of_an_old_epoch_is_fenced() {
+    let mut table = DcTable::new(256..300);
+    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(5)).unwrap();
+    table.unbind(Endpoint::FS);
+    assert_eq!(table.bind_server(Endpoint::FS, OwnerId(2), Epoch(4)), Err(IpcError::Fenced));
+    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(4)), RemoteBinding::Refused);
+    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(6)), RemoteBinding::Bound { ended: vec![] });
+}
+
+#[test]
+fn newer_owner_elsewhere_ends_the_channels_of_the_old_one() {
+    let mut table = DcTable::new(256..300);
+    table.bind_remote(Endpoint::FS, NodeId(2), Epoch(1));
+    table.bind_program(Some(endpoint(256)), OwnerId(1)).unwrap();
+    table.open(channel(1, 256, 1, 0)).unwrap();
+    let RemoteBinding::Bound { ended } = table.bind_remote(Endpoint::FS, NodeId(3), Epoch(2)) else {
+        panic!("refused")
+    };
+    assert_eq!(ended, [channel(1, 256, 1, 0)]);
+    assert!(table.channels().is_empty());
+}
+
+#[test]
+fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
+    let mut table = DcTable::new(256..300);
+    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    table.bind_program(Some(endpoint(256)), OwnerId(2)).unwrap();
+    table.open(channel(1, 256, 1, 0)).unwrap();
+    assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Messages), Err(IpcError::EndpointInUse));
+    for lane in 1..abi::limits::LANES_PER_PAIR {
+        assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::AnyRing), Ok(Lane(lane)));
+        table.open(channel(1 + u64::from(lane), 256, 1, lane)).unwrap();
+    }
+    assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::AnyRing), Err(IpcError::TableFull));
+}
+
+#[test]
+fn waiter_is_answered_once() {
+    let mut waiters = Waiters::default();
+    let waiter = Waiter { owner: OwnerId(1), request: 7, awaited: Awaited::Bound };
+    waiters.add(Endpoint::FS, waiter).unwrap();
+    assert_eq!(waiters.take(Endpoint::FS, Awaited::Unbound), []);
+    assert_eq!(waiters.take(Endpoint::FS, Awaited::Bound), [waiter]);
+    assert_eq!(waiters.cancel(OwnerId(1), 7), None);
+    assert!(waiters.is_empty());
+}
+
+#[test]
+fn one_connection_cannot_fill_the_table_of_waiters() {
+    let mut waiters = Waiters::default();
+    let last = (0..).find(|request| {
+        waiters.add(Endpoint::FS, Waiter { owner: OwnerId(1), request: *request, awaited: Awaited::Bound }).is_err()
+    });
+    assert_eq!(last, Some(super::waiters::WAITERS_PER_OWNER as u32));
+    waiters.forget(OwnerId(1));
+    assert!(waiters.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Server(u32, u64),
+    Program(Option<u32>),
+    Remote(u32, u16, u64),
+    Unbind(u32),
+    Open(u32, u32, bool),
+    Close(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || prop_oneof![0u32..6, 256u32..262];
+    prop_oneof![
+        (number(), 0u64..4).prop_map(|(number, epoch)| Step::Server(number, epoch)),
+        proptest::option::of(number()).prop_map(Step::Program),
+        (number(), 1u16..4, 0u64..6).prop_map(|(number, node, epoch)| Step::Remote(number, node, epoch)),
+        number().prop_map(Step::Unbind),
+        (number(), number(), any::<bool>()).prop_map(|(left, right, ring)| Step::Open(left, right, ring)),
+        (1u64..40).prop_map(Step::Close),
+    ]
+}
+
+proptest! {
+    /// Whatever happens: channels join bound endpoints only, lanes of a pair differ, epochs never fall.
+    #[test]
+    fn any_history_keeps_channels_between_bound_endpoints_and_epochs_rising(
+        steps in proptest::collection::vec(step(), 0..80)
+    ) {
+        let mut table = DcTable::new(256..260);
+        let mut highest: BTreeMap<Endpoint, Epoch> = BTreeMap::new();
+        for (index, step) in steps.into_iter().enumerate() {
+            let owner = OwnerId(index as u64);
+            match step {
+                Step::Server(number, epoch) => drop(table.bind_server(endpoint(number), owner, Epoch(epoch))),
+                Step::Program(wish) => drop(table.bind_program(wish.map(endpoint), owner)),
+                Step::Remote(number, node, epoch) => {
+                    drop(table.bind_remote(endpoint(number), NodeId(node), Epoch(epoch)));
+                }
+                Step::Unbind(number) => drop(table.unbind(endpoint(number))),
+                Step::Open(left, right, ring) => {
+                    let wish = if ring { LaneWish::AnyRing } else { LaneWish::Messages };
+                    if let Ok(lane) = table.lane_for(endpoint(left), endpoint(right), wish) {
+                        let _ = table.open(channel(index as u64 + 1, left, right, lane.0));
+                    }
+                }
+                Step::Close(id) => drop(table.close(ChannelId(id))),
+            }
+            let mut lanes = std::collections::BTreeSet::new();
+            for channel in table.channels().iter() {
+                prop_assert!(table.binding(channel.left).is_some() && table.binding(channel.right).is_some());
+                let (low, high) = (channel.left.min(channel.right), channel.left.max(channel.right));
+                prop_assert!(lanes.insert((low, high, channel.lane)));
+                prop_assert!(table.channels().of(channel.left).any(|found| found.id == channel.id));
+            }
+            for (number, binding) in table.bindings() {
+                let before = highest.insert(number, binding.epoch).unwrap_or_default();
+                prop_assert!(binding.epoch >= before);
+            }
+        }
+    }
+}

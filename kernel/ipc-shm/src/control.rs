@@ -1,0 +1,143 @@
+//! Control pages: what the broker says of one endpoint. Written by the broker only, mapped read-only by everybody else.
+//!
+//! The writer changes a field, then bumps `EVENT` with Release and wakes all. A reader loads `EVENT` with Acquire first,
+//! then the field: what it sees is at least as new as the event it sleeps on.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use abi::layout::{control, life};
+use abi::{Epoch, IpcError};
+use sys::futex::Expected;
+
+use crate::mapping::{Access, Mapping};
+
+/// How an endpoint is, by its page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    Alive,
+    /// Died or unbound.
+    Dead,
+    /// On a node that cannot be reached.
+    Unreachable,
+    /// Another owner was promoted.
+    Fenced,
+}
+
+impl Life {
+    fn of(word: u32) -> Life {
+        match word {
+            life::ALIVE => Life::Alive,
+            life::UNREACHABLE => Life::Unreachable,
+            life::FENCED => Life::Fenced,
+            _ => Life::Dead,
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Life::Alive => life::ALIVE,
+            Life::Dead => life::DEAD,
+            Life::Unreachable => life::UNREACHABLE,
+            Life::Fenced => life::FENCED,
+        }
+    }
+}
+
+/// A page as endpoints see it.
+#[derive(Debug)]
+pub struct ControlPage {
+    page: Mapping,
+}
+
+impl ControlPage {
+    pub fn of(file: impl AsFd) -> io::Result<ControlPage> {
+        Ok(ControlPage { page: Mapping::of(file, control::PAGE_BYTES, Access::Read)? })
+    }
+
+    /// Loaded before looking at anything else, and slept on.
+    pub fn event(&self) -> u32 {
+        self.page.load(control::EVENT, Ordering::Acquire)
+    }
+
+    pub fn life(&self) -> Life {
+        Life::of(self.page.load(control::LIFE, Ordering::Acquire))
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.page.load(control::HOLD, Ordering::Acquire) != 0
+    }
+
+    pub fn wakeups(&self) -> u32 {
+        self.page.load(control::WAKEUPS, Ordering::Acquire)
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.page.load_u64(control::EPOCH, Ordering::Acquire))
+    }
+
+    pub(crate) fn expect(&self, event: u32) -> Expected {
+        Expected { word: self.page.address_u32(control::EVENT), value: event }
+    }
+
+    /// What a call answers whose peer has this page; `None` while the peer lives.
+    pub fn ended(&self, died: IpcError) -> Option<IpcError> {
+        match self.life() {
+            Life::Alive => None,
+            Life::Dead => Some(died),
+            Life::Unreachable => Some(IpcError::NoLink),
+            Life::Fenced => Some(IpcError::Fenced),
+        }
+    }
+}
+
+/// A page as its broker holds it.
+#[derive(Debug)]
+pub struct ControlWriter {
+    page: Mapping,
+    file: OwnedFd,
+}
+
+impl ControlWriter {
+    pub fn create(epoch: Epoch) -> io::Result<ControlWriter> {
+        let file = sys::memfd::create_sealed("dvs-control", control::PAGE_BYTES as u64)?;
+        let page = Mapping::of(&file, control::PAGE_BYTES, Access::ReadWrite)?;
+        page.store_u64(control::EPOCH, epoch.0, Ordering::Relaxed);
+        page.store(control::LIFE, life::ALIVE, Ordering::Release);
+        Ok(ControlWriter { page, file })
+    }
+
+    /// A page that an earlier broker made.
+    pub fn adopt(file: OwnedFd) -> io::Result<ControlWriter> {
+        let page = Mapping::of(&file, control::PAGE_BYTES, Access::ReadWrite)?;
+        Ok(ControlWriter { page, file })
+    }
+
+    /// The writable descriptor: for whoever keeps it over the broker's restart, for nobody else.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// A descriptor for an endpoint; it cannot write.
+    pub fn reader(&self) -> io::Result<OwnedFd> {
+        sys::memfd::reopen_read_only(self.file.as_fd())
+    }
+
+    pub fn set_life(&self, life: Life) {
+        self.page.store(control::LIFE, life.word(), Ordering::Release);
+        self.announce();
+    }
+
+    /// Ends a wait of the endpoint with `WokenUp`.
+    pub fn wake_up(&self) {
+        self.page.fetch_add(control::WAKEUPS, 1, Ordering::Release);
+        self.announce();
+    }
+
+    /// Makes everybody who sleeps on the page look again.
+    pub fn announce(&self) {
+        self.page.fetch_add(control::EVENT, 1, Ordering::Release);
+        sys::futex::wake_all(self.page.address_u32(control::EVENT));
+    }
+}

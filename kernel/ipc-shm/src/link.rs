@@ -1,0 +1,377 @@
+//! A channel as one of its parties holds it: every word of the layout by name, and the protocol of sleeping and waking.
+//!
+//! Nothing here decides; what the words mean for a call is in `kernel/ipc`. Names follow `docs/design/channel.md`: "own" is
+//! this party's side, "peer" the other's. A loaded value is whatever the peer left there.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use abi::Message;
+use abi::layout::{parked, shared, side};
+use abi::limits::INLINE_BYTES_MAX;
+use abi::ring::ENTRY_BYTES;
+use sys::futex::{Expected, Woken};
+
+use crate::arena::Arena;
+use crate::control::ControlPage;
+use crate::mapping::{Access, Mapping};
+use crate::objects::{PartyFiles, Role, Size};
+
+/// How a party sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sleep {
+    /// Not at all: it looks by itself.
+    Awake,
+    Futex,
+    EventFd,
+}
+
+/// Whose direction a state word belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Messages of this party.
+    Own,
+    /// Messages of the peer.
+    Peer,
+}
+
+/// A message line as it was copied: not yet believed.
+#[derive(Clone, Copy, Debug)]
+pub struct Line {
+    pub kind: i32,
+    pub payload: [u8; Message::PAYLOAD_BYTES],
+    pub inline_bytes: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Link {
+    own: Mapping,
+    peer: Mapping,
+    shared: Arc<Mapping>,
+    bell_in: OwnedFd,
+    bell_out: OwnedFd,
+    role: Role,
+    size: Size,
+    peer_control: Arc<ControlPage>,
+}
+
+impl Link {
+    /// Maps what the broker handed over. Sizes are checked against `size`; the objects' descriptors are closed.
+    pub fn map(files: PartyFiles, role: Role, size: Size, peer_control: Arc<ControlPage>) -> io::Result<Link> {
+        Ok(Link {
+            own: Mapping::of(&files.own, size.side_bytes(), Access::ReadWrite)?,
+            peer: Mapping::of(&files.peer, size.side_bytes(), Access::Read)?,
+            shared: Arc::new(Mapping::of(&files.shared, size.shared_bytes(), Access::ReadWrite)?),
+            bell_in: files.bell_in,
+            bell_out: files.bell_out,
+            role,
+            size,
+            peer_control,
+        })
+    }
+
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    pub fn peer_control(&self) -> &Arc<ControlPage> {
+        &self.peer_control
+    }
+
+    pub fn arena(&self) -> Arena {
+        Arena::of(self.shared.clone(), shared::ARENA)
+    }
+
+    // The message line.
+
+    pub fn peer_word(&self) -> u32 {
+        self.peer.load(side::MESSAGE_WORD, Ordering::Acquire)
+    }
+
+    pub fn own_word(&self) -> u32 {
+        self.own.load(side::MESSAGE_WORD, Ordering::Relaxed)
+    }
+
+    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes.
+    pub fn publish_message(&self, word: u32, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
+        let data = data.get(..INLINE_BYTES_MAX).unwrap_or(data);
+        self.own.store(side::MESSAGE_KIND, kind as u32, Ordering::Relaxed);
+        for (index, bytes) in payload.chunks_exact(8).enumerate() {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            self.own.store_u64(side::MESSAGE_PAYLOAD + index * 8, u64::from_le_bytes(eight), Ordering::Relaxed);
+        }
+        if !data.is_empty() || self.own.load(side::INLINE_BYTES, Ordering::Relaxed) != 0 {
+            self.own.store(side::INLINE_BYTES, data.len() as u32, Ordering::Relaxed);
+            self.own.copy_in(side::INLINE, data).expect("the inline area holds INLINE_BYTES_MAX");
+        }
+        self.own.store(side::MESSAGE_WORD, word, Ordering::Release);
+    }
+
+    /// Copies the peer's line. Whoever copies checks `peer_word` again afterwards, with [`Link::fence_after_copy`]
+    /// between.
+    pub fn copy_line(&self) -> Line {
+        let mut payload = [0; Message::PAYLOAD_BYTES];
+        for (index, bytes) in payload.chunks_exact_mut(8).enumerate() {
+            let word = self.peer.load_u64(side::MESSAGE_PAYLOAD + index * 8, Ordering::Relaxed);
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Line {
+            kind: self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32,
+            payload,
+            inline_bytes: self.peer.load(side::INLINE_BYTES, Ordering::Relaxed),
+        }
+    }
+
+    /// Copies the peer's inline data; `false` when it is longer than there is room.
+    pub fn copy_inline(&self, bytes: u32, data: &mut Vec<u8>) -> bool {
+        data.clear();
+        let bytes = bytes as usize;
+        if bytes > INLINE_BYTES_MAX {
+            return false;
+        }
+        data.resize(bytes, 0);
+        bytes == 0 || self.peer.copy_out(side::INLINE, data).is_some()
+    }
+
+    /// Orders the copies before the second look at the word.
+    pub fn fence_after_copy(&self) {
+        fence(Ordering::Acquire);
+    }
+
+    pub fn own_taken(&self) -> u32 {
+        self.own.load(side::TAKEN, Ordering::Relaxed)
+    }
+
+    pub fn set_own_taken(&self, word: u32) {
+        self.own.store(side::TAKEN, word, Ordering::Release);
+    }
+
+    pub fn peer_taken(&self) -> u32 {
+        self.peer.load(side::TAKEN, Ordering::Acquire)
+    }
+
+    pub fn own_awaits(&self) -> u32 {
+        self.own.load(side::AWAITS, Ordering::Relaxed)
+    }
+
+    pub fn set_own_awaits(&self, word: u32) {
+        self.own.store(side::AWAITS, word, Ordering::Release);
+    }
+
+    pub fn peer_awaits(&self) -> u32 {
+        self.peer.load(side::AWAITS, Ordering::Acquire)
+    }
+
+    /// The code of the reason for which the peer closed the channel; 0 while it is open.
+    pub fn peer_closed(&self) -> u32 {
+        self.peer.load(side::CLOSED, Ordering::Acquire)
+    }
+
+    pub fn own_closed(&self) -> u32 {
+        self.own.load(side::CLOSED, Ordering::Relaxed)
+    }
+
+    pub fn set_own_closed(&self, code: u32) {
+        self.own.store(side::CLOSED, code, Ordering::Release);
+    }
+
+    // State words, writable by both.
+
+    pub fn state(&self, direction: Direction) -> u32 {
+        self.shared.load(self.state_offset(direction), Ordering::Acquire)
+    }
+
+    pub fn set_state(&self, direction: Direction, value: u32) {
+        self.shared.store(self.state_offset(direction), value, Ordering::Release);
+    }
+
+    pub fn exchange_state(&self, direction: Direction, current: u32, new: u32) -> Result<(), u32> {
+        self.shared.compare_exchange(self.state_offset(direction), current, new)
+    }
+
+    /// The reply word of this party as a caller (`Own`), or of the peer as a caller (`Peer`).
+    pub fn reply_state(&self, caller: Direction) -> u32 {
+        self.shared.load(self.reply_offset(caller), Ordering::Acquire)
+    }
+
+    pub fn set_reply_state(&self, caller: Direction, value: u32) {
+        self.shared.store(self.reply_offset(caller), value, Ordering::Release);
+    }
+
+    pub fn exchange_reply_state(&self, caller: Direction, current: u32, new: u32) -> Result<(), u32> {
+        self.shared.compare_exchange(self.reply_offset(caller), current, new)
+    }
+
+    // Notifications.
+
+    /// Sets bits for the peer. Needs [`Link::kick`].
+    pub fn post_notification(&self, mask: u64) {
+        self.shared.fetch_or_u64(self.notify_offset(Direction::Own), mask, Ordering::Release);
+        let posted = self.own.load(side::NOTIFIED, Ordering::Relaxed).wrapping_add(1);
+        self.own.store(side::NOTIFIED, posted, Ordering::Release);
+    }
+
+    /// Changes whenever the peer posted.
+    pub fn peer_notified(&self) -> u32 {
+        self.peer.load(side::NOTIFIED, Ordering::Acquire)
+    }
+
+    pub fn take_notifications(&self) -> u64 {
+        self.shared.swap_u64(self.notify_offset(Direction::Peer), 0, Ordering::AcqRel)
+    }
+
+    // The ring.
+
+    pub fn own_tail(&self) -> u32 {
+        self.own.load(side::RING_TAIL, Ordering::Relaxed)
+    }
+
+    pub fn set_own_tail(&self, tail: u32) {
+        self.own.store(side::RING_TAIL, tail, Ordering::Release);
+    }
+
+    pub fn peer_tail(&self) -> u32 {
+        self.peer.load(side::RING_TAIL, Ordering::Acquire)
+    }
+
+    pub fn own_head(&self) -> u32 {
+        self.own.load(side::RING_HEAD, Ordering::Relaxed)
+    }
+
+    pub fn set_own_head(&self, head: u32) {
+        self.own.store(side::RING_HEAD, head, Ordering::Release);
+    }
+
+    pub fn peer_head(&self) -> u32 {
+        self.peer.load(side::RING_HEAD, Ordering::Acquire)
+    }
+
+    /// Writes the entry with this index into the own ring; nobody sees it before `set_own_tail`.
+    pub fn write_entry(&self, index: u32, entry: &[u8; ENTRY_BYTES]) {
+        if let Some(at) = self.entry_offset(index) {
+            self.own.copy_in(at, entry).expect("an entry lies inside its side");
+        }
+    }
+
+    /// Copies the entry with this index of the peer's ring. The index is below a tail that was loaded with Acquire.
+    pub fn read_entry(&self, index: u32) -> [u8; ENTRY_BYTES] {
+        Self::entry_of(&self.peer, self.entry_offset(index))
+    }
+
+    /// Copies an entry of the own ring: what a resumed proxy forwarded last.
+    pub fn read_own_entry(&self, index: u32) -> [u8; ENTRY_BYTES] {
+        Self::entry_of(&self.own, self.entry_offset(index))
+    }
+
+    // Sleeping and waking.
+
+    /// Wakes the peer if it sleeps. After every publication.
+    pub fn kick(&self) {
+        // Pairs with the fence in `prepare_sleep`: either this load sees the peer parked, or the peer's second look
+        // sees what was published before.
+        fence(Ordering::SeqCst);
+        match self.peer.load(side::PARKED, Ordering::Relaxed) {
+            parked::AWAKE => {}
+            parked::EVENTFD => {
+                self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+                sys::eventfd::signal(&self.bell_out);
+            }
+            _ => {
+                self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+                sys::futex::wake_all(self.own.address_u32(side::EVENT));
+            }
+        }
+    }
+
+    /// Whether the peer sleeps or polls in a wait, as far as one can see.
+    pub fn is_peer_parked(&self) -> bool {
+        self.peer.load(side::PARKED, Ordering::Relaxed) != parked::AWAKE
+    }
+
+    pub fn peer_event(&self) -> u32 {
+        self.peer.load(side::EVENT, Ordering::Acquire)
+    }
+
+    /// Says how this party is about to sleep. Look at everything once more before sleeping.
+    pub fn prepare_sleep(&self, sleep: Sleep) {
+        let word = match sleep {
+            Sleep::Awake => parked::AWAKE,
+            Sleep::Futex => parked::FUTEX,
+            Sleep::EventFd => parked::EVENTFD,
+        };
+        self.own.store(side::PARKED, word, Ordering::Relaxed);
+        if sleep != Sleep::Awake {
+            // Pairs with the fence in `kick`.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen.
+    pub fn sleep(&self, seen: Seen, own_control: &ControlPage, limit: Option<Duration>) -> io::Result<Woken> {
+        let event = Expected { word: self.peer.address_u32(side::EVENT), value: seen.event };
+        let words = [event, self.peer_control.expect(seen.peer_control), own_control.expect(seen.own_control)];
+        sys::futex::wait(&words, limit)
+    }
+
+    /// The values to sleep on; taken before the last look.
+    pub fn seen(&self, own_control: &ControlPage) -> Seen {
+        Seen { event: self.peer_event(), peer_control: self.peer_control.event(), own_control: own_control.event() }
+    }
+
+    /// Rung by the peer and, when the peer dies, by the broker.
+    pub fn bell_in(&self) -> BorrowedFd<'_> {
+        self.bell_in.as_fd()
+    }
+
+    fn state_offset(&self, direction: Direction) -> usize {
+        match (self.role, direction) {
+            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::STATE_FROM_LEFT,
+            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::STATE_FROM_RIGHT,
+        }
+    }
+
+    fn reply_offset(&self, caller: Direction) -> usize {
+        match (self.role, caller) {
+            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::REPLY_TO_LEFT,
+            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::REPLY_TO_RIGHT,
+        }
+    }
+
+    fn notify_offset(&self, direction: Direction) -> usize {
+        match (self.role, direction) {
+            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::NOTIFY_FROM_LEFT,
+            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::NOTIFY_FROM_RIGHT,
+        }
+    }
+
+    /// `None` on a channel without a ring.
+    fn entry_offset(&self, index: u32) -> Option<usize> {
+        let mask = self.size.entries.checked_sub(1)?;
+        Some(side::RING + (index & mask) as usize * ENTRY_BYTES)
+    }
+
+    fn entry_of(side: &Mapping, at: Option<usize>) -> [u8; ENTRY_BYTES] {
+        let mut entry = [0; ENTRY_BYTES];
+        if let Some(at) = at {
+            side.copy_out(at, &mut entry).expect("an entry lies inside its side");
+        }
+        entry
+    }
+}
+
+/// What a sleeper saw before its last look.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub event: u32,
+    pub peer_control: u32,
+    pub own_control: u32,
+}

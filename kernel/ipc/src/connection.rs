@@ -1,0 +1,166 @@
+//! The socket to the broker, as a port or a proxy holds it.
+//!
+//! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices: the
+//! broker sends one for each channel somebody opens to us and one for each that ends, so more means that it is not
+//! our broker.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::IpcError;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::protocol::{Op, Packet};
+use crate::wait::{Deadline, Wait};
+
+/// Notices kept while an answer is awaited.
+const UNASKED_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
+/// How long the broker may take for what it does at once. It never blocks, so this is long.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Something the broker said.
+#[derive(Debug)]
+pub(crate) struct Notice {
+    pub packet: Packet,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: Arc<OwnedFd>,
+    unasked: VecDeque<Notice>,
+    next_request: u32,
+    lost: bool,
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd) -> Connection {
+        let _ = rustix::io::ioctl_fionbio(&socket, true);
+        Connection { socket: Arc::new(socket), unasked: VecDeque::new(), next_request: 1, lost: false }
+    }
+
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// For rings, which say goodbye from other threads.
+    pub fn shared_socket(&self) -> Arc<OwnedFd> {
+        self.socket.clone()
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Sends a request and waits for its answer, which the broker gives at once.
+    pub fn call(&mut self, packet: Packet) -> Result<Notice, IpcError> {
+        self.call_waiting(packet, Wait::For(ANSWER_LIMIT))
+    }
+
+    /// Sends a request whose answer may take time; a wait that ends first is cancelled. The broker's answer counts, so
+    /// that nothing it did is lost.
+    pub fn call_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
+        let deadline = Deadline::after(wait);
+        let request = self.send_request(packet)?;
+        if let Some(answer) = self.answer(request, deadline)? {
+            return answered(answer);
+        }
+        self.send(&Packet { value: request, ..Packet::new(Op::Cancel) })?;
+        match self.answer(request, Deadline::after(Wait::For(ANSWER_LIMIT)))? {
+            Some(answer) => answered(answer),
+            None => {
+                self.lost = true;
+                Err(IpcError::NoBroker)
+            }
+        }
+    }
+
+    /// Sends a request whose answer is read with the notices.
+    pub fn send_request(&mut self, packet: Packet) -> Result<u32, IpcError> {
+        let request = self.next_request;
+        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
+        self.send(&Packet { request, ..packet })?;
+        Ok(request)
+    }
+
+    /// Sends without asking for an answer.
+    pub fn send(&mut self, packet: &Packet) -> Result<(), IpcError> {
+        if self.lost {
+            return Err(IpcError::NoBroker);
+        }
+        let deadline = Deadline::after(Wait::For(ANSWER_LIMIT));
+        loop {
+            match sys::seqpacket::send(&*self.socket, &packet.to_bytes(), &[] as &[OwnedFd]) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !deadline.has_passed() => {
+                    self.poll(PollFlags::OUT, deadline);
+                }
+                Err(_) => {
+                    self.lost = true;
+                    return Err(IpcError::NoBroker);
+                }
+            }
+        }
+    }
+
+    /// The next notice that is there, without waiting. `Err` once the broker is lost and all was read.
+    pub fn next_notice(&mut self) -> Result<Option<Notice>, IpcError> {
+        match self.unasked.pop_front() {
+            Some(notice) => Ok(Some(notice)),
+            None => self.read(),
+        }
+    }
+
+    /// `None` when the deadline passed.
+    fn answer(&mut self, request: u32, deadline: Deadline) -> Result<Option<Notice>, IpcError> {
+        loop {
+            match self.read()? {
+                Some(notice) if notice.packet.request == request => return Ok(Some(notice)),
+                Some(notice) if self.unasked.len() < UNASKED_MAX => self.unasked.push_back(notice),
+                Some(_) => {
+                    self.lost = true;
+                    return Err(IpcError::NoBroker);
+                }
+                None if deadline.has_passed() => return Ok(None),
+                None => self.poll(PollFlags::IN, deadline),
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<Notice>, IpcError> {
+        if self.lost {
+            return Err(IpcError::NoBroker);
+        }
+        let mut buffer = [0; Packet::BYTES + 1];
+        match sys::seqpacket::receive(&*self.socket, &mut buffer) {
+            Ok(received) => {
+                let bytes = buffer.get(..received.bytes).unwrap_or(&[]);
+                if let Some(packet) = Packet::from_bytes(bytes) {
+                    return Ok(Some(Notice { packet, descriptors: received.descriptors }));
+                }
+                self.lost = true;
+                Err(IpcError::NoBroker)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+            Err(_) => {
+                self.lost = true;
+                Err(IpcError::NoBroker)
+            }
+        }
+    }
+
+    fn poll(&self, flags: PollFlags, deadline: Deadline) {
+        let limit = deadline.left().map(|left| Timespec {
+            tv_sec: left.as_secs().min(86_400) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        // An error shows at the next read or write.
+        let _ = rustix::event::poll(&mut [PollFd::new(&*self.socket, flags)], limit.as_ref());
+    }
+}
+
+fn answered(notice: Notice) -> Result<Notice, IpcError> {
+    if notice.packet.op == Op::Failed { Err(notice.packet.error()) } else { Ok(notice) }
+}

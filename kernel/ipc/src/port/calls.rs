@@ -1,0 +1,196 @@
+//! Calls with messages.
+
+use abi::limits::INLINE_BYTES_MAX;
+use abi::{Endpoint, IpcError, Message, Source};
+use ipc_core::Kind;
+
+use super::events::Wanted;
+use super::slots::{Slot, SlotKey, Use};
+use super::{Event, Port};
+use crate::talk::{Parties, Talk};
+use crate::wait::{Deadline, Wait};
+use crate::waiting::{Stop, WakeUps, wait_for};
+
+impl Port {
+    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
+    pub fn send(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<(), IpcError> {
+        self.send_inline(to, message, &[], wait)
+    }
+
+    /// `send` with up to [`INLINE_BYTES_MAX`] bytes of data.
+    pub fn send_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<(), IpcError> {
+        self.with_talk(to, data, |talk, parties, _| talk.send(parties, message, data, wait))
+    }
+
+    /// Sends a request and waits for its reply.
+    pub fn sendrec(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<Message, IpcError> {
+        self.sendrec_inline(to, message, &[], wait)
+    }
+
+    /// `sendrec` with up to [`INLINE_BYTES_MAX`] bytes of data; the reply's are in [`Port::inline`].
+    pub fn sendrec_inline(
+        &mut self,
+        to: Endpoint,
+        message: &Message,
+        data: &[u8],
+        wait: Wait,
+    ) -> Result<Message, IpcError> {
+        self.with_talk(to, data, |talk, parties, reply_data| talk.sendrec(parties, message, data, wait, reply_data))
+    }
+
+    /// Answers the request that was taken from `to` last. Never blocks.
+    pub fn reply(&mut self, to: Endpoint, message: &Message) -> Result<(), IpcError> {
+        self.reply_inline(to, message, &[])
+    }
+
+    pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        if self.slots.talk_with(to).is_none() {
+            return Err(IpcError::NotWaiting);
+        }
+        self.with_talk(to, data, |talk, parties, _| talk.reply(parties, message, data))
+    }
+
+    /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time.
+    pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let key = self.talk_with(to)?;
+        let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+        slot.link.post_notification(mask);
+        slot.link.kick();
+        Ok(())
+    }
+
+    /// Takes a message. Notifications stay for `wait_event`.
+    pub fn receive(&mut self, source: Source, wait: Wait) -> Result<Message, IpcError> {
+        self.check_bound()?;
+        match source {
+            Source::Any => self.receive_any(Wanted::Messages, wait),
+            Source::From(peer) => self.receive_from(peer, wait),
+        }
+    }
+
+    /// Takes the next request of anybody; plain messages stay.
+    pub fn rcvrqst(&mut self, wait: Wait) -> Result<Message, IpcError> {
+        self.check_bound()?;
+        self.receive_any(Wanted::Requests, wait)
+    }
+
+    fn receive_any(&mut self, wanted: Wanted, wait: Wait) -> Result<Message, IpcError> {
+        loop {
+            if let Event::Message(message) = self.next_event(wanted, Deadline::after(wait))? {
+                return Ok(message);
+            }
+        }
+    }
+
+    fn receive_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Message, IpcError> {
+        let deadline = Deadline::after(wait);
+        let key = self.talk_with(peer)?;
+        self.slots.heat(key);
+        loop {
+            let wake_ups = WakeUps::Since(self.seen_wakeups);
+            let slot = self.slots.get_mut(key).ok_or(IpcError::SourceDied)?;
+            let (link, Use::Messages(talk)) = (slot.link.clone(), &mut slot.usage) else {
+                return Err(IpcError::BadEndpoint);
+            };
+            let look = || talk.offered(&link).transpose();
+            let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, look);
+            match found {
+                Ok(Ok(word)) => {
+                    let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+                    if let Some(message) = talk.take(&mut parties, word, &mut self.inline)? {
+                        return Ok(message);
+                    }
+                }
+                Ok(Err(error)) => {
+                    self.close_slot(key, error);
+                    return Err(error);
+                }
+                Err(Stop::TimedOut) => return Err(IpcError::TimedOut),
+                Err(Stop::PeerGone(gone)) => {
+                    let error = gone.or_died(IpcError::SourceDied);
+                    self.end_slot(key, error);
+                    return Err(error);
+                }
+                Err(Stop::Own(IpcError::WokenUp)) => {
+                    self.seen_wakeups = self.control.wakeups();
+                    // The same wake-up was also said over the socket.
+                    self.take_notices();
+                    self.woken_up = false;
+                    return Err(IpcError::WokenUp);
+                }
+                Err(Stop::Own(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the message that is offered on a channel, when it is one that is wanted.
+    pub(super) fn take_message(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Message>, IpcError> {
+        let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
+        let link = slot.link.clone();
+        let Use::Messages(talk) = &mut slot.usage else { return Ok(None) };
+        let Some(word) = talk.offered(&link)? else { return Ok(None) };
+        if wanted == Wanted::Requests && word.kind != Kind::Request {
+            return Ok(None);
+        }
+        let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+        talk.take(&mut parties, word, &mut self.inline)
+    }
+
+    /// Closes a channel whose peer broke the protocol.
+    pub(super) fn close_slot(&mut self, key: SlotKey, reason: IpcError) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.link.set_own_closed(reason.code());
+            slot.link.kick();
+            let channel = slot.channel;
+            let close = crate::protocol::Packet {
+                channel,
+                value: reason.code(),
+                ..crate::protocol::Packet::new(crate::protocol::Op::Close)
+            };
+            let _ = self.connection.send(&close);
+        }
+        self.end_slot(key, reason);
+    }
+
+    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten.
+    fn with_talk<T>(
+        &mut self,
+        peer: Endpoint,
+        data: &[u8],
+        call: impl FnOnce(&mut Talk, Parties<'_>, &mut Vec<u8>) -> Result<T, IpcError>,
+    ) -> Result<T, IpcError> {
+        self.check_bound()?;
+        if data.len() > INLINE_BYTES_MAX {
+            return Err(IpcError::BadArgument);
+        }
+        let key = self.talk_with(peer)?;
+        // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
+        self.slots.heat(key);
+        let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+        let result = call(talk, parties, &mut self.inline);
+        match &result {
+            Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
+            Err(error @ (IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoLink | IpcError::Fenced)) => {
+                self.end_slot(key, *error);
+            }
+            _ => {}
+        }
+        result
+    }
+}
+
+/// Splits a slot into what talks and what it remembers.
+fn parties<'a>(
+    slot: &'a mut Slot,
+    own_control: &'a ipc_shm::ControlPage,
+    own: Endpoint,
+    budget: &'a mut ipc_core::Budget,
+) -> Result<(Parties<'a>, &'a mut Talk), IpcError> {
+    let (peer, proxied) = (slot.peer, slot.proxied);
+    match &mut slot.usage {
+        Use::Messages(talk) => Ok((Parties { link: &slot.link, own_control, own, peer, proxied, budget }, talk)),
+        Use::Ring(_) => Err(IpcError::BadEndpoint),
+    }
+}

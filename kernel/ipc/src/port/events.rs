@@ -1,0 +1,249 @@
+//! Waiting for anything.
+//!
+//! One turn: what is pending; notifications of the hot channels; the hot channels in turn; the descriptors. The descriptors
+//! are looked at when nothing is hot, and after [`UNPOLLED_MAX`] events in any case, so that busy channels starve
+//! neither new ones nor the waker.
+
+use std::time::Duration;
+
+use abi::IpcError;
+use ipc_core::{Ended, Kind};
+
+use super::slots::{Slot, SlotKey, Use};
+use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
+use crate::ring::RingId;
+use crate::wait::{Deadline, Wait};
+use crate::waiting::{gone, own_end};
+
+/// Events between two looks at the descriptors.
+const UNPOLLED_MAX: u32 = 32;
+
+/// What a wait takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wanted {
+    Everything,
+    Messages,
+    Requests,
+}
+
+impl Port {
+    /// The next thing that concerns this endpoint: notifications first, then channels in turn. `TimedOut` when nothing
+    /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on.
+    pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
+        self.check_bound()?;
+        self.next_event(Wanted::Everything, Deadline::after(wait))
+    }
+
+    pub(super) fn next_event(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Event, IpcError> {
+        self.waker.get_up();
+        for key in std::mem::take(&mut self.neglected) {
+            self.slots.heat(key);
+        }
+        self.unpolled += 1;
+        if self.unpolled > UNPOLLED_MAX {
+            self.poll_descriptors(Some(Duration::ZERO))?;
+        }
+        if let Some(event) = self.look(wanted) {
+            return Ok(event);
+        }
+        if let Some(event) = self.look_for_a_while(wanted) {
+            return Ok(event);
+        }
+        loop {
+            if std::mem::take(&mut self.woken_up) {
+                self.seen_wakeups = self.control.wakeups();
+                return Err(IpcError::WokenUp);
+            }
+            if let Some(error) = own_end(&self.control) {
+                return Err(error);
+            }
+            self.arm_all(wanted);
+            self.waker.fall_asleep();
+            if let Some(event) = self.look(wanted) {
+                return Ok(event);
+            }
+            // What is hot after arming has news that came to nothing in the look, as a message withdrawn meanwhile.
+            let is_news = !self.slots.hot().is_empty() || self.is_other_news(wanted);
+            self.poll_descriptors(if is_news { Some(Duration::ZERO) } else { deadline.left() })?;
+            if let Some(event) = self.look(wanted) {
+                return Ok(event);
+            }
+            if deadline.has_passed() && self.slots.hot().is_empty() {
+                // Asleep for whoever polls `fd` now.
+                self.waker.fall_asleep();
+                if !self.is_other_news(wanted) {
+                    return Err(IpcError::TimedOut);
+                }
+            }
+        }
+    }
+
+    /// Pauses and yields as far as it paid lately.
+    fn look_for_a_while(&mut self, wanted: Wanted) -> Option<Event> {
+        if self.slots.hot().is_empty() {
+            return None;
+        }
+        let plan = self.budget.plan();
+        for _ in 0..plan.pauses {
+            std::hint::spin_loop();
+            if let Some(event) = self.look(wanted) {
+                self.budget.learn(Ended::Pausing);
+                return Some(event);
+            }
+        }
+        for _ in 0..plan.yields {
+            rustix::thread::sched_yield();
+            if let Some(event) = self.look(wanted) {
+                self.budget.learn(Ended::Yielding);
+                return Some(event);
+            }
+        }
+        self.budget.learn(Ended::Parked);
+        None
+    }
+
+    /// One look at everything in memory.
+    fn look(&mut self, wanted: Wanted) -> Option<Event> {
+        if wanted == Wanted::Everything {
+            if let Some(event) = self.pending.pop_front() {
+                return Some(event);
+            }
+            if self.waker.take() {
+                return Some(Event::Woken);
+            }
+            if let Some(event) = self.look_for_notifications() {
+                return Some(event);
+            }
+        }
+        let mut position = 0;
+        while let Some(key) = self.slots.hot().get(position).copied() {
+            match self.look_at(key, wanted) {
+                Ok(Some(event)) => {
+                    if let Some(at) = self.slots.hot().iter().position(|hot| *hot == key) {
+                        self.slots.served(at, key);
+                    }
+                    return Some(event);
+                }
+                Ok(None) => {
+                    if !self.slots.is_idle_after_look(key) || self.arm(key, wanted) == News::Wanted {
+                        position += 1;
+                    }
+                }
+                Err(error) => self.close_slot(key, error),
+            }
+        }
+        if wanted == Wanted::Everything { self.pending.pop_front() } else { None }
+    }
+
+    fn look_for_notifications(&mut self) -> Option<Event> {
+        for position in 0..self.slots.hot().len() {
+            let key = self.slots.hot().get(position).copied()?;
+            if let Some(event) = self.look_for_notification(key) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    fn look_for_notification(&mut self, key: SlotKey) -> Option<Event> {
+        let slot = self.slots.get_mut(key)?;
+        let Use::Messages(talk) = &mut slot.usage else { return None };
+        match talk.take_notifications(&slot.link) {
+            0 => None,
+            mask => Some(Event::Notified { from: slot.peer, mask }),
+        }
+    }
+
+    fn look_at(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Event>, IpcError> {
+        let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
+        match &slot.usage {
+            Use::Ring(_) if wanted != Wanted::Everything => Ok(None),
+            Use::Ring(ring) => match ring.closed_here() {
+                Some(reason) => Err(reason),
+                None if ring.has_submissions() => Ok(Some(Event::RingReady(RingId(slot.channel.0)))),
+                None => Ok(None),
+            },
+            Use::Messages(_) => Ok(self.take_message(key, wanted)?.map(Event::Message)),
+        }
+    }
+
+    /// Arms every hot channel; one with wanted news stays hot. Dead ones are forgotten.
+    fn arm_all(&mut self, wanted: Wanted) {
+        for key in Vec::from_iter(self.slots.hot().iter().copied()) {
+            if self.arm(key, wanted) == News::None {
+                let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
+                if let Some(gone) = gone {
+                    self.end_slot(key, gone.or_died(IpcError::SourceDied));
+                }
+            }
+        }
+    }
+
+    /// Arms a channel and looks at it once more: with wanted news it is hot again; with other news it will not ring for
+    /// them, so the next wait begins with it.
+    fn arm(&mut self, key: SlotKey, wanted: Wanted) -> News {
+        self.slots.arm(key);
+        let Some(slot) = self.slots.get_mut(key) else { return News::None };
+        let news = news_of(slot, wanted);
+        match news {
+            News::None => {}
+            News::Wanted => self.slots.heat(key),
+            News::Unwanted => self.neglected.push(key),
+        }
+        news
+    }
+
+    /// Wakes and pending events that came after the look.
+    fn is_other_news(&self, wanted: Wanted) -> bool {
+        wanted == Wanted::Everything && (!self.pending.is_empty() || self.waker.is_woken())
+    }
+
+    fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {
+        self.unpolled = 0;
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        let result = self.poller.wait(&mut ready, limit);
+        self.waker.get_up();
+        for token in &ready {
+            match *token {
+                TOKEN_BROKER => self.take_notices(),
+                TOKEN_WAKER => sys::eventfd::drain(self.waker.fd()),
+                key => self.slots.heat(key),
+            }
+        }
+        self.ready = ready;
+        result.map_err(os)
+    }
+}
+
+/// What lies in a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum News {
+    None,
+    Wanted,
+    /// Only what this wait does not take.
+    Unwanted,
+}
+
+fn news_of(slot: &mut Slot, wanted: Wanted) -> News {
+    let (is_any, is_wanted) = match &mut slot.usage {
+        Use::Ring(ring) => {
+            let is_any = ring.closed_here().is_some() || ring.has_submissions();
+            (is_any, is_any && wanted == Wanted::Everything)
+        }
+        Use::Messages(talk) => {
+            let is_notified = talk.has_notifications(&slot.link);
+            let (is_offered, is_taken_now) = match talk.offered(&slot.link) {
+                Ok(Some(word)) => (true, wanted != Wanted::Requests || word.kind == Kind::Request),
+                Ok(None) => (false, false),
+                Err(_) => (true, true),
+            };
+            (is_notified || is_offered, is_taken_now || is_notified && wanted == Wanted::Everything)
+        }
+    };
+    match (is_any, is_wanted) {
+        (_, true) => News::Wanted,
+        (true, false) => News::Unwanted,
+        (false, false) => News::None,
+    }
+}

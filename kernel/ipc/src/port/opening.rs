@@ -1,0 +1,184 @@
+//! Channels of a port, and what the broker says of them.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use abi::limits::CHANNELS_PER_PROCESS;
+use abi::{Endpoint, IpcError};
+use ipc_shm::{ControlPage, Link, Role};
+use sys::eventfd::Trigger;
+
+use super::slots::{SlotKey, Use};
+use super::{Event, Port, TOKEN_BROKER, os};
+use crate::connection::Notice;
+use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
+use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
+use crate::talk::{Proxied, Talk};
+use crate::wait::Wait;
+use crate::waiting::gone;
+
+impl Port {
+    /// The endpoint of a process of the container, by its pid inside the container.
+    pub fn getep(&mut self, pid: i32) -> Result<Endpoint, IpcError> {
+        self.check_bound()?;
+        let answer = self.connection.call(Packet { value: pid as u32, ..Packet::new(Op::GetEndpoint) })?;
+        answer.packet.peer.ok_or(IpcError::NoBroker)
+    }
+
+    /// Waits until somebody is bound to `endpoint`.
+    pub fn wait4bind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitBound) };
+        self.connection.call_waiting(request, wait).map(drop)
+    }
+
+    /// Waits until nobody is bound to `endpoint`.
+    pub fn wait4unbind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitUnbound) };
+        self.connection.call_waiting(request, wait).map(drop)
+    }
+
+    /// Of a manager: ends the wait of `endpoint` in `receive`, `rcvrqst` or `wait_event` with `WokenUp`.
+    pub fn wakeup(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
+        self.check_bound()?;
+        self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
+    }
+
+    /// Opens a ring to `to`, waiting until it is bound.
+    pub fn open_ring(&mut self, to: Endpoint, spec: RingSpec, wait: Wait) -> Result<RingClient, IpcError> {
+        self.check_bound()?;
+        let spec = spec.check()?;
+        let patience = if wait == Wait::NoWait { Patience::AtOnce } else { Patience::UntilBound };
+        let request = Packet { peer: Some(to), size: spec.size(), patience, ..Packet::new(Op::Open) };
+        let answer = self.connection.call_waiting(request, wait)?;
+        let channel = answer.packet.channel;
+        let link = map_channel(answer, Some(spec))?;
+        Ok(RingClient::new(RingParts {
+            link,
+            own_control: self.control.clone(),
+            guard: self.guard,
+            socket: self.connection.shared_socket(),
+            channel,
+            peer: to,
+            spec,
+        }))
+    }
+
+    /// The channel of messages with `peer`, opened on first contact. A dead one is replaced.
+    pub(super) fn talk_with(&mut self, peer: Endpoint) -> Result<SlotKey, IpcError> {
+        if peer == self.endpoint {
+            return Err(IpcError::BadEndpoint);
+        }
+        if let Some(key) = self.live_talk(peer) {
+            return Ok(key);
+        }
+        let request = Packet { peer: Some(peer), ..Packet::new(Op::Open) };
+        match self.connection.call(request) {
+            Ok(answer) => self.adopt_channel(answer),
+            Err(IpcError::EndpointInUse) => {
+                // The peer opened it to us; that notice came before this answer.
+                self.take_notices();
+                self.live_talk(peer).ok_or(IpcError::DestinationDied)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads everything the broker said unasked.
+    pub(super) fn take_notices(&mut self) {
+        loop {
+            match self.connection.next_notice() {
+                Ok(Some(notice)) => self.take_notice(notice),
+                Ok(None) => return,
+                Err(_) => {
+                    // Channels that exist go on; a socket at its end would be readable for ever.
+                    let _ = self.poller.remove(self.connection.socket());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Forgets a channel; a ring's end is reported.
+    pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
+        if let Some(slot) = self.slots.remove(key) {
+            let _ = self.poller.remove(slot.link.bell_in());
+            if let Use::Ring(_) = slot.usage {
+                // An end that was closed on purpose and one that died are the same to the other end.
+                let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
+                self.pending.push_back(Event::RingClosed(RingId(slot.channel.0), reason));
+            }
+        }
+    }
+
+    fn live_talk(&mut self, peer: Endpoint) -> Option<SlotKey> {
+        let key = self.slots.talk_with(peer)?;
+        let slot = self.slots.get_mut(key)?;
+        match gone(&slot.link) {
+            None => Some(key),
+            Some(gone) => {
+                self.end_slot(key, gone.or_died(IpcError::SourceDied));
+                None
+            }
+        }
+    }
+
+    fn take_notice(&mut self, notice: Notice) {
+        match notice.packet.op {
+            // A channel that cannot be mapped stays unused; its opener sees us not answering, and the broker our refusal.
+            Op::Accepted => {
+                let channel = notice.packet.channel;
+                if let Err(error) = self.adopt_channel(notice) {
+                    let close = Packet { channel, value: error.code(), ..Packet::new(Op::Close) };
+                    let _ = self.connection.send(&close);
+                }
+            }
+            Op::Ended => {
+                if let Some(key) = self.slots.by_channel(notice.packet.channel) {
+                    self.end_slot(key, notice.packet.error());
+                }
+            }
+            Op::WakeUp => self.woken_up = true,
+            // Answers to calls that were given up.
+            _ => {}
+        }
+    }
+
+    fn adopt_channel(&mut self, notice: Notice) -> Result<SlotKey, IpcError> {
+        if self.slots.len() >= CHANNELS_PER_PROCESS {
+            return Err(IpcError::TableFull);
+        }
+        let packet = notice.packet;
+        let peer = packet.peer.ok_or(IpcError::NoBroker)?;
+        let proxied = if packet.proxied().is_some() { Proxied::Yes } else { Proxied::No };
+        let spec = packet.ring().map(RingSpec::check).transpose()?;
+        let link = Arc::new(map_channel(notice, spec)?);
+        let usage = match spec {
+            None => Use::Messages(Talk::default()),
+            Some(spec) => {
+                let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
+                let socket = self.connection.shared_socket();
+                let server = RingServer::new(shared.clone(), peer, spec, self.guard, socket, packet.channel);
+                self.pending.push_back(Event::RingOpened(server));
+                Use::Ring(shared)
+            }
+        };
+        let key = self.slots.insert(packet.channel, peer, link.clone(), proxied, usage);
+        debug_assert!(key > TOKEN_BROKER);
+        if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
+            self.slots.remove(key);
+            return Err(os(error));
+        }
+        Ok(key)
+    }
+}
+
+/// Maps what the broker handed over with a channel.
+fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
+    let role: Role = notice.packet.role;
+    let size = spec.map(RingSpec::size).unwrap_or_default();
+    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
+    let control = Arc::new(ControlPage::of(control).map_err(os)?);
+    Link::map(files, role, size, control).map_err(os)
+}

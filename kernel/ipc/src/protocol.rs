@@ -1,0 +1,273 @@
+//! What ports and proxies say to their broker over a sequenced Unix socket, and what it says to them.
+//!
+//! Every message is one packet of [`Packet::BYTES`] bytes, little-endian, and up to six descriptors. Fields that an operation
+//! does not use are 0. A packet that is shorter, longer, or of an unknown operation is an error of its sender, who is
+//! dropped.
+//!
+//! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else the
+//! broker says comes unasked.
+//!
+//! Not here: who may ask for what (`kernel/broker`).
+
+use std::os::fd::OwnedFd;
+
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use ipc_core::ChannelId;
+use ipc_shm::{PartyFiles, Role, Size};
+
+use crate::RingSpec;
+
+/// Operations. Requests are below 100, answers and notices above.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u16)]
+pub enum Op {
+    /// `own`: the number wished, or none.
+    Bind = 1,
+    Unbind = 2,
+    /// `peer`, `size`, `wait`.
+    Open = 3,
+    /// `peer`: answered by `Done` when it is bound.
+    AwaitBound = 4,
+    AwaitUnbound = 5,
+    /// `value`: the request to give up. Its answer comes in any case: what it waited for, or `TimedOut`.
+    Cancel = 6,
+    /// `value`: a pid.
+    GetEndpoint = 7,
+    /// `channel`, `value`: the code of the reason.
+    Close = 8,
+    /// Of a manager: ends the wait of `peer`.
+    WakeUp = 9,
+    /// Of a proxy: a channel from `peer` on `node` to `own`.
+    OpenIn = 20,
+    /// Of a proxy: `peer` on `node` ended, `value` is the code of the reason.
+    RemoteGone = 21,
+    /// Of a proxy: `value` is 1 for up, 0 for down.
+    Link = 22,
+
+    /// `own`, `epoch`; descriptor: the own control page.
+    Bound = 100,
+    /// A channel: see [`ChannelNotice`].
+    Opened = 101,
+    Done = 102,
+    /// `peer`.
+    Found = 103,
+    /// `value`: the code of the error.
+    Failed = 104,
+    /// Somebody opened this channel to the receiver.
+    Accepted = 110,
+    /// `channel`, `value`: the code of the reason.
+    Ended = 111,
+    /// To a proxy: a channel its predecessor held.
+    Resumed = 112,
+    /// To a proxy: that was all of them.
+    AllResumed = 113,
+}
+
+impl Op {
+    fn of(number: u16) -> Option<Op> {
+        Some(match number {
+            1 => Op::Bind,
+            2 => Op::Unbind,
+            3 => Op::Open,
+            4 => Op::AwaitBound,
+            5 => Op::AwaitUnbound,
+            6 => Op::Cancel,
+            7 => Op::GetEndpoint,
+            8 => Op::Close,
+            9 => Op::WakeUp,
+            20 => Op::OpenIn,
+            21 => Op::RemoteGone,
+            22 => Op::Link,
+            100 => Op::Bound,
+            101 => Op::Opened,
+            102 => Op::Done,
+            103 => Op::Found,
+            104 => Op::Failed,
+            110 => Op::Accepted,
+            111 => Op::Ended,
+            112 => Op::Resumed,
+            113 => Op::AllResumed,
+            _ => return None,
+        })
+    }
+}
+
+/// One message. Which fields mean something depends on `op`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet {
+    pub op: Op,
+    pub request: u32,
+    pub dc: DcId,
+    /// The receiver's or sender's endpoint.
+    pub own: Option<Endpoint>,
+    pub peer: Option<Endpoint>,
+    pub node: NodeId,
+    pub lane: Lane,
+    pub role: Role,
+    pub channel: ChannelId,
+    pub epoch: Epoch,
+    pub size: Size,
+    pub value: u32,
+    /// Of a proxied channel: what the far node calls it.
+    pub far: u64,
+    /// Of `Open`: whether to wait until the peer is bound.
+    pub patience: Patience,
+}
+
+/// Whether an open waits for its peer to be bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    AtOnce,
+    UntilBound,
+}
+
+const NO_ENDPOINT: u32 = u32::MAX;
+
+impl Packet {
+    pub const BYTES: usize = 64;
+
+    pub fn new(op: Op) -> Packet {
+        Packet {
+            op,
+            request: 0,
+            dc: DcId(0),
+            own: None,
+            peer: None,
+            node: NodeId(0),
+            lane: Lane::MESSAGES,
+            role: Role::Left,
+            channel: ChannelId(0),
+            epoch: Epoch(0),
+            size: Size::default(),
+            value: 0,
+            far: 0,
+            patience: Patience::AtOnce,
+        }
+    }
+
+    pub fn failed(request: u32, error: IpcError) -> Packet {
+        Packet { request, value: error.code(), ..Packet::new(Op::Failed) }
+    }
+
+    pub fn to_bytes(&self) -> [u8; Packet::BYTES] {
+        let number = |endpoint: Option<Endpoint>| endpoint.map_or(NO_ENDPOINT, Endpoint::number);
+        let flags = u16::from(self.role == Role::Right) | u16::from(self.patience == Patience::UntilBound) << 1;
+        let mut out = [0; Packet::BYTES];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(&(self.op as u16).to_le_bytes());
+        put(&flags.to_le_bytes());
+        put(&self.request.to_le_bytes());
+        put(&self.dc.0.to_le_bytes());
+        put(&number(self.own).to_le_bytes());
+        put(&number(self.peer).to_le_bytes());
+        put(&self.node.0.to_le_bytes());
+        put(&self.lane.0.to_le_bytes());
+        put(&self.channel.0.to_le_bytes());
+        put(&self.epoch.0.to_le_bytes());
+        put(&self.size.entries.to_le_bytes());
+        put(&self.size.arena_bytes.to_le_bytes());
+        put(&self.value.to_le_bytes());
+        put(&self.far.to_le_bytes());
+        out
+    }
+
+    /// `None` for anything no honest sender writes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Packet> {
+        let bytes: &[u8; Packet::BYTES] = bytes.try_into().ok()?;
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let endpoint = |number: u32| match number {
+            NO_ENDPOINT => Some(None),
+            number => Endpoint::new(number).map(Some),
+        };
+        let flags = u16_at(2);
+        if flags > 3 || bytes[60..].iter().any(|byte| *byte != 0) {
+            return None;
+        }
+        Some(Packet {
+            op: Op::of(u16_at(0))?,
+            request: u32_at(4),
+            dc: DcId(u32_at(8)),
+            own: endpoint(u32_at(12))?,
+            peer: endpoint(u32_at(16))?,
+            node: NodeId(u16_at(20)),
+            lane: Lane(u16_at(22)),
+            role: if flags & 1 == 0 { Role::Left } else { Role::Right },
+            channel: ChannelId(u64_at(24)),
+            epoch: Epoch(u64_at(32)),
+            size: Size { entries: u32_at(40), arena_bytes: u32_at(44) },
+            value: u32_at(48),
+            far: u64_at(52),
+            patience: if flags & 2 == 0 { Patience::AtOnce } else { Patience::UntilBound },
+        })
+    }
+
+    /// The ring of a channel; `None` on lane 0.
+    pub fn ring(&self) -> Option<RingSpec> {
+        (self.size.entries > 0).then_some(RingSpec { entries: self.size.entries, arena_bytes: self.size.arena_bytes })
+    }
+
+    /// The channel's node of the remote party, when a proxy plays it.
+    pub fn proxied(&self) -> Option<NodeId> {
+        (self.node.0 != 0).then_some(self.node)
+    }
+
+    /// The error of `Failed` and `Ended`.
+    pub fn error(&self) -> IpcError {
+        IpcError::from_code(self.value)
+    }
+}
+
+/// Descriptors of a channel in the order in which they travel; the peer's control page is the last.
+pub fn channel_descriptors(files: PartyFiles, peer_control: OwnedFd) -> Vec<OwnedFd> {
+    vec![files.own, files.peer, files.shared, files.bell_in, files.bell_out, peer_control]
+}
+
+/// The reverse; `None` when it is another number of descriptors.
+pub fn take_channel_descriptors(descriptors: Vec<OwnedFd>) -> Option<(PartyFiles, OwnedFd)> {
+    let [own, peer, shared, bell_in, bell_out, control] = <[OwnedFd; 6]>::try_from(descriptors).ok()?;
+    Some((PartyFiles { own, peer, shared, bell_in, bell_out }, control))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn packet_survives_the_round_trip_through_bytes() {
+        let packet = Packet {
+            request: 1,
+            dc: DcId(2),
+            own: Endpoint::new(3),
+            peer: None,
+            node: NodeId(4),
+            lane: Lane(5),
+            role: Role::Right,
+            channel: ChannelId(6),
+            epoch: Epoch(7),
+            size: Size { entries: 8, arena_bytes: 4096 },
+            value: 9,
+            far: 10,
+            patience: Patience::UntilBound,
+            ..Packet::new(Op::Open)
+        };
+        assert_eq!(Packet::from_bytes(&packet.to_bytes()), Some(packet));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic_and_what_is_read_writes_the_same(
+            bytes in proptest::collection::vec(any::<u8>(), 0..70)
+        ) {
+            if let Some(packet) = Packet::from_bytes(&bytes) {
+                prop_assert_eq!(&packet.to_bytes()[..], &bytes[..]);
+            }
+        }
+    }
+}

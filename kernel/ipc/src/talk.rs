@@ -1,0 +1,372 @@
+//! Messages over one link: the sender's, the receiver's, the caller's and the replier's part of `docs/design/channel.md`.
+//!
+//! A party has at most one message outstanding. `send` and `sendrec` do not return before their message was taken,
+//! withdrawn or lost with the peer, so that only a reply may still lie untaken when the next message is written.
+
+use std::time::Duration;
+
+use abi::layout::state;
+use abi::{Endpoint, IpcError, Message};
+use ipc_core::{Both, Budget, Kind, Patience, Word, both_send};
+use ipc_shm::{ControlPage, Direction, Link};
+
+use crate::wait::{Deadline, Wait};
+use crate::waiting::{Stop, WakeUps, gone, wait_for};
+
+/// How long a peer may take between winning a state word and what must follow at once; longer is a broken peer.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
+
+/// What a party remembers of its talk with one peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Talk {
+    /// The peer's word that was taken or passed over last.
+    seen: u32,
+    /// The request that was taken and not answered.
+    owes: Option<Word>,
+    /// The peer's count of notifications that was looked at last.
+    pub notified: u32,
+}
+
+/// Who talks: what stays the same during one call.
+pub(crate) struct Parties<'a> {
+    pub link: &'a Link,
+    pub own_control: &'a ControlPage,
+    pub own: Endpoint,
+    pub peer: Endpoint,
+    /// A proxy plays the peer: withdrawing has to be asked for.
+    pub proxied: Proxied,
+    pub budget: &'a mut Budget,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Proxied {
+    No,
+    Yes,
+}
+
+/// What a waiting sender saw.
+enum Answer {
+    Taken,
+    GiveWay,
+}
+
+/// What a waiting caller saw.
+enum Reply {
+    Published(Word),
+    GiveWay,
+    Corrupt,
+}
+
+impl Talk {
+    /// The peer's message that can be taken now, if its kind is wanted.
+    pub fn offered(&mut self, link: &Link) -> Result<Option<Word>, IpcError> {
+        let raw = link.peer_word();
+        if raw == self.seen || raw == 0 {
+            return Ok(None);
+        }
+        let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
+        if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
+            self.seen = raw;
+            return Ok(None);
+        }
+        if word.kind == Kind::Reply {
+            // Nobody waits for it: its caller's wait ended for another reason. Taking it frees the replier's slot.
+            self.seen = raw;
+            link.set_own_taken(raw);
+            return Ok(None);
+        }
+        Ok(Some(word))
+    }
+
+    /// Takes an offered message. `None` when its sender withdrew it first.
+    pub fn take(&mut self, parties: &Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Option<Message>, IpcError> {
+        let link = parties.link;
+        if word.patience == Patience::Timed && word.kind != Kind::Reply {
+            let won = link.exchange_state(Direction::Peer, word.in_state(state::OFFERED), word.in_state(state::TAKEN));
+            if won.is_err() {
+                self.seen = word.raw();
+                return Ok(None);
+            }
+        }
+        let message = copy(link, word, parties.peer, data)?;
+        self.seen = word.raw();
+        link.set_own_taken(word.raw());
+        if word.kind == Kind::Request {
+            self.owes = Some(word);
+        }
+        // A caller waits for the reply, not for this; everybody else does.
+        if word.kind == Kind::Send || parties.proxied == Proxied::Yes {
+            link.kick();
+        }
+        Ok(Some(message))
+    }
+
+    /// Whether the peer waits for our answer.
+    pub fn is_owing(&self, link: &Link) -> bool {
+        self.owes.is_some_and(|word| link.peer_awaits() == word.raw())
+    }
+
+    pub fn send(
+        &mut self,
+        mut parties: Parties<'_>,
+        message: &Message,
+        data: &[u8],
+        wait: Wait,
+    ) -> Result<(), IpcError> {
+        if self.is_owing(parties.link) {
+            return self.reply(parties, message, data);
+        }
+        let deadline = Deadline::after(wait);
+        self.await_free_slot(&mut parties, deadline)?;
+        let word = Word::after(parties.link.own_word(), Kind::Send, patience_of(wait));
+        self.publish(&parties, word, message, data);
+        let link = parties.link;
+        let (own, peer) = (parties.own.number(), parties.peer.number());
+        let look = || {
+            if link.peer_taken() == word.raw() {
+                return Some(Answer::Taken);
+            }
+            give_way(link, self.seen, word, own, peer).then_some(Answer::GiveWay)
+        };
+        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look) {
+            Ok(Answer::Taken) => Ok(()),
+            Ok(Answer::GiveWay) => match self.give_up(&mut parties, word)? {
+                Settled::Taken => Ok(()),
+                Settled::Withdrawn => Err(IpcError::Deadlock),
+            },
+            Err(Stop::TimedOut) => match self.give_up(&mut parties, word)? {
+                Settled::Taken => Ok(()),
+                Settled::Withdrawn => Err(IpcError::TimedOut),
+            },
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
+            Err(Stop::Own(error)) => Err(error),
+        }
+    }
+
+    pub fn sendrec(
+        &mut self,
+        mut parties: Parties<'_>,
+        message: &Message,
+        data: &[u8],
+        wait: Wait,
+        reply_data: &mut Vec<u8>,
+    ) -> Result<Message, IpcError> {
+        if self.is_owing(parties.link) {
+            return Err(IpcError::Deadlock);
+        }
+        let deadline = Deadline::after(wait);
+        self.await_free_slot(&mut parties, deadline)?;
+        let word = Word::after(parties.link.own_word(), Kind::Request, patience_of(wait));
+        self.publish(&parties, word, message, data);
+        let result = match self.await_reply(&mut parties, word, deadline) {
+            Ok(Reply::Published(reply)) => self.take_reply(&parties, reply, reply_data),
+            Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
+            Ok(Reply::GiveWay) => match self.give_up(&mut parties, word) {
+                // It was taken while we gave way: then its reply comes.
+                Ok(Settled::Taken) => self.late_reply(&mut parties, word, reply_data),
+                Ok(Settled::Withdrawn) => Err(IpcError::Deadlock),
+                Err(error) => Err(error),
+            },
+            Err(Stop::TimedOut) => self.give_up_call(&mut parties, word, reply_data),
+            Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
+                Err(gone.or_died(IpcError::SourceDied))
+            }
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
+            Err(Stop::Own(error)) => Err(error),
+        };
+        parties.link.set_own_awaits(0);
+        result
+    }
+
+    pub fn reply(&mut self, mut parties: Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        let link = parties.link;
+        let request = self.owes.take().ok_or(IpcError::NotWaiting)?;
+        if let Some(gone) = gone(link) {
+            return Err(gone.or_died(IpcError::DestinationDied));
+        }
+        if link.peer_awaits() != request.raw() {
+            return Err(IpcError::NotWaiting);
+        }
+        // The caller took our last reply before it asked again; a proxy may tell us a moment later.
+        self.await_free_slot(&mut parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+        if request.patience == Patience::Timed {
+            let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
+            link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
+        }
+        self.publish(&parties, Word::reply_to(request), message, data);
+        Ok(())
+    }
+
+    pub fn has_notifications(&self, link: &Link) -> bool {
+        link.peer_notified() != self.notified
+    }
+
+    /// Bits the peer posted since the last look; 0 for none.
+    pub fn take_notifications(&mut self, link: &Link) -> u64 {
+        let posted = link.peer_notified();
+        if posted == self.notified {
+            return 0;
+        }
+        self.notified = posted;
+        link.take_notifications()
+    }
+
+    fn publish(&mut self, parties: &Parties<'_>, word: Word, message: &Message, data: &[u8]) {
+        let (link, kind) = (parties.link, word.kind);
+        if word.patience == Patience::Timed {
+            link.set_state(Direction::Own, word.in_state(state::OFFERED));
+            if kind == Kind::Request {
+                link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+            }
+        } else if word.state_of(link.state(Direction::Own)) != state::IDLE {
+            // What the word said of a message with this counter, one wrap ago.
+            link.set_state(Direction::Own, state::IDLE);
+        }
+        if kind == Kind::Request {
+            link.set_own_awaits(word.raw());
+        }
+        link.publish_message(word.raw(), message.kind, &message.payload, data);
+        link.kick();
+    }
+
+    /// Waits until the last own message is out of the slot.
+    fn await_free_slot(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
+        let link = parties.link;
+        let last = link.own_word();
+        let Some(word) = Word::of(last) else { return Ok(()) };
+        let look = || {
+            let is_free = link.peer_taken() == last || word.state_of(link.state(Direction::Own)) == state::WITHDRAWN;
+            is_free.then_some(())
+        };
+        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look) {
+            Ok(()) => Ok(()),
+            Err(Stop::TimedOut) => Err(IpcError::TimedOut),
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
+            Err(Stop::Own(error)) => Err(error),
+        }
+    }
+
+    fn await_reply(&mut self, parties: &mut Parties<'_>, word: Word, deadline: Deadline) -> Result<Reply, Stop> {
+        let link = parties.link;
+        let seen = self.seen;
+        let (own, peer) = (parties.own.number(), parties.peer.number());
+        let look = || {
+            let raw = link.peer_word();
+            if raw == seen || raw == 0 {
+                return None;
+            }
+            match Word::of(raw) {
+                // A reply to an older request, which we gave up, is passed over.
+                Some(reply) if reply.kind == Kind::Reply => reply.answers(word).then_some(Reply::Published(reply)),
+                Some(_) if give_way(link, seen, word, own, peer) => Some(Reply::GiveWay),
+                Some(_) => None,
+                None => Some(Reply::Corrupt),
+            }
+        };
+        wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look)
+    }
+
+    fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+        let message = copy(parties.link, reply, parties.peer, data)?;
+        self.seen = reply.raw();
+        parties.link.set_own_taken(reply.raw());
+        if parties.proxied == Proxied::Yes {
+            parties.link.kick();
+        }
+        Ok(message)
+    }
+
+    /// The replier won: its reply follows at once, or it is broken or dies.
+    fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+        match self.await_reply(parties, word, Deadline::after(Wait::For(SETTLE_LIMIT))) {
+            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, data),
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
+            Err(Stop::Own(error)) => Err(error),
+            Ok(_) | Err(Stop::TimedOut) => Err(IpcError::Corrupt),
+        }
+    }
+
+    /// A timed caller's limit passed: it takes the request back, or gives up the reply.
+    fn give_up_call(&mut self, parties: &mut Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+        if self.give_up(parties, word)? == Settled::Withdrawn {
+            return Err(IpcError::TimedOut);
+        }
+        let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
+        match parties.link.exchange_reply_state(Direction::Own, waiting, given_up) {
+            Ok(()) => Err(IpcError::TimedOut),
+            Err(_) => self.late_reply(parties, word, data),
+        }
+    }
+
+    /// Takes a message back, or learns that it was taken.
+    fn give_up(&mut self, parties: &mut Parties<'_>, word: Word) -> Result<Settled, IpcError> {
+        let link = parties.link;
+        let wish = match parties.proxied {
+            Proxied::No => state::WITHDRAWN,
+            Proxied::Yes => state::CANCEL,
+        };
+        match word.patience {
+            // The peer is stuck in a send of its own, so nobody changes the word at the same time.
+            Patience::Untimed => link.set_state(Direction::Own, word.in_state(wish)),
+            Patience::Timed => {
+                let won = link.exchange_state(Direction::Own, word.in_state(state::OFFERED), word.in_state(wish));
+                if won.is_err() {
+                    return Ok(Settled::Taken);
+                }
+            }
+        }
+        if parties.proxied == Proxied::No {
+            return Ok(Settled::Withdrawn);
+        }
+        link.kick();
+        let look = || match word.state_of(link.state(Direction::Own)) {
+            state::TAKEN => Some(Settled::Taken),
+            state::WITHDRAWN => Some(Settled::Withdrawn),
+            _ => (link.peer_taken() == word.raw()).then_some(Settled::Taken),
+        };
+        // The proxy settles it, or reports the link as down, after which the page is dead.
+        match wait_for(link, parties.own_control, parties.budget, Deadline::Never, WakeUps::Ignored, look) {
+            Ok(settled) => Ok(settled),
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
+            Err(Stop::Own(error)) => Err(error),
+            Err(Stop::TimedOut) => Err(IpcError::Corrupt),
+        }
+    }
+}
+
+/// How a message that was to be withdrawn ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Settled {
+    Taken,
+    Withdrawn,
+}
+
+fn patience_of(wait: Wait) -> Patience {
+    match wait {
+        Wait::Forever => Patience::Untimed,
+        Wait::NoWait | Wait::For(_) => Patience::Timed,
+    }
+}
+
+/// Whether the peer sends to us while we send to it, and we are the one to give way.
+fn give_way(link: &Link, seen: u32, own_word: Word, own: u32, peer: u32) -> bool {
+    let raw = link.peer_word();
+    if raw == seen || link.peer_taken() == own_word.raw() {
+        return false;
+    }
+    let word = Word::of(raw);
+    let is_withdrawn = word.is_some_and(|word| word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN);
+    !is_withdrawn && both_send(own, peer, word) == Both::GiveWay
+}
+
+/// Copies the peer's message and checks that it did not change meanwhile.
+fn copy(link: &Link, word: Word, source: Endpoint, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+    let line = link.copy_line();
+    let fits = link.copy_inline(line.inline_bytes, data);
+    link.fence_after_copy();
+    if !fits || link.peer_word() != word.raw() {
+        data.clear();
+        return Err(IpcError::Corrupt);
+    }
+    Ok(Message { source: Some(source), kind: line.kind, payload: line.payload })
+}

@@ -1,0 +1,154 @@
+//! A wait for one peer: look, pause, yield, park; the sleeping half of the protocol in `docs/design/channel.md`.
+
+use abi::IpcError;
+use ipc_core::{Budget, Cpus, Ended, WaitMode};
+use ipc_shm::{ControlPage, Life, Link, Sleep};
+
+use crate::wait::Deadline;
+
+/// Why a wait ended without what it waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stop {
+    TimedOut,
+    /// The peer is dead, unreachable or fenced, or closed the channel, and left nothing more to see.
+    PeerGone(Gone),
+    /// The waiter's own binding ended, or a manager woke it.
+    Own(IpcError),
+}
+
+/// How a peer went. A death means different errors before and after it took a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Gone {
+    Died,
+    For(IpcError),
+}
+
+impl Gone {
+    pub fn or_died(self, died: IpcError) -> IpcError {
+        match self {
+            Gone::Died => died,
+            Gone::For(error) => error,
+        }
+    }
+}
+
+/// Whether a manager's wake-up ends the wait: only waits for a message that nobody promised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WakeUps {
+    Ignored,
+    /// The count that was seen before.
+    Since(u32),
+}
+
+/// Whether and how the peer of a link went.
+pub(crate) fn gone(link: &Link) -> Option<Gone> {
+    match link.peer_control().life() {
+        Life::Dead => return Some(Gone::Died),
+        Life::Unreachable => return Some(Gone::For(IpcError::NoLink)),
+        Life::Fenced => return Some(Gone::For(IpcError::Fenced)),
+        Life::Alive => {}
+    }
+    match link.peer_closed() {
+        0 => None,
+        code => match IpcError::from_code(code) {
+            IpcError::NotBound | IpcError::SourceDied | IpcError::DestinationDied => Some(Gone::Died),
+            error => Some(Gone::For(error)),
+        },
+    }
+}
+
+/// What the waiter's own page says against going on.
+pub(crate) fn own_end(own: &ControlPage) -> Option<IpcError> {
+    match own.life() {
+        Life::Alive => None,
+        Life::Fenced => Some(IpcError::Fenced),
+        Life::Dead | Life::Unreachable => Some(IpcError::NotBound),
+    }
+}
+
+pub(crate) fn new_budget() -> Budget {
+    let cpus = match std::thread::available_parallelism() {
+        Ok(count) if count.get() > 1 => Cpus::Several,
+        _ => Cpus::One,
+    };
+    Budget::new(WaitMode::Adaptive, cpus)
+}
+
+/// Waits until `look` finds something. `look` is called often and must be cheap.
+pub(crate) fn wait_for<T>(
+    link: &Link,
+    own: &ControlPage,
+    budget: &mut Budget,
+    deadline: Deadline,
+    wake_ups: WakeUps,
+    mut look: impl FnMut() -> Option<T>,
+) -> Result<T, Stop> {
+    if let Some(found) = look() {
+        return Ok(found);
+    }
+    if let Some(found) = look_awake(budget, &mut look) {
+        return Ok(found);
+    }
+    budget.learn(Ended::Parked);
+    loop {
+        let seen = link.seen(own);
+        link.prepare_sleep(Sleep::Futex);
+        let outcome = last_look(link, own, wake_ups, &mut look);
+        let limit = deadline.left();
+        let outcome = match outcome {
+            None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
+            None => match link.sleep(seen, own, limit) {
+                Ok(_) => None,
+                Err(error) => Some(Err(Stop::Own(IpcError::Os(error.raw_os_error().unwrap_or(0))))),
+            },
+            some => some,
+        };
+        link.prepare_sleep(Sleep::Awake);
+        if let Some(outcome) = outcome {
+            return outcome;
+        }
+    }
+}
+
+/// The part of a wait that costs CPU and no wake-up.
+pub(crate) fn look_awake<T>(budget: &mut Budget, look: &mut impl FnMut() -> Option<T>) -> Option<T> {
+    let plan = budget.plan();
+    for _ in 0..plan.pauses {
+        std::hint::spin_loop();
+        if let Some(found) = look() {
+            budget.learn(Ended::Pausing);
+            return Some(found);
+        }
+    }
+    for _ in 0..plan.yields {
+        rustix::thread::sched_yield();
+        if let Some(found) = look() {
+            budget.learn(Ended::Yielding);
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// The look after the party said that it sleeps.
+fn last_look<T>(
+    link: &Link,
+    own: &ControlPage,
+    wake_ups: WakeUps,
+    look: &mut impl FnMut() -> Option<T>,
+) -> Option<Result<T, Stop>> {
+    if let Some(found) = look() {
+        return Some(Ok(found));
+    }
+    if let Some(gone) = gone(link) {
+        // What it published before it went can still be taken.
+        return Some(look().ok_or(Stop::PeerGone(gone)));
+    }
+    if let Some(error) = own_end(own) {
+        return Some(Err(Stop::Own(error)));
+    }
+    match wake_ups {
+        WakeUps::Since(seen) if own.wakeups() != seen => Some(Err(Stop::Own(IpcError::WokenUp))),
+        _ => None,
+    }
+}
