@@ -1,0 +1,232 @@
+//! Processes of two nodes talk through two proxies as if they were on one.
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use abi::{Endpoint, IpcError, Message};
+use common::{PATIENCE, Pair, Which, calm_times};
+use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Submission, Wait};
+use proxy_link::LinkTimes;
+use proxy_tcp::transport::Encryption;
+
+const SERVER: Endpoint = Endpoint::FS;
+const CLIENT: Endpoint = Endpoint::GATE;
+const WAIT: Wait = Wait::For(PATIENCE);
+
+/// Answers `count` requests with their number doubled and their data reversed.
+fn answer(server: &mut Port, count: u64) {
+    for _ in 0..count {
+        let request = server.rcvrqst(WAIT).expect("a request");
+        let data: Vec<u8> = server.inline().iter().rev().copied().collect();
+        let reply = Message::new(1).with_word(0, request.word(0) * 2);
+        server.reply_inline(request.source.expect("a source"), &reply, &data).expect("replied");
+    }
+}
+
+fn call(client: &mut Port, number: u64) {
+    let data = vec![number as u8; (number % 2049) as usize];
+    let request = Message::new(7).with_word(0, number);
+    let reply = client.sendrec_inline(SERVER, &request, &data, WAIT).expect("answered");
+    assert_eq!((reply.kind, reply.word(0)), (1, number * 2));
+    assert_eq!(client.inline(), &data[..]);
+}
+
+fn calls_pass(encryption: Encryption) {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(encryption, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || answer(&mut server, 300));
+    (0..300).for_each(|number| call(&mut client, number * 7));
+    served.join().expect("served");
+}
+
+#[test]
+fn call_reaches_a_server_of_another_node_and_its_answer_comes_back() {
+    calls_pass(Encryption::Tls);
+}
+
+#[test]
+fn links_the_operator_trusts_work_without_encryption() {
+    calls_pass(Encryption::Plain);
+}
+
+#[test]
+fn node_with_the_higher_number_calls_as_well() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::B, CLIENT), pair.bind(Which::A, SERVER));
+    let served = thread::spawn(move || answer(&mut server, 20));
+    (0..20).for_each(|number| call(&mut client, number));
+    served.join().expect("served");
+}
+
+#[test]
+fn notification_crosses_nodes() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    client.notify(SERVER, 0b101).expect("posted");
+    match server.wait_event(WAIT).expect("an event") {
+        Event::Notified { from, mask } => assert_eq!((from, mask), (CLIENT, 0b101)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn timed_send_that_nobody_takes_is_withdrawn_on_the_other_node() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let early = client.send(SERVER, &Message::new(1), Wait::For(Duration::from_millis(200)));
+    assert_eq!(early, Err(IpcError::TimedOut));
+    assert_eq!(server.receive(abi::Source::Any, Wait::NoWait).err(), Some(IpcError::TimedOut));
+    let taken = thread::spawn(move || server.receive(abi::Source::Any, WAIT).expect("a message").kind);
+    client.send(SERVER, &Message::new(2), WAIT).expect("taken");
+    assert_eq!(taken.join().expect("taken"), 2);
+}
+
+/// Serves a ring: the answer's data is the request's, each byte plus one. Ends when the ring does.
+fn serve_ring(server: &mut Port) -> u64 {
+    let (mut ring, mut served): (Option<RingServer>, u64) = (None, 0);
+    loop {
+        match server.wait_event(WAIT).expect("an event") {
+            Event::RingOpened(opened) => ring = Some(opened),
+            Event::RingReady(_) => served += serve_ready(ring.as_ref().expect("opened before")),
+            Event::RingClosed(..) => return served,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn serve_ready(ring: &RingServer) -> u64 {
+    let mut served = 0;
+    while let Some(request) = ring.next().expect("a correct client") {
+        let arena = ring.arena();
+        let offset = request.arena_offset as usize;
+        let data = arena.to_vec(offset, request.out_bytes as usize).expect("in range");
+        let changed: Vec<u8> = data.iter().map(|byte| byte.wrapping_add(1)).collect();
+        arena.copy_in(offset, &changed).expect("in range");
+        ring.complete(&Completion {
+            tag: request.tag,
+            sequence: request.sequence,
+            in_bytes: request.out_bytes,
+            ..Completion::default()
+        })
+        .expect("room");
+        served += 1;
+    }
+    ring.publish();
+    served
+}
+
+const ENTRIES: u32 = 16;
+const SLOT_BYTES: u32 = 64 * 1024;
+
+fn open_ring(client: &mut Port) -> RingClient {
+    let spec = RingSpec { entries: ENTRIES, arena_bytes: ENTRIES * SLOT_BYTES };
+    client.open_ring(SERVER, spec, WAIT).expect("opened")
+}
+
+/// Runs `count` requests with data through the ring, as many at once as it takes; every answer is checked.
+fn run_ring(ring: &RingClient, count: u64, mut each: impl FnMut(u64)) {
+    let (mut submitted, mut answered) = (0, 0);
+    let mut under_way: Vec<Option<u64>> = vec![None; ENTRIES as usize];
+    while answered < count {
+        while submitted < count
+            && let Some(tag) = under_way.iter().position(Option::is_none)
+        {
+            let bytes = (submitted * 7919 % u64::from(SLOT_BYTES)) as u32;
+            let offset = tag as u32 * SLOT_BYTES;
+            ring.arena().copy_in(offset as usize, &vec![submitted as u8; bytes as usize]).expect("in range");
+            let request = Submission {
+                tag: tag as u32,
+                sequence: submitted,
+                arena_offset: offset,
+                out_bytes: bytes,
+                in_capacity: bytes,
+                ..Submission::default()
+            };
+            ring.submit(&request).expect("room");
+            under_way[tag] = Some(submitted);
+            submitted += 1;
+        }
+        ring.publish();
+        ring.wait(WAIT).expect("an answer");
+        while let Some(completion) = ring.poll().expect("no error") {
+            let slot = under_way.get_mut(completion.tag as usize).expect("a tag of ours");
+            let sequence = slot.take().expect("answered once");
+            assert_eq!(completion.sequence, sequence);
+            let offset = completion.tag as usize * SLOT_BYTES as usize;
+            let data = ring.arena().to_vec(offset, completion.in_bytes as usize).expect("in range");
+            assert_eq!(data.len() as u64, sequence * 7919 % u64::from(SLOT_BYTES));
+            assert!(data.iter().all(|byte| *byte == (sequence as u8).wrapping_add(1)), "data of {sequence}");
+            answered += 1;
+            each(answered);
+        }
+    }
+}
+
+#[test]
+fn ring_carries_data_both_ways_between_nodes() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || serve_ring(&mut server));
+    let ring = open_ring(&mut client);
+    run_ring(&ring, 2000, |_| {});
+    drop(ring);
+    assert_eq!(served.join().expect("served"), 2000);
+}
+
+#[test]
+fn client_learns_that_the_server_on_the_other_node_died() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let died = thread::spawn(move || {
+        server.rcvrqst(WAIT).expect("a request");
+        drop(server);
+    });
+    let answer = client.sendrec(SERVER, &Message::new(1), WAIT);
+    assert_eq!(answer.err(), Some(IpcError::SourceDied));
+    died.join().expect("ended");
+}
+
+#[test]
+fn call_to_an_endpoint_nobody_holds_any_more_is_refused_and_not_silent() {
+    let mut pair = Pair::new();
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let (mut client, server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    drop(server);
+    let answer = client.sendrec(SERVER, &Message::new(1), WAIT).expect_err("nobody is there");
+    assert!(
+        matches!(answer, IpcError::NoSuchEndpoint | IpcError::DestinationDied | IpcError::SourceDied),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back() {
+    let mut pair = Pair::new();
+    let times = LinkTimes::default();
+    let (_proxy_a, proxy_b) = pair.start_proxies(Encryption::Tls, times);
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || {
+        answer(&mut server, 1);
+        server
+    });
+    call(&mut client, 1);
+    let mut server = served.join().expect("served");
+    drop(proxy_b);
+    let answer_without_link = client.sendrec(SERVER, &Message::new(1), WAIT);
+    assert_eq!(answer_without_link.err(), Some(IpcError::NoLink));
+
+    let peer = pair.a.as_peer();
+    let _proxy_b = pair.b.start_proxy(&peer, Encryption::Tls, times);
+    let served = thread::spawn(move || answer(&mut server, 1));
+    client.wait4bind(SERVER, WAIT).expect("the node is back");
+    call(&mut client, 2);
+    served.join().expect("served");
+}
