@@ -214,13 +214,15 @@ impl Engine {
     }
 
     fn close_by_proxy(&mut self, packet: Packet) {
-        let Some(container) = self.containers.get_mut(&packet.dc) else { return };
-        let Some(channel) = container.table.channels().get(packet.channel).copied() else { return };
-        if channel.proxied.is_none() {
-            return;
+        let found = self.containers.iter_mut().find_map(|(dc, container)| {
+            let channel = container.table.channels().get(packet.channel).copied()?;
+            channel.proxied?;
+            container.table.close(channel.id);
+            Some((*dc, channel))
+        });
+        if let Some((dc, channel)) = found {
+            self.channel_ended(dc, channel, None, packet.error());
         }
-        container.table.close(channel.id);
-        self.channel_ended(packet.dc, channel, None, packet.error());
     }
 
     /// The proxy plays the party that is not of this node.

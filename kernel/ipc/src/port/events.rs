@@ -46,8 +46,10 @@ impl Port {
         if let Some(event) = self.look(wanted) {
             return Ok(event);
         }
-        if let Some(event) = self.look_for_a_while(wanted) {
-            return Ok(event);
+        if !deadline.has_passed() {
+            if let Some(event) = self.look_for_a_while(wanted) {
+                return Ok(event);
+            }
         }
         loop {
             if std::mem::take(&mut self.woken_up) {

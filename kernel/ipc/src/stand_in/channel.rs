@@ -4,12 +4,17 @@
 //! "Local" is the party on this node, "we" are the remote party. Methods that change anything wake the local party,
 //! except those of the ring, which need a `kick` after a batch.
 
+use std::sync::Arc;
+
 use abi::IpcError;
+use abi::layout::state;
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::{Completion, Submission};
-use ipc_shm::Arena;
+use ipc_core::{Kind, Patience, Word};
+use ipc_shm::{Arena, Direction, Link};
 
 use super::ProxiedInfo;
+use crate::waiting::gone;
 
 /// A message as it travels. `word` says what it is: see [`abi::layout::word`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,13 +46,25 @@ pub struct Cursor {
     pub tail: u32,
 }
 
+impl Cursor {
+    pub fn waiting(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct ProxiedChannel {
     info: ProxiedInfo,
+    link: Arc<Link>,
+    arena: Arena,
 }
 
 impl ProxiedChannel {
+    pub(super) fn new(info: ProxiedInfo, link: Arc<Link>) -> ProxiedChannel {
+        ProxiedChannel { info, arena: link.arena(), link }
+    }
+
     pub fn info(&self) -> &ProxiedInfo {
         &self.info
     }
@@ -57,141 +74,274 @@ impl ProxiedChannel {
     /// The local party's message that was neither taken nor withdrawn. Stays until `mark_taken` or `settle_withdrawn`:
     /// the proxy remembers the word it forwarded last.
     pub fn outbound(&self) -> Result<Option<Carried>, IpcError> {
-        unimplemented!()
+        let link = &self.link;
+        let raw = link.peer_word();
+        if raw == 0 || raw == link.own_taken() {
+            return Ok(None);
+        }
+        let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
+        if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
+            return Ok(None);
+        }
+        let line = link.copy_line();
+        let mut data = Vec::new();
+        let fits = link.copy_inline(line.inline_bytes, &mut data);
+        link.fence_after_copy();
+        if link.peer_word() != raw || !fits {
+            return Err(IpcError::Corrupt);
+        }
+        let mut inline = [0; INLINE_BYTES_MAX];
+        let inline_bytes = data.len();
+        inline.get_mut(..inline_bytes).ok_or(IpcError::Corrupt)?.copy_from_slice(&data);
+        Ok(Some(Carried { word: raw, kind: line.kind, payload: line.payload, inline, inline_bytes }))
     }
 
     /// The far party took the message with this word. Nothing happens when it is not outstanding any more.
     pub fn mark_taken(&self, word: u32) {
-        let _ = word;
-        unimplemented!()
+        let link = &self.link;
+        let Some(outstanding) = Word::of(word) else { return };
+        if link.peer_word() != word || link.own_taken() == word {
+            return;
+        }
+        // The local party may ask to withdraw at any moment; its wish comes too late now.
+        for wish in [state::OFFERED, state::CANCEL] {
+            let (from, to) = (outstanding.in_state(wish), outstanding.in_state(state::TAKEN));
+            if link.exchange_state(Direction::Peer, from, to).is_ok() {
+                break;
+            }
+        }
+        link.set_own_taken(word);
+        link.kick();
     }
 
     /// The word of a message that the local party wants to withdraw and that is not settled yet.
     pub fn cancel_requested(&self) -> Option<u32> {
-        unimplemented!()
+        let raw = self.link.peer_word();
+        let word = Word::of(raw)?;
+        let is_asked = word.state_of(self.link.state(Direction::Peer)) == state::CANCEL;
+        (is_asked && raw != self.link.own_taken()).then_some(raw)
     }
 
     /// The far side withdrew the message with this word (or never got it).
     pub fn settle_withdrawn(&self, word: u32) {
-        let _ = word;
-        unimplemented!()
+        let Some(outstanding) = Word::of(word) else { return };
+        let (from, to) = (outstanding.in_state(state::CANCEL), outstanding.in_state(state::WITHDRAWN));
+        if self.link.exchange_state(Direction::Peer, from, to).is_ok() {
+            self.link.kick();
+        }
     }
 
     /// The last word of the local party that was marked as taken; 0 for none.
     pub fn acknowledged(&self) -> u32 {
-        unimplemented!()
+        self.link.own_taken()
     }
 
     // Messages, remote to local.
 
     /// Publishes the far party's message with its own word. A message that was published already (same word) is
     /// ignored. `NotWaiting`: a reply whose caller gave up; treat it as taken. `TimedOut`: the message before is neither
-    /// taken nor withdrawn, which a correct far side never causes.
+    /// taken nor withdrawn, which a correct far side never causes: forward `taken` before the message that follows it.
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
-        let _ = message;
-        unimplemented!()
+        let link = &self.link;
+        let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
+        if link.own_word() == message.word {
+            return Ok(());
+        }
+        if !self.is_slot_free() {
+            return Err(IpcError::TimedOut);
+        }
+        if word.kind == Kind::Reply {
+            self.win_reply(word)?;
+        } else if word.patience == Patience::Timed {
+            link.set_state(Direction::Own, word.in_state(state::OFFERED));
+        } else if word.state_of(link.state(Direction::Own)) != state::IDLE {
+            link.set_state(Direction::Own, state::IDLE);
+        }
+        if word.kind == Kind::Request {
+            if word.patience == Patience::Timed {
+                link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+            }
+            link.set_own_awaits(message.word);
+        }
+        link.publish_message(message.word, message.kind, &message.payload, message.inline());
+        link.kick();
+        Ok(())
     }
 
     /// The word published last by us; 0 for none.
     pub fn published(&self) -> u32 {
-        unimplemented!()
+        self.link.own_word()
     }
 
     /// The last word of ours that the local party took; 0 for none.
     pub fn taken(&self) -> u32 {
-        unimplemented!()
+        self.link.peer_taken()
     }
 
     /// The far party wants its message with this word back.
     pub fn withdraw(&self, word: u32) -> Settled {
-        let _ = word;
-        unimplemented!()
+        let link = &self.link;
+        let Some(ours) = Word::of(word) else { return Settled::Withdrawn };
+        if link.own_word() != word {
+            // A later one was published, so it was taken; or it never came here.
+            return if link.own_word() == 0 { Settled::Withdrawn } else { Settled::Taken };
+        }
+        if link.peer_taken() == word {
+            return Settled::Taken;
+        }
+        match ours.patience {
+            Patience::Timed => {
+                let (from, to) = (ours.in_state(state::OFFERED), ours.in_state(state::WITHDRAWN));
+                match link.exchange_state(Direction::Own, from, to) {
+                    Ok(()) => {}
+                    Err(found) if found == to => {}
+                    Err(_) => return Settled::Taken,
+                }
+            }
+            // An untimed sender withdraws only while the local party is stuck in a send of its own.
+            Patience::Untimed => link.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
+        }
+        if ours.kind == Kind::Request {
+            link.set_own_awaits(0);
+        }
+        link.kick();
+        Settled::Withdrawn
     }
 
     // Notifications.
 
     /// Bits the local party posted; taking them is final, so forward them reliably.
     pub fn take_notifications(&self) -> u64 {
-        unimplemented!()
+        self.link.take_notifications()
     }
 
     pub fn notify(&self, mask: u64) {
-        let _ = mask;
-        unimplemented!()
+        self.link.post_notification(mask);
+        self.link.kick();
     }
 
     // Ring, when the local party is the client.
 
     /// What the local client submitted and the far server's proxy has not confirmed. `Corrupt` when impossible.
     pub fn submissions(&self) -> Result<Cursor, IpcError> {
-        unimplemented!()
+        self.waiting_entries()
     }
 
     /// The submission at `index` (inside the cursor), its range checked.
     pub fn submission(&self, index: u32) -> Result<Submission, IpcError> {
-        let _ = index;
-        unimplemented!()
+        let submission = Submission::from_bytes(&self.link.read_entry(index));
+        if submission.reserved != 0 || !submission.fits(self.link.size().arena_bytes) {
+            return Err(IpcError::Corrupt);
+        }
+        Ok(submission)
     }
 
     /// The far proxy has everything below `head`; the local client may overwrite those entries.
     pub fn confirm_submissions(&self, head: u32) {
-        let _ = head;
-        unimplemented!()
+        self.confirm(head);
     }
 
     /// Puts a completion (its data was copied into the arena before). `Corrupt` when the ring has no room, which a
     /// correct far side never causes. Needs `kick`.
     pub fn put_completion(&self, completion: &Completion) -> Result<(), IpcError> {
-        let _ = completion;
-        unimplemented!()
+        self.put(&completion.to_bytes())
     }
 
     /// Completions put so far: the index the next one gets.
     pub fn completions_put(&self) -> u32 {
-        unimplemented!()
+        self.link.own_tail()
     }
 
     // Ring, when the local party is the server.
 
     /// Puts a submission (its data was copied into the arena before). Needs `kick`.
     pub fn put_submission(&self, submission: &Submission) -> Result<(), IpcError> {
-        let _ = submission;
-        unimplemented!()
+        if submission.reserved != 0 || !submission.fits(self.link.size().arena_bytes) {
+            return Err(IpcError::Corrupt);
+        }
+        self.put(&submission.to_bytes())
     }
 
     /// Submissions put so far: the index the next one gets.
     pub fn submissions_put(&self) -> u32 {
-        unimplemented!()
+        self.link.own_tail()
     }
 
     /// What the local server completed and the far client's proxy has not confirmed.
     pub fn completions(&self) -> Result<Cursor, IpcError> {
-        unimplemented!()
+        self.waiting_entries()
     }
 
     pub fn completion(&self, index: u32) -> Result<Completion, IpcError> {
-        let _ = index;
-        unimplemented!()
+        let completion = Completion::from_bytes(&self.link.read_entry(index));
+        if completion.reserved != 0 || completion.in_bytes > self.link.size().arena_bytes {
+            return Err(IpcError::Corrupt);
+        }
+        Ok(completion)
     }
 
     pub fn confirm_completions(&self, head: u32) {
-        let _ = head;
-        unimplemented!()
+        self.confirm(head);
     }
 
     // Both.
 
     /// Wakes the local party when it sleeps. Once after a batch.
     pub fn kick(&self) {
-        unimplemented!()
+        self.link.kick();
     }
 
     pub fn arena(&self) -> &Arena {
-        unimplemented!()
+        &self.arena
     }
 
     /// Why the channel ended on the local side, when it has.
     pub fn is_closed(&self) -> Option<IpcError> {
-        unimplemented!()
+        gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied))
+    }
+
+    fn is_slot_free(&self) -> bool {
+        let link = &self.link;
+        let last = link.own_word();
+        last == 0
+            || link.peer_taken() == last
+            || Word::of(last).is_some_and(|word| word.state_of(link.state(Direction::Own)) == state::WITHDRAWN)
+    }
+
+    /// A reply goes to a caller that still waits for it, and to no other.
+    fn win_reply(&self, reply: Word) -> Result<(), IpcError> {
+        let request = Word::of(self.link.peer_awaits()).ok_or(IpcError::NotWaiting)?;
+        if !reply.answers(request) {
+            return Err(IpcError::NotWaiting);
+        }
+        if request.patience == Patience::Untimed {
+            return Ok(());
+        }
+        let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
+        self.link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)
+    }
+
+    fn waiting_entries(&self) -> Result<Cursor, IpcError> {
+        let cursor = Cursor { head: self.link.own_head(), tail: self.link.peer_tail() };
+        if cursor.waiting() > self.link.size().entries { Err(IpcError::Corrupt) } else { Ok(cursor) }
+    }
+
+    /// Never backwards and never past what was produced.
+    fn confirm(&self, head: u32) {
+        if let Ok(cursor) = self.waiting_entries() {
+            if head.wrapping_sub(cursor.head) <= cursor.waiting() {
+                self.link.set_own_head(head);
+            }
+        }
+    }
+
+    fn put(&self, entry: &[u8; abi::ring::ENTRY_BYTES]) -> Result<(), IpcError> {
+        let tail = self.link.own_tail();
+        if tail.wrapping_sub(self.link.peer_head()) >= self.link.size().entries {
+            return Err(IpcError::Corrupt);
+        }
+        self.link.write_entry(tail, entry);
+        self.link.set_own_tail(tail.wrapping_add(1));
+        Ok(())
     }
 }

@@ -9,15 +9,16 @@
 //! Not here: frames, links, retransmission (`proxy/`).
 
 mod channel;
+mod port;
+mod watch;
 
 pub use channel::{Carried, Cursor, ProxiedChannel, Settled};
-
-use std::os::fd::{BorrowedFd, OwnedFd};
+pub use port::StandInPort;
 
 use abi::{DcId, Endpoint, IpcError, Lane, NodeId};
 use ipc_core::ChannelId;
 
-use crate::{RingSpec, Wait, Waker};
+use crate::RingSpec;
 
 /// Which party of a proxied channel is the local one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,65 +93,4 @@ pub enum StandInEvent {
         reason: IpcError,
     },
     Woken,
-}
-
-/// The proxy's connection to its broker.
-pub struct StandInPort {
-    _private: (),
-}
-
-impl StandInPort {
-    /// `broker` is what `Broker::proxy_socket` gave. All channels of a predecessor come as `Resumed` first.
-    pub fn from_socket(broker: OwnedFd) -> Result<StandInPort, IpcError> {
-        let _ = broker;
-        unimplemented!()
-    }
-
-    /// The next event; `TimedOut` when none came in time; `NoBroker` once when the broker's end is closed, after which
-    /// only `Active` and `Closed` of existing channels and `Woken` come.
-    pub fn wait_event(&mut self, wait: Wait) -> Result<StandInEvent, IpcError> {
-        let _ = wait;
-        unimplemented!()
-    }
-
-    /// Readable when `wait_event` may have something, provided that the last `wait_event` answered `TimedOut`.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        unimplemented!()
-    }
-
-    pub fn waker(&self) -> Waker {
-        unimplemented!()
-    }
-
-    /// Asks for a channel from a remote caller to a local endpoint. Answered by [`StandInEvent::OpenedIn`].
-    pub fn open_in(&mut self, request: &OpenIn) -> Result<RequestId, IpcError> {
-        let _ = request;
-        unimplemented!()
-    }
-
-    /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
-    /// (`NoLink`, or anything else for a death).
-    pub fn remote_gone(
-        &mut self,
-        dc: DcId,
-        endpoint: Endpoint,
-        node: NodeId,
-        reason: IpcError,
-    ) -> Result<(), IpcError> {
-        let _ = (dc, endpoint, node, reason);
-        unimplemented!()
-    }
-
-    /// Down: every endpoint of the node becomes unreachable and opening answers `NoLink`, until Up. A node is up before
-    /// anything was said of it.
-    pub fn link(&mut self, node: NodeId, state: LinkState) -> Result<(), IpcError> {
-        let _ = (node, state);
-        unimplemented!()
-    }
-
-    /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`.
-    pub fn close(&mut self, channel: ChannelId, reason: IpcError) -> Result<(), IpcError> {
-        let _ = (channel, reason);
-        unimplemented!()
-    }
 }

@@ -1,0 +1,300 @@
+//! The proxy's connection to its broker, and the wait for anything.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::{DcId, Endpoint, IpcError, NodeId};
+use ipc_core::{Budget, ChannelId, Ended};
+use ipc_shm::{ControlPage, Link, Role};
+use sys::eventfd::{Poller, Trigger};
+
+use super::channel::ProxiedChannel;
+use super::watch::WatchList;
+use super::{LinkState, LocalRole, OpenIn, ProxiedInfo, RequestId, StandInEvent};
+use crate::connection::{Connection, Notice};
+use crate::protocol::{Op, Packet, take_channel_descriptors};
+use crate::ring::RingSpec;
+use crate::wait::{Deadline, Wait};
+use crate::waiting::new_budget;
+use crate::waker::Waker;
+
+/// Events reported between two looks at the descriptors.
+const UNPOLLED_MAX: u32 = 32;
+
+const TOKEN_BROKER: u64 = 0;
+const TOKEN_WAKER: u64 = 1;
+
+/// The proxy's connection to its broker. One thread uses it at a time.
+#[derive(Debug)]
+pub struct StandInPort {
+    connection: Connection,
+    poller: Poller,
+    waker: Waker,
+    watched: WatchList,
+    /// Told by the broker, not reported yet.
+    pending: VecDeque<StandInEvent>,
+    broker: BrokerState,
+    ready: Vec<u64>,
+    budget: Budget,
+    unpolled: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum BrokerState {
+    There,
+    /// Lost, and to be reported.
+    Lost,
+    Reported,
+}
+
+impl StandInPort {
+    /// `broker` is what `Broker::proxy_socket` gave. All channels of a predecessor come as `Resumed` first, then
+    /// `AllResumed`.
+    pub fn from_socket(broker: OwnedFd) -> Result<StandInPort, IpcError> {
+        let connection = Connection::new(broker);
+        let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
+        poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
+        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
+        Ok(StandInPort {
+            connection,
+            poller,
+            waker,
+            watched: WatchList::default(),
+            pending: VecDeque::new(),
+            broker: BrokerState::There,
+            ready: Vec::new(),
+            budget: new_budget(),
+            unpolled: 0,
+        })
+    }
+
+    /// The next event; `TimedOut` when none came in time; `NoBroker` once when the broker's end is closed, after which
+    /// only `Active` and `Closed` of existing channels and `Woken` come.
+    pub fn wait_event(&mut self, wait: Wait) -> Result<StandInEvent, IpcError> {
+        let deadline = Deadline::after(wait);
+        if let Some(event) = self.look()? {
+            return Ok(event);
+        }
+        if wait != Wait::NoWait {
+            if let Some(event) = self.look_for_a_while()? {
+                return Ok(event);
+            }
+        }
+        loop {
+            if let Some(channel) = self.watched.arm_all() {
+                return Ok(StandInEvent::Active(channel));
+            }
+            self.waker.fall_asleep();
+            if let Some(event) = self.told()? {
+                return Ok(event);
+            }
+            self.poll_descriptors(deadline.left())?;
+            if let Some(event) = self.look()? {
+                return Ok(event);
+            }
+            if deadline.has_passed() && self.watched.is_empty() {
+                // Asleep for whoever polls `fd` now.
+                self.waker.fall_asleep();
+                return self.told()?.ok_or(IpcError::TimedOut);
+            }
+        }
+    }
+
+    /// What can be seen without sleeping or preparing to sleep: for a proxy that is busy anyway.
+    pub fn look(&mut self) -> Result<Option<StandInEvent>, IpcError> {
+        self.waker.get_up();
+        self.unpolled += 1;
+        if self.unpolled > UNPOLLED_MAX {
+            self.poll_descriptors(Some(Duration::ZERO))?;
+        }
+        match self.told()? {
+            Some(event) => Ok(Some(event)),
+            None => Ok(self.watched.next_active().map(StandInEvent::Active)),
+        }
+    }
+
+    /// Readable when `wait_event` may have something, provided that the last `wait_event` answered `TimedOut`.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    /// Ends a wait of `wait_event` in another thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Asks for a channel from a remote caller to a local endpoint. Answered by [`StandInEvent::OpenedIn`].
+    pub fn open_in(&mut self, request: &OpenIn) -> Result<RequestId, IpcError> {
+        let size = request.ring.map(RingSpec::size).unwrap_or_default();
+        let packet = Packet {
+            dc: request.dc,
+            own: Some(request.target),
+            peer: Some(request.caller),
+            node: request.node,
+            lane: request.lane,
+            size,
+            far: request.peer_channel,
+            ..Packet::new(Op::OpenIn)
+        };
+        self.connection.send_request(packet).map(RequestId)
+    }
+
+    /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
+    /// (`NoLink`, or anything else for a death).
+    pub fn remote_gone(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        node: NodeId,
+        reason: IpcError,
+    ) -> Result<(), IpcError> {
+        let packet = Packet { dc, peer: Some(endpoint), node, value: reason.code(), ..Packet::new(Op::RemoteGone) };
+        self.connection.send(&packet)
+    }
+
+    /// Down: every endpoint of the node becomes unreachable and opening answers `NoLink`, until Up. A node is up before
+    /// anything was said of it.
+    pub fn link(&mut self, node: NodeId, state: LinkState) -> Result<(), IpcError> {
+        let value = u32::from(state == LinkState::Up);
+        self.connection.send(&Packet { node, value, ..Packet::new(Op::Link) })
+    }
+
+    /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`. The broker
+    /// confirms with `Closed`.
+    pub fn close(&mut self, channel: ChannelId, reason: IpcError) -> Result<(), IpcError> {
+        if let Some(link) = self.watched.link(channel) {
+            link.set_own_closed(reason.code());
+            link.kick();
+        }
+        self.connection.send(&Packet { channel, value: reason.code(), ..Packet::new(Op::Close) })
+    }
+
+    fn look_for_a_while(&mut self) -> Result<Option<StandInEvent>, IpcError> {
+        if self.watched.is_empty() {
+            return Ok(None);
+        }
+        let plan = self.budget.plan();
+        for _ in 0..plan.pauses {
+            std::hint::spin_loop();
+            if let Some(channel) = self.watched.next_active() {
+                self.budget.learn(Ended::Pausing);
+                return Ok(Some(StandInEvent::Active(channel)));
+            }
+        }
+        for _ in 0..plan.yields {
+            rustix::thread::sched_yield();
+            if let Some(channel) = self.watched.next_active() {
+                self.budget.learn(Ended::Yielding);
+                return Ok(Some(StandInEvent::Active(channel)));
+            }
+        }
+        self.budget.learn(Ended::Parked);
+        Ok(None)
+    }
+
+    /// What the broker and wakers said.
+    fn told(&mut self) -> Result<Option<StandInEvent>, IpcError> {
+        if let Some(event) = self.pending.pop_front() {
+            return Ok(Some(event));
+        }
+        if self.broker == BrokerState::Lost {
+            self.broker = BrokerState::Reported;
+            return Err(IpcError::NoBroker);
+        }
+        Ok(self.waker.take().then_some(StandInEvent::Woken))
+    }
+
+    fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {
+        self.unpolled = 0;
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        let result = self.poller.wait(&mut ready, limit);
+        self.waker.get_up();
+        for token in &ready {
+            match *token {
+                TOKEN_BROKER => self.take_notices(),
+                TOKEN_WAKER => sys::eventfd::drain(self.waker.fd()),
+                key => self.watched.heat(key),
+            }
+        }
+        self.ready = ready;
+        result.map_err(os)
+    }
+
+    fn take_notices(&mut self) {
+        loop {
+            match self.connection.next_notice() {
+                Ok(Some(notice)) => self.take_notice(notice),
+                Ok(None) => return,
+                Err(_) => {
+                    // A socket at its end would be readable for ever.
+                    let _ = self.poller.remove(self.connection.socket());
+                    if self.broker == BrokerState::There {
+                        self.broker = BrokerState::Lost;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_notice(&mut self, notice: Notice) {
+        let packet = notice.packet;
+        let request = RequestId(packet.request);
+        let event = match packet.op {
+            Op::Failed => StandInEvent::OpenedIn { request, result: Err(packet.error()) },
+            Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice) },
+            Op::Accepted | Op::Resumed => match self.adopt(notice) {
+                Ok(channel) if packet.op == Op::Accepted => StandInEvent::OpenOut(channel),
+                Ok(channel) => StandInEvent::Resumed(channel),
+                Err(error) => {
+                    // The local party must not wait for a proxy that could not map its channel.
+                    let close = Packet { channel: packet.channel, value: error.code(), ..Packet::new(Op::Close) };
+                    let _ = self.connection.send(&close);
+                    return;
+                }
+            },
+            Op::AllResumed => StandInEvent::AllResumed,
+            Op::Ended => {
+                if let Some(link) = self.watched.remove(packet.channel) {
+                    let _ = self.poller.remove(link.bell_in());
+                }
+                StandInEvent::Closed { channel: packet.channel, reason: packet.error() }
+            }
+            _ => return,
+        };
+        self.pending.push_back(event);
+    }
+
+    fn adopt(&mut self, notice: Notice) -> Result<ProxiedChannel, IpcError> {
+        let packet = notice.packet;
+        let ring = packet.ring().map(RingSpec::check).transpose()?;
+        let info = ProxiedInfo {
+            channel: packet.channel,
+            dc: packet.dc,
+            local: packet.own.ok_or(IpcError::NoBroker)?,
+            remote: packet.peer.ok_or(IpcError::NoBroker)?,
+            node: packet.node,
+            lane: packet.lane,
+            ring,
+            role: if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server },
+            peer_channel: packet.far,
+        };
+        let size = ring.map(RingSpec::size).unwrap_or_default();
+        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
+        let control = Arc::new(ControlPage::of(control).map_err(os)?);
+        let link = Arc::new(Link::map(files, packet.role, size, control).map_err(os)?);
+        let key = self.watched.insert(packet.channel, link.clone());
+        if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
+            self.watched.remove(packet.channel);
+            return Err(os(error));
+        }
+        Ok(ProxiedChannel::new(info, link))
+    }
+}
+
+fn os(error: std::io::Error) -> IpcError {
+    IpcError::Os(error.raw_os_error().unwrap_or(0))
+}
