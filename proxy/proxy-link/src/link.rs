@@ -114,6 +114,10 @@ impl Link {
         }
     }
 
+    pub(crate) fn count_connections_from(&mut self, first: u64) {
+        self.dialled = self.dialled.max(first);
+    }
+
     /// A connection that we dialled stands: greet.
     pub(crate) fn dialled(&mut self, now: Duration) {
         self.begin(now, Phase::Greeting);

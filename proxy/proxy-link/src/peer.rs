@@ -87,6 +87,12 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
+    /// Connections are counted from here instead of 0: a number that grows over the lives of this node's proxies keeps
+    /// even two of the same incarnation apart.
+    pub fn count_connections_from(&mut self, first: u64) {
+        self.link.count_connections_from(first);
+    }
+
     pub fn identity(&self) -> &Identity {
         &self.link.peer
     }

@@ -67,8 +67,8 @@ pub enum CutReason {
     Greeting,
     #[error("a newer connection took its place")]
     Replaced,
-    #[error("the node is no peer any more")]
-    NoPeer,
+    #[error("the node's address or encryption changed")]
+    Moved,
 }
 
 /// Writes an error and its causes as people read them.

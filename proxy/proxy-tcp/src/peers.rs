@@ -71,6 +71,8 @@ pub(crate) struct Common {
     pub(crate) times: LinkTimes,
     pub(crate) encryption: Encryption,
     pub(crate) can_encrypt: bool,
+    /// Grows over the lives of this node's proxies.
+    pub(crate) first_connection: u64,
 }
 
 /// What has to follow from a new list.
@@ -110,8 +112,10 @@ pub(crate) fn update(
             }
             None => {
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
+                let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
+                peer.count_connections_from(common.first_connection);
                 let entry = Entry {
-                    peer: Peer::new(common.me.clone(), common.incarnation, identity, common.times, now),
+                    peer,
                     address,
                     encryption,
                     token: None,

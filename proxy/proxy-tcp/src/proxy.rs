@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use abi::NodeId;
 use ipc::stand_in::StandInPort;
@@ -17,7 +17,7 @@ use crate::error::CutReason;
 use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
 use crate::secure::{Credentials, Flow, Session};
-use crate::standing::{Changed, Standing};
+use crate::standing::{Changed, Glance, Standing};
 use crate::transport::{Encryption, Stream, Tcp, Transport};
 use crate::{ProxyConfig, ProxyError, limits};
 
@@ -81,6 +81,7 @@ impl Proxy {
                 times: config.times,
                 encryption: config.encryption,
                 can_encrypt: credentials.is_some(),
+                first_connection: microseconds_since_1970(),
             },
             transport,
             credentials,
@@ -116,7 +117,7 @@ impl Proxy {
         let mut pace = Pace::new();
         loop {
             let now = self.now();
-            let mut found = self.standing.take_events(&mut self.peers, now);
+            let mut found = self.standing.take_events(Glance::Busy, &mut self.peers, now);
             found |= self.serve_unfinished();
             if self.poll(Duration::ZERO, &mut found)? == Asked::ToStop {
                 return Ok(Stopped::Asked);
@@ -131,6 +132,11 @@ impl Proxy {
             match pace.found_nothing() {
                 Next::LookAgain => std::thread::yield_now(),
                 Next::Sleep => {
+                    let now = self.now();
+                    if self.standing.take_events(Glance::BeforeSleep, &mut self.peers, now) {
+                        pace.found();
+                        continue;
+                    }
                     let limit = self.next_due.saturating_sub(self.now());
                     if self.poll(limit, &mut found)? == Asked::ToStop {
                         return Ok(Stopped::Asked);
@@ -473,7 +479,7 @@ impl Proxy {
         }
         for node in changes.moved {
             if let Some(token) = self.peers.get(&node).and_then(|entry| entry.token) {
-                self.drop_connection(token, CutReason::NoPeer);
+                self.drop_connection(token, CutReason::Moved);
             }
         }
         if !changes.added.is_empty() {
@@ -491,6 +497,11 @@ impl Proxy {
         let listen = self.transport.local_address().map_or_else(|_| String::new(), |address| address.to_string());
         controller.tell(&FromProxy { listen, links, refused: self.refused.clone() });
     }
+}
+
+/// Should the clock be wrong, the incarnation still tells a new proxy from an old one.
+fn microseconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

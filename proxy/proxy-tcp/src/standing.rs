@@ -12,6 +12,15 @@ use crate::limits;
 use crate::local::{Local, ends};
 use crate::peers::Table;
 
+/// Why the local channels are looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Glance {
+    /// The loop comes back soon: local parties need not wake it.
+    Busy,
+    /// The loop is about to sleep: whoever does something from here on must wake it.
+    BeforeSleep,
+}
+
 /// Whether a channel is new or was held by a proxy before this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
@@ -59,9 +68,13 @@ impl Standing {
     }
 
     /// Takes what happened on this node, up to a bound. `true` when anything did.
-    pub(crate) fn take_events(&mut self, peers: &mut Table, now: Duration) -> bool {
+    pub(crate) fn take_events(&mut self, glance: Glance, peers: &mut Table, now: Duration) -> bool {
         for taken in 0..limits::EVENTS_PER_ROUND {
-            match self.port.wait_event(Wait::NoWait) {
+            let looked = match glance {
+                Glance::Busy => self.port.look().and_then(|event| event.ok_or(IpcError::TimedOut)),
+                Glance::BeforeSleep => self.port.wait_event(Wait::NoWait),
+            };
+            match looked {
                 Ok(event) => self.take(event, peers, now),
                 Err(IpcError::TimedOut) => return taken > 0,
                 Err(error) => {
