@@ -18,17 +18,51 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod init;
+mod keeper;
+mod launch;
+mod list;
+mod log;
 mod packet;
+mod poll;
+mod program;
 mod protocol;
+mod seccomp;
+mod stream;
+mod work;
 
 pub use client::{KeeperClient, KeeperError, NamespaceFds};
+pub use keeper::FUSE_KEY;
 pub use packet::PacketError;
 pub use protocol::{FuseOptions, KeeperOptions, Status};
 
 use std::process::ExitCode;
 
+use keeper::{Asked, Keeper};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use sandbox::helper::chain;
+use sys::spawn::Spawn;
+
 /// Entry of `dvs keeper`: everything comes from `DVS_SPAWN`, whose `options` are [`KeeperOptions`].
 pub fn main_from_spawn() -> ExitCode {
-    eprintln!("dvs keeper: not built yet");
-    ExitCode::FAILURE
+    // A second initialisation is refused, which is fine: then the binary has done it.
+    let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).try_init();
+    match run() {
+        Ok(Asked::Yes) => ExitCode::SUCCESS,
+        Ok(Asked::No) => ExitCode::FAILURE,
+        Err(error) => {
+            tracing::error!("the keeper did not start: {}", chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<Asked, Box<dyn std::error::Error>> {
+    let mut spawn = Spawn::from_env()?;
+    let options: KeeperOptions = serde_json::from_value(serde_json::Value::Object(spawn.options.clone()))?;
+    // Children inherit it: nobody inside a container can trace what is not yet a program of it.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let keeper = Keeper::build(options, spawn.dc_name.clone())?;
+    spawn.ready();
+    Ok(keeper.serve()?)
 }

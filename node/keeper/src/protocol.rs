@@ -56,9 +56,16 @@ pub struct KeeperOptions {
     /// `K=V` that every program gets unless its request says otherwise.
     #[serde(default)]
     pub env: Vec<String>,
+    /// PIDs of this node from `pid_base` on; 65,536 but in tests.
+    #[serde(default = "pids_per_node")]
+    pub pid_span: u32,
     /// Room for `/tmp`, `/var`, `/run`, `/root`, `/home` together; absent: 1 GiB.
     #[serde(default)]
     pub volatile_bytes: Option<u64>,
+}
+
+fn pids_per_node() -> u32 {
+    abi::limits::PIDS_PER_NODE
 }
 
 /// How the container's file tree is mounted.

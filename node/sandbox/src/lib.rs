@@ -20,10 +20,15 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
+mod etc;
 mod filter;
+pub mod fusemount;
+pub mod helper;
 pub mod links;
 mod netlink;
 pub mod netns;
 pub mod overlay;
+pub mod rootfs;
+pub mod userns;
 
 pub use netlink::NetlinkError;

@@ -1,0 +1,571 @@
+//! The keeper itself: making the container's share, the loop, and what each event does.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use sandbox::fusemount::{FuseMount, FuseMountError, Namespaces};
+use sandbox::rootfs::{RootFs, RootFsError};
+use sandbox::userns::UsernsError;
+use seccompiler::BpfProgram;
+
+use crate::init::{Init, InitError, Order};
+use crate::launch::Report;
+use crate::list;
+use crate::packet::{self, PacketError};
+use crate::poll::{Interest, Poll, Ready, Source, Watched};
+use crate::program::{HungUp, Life, Program};
+use crate::protocol::{Answer, CONNECTIONS_MAX, FuseOptions, KeeperOptions, Request};
+
+/// Ended programs that are remembered, as the contract says.
+pub const ENDED_MAX: usize = 1000;
+/// Programs that run at a time, of those started by `run`.
+pub const PROGRAMS_MAX: usize = 4096;
+const BACKLOG: i32 = 64;
+/// While stopping: how often the process table is looked at. Orphans have no descriptor that says when they end.
+const STOP_LOOK: Duration = Duration::from_millis(20);
+/// Between SIGTERM and SIGKILL when the keeper itself gets SIGTERM.
+const OWN_GRACE: Duration = Duration::from_secs(10);
+/// Every process of a killed namespace is gone within this, unless it is stuck in the kernel.
+const END_LIMIT: Duration = Duration::from_secs(10);
+pub const FUSE_KEY: &str = "fuse";
+pub const FUSE_PLACE: &str = "/dc";
+
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("pid base {base} and span {span} are no node's range")]
+    BadRange { base: u32, span: u32 },
+    #[error("could not make the container's user namespace")]
+    UserNamespace(#[from] UsernsError),
+    #[error("could not make the container's init")]
+    Init(#[from] InitError),
+    #[error("could not make the container's root")]
+    Root(#[from] RootFsError),
+    #[error("could not use the container's control group")]
+    Cgroup(#[from] sandbox::cgroup::CgroupError),
+    #[error("could not {what} {path}")]
+    File {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("could not wait for events")]
+    Poll(#[source] io::Error),
+}
+
+/// Where the keeper is in its life.
+#[derive(Debug)]
+pub enum Phase {
+    Serving,
+    /// SIGTERM was sent; at the deadline init is killed.
+    Stopping {
+        deadline: Instant,
+        askers: Vec<u32>,
+    },
+    /// Init was killed and is waited for.
+    Ending {
+        deadline: Instant,
+        askers: Vec<u32>,
+    },
+    /// Init is gone, and with it everything.
+    Over {
+        askers: Vec<u32>,
+    },
+}
+
+pub struct Connection {
+    pub socket: Watched,
+    /// A request is being worked on; the next one waits.
+    pub busy: bool,
+}
+
+pub struct Keeper {
+    pub options: KeeperOptions,
+    pub dc_name: String,
+    pub poll: Poll,
+    listener: Watched,
+    signals: Watched,
+    pub connections: BTreeMap<u32, Connection>,
+    pub programs: BTreeMap<u32, Program>,
+    helpers: BTreeMap<u32, (Watched, u32)>,
+    pub stored: BTreeMap<String, OwnedFd>,
+    pub init: Init,
+    init_end: Watched,
+    pub proc_dir: OwnedFd,
+    pub ptmx: OwnedFd,
+    pub members: Vec<OwnedFd>,
+    pub filter: BpfProgram,
+    pub degraded: Vec<String>,
+    pub phase: Phase,
+    pub fuse_mounted: bool,
+    next_id: u32,
+}
+
+fn file_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BuildError {
+    let path = path.to_owned();
+    move |cause| BuildError::File { what, path, cause }
+}
+
+impl Keeper {
+    /// Makes the namespaces, the mount tree, init and the control socket.
+    pub fn build(options: KeeperOptions, dc_name: String) -> Result<Keeper, BuildError> {
+        let (base, span) = (options.pid_base, options.pid_span);
+        if base < 300 || span < 64 || base.checked_add(span).is_none_or(|end| end > 4_194_304) {
+            return Err(BuildError::BadRange { base, span });
+        }
+        let signals = sys::signals::open(&[libc::SIGTERM, libc::SIGINT]).map_err(BuildError::Poll)?;
+        let members = options.cgroup.as_ref().map(|group| group.member_files()).transpose()?.unwrap_or_default();
+        let user_namespace = sandbox::userns::create(options.uid_base)?;
+        let init = Init::start(&user_namespace)?;
+        let degraded = settle(&options, &init, &user_namespace)?;
+        let inside = PathBuf::from(format!("/proc/{}/root", init.pid));
+        let open_inside = |path: &str, flags: OFlags| {
+            let path = inside.join(path);
+            open(&path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|cause| file_error("open", &path)(cause.into()))
+        };
+        let proc_dir = open_inside("proc", OFlags::DIRECTORY | OFlags::RDONLY)?;
+        let ptmx = open_inside("dev/pts/ptmx", OFlags::PATH)?;
+        std::fs::create_dir_all(&options.log_dir).map_err(file_error("make", &options.log_dir))?;
+        let poll = Poll::new().map_err(BuildError::Poll)?;
+        let listener = listen(&options.control)?;
+        let init_end = init.pidfd.try_clone().map_err(BuildError::Poll)?;
+        let watch = |fd, source| poll.watch(fd, source, Interest::Read).map_err(BuildError::Poll);
+        Ok(Keeper {
+            listener: watch(listener, Source::Listener)?,
+            signals: watch(signals, Source::Signals)?,
+            init_end: watch(init_end, Source::Init)?,
+            options,
+            dc_name,
+            connections: BTreeMap::new(),
+            programs: BTreeMap::new(),
+            helpers: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            init,
+            proc_dir,
+            ptmx,
+            members,
+            filter: crate::seccomp::program(),
+            degraded,
+            phase: Phase::Serving,
+            fuse_mounted: false,
+            next_id: 0,
+            poll,
+        })
+    }
+
+    /// Until everything of the container ended here. Gives whether that was asked for.
+    pub fn serve(mut self) -> io::Result<Asked> {
+        loop {
+            let ready = self.poll.wait(self.pause())?;
+            for event in ready {
+                self.handle(event);
+            }
+            self.proceed();
+            if let Phase::Over { askers } = &self.phase {
+                let asked = if askers.is_empty() { Asked::No } else { Asked::Yes };
+                let askers = askers.clone();
+                self.clean_up();
+                askers.into_iter().for_each(|asker| self.answer(asker, &Answer::Done, &[]));
+                return Ok(asked);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Ready) {
+        match event.source {
+            Source::Listener => self.accept(),
+            Source::Signals => {
+                let _ = sys::signals::next(&self.signals);
+                self.stop(OWN_GRACE, None);
+            }
+            Source::Init => self.bury_init(),
+            Source::Connection(id) => self.converse(id),
+            Source::Helper(id) => self.bury_helper(id),
+            Source::Report(id) => self.take_report(id),
+            Source::End(id) => self.bury(id),
+            Source::Output(id, _) | Source::Input(id) => self.with_program(id, Program::pump),
+            Source::Client(id, number) => {
+                let hung_up = if event.hung_up { HungUp::Yes } else { HungUp::No };
+                self.with_program(id, |program| program.hear(number, hung_up));
+            }
+        }
+    }
+
+    fn with_program(&mut self, id: u32, act: impl FnOnce(&mut Program)) {
+        if let Some(program) = self.programs.get_mut(&id) {
+            act(program);
+        }
+    }
+
+    /// Numbers for programs, clients, connections and helpers.
+    pub fn next_id(&mut self) -> u32 {
+        self.next_id = self.next_id.wrapping_add(1);
+        self.next_id
+    }
+
+    fn accept(&mut self) {
+        let Ok(socket) = sys::seqpacket::accept(&self.listener) else { return };
+        // The socket file is mode 0600; this is the second lock.
+        let is_root = sys::seqpacket::peer(&socket).is_ok_and(|peer| peer.uid == 0);
+        if !is_root || self.connections.len() >= CONNECTIONS_MAX {
+            return;
+        }
+        let id = self.next_id();
+        if let Ok(socket) = self.poll.watch(socket, Source::Connection(id), Interest::Read) {
+            self.connections.insert(id, Connection { socket, busy: false });
+        }
+    }
+
+    /// Takes requests of a connection until one has to be waited for.
+    fn converse(&mut self, id: u32) {
+        while let Some(connection) = self.connections.get(&id).filter(|connection| !connection.busy) {
+            match packet::receive_now::<Request>(connection.socket.as_fd()) {
+                Ok(Some((request, fds))) => self.work(id, request, fds),
+                Ok(None) => return,
+                Err(PacketError::Malformed(cause)) => {
+                    tracing::warn!(%cause, "a request is not what this protocol knows");
+                    self.connections.remove(&id);
+                }
+                Err(_) => {
+                    self.connections.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// A request is under way that some later event will answer.
+    pub fn set_busy(&mut self, id: u32) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.busy = true;
+            let _ = connection.socket.set(Interest::Nothing);
+        }
+    }
+
+    /// Answers; a connection whose other end does not read its answers is closed.
+    pub fn answer(&mut self, id: u32, answer: &Answer, fds: &[BorrowedFd<'_>]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if packet::send_now(connection.socket.as_fd(), answer, fds).is_err() {
+            self.connections.remove(&id);
+            return;
+        }
+        self.release(id);
+    }
+
+    fn release(&mut self, id: u32) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.busy = false;
+            let _ = connection.socket.set(Interest::Read);
+        }
+    }
+
+    /// The process table, by a child that answers the connection itself.
+    pub fn list(&mut self, asker: u32) {
+        use sys::child::{Forked, Parentage, exit_now, fork};
+        let ended = self.ended_programs();
+        let known = self.known_programs();
+        let Some(connection) = self.connections.get(&asker) else { return };
+        match fork(Parentage::Mine) {
+            Ok(Forked::Child) => {
+                let options = &self.options;
+                let mut all = list::read(self.proc_dir.as_fd(), &options.node, options.uid_base, &known);
+                all.extend(ended);
+                let sent = packet::send_now(connection.socket.as_fd(), &Answer::Processes(all), &[]);
+                exit_now(i32::from(sent.is_err()))
+            }
+            Ok(Forked::Parent { pidfd, .. }) => {
+                let id = self.next_id();
+                if let Ok(watched) = self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
+                    self.set_busy(asker);
+                    self.helpers.insert(id, (watched, asker));
+                }
+            }
+            Err(error) => {
+                self.answer(asker, &Answer::Failed(crate::work::internal("read the process table", &error)), &[])
+            }
+        }
+    }
+
+    fn bury_helper(&mut self, id: u32) {
+        if let Some((pidfd, asker)) = self.helpers.remove(&id) {
+            let status = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            let fine = matches!(status, Ok(Some(status)) if status.exit_status() == Some(0));
+            if fine {
+                self.release(asker);
+            } else {
+                self.connections.remove(&asker);
+            }
+        }
+    }
+
+    fn take_report(&mut self, id: u32) {
+        let Some(program) = self.programs.get_mut(&id) else { return };
+        let Some((pipe, bytes)) = &mut program.report else { return };
+        let mut buffer = [0; 64];
+        let ended = loop {
+            match rustix::io::read(pipe.as_fd(), &mut buffer) {
+                Ok(0) => break true,
+                Ok(got) if bytes.len() < 64 => bytes.extend_from_slice(buffer.get(..got).unwrap_or_default()),
+                Err(rustix::io::Errno::INTR) => (),
+                Err(rustix::io::Errno::AGAIN) => break false,
+                _ => break true,
+            }
+        };
+        let report = Report::parse(bytes);
+        match (report, ended) {
+            (Report::Pid(pid), true) => self.executed(id, pid),
+            (Report::Failed(failure), _) => {
+                let body = failure.body(&program.request);
+                self.refuse_program(id, body);
+            }
+            (Report::Nothing, true) => {
+                let cause = io::Error::from(io::ErrorKind::UnexpectedEof);
+                self.refuse_program(id, crate::work::internal("start the program", &cause));
+            }
+            _ => (),
+        }
+    }
+
+    /// The program runs: tell who asked, let output and input flow.
+    fn executed(&mut self, id: u32, pid: u32) {
+        self.forget_namesake(pid);
+        let log = crate::log::Log::create(&self.options.log_dir, pid);
+        let Some(program) = self.programs.get_mut(&id) else { return };
+        program.report = None;
+        program.pid = pid;
+        program.life = Life::Running;
+        program.log = log.inspect_err(|cause| tracing::warn!(%cause, pid, "a program has no log")).ok();
+        for client in &mut program.clients {
+            client.push(mgmt_api::stream::Kind::Started, &pid.to_le_bytes());
+        }
+        let asker = program.asker.take();
+        program.hear_all();
+        program.pump();
+        if let Some(asker) = asker {
+            self.answer(asker, &Answer::Started { pid }, &[]);
+        }
+    }
+
+    /// PIDs come again; the record of an ended program gives way.
+    fn forget_namesake(&mut self, pid: u32) {
+        self.programs.retain(|_, program| program.pid != pid || !matches!(program.life, Life::Ended(_)));
+    }
+
+    /// The program never ran: tell who asked and who watches.
+    fn refuse_program(&mut self, id: u32, body: mgmt_api::ErrorBody) {
+        let Some(mut program) = self.programs.remove(&id) else { return };
+        if let Some(pidfd) = &program.pidfd {
+            let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+        }
+        let json = serde_json::to_vec(&body).unwrap_or_default();
+        for client in &mut program.clients {
+            client.push(mgmt_api::stream::Kind::Error, &json);
+            client.close();
+            let _ = client.flush();
+        }
+        if let Some(asker) = program.asker {
+            self.answer(asker, &Answer::Failed(body), &[]);
+        }
+    }
+
+    fn bury(&mut self, id: u32) {
+        // The report may be ready in the same round, and it says whether there was a program at all.
+        self.take_report(id);
+        let Some(program) = self.programs.get_mut(&id) else { return };
+        let Some(pidfd) = program.pidfd.take() else { return };
+        let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED) {
+            Ok(Some(status)) => status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal)),
+            _ => None,
+        };
+        program.life = Life::Ended(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(255));
+        program.pump();
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
+        let ended: Vec<u32> =
+            self.programs.values().filter(|program| program.settled).map(|program| program.id).collect();
+        let surplus = ended.len().saturating_sub(ENDED_MAX);
+        for id in ended.into_iter().take(surplus) {
+            self.programs.remove(&id);
+        }
+    }
+
+    pub fn running(&self) -> usize {
+        self.programs.values().filter(|program| !matches!(program.life, Life::Ended(_))).count()
+    }
+
+    /// Begins to stop; one who asks later joins those who wait.
+    pub fn stop(&mut self, grace: Duration, asker: Option<u32>) {
+        if let Some(asker) = asker {
+            self.set_busy(asker);
+        }
+        match &mut self.phase {
+            Phase::Serving => {
+                for pid in list::pids(self.proc_dir.as_fd()) {
+                    if let Ok(process) = list::open(self.proc_dir.as_fd(), pid) {
+                        let _ = sys::child::send_signal(&process, libc::SIGTERM);
+                        // A stopped process would not hear it.
+                        let _ = sys::child::send_signal(&process, libc::SIGCONT);
+                    }
+                }
+                let deadline = Instant::now() + grace;
+                self.phase = Phase::Stopping { deadline, askers: asker.into_iter().collect() };
+            }
+            Phase::Stopping { deadline, askers } => {
+                *deadline = (*deadline).min(Instant::now() + grace);
+                askers.extend(asker);
+            }
+            Phase::Ending { askers, .. } | Phase::Over { askers } => askers.extend(asker),
+        }
+    }
+
+    /// How long nothing needs to be looked at.
+    fn pause(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Serving | Phase::Over { .. } => None,
+            Phase::Stopping { deadline, .. } => Some(deadline.saturating_duration_since(Instant::now()).min(STOP_LOOK)),
+            Phase::Ending { deadline, .. } => Some(deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    /// Moves a stop forward.
+    fn proceed(&mut self) {
+        let now = Instant::now();
+        match &mut self.phase {
+            Phase::Stopping { deadline, askers } => {
+                if now >= *deadline || list::pids(self.proc_dir.as_fd()).is_empty() {
+                    let askers = std::mem::take(askers);
+                    let _ = sys::child::send_signal(&self.init.pidfd, libc::SIGKILL);
+                    self.phase = Phase::Ending { deadline: now + END_LIMIT, askers };
+                }
+            }
+            Phase::Ending { deadline, askers } if now >= *deadline => {
+                tracing::error!("processes of the container are stuck in the kernel; they go when it lets them");
+                let askers = std::mem::take(askers);
+                self.phase = Phase::Over { askers };
+            }
+            _ => (),
+        }
+    }
+
+    fn bury_init(&mut self) {
+        let _ = self.init_end.set(Interest::Nothing);
+        let _ = waitid(WaitId::PidFd(self.init.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let askers = match &mut self.phase {
+            Phase::Stopping { askers, .. } | Phase::Ending { askers, .. } | Phase::Over { askers } => {
+                std::mem::take(askers)
+            }
+            Phase::Serving => {
+                tracing::error!("the container's init died");
+                Vec::new()
+            }
+        };
+        self.phase = Phase::Over { askers };
+    }
+
+    /// Last words to clients, then the files.
+    fn clean_up(&mut self) {
+        let ids: Vec<u32> = self.programs.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.bury_ended(id));
+        self.programs.clear();
+        let _ = std::fs::remove_file(&self.options.control);
+        let _ = std::fs::remove_dir(&self.options.log_dir);
+    }
+
+    fn bury_ended(&mut self, id: u32) {
+        let has_end = self.programs.get(&id).is_some_and(|program| program.pidfd.is_some());
+        if has_end {
+            self.bury(id);
+        }
+    }
+
+    /// Mounts the file tree; the descriptor is stored too.
+    pub fn mount_fuse(&mut self, options: &FuseOptions) -> Result<OwnedFd, mgmt_api::ErrorBody> {
+        let fuse = FuseMount {
+            place: FUSE_PLACE,
+            max_read_bytes: options.max_read_bytes,
+            read_ahead_kib: options.read_ahead_kib,
+        };
+        let fd = self.with_mount(|namespaces| fuse.mount(namespaces), "mount the file tree")?;
+        let copy = fd.try_clone().map_err(|error| crate::work::internal("keep the file tree's descriptor", &error))?;
+        self.stored.insert(FUSE_KEY.to_owned(), copy);
+        self.fuse_mounted = true;
+        Ok(fd)
+    }
+
+    pub fn unmount_fuse(&mut self) -> Result<(), mgmt_api::ErrorBody> {
+        self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, namespaces), "unmount the file tree")?;
+        self.stored.remove(FUSE_KEY);
+        self.fuse_mounted = false;
+        Ok(())
+    }
+
+    fn with_mount<T>(
+        &self,
+        work: impl FnOnce(Namespaces<'_>) -> Result<T, FuseMountError>,
+        what: &str,
+    ) -> Result<T, mgmt_api::ErrorBody> {
+        let fds = self.namespaces().map_err(|error| crate::work::internal(what, &error))?;
+        let [user, mount, ..] = fds.as_slice() else {
+            return Err(crate::work::internal(what, &io::Error::from(io::ErrorKind::NotFound)));
+        };
+        work(Namespaces { user: user.as_fd(), mount: mount.as_fd() })
+            .map_err(|error| crate::work::internal(what, &error))
+    }
+
+    /// user, mount, pid, net, ipc, uts
+    pub fn namespaces(&self) -> io::Result<Vec<OwnedFd>> {
+        let dir = PathBuf::from(format!("/proc/{}/ns", self.init.pid));
+        let names = ["user", "mnt", "pid", "net", "ipc", "uts"];
+        let mut fds =
+            names.iter().map(|name| File::open(dir.join(name)).map(OwnedFd::from)).collect::<io::Result<Vec<_>>>()?;
+        fds.push(self.init.pidfd.try_clone()?);
+        Ok(fds)
+    }
+}
+
+/// Whether somebody asked the keeper to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    Yes,
+    No,
+}
+
+fn settle(options: &KeeperOptions, init: &Init, user_namespace: &OwnedFd) -> Result<Vec<String>, BuildError> {
+    let pid = rustix::process::Pid::from_raw(init.pid as i32);
+    // It must get the CPU when the container's programs want all of it: PIDs depend on it.
+    if let Err(cause) = rustix::process::setpriority_process(pid, -20) {
+        tracing::warn!(%cause, "the container's init has no priority");
+    }
+    let root = RootFs {
+        user_namespace: user_namespace.as_fd(),
+        uid_base: options.uid_base,
+        hostname: &options.hostname,
+        hosts: &options.hosts,
+        resolv_conf: options.resolv_conf.as_deref(),
+        ipc_dir: options.ipc_dir.as_deref(),
+        volatile_bytes: options.volatile_bytes,
+    };
+    let built = root.build(init.pidfd.as_fd())?;
+    let order = Order { hostname: options.hostname.clone(), pid_base: options.pid_base, pid_span: options.pid_span };
+    let mut degraded = built.degraded;
+    degraded.extend(init.settle(&built.mount_namespace, &order)?);
+    Ok(degraded)
+}
+
+fn listen(path: &Path) -> Result<OwnedFd, BuildError> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(file_error("make", dir))?;
+    }
+    // Nobody may connect between bind and a later chmod.
+    let old = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let listener = sys::seqpacket::listen(path, BACKLOG).map_err(file_error("listen at", path));
+    rustix::process::umask(old);
+    listener
+}

@@ -1,0 +1,482 @@
+//! From a request to a running program: the chain of processes, and what the last of them does before it is the program.
+//!
+//! ```text
+//! keeper ── fork ── porter: joins the control group and all namespaces, forks a sibling, says its PID, ends
+//!        └───────── program: session, terminal, root, identity, directory, filter, exec
+//! ```
+//!
+//! The porter is needed because only children enter a pid namespace; the program is the keeper's own child, so the keeper
+//! learns its exit status. Until exec the program is undumpable: nobody inside can trace it or look at the memory and the
+//! descriptors it inherited. Everything it inherited closes on exec.
+//!
+//! Reports come over a pipe that exec closes: first the program's PID inside, then, if something failed, what and why.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use mgmt_api::{ErrorBody, ErrorKind, RootFs, RunRequest};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use seccompiler::BpfProgram;
+use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
+use sys::ns::Kinds;
+
+/// Arguments and environment together; the kernel's own limit is of this order.
+pub const ARGUMENT_BYTES_MAX: usize = 2 << 20;
+/// Strings among them.
+pub const ARGUMENTS_MAX: usize = 65_536;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Descriptors a program may open before it raises its own limit; some programs close them all one by one.
+const OPEN_FILES: u64 = 1024;
+
+/// Where a launch can fail; the byte that says so over the report pipe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Stage {
+    Cgroup = 1,
+    Namespaces,
+    Fork,
+    Terminal,
+    Identity,
+    Root,
+    Directory,
+    Filter,
+    Exec,
+}
+
+impl Stage {
+    const ALL: [Stage; 9] = [
+        Stage::Cgroup,
+        Stage::Namespaces,
+        Stage::Fork,
+        Stage::Terminal,
+        Stage::Identity,
+        Stage::Root,
+        Stage::Directory,
+        Stage::Filter,
+        Stage::Exec,
+    ];
+
+    fn doing(self) -> &'static str {
+        match self {
+            Stage::Cgroup => "join the control group",
+            Stage::Namespaces => "enter the container",
+            Stage::Fork => "make a process in the container",
+            Stage::Terminal => "take the terminal",
+            Stage::Identity => "become the user",
+            Stage::Root => "change the root",
+            Stage::Directory => "enter the working directory",
+            Stage::Filter => "install the system call filter",
+            Stage::Exec => "execute the program",
+        }
+    }
+}
+
+/// What went wrong between the request and the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Failure {
+    pub stage: Stage,
+    pub errno: i32,
+}
+
+impl Failure {
+    fn new(stage: Stage) -> impl Fn(io::Error) -> Failure {
+        move |cause| Failure { stage, errno: cause.raw_os_error().unwrap_or(libc::EIO) }
+    }
+
+    fn errno(stage: Stage) -> impl Fn(rustix::io::Errno) -> Failure {
+        move |cause| Failure { stage, errno: cause.raw_os_error() }
+    }
+
+    /// In the words of the REST API.
+    pub fn body(self, run: &RunRequest) -> ErrorBody {
+        let program = run.argv.first().map(String::as_str).unwrap_or_default();
+        let cause = io::Error::from_raw_os_error(self.errno);
+        let could_not = format!("could not {}", self.stage.doing());
+        match (self.stage, self.errno) {
+            (Stage::Exec, libc::ENOENT) => {
+                ErrorBody::new(ErrorKind::NoSuchProgram, format!("there is no program '{program}' in the container"))
+                    .because(cause)
+                    .hint("look into the container's PATH: dvs run DC -- ls /usr/bin")
+            }
+            (Stage::Exec, libc::E2BIG) => ErrorBody::new(ErrorKind::BadRequest, could_not).because(cause),
+            (Stage::Exec, _) => {
+                ErrorBody::new(ErrorKind::NotExecutable, format!("'{program}' cannot be executed")).because(cause)
+            }
+            (Stage::Directory, _) => {
+                let workdir = run.workdir.as_deref().unwrap_or("/");
+                ErrorBody::new(ErrorKind::BadRequest, format!("{could_not} '{workdir}'")).because(cause)
+            }
+            (Stage::Root, _) => ErrorBody::new(ErrorKind::BadRequest, could_not).because(cause),
+            (Stage::Fork, libc::EAGAIN | libc::ENOSPC) => ErrorBody::new(ErrorKind::Unavailable, could_not)
+                .because(cause)
+                .hint("the container has as many processes as its limit allows"),
+            _ => ErrorBody::new(ErrorKind::Internal, could_not).because(cause),
+        }
+    }
+}
+
+/// A request that was checked and brought into the kernel's form.
+#[derive(Debug)]
+pub struct Plan {
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    paths: Vec<CString>,
+    root: RootFs,
+    workdir: Option<CString>,
+    uid: u32,
+    gid: u32,
+}
+
+/// What a launch needs beside the plan; all of it is the keeper's own.
+pub struct Surroundings<'a> {
+    /// Whose namespaces the program shares: init, or the program of `dvs exec`.
+    pub process: BorrowedFd<'a>,
+    /// Files that take the process into the control group.
+    pub members: &'a [OwnedFd],
+    pub filter: &'a BpfProgram,
+}
+
+/// Descriptors of the program's side.
+pub struct Stdio {
+    pub input: OwnedFd,
+    pub output: OwnedFd,
+    pub error: OwnedFd,
+    pub terminal: Terminal,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Terminal {
+    /// The three descriptors are one terminal, which becomes the controlling one.
+    Controlling,
+    None,
+}
+
+/// A program on its way.
+#[derive(Debug)]
+pub struct Launched {
+    pub pidfd: OwnedFd,
+    /// Four bytes of PID inside, then nothing (executed) or a [`Failure`].
+    pub report: OwnedFd,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("could not make a process")]
+    Fork(#[from] ForkError),
+    #[error("could not make a pipe")]
+    Pipe(#[source] io::Error),
+    /// It did not even come into the container.
+    #[error("the program failed early")]
+    Early(Failure),
+    #[error("the program vanished at once")]
+    Vanished(#[source] io::Error),
+}
+
+impl Plan {
+    /// `defaults` are the keeper's `K=V`; the request's own come last and win.
+    pub fn check(run: &RunRequest, hostname: &str, defaults: &[String]) -> Result<Plan, ErrorBody> {
+        let bad = |what: &str| ErrorBody::new(ErrorKind::BadRequest, what);
+        let strings = run.argv.len() + run.env.len();
+        let bytes: usize = run.argv.iter().chain(&run.env).map(String::len).sum();
+        if strings > ARGUMENTS_MAX || bytes > ARGUMENT_BYTES_MAX {
+            return Err(bad("the arguments and the environment are too large"));
+        }
+        let name = run.argv.first().filter(|name| !name.is_empty()).ok_or_else(|| bad("no program was named"))?;
+        if run.uid >= sandbox::userns::UIDS || run.gid >= sandbox::userns::UIDS {
+            return Err(bad("users and groups of a container are 0 to 65535"));
+        }
+        if run.workdir.as_ref().is_some_and(|dir| !dir.starts_with('/')) {
+            return Err(bad("the working directory must begin with '/'"));
+        }
+        let mut variables = Variables::default();
+        variables.set("PATH", PATH);
+        variables.set("HOME", if run.uid == 0 { "/root" } else { "/tmp" });
+        variables.set("HOSTNAME", hostname);
+        variables.set("LANG", "C.UTF-8");
+        if run.terminal.is_some() {
+            variables.set("TERM", "xterm-256color");
+        }
+        for pair in defaults.iter().chain(&run.env) {
+            let (key, value) = pair
+                .split_once('=')
+                .filter(|(key, _)| !key.is_empty())
+                .ok_or_else(|| bad("an environment variable is not of the form NAME=VALUE").because(pair))?;
+            variables.set(key, value);
+        }
+        let path = variables.get("PATH").unwrap_or(PATH).to_owned();
+        let nul = |_| bad("an argument contains a NUL character");
+        Ok(Plan {
+            argv: c_strings(run.argv.iter().cloned()).map_err(nul)?,
+            env: c_strings(variables.pairs()).map_err(nul)?,
+            paths: c_strings(candidates(name, &path)).map_err(nul)?,
+            root: run.root.clone(),
+            workdir: run.workdir.clone().map(CString::new).transpose().map_err(nul)?,
+            uid: run.uid,
+            gid: run.gid,
+        })
+    }
+
+    /// Starts the chain of processes; returns when the program exists, before it is executed.
+    pub fn launch(&self, around: &Surroundings<'_>, stdio: Stdio) -> Result<Launched, LaunchError> {
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|cause| LaunchError::Pipe(cause.into()));
+        let ((report, say), (number, say_number)) = (pipe()?, pipe()?);
+        match fork(Parentage::Mine)? {
+            Forked::Child => {
+                drop((report, number));
+                self.porter(around, &stdio, &say, say_number)
+            }
+            Forked::Parent { pidfd, .. } => {
+                drop((say, say_number, stdio));
+                let mut bytes = [0; 4];
+                let told = File::from(number).read_exact(&mut bytes);
+                let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+                if told.is_err() {
+                    return Err(early(report));
+                }
+                let pid = u32::from_ne_bytes(bytes);
+                // It is our child: even if it ended, its number is not given away before we have waited for it.
+                let pidfd = sys::pidfd::open(pid as i32).map_err(LaunchError::Vanished)?;
+                Ok(Launched { pidfd, report })
+            }
+        }
+    }
+
+    fn porter(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd, say_number: OwnedFd) -> ! {
+        let failure = match self.carry(around) {
+            Ok(Forked::Child) => {
+                drop(say_number);
+                self.program(around, stdio, say)
+            }
+            Ok(Forked::Parent { pid, .. }) => {
+                let told = File::from(say_number).write_all(&pid.to_ne_bytes());
+                exit_now(i32::from(told.is_err()))
+            }
+            Err(failure) => failure,
+        };
+        tell(say, &0_u32.to_ne_bytes());
+        tell_failure(say, failure)
+    }
+
+    fn carry(&self, around: &Surroundings<'_>) -> Result<Forked, Failure> {
+        for members in around.members {
+            rustix::io::write(members, b"0").map_err(Failure::errno(Stage::Cgroup))?;
+        }
+        let all = Kinds::USER | Kinds::MOUNT | Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
+        sys::ns::join(around.process, all).map_err(Failure::new(Stage::Namespaces))?;
+        fork(Parentage::Sibling).map_err(|error| match error {
+            ForkError::Kernel(cause) => Failure::new(Stage::Fork)(cause),
+            ForkError::Threads => Failure { stage: Stage::Fork, errno: libc::EINVAL },
+        })
+    }
+
+    fn program(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd) -> ! {
+        let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        tell(say, &own.to_ne_bytes());
+        let failure = match self.become_program(around, stdio) {
+            Ok(never) => match never {},
+            Err(failure) => failure,
+        };
+        tell_failure(say, failure)
+    }
+
+    fn become_program(&self, around: &Surroundings<'_>, stdio: &Stdio) -> Result<std::convert::Infallible, Failure> {
+        sys::child::default_signals();
+        take_terminal(stdio).map_err(Failure::errno(Stage::Terminal))?;
+        let core = Rlimit { current: Some(0), maximum: None };
+        let _ = setrlimit(Resource::Core, core);
+        let files = rustix::process::getrlimit(Resource::Nofile);
+        let few = files.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(few), maximum: files.maximum });
+        // Root inside first: the file tree knows nobody else of us, and a change of root needs its privileges.
+        become_user(0, 0).map_err(Failure::errno(Stage::Identity))?;
+        if let RootFs::Tree(path) = &self.root {
+            sandbox::rootfs::enter_tree(path)
+                .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
+        }
+        umask(rustix::fs::Mode::from_raw_mode(0o022));
+        become_user(self.uid, self.gid).map_err(Failure::errno(Stage::Identity))?;
+        self.enter_directory().map_err(Failure::errno(Stage::Directory))?;
+        // Sets no_new_privs too.
+        seccompiler::apply_filter(around.filter)
+            .map_err(|_| Failure::new(Stage::Filter)(io::Error::last_os_error()))?;
+        Err(self.execute())
+    }
+
+    fn enter_directory(&self) -> rustix::io::Result<()> {
+        match (&self.workdir, &self.root) {
+            (Some(dir), _) => chdir(dir.as_c_str()),
+            // Where a program can write. Without the file tree it is an empty directory.
+            (None, RootFs::Host) => chdir("/dc").or_else(|_| chdir("/")),
+            (None, RootFs::Tree(_)) => chdir("/"),
+        }
+    }
+
+    /// Tries the places in PATH as a shell does: one that is there but cannot be executed is remembered.
+    fn execute(&self) -> Failure {
+        let mut errno = libc::ENOENT;
+        for path in &self.paths {
+            match exec(path, &self.argv, &self.env).raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => (),
+                Some(libc::EACCES) => errno = libc::EACCES,
+                other => return Failure { stage: Stage::Exec, errno: other.unwrap_or(libc::EIO) },
+            }
+        }
+        Failure { stage: Stage::Exec, errno }
+    }
+}
+
+fn take_terminal(stdio: &Stdio) -> rustix::io::Result<()> {
+    setsid()?;
+    if stdio.terminal == Terminal::Controlling {
+        rustix::process::ioctl_tiocsctty(&stdio.input)?;
+    }
+    rustix::stdio::dup2_stdin(&stdio.input)?;
+    rustix::stdio::dup2_stdout(&stdio.output)?;
+    rustix::stdio::dup2_stderr(&stdio.error)
+}
+
+fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    set_thread_groups(&[gid])?;
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)
+}
+
+/// The first system error among an error's causes.
+fn errno_of(error: &(dyn std::error::Error + 'static)) -> i32 {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(errno) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return errno;
+        }
+        next = error.source();
+    }
+    libc::EINVAL
+}
+
+fn tell(say: &OwnedFd, bytes: &[u8]) {
+    // The keeper is gone when this fails; then so are we in a moment.
+    let _ = rustix::io::write(say, bytes);
+}
+
+fn tell_failure(say: &OwnedFd, failure: Failure) -> ! {
+    let mut bytes = [failure.stage as u8, 0, 0, 0, 0];
+    bytes[1..].copy_from_slice(&failure.errno.to_ne_bytes());
+    tell(say, &bytes);
+    exit_now(127)
+}
+
+fn early(report: OwnedFd) -> LaunchError {
+    let mut bytes = Vec::new();
+    let _ = File::from(report).take(16).read_to_end(&mut bytes);
+    match Report::parse(&bytes) {
+        Report::Failed(failure) => LaunchError::Early(failure),
+        _ => LaunchError::Vanished(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// What came over a report pipe so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Report {
+    Nothing,
+    /// PID inside; with the end of the pipe: executed.
+    Pid(u32),
+    Failed(Failure),
+}
+
+impl Report {
+    pub fn parse(bytes: &[u8]) -> Report {
+        let Some((pid, rest)) = bytes.split_first_chunk() else { return Report::Nothing };
+        let Some(([stage, errno @ ..], _)) = rest.split_first_chunk::<5>() else {
+            return Report::Pid(u32::from_ne_bytes(*pid));
+        };
+        let stage = Stage::ALL.into_iter().find(|known| *known as u8 == *stage).unwrap_or(Stage::Exec);
+        Report::Failed(Failure { stage, errno: i32::from_ne_bytes(*errno) })
+    }
+}
+
+#[derive(Default)]
+struct Variables(Vec<(String, String)>);
+
+impl Variables {
+    fn set(&mut self, key: &str, value: &str) {
+        match self.0.iter_mut().find(|(known, _)| known == key) {
+            Some((_, old)) => value.clone_into(old),
+            None => self.0.push((key.to_owned(), value.to_owned())),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    fn pairs(self) -> impl Iterator<Item = String> {
+        self.0.into_iter().map(|(key, value)| format!("{key}={value}"))
+    }
+}
+
+/// Where the program may be: itself when it is a path, else every directory of `path`.
+fn candidates(name: &str, path: &str) -> Vec<String> {
+    if name.contains('/') {
+        return vec![name.to_owned()];
+    }
+    let place = |dir: &str| if dir.is_empty() { format!("./{name}") } else { format!("{dir}/{name}") };
+    path.split(':').map(place).collect()
+}
+
+fn c_strings(strings: impl IntoIterator<Item = String>) -> Result<Vec<CString>, std::ffi::NulError> {
+    strings.into_iter().map(CString::new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(argv: &[&str]) -> RunRequest {
+        let argv: Vec<String> = argv.iter().map(|argument| (*argument).to_owned()).collect();
+        serde_json::from_value(serde_json::json!({ "argv": argv })).expect("request")
+    }
+
+    #[test]
+    fn request_that_no_program_can_have_is_refused() {
+        let cases: [fn(&mut RunRequest); 7] = [
+            |run| run.argv.clear(),
+            |run| run.argv = vec![String::new()],
+            |run| run.argv.push("a\0b".into()),
+            |run| run.env.push("novalue".into()),
+            |run| run.uid = 65_536,
+            |run| run.workdir = Some("relative".into()),
+            |run| run.argv.push("x".repeat(ARGUMENT_BYTES_MAX)),
+        ];
+        for (at, spoil) in cases.iter().enumerate() {
+            let mut run = request(&["true"]);
+            spoil(&mut run);
+            assert!(Plan::check(&run, "h", &[]).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn program_is_searched_in_the_path_of_the_request() {
+        let mut run = request(&["tool"]);
+        run.env.push("PATH=/a:/b".into());
+        let plan = Plan::check(&run, "h", &["PATH=/c".into()]).expect("plan");
+        assert_eq!(plan.paths[0].as_c_str(), c"/a/tool");
+        assert_eq!(Plan::check(&request(&["./tool"]), "h", &[]).expect("plan").paths, [c"./tool".to_owned()]);
+    }
+
+    #[test]
+    fn report_is_understood_however_much_of_it_came() {
+        let failure = Failure { stage: Stage::Exec, errno: libc::EACCES };
+        let mut bytes = 65_540_u32.to_ne_bytes().to_vec();
+        bytes.push(failure.stage as u8);
+        bytes.extend_from_slice(&failure.errno.to_ne_bytes());
+        assert_eq!(Report::parse(&bytes[..3]), Report::Nothing);
+        assert_eq!(Report::parse(&bytes[..4]), Report::Pid(65_540));
+        assert_eq!(Report::parse(&bytes[..8]), Report::Pid(65_540));
+        assert_eq!(Report::parse(&bytes), Report::Failed(failure));
+    }
+}

@@ -1,0 +1,393 @@
+//! What each request of the daemon does.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use mgmt_api::stream::Kind;
+use mgmt_api::{ErrorBody, ErrorKind, Process, ProcessState, RunRequest, TerminalSize};
+use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::keeper::{Keeper, PROGRAMS_MAX, Phase};
+use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal};
+use crate::list::{self, Known};
+use crate::packet;
+use crate::poll::{Interest, Source};
+use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
+use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, Request, STORED_MAX, Status};
+use crate::stream::{Client, Encoding, Patience};
+
+type Answered = Result<(Answer, Vec<OwnedFd>), ErrorBody>;
+
+/// A failure that the caller cannot do anything about.
+pub fn internal(what: &str, error: &(dyn Error + 'static)) -> ErrorBody {
+    let mut body = ErrorBody::new(ErrorKind::Internal, format!("could not {what}")).because(error);
+    let mut next = error.source();
+    while let Some(cause) = next {
+        body = body.because(cause);
+        next = cause.source();
+    }
+    body
+}
+
+fn no_such_process(pid: u32) -> ErrorBody {
+    ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} of the container on this node"))
+}
+
+fn bad(what: impl Into<String>) -> ErrorBody {
+    ErrorBody::new(ErrorKind::BadRequest, what)
+}
+
+impl Keeper {
+    /// Carries out one request and answers it, now or by a later event.
+    pub fn work(&mut self, asker: u32, request: Request, fds: Vec<OwnedFd>) {
+        let answered = match request {
+            Request::Status => self.status(),
+            Request::List => return self.list(asker),
+            Request::Stop { grace_ms } => return self.stop(Duration::from_millis(grace_ms), Some(asker)),
+            Request::Run { run, pending } => return self.run(asker, run, None, fds, &pending),
+            Request::Exec { exec, pending } => return self.run(asker, exec.run, Some(exec.pid), fds, &pending),
+            Request::Attach { pid, pending } => self.attach(pid, fds, &pending),
+            Request::Signal { pid, signal } => self.signal(pid, signal),
+            Request::Logs { pid, tail_lines, follow } => self.logs(pid, tail_lines, follow),
+            Request::Store { key } => self.store(key, fds),
+            Request::Fetch { key } => self.fetch(&key),
+            Request::FetchAll { after } => self.fetch_all(after),
+            Request::Drop { key } => {
+                self.stored.remove(&key);
+                Ok((Answer::Done, Vec::new()))
+            }
+            Request::Namespaces => match self.namespaces() {
+                Ok(fds) => Ok((Answer::Namespaces, fds)),
+                Err(error) => Err(internal("open the namespaces", &error)),
+            },
+            Request::MountFuse(options) => self.mount_fuse(&options).map(|fd| (Answer::Descriptor, vec![fd])),
+            Request::UnmountFuse => self.unmount_fuse().map(|()| (Answer::Done, Vec::new())),
+        };
+        let (answer, fds) = answered.unwrap_or_else(|body| (Answer::Failed(body), Vec::new()));
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        self.answer(asker, &answer, &fds);
+    }
+
+    fn status(&self) -> Answered {
+        let status = Status {
+            dc_name: self.dc_name.clone(),
+            keeper_pid: std::process::id(),
+            init_pid: self.init.pid,
+            uid_base: self.options.uid_base,
+            pid_base: self.options.pid_base,
+            running: self.running(),
+            stored: self.stored.len(),
+            fuse_mounted: self.fuse_mounted,
+            degraded: self.degraded.clone(),
+        };
+        Ok((Answer::Status(status), Vec::new()))
+    }
+
+    /// Starts a program; the answer comes when it was executed, or was not. Refusals go to the stream too.
+    fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, fds: Vec<OwnedFd>, pending: &[u8]) {
+        let id = self.next_id();
+        let patience = match (run.detach, run.terminal) {
+            (false, None) => Patience::Foreground,
+            _ => Patience::Spectator,
+        };
+        let mut client = None;
+        if let Some(stream) = fds.into_iter().next() {
+            client = self.client(id, stream, patience, pending);
+        }
+        match self.try_run(id, run, beside) {
+            Ok(mut program) => {
+                program.asker = Some(asker);
+                program.clients.extend(client);
+                self.programs.insert(id, program);
+                self.set_busy(asker);
+            }
+            Err(body) => {
+                if let Some(mut client) = client {
+                    client.push(Kind::Error, &serde_json::to_vec(&body).unwrap_or_default());
+                    client.close();
+                    let _ = client.flush();
+                }
+                self.answer(asker, &Answer::Failed(body), &[]);
+            }
+        }
+    }
+
+    fn client(&mut self, program: u32, stream: OwnedFd, patience: Patience, pending: &[u8]) -> Option<Client> {
+        let number = self.next_id() & 0xff_ffff;
+        let watched = self.poll.watch(stream, Source::Client(program, number), Interest::Nothing).ok()?;
+        Some(Client::new(number, watched, Encoding::Frames, patience, pending))
+    }
+
+    fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, ErrorBody> {
+        if !matches!(self.phase, Phase::Serving) {
+            return Err(ErrorBody::new(ErrorKind::Conflict, "the container is being stopped"));
+        }
+        if self.running() >= PROGRAMS_MAX {
+            return Err(ErrorBody::new(ErrorKind::Unavailable, "the container has too many programs on this node"));
+        }
+        let mut run = run;
+        if beside.is_some() {
+            // The root is that of the process beside; its mount namespace has it already.
+            run.root = mgmt_api::RootFs::Host;
+            run.workdir = run.workdir.or_else(|| Some("/".into()));
+        }
+        let plan = Plan::check(&run, &self.options.hostname, &self.options.env)?;
+        let beside = beside.map(|pid| self.process(pid)).transpose()?;
+        let process = beside.as_ref().map_or(self.init.pidfd.as_fd(), |process| process.as_fd());
+        let (program, stdio) = self.prepare(id, run)?;
+        let around = Surroundings { process, members: &self.members, filter: &self.filter };
+        match plan.launch(&around, stdio) {
+            Ok(launched) => self.watch(program, launched),
+            Err(LaunchError::Early(failure)) => Err(failure.body(&program.request)),
+            Err(error) => Err(internal("start the program", &error)),
+        }
+    }
+
+    fn watch(&self, mut program: Program, launched: Launched) -> Result<Program, ErrorBody> {
+        let fail = |error: std::io::Error| internal("watch the program", &error);
+        unblock(&launched.report).map_err(fail)?;
+        let id = program.id;
+        program.pidfd = Some(self.poll.watch(launched.pidfd, Source::End(id), Interest::Read).map_err(fail)?);
+        let report = self.poll.watch(launched.report, Source::Report(id), Interest::Read).map_err(fail)?;
+        program.report = Some((report, Vec::new()));
+        Ok(program)
+    }
+
+    /// A pidfd of any process of the container here, by its PID inside.
+    fn process(&self, pid: u32) -> Result<OwnedFd, ErrorBody> {
+        let known = self.programs.values().find(|program| program.pid == pid && program.life == Life::Running);
+        if let Some(pidfd) = known.and_then(|program| program.pidfd.as_ref()) {
+            return pidfd.as_fd().try_clone_to_owned().map_err(|error| internal("use the program", &error));
+        }
+        let hosts = self.options.cgroup.as_ref().and_then(|group| group.members().ok()).unwrap_or_default();
+        let inside = |host: &u32| sys::pidfd::innermost_pid(*host as i32) == Some(pid as i32);
+        let host = hosts.into_iter().find(inside).ok_or_else(|| no_such_process(pid))?;
+        sys::pidfd::open(host as i32).map_err(|_| no_such_process(pid))
+    }
+
+    /// The record and the descriptors of both sides.
+    fn prepare(&self, id: u32, run: RunRequest) -> Result<(Program, Stdio), ErrorBody> {
+        let fail = |error: std::io::Error| internal("make the program's streams", &error);
+        let mut program = Program {
+            id,
+            pid: 0,
+            pidfd: None,
+            command: run.argv.clone(),
+            uid: run.uid,
+            start_ms: now_ms(),
+            life: Life::Launching,
+            report: None,
+            asker: None,
+            outputs: Vec::new(),
+            input: None,
+            terminal: None,
+            log: None,
+            clients: Vec::new(),
+            settled: false,
+            request: run,
+        };
+        let stdio = match program.request.terminal {
+            Some(size) => self.prepare_terminal(&mut program, size),
+            None => self.prepare_pipes(&mut program),
+        };
+        stdio.map(|stdio| (program, stdio)).map_err(fail)
+    }
+
+    fn prepare_terminal(&self, program: &mut Program, size: TerminalSize) -> std::io::Result<Stdio> {
+        use std::os::fd::AsRawFd;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let path = format!("/proc/self/fd/{}", self.ptmx.as_raw_fd());
+        let master = open(path, flags, Mode::empty())?;
+        unlockpt(&master)?;
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let slave = ioctl_tiocgptpeer(&master, flags)?;
+        let owner = Uid::from_raw(self.options.uid_base + program.request.uid);
+        fchown(&slave, Some(owner), None::<Gid>)?;
+        tcsetwinsize(&slave, Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 })?;
+        let output = self.poll.watch(master.try_clone()?, Source::Output(program.id, 0), Interest::Nothing)?;
+        program.outputs.push(Output { fd: output, kind: Kind::Stdout, open: true });
+        let input = self.poll.watch(master.try_clone()?, Source::Input(program.id), Interest::Nothing)?;
+        program.input = Some(Input::new(input));
+        program.terminal = Some(master);
+        let (output, error) = (slave.try_clone()?, slave.try_clone()?);
+        Ok(Stdio { input: slave, output, error, terminal: Terminal::Controlling })
+    }
+
+    fn prepare_pipes(&self, program: &mut Program) -> std::io::Result<Stdio> {
+        let mut output = |at: u8, kind: Kind| -> std::io::Result<OwnedFd> {
+            let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+            unblock(&ours)?;
+            let fd = self.poll.watch(ours, Source::Output(program.id, at), Interest::Nothing)?;
+            program.outputs.push(Output { fd, kind, open: true });
+            Ok(theirs)
+        };
+        let (output, error) = (output(0, Kind::Stdout)?, output(1, Kind::Stderr)?);
+        let input = if program.request.interactive {
+            let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+            unblock(&ours)?;
+            program.input = Some(Input::new(self.poll.watch(ours, Source::Input(program.id), Interest::Nothing)?));
+            theirs
+        } else {
+            open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?
+        };
+        Ok(Stdio { input, output, error, terminal: Terminal::None })
+    }
+
+    fn attach(&mut self, pid: u32, fds: Vec<OwnedFd>, pending: &[u8]) -> Answered {
+        let stream = fds.into_iter().next().ok_or_else(|| bad("a request to attach came without a stream"))?;
+        let number = self.next_id() & 0xff_ffff;
+        let outcome = self.find_running(pid).map(|program| (program.id, program.clients.len()));
+        let (id, refusal) = match outcome {
+            Ok((id, clients)) if clients < CLIENTS_MAX => (id, None),
+            Ok((id, _)) => (id, Some(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}")))),
+            Err(body) => (0, Some(body)),
+        };
+        let watched = self
+            .poll
+            .watch(stream, Source::Client(id, number), Interest::Nothing)
+            .map_err(|error| internal("watch the stream", &error))?;
+        let mut client = Client::new(number, watched, Encoding::Frames, Patience::Spectator, pending);
+        if let Some(body) = refusal {
+            client.push(Kind::Error, &serde_json::to_vec(&body).unwrap_or_default());
+            client.close();
+            let _ = client.flush();
+            return Err(body);
+        }
+        if let Some(program) = self.programs.get_mut(&id) {
+            program.add_client(client);
+        }
+        Ok((Answer::Done, Vec::new()))
+    }
+
+    fn find_running(&self, pid: u32) -> Result<&Program, ErrorBody> {
+        let program = self.find(pid)?;
+        match program.life {
+            Life::Running => Ok(program),
+            _ => Err(ErrorBody::new(ErrorKind::Conflict, format!("the program {pid} has ended"))
+                .hint("its output is in its log: dvs logs DC PID")),
+        }
+    }
+
+    /// A program started by `run`.
+    fn find(&self, pid: u32) -> Result<&Program, ErrorBody> {
+        self.programs
+            .values()
+            .rfind(|program| program.pid == pid && pid != 0)
+            .ok_or_else(|| no_such_process(pid).hint("only programs started by 'dvs run' have streams and logs"))
+    }
+
+    fn signal(&self, pid: u32, signal: i32) -> Answered {
+        if !(0..=64).contains(&signal) {
+            return Err(bad(format!("there is no signal {signal}")));
+        }
+        if pid <= 1 {
+            return Err(bad("PID 1 is the container's virtual init: stop the container instead"));
+        }
+        let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| no_such_process(pid))?;
+        match sys::child::send_signal(&process, signal) {
+            Ok(()) => Ok((Answer::Done, Vec::new())),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(no_such_process(pid)),
+            Err(error) => Err(internal("send the signal", &error)),
+        }
+    }
+
+    fn logs(&mut self, pid: u32, tail_lines: Option<usize>, follow: Follow) -> Answered {
+        let fail = |error: &(dyn Error + 'static)| internal("read the program's log", error);
+        let program = self.find(pid)?;
+        let (id, running, watchers) = (program.id, program.life == Life::Running, program.clients.len());
+        let text = match &program.log {
+            Some(log) => log.tail(tail_lines).map_err(|error| fail(&error))?,
+            None => Vec::new(),
+        };
+        if follow == Follow::No || !running {
+            let file = packet::memory_file(&text).map_err(|error| fail(&error))?;
+            return Ok((Answer::Descriptor, vec![file]));
+        }
+        if watchers >= CLIENTS_MAX {
+            return Err(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}")));
+        }
+        let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.map_err(|error| fail(&error))?;
+        let number = self.next_id() & 0xff_ffff;
+        let watched =
+            self.poll.watch(ours, Source::Client(id, number), Interest::Nothing).map_err(|error| fail(&error))?;
+        let mut client = Client::new(number, watched, Encoding::Text, Patience::Spectator, &[]);
+        client.push(Kind::Stdout, &text);
+        if let Some(program) = self.programs.get_mut(&id) {
+            program.add_client(client);
+        }
+        Ok((Answer::Descriptor, vec![theirs]))
+    }
+
+    fn store(&mut self, key: String, fds: Vec<OwnedFd>) -> Answered {
+        if key.is_empty() || key.len() > KEY_BYTES_MAX {
+            return Err(bad(format!("the name of a stored descriptor has 1 to {KEY_BYTES_MAX} bytes")));
+        }
+        if self.stored.len() >= STORED_MAX && !self.stored.contains_key(&key) {
+            return Err(ErrorBody::new(ErrorKind::NoSpace, format!("{STORED_MAX} descriptors are stored already")));
+        }
+        let fd = fds.into_iter().next().ok_or_else(|| bad("a request to store came without a descriptor"))?;
+        self.stored.insert(key, fd);
+        Ok((Answer::Done, Vec::new()))
+    }
+
+    fn fetch(&self, key: &str) -> Answered {
+        match self.stored.get(key).map(OwnedFd::try_clone) {
+            None => Ok((Answer::NotStored, Vec::new())),
+            Some(Ok(fd)) => Ok((Answer::Descriptor, vec![fd])),
+            Some(Err(error)) => Err(internal("copy a stored descriptor", &error)),
+        }
+    }
+
+    fn fetch_all(&self, after: Option<String>) -> Answered {
+        use std::ops::Bound;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut page = self.stored.range((from, Bound::Unbounded));
+        let (mut keys, mut fds) = (Vec::new(), Vec::new());
+        for (key, fd) in page.by_ref().take(FETCH_PAGE) {
+            keys.push(key.clone());
+            fds.push(fd.try_clone().map_err(|error| internal("copy a stored descriptor", &error))?);
+        }
+        let more = page.next().is_some();
+        Ok((Answer::Stored { keys, more }, fds))
+    }
+
+    pub(crate) fn ended_programs(&self) -> Vec<Process> {
+        let ended = |program: &Program| {
+            let Life::Ended(status) = program.life else { return None };
+            Some(Process {
+                pid: program.pid,
+                parent: 0,
+                node: self.options.node.clone(),
+                uid: program.uid,
+                state: ProcessState::Exited,
+                cpu_ms: 0,
+                memory_bytes: 0,
+                start_ms: program.start_ms,
+                command: program.command.clone(),
+                terminal: program.request.terminal.is_some(),
+                exit: Some(status),
+            })
+        };
+        self.programs.values().filter_map(ended).collect()
+    }
+
+    pub(crate) fn known_programs(&self) -> BTreeMap<u32, Known> {
+        let running = self.programs.values().filter(|program| program.life == Life::Running);
+        running
+            .map(|program| {
+                (program.pid, Known { start_ms: program.start_ms, terminal: program.request.terminal.is_some() })
+            })
+            .collect()
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

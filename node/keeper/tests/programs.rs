@@ -1,0 +1,368 @@
+//! Programs in a container's share of one node, with real namespaces.
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use keeper::KeeperError;
+use mgmt_api::stream::Kind;
+use mgmt_api::{ErrorKind, ProcessState, TerminalSize};
+use support::{Keeper, Watcher, is_root, request};
+
+#[test]
+fn program_runs_as_root_of_its_own_system_with_a_pid_of_the_nodes_range() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let ended = keeper.shell("id -u; id -g; hostname; echo $FROM_KEEPER; cat /proc/1/comm; pwd; exit 3");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "0\n0\nshop\n1\ndvs-init\n/dc\n");
+    assert_eq!(ended.exit, Some(3));
+    assert!((131_072..131_072 + 100).contains(&ended.pid.expect("pid")), "{ended:?}");
+    let degraded = keeper.client.status().expect("status").degraded;
+    assert_eq!(degraded, Vec::<String>::new());
+}
+
+#[test]
+fn exit_status_is_what_a_shell_shows() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    assert_eq!(keeper.shell("kill -9 $$").exit, Some(137));
+    assert_eq!(keeper.shell("kill -TERM $$").exit, Some(143));
+    assert_eq!(keeper.shell("exit 255").exit, Some(255));
+}
+
+#[test]
+fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let kind = |argv: &[&str]| match keeper.client.run(&request(argv), None, &[]) {
+        Err(KeeperError::Refused(body)) => body.kind,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(kind(&["no-such-program"]), ErrorKind::NoSuchProgram);
+    assert_eq!(kind(&["/no/such"]), ErrorKind::NoSuchProgram);
+    assert_eq!(kind(&["/etc/passwd"]), ErrorKind::NotExecutable);
+    assert_eq!(kind(&["/usr"]), ErrorKind::NotExecutable);
+    assert_eq!(kind(&[]), ErrorKind::BadRequest);
+    let mut run = request(&["true"]);
+    run.workdir = Some("/no/such".into());
+    assert!(
+        matches!(keeper.client.run(&run, None, &[]), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::BadRequest)
+    );
+
+    // The stream hears it too: the daemon may have handed it over already.
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    assert!(keeper.client.run(&request(&["no-such-program"]), Some(theirs.as_fd()), &[]).is_err());
+    drop(theirs);
+    let error = Watcher::new(ours).to_end().error.expect("error frame");
+    assert_eq!(error.kind, ErrorKind::NoSuchProgram);
+}
+
+#[test]
+fn user_and_group_are_those_asked_for() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "id -u; id -g; id -G; grep CapEff /proc/self/status"]);
+    (run.uid, run.gid) = (1000, 1001);
+    assert_eq!(keeper.run(&run).expect("run").text(), "1000\n1001\n1001\nCapEff:\t0000000000000000");
+}
+
+#[test]
+fn io_uring_and_foreign_doors_are_closed() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let status = keeper.shell("grep -E 'Seccomp:|NoNewPrivs:' /proc/self/status").text();
+    assert_eq!(status, "NoNewPrivs:\t1\nSeccomp:\t2");
+}
+
+#[test]
+fn large_output_arrives_whole_through_a_slow_client() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper
+        .client
+        .run(&request(&["sh", "-c", "head -c 20000000 /dev/zero; echo end >&2"]), Some(theirs.as_fd()), &[])
+        .expect("run");
+    drop(theirs);
+    // The program fills every buffer meanwhile; the keeper goes on serving others.
+    assert_eq!(keeper.shell("echo other").text(), "other");
+    let ended = Watcher::new(ours).to_end();
+    assert_eq!((ended.stdout.len(), ended.exit), (20_000_000, Some(0)));
+    assert_eq!(ended.stderr, b"end\n");
+}
+
+#[test]
+fn input_reaches_the_program_and_ends() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sha256sum"]);
+    run.interactive = true;
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    // A part of the input came with the request.
+    let mut pending = mgmt_api::stream::header(Kind::Stdin, 3).to_vec();
+    pending.extend_from_slice(b"abc");
+    keeper.client.run(&run, Some(theirs.as_fd()), &pending).expect("run");
+    let mut watcher = Watcher::new(ours);
+    for _ in 0..100 {
+        watcher.send(Kind::Stdin, &vec![b'x'; 30_000]);
+    }
+    watcher.send(Kind::Stdin, &[]);
+    drop(theirs);
+    let sum = watcher.to_end().text();
+    let expected = keeper.shell("(printf abc; head -c 3000000 /dev/zero | tr '\\0' x) | sha256sum").text();
+    assert_eq!(sum, expected);
+}
+
+#[test]
+fn program_without_interactive_input_reads_nothing() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    assert_eq!(keeper.shell("cat; echo done").text(), "done");
+}
+
+#[test]
+fn terminal_is_the_containers_own_and_follows_its_size() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run =
+        request(&["sh", "-c", "tty; stty size; read x; stty size; echo got:$x; ls -ln $(tty) | cut -d' ' -f3"]);
+    run.terminal = Some(TerminalSize { rows: 24, columns: 80 });
+    run.interactive = true;
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    drop(theirs);
+    let mut watcher = Watcher::new(ours);
+    let contains =
+        |text: &'static str| move |seen: &support::Ended| String::from_utf8_lossy(&seen.stdout).contains(text);
+    assert!(watcher.until(contains("24 80")));
+    watcher.send(Kind::Resize, &[50, 0, 100, 0]);
+    watcher.send(Kind::Stdin, b"hello\n");
+    let ended = watcher.to_end();
+    let text = String::from_utf8_lossy(&ended.stdout).replace("\r\n", "\n");
+    assert!(text.starts_with("/dev/pts/0\n24 80\n"), "{text}");
+    assert!(text.ends_with("50 100\ngot:hello\n0\n"), "{text}");
+    assert_eq!(ended.exit, Some(0));
+}
+
+#[test]
+fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let script = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.01; done";
+    let pid = keeper.client.run(&request(&["sh", "-c", script]), Some(theirs.as_fd()), &[]).expect("run");
+    drop(theirs);
+    let mut watcher = Watcher::new(ours);
+    watcher.until(|seen| seen.stdout.ends_with(b"ready\n"));
+    watcher.send(Kind::Signal, &[libc::SIGUSR1 as u8]);
+    watcher.until(|seen| seen.stdout.ends_with(b"caught\n"));
+    keeper.client.signal(pid, libc::SIGKILL).expect("signal");
+    assert_eq!(watcher.to_end().exit, Some(137));
+    assert!(matches!(keeper.client.signal(1, libc::SIGKILL), Err(KeeperError::Refused(_))));
+    assert!(matches!(keeper.client.signal(99, 0), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound));
+}
+
+#[test]
+fn detached_program_goes_on_is_listed_attached_to_and_logged() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "echo first; read x; echo got $x"]);
+    (run.detach, run.interactive) = (true, true);
+    let pid = keeper.client.run(&run, None, &[]).expect("run");
+
+    let processes = keeper.client.list().expect("list");
+    let process = processes.iter().find(|process| process.pid == pid).expect("listed");
+    assert_eq!((process.uid, process.node.as_str(), process.exit), (0, "n2", None));
+    assert_eq!(process.command.first().map(String::as_str), Some("sh"));
+    assert!(processes.iter().all(|process| process.pid >= 131_072), "{processes:?}");
+
+    let follow = keeper.connect().follow(pid, None).expect("follow");
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    drop(theirs);
+    let mut watcher = Watcher::new(ours);
+    watcher.send(Kind::Stdin, b"word\n");
+    let ended = watcher.to_end();
+    assert_eq!((ended.pid, ended.exit), (Some(pid), Some(0)));
+    assert!(ended.stdout.ends_with(b"got word\n"));
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(follow), &mut text).expect("follow to the end");
+    assert_eq!(text, "first\ngot word\n");
+    assert_eq!(keeper.client.logs(pid, None).expect("logs"), b"first\ngot word\n");
+    assert_eq!(keeper.client.logs(pid, Some(1)).expect("logs"), b"got word\n");
+    let ended = keeper.client.list().expect("list").into_iter().find(|process| process.pid == pid).expect("remembered");
+    assert_eq!((ended.state, ended.exit), (ProcessState::Exited, Some(0)));
+    let (_ours, theirs) = UnixStream::pair().expect("pair");
+    assert!(matches!(keeper.client.attach(pid, theirs.as_fd(), &[]), Err(KeeperError::Refused(_))));
+}
+
+#[test]
+fn spectator_that_reads_nothing_stops_neither_the_program_nor_its_log() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "read x; head -c 8000000 /dev/zero; echo; echo finished"]);
+    (run.detach, run.interactive) = (true, true);
+    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let (slow, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    drop(theirs);
+    let mut slow = Watcher::new(slow);
+    let mut follow = std::fs::File::from(keeper.connect().follow(pid, None).expect("follow"));
+    slow.send(Kind::Stdin, b"go\n");
+    // The program ends although the spectator took nothing: its follower, who reads, sees the end.
+    let mut sink = Vec::new();
+    std::io::Read::read_to_end(&mut follow, &mut sink).expect("follow");
+    assert_eq!(keeper.client.logs(pid, Some(1)).expect("logs"), b"finished\n");
+    let seen = slow.to_end();
+    assert!(seen.exit.is_none() && seen.stdout.len() < 8_000_000, "{}", seen.stdout.len());
+}
+
+#[test]
+fn foreground_program_whose_client_vanished_sees_the_end_of_its_input_and_goes_on() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "cat >/dev/null; echo survived"]);
+    run.interactive = true;
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let pid = keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    let follow = keeper.connect().follow(pid, None).expect("follow");
+    drop((ours, theirs));
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(follow), &mut text).expect("follow");
+    assert_eq!(text, "survived\n");
+}
+
+#[test]
+fn exec_shares_the_namespaces_of_the_program_beside() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "echo mark > /tmp/mark; read x"]);
+    (run.detach, run.interactive) = (true, true);
+    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let exec =
+        mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", "cat /tmp/mark; kill -0 $OTHER && echo alive"]) };
+    let mut exec = exec;
+    exec.run.env.push(format!("OTHER={pid}"));
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.exec(&exec, Some(theirs.as_fd()), &[]).expect("exec");
+    drop(theirs);
+    assert_eq!(Watcher::new(ours).to_end().text(), "mark\nalive");
+    exec.pid = 4_000_000;
+    assert!(
+        matches!(keeper.client.exec(&exec, None, &[]), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound)
+    );
+}
+
+#[test]
+fn descriptors_are_stored_and_come_back() {
+    if !is_root() {
+        return;
+    }
+    use std::io::{Read, Seek, Write};
+    let keeper = Keeper::start();
+    for at in 0..40 {
+        let mut file = tempfile::tempfile().expect("file");
+        write!(file, "{at}").expect("write");
+        keeper.client.store(&format!("key-{at:02}"), file.as_fd()).expect("store");
+    }
+    let read = |fd: std::os::fd::OwnedFd| {
+        let (mut file, mut text) = (std::fs::File::from(fd), String::new());
+        file.rewind().expect("rewind");
+        file.read_to_string(&mut text).expect("read");
+        text
+    };
+    let all = keeper.connect().fetch_all().expect("fetch all");
+    assert_eq!(all.len(), 40);
+    for (at, (key, fd)) in all.into_iter().enumerate() {
+        assert_eq!((key, read(fd)), (format!("key-{at:02}"), at.to_string()));
+    }
+    assert_eq!(read(keeper.client.fetch("key-07").expect("fetch").expect("stored")), "7");
+    keeper.client.drop_stored("key-07").expect("drop");
+    assert!(keeper.client.fetch("key-07").expect("fetch").is_none());
+    assert_eq!(keeper.client.status().expect("status").stored, 39);
+}
+
+#[test]
+fn stop_asks_first_kills_after_the_grace_and_leaves_nothing() {
+    if !is_root() {
+        return;
+    }
+    let mut keeper = Keeper::start();
+    let mut run =
+        request(&["sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & echo up; while :; do sleep 1; done"]);
+    run.detach = true;
+    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    drop((ours, theirs));
+    let host_pids = keeper.host_pids();
+    keeper.connect().stop(Duration::from_millis(100)).expect("stop");
+    assert!(keeper.child.wait().expect("wait").success());
+    for pid in host_pids {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
+    }
+    assert_eq!(keeper.cgroup.members().expect("members"), Vec::<u32>::new());
+    assert!(!keeper.options.control.exists() && !keeper.options.log_dir.exists());
+    assert!(matches!(keeper.client.status(), Err(KeeperError::Gone { .. })));
+}
+
+#[test]
+fn nothing_survives_a_killed_keeper() {
+    if !is_root() {
+        return;
+    }
+    let mut keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "setsid sleep 1000 & sleep 1000"]);
+    run.detach = true;
+    keeper.client.run(&run, None, &[]).expect("run");
+    let ends: Vec<_> = keeper.host_pids().into_iter().filter_map(|pid| sys::pidfd::open(pid as i32).ok()).collect();
+    assert!(ends.len() >= 2);
+    keeper.child.kill().expect("kill");
+    keeper.child.wait().expect("wait");
+    for end in &ends {
+        support::wait_for(&[end]);
+    }
+}
+
+#[test]
+fn garbage_on_the_control_socket_hurts_only_its_connection() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    for garbage in [&b"\x00{"[..], b"\x01", b"\x07", b"\x00{\"Run\":3}", b"\x00\"NoSuch\"", &[0xff; 4000]] {
+        let socket = sys::seqpacket::connect(&keeper.options.control).expect("connect");
+        sys::seqpacket::send(&socket, garbage, &[] as &[std::os::fd::BorrowedFd<'_>]).expect("send");
+    }
+    assert_eq!(keeper.shell("echo fine").text(), "fine");
+}

@@ -1,0 +1,3 @@
+fn main() -> std::process::ExitCode {
+    keeper::main_from_spawn()
+}

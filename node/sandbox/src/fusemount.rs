@@ -1,0 +1,115 @@
+//! Mounting a container's file tree so that it belongs to the container's user namespace.
+//!
+//! The kernel wants the FUSE device opened by somebody of the user namespace that the mount will belong to, and the
+//! device file is the host root's alone. So a helper keeps the host's uid 0 and enters the user namespace, opens the device with the
+//! host's `/dev` still before it, then enters the mount namespace and mounts. The mount answers to nobody until the gate
+//! serves the descriptor; nothing here may look into it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use sys::ns::Kinds;
+
+use crate::helper::{HelperError, in_child};
+
+/// Mounts on top of each other that are taken away before a new one is made.
+const LAYERS_MAX: usize = 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FuseMountError {
+    #[error("could not mount the file tree at {place}")]
+    Helper {
+        place: String,
+        #[source]
+        cause: HelperError,
+    },
+    #[error("the mount helper answered without a descriptor")]
+    NoDescriptor,
+}
+
+/// Whose the mount will be, and where; descriptors from `/proc/PID/ns`. (A pidfd would not do: after the first step the
+/// helper has no right to its process any more.)
+#[derive(Clone, Copy, Debug)]
+pub struct Namespaces<'a> {
+    pub user: BorrowedFd<'a>,
+    pub mount: BorrowedFd<'a>,
+}
+
+/// How and where.
+#[derive(Clone, Debug)]
+pub struct FuseMount<'a> {
+    /// Path inside the container's mount namespace.
+    pub place: &'a str,
+    pub max_read_bytes: u32,
+    pub read_ahead_kib: u32,
+}
+
+impl FuseMount<'_> {
+    /// Mounts in place of an older mount and returns the device's descriptor. The
+    /// caller must be the host's root and have one thread.
+    pub fn mount(&self, namespaces: Namespaces<'_>) -> Result<OwnedFd, FuseMountError> {
+        let fail = |cause| FuseMountError::Helper { place: self.place.to_owned(), cause };
+        let (fds, device) = in_child(None, || {
+            sys::ns::join(namespaces.user, Kinds::USER)?;
+            let fuse = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
+                .map_err(|cause| format!("could not open /dev/fuse: {cause}"))?;
+            sys::ns::join(namespaces.mount, Kinds::MOUNT)?;
+            take_away(self.place)?;
+            self.attach(&fuse)?;
+            let device = device_number(self.place)?;
+            Ok((vec![fuse], device))
+        })
+        .map_err(fail)?;
+        // The host's own sysfs: the container's is read-only.
+        let knob = Path::new("/sys/class/bdi").join(device).join("read_ahead_kb");
+        if let Err(cause) = std::fs::write(&knob, self.read_ahead_kib.to_string()) {
+            tracing::warn!(%cause, path = %knob.display(), "the file tree keeps the kernel's read-ahead: first reads are slow");
+        }
+        fds.into_iter().next().ok_or(FuseMountError::NoDescriptor)
+    }
+
+    /// Takes the mount away. Nothing there is no error.
+    pub fn unmount(place: &str, namespaces: Namespaces<'_>) -> Result<(), FuseMountError> {
+        let outcome = in_child(None, || {
+            sys::ns::join(namespaces.user, Kinds::USER)?;
+            sys::ns::join(namespaces.mount, Kinds::MOUNT)?;
+            take_away(place)?;
+            Ok((Vec::new(), String::new()))
+        });
+        outcome.map(|_| ()).map_err(|cause| FuseMountError::Helper { place: place.to_owned(), cause })
+    }
+
+    fn attach(&self, fuse: &OwnedFd) -> Result<(), String> {
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={}\0",
+            fuse.as_raw_fd(),
+            self.max_read_bytes
+        );
+        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(|error| error.to_string())?;
+        mount("dvs", self.place, "fuse", MountFlags::NODEV | MountFlags::NOSUID, options)
+            .map_err(|cause| format!("the kernel refused the mount: {cause}"))
+    }
+}
+
+fn take_away(place: &str) -> io::Result<()> {
+    for _ in 0..LAYERS_MAX {
+        match unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => (),
+            // Not a mount (any more).
+            Err(rustix::io::Errno::INVAL) => return Ok(()),
+            Err(cause) => return Err(cause.into()),
+        }
+    }
+    Ok(())
+}
+
+/// `major:minor`, without asking the gate, which may not run yet.
+fn device_number(place: &str) -> io::Result<String> {
+    let root = open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(root.as_fd(), "", flags, StatxFlags::empty())?;
+    Ok(format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor))
+}

@@ -1,0 +1,400 @@
+//! The mount tree of a container on one node.
+//!
+//! ```text
+//! /                 small tmpfs, read-only: mount points, /etc, /dev
+//! /usr /bin /lib …  the host's system directories, read-only, owners shifted into the container's range
+//! /etc              copy of what everybody on the host may read, with the container's own hosts, hostname, resolv.conf
+//! /proc /sys        the container's own; /sys read-only
+//! /dev              null zero full random urandom tty, pts, shm, mqueue
+//! /tmp /var /run /root /home /srv   one tmpfs of limited size, this node's alone
+//! /run/dvs          directory of the M3-IPC socket
+//! /dc               the container's file tree (mounted later, `fusemount`)
+//! ```
+//!
+//! It is built twice. First in a mount namespace that belongs to the host, because only there may owners be shifted, devices made and
+//! `/proc` mounted without a visible other one; the host's own root is then let go. Then it is copied into a mount namespace
+//! that belongs to the container's user namespace: by that copy the kernel locks every mount, so that root inside
+//! can neither write to what is read-only nor take a mount away to see what is below.
+//!
+//! `/etc` is a copy and not a clone because root inside may read what root may read: a clone would show it the host's
+//! password hashes and keys.
+//!
+//! Not here: the file tree itself, who enters the tree (`keeper`).
+
+use std::ffi::CString;
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, makedev, mkdirat, mknodat, open, symlinkat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_bind, mount_bind_recursive,
+    mount_change, move_mount, open_tree, unmount,
+};
+use rustix::process::{fchdir, pivot_root, umask};
+use sys::mount::{Access, Attributes, Devices, Reach, SetUid, set_attributes};
+use sys::ns::Kinds;
+
+use crate::etc;
+use crate::helper::{HelperError, InPid, Place, in_child};
+
+/// The host's directories that programs need to run.
+const SYSTEM: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"];
+/// Directories of the writable tmpfs and their modes; `shm` is seen at /dev/shm.
+const VOLATILE: [(&str, &str, u32); 7] = [
+    ("tmp", "tmp", 0o1777),
+    ("var", "var", 0o755),
+    ("run", "run", 0o755),
+    ("root", "root", 0o700),
+    ("home", "home", 0o755),
+    ("srv", "srv", 0o755),
+    ("shm", "dev/shm", 0o1777),
+];
+const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+/// The group `tty` on every distribution.
+const TTY_GID: u32 = 5;
+/// Room for /etc and mount points.
+const ROOT_BYTES: u64 = 128 << 20;
+const VOLATILE_BYTES: u64 = 1 << 30;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RootFsError {
+    #[error("could not build the container's mount tree")]
+    Build(#[source] HelperError),
+    #[error("the builder of the mount tree answered without a descriptor")]
+    NoDescriptor,
+    #[error("'{0}' is no path inside the file tree")]
+    BadPath(String),
+    #[error("could not {what} for the root '{path}'")]
+    Enter {
+        what: &'static str,
+        path: String,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// What the tree is made for.
+#[derive(Debug)]
+pub struct RootFs<'a> {
+    pub user_namespace: BorrowedFd<'a>,
+    pub uid_base: u32,
+    pub hostname: &'a str,
+    /// (name, address)
+    pub hosts: &'a [(String, String)],
+    pub resolv_conf: Option<&'a str>,
+    pub ipc_dir: Option<&'a Path>,
+    pub volatile_bytes: Option<u64>,
+}
+
+/// A tree that is ready to be entered.
+#[derive(Debug)]
+pub struct Built {
+    pub mount_namespace: OwnedFd,
+    /// What this host could not give.
+    pub degraded: Vec<String>,
+}
+
+/// The reason of a step that failed, for the helper's one-line account.
+fn step<E: Display>(what: impl Display) -> impl FnOnce(E) -> Box<dyn std::error::Error> {
+    move |cause| format!("could not {what}: {cause}").into()
+}
+
+type Done<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+impl RootFs<'_> {
+    /// Builds the tree for the pid, network and IPC namespaces of `init` (a pidfd). The caller must be the host's root and have one
+    /// thread.
+    pub fn build(&self, init: BorrowedFd<'_>) -> Result<Built, RootFsError> {
+        let kinds = Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
+        let place = Place { process: init, kinds, pid: InPid::Yes };
+        let (fds, notes) = in_child(Some(place), || self.build_here()).map_err(RootFsError::Build)?;
+        let mount_namespace = fds.into_iter().next().ok_or(RootFsError::NoDescriptor)?;
+        Ok(Built { mount_namespace, degraded: notes.lines().map(str::to_owned).collect() })
+    }
+
+    fn build_here(&self) -> Done<(Vec<OwnedFd>, String)> {
+        umask(Mode::empty());
+        sys::ns::unshare(Kinds::MOUNT).map_err(step("make a mount namespace"))?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .map_err(step("part from the host's mounts"))?;
+        // What comes from the host is taken before anything of it is covered.
+        let mut notes = Vec::new();
+        let system = self.take_system(&mut notes)?;
+        let ipc = self.ipc_dir.map(|dir| clone(dir, OpenTreeFlags::empty())).transpose()?;
+        let etc = etc::collect(Path::new("/etc"));
+
+        let root = self.new_root()?;
+        fchdir(&root).map_err(step("enter the new root"))?;
+        self.place_system(&system)?;
+        self.make_dir("etc", 0o755)?;
+        self.fill_etc(&etc)?;
+        self.make_dir("dev", 0o755)?;
+        self.fill_dev()?;
+        self.place_volatile(ipc)?;
+        for dir in ["dc", "mnt", "media"] {
+            self.make_dir(dir, 0o755)?;
+        }
+        self.place_kernel_views()?;
+        let read_only = Attributes { access: Access::ReadOnly, set_uid: SetUid::Ignored, ..Attributes::default() };
+        set_attributes(root.as_fd(), read_only, Reach::One).map_err(step("make the root read-only"))?;
+        become_root_of_all()?;
+        self.hand_over().map(|namespace| (vec![namespace], notes.join("\n")))
+    }
+
+    /// Copies everything into a namespace of the container's own user namespace; locks every mount by doing so.
+    fn hand_over(&self) -> Done<OwnedFd> {
+        sys::ns::join(self.user_namespace, Kinds::USER).map_err(step("enter the user namespace"))?;
+        sys::ns::unshare(Kinds::MOUNT).map_err(step("make the container's mount namespace"))?;
+        open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(step("open the container's mount namespace"))
+    }
+
+    fn take_system(&self, notes: &mut Vec<String>) -> Done<Vec<(&'static str, Taken)>> {
+        let mut taken = Vec::new();
+        for name in SYSTEM {
+            let path = Path::new("/").join(name);
+            match std::fs::symlink_metadata(&path) {
+                Ok(kind) if kind.is_symlink() => {
+                    let target = std::fs::read_link(&path).map_err(step(format!("read {}", path.display())))?;
+                    taken.push((name, Taken::Link(target)));
+                }
+                Ok(kind) if kind.is_dir() => taken.push((name, Taken::Tree(self.take_tree(&path, notes)?))),
+                _ => (),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// A read-only clone with shifted owners; without what lies mounted below when that cannot be shifted.
+    fn take_tree(&self, path: &Path, notes: &mut Vec<String>) -> Done<OwnedFd> {
+        let plain = Attributes { access: Access::ReadOnly, devices: Devices::Refused, ..Attributes::default() };
+        let shifted = Attributes { owners: Some(self.user_namespace), ..plain };
+        for (flags, reach) in [(OpenTreeFlags::AT_RECURSIVE, Reach::Tree), (OpenTreeFlags::empty(), Reach::One)] {
+            let tree = clone(path, flags)?;
+            if set_attributes(tree.as_fd(), shifted, reach).is_ok() {
+                return Ok(tree);
+            }
+        }
+        notes.push(format!(
+            "{}: its file system cannot shift owners, files there seem to belong to nobody",
+            path.display()
+        ));
+        let tree = clone(path, OpenTreeFlags::AT_RECURSIVE)?;
+        set_attributes(tree.as_fd(), plain, Reach::Tree).map_err(step(format!("make {} read-only", path.display())))?;
+        Ok(tree)
+    }
+
+    fn new_root(&self) -> Done<OwnedFd> {
+        let root = self.tmpfs(ROOT_BYTES, MountAttrFlags::empty())?;
+        // Any directory will do as the place; what is there was taken already and the host's root goes in a moment.
+        attach(&root, "/tmp")?;
+        Ok(root)
+    }
+
+    fn tmpfs(&self, bytes: u64, flags: MountAttrFlags) -> Done<OwnedFd> {
+        let fail = || step("make a tmpfs");
+        let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(fail())?;
+        let owner = self.uid_base.to_string();
+        let settings = [("size", bytes.to_string()), ("mode", "0755".into()), ("uid", owner.clone()), ("gid", owner)];
+        for (key, value) in settings {
+            fsconfig_set_string(context.as_fd(), key, value).map_err(fail())?;
+        }
+        fsconfig_create(context.as_fd()).map_err(fail())?;
+        fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags).map_err(fail())
+    }
+
+    fn place_system(&self, system: &[(&'static str, Taken)]) -> Done {
+        for (name, taken) in system {
+            match taken {
+                Taken::Link(target) => self.make_link(target, name)?,
+                Taken::Tree(tree) => {
+                    self.make_dir(name, 0o755)?;
+                    attach(tree, name)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_etc(&self, found: &etc::Collected) -> Done {
+        for entry in &found.entries {
+            let path = Path::new("etc").join(&entry.path);
+            // A file that cannot be written (a name too long for tmpfs) is no reason to have no container.
+            let _ = match &entry.what {
+                etc::What::Dir(mode) => self.make_dir(&path, *mode),
+                etc::What::Link(target) => self.make_link(target, &path),
+                etc::What::File(mode, content) => self.make_file(&path, *mode, content),
+            };
+        }
+        let mut hosts = String::from("127.0.0.1\tlocalhost\n");
+        for (name, address) in self.hosts {
+            hosts.push_str(&format!("{address}\t{name}\n"));
+        }
+        let resolv =
+            self.resolv_conf.unwrap_or("# This container has no name server; its members are in /etc/hosts.\n");
+        self.replace_file("etc/hosts", hosts.as_bytes())?;
+        self.replace_file("etc/hostname", format!("{}\n", self.hostname).as_bytes())?;
+        self.replace_file("etc/resolv.conf", resolv.as_bytes())?;
+        let _ = std::fs::remove_file("etc/mtab");
+        self.make_link(Path::new("../proc/self/mounts"), "etc/mtab")
+    }
+
+    fn fill_dev(&self) -> Done {
+        for (name, major, minor) in DEVICES {
+            let path = Path::new("dev").join(name);
+            let mode = Mode::from_raw_mode(0o666);
+            mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(major, minor))
+                .map_err(step(format!("make /dev/{name}")))?;
+            self.own(&path)?;
+        }
+        let links = [
+            ("/proc/self/fd", "fd"),
+            ("/proc/self/fd/0", "stdin"),
+            ("/proc/self/fd/1", "stdout"),
+            ("/proc/self/fd/2", "stderr"),
+            ("pts/ptmx", "ptmx"),
+        ];
+        for (target, name) in links {
+            self.make_link(Path::new(target), Path::new("dev").join(name))?;
+        }
+        for dir in ["dev/pts", "dev/shm", "dev/mqueue"] {
+            self.make_dir(dir, 0o755)?;
+        }
+        let options = format!("newinstance,ptmxmode=0666,mode=0620,gid={}", self.uid_base + TTY_GID);
+        mount_with("devpts", "dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, &options)?;
+        mount_with("mqueue", "dev/mqueue", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, "")
+    }
+
+    /// One file system for everything writable, so that one size limits it.
+    fn place_volatile(&self, ipc: Option<OwnedFd>) -> Done {
+        let flags = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID;
+        let all = self.tmpfs(self.volatile_bytes.unwrap_or(VOLATILE_BYTES), flags)?;
+        self.make_dir("volatile", 0o700)?;
+        attach(&all, "volatile")?;
+        for (name, place, mode) in VOLATILE {
+            let source = Path::new("volatile").join(name);
+            self.make_dir(&source, mode)?;
+            if name != "shm" {
+                self.make_dir(place, 0o755)?;
+            }
+            mount_bind(&source, place).map_err(step(format!("mount /{place}")))?;
+        }
+        for (dir, mode) in [("var/tmp", 0o1777), ("var/lib", 0o755), ("var/cache", 0o755), ("var/log", 0o755)] {
+            self.make_dir(dir, mode)?;
+        }
+        self.make_link(Path::new("../run"), "var/run")?;
+        self.make_dir("run/lock", 0o1777)?;
+        if let Some(ipc) = ipc {
+            self.make_dir("run/dvs", 0o755)?;
+            attach(&ipc, "run/dvs")?;
+        }
+        unmount("volatile", UnmountFlags::DETACH).map_err(step("put away the volatile tree"))?;
+        std::fs::remove_dir("volatile").map_err(step("put away the volatile tree"))
+    }
+
+    fn place_kernel_views(&self) -> Done {
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        self.make_dir("proc", 0o555)?;
+        self.make_dir("sys", 0o555)?;
+        mount_with("proc", "proc", flags, "")?;
+        mount_with("sysfs", "sys", flags | MountFlags::RDONLY, "")
+    }
+
+    fn make_dir(&self, path: impl AsRef<Path>, mode: u32) -> Done {
+        let path = path.as_ref();
+        mkdirat(CWD, path, Mode::from_raw_mode(mode)).map_err(step(format!("make /{}", path.display())))?;
+        self.own(path)
+    }
+
+    fn make_link(&self, target: &Path, path: impl AsRef<Path>) -> Done {
+        let path = path.as_ref();
+        symlinkat(target, CWD, path).map_err(step(format!("make /{}", path.display())))?;
+        self.own(path)
+    }
+
+    fn make_file(&self, path: &Path, mode: u32, content: &[u8]) -> Done {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = open(path, flags, Mode::from_raw_mode(mode)).map_err(step(format!("make /{}", path.display())))?;
+        io::Write::write_all(&mut std::fs::File::from(file), content)
+            .map_err(step(format!("write /{}", path.display())))?;
+        self.own(path)
+    }
+
+    fn replace_file(&self, path: &str, content: &[u8]) -> Done {
+        let _ = std::fs::remove_file(path);
+        self.make_file(Path::new(path), 0o644, content)
+    }
+
+    fn own(&self, path: &Path) -> Done {
+        let (uid, gid) = (Uid::from_raw(self.uid_base), Gid::from_raw(self.uid_base));
+        chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(step(format!("give /{} to the container", path.display())))
+    }
+}
+
+/// What a system directory of the host is.
+enum Taken {
+    Link(PathBuf),
+    Tree(OwnedFd),
+}
+
+/// Makes `path` of the file tree at `/dc` the root of the calling process, in a mount namespace of its own, with the
+/// container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
+pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
+    let relative = path.trim_matches('/');
+    if relative.split('/').any(|part| part == "..") || path.contains('\0') {
+        return Err(RootFsError::BadPath(path.to_owned()));
+    }
+    let root = Path::new("/dc").join(relative);
+    let fail = |what| move |cause: io::Error| RootFsError::Enter { what, path: path.to_owned(), cause };
+    let refused = |what| move |cause: rustix::io::Errno| fail(what)(cause.into());
+    sys::ns::unshare(Kinds::MOUNT).map_err(fail("make a mount namespace"))?;
+    // A mount of its own, as the change of root demands.
+    mount_bind_recursive(&root, &root).map_err(refused("mount the directory"))?;
+    rustix::process::chdir(&root).map_err(refused("enter the directory"))?;
+    for name in ["proc", "dev", "sys", "tmp", "run", "dc"] {
+        match mkdirat(CWD, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => (),
+            Err(cause) => return Err(refused("make a mount point")(cause)),
+        }
+        let source = Path::new("/").join(name);
+        mount_bind_recursive(&source, name).map_err(refused("mount the container's own directories"))?;
+    }
+    for name in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
+        // Only where the image has such a file; a link would lead out of it.
+        if std::fs::symlink_metadata(name).is_ok_and(|kind| kind.is_file()) {
+            mount_bind(Path::new("/").join(name), name).map_err(refused("mount the container's own /etc files"))?;
+        }
+    }
+    pivot().map_err(refused("change the root"))
+}
+
+fn become_root_of_all() -> Done {
+    pivot().map_err(step("let the host's root go"))
+}
+
+/// Makes the current directory the root and lets the old one go, host paths and all.
+fn pivot() -> rustix::io::Result<()> {
+    // Both at one place: the old root comes to lie on top of the new one and is taken away from there.
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")
+}
+
+fn clone(path: &Path, flags: OpenTreeFlags) -> Done<OwnedFd> {
+    open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | flags)
+        .map_err(step(format!("take {}", path.display())))
+}
+
+fn attach(tree: &OwnedFd, place: &str) -> Done {
+    move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(step(format!("mount /{place}")))
+}
+
+fn mount_with(kind: &str, place: &str, flags: MountFlags, options: &str) -> Done {
+    let options = CString::new(options).map_err(|error| error.to_string())?;
+    mount(kind, place, kind, flags, options.as_c_str()).map_err(step(format!("mount /{place}")))
+}
