@@ -168,7 +168,9 @@ pub fn log_tail(path: &Path) -> Option<String> {
     let mut bytes = vec![0; usize::try_from(length.min(BYTES)).ok()?];
     file.read_exact_at(&mut bytes, length - length.min(BYTES)).ok()?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+    // The advice that follows the words of a panic says nothing.
+    let tells = |line: &&str| !line.trim().is_empty() && !line.starts_with("note: run with");
+    text.lines().rev().find(tells).map(str::to_owned)
 }
 
 /// What a ready descriptor says.

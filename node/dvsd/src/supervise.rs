@@ -24,6 +24,8 @@ const REST_MAX: Duration = Duration::from_secs(5);
 const PROVEN: Duration = Duration::from_secs(10);
 /// Opening a large volume after a crash takes its time, and so does waiting for a disk on another node.
 const START_LIMIT: Duration = Duration::from_secs(120);
+/// Between closing its ready descriptor and its end.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub struct Supervised {
@@ -153,12 +155,13 @@ impl Supervised {
                     self.life = Life::Starting { child, ready, since };
                     return false;
                 }
+                // It is on its way out: its status and last words are worth the moment.
+                Readiness::Never if child.wait(LAST_WORDS) => self.died(now, child),
                 Readiness::NotYet | Readiness::Never => {
-                    let said = format!("{} did not become ready", self.name);
                     if let Err(error) = child.end(Duration::ZERO) {
                         tracing::warn!(role = self.name, %error, "cannot put its record away");
                     }
-                    self.failed(now, said);
+                    self.failed(now, format!("{} did not become ready", self.name));
                 }
             },
             Life::Running { child, since, fitness } => {
