@@ -1,14 +1,14 @@
-//! A proxy that is killed is replaced, and nobody notices.
+//! Proxies as processes: killed and replaced without anybody noticing, and quiet when there is nothing to do.
 
 mod common;
 
 use std::process::ExitCode;
 use std::thread;
+use std::time::Duration;
 
 use abi::{Endpoint, Message};
-use common::{PATIENCE, Pair, Which};
+use common::{PATIENCE, Pair, RunningProxy, Which};
 use ipc::{Completion, Event, Port, RingServer, RingSpec, Submission, Wait};
-use proxy_tcp::control::LinkState;
 
 const SERVER: Endpoint = Endpoint::FS;
 const CLIENT: Endpoint = Endpoint::GATE;
@@ -106,7 +106,7 @@ fn ring_survives_killed_proxies_without_loss_or_repetition() {
                 KILL_EVERY => {
                     proxy_a.kill();
                     (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-                    control_a.wait_until(|status| status.links.iter().any(|link| link.state == LinkState::Up));
+                    control_a.wait_until_up();
                 }
                 0 => {
                     proxy_b.kill();
@@ -149,9 +149,36 @@ fn calls_go_on_when_a_proxy_is_killed_between_and_under_them() {
         proxy_a.kill();
         let control;
         (proxy_a, control) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-        control.wait_until(|status| status.links.iter().any(|link| link.state == LinkState::Up));
+        control.wait_until_up();
     }
     caller.join().expect("all answered");
     served.join().expect("all served");
     drop(proxy_a);
+}
+
+/// Processor time of a process in ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
+    fields[11].parse::<u64>().expect("user") + fields[12].parse::<u64>().expect("system")
+}
+
+#[test]
+fn idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that() {
+    let mut pair = Pair::new();
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
+    let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || serve(&mut server));
+    let ring = client.open_ring(SERVER, RingSpec { entries: ENTRIES, arena_bytes: 4096 }, WAIT).expect("opened");
+    control_a.wait_until_up();
+    let RunningProxy::Process(process) = &proxy_a else { panic!("a process") };
+    let before = ticks(process.id());
+    // Not for synchronisation: the time over which it is measured.
+    thread::sleep(Duration::from_millis(700));
+    let used = ticks(process.id()) - before;
+    assert!(used <= 3, "{used} ticks of 10 ms in 700 ms");
+    drop(ring);
+    served.join().expect("served");
 }

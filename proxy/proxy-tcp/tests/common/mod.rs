@@ -7,16 +7,17 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, ServerIdentity};
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity};
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_link::LinkTimes;
-use proxy_tcp::control::{FromProxy, PeerAddress, ToProxy};
+use proxy_tcp::control::{FromProxy, LinkState, PeerAddress, ToProxy};
 use proxy_tcp::transport::Encryption;
 use proxy_tcp::{Proxy, ProxyConfig};
 
@@ -31,6 +32,14 @@ type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch)>>>;
 struct Register {
     me: NodeId,
     places: Places,
+    news: Sender<News>,
+}
+
+/// What a node's broker said of its own endpoints, for the other node.
+enum News {
+    Bound(NodeId, Endpoint, Epoch),
+    Unbound(NodeId, Endpoint, Epoch),
+    Stop,
 }
 
 impl Directory for Register {
@@ -42,9 +51,15 @@ impl Directory for Register {
         }
     }
 
-    fn bound(&mut self, _dc: DcId, _endpoint: Endpoint, _pid: i32, _epoch: Epoch) {}
+    fn bound(&mut self, _dc: DcId, endpoint: Endpoint, _pid: i32, epoch: Epoch) {
+        self.places.lock().expect("not poisoned").insert(endpoint, (self.me, epoch));
+        let _ = self.news.send(News::Bound(self.me, endpoint, epoch));
+    }
 
-    fn unbound(&mut self, _dc: DcId, _endpoint: Endpoint, _epoch: Epoch) {}
+    fn unbound(&mut self, _dc: DcId, endpoint: Endpoint, epoch: Epoch) {
+        self.places.lock().expect("not poisoned").remove(&endpoint);
+        let _ = self.news.send(News::Unbound(self.me, endpoint, epoch));
+    }
 }
 
 /// A proxy in a thread of this process, or in a process of its own.
@@ -82,7 +97,9 @@ impl Drop for RunningProxy {
 pub struct Node {
     pub name: String,
     pub id: NodeId,
-    pub broker: Broker,
+    pub broker: Arc<Broker>,
+    /// Where programs of this node connect.
+    pub socket: PathBuf,
     pub address: SocketAddr,
     pub tls_dir: PathBuf,
     listener: TcpListener,
@@ -90,18 +107,25 @@ pub struct Node {
 }
 
 impl Node {
-    fn new(number: u16, dir: &Path, authority: &Authority, places: &Places) -> Node {
+    fn new(number: u16, dir: &Path, authority: &Authority, places: &Places, news: &Sender<News>) -> Node {
         let name = format!("n{number}");
         let tls_dir = dir.join(&name);
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
         authority.issue_node(&request, &tls_dir).expect("certificate");
-        let register = Register { me: NodeId(number), places: places.clone() };
+        let register = Register { me: NodeId(number), places: places.clone(), news: news.clone() };
         let broker =
             Broker::start(BrokerConfig { node: NodeId(number), directory: Box::new(register) }).expect("broker");
-        broker.add_dc(DC, DcOptions::default()).expect("container");
+        let socket = dir.join(format!("m3ipc-{number}"));
+        let first = 256 + u32::from(number) * 1000;
+        let options = DcOptions {
+            listen: Some(socket.clone()),
+            program_endpoints: first..first + 1000,
+            program_privileges: Privileges { messages: Peers::Any, rings: Peers::Any },
+        };
+        broker.add_dc(DC, options).expect("container");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("address");
-        Node { name, id: NodeId(number), broker, address, tls_dir, listener, incarnation: 0 }
+        Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listener, incarnation: 0 }
     }
 
     pub fn as_peer(&self) -> PeerAddress {
@@ -109,8 +133,14 @@ impl Node {
     }
 
     /// A proxy in a thread of this process.
-    pub fn start_proxy(&mut self, peer: &PeerAddress, encryption: Encryption, times: LinkTimes) -> RunningProxy {
+    pub fn start_proxy(
+        &mut self,
+        peer: &PeerAddress,
+        encryption: Encryption,
+        times: LinkTimes,
+    ) -> (RunningProxy, Control) {
         self.incarnation += 1;
+        let (control, proxys_control) = sys::seqpacket::pair().expect("pair");
         let config = ProxyConfig {
             node: self.name.clone(),
             node_id: self.id,
@@ -121,7 +151,7 @@ impl Node {
             encryption,
             tls_dir: Some(self.tls_dir.clone()),
             broker: self.broker.proxy_socket().expect("proxy socket"),
-            control: None,
+            control: Some(proxys_control),
         };
         let mut proxy = Proxy::new(config).expect("proxy");
         proxy.set_peers(std::slice::from_ref(peer)).expect("peers");
@@ -130,7 +160,7 @@ impl Node {
         let thread = std::thread::spawn(move || {
             proxy.run().expect("the loop does not fail");
         });
-        RunningProxy::Thread { stop, thread: Some(thread) }
+        (RunningProxy::Thread { stop, thread: Some(thread) }, Control { socket: control })
     }
 
     /// A proxy as the daemon starts it: a process of its own with a spawn record. `test` is the name of the test in this
@@ -190,6 +220,10 @@ impl Control {
         serde_json::from_slice(&buffer[..received.bytes]).expect("json")
     }
 
+    pub fn wait_until_up(&self) {
+        self.wait_until(|status| status.links.iter().any(|link| link.state == LinkState::Up));
+    }
+
     pub fn wait_until(&self, what: impl Fn(&FromProxy) -> bool) -> FromProxy {
         loop {
             let status = self.next();
@@ -204,8 +238,9 @@ impl Control {
 pub struct Pair {
     pub a: Node,
     pub b: Node,
-    places: Places,
     epochs: u64,
+    news: Sender<News>,
+    gossip: Option<JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
 
@@ -220,30 +255,65 @@ impl Pair {
         let dir = tempfile::tempdir().expect("directory");
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let places = Places::default();
-        let a = Node::new(1, dir.path(), &authority, &places);
-        let b = Node::new(2, dir.path(), &authority, &places);
-        Pair { a, b, places, epochs: 0, _dir: dir }
+        let (news, heard) = channel();
+        let a = Node::new(1, dir.path(), &authority, &places, &news);
+        let b = Node::new(2, dir.path(), &authority, &places, &news);
+        let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
+        let gossip = std::thread::spawn(move || gossip(&brokers, &heard));
+        Pair { a, b, epochs: 0, news, gossip: Some(gossip), _dir: dir }
     }
 
-    /// Proxies in threads of this process.
+    /// Proxies in threads of this process; the link is up.
     pub fn start_proxies(&mut self, encryption: Encryption, times: LinkTimes) -> (RunningProxy, RunningProxy) {
         let (a, b) = (self.a.as_peer(), self.b.as_peer());
-        (self.a.start_proxy(&b, encryption, times), self.b.start_proxy(&a, encryption, times))
+        let (proxy_a, control_a) = self.a.start_proxy(&b, encryption, times);
+        let (proxy_b, control_b) = self.b.start_proxy(&a, encryption, times);
+        control_a.wait_until_up();
+        control_b.wait_until_up();
+        (proxy_a, proxy_b)
     }
 
     /// Binds an endpoint on one node and lets the other know.
     pub fn bind(&mut self, which: Which, endpoint: Endpoint) -> Port {
         self.epochs += 1;
-        let epoch = Epoch(self.epochs);
+        self.bind_epoch(which, endpoint, Epoch(self.epochs))
+    }
+
+    pub fn bind_epoch(&self, which: Which, endpoint: Endpoint, epoch: Epoch) -> Port {
         let (here, there) = match which {
             Which::A => (&self.a, &self.b),
             Which::B => (&self.b, &self.a),
         };
         let socket = here.broker.server_socket(DC, ServerIdentity::new(endpoint, epoch)).expect("socket");
         let port = Port::from_socket(socket, Some(endpoint)).expect("bound");
-        self.places.lock().expect("not poisoned").insert(endpoint, (here.id, epoch));
+        // Also told by gossip; here so that the caller can count on it.
         there.broker.remote_bound(DC, endpoint, here.id, epoch).expect("told");
         port
+    }
+}
+
+/// Tells each broker what happened at the other, as a daemon does that watches the engine.
+fn gossip(brokers: &[(NodeId, Arc<Broker>)], heard: &Receiver<News>) {
+    let others = |node: NodeId| brokers.iter().filter(move |(id, _)| *id != node).map(|(_, broker)| broker);
+    for said in heard {
+        match said {
+            News::Bound(node, endpoint, epoch) => {
+                others(node).for_each(|broker| drop(broker.remote_bound(DC, endpoint, node, epoch)));
+            }
+            News::Unbound(node, endpoint, epoch) => {
+                others(node).for_each(|broker| drop(broker.remote_unbound(DC, endpoint, node, epoch)));
+            }
+            News::Stop => return,
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.news.send(News::Stop);
+        if let Some(gossip) = self.gossip.take() {
+            let _ = gossip.join();
+        }
     }
 }
 

@@ -1,0 +1,41 @@
+//! The promises of M3-IPC, with clients and servers on two nodes behind two proxies.
+
+mod common;
+
+use abi::{Endpoint, Epoch};
+use common::{Pair, RunningProxy, Which, calm_times};
+use ipc::Port;
+use ipc::conformance::{CASES, World};
+use proxy_tcp::transport::Encryption;
+
+struct TwoNodes {
+    // Proxies end before their brokers.
+    _proxies: (RunningProxy, RunningProxy),
+    pair: Pair,
+}
+
+impl World for TwoNodes {
+    fn server(&self, endpoint: Endpoint, epoch: u64) -> Port {
+        self.pair.bind_epoch(Which::B, endpoint, Epoch(epoch))
+    }
+
+    fn near_server(&self, endpoint: Endpoint, epoch: u64) -> Port {
+        self.pair.bind_epoch(Which::A, endpoint, Epoch(epoch))
+    }
+
+    fn program(&self) -> Port {
+        Port::connect(&self.pair.a.socket, None).expect("bound")
+    }
+}
+
+#[test]
+fn peers_behind_two_proxies_keep_every_promise() {
+    for encryption in [Encryption::Tls, Encryption::Plain] {
+        for (name, case) in CASES {
+            eprintln!("case: {name}, {encryption:?}");
+            let mut pair = Pair::new();
+            let proxies = pair.start_proxies(encryption, calm_times());
+            case(&TwoNodes { _proxies: proxies, pair });
+        }
+    }
+}
