@@ -84,6 +84,8 @@ pub struct DevCluster {
     pub name: String,
     /// Boot it was made in: after another boot nothing of it runs.
     pub boot_id: String,
+    /// The binary whose `daemon` command the nodes run.
+    pub program: PathBuf,
     /// Holds the network namespace with the bridge that joins the nodes.
     pub hub: Option<ProcessId>,
     pub nodes: Vec<DevNode>,

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use serde::Serialize;
 use super::{Outcome, print, say};
 use crate::cli::Global;
 use crate::dev::network::Wire;
-use crate::dev::record::{Busy, Lock};
+use crate::dev::record::Lock;
 use crate::dev::{NODES_MAX, down, machine, processes, restart, up};
 use crate::errors::{self, Failure};
 use crate::output::{self, Row};
@@ -59,6 +60,9 @@ pub struct UpOptions {
     /// Seconds to wait for all nodes to be ready.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     wait: u64,
+    /// Run the daemon of this binary on the nodes [default: of this one].
+    #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
+    daemon: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -156,8 +160,13 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
             .hint("a-z, 0-9 and -, beginning with a letter, at most 32 characters"));
     }
     let started = Instant::now();
-    let cluster = up::up(places, name, options.nodes, Duration::from_secs(options.wait))
-        .map_err(|error| up_failure(name, &error))?;
+    let wish = up::Wish {
+        name,
+        nodes: options.nodes,
+        program: options.daemon.clone(),
+        patience: Duration::from_secs(options.wait),
+    };
+    let cluster = up::up(places, &wish).map_err(|error| up_failure(name, &error))?;
     say(&format!("cluster '{name}' is ready after {:.1} s\n", started.elapsed().as_secs_f64()));
     print(|out| output::list(out, global.output, &rows(&cluster)))?;
     let nodes: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
@@ -210,8 +219,7 @@ fn remove(places: &Places, name: &str) -> Outcome {
 }
 
 fn locked(places: &Places, name: &str) -> Result<Lock, Failure> {
-    let lock = Lock::take(places, name, Busy::GiveUp)
-        .map_err(|cause| Failure::new("cannot lock the cluster").because(&cause))?;
+    let lock = Lock::take(places, name).map_err(|cause| Failure::new("cannot lock the cluster").because(&cause))?;
     lock.ok_or_else(|| {
         Failure::new(format!("another dvs command works on cluster '{name}'")).hint("the same again in a moment")
     })

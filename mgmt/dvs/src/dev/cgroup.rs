@@ -54,12 +54,21 @@ fn parse(mountinfo: &str) -> Vec<PathBuf> {
     places
 }
 
-/// Makes the group in every hierarchy and, in the calling process' mount namespace, puts it in the hierarchy's place.
-/// A hierarchy that refuses stays as it is: the node then shares it with the host.
+/// Makes the group in every hierarchy that lets us: one that refuses is then shared with the host.
+pub fn make_everywhere(name: &str) -> io::Result<()> {
+    for place in hierarchies()? {
+        let _ = make(&place, name);
+    }
+    Ok(())
+}
+
+/// In the calling process' mount namespace, puts the group in the place of every hierarchy that has it. The group is made by
+/// whoever starts the machine, not here: so it can be removed again without waiting for a machine that comes up meanwhile.
 pub fn take_over(name: &str) -> io::Result<()> {
     for place in hierarchies()? {
-        if make(&place, name).is_ok() {
-            mount_bind(place.join(name), &place)?;
+        let group = place.join(name);
+        if group.is_dir() {
+            mount_bind(group, &place)?;
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use client::Places;
 
-use super::record::{Busy, Lock};
+use super::record::Lock;
 use super::{cgroup, down};
 
 const GROUP_LIMIT: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ pub fn find(places: &Places) -> std::io::Result<Vec<Leftover>> {
 pub fn remove(places: &Places, leftover: &Leftover) -> Result<bool, down::DownError> {
     match leftover {
         Leftover::Cluster(name) => {
-            let Ok(Some(lock)) = Lock::take(places, name, Busy::GiveUp) else { return Ok(false) };
+            let Ok(Some(lock)) = Lock::take(places, name) else { return Ok(false) };
             if is_running(places, name) {
                 return Ok(false);
             }
@@ -66,7 +66,7 @@ fn is_running(places: &Places, name: &str) -> bool {
 }
 
 fn is_busy(places: &Places, name: &str) -> bool {
-    matches!(Lock::take(places, name, Busy::GiveUp), Ok(None))
+    matches!(Lock::take(places, name), Ok(None))
 }
 
 /// Members in it or below, or a machine somewhere that has it for its own: such a mount cannot be seen from here, so the

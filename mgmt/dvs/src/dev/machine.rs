@@ -26,6 +26,8 @@ use crate::errors::Failure;
 
 /// What the maker writes when the machine is in the record.
 const GO: u8 = b'g';
+/// What the machine writes when it waits for that.
+const READY: &str = "ready";
 
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
@@ -39,6 +41,9 @@ pub enum MachineError {
     Enter(#[source] io::Error),
     #[error("cannot start {program} in the machine{}", said(.reason))]
     NotStarted { program: String, reason: String },
+    /// It was started and is gone; its log may say why.
+    #[error("the program ended at once")]
+    EndedAtOnce,
 }
 
 fn said(text: &str) -> String {
@@ -91,14 +96,16 @@ impl Starting {
     pub fn await_up(mut self) -> Result<Machine, MachineError> {
         // Taken out first: waiting would close it.
         let leash = self.maker.stdin.take().ok_or(MachineError::Gone)?;
-        let mut lines = BufReader::new(self.maker.stdout.take().ok_or(MachineError::Gone)?).lines();
-        let mut line = || lines.next().and_then(Result::ok);
-        let process = line().and_then(|pid| processes::identify(pid.parse().ok()?));
-        let ready = line();
-        // The maker itself ended when it had said the PID; its child is the machine.
-        let ended = self.maker.wait();
-        match (process, ready.as_deref(), ended) {
-            (Some(process), Some("ready"), Ok(_)) => Ok(Machine { process, leash }),
+        // Two processes say one line each, in either order: the first one its child's PID, the child that it is ready.
+        let lines = BufReader::new(self.maker.stdout.take().ok_or(MachineError::Gone)?).lines();
+        let mut said: Vec<String> = lines.take(2).map_while(Result::ok).collect();
+        said.sort();
+        let process = match said.as_slice() {
+            [pid, ready] if ready == READY => pid.parse().ok().and_then(processes::identify),
+            _ => None,
+        };
+        match (process, self.maker.wait()) {
+            (Some(process), Ok(_)) => Ok(Machine { process, leash }),
             _ => {
                 drop(leash);
                 let mut reason = String::new();
@@ -128,7 +135,7 @@ pub fn execute(options: &Options) -> Outcome {
         Forked::Child => {
             sys::child::ignore_child_deaths();
             furnish(options).map_err(|cause| failed("cannot set up the machine", cause))?;
-            println!("ready");
+            println!("{READY}");
             live()
         }
     }
@@ -202,11 +209,13 @@ pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<Pro
         .current_dir("/")
         .output()
         .map_err(MachineError::Spawn)?;
-    let inner = String::from_utf8_lossy(&output.stdout).trim().parse().ok();
-    inner.and_then(|inner| processes::seen_from_here(machine, inner)).ok_or_else(|| MachineError::NotStarted {
-        program,
-        reason: String::from_utf8_lossy(&output.stderr).replace('\n', "; "),
-    })
+    match String::from_utf8_lossy(&output.stdout).trim().parse() {
+        Ok(inner) => processes::seen_from_here(machine, inner).ok_or(MachineError::EndedAtOnce),
+        Err(_) => {
+            let reason = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            Err(MachineError::NotStarted { program, reason })
+        }
+    }
 }
 
 /// Three processes: this one is outside; a child of it is inside but a stranger there, whose end makes *its* child an

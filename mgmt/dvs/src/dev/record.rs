@@ -15,26 +15,15 @@ pub struct Lock {
     path: PathBuf,
 }
 
-/// Whether to wait for somebody else.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Busy {
-    Wait,
-    GiveUp,
-}
-
 impl Lock {
-    /// None: somebody else has it and we do not wait.
-    pub fn take(places: &Places, cluster: &str, busy: Busy) -> io::Result<Option<Lock>> {
+    /// None: somebody else has it.
+    pub fn take(places: &Places, cluster: &str) -> io::Result<Option<Lock>> {
         let directory = places.run.join("dev");
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
         let path = directory.join(format!(".{cluster}.lock"));
-        let operation = match busy {
-            Busy::Wait => FlockOperation::LockExclusive,
-            Busy::GiveUp => FlockOperation::NonBlockingLockExclusive,
-        };
         loop {
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-            match flock(&file, operation) {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -76,10 +65,10 @@ mod tests {
     fn second_command_on_a_cluster_finds_it_busy() {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::under(directory.path());
-        let lock = Lock::take(&places, "dev", Busy::Wait).unwrap().unwrap();
-        assert!(Lock::take(&places, "dev", Busy::GiveUp).unwrap().is_none());
-        assert!(Lock::take(&places, "other", Busy::GiveUp).unwrap().is_some());
+        let lock = Lock::take(&places, "dev").unwrap().unwrap();
+        assert!(Lock::take(&places, "dev").unwrap().is_none());
+        assert!(Lock::take(&places, "other").unwrap().is_some());
         lock.discard().unwrap();
-        assert!(Lock::take(&places, "dev", Busy::GiveUp).unwrap().is_some());
+        assert!(Lock::take(&places, "dev").unwrap().is_some());
     }
 }

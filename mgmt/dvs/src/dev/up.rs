@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::machine::{self, Machine, MachineError};
 use super::network::{self, WireError};
-use super::record::{self, Busy, Lock};
+use super::record::{self, Lock};
 use super::{address, cgroup, down, node_name, processes};
 
 const HUB: &str = "hub";
@@ -52,12 +52,21 @@ pub enum UpError {
     },
     #[error("the cluster has no certificates")]
     Certificates(#[source] pki::PkiError),
-    #[error("the daemon of {node} ended{}", tail(.log))]
-    DaemonEnded { node: String, log: PathBuf },
+    /// `log`: its last lines, as the file goes with the cluster.
+    #[error("the daemon of {node} ended{log}")]
+    DaemonEnded { node: String, log: String },
+    #[error("the daemon of {node} was not started")]
+    Daemon {
+        node: String,
+        #[source]
+        source: MachineError,
+    },
     #[error("{node} was not ready within {seconds} s{}", listed(.problems))]
     NotReady { node: String, seconds: u64, problems: Vec<String> },
     #[error("{} is too long a path for sockets; use a shorter --state-dir", .0.display())]
     LongPath(PathBuf),
+    #[error("there is no such program to run on the nodes")]
+    Program(#[source] io::Error),
     #[error("cannot start")]
     Runtime(#[source] io::Error),
 }
@@ -66,22 +75,34 @@ fn listed(problems: &[String]) -> String {
     if problems.is_empty() { String::new() } else { format!(": {}", problems.join("; ")) }
 }
 
-fn tail(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
+fn ended(node: &DevNode) -> UpError {
+    let text = fs::read_to_string(&node.log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().rev().take(LOG_LINES).collect();
-    if lines.is_empty() {
-        return format!("; its log {} is empty", log.display());
-    }
-    format!("; the end of {}: {}", log.display(), lines.into_iter().rev().collect::<Vec<_>>().join(" | "))
+    let log = match lines.is_empty() {
+        true => " and logged nothing".to_owned(),
+        false => format!("; it logged: {}", lines.into_iter().rev().collect::<Vec<_>>().join(" | ")),
+    };
+    UpError::DaemonEnded { node: node.name.clone(), log }
 }
 
-/// Makes a cluster of `nodes` nodes. On failure everything that was made is removed again.
-pub fn up(places: &Places, name: &str, nodes: u16, patience: Duration) -> Result<DevCluster, UpError> {
-    let lock = Lock::take(places, name, Busy::GiveUp)
+/// What to make.
+pub struct Wish<'a> {
+    pub name: &'a str,
+    pub nodes: u16,
+    /// The binary whose `daemon` command the nodes run; our own when absent.
+    pub program: Option<PathBuf>,
+    /// How long to wait until all nodes are ready.
+    pub patience: Duration,
+}
+
+/// Makes a cluster. On failure everything that was made is removed again.
+pub fn up(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
+    let name = wish.name;
+    let lock = Lock::take(places, name)
         .map_err(|source| UpError::Write { path: places.run.join("dev"), source })?
         .ok_or_else(|| UpError::Busy(name.to_owned()))?;
     refuse_second(places, name)?;
-    let made = make(places, name, nodes, patience);
+    let made = make(places, wish);
     if made.is_err() {
         // The failure itself is what the user must see; what cannot be removed now, `dvs doctor --clean` finds.
         let _ = down::remove(places, name);
@@ -103,9 +124,10 @@ fn refuse_second(places: &Places, name: &str) -> Result<(), UpError> {
     }
 }
 
-fn make(places: &Places, name: &str, nodes: u16, patience: Duration) -> Result<DevCluster, UpError> {
+fn make(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
+    let (name, patience) = (wish.name, wish.patience);
     let deadline = Instant::now() + patience;
-    let mut cluster = plan(places, name, nodes);
+    let mut cluster = plan(places, wish)?;
     for node in &cluster.nodes {
         if node.socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(UpError::LongPath(node.socket.clone()));
@@ -124,7 +146,12 @@ fn make(places: &Places, name: &str, nodes: u16, patience: Duration) -> Result<D
     Ok(cluster)
 }
 
-fn plan(places: &Places, name: &str, nodes: u16) -> DevCluster {
+fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
+    let name = wish.name;
+    let program = match &wish.program {
+        Some(program) => program.canonicalize(),
+        None => std::env::current_exe(),
+    };
     let node = |index: usize| {
         let node = node_name(index);
         let (state_dir, run_dir) = (places.dev_state(name).join(&node), places.dev_run(name).join(&node));
@@ -140,17 +167,17 @@ fn plan(places: &Places, name: &str, nodes: u16) -> DevCluster {
             daemon: None,
         }
     };
-    DevCluster {
+    Ok(DevCluster {
         name: name.to_owned(),
         boot_id: processes::boot_id(),
+        program: program.map_err(UpError::Program)?,
         hub: None,
-        nodes: (0..usize::from(nodes)).map(node).collect(),
-    }
+        nodes: (0..usize::from(wish.nodes)).map(node).collect(),
+    })
 }
 
 fn start_machines(places: &Places, cluster: &mut DevCluster) -> Result<(), UpError> {
-    let group = |name: &str| cgroup::name(places, &cluster.name, name);
-    let spawn = |name: &str| Machine::spawn(name, &group(name)).map_err(|source| machine_failed(name, source));
+    let spawn = |name: &str| spawn_machine(places, cluster, name);
     // All at once: most of the time is the kernel's, making network namespaces.
     let hub = spawn(HUB)?;
     let nodes = cluster.nodes.iter().map(|node| spawn(&node.name)).collect::<Result<Vec<_>, _>>()?;
@@ -173,14 +200,19 @@ fn start_machines(places: &Places, cluster: &mut DevCluster) -> Result<(), UpErr
     Ok(())
 }
 
+fn spawn_machine(places: &Places, cluster: &DevCluster, name: &str) -> Result<machine::Starting, UpError> {
+    let group = cgroup::name(places, &cluster.name, name);
+    cgroup::make_everywhere(&group).map_err(|source| UpError::Write { path: "/sys/fs/cgroup".into(), source })?;
+    Machine::spawn(name, &group).map_err(|source| machine_failed(name, source))
+}
+
 /// One machine again, after it was killed.
 pub fn start_machine(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
     let Some(node) = cluster.nodes.get(index) else { return Ok(()) };
     let name = node.name.clone();
     let failed = |source| machine_failed(&name, source);
     let hub = cluster.hub.ok_or(MachineError::Gone).map_err(failed)?;
-    let group = cgroup::name(places, &cluster.name, &name);
-    let machine = Machine::spawn(&name, &group).and_then(machine::Starting::await_up).map_err(failed)?;
+    let machine = spawn_machine(places, cluster, &name)?.await_up().map_err(failed)?;
     if let Some(node) = cluster.nodes.get_mut(index) {
         node.machine = Some(machine.process);
     }
@@ -228,18 +260,21 @@ struct DaemonFile<'a> {
 /// Writes the settings of a node and starts its daemon in its machine.
 pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
     let cluster_name = cluster.name.clone();
+    let program = cluster.program.to_string_lossy().into_owned();
     let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
-    let failed = |source| machine_failed(&node.name, source);
+    let failed = |source| UpError::Daemon { node: node.name.clone(), source };
     for directory in [&node.run_dir, &node.state_dir] {
         make_dir(directory)?;
     }
     write_settings(places, &cluster_name, node)?;
     let machine = node.machine.ok_or(MachineError::Gone).map_err(failed)?;
-    let program = std::env::current_exe().map_err(UpError::Runtime)?;
-    let (program, config) = (program.to_string_lossy().into_owned(), node.config.to_string_lossy().into_owned());
+    let config = node.config.to_string_lossy().into_owned();
     let argv = [program.as_str(), "daemon", "--config", config.as_str()];
-    let daemon = machine::start_inside(machine, &node.log, &argv).map_err(failed)?;
-    node.daemon = Some(daemon);
+    let daemon = machine::start_inside(machine, &node.log, &argv);
+    node.daemon = Some(match daemon {
+        Err(MachineError::EndedAtOnce) => return Err(ended(node)),
+        other => other.map_err(failed)?,
+    });
     save(places, cluster)
 }
 
@@ -284,7 +319,7 @@ async fn await_node(node: &DevNode, deadline: Instant, patience: Duration) -> Re
             Err(_) => vec!["its daemon does not answer".to_owned()],
         };
         if !node.daemon.is_some_and(processes::is_alive) {
-            return Err(UpError::DaemonEnded { node: node.name.clone(), log: node.log.clone() });
+            return Err(ended(node));
         }
         if Instant::now() >= deadline {
             return Err(UpError::NotReady { node: node.name.clone(), seconds: patience.as_secs(), problems });
