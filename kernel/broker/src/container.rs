@@ -1,6 +1,6 @@
 //! One container as the broker of a node knows it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -29,12 +29,23 @@ pub(crate) struct Container {
     /// One for each binding, local or remote.
     pub pages: HashMap<Endpoint, ControlWriter>,
     pub kept: HashMap<ChannelId, Kept>,
+    /// Remote endpoints that ended, whose channels the proxy has not closed yet: what they said last may still be on its
+    /// way. Nobody opens anything to them.
+    pub leaving: HashSet<Endpoint>,
 }
 
 impl Container {
     pub fn new(options: DcOptions, listener: Option<OwnedFd>) -> Container {
         let table = DcTable::new(options.program_endpoints.clone());
-        Container { options, listener, connections: 0, table, pages: HashMap::new(), kept: HashMap::new() }
+        Container {
+            options,
+            listener,
+            connections: 0,
+            table,
+            pages: HashMap::new(),
+            kept: HashMap::new(),
+            leaving: HashSet::new(),
+        }
     }
 
     /// A fresh page for a binding that begins.

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod connection;
 mod port;
 pub mod protocol;

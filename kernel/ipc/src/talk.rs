@@ -138,7 +138,7 @@ impl Talk {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::TimedOut),
             },
-            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
             Err(Stop::Own(error)) => Err(error),
         }
     }
@@ -171,7 +171,7 @@ impl Talk {
             Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
                 Err(gone.or_died(IpcError::SourceDied))
             }
-            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
+            Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
             Err(Stop::Own(error)) => Err(error),
         };
         parties.link.set_own_awaits(0);
@@ -339,6 +339,15 @@ impl Talk {
 enum Settled {
     Taken,
     Withdrawn,
+}
+
+/// What the death of a peer means that was not seen to take the message. Over a proxy it may have taken it and died before
+/// that was told.
+fn not_taken(proxied: Proxied) -> IpcError {
+    match proxied {
+        Proxied::No => IpcError::DestinationDied,
+        Proxied::Yes => IpcError::SourceDied,
+    }
 }
 
 fn patience_of(wait: Wait) -> Patience {

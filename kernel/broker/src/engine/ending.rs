@@ -51,16 +51,25 @@ impl Engine {
         if let Some(page) = container.pages.remove(&endpoint) {
             page.set_life(life);
         }
+        container.leaving.remove(&endpoint);
         let channels = container.table.unbind(endpoint);
-        let waiters = container.table.waiters_mut().take(endpoint, Awaited::Unbound);
         for channel in channels {
             self.channel_ended(dc, channel, Some(endpoint), reason);
+            if let Some(peer) = channel.peer_of(endpoint) {
+                self.end_if_left(dc, peer);
+            }
         }
-        for waiter in waiters {
-            self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
-        }
+        self.disappeared(dc, endpoint);
         if let Home::Local { .. } = binding.home {
             self.directory.unbound(dc, endpoint, binding.epoch);
+        }
+    }
+
+    /// Nobody is bound there any more: whoever waited for that goes on.
+    pub(super) fn disappeared(&mut self, dc: DcId, endpoint: Endpoint) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        for waiter in container.table.waiters_mut().take(endpoint, Awaited::Unbound) {
+            self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
         }
     }
 
@@ -95,6 +104,9 @@ impl Engine {
         }
         if let Some(channel) = container.table.close(packet.channel) {
             self.channel_ended(dc, channel, Some(own), packet.error());
+            if let Some(peer) = channel.peer_of(own) {
+                self.end_if_left(dc, peer);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use abi::{DcId, Endpoint, Epoch, IpcError, NodeId};
 use ipc::protocol::{Op, Packet};
-use ipc_core::table::{Home, LaneWish, OwnerId, RemoteBinding};
+use ipc_core::table::{Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{Life, Role};
 
 use super::Engine;
@@ -18,26 +18,41 @@ impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
     pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        if container.table.binding(endpoint).is_some() {
+        if container.table.binding(endpoint).is_some() && !container.leaving.contains(&endpoint) {
             return Ok(());
         }
         match self.directory.locate(dc, endpoint) {
             Location::Remote { node, .. } if self.nodes_down.contains(&node) => Err(IpcError::NoLink),
-            Location::Remote { node, epoch } => self.bind_remote(dc, endpoint, node, epoch),
+            Location::Remote { node, epoch } => self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory),
             Location::Local | Location::Unknown => Err(IpcError::NoSuchEndpoint),
         }
     }
 
     pub(super) fn remote_bound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
         // While its node is unreachable the endpoint stays unbound here; `link_up` looks again.
-        if !self.nodes_down.contains(&node) && self.bind_remote(dc, endpoint, node, epoch).is_ok() {
+        if !self.nodes_down.contains(&node) && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory).is_ok() {
             self.appeared(dc, endpoint);
         }
     }
 
+    /// The far proxy closes its channels in order, behind what it said last; until then it is leaving.
     pub(super) fn remote_unbound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
-        let binding = self.containers.get(&dc).and_then(|container| container.table.binding(endpoint));
-        if binding.is_some_and(|known| known.home == (Home::Remote { node }) && known.epoch <= epoch) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let binding = container.table.binding(endpoint);
+        if !binding.is_some_and(|known| known.home == (Home::Remote { node }) && known.epoch <= epoch) {
+            return;
+        }
+        if self.proxy.is_none() || container.table.channels().of(endpoint).next().is_none() {
+            return self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
+        }
+        container.leaving.insert(endpoint);
+        self.disappeared(dc, endpoint);
+    }
+
+    /// Ends a leaving endpoint with its last channel.
+    pub(super) fn end_if_left(&mut self, dc: DcId, endpoint: Endpoint) {
+        let Some(container) = self.containers.get(&dc) else { return };
+        if container.leaving.contains(&endpoint) && container.table.channels().of(endpoint).next().is_none() {
             self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
         }
     }
@@ -121,6 +136,7 @@ impl Engine {
             _ => return Err(IpcError::DcNotRunning),
         }
         self.bind_caller(packet.dc, caller, packet.node)?;
+        self.settle_glare(packet.dc, caller, target, packet.lane)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
         let channel = made.channel;
         let right = self.party_descriptors(packet.dc, &made, Role::Right)?;
@@ -131,26 +147,57 @@ impl Engine {
         Ok(())
     }
 
+    /// Both nodes may open the channel of one pair and lane at the same time. The lower endpoint's stays; the other's
+    /// party is told `EndpointInUse` and finds the one that stays.
+    fn settle_glare(&mut self, dc: DcId, caller: Endpoint, target: Endpoint, lane: abi::Lane) -> Result<(), IpcError> {
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let Some(ours) = container.table.channels().of_pair(caller, target, lane).copied() else { return Ok(()) };
+        if ours.left == target && target < caller {
+            return Err(IpcError::EndpointInUse);
+        }
+        // One that the caller opened itself before is one that it has given up.
+        container.table.close(ours.id);
+        self.channel_ended(dc, ours, None, IpcError::EndpointInUse);
+        Ok(())
+    }
+
     /// A caller of another node is bound by its first message; its own node's broker made sure of its rights.
     fn bind_caller(&mut self, dc: DcId, caller: Endpoint, node: NodeId) -> Result<(), IpcError> {
         if self.nodes_down.contains(&node) {
             return Err(IpcError::NoLink);
         }
         match self.home(dc, caller) {
-            Some(Home::Remote { node: known }) if known == node => Ok(()),
+            Some(Home::Remote { node: known }) if known == node => {
+                // It speaks, so it is here again.
+                if let Some(container) = self.containers.get_mut(&dc) {
+                    container.leaving.remove(&caller);
+                }
+                Ok(())
+            }
             Some(_) => Err(IpcError::Fenced),
             None => {
                 let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
                 let epoch = container.table.highest_epoch(caller);
-                self.bind_remote(dc, caller, node, epoch)
+                self.bind_remote(dc, caller, node, epoch, Told::ByFirstMessage)
             }
         }
     }
 
-    fn bind_remote(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), IpcError> {
+    fn bind_remote(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        node: NodeId,
+        epoch: Epoch,
+        told: Told,
+    ) -> Result<(), IpcError> {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let before = container.table.binding(endpoint).copied();
-        let ended = match container.table.bind_remote(endpoint, node, epoch) {
+        let result = container.table.bind_remote(endpoint, node, epoch, told);
+        if result != RemoteBinding::Refused {
+            container.leaving.remove(&endpoint);
+        }
+        let ended = match result {
             RemoteBinding::Known => return Ok(()),
             RemoteBinding::Refused => return Err(IpcError::Fenced),
             RemoteBinding::Bound { ended } => ended,
@@ -222,6 +269,8 @@ impl Engine {
         });
         if let Some((dc, channel)) = found {
             self.channel_ended(dc, channel, None, packet.error());
+            self.end_if_left(dc, channel.left);
+            self.end_if_left(dc, channel.right);
         }
     }
 

@@ -89,7 +89,7 @@ impl Engine {
     ) -> Result<(), IpcError> {
         let pidfd = match received.sender_pidfd {
             Some(pidfd) => pidfd,
-            None => sys::pidfd::open(sender.pid).map_err(|_| IpcError::NotBound)?,
+            None => sys::pidfd::open(sender.pid).map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?,
         };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
@@ -112,6 +112,7 @@ impl Engine {
             Party::Proxy => return Err(IpcError::Denied),
         };
         // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
+        container.leaving.remove(&endpoint);
         if let Some(old) = container.pages.remove(&endpoint) {
             old.set_life(Life::Fenced);
         }
@@ -134,8 +135,9 @@ impl Engine {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
         let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
-        self.send(owner, bound, vec![page]);
+        // First the directory: whoever hears of the binding from its owner must find it.
         self.directory.bound(dc, endpoint, sender.pid, epoch);
+        self.send(owner, bound, vec![page]);
         self.appeared(dc, endpoint);
         Ok(())
     }

@@ -83,7 +83,13 @@ impl Channels {
         match wish {
             LaneWish::Messages if is_free(Lane::MESSAGES) => Ok(Lane::MESSAGES),
             LaneWish::Messages => Err(IpcError::EndpointInUse),
-            LaneWish::AnyRing => (1..LANES_PER_PAIR).map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull),
+            // From opposite ends, so that two nodes that open at the same time do not choose the same one.
+            LaneWish::AnyRing if one < other => {
+                (1..LANES_PER_PAIR).map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
+            }
+            LaneWish::AnyRing => {
+                (1..LANES_PER_PAIR).rev().map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
+            }
             LaneWish::Exactly(lane) if lane.0 >= LANES_PER_PAIR => Err(IpcError::BadArgument),
             LaneWish::Exactly(lane) if is_free(lane) => Ok(lane),
             LaneWish::Exactly(_) => Err(IpcError::TableFull),

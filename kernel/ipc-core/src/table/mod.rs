@@ -29,10 +29,20 @@ pub enum Home {
     Remote { node: NodeId },
 }
 
+/// How the broker knows of a remote binding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Told {
+    /// By the directory, with its epoch; the only way for local ones.
+    ByDirectory,
+    /// By its first message: the epoch is only a lower bound.
+    ByFirstMessage,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Binding {
     pub home: Home,
     pub epoch: Epoch,
+    pub told: Told,
 }
 
 /// What binding a remote endpoint changed.
@@ -101,7 +111,7 @@ impl DcTable {
     pub fn bind_server(&mut self, endpoint: Endpoint, owner: OwnerId, epoch: Epoch) -> Result<Vec<Channel>, IpcError> {
         match self.bindings.get(&endpoint) {
             Some(Binding { home: Home::Local { .. }, .. }) => return Err(IpcError::EndpointInUse),
-            Some(Binding { home: Home::Remote { .. }, epoch: theirs }) if *theirs >= epoch => {
+            Some(Binding { home: Home::Remote { .. }, epoch: theirs, .. }) if *theirs >= epoch => {
                 return Err(IpcError::Fenced);
             }
             _ => {}
@@ -129,8 +139,18 @@ impl DcTable {
     }
 
     /// Another node bound the number.
-    pub fn bind_remote(&mut self, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> RemoteBinding {
-        match self.bindings.get(&endpoint) {
+    pub fn bind_remote(&mut self, endpoint: Endpoint, node: NodeId, epoch: Epoch, told: Told) -> RemoteBinding {
+        match self.bindings.get_mut(&endpoint) {
+            // The directory says more of a caller that is known by its first message: the same process.
+            Some(known)
+                if known.home == (Home::Remote { node })
+                    && known.told == Told::ByFirstMessage
+                    && known.epoch <= epoch =>
+            {
+                (known.epoch, known.told) = (epoch, told);
+                self.epochs.insert(endpoint, epoch);
+                return RemoteBinding::Known;
+            }
             Some(known) if known.home == (Home::Remote { node }) && known.epoch == epoch => {
                 return RemoteBinding::Known;
             }
@@ -141,7 +161,8 @@ impl DcTable {
             return RemoteBinding::Refused;
         }
         let ended = self.unbind(endpoint);
-        self.insert(endpoint, Home::Remote { node }, epoch);
+        self.bindings.insert(endpoint, Binding { home: Home::Remote { node }, epoch, told });
+        self.epochs.insert(endpoint, epoch);
         RemoteBinding::Bound { ended }
     }
 
@@ -178,7 +199,7 @@ impl DcTable {
     }
 
     fn insert(&mut self, endpoint: Endpoint, home: Home, epoch: Epoch) {
-        self.bindings.insert(endpoint, Binding { home, epoch });
+        self.bindings.insert(endpoint, Binding { home, epoch, told: Told::ByDirectory });
         self.epochs.insert(endpoint, epoch);
     }
 

@@ -57,21 +57,35 @@ fn server_of_an_old_epoch_is_fenced() {
     table.bind_server(Endpoint::FS, OwnerId(1), Epoch(5)).unwrap();
     table.unbind(Endpoint::FS);
     assert_eq!(table.bind_server(Endpoint::FS, OwnerId(2), Epoch(4)), Err(IpcError::Fenced));
-    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(4)), RemoteBinding::Refused);
-    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(6)), RemoteBinding::Bound { ended: vec![] });
+    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(4), Told::ByDirectory), RemoteBinding::Refused);
+    assert_eq!(
+        table.bind_remote(Endpoint::FS, NodeId(2), Epoch(6), Told::ByDirectory),
+        RemoteBinding::Bound { ended: vec![] }
+    );
 }
 
 #[test]
 fn newer_owner_elsewhere_ends_the_channels_of_the_old_one() {
     let mut table = DcTable::new(256..300);
-    table.bind_remote(Endpoint::FS, NodeId(2), Epoch(1));
+    table.bind_remote(Endpoint::FS, NodeId(2), Epoch(1), Told::ByDirectory);
     table.bind_program(Some(endpoint(256)), OwnerId(1)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
-    let RemoteBinding::Bound { ended } = table.bind_remote(Endpoint::FS, NodeId(3), Epoch(2)) else {
+    let RemoteBinding::Bound { ended } = table.bind_remote(Endpoint::FS, NodeId(3), Epoch(2), Told::ByDirectory) else {
         panic!("refused")
     };
     assert_eq!(ended, [channel(1, 256, 1, 0)]);
     assert!(table.channels().is_empty());
+}
+
+#[test]
+fn caller_known_by_its_first_message_keeps_its_channels_when_the_directory_tells_more() {
+    let mut table = DcTable::new(256..300);
+    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    table.bind_remote(endpoint(400), NodeId(2), Epoch(0), Told::ByFirstMessage);
+    table.open(channel(1, 400, 1, 0)).unwrap();
+    assert_eq!(table.bind_remote(endpoint(400), NodeId(2), Epoch(3), Told::ByDirectory), RemoteBinding::Known);
+    assert_eq!(table.channels().len(), 1);
+    assert_eq!(table.binding(endpoint(400)).unwrap().epoch, Epoch(3));
 }
 
 #[test]
@@ -146,7 +160,7 @@ proptest! {
                 Step::Server(number, epoch) => drop(table.bind_server(endpoint(number), owner, Epoch(epoch))),
                 Step::Program(wish) => drop(table.bind_program(wish.map(endpoint), owner)),
                 Step::Remote(number, node, epoch) => {
-                    drop(table.bind_remote(endpoint(number), NodeId(node), Epoch(epoch)));
+                    drop(table.bind_remote(endpoint(number), NodeId(node), Epoch(epoch), Told::ByDirectory));
                 }
                 Step::Unbind(number) => drop(table.unbind(endpoint(number))),
                 Step::Open(left, right, ring) => {

@@ -153,33 +153,44 @@ impl Port {
         self.end_slot(key, reason);
     }
 
-    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten.
+    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten; one that gave way
+    /// to the peer's own, opened at the same moment on another node, carried nothing, so the call begins again.
     fn with_talk<T>(
         &mut self,
         peer: Endpoint,
         data: &[u8],
-        call: impl FnOnce(&mut Talk, Parties<'_>, &mut Vec<u8>) -> Result<T, IpcError>,
+        call: impl Fn(&mut Talk, Parties<'_>, &mut Vec<u8>) -> Result<T, IpcError>,
     ) -> Result<T, IpcError> {
         self.check_bound()?;
         if data.len() > INLINE_BYTES_MAX {
             return Err(IpcError::BadArgument);
         }
-        let key = self.talk_with(peer)?;
-        // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
-        self.slots.heat(key);
-        let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
-        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
-        let result = call(talk, parties, &mut self.inline);
-        match &result {
-            Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
-            Err(error @ (IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoLink | IpcError::Fenced)) => {
-                self.end_slot(key, *error);
+        for _ in 0..GLARES_MAX {
+            let key = self.talk_with(peer)?;
+            // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
+            self.slots.heat(key);
+            let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+            let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+            let result = call(talk, parties, &mut self.inline);
+            match &result {
+                Err(IpcError::EndpointInUse) => {
+                    self.end_slot(key, IpcError::EndpointInUse);
+                    continue;
+                }
+                Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
+                Err(
+                    error @ (IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoLink | IpcError::Fenced),
+                ) => self.end_slot(key, *error),
+                _ => {}
             }
-            _ => {}
+            return result;
         }
-        result
+        Err(IpcError::DestinationDied)
     }
 }
+
+/// Times a channel may give way to the peer's own during one call: once is all that two brokers cause.
+const GLARES_MAX: u32 = 4;
 
 /// Splits a slot into what talks and what it remembers.
 fn parties<'a>(

@@ -259,6 +259,11 @@ impl StandInPort {
             Op::AllResumed => StandInEvent::AllResumed,
             Op::Ended => {
                 if let Some(link) = self.watched.remove(packet.channel) {
+                    // The broker cannot write our side; a local party that lives must see the end there.
+                    if link.own_closed() == 0 {
+                        link.set_own_closed(packet.error().code());
+                        link.kick();
+                    }
                     let _ = self.poller.remove(link.bell_in());
                 }
                 StandInEvent::Closed { channel: packet.channel, reason: packet.error() }

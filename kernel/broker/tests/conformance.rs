@@ -1,0 +1,22 @@
+//! The promises of M3-IPC, with both peers on one node and with peers on two nodes.
+
+mod common;
+
+use common::{OneNode, TwoNodes};
+use ipc::conformance::CASES;
+
+#[test]
+fn peers_on_one_node_keep_every_promise() {
+    for (name, case) in CASES {
+        eprintln!("case: {name}");
+        case(&OneNode::new());
+    }
+}
+
+#[test]
+fn peers_on_two_nodes_keep_every_promise() {
+    for (name, case) in CASES {
+        eprintln!("case: {name}");
+        case(&TwoNodes::new());
+    }
+}

@@ -1,0 +1,188 @@
+//! Messages, notifications and binding.
+
+use std::thread;
+
+use abi::limits::INLINE_BYTES_MAX;
+
+use super::{NEVER_MIND, SOON, World};
+use crate::{Endpoint, Event, IpcError, Message, Source, Wait};
+
+pub(super) fn request_is_answered_by_its_server(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..1000 {
+                let request = server.rcvrqst(SOON).unwrap();
+                assert_eq!(request.source, Some(own));
+                server.reply(own, &Message::new(request.kind + 1)).unwrap();
+            }
+        });
+        for number in 0..1000 {
+            let reply = client.sendrec(Endpoint::FS, &Message::new(number), SOON).unwrap();
+            assert_eq!((reply.kind, reply.source), (number + 1, Some(Endpoint::FS)));
+        }
+    });
+}
+
+pub(super) fn data_travels_inline_with_request_and_reply(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let request = server.receive(Source::Any, SOON).unwrap();
+            let mut data = server.inline().to_vec();
+            data.reverse();
+            server.reply_inline(request.source.unwrap(), &request, &data).unwrap();
+        });
+        let data: Vec<u8> = (0..INLINE_BYTES_MAX).map(|index| index as u8).collect();
+        client.sendrec_inline(Endpoint::FS, &Message::new(1), &data, SOON).unwrap();
+        assert!(client.inline().iter().eq(data.iter().rev()));
+        let too_long = vec![0; INLINE_BYTES_MAX + 1];
+        let refused = client.sendrec_inline(Endpoint::FS, &Message::new(1), &too_long, SOON);
+        assert_eq!(refused.unwrap_err(), IpcError::BadArgument);
+    });
+}
+
+pub(super) fn timed_send_that_nobody_takes_is_withdrawn_and_never_delivered(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    assert_eq!(client.send(Endpoint::FS, &Message::new(1), NEVER_MIND), Err(IpcError::TimedOut));
+    assert_eq!(client.send(Endpoint::FS, &Message::new(2), Wait::NoWait), Err(IpcError::TimedOut));
+    thread::scope(|scope| {
+        scope.spawn(|| client.send(Endpoint::FS, &Message::new(3), SOON).unwrap());
+        assert_eq!(server.receive(Source::Any, SOON).unwrap().kind, 3);
+    });
+    assert_eq!(server.receive(Source::Any, Wait::NoWait), Err(IpcError::TimedOut));
+}
+
+pub(super) fn late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            let first = client.sendrec(Endpoint::FS, &Message::new(1), NEVER_MIND);
+            (first, client.sendrec(Endpoint::FS, &Message::new(2), SOON))
+        });
+        let first = server.receive(Source::Any, SOON).unwrap();
+        assert_eq!(first.kind, 1);
+        // The second request tells that the first was given up.
+        let second = server.receive(Source::Any, SOON).unwrap();
+        assert_eq!(second.kind, 2);
+        server.reply(own, &Message::new(20)).unwrap();
+        assert_eq!(server.reply(own, &Message::new(10)), Err(IpcError::NotWaiting));
+        let (first, second) = caller.join().unwrap();
+        assert_eq!(first, Err(IpcError::TimedOut));
+        assert_eq!(second.unwrap().kind, 20);
+    });
+}
+
+pub(super) fn send_to_a_caller_that_waits_is_its_reply(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let request = server.receive(Source::Any, SOON).unwrap();
+            let caller = request.source.unwrap();
+            assert_eq!(server.sendrec(caller, &Message::new(0), SOON), Err(IpcError::Deadlock));
+            server.send(caller, &Message::new(9), SOON).unwrap();
+        });
+        assert_eq!(client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap().kind, 9);
+    });
+}
+
+pub(super) fn higher_endpoint_gives_way_when_both_send(world: &dyn World) {
+    let mut low = world.server(Endpoint::FS, 1);
+    let mut high = world.near_server(Endpoint::DS, 1);
+    thread::scope(|scope| {
+        let sender = scope.spawn(move || {
+            low.send(Endpoint::DS, &Message::new(1), Wait::Forever).unwrap();
+            // The message the other withdrew is not there.
+            low.receive(Source::From(Endpoint::DS), NEVER_MIND)
+        });
+        assert_eq!(high.send(Endpoint::FS, &Message::new(2), Wait::Forever), Err(IpcError::Deadlock));
+        assert_eq!(high.receive(Source::Any, SOON).unwrap().kind, 1);
+        assert_eq!(sender.join().unwrap(), Err(IpcError::TimedOut));
+    });
+}
+
+pub(super) fn notifications_merge_and_every_bit_arrives(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    for bit in 0..3 {
+        client.notify(Endpoint::FS, 1 << bit).unwrap();
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| client.send(Endpoint::FS, &Message::new(1), SOON).unwrap());
+        let (mut bits, mut events, mut messages) = (0, 0, 0);
+        while bits != 0b111 || messages == 0 {
+            match server.wait_event(SOON).unwrap() {
+                Event::Notified { from, mask } => {
+                    assert_eq!(from, own);
+                    assert_eq!(bits & mask, 0, "a bit came twice");
+                    bits |= mask;
+                    events += 1;
+                }
+                Event::Message(_) => messages += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(events <= 3 && messages == 1);
+    });
+}
+
+pub(super) fn requests_are_taken_while_messages_and_notifications_stay(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let (mut sender, mut caller) = (world.program(), world.program());
+    sender.notify(Endpoint::FS, 1).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| sender.send(Endpoint::FS, &Message::new(1), SOON).unwrap());
+        scope.spawn(|| caller.sendrec(Endpoint::FS, &Message::new(2), SOON).unwrap());
+        let request = server.rcvrqst(SOON).unwrap();
+        assert_eq!(request.kind, 2);
+        server.reply(request.source.unwrap(), &Message::new(0)).unwrap();
+        assert_eq!(server.receive(Source::Any, SOON).unwrap().kind, 1);
+        assert!(matches!(server.wait_event(SOON).unwrap(), Event::Notified { mask: 1, .. }));
+    });
+}
+
+pub(super) fn opening_waits_until_the_server_is_bound(world: &dyn World) {
+    let mut client = world.program();
+    assert_eq!(client.send(Endpoint::FS, &Message::new(1), SOON), Err(IpcError::NoSuchEndpoint));
+    assert_eq!(client.wait4bind(Endpoint::FS, NEVER_MIND), Err(IpcError::TimedOut));
+    let server = thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.wait4bind(Endpoint::FS, SOON));
+        let server = world.server(Endpoint::FS, 1);
+        waiter.join().unwrap().unwrap();
+        server
+    });
+    assert_eq!(client.wait4unbind(Endpoint::FS, NEVER_MIND), Err(IpcError::TimedOut));
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.wait4unbind(Endpoint::FS, SOON));
+        server.unbind().unwrap();
+        waiter.join().unwrap().unwrap();
+    });
+}
+
+pub(super) fn many_clients_are_all_served(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    const CLIENTS: usize = 16;
+    const CALLS: i32 = 200;
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            let mut client = world.program();
+            scope.spawn(move || {
+                for number in 0..CALLS {
+                    assert_eq!(client.sendrec(Endpoint::FS, &Message::new(number), SOON).unwrap().kind, -number);
+                }
+            });
+        }
+        for _ in 0..CLIENTS as i32 * CALLS {
+            let request = server.rcvrqst(SOON).unwrap();
+            server.reply(request.source.unwrap(), &Message::new(-request.kind)).unwrap();
+        }
+    });
+}

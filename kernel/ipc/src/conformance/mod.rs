@@ -1,0 +1,60 @@
+//! What every pair of endpoints may rely on, wherever the two are: one list of cases, run with peers on one node and with
+//! peers on two nodes behind proxies.
+//!
+//! A case panics when the promise is broken. Each wants a fresh [`World`].
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod messages;
+mod rings;
+
+use std::time::Duration;
+
+use crate::{Endpoint, Port, RingSpec, Wait};
+
+/// One container, seen from where its clients and from where its servers run. Programs may open anything.
+pub trait World: Sync {
+    /// A server where the servers run. Panics when it cannot be bound.
+    fn server(&self, endpoint: Endpoint, epoch: u64) -> Port;
+    /// A server where the clients run.
+    fn near_server(&self, endpoint: Endpoint, epoch: u64) -> Port;
+    /// A program where the clients run.
+    fn program(&self) -> Port;
+}
+
+/// A named promise.
+pub type Case = (&'static str, fn(&dyn World));
+
+/// Every case.
+pub const CASES: &[Case] = &[
+    ("request_is_answered_by_its_server", messages::request_is_answered_by_its_server),
+    ("data_travels_inline_with_request_and_reply", messages::data_travels_inline_with_request_and_reply),
+    (
+        "timed_send_that_nobody_takes_is_withdrawn_and_never_delivered",
+        messages::timed_send_that_nobody_takes_is_withdrawn_and_never_delivered,
+    ),
+    (
+        "late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another",
+        messages::late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another,
+    ),
+    ("send_to_a_caller_that_waits_is_its_reply", messages::send_to_a_caller_that_waits_is_its_reply),
+    ("higher_endpoint_gives_way_when_both_send", messages::higher_endpoint_gives_way_when_both_send),
+    ("notifications_merge_and_every_bit_arrives", messages::notifications_merge_and_every_bit_arrives),
+    (
+        "requests_are_taken_while_messages_and_notifications_stay",
+        messages::requests_are_taken_while_messages_and_notifications_stay,
+    ),
+    ("opening_waits_until_the_server_is_bound", messages::opening_waits_until_the_server_is_bound),
+    ("ring_carries_many_requests_with_their_data", rings::ring_carries_many_requests_with_their_data),
+    ("ring_takes_no_more_than_it_has_entries", rings::ring_takes_no_more_than_it_has_entries),
+    ("client_of_a_ring_learns_that_its_server_ended", rings::client_of_a_ring_learns_that_its_server_ended),
+    ("armed_ring_rings_for_completions_and_for_the_end", rings::armed_ring_rings_for_completions_and_for_the_end),
+    ("many_clients_are_all_served", messages::many_clients_are_all_served),
+];
+
+/// Long enough for anything that happens at all.
+const SOON: Wait = Wait::For(Duration::from_secs(10));
+/// Long enough to see that something does not happen.
+const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
+
+const SPEC: RingSpec = RingSpec { entries: 8, arena_bytes: 64 << 10 };
