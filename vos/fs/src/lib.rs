@@ -42,5 +42,5 @@ pub use check::{Depth, Finding};
 pub use core::{Fs, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;
-pub use server::main_from_spawn;
+pub use server::{FsService, main_from_spawn};
 pub use sessions::End;

@@ -47,10 +47,14 @@ impl MemoryDevice {
     }
 }
 
-fn put(blocks: &mut Blocks, offset: u64, data: &[u8]) {
-    for (index, block) in data.chunks_exact(BLOCK).enumerate() {
-        blocks.insert(offset / BLOCK64 + index as u64, block.into());
+fn put(blocks: &mut Blocks, offset: u64, data: impl IntoIterator<Item = Arc<[u8]>>) {
+    for (at, block) in (offset / BLOCK64..).zip(data) {
+        blocks.insert(at, block);
     }
+}
+
+fn split(data: &[u8]) -> Vec<Arc<[u8]>> {
+    data.chunks_exact(BLOCK).map(Arc::from).collect()
 }
 
 fn wipe(blocks: &mut Blocks, offset: u64, bytes: u64) {
@@ -78,7 +82,7 @@ impl BlockDevice for MemoryDevice {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.check(offset, data.len())?;
-        put(&mut locked(&self.blocks), offset, data);
+        put(&mut locked(&self.blocks), offset, split(data));
         Ok(())
     }
 
@@ -98,7 +102,7 @@ impl BlockDevice for MemoryDevice {
 pub enum Step {
     Write {
         offset: u64,
-        data: Arc<[u8]>,
+        blocks: Vec<Arc<[u8]>>,
     },
     Discard {
         offset: u64,
@@ -141,7 +145,7 @@ impl BlockDevice for Recorder {
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let mut steps = locked(&self.steps);
         self.memory.write(offset, data)?;
-        steps.push(Step::Write { offset, data: data.into() });
+        steps.push(Step::Write { offset, blocks: split(data) });
         Ok(())
     }
 
@@ -167,10 +171,10 @@ pub fn after_crash(bytes: u64, steps: &[Step], mut survives: impl FnMut() -> boo
     for (at, step) in steps.iter().enumerate() {
         let mut is_kept = || at < flushed || survives();
         match step {
-            Step::Write { offset, data } => {
-                for (index, block) in data.chunks_exact(BLOCK).enumerate() {
+            Step::Write { offset, blocks: data } => {
+                for (index, block) in data.iter().enumerate() {
                     if is_kept() {
-                        put(&mut blocks, offset + index as u64 * BLOCK64, block);
+                        put(&mut blocks, offset + index as u64 * BLOCK64, [block.clone()]);
                     }
                 }
             }

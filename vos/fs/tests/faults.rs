@@ -1,0 +1,419 @@
+//! Full volumes, failing and damaged ones, and what other sessions hold.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+
+use common::{Client, Random, attr_of};
+use fs::device::BlockDevice;
+use fs::testing::{FailingDevice, MemoryDevice};
+use fs::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
+use vos_api::fs as api;
+use zerocopy::{FromBytes, IntoBytes};
+
+const ENOSPC: u32 = 28;
+const EIO: u32 = 5;
+const FILE: u32 = 0o100_600;
+
+fn open(device: &Arc<impl BlockDevice + 'static>, seed: u64) -> Arc<Fs> {
+    Fs::open(device.clone(), Options::inline(seed)).expect("the volume opens")
+}
+
+fn make(client: &mut Client, name: &str) -> u64 {
+    attr_of(&client.make(api::MKNOD, 1, name, FILE, 1)).ino.get()
+}
+
+fn assert_sound(fs: &Fs) {
+    assert_eq!(fs.check(Depth::Data).expect("a readable volume"), Vec::<String>::new());
+}
+
+/// Submits without waiting.
+fn start(client: &mut Client, op: u16, args: [u64; 3], data: &[u8]) -> Receiver<Reply> {
+    let call = client.change_call(op, 0, args, data);
+    submit(&client.fs, call)
+}
+
+fn submit(fs: &Arc<Fs>, call: Call) -> Receiver<Reply> {
+    let (sender, receiver) = sync_channel(1);
+    fs.submit(call, Box::new(move |reply| _ = sender.send(reply)));
+    receiver
+}
+
+#[test]
+fn full_volume_answers_enospc_and_can_be_emptied_and_filled_again() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let mut rounds = Vec::new();
+    for _ in 0..2 {
+        let mut files = 0u64;
+        'full: loop {
+            let ino = make(&mut client, &format!("f{files}"));
+            files += 1;
+            for part in 0..4 {
+                match client.write(ino, part << 20, &vec![files as u8; 1 << 20], 1).status {
+                    0 => (),
+                    ENOSPC => break 'full,
+                    other => panic!("errno {other}"),
+                }
+            }
+        }
+        assert_sound(&fs);
+        let used = client.read_call(api::STATFS, [0; 3], &[]).results;
+        assert!(used[1] < 256, "{} blocks are free on a full volume", used[1]);
+        // Truncation to the middle of a block writes one.
+        let first = client.lookup(1, "f0").expect("the first file");
+        let set = api::SetAttr {
+            valid: api::valid::BYTES.into(),
+            bytes: 100.into(),
+            ..api::SetAttr::read_from_bytes(&[0; 48]).expect("zeros")
+        };
+        assert_eq!(client.change(api::SETATTR, 0, [first, 2, 0], set.as_bytes()).status, 0);
+        for file in 0..files {
+            assert_eq!(client.change(api::UNLINK, 0, [1, 0, 3], format!("f{file}").as_bytes()).status, 0);
+        }
+        rounds.push(files);
+    }
+    assert_eq!(rounds[0], rounds[1]);
+    assert_sound(&fs);
+}
+
+#[test]
+fn too_many_files_answer_enospc_and_can_be_removed() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let mut files = 0;
+    loop {
+        let reply = client.make(api::MKNOD, 1, &format!("a-file-with-number-{files}"), FILE, 1);
+        match reply.status {
+            0 => files += 1,
+            ENOSPC => break,
+            other => panic!("errno {other}"),
+        }
+    }
+    assert!(files > 1000, "only {files} files fit");
+    for file in 0..files {
+        let name = format!("a-file-with-number-{file}");
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 3], name.as_bytes()).status, 0);
+    }
+    assert_sound(&fs);
+    assert_eq!(client.make(api::MKNOD, 1, "again", FILE, 1).status, 0);
+}
+
+#[test]
+fn volume_that_holds_something_else_is_left_alone() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    device.write(0, &[7; 4096]).expect("a write");
+    assert!(matches!(Fs::open(device.clone(), Options::inline(1)), Err(OpenError::Unknown)));
+    let mut block = [0; 4096];
+    device.read(0, &mut block).expect("a read");
+    assert_eq!(block, [7; 4096]);
+}
+
+#[test]
+fn one_damaged_superblock_is_mended_two_are_reported() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    drop(open(&device, 1));
+    device.damage(100);
+    drop(open(&device, 2));
+    device.damage(15 * 4096 + 100);
+    drop(open(&device, 3));
+    device.damage(100);
+    device.damage(15 * 4096 + 100);
+    assert!(matches!(Fs::open(device, Options::inline(4)), Err(OpenError::Superblocks)));
+}
+
+#[test]
+fn damaged_volume_gives_an_error_or_opens_soundly_but_never_panics() {
+    let pristine = || {
+        let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+        let fs = open(&device, 1);
+        let mut client = Client::new(&fs, 7);
+        for file in 0..50 {
+            let ino = make(&mut client, &format!("f{file}"));
+            client.write(ino, 0, &[file; 5000], 1);
+        }
+        fs.checkpoint().expect("a checkpoint");
+        device
+    };
+    let mut random = Random::new(5);
+    for _ in 0..20 {
+        let device = pristine();
+        for _ in 0..8 {
+            // Superblocks, lengths, log and the beginning of the metadata.
+            device.damage(random.below(10 << 20));
+        }
+        if let Ok(fs) = Fs::open(device, Options::inline(2)) {
+            let client = Client { fs, session: 0, sequence: 0 };
+            let _ = client.read_call(api::READDIR, [1, 0, 1], &[]);
+        }
+    }
+}
+
+#[test]
+fn damaged_data_is_eio_not_wrong_bytes() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let ino = make(&mut client, "f");
+    client.write(ino, 0, &[1; 300_000], 1);
+    fs.checkpoint().expect("a checkpoint");
+    drop((client, fs));
+    // The data region begins behind 64 KiB, 8 MiB of log and 8 MiB of metadata; the file is the first there.
+    device.damage((64 << 10) + (16 << 20) + 20 * 4096 + 5);
+    let fs = open(&device, 2);
+    let client = Client { fs, session: 0, sequence: 0 };
+    assert_eq!(client.read_call(api::READ, [ino, 0, 300_000], &[]).status, EIO);
+    assert_eq!(client.read_call(api::READ, [ino, 0, 4096], &[]).status, 0);
+}
+
+#[test]
+fn after_a_failed_write_nothing_is_promised_and_a_new_start_finds_what_was() {
+    for left in 0..40 {
+        let device = Arc::new(FailingDevice::new(VOLUME_BYTES_MIN));
+        let fs = open(&device, 1);
+        let mut client = Client::new(&fs, 7);
+        device.fail_after(left);
+        let mut answered = 0;
+        for file in 0..100u64 {
+            let reply = client.make(api::MKNOD, 1, &format!("f{file}"), FILE, 1);
+            if reply.status != 0 {
+                assert_eq!(reply.status, EIO);
+                break;
+            }
+            answered += 1;
+            if file % 7 == 6 && client.read_call(api::FSYNC, [0; 3], &[]).status != 0 {
+                break;
+            }
+        }
+        assert!(answered < 100);
+        drop((client, fs));
+        device.fail_after(-1);
+        let fs = open(&device, 2);
+        let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+        assert!(client.list(1).len() >= answered, "{left} writes: {answered} were answered");
+        assert_sound(&fs);
+    }
+}
+
+#[test]
+fn failing_reads_are_eio() {
+    let device = Arc::new(FailingDevice::new(VOLUME_BYTES_MIN));
+    let mut options = Options::inline(1);
+    options.cache_bytes = 0;
+    let fs = Fs::open(device.clone(), options).expect("the volume opens");
+    let mut client = Client::new(&fs, 7);
+    let ino = make(&mut client, "f");
+    client.write(ino, 0, &[1; 8192], 1);
+    device.fails_reads.store(true, Ordering::SeqCst);
+    assert_eq!(client.read_call(api::READ, [ino, 0, 8192], &[]).status, EIO);
+    device.fails_reads.store(false, Ordering::SeqCst);
+    assert_eq!(client.read(ino, 0, 8192), [1; 8192]);
+}
+
+#[test]
+fn repeated_operation_is_answered_from_the_record_also_after_a_restart() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let call = client.change_call(api::MKNOD, 0, [1, 1, 1], &common::create_data("f", FILE, 1));
+    let first = fs.call(call.clone());
+    assert_eq!(first.status, 0);
+    assert_eq!(fs.call(call.clone()).data, first.data);
+    drop((client, fs));
+    let fs = open(&device, 2);
+    assert_eq!(fs.open_session(7, 0), Ok(1));
+    assert_eq!(fs.call(call).data, first.data);
+}
+
+#[test]
+fn unlinked_file_lives_until_its_last_handle_is_closed_also_over_a_restart() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let created = client.make(api::CREATE, 1, "f", FILE, 1);
+    let (ino, handle) = (attr_of(&created).ino.get(), created.results[0]);
+    client.write(ino, 0, b"still here", 1);
+    assert_eq!(client.change(api::UNLINK, 0, [1, 0, 2], b"f").status, 0);
+    assert_eq!(client.read(ino, 0, 100), b"still here");
+    let sequence = client.sequence;
+    drop((client, fs));
+    let fs = open(&device, 2);
+    fs.open_session(7, 1).expect("the session is known");
+    let mut client = Client { fs: fs.clone(), session: 7, sequence };
+    assert_eq!(client.read(ino, 0, 100), b"still here");
+    assert_sound(&fs);
+    assert_eq!(client.change(api::RELEASE, 0, [ino, handle, 0], &[]).status, 0);
+    assert_eq!(client.read_call(api::GETATTR, [ino, 0, 0], &[]).status, 2);
+    assert_sound(&fs);
+}
+
+#[test]
+fn conflicting_change_waits_until_the_lease_is_given_back_and_ones_own_does_not() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let mut two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    let read = two.read_call(api::GETATTR, [ino, 0, 0], &[]);
+    assert_eq!(read.results[3] & api::LEASE, api::LEASE);
+    // The holder changes its own file: one asks nobody but the maker, who holds a lease too.
+    let events_one = submit(&fs, Call { session: 7, op: api::EVENTS, capacity: 4096, ..Call::default() });
+    let events_two = submit(&fs, Call { session: 8, op: api::EVENTS, capacity: 4096, ..Call::default() });
+    let write = start(&mut one, api::WRITE, [ino, 0, 2], b"x");
+    assert!(write.try_recv().is_err(), "the other's lease is out");
+    let event = events_two.try_recv().expect("an event");
+    let recall = api::Event::read_from_prefix(&event.data).expect("an event").0;
+    assert_eq!((recall.ino.get(), recall.kind.get()), (ino, api::INODE));
+    assert!(events_one.try_recv().is_err(), "nobody recalls from himself");
+    // While it is being recalled nobody gets a new one.
+    assert_eq!(two.read_call(api::GETATTR, [ino, 0, 0], &[]).results[3] & api::LEASE, 0);
+    two.read_call(api::RELEASED, [recall.recall.get(), 0, 0], &[]);
+    assert_eq!(write.try_recv().expect("the write went on").status, 0);
+    assert_eq!(one.write(ino, 1, b"y", 3).status, 0);
+    assert_eq!(two.read(ino, 0, 10), b"xy");
+    let _ = two.sequence;
+    two.sequence = 0;
+}
+
+#[test]
+fn silent_holder_is_fenced_and_learns_it() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    two.read_call(api::GETATTR, [ino, 0, 0], &[]);
+    let write = start(&mut one, api::WRITE, [ino, 0, 2], b"x");
+    fs.tick(api::RECALL_MS - 1);
+    assert!(write.try_recv().is_err());
+    fs.tick(api::RECALL_MS + 1);
+    assert_eq!(write.try_recv().expect("the write went on").status, 0);
+    assert_eq!(two.read_call(api::GETATTR, [ino, 0, 0], &[]).status, 116);
+    assert!(fs.hello(8, 1).is_err());
+}
+
+#[test]
+fn lock_request_waits_as_state_and_is_granted_when_the_holder_or_its_session_ends() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let mut two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    let lock = |owner: u64, kind: u32| api::Lock {
+        owner: owner.into(),
+        start: 0.into(),
+        end: 9.into(),
+        kind: kind.into(),
+        pid: 1.into(),
+    };
+    assert_eq!(one.change(api::SETLK, 0, [ino, 0, 0], lock(1, 1).as_bytes()).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], lock(1, 1).as_bytes()).status, 11);
+    let waiting = start(&mut two, api::SETLK, [ino, 1, 0], lock(1, 1).as_bytes());
+    assert!(waiting.try_recv().is_err());
+    assert_eq!(one.change(api::SETLK, 0, [ino, 0, 0], lock(1, 2).as_bytes()).status, 0);
+    assert_eq!(waiting.try_recv().expect("granted").status, 0);
+    let waiting = start(&mut one, api::SETLK, [ino, 1, 0], lock(2, 0).as_bytes());
+    fs.end_session(8, End::Forget).expect("it ends");
+    assert_eq!(waiting.try_recv().expect("granted").status, 0);
+    let cancelled = {
+        let mut three = Client::new(&fs, 9);
+        let waiting = start(&mut three, api::SETLK, [ino, 1, 0], lock(5, 1).as_bytes());
+        three.read_call(api::CANCEL, [three.sequence, 0, 0], &[]);
+        waiting
+    };
+    assert_eq!(cancelled.try_recv().expect("cancelled").status, 4);
+}
+
+#[test]
+fn circle_of_waiting_owners_is_edeadlk() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let mut two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    let byte = |at: u64| api::Lock { owner: 1.into(), start: at.into(), end: at.into(), kind: 1.into(), pid: 1.into() };
+    assert_eq!(one.change(api::SETLK, 0, [ino, 0, 0], byte(0).as_bytes()).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], byte(1).as_bytes()).status, 0);
+    let waiting = start(&mut one, api::SETLK, [ino, 1, 0], byte(1).as_bytes());
+    assert_eq!(two.change(api::SETLK, 0, [ino, 1, 0], byte(0).as_bytes()).status, 35);
+    assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], api::Lock { kind: 2.into(), ..byte(1) }.as_bytes()).status, 0);
+    assert_eq!(waiting.try_recv().expect("granted").status, 0);
+}
+
+#[test]
+fn readdir_shows_every_entry_that_stays_once_while_others_come_and_go() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    for file in 0..2000 {
+        make(&mut client, &format!("stays-{file}"));
+    }
+    let mut seen = Vec::new();
+    let (mut cookie, mut round) = (0, 0);
+    loop {
+        let call = Call { session: 7, op: api::READDIR, args: [1, cookie, 0], capacity: 4096, ..Call::default() };
+        let reply = fs.call(call);
+        for (entry, name) in common::entries(&reply.data) {
+            cookie = entry.cookie.get();
+            seen.push(name);
+        }
+        if reply.results[1] == 1 {
+            break;
+        }
+        round += 1;
+        // Each page of the directory sees other names come and go; bounded, or it would never end.
+        if round < 30 {
+            make(&mut client, &format!("comes-{round}"));
+            let gone = seen.iter().rposition(|name| name.starts_with("comes"));
+            if let Some(gone) = gone {
+                let name = seen.remove(gone);
+                client.change(api::UNLINK, 0, [1, 0, 1], name.as_bytes());
+            }
+        }
+    }
+    let mut stays: Vec<_> = seen.iter().filter(|name| name.starts_with("stays")).collect();
+    assert_eq!(stays.len(), 2000);
+    stays.dedup();
+    assert_eq!(stays.len(), 2000);
+}
+
+#[test]
+fn many_threads_write_and_sync_and_everything_is_there_afterwards() {
+    let device = Arc::new(MemoryDevice::new(128 << 20));
+    let mut options = Options::inline(1);
+    options.readahead_threads = 2;
+    let fs = Fs::open(device.clone(), options).expect("the volume opens");
+    let inos = Arc::new(Mutex::new(Vec::new()));
+    let workers: Vec<_> = (0..6u64)
+        .map(|worker| {
+            let (fs, inos) = (fs.clone(), inos.clone());
+            std::thread::spawn(move || {
+                let mut client = Client { fs, session: 0, sequence: 0 };
+                let ino = make(&mut client, &format!("w{worker}"));
+                for part in 0..60u64 {
+                    let data = vec![(worker * 60 + part) as u8; 30_000];
+                    assert_eq!(client.write(ino, part * 30_000, &data, part).status, 0);
+                    if part % 20 == 0 {
+                        assert_eq!(client.read_call(api::FSYNC, [0; 3], &[]).status, 0);
+                        client.fs.checkpoint().expect("a checkpoint");
+                    }
+                }
+                inos.lock().expect("no panic").push((worker, ino));
+            })
+        })
+        .collect();
+    workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+    let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    for (worker, ino) in inos.lock().expect("no panic").iter() {
+        let data = client.read_all(*ino);
+        assert_eq!(data.len(), 60 * 30_000);
+        assert!(
+            data.chunks(30_000).zip(0u64..).all(|(part, at)| part.iter().all(|byte| *byte == (worker * 60 + at) as u8))
+        );
+    }
+    assert_sound(&fs);
+}

@@ -1,0 +1,78 @@
+//! The server behind real channels, ended as if killed again and again: clients see no error, nothing is lost, nothing
+//! happens twice.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use abi::Endpoint;
+use common::create_data;
+use fs::testing::MemoryDevice;
+use fs::{Depth, Fs, FsService, Options};
+use libvos::{BlockingSession, Op, Size};
+use vos_api::fs as api;
+use vos_rt::testkit::{Server, World};
+
+const VOLUME_BYTES: u64 = 64 << 20;
+const RESTARTS: u64 = 20;
+const OPS_BETWEEN: u64 = 15;
+
+fn serve(world: &World, device: &Arc<MemoryDevice>) -> Server<FsService> {
+    let device = device.clone();
+    world.serve(Endpoint::FS, move |start| {
+        FsService::open(device, 4 << 20, start.handle.clone()).expect("the volume opens")
+    })
+}
+
+fn size() -> Size {
+    Size { entries: 16, arena_bytes: 4 << 20 }
+}
+
+fn create(session: &BlockingSession, name: &str, time: u64) -> u64 {
+    let data = create_data(name, 0o100_600, time);
+    let op = Op::new(api::MKNOD, [1, name.len() as u64, 0]).out(&data).room(128).sequenced();
+    let answer = session.call(op).unwrap_or_else(|errno| panic!("making '{name}': {errno}"));
+    u64::from_le_bytes(answer.data[..8].try_into().expect("attributes"))
+}
+
+fn append(session: &BlockingSession, ino: u64, data: &[u8], time: u64) {
+    let op = Op::new(api::WRITE, [ino, 0, time]).out(data).flags(api::APPEND).sequenced();
+    let answer = session.call(op).unwrap_or_else(|errno| panic!("appending to {ino}: {errno}"));
+    assert_eq!(answer.results[0], data.len() as u64);
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice_while_the_server_is_restarted() {
+    let world = World::new();
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let mut server = serve(&world, &device);
+    let session = world.blocking(Endpoint::FS, size());
+    let (progress, wait) = sync_channel(0);
+    let worker = std::thread::spawn(move || {
+        let log = create(&session, "log", 1);
+        for number in 0..RESTARTS * OPS_BETWEEN {
+            // Making it a second time would fail, appending a second time would show.
+            create(&session, &format!("file-{number}"), number);
+            append(&session, log, &number.to_le_bytes(), number);
+            if number % OPS_BETWEEN == 0 && progress.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    while wait.recv().is_ok() {
+        server.cut();
+        server = serve(&world, &device);
+    }
+    worker.join().expect("the client saw no error");
+    drop(server);
+
+    let fs = Fs::open(device, Options::inline(1)).expect("the volume opens");
+    let client = common::Client { fs: fs.clone(), session: 0, sequence: 0 };
+    let files = RESTARTS * OPS_BETWEEN;
+    assert_eq!(client.list(1).len() as u64, files + 1);
+    let log = client.read_all(client.lookup(1, "log").expect("the log"));
+    let expected: Vec<u8> = (0..files).flat_map(u64::to_le_bytes).collect();
+    assert_eq!(log, expected);
+    assert_eq!(fs.check(Depth::Data).expect("a readable volume"), Vec::<String>::new());
+}
