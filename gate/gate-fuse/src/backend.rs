@@ -107,3 +107,20 @@ pub trait ReplyData {
         if self.copy_to(&mut bytes) { bytes } else { Vec::new() }
     }
 }
+
+/// Data in memory of our own, as tests have it.
+impl ReplyData for Vec<u8> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn copy_to(&self, into: &mut [u8]) -> bool {
+        self.get(..into.len()).map(|bytes| into.copy_from_slice(bytes)).is_some()
+    }
+
+    fn write_after(&self, head: &[u8], bytes: usize, to: BorrowedFd<'_>) -> io::Result<()> {
+        let data = self.get(..bytes).unwrap_or(self);
+        rustix::io::writev(to, &[io::IoSlice::new(head), io::IoSlice::new(data)])?;
+        Ok(())
+    }
+}

@@ -142,9 +142,9 @@ impl Cache {
         !self.locks_known || self.locks.contains(&(ino, owner))
     }
 
-    /// The session was lost, and all leases with it. Answers which inodes the kernel may have cached.
-    pub fn lost(&mut self) -> Vec<u64> {
-        self.leases.drain().map(|(ino, _)| ino).collect()
+    /// All leases are gone.
+    pub fn lost(&mut self) {
+        self.leases.clear();
     }
 }
 

@@ -64,8 +64,7 @@ impl Completer<'_> {
     fn failed<D>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Answer {
         let errno = if done.status <= ERRNO_MAX { done.status as i32 } else { libc::EIO };
         match then {
-            Then::Lookup if errno == libc::ENOENT && is_leased(done.results) => {
-                self.cache.granted(ino);
+            Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
                 let mut entry = kernel::EntryOut::default();
                 (entry.entry_valid, entry.entry_valid_nsec) = split(self.name_timeout);
                 Answer::Bytes(entry.as_bytes().to_vec())
@@ -97,14 +96,17 @@ impl Completer<'_> {
             }
             Then::Lookup | Then::Entry => {
                 let attr = attr_of(&done.data)?;
-                bytes(&self.entry(ino, &attr, is_leased(results)))
+                bytes(&self.entry(ino, &attr, results))
             }
-            Then::Attr => bytes(&self.attributes(ino, &attr_of(&done.data)?, is_leased(results))),
+            Then::Attr => {
+                let leased = self.lease(ino, results);
+                bytes(&attributes(&attr_of(&done.data)?, leased))
+            }
             Then::Bytes => Answer::Data { bytes: done.data.len() },
             Then::Open { ino, flags } => bytes(&self.open(ino, flags, results)?),
             Then::Create { flags } => {
                 let attr = attr_of(&done.data)?;
-                let entry = self.entry(ino, &attr, is_leased(results));
+                let entry = self.entry(ino, &attr, results);
                 let open = self.open(attr.ino.get(), flags, results)?;
                 Answer::Bytes([entry.as_bytes(), open.as_bytes()].concat())
             }
@@ -113,7 +115,10 @@ impl Completer<'_> {
             Then::Copy => bytes(&kernel::WriteOut { size: u32::try_from(results[0]).ok()?, padding: 0 }),
             Then::Statfs => bytes(&statfs(results)),
             Then::Xattr { room, .. } => xattr(room, done)?,
-            Then::Readdir { room, plus } => Answer::Bytes(self.directory(ino, done, room as usize, plus)?),
+            Then::Readdir { room, plus, cookie } => {
+                Answer::Bytes(self.directory(ino, done, Page { room: room as usize, plus, cookie })?)
+            }
+
             Then::Getlk => bytes(&conflicting(&done.data)?),
             Then::Lseek => bytes(&kernel::LseekOut { offset: results[0] }),
             Then::Release { fh } => {
@@ -137,7 +142,8 @@ impl Completer<'_> {
 
     fn open(&mut self, ino: u64, flags: u32, results: [u64; 4]) -> Option<kernel::OpenOut> {
         let fh = self.state.enter(Handle { ino, fs_handle: results[0], flags }).ok()?;
-        let keep = self.cache.opened(ino, is_leased(results));
+        let leased = self.lease(ino, results);
+        let keep = self.cache.opened(ino, leased);
         let appends = flags & libc::O_APPEND as u32 != 0;
         let writes_only = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
         // Where an append goes only the server knows, so the kernel must not keep pages of it. Such a file cannot be mapped anyway.
@@ -149,14 +155,16 @@ impl Completer<'_> {
         Some(kernel::OpenOut { fh, open_flags, backing_id: 0 })
     }
 
-    fn entry(&mut self, parent: u64, attr: &fs::Attr, leased: bool) -> kernel::EntryOut {
+    fn entry(&mut self, parent: u64, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
+        let ino = attr.ino.get();
+        let leased = self.lease(ino, results);
         if leased {
-            self.cache.found(attr.ino.get(), parent);
+            self.cache.found(ino, parent);
         }
-        let attributes = self.attributes(attr.ino.get(), attr, leased);
+        let attributes = attributes(attr, leased);
         let (entry_valid, entry_valid_nsec) = if leased { split(self.name_timeout) } else { (0, 0) };
         kernel::EntryOut {
-            nodeid: attr.ino.get(),
+            nodeid: ino,
             generation: 0,
             entry_valid,
             attr_valid: attributes.attr_valid,
@@ -166,22 +174,30 @@ impl Completer<'_> {
         }
     }
 
-    fn attributes(&mut self, ino: u64, attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
-        let (attr_valid, attr_valid_nsec) = if leased { split(ATTR_TIMEOUT) } else { (0, 0) };
+    /// Whether the kernel may keep what it is told of `ino`; noted before it is told.
+    fn lease(&mut self, ino: u64, results: [u64; 4]) -> bool {
+        let leased = results[3] & fs::LEASE != 0 && self.state.remember_cached(ino).unwrap_or(false);
         if leased {
             self.cache.granted(ino);
         }
-        kernel::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: kernel_attr(attr) }
+        leased
     }
 
     /// The kernel's form of a listing: as many whole entries as fit.
-    fn directory<D: ReplyData>(&mut self, ino: u64, done: &Done<D>, room: usize, plus: Plus) -> Option<Vec<u8>> {
+    fn directory<D: ReplyData>(&mut self, ino: u64, done: &Done<D>, page: Page) -> Option<Vec<u8>> {
         let listing = done.data.to_vec();
-        let leased = is_leased(done.results);
         let mut rest = listing.as_slice();
-        let mut out = Vec::with_capacity(room.min(2 * listing.len() + 64));
+        let mut out = Vec::with_capacity(page.room.min(2 * listing.len() + 256));
+        // fs leaves the first two cookies to us.
+        for (cookie, name, entry_ino) in [(1, &b"."[..], ino), (2, b"..", UNKNOWN_INO)] {
+            if page.cookie < cookie {
+                let head = kernel::Dirent { ino: entry_ino, off: cookie, namelen: name.len() as u32, kind: DIRECTORY };
+                let plus = page.plus == Plus::WithAttributes;
+                push_entry(&mut out, plus.then(kernel::EntryOut::default).as_ref(), &head, name);
+            }
+        }
         while !rest.is_empty() {
-            let (entry, name, attr, after) = next_entry(rest, plus)?;
+            let (entry, name, attr, after) = next_entry(rest, page.plus)?;
             let head = kernel::Dirent {
                 ino: entry.ino.get(),
                 off: entry.cookie.get(),
@@ -189,22 +205,35 @@ impl Completer<'_> {
                 kind: entry.kind.get(),
             };
             let plus_bytes = if attr.is_some() { size_of::<kernel::EntryOut>() } else { 0 };
-            let bytes = plus_bytes + size_of::<kernel::Dirent>() + name.len().next_multiple_of(8);
-            if out.len() + bytes > room {
+            if out.len() + plus_bytes + size_of::<kernel::Dirent>() + name.len().next_multiple_of(8) > page.room {
                 break;
             }
-            if let Some(attr) = attr {
-                let is_dots = name == b"." || name == b"..";
-                let entry = if is_dots { kernel::EntryOut::default() } else { self.entry(ino, &attr, leased) };
-                out.extend_from_slice(entry.as_bytes());
-            }
-            out.extend_from_slice(head.as_bytes());
-            out.extend_from_slice(name);
-            out.resize(out.len().next_multiple_of(8), 0);
+            let plus = attr.map(|attr| self.entry(ino, &attr, done.results));
+            push_entry(&mut out, plus.as_ref(), &head, name);
             rest = after;
         }
         Some(out)
     }
+}
+
+/// What a listing was asked for.
+#[derive(Clone, Copy)]
+struct Page {
+    room: usize,
+    plus: Plus,
+    cookie: u64,
+}
+
+/// The kernel knows the parent better.
+const UNKNOWN_INO: u64 = u32::MAX as u64;
+/// Type of an entry: `S_IFDIR >> 12`.
+const DIRECTORY: u32 = 4;
+
+fn push_entry(out: &mut Vec<u8>, plus: Option<&kernel::EntryOut>, head: &kernel::Dirent, name: &[u8]) {
+    out.extend_from_slice(plus.map(IntoBytes::as_bytes).unwrap_or_default());
+    out.extend_from_slice(head.as_bytes());
+    out.extend_from_slice(name);
+    out.resize(out.len().next_multiple_of(8), 0);
 }
 
 type NextEntry<'a> = (fs::DirEntry, &'a [u8], Option<fs::Attr>, &'a [u8]);
@@ -226,8 +255,9 @@ fn next_entry(bytes: &[u8], plus: Plus) -> Option<NextEntry<'_>> {
     }
 }
 
-pub fn is_leased(results: [u64; 4]) -> bool {
-    results[3] & fs::LEASE != 0
+fn attributes(attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
+    let (attr_valid, attr_valid_nsec) = if leased { split(ATTR_TIMEOUT) } else { (0, 0) };
+    kernel::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: kernel_attr(attr) }
 }
 
 fn bytes(value: &(impl IntoBytes + zerocopy::Immutable)) -> Answer {

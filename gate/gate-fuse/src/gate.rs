@@ -514,13 +514,8 @@ impl<B: Backend> Gate<B> {
         self.held.clear();
         self.events = None;
         self.recalls.reset();
-        self.distrust_names();
-        for ino in self.cache.lost() {
-            if !self.notifier.give(Job::Drop { ino }) {
-                tracing::warn!("more files are cached than can be dropped at once");
-                break;
-            }
-        }
+        let everything = self.everything(None);
+        self.give(everything);
         self.state.begin_session(random())?;
         self.begin_backend()?;
         let left = self.state.handles().map(|(fh, handle)| (fh, translate::reopen(handle.ino, handle.flags))).collect();
@@ -558,6 +553,9 @@ impl<B: Backend> Gate<B> {
     // ---- recalls
 
     fn take_events(&mut self, done: &Done<B::Data>) -> Result<(), GateError> {
+        if done.status == libc::EINTR as u32 {
+            return Ok(());
+        }
         if done.status != 0 {
             tracing::warn!(errno = done.status, "the fs server answers no events");
             self.events_paused = true;
@@ -576,19 +574,36 @@ impl<B: Backend> Gate<B> {
             }
             is_news = true;
             self.counters.recalls += 1;
-            let job = match event.what {
-                What::Inode { ino } => {
-                    let found_in = self.cache.recalled(ino);
-                    Job::Inode { recall: event.recall, ino, busy: self.flights.locked_ranges(ino), found_in }
-                }
-                What::Name { parent, name } => Job::Name { recall: event.recall, parent, name },
-            };
-            if !self.notifier.give(job) {
-                tracing::error!("the notifier's queue is full although events were asked for");
-            }
+            let job = self.job_for(event.recall, event.what);
+            self.give(job);
         }
         self.events_paused = !is_news;
         Ok(())
+    }
+
+    fn job_for(&mut self, recall: u64, what: What) -> Job {
+        match what {
+            What::Inode { ino } => {
+                let found_in = self.cache.recalled(ino);
+                Job::Inode { recall, ino, busy: self.flights.locked_ranges(ino), found_in }
+            }
+            What::Name { parent, name } => Job::Name { recall, parent, name },
+            What::Everything => self.everything(Some(recall)),
+        }
+    }
+
+    /// Drops all that the kernel was ever told to keep: names at once or when they expire, the rest one by one.
+    fn everything(&mut self, recall: Option<u64>) -> Job {
+        self.cache.lost();
+        self.distrust_names();
+        let names_expire = (!self.has_epochs()).then(|| Instant::now() + NAME_TIMEOUT_SHORT);
+        Job::Everything { recall, inos: self.state.cached(), names_expire }
+    }
+
+    fn give(&self, job: Job) {
+        if !self.notifier.give(job) {
+            tracing::error!("the notifier's queue is full although events were asked for");
+        }
     }
 
     fn follow_recalls(&mut self) -> Result<(), GateError> {
@@ -620,7 +635,7 @@ impl<B: Backend> Gate<B> {
 
     fn grace(&self, what: &What) -> Duration {
         match what {
-            What::Name { .. } if !self.has_epochs() => NAME_TIMEOUT_SHORT,
+            What::Name { .. } | What::Everything if !self.has_epochs() => NAME_TIMEOUT_SHORT,
             _ => recall::GRACE,
         }
     }

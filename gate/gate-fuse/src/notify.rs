@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -38,6 +39,12 @@ pub enum Job {
     /// Pages and attributes, without a recall.
     Drop {
         ino: u64,
+    },
+    /// All of these, after `names_expire`, when names can only be waited for.
+    Everything {
+        recall: Option<u64>,
+        inos: Vec<u64>,
+        names_expire: Option<Instant>,
     },
 }
 
@@ -90,6 +97,16 @@ fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd)
             }
             Job::Name { recall, parent, name } => {
                 drop_name(fuse, parent, &name);
+                recall
+            }
+            Job::Everything { recall, inos, names_expire } => {
+                for ino in inos {
+                    drop_inode(fuse, ino, &[], None);
+                }
+                if let Some(at) = names_expire {
+                    std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                }
+                let Some(recall) = recall else { continue };
                 recall
             }
             Job::Drop { ino } => {

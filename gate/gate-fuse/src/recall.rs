@@ -15,8 +15,15 @@ pub const GRACE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
-    Inode { ino: u64 },
-    Name { parent: u64, name: Vec<u8> },
+    Inode {
+        ino: u64,
+    },
+    Name {
+        parent: u64,
+        name: Vec<u8>,
+    },
+    /// The server does not know any more who keeps what.
+    Everything,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,6 +45,7 @@ pub fn parse(mut bytes: &[u8]) -> Option<Vec<Event>> {
         bytes = rest.get(name_bytes.next_multiple_of(8)..)?;
         let ino = head.ino.get();
         let what = match head.kind.get() {
+            fs::INODE if ino == 0 => What::Everything,
             fs::INODE => What::Inode { ino },
             fs::ENTRY if name_bytes > 0 => What::Name { parent: ino, name: name.to_vec() },
             _ => return None,
@@ -78,7 +86,7 @@ impl Recalls {
             return false;
         }
         self.seen = event.recall;
-        let is_name = matches!(event.what, What::Name { .. });
+        let is_name = !matches!(event.what, What::Inode { .. });
         self.under_way.push_back(Under { recall: event.recall, since: now, grace, is_name, finished: false });
         true
     }

@@ -1,4 +1,5 @@
-//! What outlives a gate process: the negotiation, the journal of changing requests, the table of open handles.
+//! What outlives a gate process: the negotiation, the journal of changing requests, the table of open handles, and which inodes the
+//! kernel may have in its caches.
 //!
 //! It lives in a memfd that the daemon hands to every gate of one mount, written with `pwrite`: once that returned, the record
 //! survives SIGKILL. The layout is drawn in `docs/design/gate-fuse.md`. Each record carries a check value, so that whatever
@@ -20,7 +21,10 @@ const VERSION: u32 = 1;
 const JOURNAL_AT: u64 = 4096;
 const RECORD_BYTES: usize = 32;
 const HANDLES_AT: u64 = JOURNAL_AT + (JOURNAL_SLOTS * RECORD_BYTES) as u64;
-pub const STATE_BYTES: u64 = HANDLES_AT + (HANDLES_MAX * RECORD_BYTES) as u64;
+const CACHED_AT: u64 = HANDLES_AT + (HANDLES_MAX * RECORD_BYTES) as u64;
+/// Inodes that may be cached under a lease: those with smaller numbers. The others are asked for each time.
+const CACHED_INOS_MAX: u64 = 1 << 24;
+pub const STATE_BYTES: u64 = CACHED_AT + CACHED_INOS_MAX / 8;
 
 const _: () = assert!(size_of::<Head>() == 64);
 const _: () = assert!(size_of::<Note>() == RECORD_BYTES);
@@ -119,6 +123,8 @@ pub struct State {
     entries: Vec<Entry>,
     free_entries: Vec<usize>,
     by_fs_handle: HashMap<u64, usize>,
+    /// A bit per inode.
+    cached: Vec<u8>,
 }
 
 impl State {
@@ -139,10 +145,14 @@ impl State {
             entries: Vec::new(),
             free_entries: Vec::new(),
             by_fs_handle: HashMap::new(),
+            cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
         };
         state.load_head()?;
         state.load_journal()?;
         state.load_handles()?;
+        let mut cached = std::mem::take(&mut state.cached);
+        state.read(&mut cached, CACHED_AT)?;
+        state.cached = cached;
         Ok(state)
     }
 
@@ -290,6 +300,30 @@ impl State {
             let handle = Handle { ino: entry.ino, fs_handle: entry.fs_handle, flags: entry.flags };
             (number(slot, entry.generation), handle)
         })
+    }
+
+    // ---- caches of the kernel
+
+    /// The kernel will be told that it may keep something of `ino`. `false`: it must not, there is no place to remember it.
+    pub fn remember_cached(&mut self, ino: u64) -> Result<bool, StateError> {
+        let at = (ino / 8) as usize;
+        let Some(&byte) = self.cached.get(at) else { return Ok(false) };
+        let with = byte | 1 << (ino % 8);
+        if with != byte {
+            self.write(&[with], CACHED_AT + at as u64)?;
+            if let Some(place) = self.cached.get_mut(at) {
+                *place = with;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Every inode the kernel was ever told to keep, by this gate or those before it.
+    pub fn cached(&self) -> Vec<u64> {
+        let bytes = self.cached.iter().enumerate().filter(|(_, byte)| **byte != 0);
+        bytes
+            .flat_map(|(at, byte)| (0..8).filter(move |bit| byte >> bit & 1 != 0).map(move |bit| at as u64 * 8 + bit))
+            .collect()
     }
 
     // ---- the object
@@ -504,6 +538,16 @@ mod tests {
         let next = state.enter(Handle { ino: 6, fs_handle: 78, flags: 0 }).expect("enter");
         assert_ne!(next, fh);
         assert_eq!(state.handle(fh), None);
+    }
+
+    #[test]
+    fn next_gate_knows_what_the_kernel_was_told_to_keep() {
+        let mut state = State::open(object()).expect("open");
+        for ino in [1, 9, 8, CACHED_INOS_MAX - 1, 9] {
+            assert!(state.remember_cached(ino).expect("remember"));
+        }
+        assert!(!state.remember_cached(CACHED_INOS_MAX).expect("refuse"));
+        assert_eq!(again(&state).cached(), [1, 8, 9, CACHED_INOS_MAX - 1]);
     }
 
     #[test]

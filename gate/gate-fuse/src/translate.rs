@@ -112,6 +112,7 @@ pub enum Then {
     Readdir {
         room: u32,
         plus: Plus,
+        cookie: u64,
     },
     Getlk,
     Lock {
@@ -193,7 +194,7 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
         Body::Open(head) => {
             let then = Then::Open { ino, flags: head.flags };
             let kill = head.open_flags & kernel::OPEN_KILL_SUIDGID != 0;
-            change(fs::OPEN, [ino, u64::from(head.flags), 0], then).kill_suid(kill).room_attr().submit()
+            change(fs::OPEN, [ino, u64::from(head.flags), now], then).kill_suid(kill).room_attr().submit()
         }
         Body::Read(head) => {
             let bytes = head.size.min(TRANSFER_BYTES_MAX);
@@ -359,7 +360,7 @@ fn readdir<'a>(ino: u64, cookie: u64, room: u32, plus: Plus) -> Step<'a> {
         Plus::WithAttributes => (u64::from(room) * 104 / 160) as u32,
     };
     let wants = u64::from(plus == Plus::WithAttributes);
-    read(fs::READDIR, [ino, cookie, wants], Then::Readdir { room, plus }).room(capacity).submit()
+    read(fs::READDIR, [ino, cookie, wants], Then::Readdir { room, plus, cookie }).room(capacity).submit()
 }
 
 fn fallocate<'a>(ino: u64, head: &kernel::FallocateIn) -> Step<'a> {

@@ -1,0 +1,229 @@
+//! A real mount in a mount namespace of its own, served by a gate in a process of its own, with the model as fs server.
+//!
+//! Everything is gone when the fixture is dropped, also after a panic; a test that hangs is ended by aborting the connection.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+pub mod model;
+pub mod server;
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use gate_fuse::{Gate, STATE_BYTES};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+
+use server::{Server, SocketBackend};
+
+const SOCKET: &str = "DVS_GATE_TEST_SOCKET";
+/// A test that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Runs `test` on a thread in a mount namespace of its own. Without root nothing is tested, and said.
+pub fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: mounting needs root");
+        return;
+    }
+    let thread = std::thread::spawn(move || {
+        sys::ns::unshare(sys::ns::Kinds::MOUNT).expect("a mount namespace");
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).expect("private mounts");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// One mount with its gate.
+pub struct Mounted {
+    pub path: PathBuf,
+    /// Starts and kills the gates. A process of its own, because one that has files of the mount open would wait for the gate when it
+    /// starts the gate: a new process closes them.
+    launcher: OwnedFd,
+    process: Child,
+    abort: PathBuf,
+    watchdog: Sender<()>,
+    _directory: Arc<tempfile::TempDir>,
+}
+
+/// A server and the directory for its sockets.
+pub struct World {
+    pub server: Server,
+    directory: Arc<tempfile::TempDir>,
+}
+
+impl World {
+    pub fn new() -> World {
+        let directory = Arc::new(tempfile::Builder::new().prefix("dvs-gate-").tempdir().expect("a directory"));
+        World { server: Server::start(&directory.path().join("fs")), directory }
+    }
+
+    /// Mounts a tree as `name` and starts its gate.
+    pub fn mount(&self, name: &str) -> Mounted {
+        let root = self.directory.path();
+        let path = root.join(name);
+        std::fs::create_dir(&path).expect("a mount point");
+        let fuse: OwnedFd = std::fs::File::options().read(true).write(true).open("/dev/fuse").expect("fuse").into();
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576",
+            fuse.as_raw_fd()
+        );
+        let options = std::ffi::CString::new(options).expect("options");
+        mount(c"dvs-test", path.as_path(), c"fuse", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))
+            .expect("mount");
+        let state = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        assert!(STATE_BYTES > 0);
+        let socket = root.join(format!("{name}.control"));
+        let control = sys::seqpacket::listen(&socket, 8).expect("a control socket");
+        let abort = abort_file(root, &path);
+        let watchdog = watch(abort.clone());
+        let process = child_process("launcher_child", &socket, &root.join("fs"));
+        wait_readable(&control);
+        let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
+        sys::seqpacket::send(&launcher, b"d", &[fuse.as_fd(), state.as_fd()]).expect("descriptors are sent");
+        let directory = Arc::clone(&self.directory);
+        let mut mounted = Mounted { path, launcher, process, abort, watchdog, _directory: directory };
+        mounted.command(START);
+        mounted
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = unmount(self.directory.path().join("fusectl").as_path(), UnmountFlags::DETACH);
+    }
+}
+
+impl Mounted {
+    /// Kills the gate with SIGKILL and starts the next one, as the node daemon does.
+    pub fn replace_gate(&mut self) {
+        self.kill_gate();
+        self.command(START);
+    }
+
+    pub fn kill_gate(&mut self) {
+        self.command(KILL);
+    }
+
+    /// Tells the launcher and waits until it has done so.
+    fn command(&mut self, what: u8) {
+        sys::seqpacket::send(&self.launcher, &[what], &[] as &[OwnedFd]).expect("the launcher is there");
+        wait_readable(&self.launcher);
+        let done = sys::seqpacket::receive(&self.launcher, &mut [0; 16]).expect("the launcher answers");
+        assert_eq!(done.bytes, 1, "the launcher lives");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = self.watchdog.send(());
+        // Nothing may wait for a gate any more, then the mount goes, then the launcher with its gate.
+        let _ = unmount(self.path.as_path(), UnmountFlags::DETACH);
+        let _ = std::fs::write(&self.abort, b"1");
+        let _ = sys::seqpacket::send(&self.launcher, &[END], &[] as &[OwnedFd]);
+        let _ = self.process.wait();
+    }
+}
+
+const START: u8 = b'g';
+const KILL: u8 = b'k';
+const END: u8 = b'e';
+
+fn child_process(role: &str, socket: &Path, server: &Path) -> Child {
+    Command::new(std::env::current_exe().expect("this test"))
+        .args([role, "--exact", "--ignored", "--nocapture"])
+        .env(SOCKET, socket)
+        .env("DVS_GATE_TEST_FS", server)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a process")
+}
+
+/// The body of the launcher process; returns at once in an ordinary test run.
+pub fn run_launcher_child() {
+    let (Ok(socket), Ok(server)) = (std::env::var(SOCKET), std::env::var("DVS_GATE_TEST_FS")) else { return };
+    let link = sys::seqpacket::connect(Path::new(&socket)).expect("the control socket");
+    wait_readable(&link);
+    let descriptors = sys::seqpacket::receive(&link, &mut [0; 16]).expect("descriptors").descriptors;
+    let own = PathBuf::from(socket).with_extension("gate");
+    let control = sys::seqpacket::listen(&own, 8).expect("a control socket");
+    let mut gate: Option<(Child, OwnedFd)> = None;
+    loop {
+        wait_readable(&link);
+        let mut command = [0; 16];
+        let received = sys::seqpacket::receive(&link, &mut command);
+        let kind = if received.is_ok_and(|received| received.bytes == 1) { command[0] } else { END };
+        if let Some((mut gate, _link)) = gate.take() {
+            gate.kill().expect("the gate is killed");
+            gate.wait().expect("the gate is reaped");
+        }
+        match kind {
+            START => {
+                let child = child_process("gate_child", &own, Path::new(&server));
+                wait_readable(&control);
+                let gate_link = sys::seqpacket::accept(&control).expect("the gate connects");
+                sys::seqpacket::send(&gate_link, b"d", &descriptors).expect("descriptors are sent");
+                gate = Some((child, gate_link));
+            }
+            KILL => {}
+            _ => return,
+        }
+        let _ = sys::seqpacket::send(&link, b"d", &[] as &[OwnedFd]);
+    }
+}
+
+/// The file that aborts the connection of `path`, in a control file system of our own.
+fn abort_file(root: &Path, path: &Path) -> PathBuf {
+    let control = root.join("fusectl");
+    if !control.exists() {
+        std::fs::create_dir(&control).expect("a mount point");
+        mount(c"none", control.as_path(), c"fusectl", MountFlags::empty(), None).expect("fusectl");
+    }
+    let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");
+    let wanted = path.to_string_lossy();
+    let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some(&wanted)).expect("our mount");
+    let device = line.split(' ').nth(2).and_then(|device| device.split(':').nth(1)).expect("a device number");
+    control.join(device).join("abort")
+}
+
+fn watch(abort: PathBuf) -> Sender<()> {
+    let (sender, ended) = channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("HANGS: aborting the connection");
+            let _ = std::fs::write(abort, b"1");
+        }
+    });
+    sender
+}
+
+fn wait_readable(fd: impl AsFd) {
+    let fd = fd.as_fd();
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, None).expect("poll");
+}
+
+/// The body of the gate process; returns at once in an ordinary test run.
+pub fn run_gate_child() {
+    let (Ok(socket), Ok(server)) = (std::env::var(SOCKET), std::env::var("DVS_GATE_TEST_FS")) else { return };
+    if std::env::var("DVS_LOG").is_ok() {
+        let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
+    }
+    let link = sys::seqpacket::connect(Path::new(&socket)).expect("the control socket");
+    wait_readable(&link);
+    let mut received = sys::seqpacket::receive(&link, &mut [0; 16]).expect("descriptors");
+    let state = received.descriptors.pop().expect("state");
+    let fuse = received.descriptors.pop().expect("fuse");
+    let mut gate = Gate::new(fuse, state, SocketBackend::new(Path::new(&server))).expect("a gate");
+    // The link becomes readable when the test closes it or dies.
+    let end = gate.run(&link);
+    eprintln!("gate ended: {end:?}, {:?}", gate.counters());
+}
