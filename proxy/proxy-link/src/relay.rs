@@ -385,9 +385,9 @@ impl<C: LocalChannel> Relay<C> {
 
     fn tell_completion(&mut self, link: &mut Link) -> Result<Option<usize>, IpcError> {
         let entry = self.local.completion(self.sent)?;
-        // A completion of a request nobody made, or with more data than it asked for. After both proxies of a channel
-        // were lost together the ranges of open requests are unknown, and its client must repeat them.
-        let offset = self.tags.range_of(&entry).ok_or(IpcError::SourceDied)?;
+        // After both proxies of a channel were lost together the ranges of open requests are unknown, and its client
+        // must repeat them.
+        let offset = self.tags.range_of(&entry, IpcError::SourceDied)?;
         if entry.reserved != 0 {
             return Err(IpcError::Corrupt);
         }
@@ -458,7 +458,7 @@ impl<C: LocalChannel> Relay<C> {
             }
             Frame::Complete { index, produced, entry, data, .. } => {
                 self.expect(Role::Client, *index, *produced)?;
-                let offset = self.tags.range_of(entry).ok_or(IpcError::Corrupt)?;
+                let offset = self.tags.range_of(entry, IpcError::Corrupt)?;
                 self.tags.remove(entry.tag);
                 self.local.copy_in(offset, data)?;
                 self.unkicked = true;

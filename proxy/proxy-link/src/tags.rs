@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use abi::IpcError;
 use abi::ring::{Completion, Submission};
 use wire::OpenTag;
 
@@ -36,10 +37,16 @@ impl Tags {
         self.open.len() <= self.entries_max
     }
 
-    /// Where the completion's data lies, when its request is under way and takes that much.
-    pub(crate) fn range_of(&self, completion: &Completion) -> Option<u32> {
-        let open = self.open.get(&completion.tag)?;
-        (completion.in_bytes <= open.in_capacity).then_some(open.arena_offset)
+    /// Where the completion's data lies.
+    ///
+    /// # Errors
+    /// `unknown` when its request is not under way, `Corrupt` when it brings more than the request takes.
+    pub(crate) fn range_of(&self, completion: &Completion, unknown: IpcError) -> Result<u32, IpcError> {
+        let open = self.open.get(&completion.tag).ok_or(unknown)?;
+        if completion.in_bytes > open.in_capacity {
+            return Err(IpcError::Corrupt);
+        }
+        Ok(open.arena_offset)
     }
 
     pub(crate) fn remove(&mut self, tag: u32) {

@@ -183,7 +183,16 @@ impl Standing {
         match action {
             Action::OpenIn { channel, ends } => self.open_in(node, channel, ends, peers),
             Action::Close { local, reason, .. } => {
-                let id = local.0.info().channel;
+                let info = local.0.info();
+                let id = info.channel;
+                if reason == IpcError::Corrupt {
+                    tracing::warn!(
+                        "channel of endpoints {} and {} of container {} with node {node} is closed: a party broke its protocol",
+                        info.local,
+                        info.remote,
+                        info.dc
+                    );
+                }
                 self.channels.remove(&id);
                 self.close(id, reason);
             }
