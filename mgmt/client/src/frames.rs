@@ -105,6 +105,12 @@ impl FrameWriter {
         self.send(Kind::Signal, &[signal]).await
     }
 
+    /// Lets go without ending the direction: half a shutdown would look like the end of input, which a terminal
+    /// answers by ending its shell. The connection closes, as a whole, with the reader.
+    pub fn forget(self) {
+        self.socket.forget();
+    }
+
     async fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Error> {
         let mut frame = Vec::with_capacity(mgmt_api::stream::HEADER_BYTES + payload.len());
         frame.extend_from_slice(&header(kind, payload.len()));

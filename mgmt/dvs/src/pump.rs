@@ -97,6 +97,9 @@ pub async fn run(
             detached = writing => Ok(detached),
         }
     };
+    if matches!(ended, Ok(Ended::Detached)) {
+        writer.forget();
+    }
     // What arrived is written even when the stream broke.
     ends.stdout.finish().and(ends.stderr.finish())?;
     ended

@@ -228,6 +228,18 @@ fn two_keys_leave_the_program_and_a_lone_one_reaches_it() {
 }
 
 #[test]
+fn leaving_closes_both_directions_at_once() {
+    block_on(async {
+        let World { stream, keeper, ends, events, .. } = world(None, DetachKeys::Heeded);
+        events.send(Event::Detach).await.unwrap();
+        assert_eq!(run(stream, ends, &Cell::new(None), &Posted::default()).await.unwrap(), Ended::Detached);
+        // A keeper that could still write would take what it reads for the end of input.
+        let refused = keeper.socket.try_write(b"x").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
 fn stream_that_ends_without_a_status_is_an_error() {
     block_on(async {
         let World { stream, keeper, ends, .. } = world(None, DetachKeys::Passed);
