@@ -297,6 +297,7 @@ impl Keeper {
             waiting::until_readable(fds, due.unwrap_or(now));
         }
         sys::eventfd::drain(&self.shared.bell);
+        crate::spawn::bound_log(&self.process.log_path());
     }
 }
 

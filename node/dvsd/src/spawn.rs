@@ -160,13 +160,15 @@ pub fn bound_log(path: &Path) {
     }
 }
 
-/// The last lines of a log: what a child said before it died.
-pub fn log_tail(path: &Path) -> Option<String> {
+/// The last line of a log from `from` on: what a child said before it died.
+pub fn last_words(path: &Path, from: u64) -> Option<String> {
     const BYTES: u64 = 2048;
     let file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    let mut bytes = vec![0; usize::try_from(length.min(BYTES)).ok()?];
-    file.read_exact_at(&mut bytes, length - length.min(BYTES)).ok()?;
+    // A log that was shortened since holds nothing older.
+    let said = if length < from { length } else { length - from }.min(BYTES);
+    let mut bytes = vec![0; usize::try_from(said).ok()?];
+    file.read_exact_at(&mut bytes, length - said).ok()?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     // The advice that follows the words of a panic says nothing.
     let tells = |line: &&str| !line.trim().is_empty() && !line.starts_with("note: run with");

@@ -36,6 +36,8 @@ pub struct Supervised {
     failures: u32,
     restarts: u64,
     problem: Option<String>,
+    /// Where in the log this incarnation's words begin.
+    log_from: u64,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,7 @@ impl Supervised {
             failures: 0,
             restarts: 0,
             problem: None,
+            log_from: 0,
         };
         if let Some(child) = state::adopt(&run_dir.join(format!("{name}.json")))? {
             tracing::info!(role = name, pid = child.record.pid, "adopted");
@@ -132,6 +135,7 @@ impl Supervised {
     /// Starts what `role` makes. A failure counts like a death.
     pub fn start(&mut self, role: impl FnOnce(u64) -> Result<Role, Problem>) {
         let now = Instant::now();
+        self.log_from = std::fs::metadata(self.log_path()).map_or(0, |log| log.len());
         match role(self.restarts).and_then(|role| Ok(spawn::start(role, &self.run_dir, &self.log_dir)?)) {
             Ok(started) => self.life = Life::Starting { child: started.child, ready: started.ready, since: now },
             Err(problem) => self.failed(now, causes(&*problem)),
@@ -217,7 +221,7 @@ impl Supervised {
         if let Some(status) = status {
             said.push_str(&format!(" ({status})"));
         }
-        if let Some(line) = spawn::log_tail(&self.log_path()) {
+        if let Some(line) = spawn::last_words(&self.log_path(), self.log_from) {
             said.push_str(&format!("; its last words: {line}"));
         }
         self.failed(now, said);

@@ -92,6 +92,10 @@ pub async fn delete(
         return Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not stopped")).hint(hint).into());
     }
     let images = if query.keep_data { Images::Keep } else { Images::Remove };
+    if images == Images::Keep {
+        // A node that returns to find a container deleted removes what it has of it.
+        demand_all_alive(&api, &view, "cannot be deleted with its data kept").await?;
+    }
     let generation = wish(&api, &dc, Desired::Deleted { images }).await?.record.generation;
     let everywhere_gone = wait_until(&api, &dc, STOP_LIMIT, |view, alive| {
         let gone =
@@ -237,17 +241,23 @@ async fn forget(api: &Arc<Api>, dc: &str, generation: u64) -> Result<(), Failure
 
 async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
-    let also = Arc::clone(api);
-    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
-    if let Some(down) = view.record.spec.nodes.iter().find(|node| !alive.contains_key(*node)) {
-        return Err(ErrorBody::new(ErrorKind::Unavailable, format!("container '{dc}' cannot start"))
-            .because(format!("node {down} is down"))
-            .hint(format!("dvs node inspect {down}"))
-            .into());
-    }
+    demand_all_alive(api, &view, "cannot start").await?;
     let generation = wish(api, dc, Desired::Running).await?.record.generation;
     let started = wait_until(api, dc, START_LIMIT, |view, _| progress_of_start(view, generation)).await?;
     started.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
+}
+
+async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(), Failure> {
+    let also = Arc::clone(api);
+    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
+    let spec = &view.record.spec;
+    match spec.nodes.iter().find(|node| !alive.contains_key(*node)) {
+        None => Ok(()),
+        Some(down) => Err(ErrorBody::new(ErrorKind::Unavailable, format!("container '{}' {what}", spec.name))
+            .because(format!("node {down} is down"))
+            .hint(format!("dvs node inspect {down}"))
+            .into()),
+    }
 }
 
 fn progress_of_start(view: &DcView, generation: u64) -> Progress {
