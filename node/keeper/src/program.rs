@@ -108,7 +108,7 @@ impl Program {
     pub fn hear(&mut self, number: u32, hung_up: HungUp) {
         let Some(at) = self.clients.iter().position(|client| client.number == number) else { return };
         match self.clients.get_mut(at).map(Client::listen) {
-            Some(Ok(said)) => said.into_iter().for_each(|word| self.obey(word)),
+            Some(Ok(said)) => self.obey_all(number, said),
             _ => self.lose_client(at),
         }
         let over = |client: &Client| client.number == number && client.is_silent() && hung_up == HungUp::Yes;
@@ -211,8 +211,21 @@ impl Program {
 
     fn lose_client(&mut self, at: usize) {
         let client = self.clients.remove(at);
-        if client.patience == Patience::Foreground {
-            self.obey(Said::EndOfInput);
+        self.miss(client.patience);
+    }
+
+    /// A client left. Who ran the program in the foreground was its input; a terminal, and a program that was detached, stay
+    /// for whoever attaches next.
+    fn miss(&mut self, patience: Patience) {
+        if patience == Patience::Foreground && self.terminal.is_none() {
+            self.end_input();
+        }
+    }
+
+    fn obey_all(&mut self, number: u32, said: Vec<Said>) {
+        let patience = self.clients.iter().find(|client| client.number == number).map(|client| client.patience);
+        for word in said {
+            self.obey(word, patience.unwrap_or(Patience::Spectator));
         }
     }
 
@@ -223,7 +236,7 @@ impl Program {
             let Some(client) = self.clients.iter_mut().find(|client| client.number == number) else { continue };
             // What came with the request; the socket itself is heard when it is ready.
             match client.listen() {
-                Ok(said) => said.into_iter().for_each(|word| self.obey(word)),
+                Ok(said) => self.obey_all(number, said),
                 Err(Gone) => {
                     if let Some(at) = self.clients.iter().position(|client| client.number == number) {
                         self.lose_client(at);
@@ -233,8 +246,9 @@ impl Program {
         }
     }
 
-    fn obey(&mut self, word: Said) {
+    fn obey(&mut self, word: Said, patience: Patience) {
         match word {
+            Said::Left => self.miss(patience),
             Said::Signal(number) => self.signal(number),
             Said::Resize { rows, columns } => self.resize(TerminalSize { rows, columns }),
             Said::Input(bytes) => {

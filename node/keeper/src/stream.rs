@@ -1,8 +1,8 @@
 //! Who watches a program: a socket that takes output as frames or as plain text, with a bounded queue.
 //!
-//! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is a pipe: the program
-//! waits for them, so that nothing of `dvs run DC -- cat big > file` is lost. Everybody else is only a spectator: one whose queue is
-//! full is sent away, the program and its log go on.
+//! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is its pipe or its screen: the
+//! program waits for them, as it would for a real one, so that nothing of `dvs run DC -- cat big > file` is lost. Everybody else is
+//! only a spectator: one whose (much longer) queue is full is sent away, the program and its log go on.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,8 +14,10 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::poll::{Interest, Watched};
 
-/// Bytes of output that may wait for one client.
+/// Bytes of output that may wait for a foreground client before the program waits too.
 pub const QUEUE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of output that may wait for a spectator before it is sent away: a burst must not cost it its place.
+const SPECTATOR_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES: usize = 32 * 1024;
 /// Reads per readiness, so that one busy client does not keep the loop.
 const READS_MAX: usize = 8;
@@ -44,7 +46,12 @@ pub struct Gone;
 pub enum Said {
     Input(Vec<u8>),
     EndOfInput,
-    Resize { rows: u16, columns: u16 },
+    /// The client closed its side, without a word.
+    Left,
+    Resize {
+        rows: u16,
+        columns: u16,
+    },
     Signal(i32),
 }
 
@@ -92,7 +99,11 @@ impl Client {
 
     /// Whether no more output should be added for now.
     pub fn is_full(&self) -> bool {
-        self.queue.len() >= QUEUE_BYTES_MAX
+        let limit = match self.patience {
+            Patience::Foreground => QUEUE_BYTES_MAX,
+            Patience::Spectator => SPECTATOR_BYTES_MAX,
+        };
+        self.queue.len() >= limit
     }
 
     /// Whether the client will say nothing more.
@@ -133,7 +144,7 @@ impl Client {
         self.socket.set(interest).map_err(|_: io::Error| Gone)
     }
 
-    /// Takes what the client said. A client that ended its side without saying so has no more input.
+    /// Takes what the client said.
     pub fn listen(&mut self) -> Result<Vec<Said>, Gone> {
         let mut said = Vec::new();
         self.decode(&mut said)?;
@@ -145,7 +156,7 @@ impl Client {
             match recv(self.socket.as_fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
                     self.reading = Reading::Ended;
-                    said.push(Said::EndOfInput);
+                    said.push(Said::Left);
                 }
                 Ok((got, _)) => {
                     self.decoder.push(buffer.get(..got).unwrap_or_default());

@@ -92,10 +92,7 @@ impl Keeper {
     /// Starts a program; the answer comes when it was executed, or was not. Refusals go to the stream too.
     fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, fds: Vec<OwnedFd>, pending: &[u8]) {
         let id = self.next_id();
-        let patience = match (run.detach, run.terminal) {
-            (false, None) => Patience::Foreground,
-            _ => Patience::Spectator,
-        };
+        let patience = if run.detach { Patience::Spectator } else { Patience::Foreground };
         let mut client = None;
         if let Some(stream) = fds.into_iter().next() {
             client = self.client(id, stream, patience, pending);

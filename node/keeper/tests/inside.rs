@@ -223,7 +223,7 @@ fn serve_root_directory(fuse: std::os::fd::OwnedFd) {
         let body: Option<Vec<u8>> = match opcode {
             // INIT: version 7.31, no features, read-ahead of 4 MiB (more would be cut to it), writes of 4 KiB.
             26 => Some(
-                [7_u32, 31, 1 << 20, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+                [7_u32, 31, 4 << 20, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
                     .iter()
                     .flat_map(|word| word.to_ne_bytes())
                     .collect(),

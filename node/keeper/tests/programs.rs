@@ -165,6 +165,28 @@ fn terminal_is_the_containers_own_and_follows_its_size() {
 }
 
 #[test]
+fn terminal_stays_for_the_next_client_when_the_first_one_leaves() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut run = request(&["sh", "-c", "read x; echo got:$x"]);
+    run.terminal = Some(TerminalSize { rows: 24, columns: 80 });
+    run.interactive = true;
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let pid = keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    drop((ours, theirs));
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    drop(theirs);
+    let mut watcher = Watcher::new(ours);
+    watcher.send(Kind::Stdin, b"later\n");
+    let ended = watcher.to_end();
+    assert!(String::from_utf8_lossy(&ended.stdout).ends_with("got:later\r\n"), "{ended:?}");
+    assert_eq!(ended.exit, Some(0));
+}
+
+#[test]
 fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
     if !is_root() {
         return;
@@ -233,12 +255,10 @@ fn spectator_that_reads_nothing_stops_neither_the_program_nor_its_log() {
     keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
     drop(theirs);
     let mut slow = Watcher::new(slow);
-    let mut follow = std::fs::File::from(keeper.connect().follow(pid, None).expect("follow"));
     slow.send(Kind::Stdin, b"go\n");
-    // The program ends although the spectator took nothing: its follower, who reads, sees the end.
-    let mut sink = Vec::new();
-    std::io::Read::read_to_end(&mut follow, &mut sink).expect("follow");
-    assert_eq!(keeper.client.logs(pid, Some(1)).expect("logs"), b"finished\n");
+    // The program ends although the spectator takes nothing.
+    keeper.shell(&format!("while kill -0 {pid} 2>/dev/null; do sleep 0.02; done"));
+    assert!(keeper.client.logs(pid, Some(1)).expect("logs") == b"finished\n");
     let seen = slow.to_end();
     assert!(seen.exit.is_none() && seen.stdout.len() < 8_000_000, "{}", seen.stdout.len());
 }

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
+pub mod doctor;
 mod etc;
 mod filter;
 pub mod fusemount;

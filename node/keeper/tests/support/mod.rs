@@ -98,7 +98,7 @@ fn spawn(options: &KeeperOptions, dir: &Path) -> Child {
         "dc": 1, "dc_name": "shop", "options": options, "ready_fd": say_ready.as_raw_fd(),
     });
     let log = std::fs::File::create(dir.join("keeper.log")).expect("log");
-    let child = Command::new(env!("CARGO_BIN_EXE_keeper-for-tests"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_keeper-for-tests"))
         .env("DVS_SPAWN", record.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -112,7 +112,11 @@ fn spawn(options: &KeeperOptions, dir: &Path) -> Child {
     rustix::io::ioctl_fionbio(&ready, true).expect("non-blocking");
     let told = rustix::io::read(&ready, &mut byte);
     let log = std::fs::read_to_string(dir.join("keeper.log")).unwrap_or_default();
-    assert!(matches!(told, Ok(1)), "the keeper did not start:\n{log}");
+    if !matches!(told, Ok(1)) {
+        let _ = child.kill();
+        let _ = child.wait();
+        panic!("the keeper did not start:\n{log}");
+    }
     child
 }
 
