@@ -41,8 +41,13 @@ pub(super) fn ring_carries_many_requests_with_their_data(world: &dyn World) {
         while done < 10_000 {
             while sent < 10_000 {
                 let offset = sent % 8 * 4096;
-                let submission =
-                    Submission { tag: sent, arena_offset: offset, out_bytes: 4, in_capacity: 4, ..Submission::default() };
+                let submission = Submission {
+                    tag: sent,
+                    arena_offset: offset,
+                    out_bytes: 4,
+                    in_capacity: 4,
+                    ..Submission::default()
+                };
                 // The slot of the arena is free when its last request is done.
                 if sent >= done + 8 || ring.submit(&submission).is_err() {
                     break;
@@ -76,12 +81,13 @@ pub(super) fn ring_takes_no_more_than_it_has_entries(world: &dyn World) {
 }
 
 pub(super) fn client_of_a_ring_learns_that_its_server_ended(world: &dyn World) {
-    let server = world.server(Endpoint::DS, 1);
+    let mut server = world.server(Endpoint::DS, 1);
     let mut client = world.program();
     let ring = client.open_ring(Endpoint::DS, SPEC, SOON).unwrap();
+    let Event::RingOpened(opened) = server.wait_event(SOON).unwrap() else { panic!("no ring") };
     thread::scope(|scope| {
         let waiter = scope.spawn(|| (ring.wait(SOON), ring.poll()));
-        drop(server);
+        drop((opened, server));
         assert_eq!(waiter.join().unwrap(), (Ok(()), Err(IpcError::SourceDied)));
     });
     let second = world.server(Endpoint::DS, 2);
