@@ -14,12 +14,17 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
 const SIZE: Size = Size { entries: 64, arena_bytes: 8 << 20 };
 
-/// The server's process, when this binary is started as one.
-#[test]
-fn disk_process() {
-    if std::env::var_os(vos_rt::SPAWN_VARIABLE).is_some() {
-        assert_eq!(disk::main_from_spawn(), std::process::ExitCode::SUCCESS);
-    }
+fn main() -> std::process::ExitCode {
+    vos_rt::testkit::main(
+        disk::main_from_spawn,
+        &[
+            (
+                "acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error",
+                acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error,
+            ),
+            ("large_transfers_are_split_and_come_back_whole", large_transfers_are_split_and_come_back_whole),
+        ],
+    )
 }
 
 struct Image(tempfile::NamedTempFile);
@@ -37,7 +42,6 @@ impl Image {
 
 fn start(world: &World, image: &Image) -> Process {
     world.start(Program {
-        test: "disk_process",
         endpoint: Endpoint::DISK,
         image: Some(image.open()),
         options: json!({ "bytes": BLOCKS * BLOCK as u64 }),
@@ -67,7 +71,6 @@ fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()
     versions
 }
 
-#[test]
 fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
     const KILLS: u64 = 200;
     let (world, image) = (World::new(), Image::new());
@@ -105,12 +108,11 @@ fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
     assert!(restarts > 0);
 }
 
-#[test]
 fn large_transfers_are_split_and_come_back_whole() {
     const BYTES: u64 = 8 << 20;
     let (world, image) = (World::new(), Image::new());
     let options = json!({ "bytes": BYTES });
-    let program = Program { test: "disk_process", endpoint: Endpoint::DISK, image: Some(image.open()), options };
+    let program = Program { endpoint: Endpoint::DISK, image: Some(image.open()), options };
     let server = world.start(program);
     // An arena that cannot hold a whole call at once.
     let client = DiskClient::new(world.blocking(Endpoint::DISK, Size { entries: 8, arena_bytes: 2 << 20 }));

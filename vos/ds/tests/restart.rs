@@ -15,12 +15,20 @@ use vos_rt::testkit::{Ended, Process, Program, World};
 const SIZE: Size = Size { entries: 32, arena_bytes: 4 << 20 };
 const LONG: Duration = Duration::from_secs(60);
 
-/// The server's process, when this binary is started as one.
-#[test]
-fn ds_process() {
-    if std::env::var_os(vos_rt::SPAWN_VARIABLE).is_some() {
-        assert_eq!(ds::main_from_spawn(), std::process::ExitCode::SUCCESS);
-    }
+fn main() -> std::process::ExitCode {
+    vos_rt::testkit::main(
+        ds::main_from_spawn,
+        &[
+            (
+                "changes_and_events_happen_once_over_a_hundred_kills",
+                changes_and_events_happen_once_over_a_hundred_kills,
+            ),
+            (
+                "conditions_listings_subscriptions_and_messages_work_as_the_contract_says",
+                conditions_listings_subscriptions_and_messages_work_as_the_contract_says,
+            ),
+        ],
+    )
 }
 
 struct Image(tempfile::NamedTempFile);
@@ -38,7 +46,7 @@ impl Image {
 
 fn start(world: &World, image: &Image) -> Process {
     let options = json!({});
-    world.start(Program { test: "ds_process", endpoint: Endpoint::DS, image: Some(image.open()), options })
+    world.start(Program { endpoint: Endpoint::DS, image: Some(image.open()), options })
 }
 
 fn client(world: &World) -> DsClient {
@@ -60,7 +68,6 @@ fn load(client: &DsClient, key: &[u8], stop: &AtomicBool, progress: &Sender<()>)
     count
 }
 
-#[test]
 fn changes_and_events_happen_once_over_a_hundred_kills() {
     const KILLS: u64 = 100;
     let (world, image) = (World::new(), Image::new());
@@ -122,7 +129,6 @@ fn watch(client: &DsClient, begin: u64) -> Vec<DsEvent> {
     }
 }
 
-#[test]
 fn conditions_listings_subscriptions_and_messages_work_as_the_contract_says() {
     let (world, image) = (World::new(), Image::new());
     let server = start(&world, &image);

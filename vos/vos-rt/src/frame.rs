@@ -40,7 +40,7 @@ pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Han
     while !handle.is_stopping() {
         let event = match port.turn(|port| port.wait_event(frame.wait())) {
             Ok(event) => Some(event),
-            Err(IpcError::TimedOut) => None,
+            Err(IpcError::TimedOut | IpcError::WokenUp) => None,
             Err(error) => return Err(FrameError::Port(error)),
         };
         if let Some(event) = event {

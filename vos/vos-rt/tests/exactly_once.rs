@@ -163,7 +163,9 @@ fn operations_of_many_threads_happen_once_over_thirty_cuts() {
 fn drive(session: &mut Session, until: usize) -> Vec<(Token, Option<Errno>, u64)> {
     let mut done = Vec::new();
     while done.len() < until {
-        while let Some(completion) = session.complete() {
+        while done.len() < until
+            && let Some(completion) = session.complete()
+        {
             done.push((completion.token, completion.error, completion.results[0]));
         }
         if done.len() < until && session.arm() == Armed::Sleep {

@@ -14,7 +14,7 @@
 
 mod process;
 
-pub use process::{Ended, Process, Program};
+pub use process::{Ended, Process, Program, main};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;

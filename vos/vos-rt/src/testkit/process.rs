@@ -1,11 +1,12 @@
 //! Servers as processes of their own, which can really be killed.
 //!
-//! The program is the test binary itself: it is told to run the one test that calls the server's `main_from_spawn` when
-//! there is a spawn record, and does nothing otherwise.
+//! The program is the test binary itself, built without the usual harness (`harness = false`) so that the server has the
+//! main thread, as in the product: signals and capabilities belong to threads. [`main`] decides which of both it is.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::{Endpoint, Epoch};
@@ -16,10 +17,30 @@ use sys::launch::{Launch, PidNamespace, launch};
 
 use super::World;
 
+/// The `main` of a test binary whose tests start servers as processes: a server when there is a spawn record, the tests
+/// otherwise. Arguments that are no options choose tests by a part of their names, as usual.
+pub fn main(server: fn() -> ExitCode, tests: &[(&str, fn())]) -> ExitCode {
+    if std::env::var_os(sys::spawn::VARIABLE).is_some() {
+        return server();
+    }
+    let filters: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let is_listing = std::env::args().any(|argument| argument == "--list");
+    let chosen = tests.iter().filter(|(name, _)| filters.is_empty() || filters.iter().any(|part| name.contains(part)));
+    let mut failures = 0;
+    for (name, test) in chosen {
+        if is_listing {
+            println!("{name}: test");
+            continue;
+        }
+        let passed = std::panic::catch_unwind(test).is_ok();
+        failures += u32::from(!passed);
+        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
+    }
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 /// What to start.
-pub struct Program<'a> {
-    /// The full name of the test that calls `main_from_spawn`.
-    pub test: &'a str,
+pub struct Program {
     pub endpoint: Endpoint,
     /// Handed over as role `image`.
     pub image: Option<OwnedFd>,
@@ -41,7 +62,7 @@ pub enum Ended {
 
 impl World {
     /// Starts a server process; returns when it said that it is ready.
-    pub fn start(&self, program: Program<'_>) -> Process {
+    pub fn start(&self, program: Program) -> Process {
         let epoch = self.next_epoch();
         let identity = ServerIdentity::new(program.endpoint, Epoch(epoch));
         let broker = self.broker().server_socket(self.dc(), identity).expect("a socket of the broker");
@@ -56,7 +77,7 @@ impl World {
         });
         let mut inherit = vec![broker.as_fd(), say_ready.as_fd()];
         inherit.extend(program.image.iter().map(AsFd::as_fd));
-        let process = start(program.test, &spawn, &inherit);
+        let process = start(&spawn, &inherit);
         drop((broker, say_ready));
         let mut byte = [0_u8; 1];
         let got = rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut byte)).expect("the ready pipe");
@@ -65,12 +86,11 @@ impl World {
     }
 }
 
-fn start(test: &str, spawn: &Value, inherit: &[std::os::fd::BorrowedFd<'_>]) -> Process {
+fn start(spawn: &Value, inherit: &[std::os::fd::BorrowedFd<'_>]) -> Process {
     let null = File::open("/dev/null").expect("/dev/null");
     let log = rustix::io::dup(rustix::stdio::stderr()).expect("stderr");
     let text = |text: String| CString::new(text).expect("no NUL");
-    let arguments =
-        [test, test, "--exact", "--nocapture", "--test-threads=1"].map(|argument| text(argument.to_owned()));
+    let arguments = [text("server".to_owned())];
     let level = std::env::var("DVS_LOG").unwrap_or_else(|_| "warn".to_owned());
     let environment = [text(format!("{}={spawn}", sys::spawn::VARIABLE)), text(format!("DVS_LOG={level}"))];
     let launched = launch(
