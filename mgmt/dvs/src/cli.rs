@@ -15,6 +15,7 @@ use crate::output::Format;
 #[derive(Parser, Debug)]
 #[command(
     name = "dvs",
+    bin_name = "dvs",
     version,
     max_term_width = 100,
     disable_help_subcommand = true,
@@ -50,15 +51,23 @@ pub struct Global {
     pub output: Format,
 
     /// Socket of the daemon to talk to [default: the development cluster's, else /run/dvs/dvsd.sock].
-    #[arg(long, global = true, env = client::places::SOCKET_VARIABLE, value_name = "PATH", help_heading = "Global options")]
+    #[arg(long, global = true, env = client::places::SOCKET_VARIABLE, hide_env_values = true, hide_short_help = true, value_name = "PATH", help_heading = "Global options")]
     pub socket: Option<PathBuf>,
 
     /// Development cluster to talk to, when there are several.
-    #[arg(long, global = true, env = "DVS_CLUSTER", value_name = "NAME", help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        env = "DVS_CLUSTER",
+        hide_env_values = true,
+        hide_short_help = true,
+        value_name = "NAME",
+        help_heading = "Global options"
+    )]
     pub cluster: Option<String>,
 
     /// Node of the development cluster whose daemon shall answer; any of them gives the same answers.
-    #[arg(long, global = true, value_name = "NODE", help_heading = "Global options")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "NODE", help_heading = "Global options")]
     pub at: Option<String>,
 
     /// Keep development clusters below this directory instead of /var/lib/dvs and /run/dvs.
@@ -66,6 +75,7 @@ pub struct Global {
         long,
         global = true,
         env = client::places::STATE_DIR_VARIABLE,
+        hide_env_values = true,
         value_name = "DIR",
         hide_short_help = true,
         help_heading = "Global options"

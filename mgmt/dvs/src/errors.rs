@@ -172,10 +172,14 @@ pub fn of_usage(error: &clap::Error) -> Failure {
     let mut paragraphs = rendered.split("\n\n");
     let first = paragraphs.next().unwrap_or_default();
     let what = first.strip_prefix("error: ").unwrap_or(first);
-    let mut lines = what.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut failure = Failure::usage(lines.next().unwrap_or("the command line makes no sense"));
-    failure.because.extend(lines.map(str::to_owned));
+    let lines: Vec<&str> = what.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let failure = Failure::usage(match lines.is_empty() {
+        true => "the command line makes no sense".to_owned(),
+        false => lines.join(" "),
+    });
+    // How to pass something odd as a value is hardly ever what was meant.
     let tip = paragraphs.find_map(|text| text.trim().strip_prefix("tip: ").map(str::to_owned));
+    let tip = tip.filter(|tip| !tip.starts_with("to pass"));
     let usage = rendered.lines().find_map(|line| line.strip_prefix("Usage: "));
     match (tip, usage) {
         (Some(tip), _) => failure.hint(tip),

@@ -10,8 +10,9 @@ use super::Outcome;
 /// Run the node daemon
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Settings come from the file, then from DVS_* variables (DVS_NODE, DVS_ADVERTISE …), then from these options; the last
-one wins. The daemon may be stopped and started again at any time: containers go on without it.
+Settings come from the file, then from DVS_* variables (DVS_NODE, DVS_ADVERTISE …), then from \
+these options; the last one wins. The daemon may be stopped and started again at any time: \
+containers go on without it.
 
 Examples:
   dvs daemon --config /etc/dvs/dvsd.toml

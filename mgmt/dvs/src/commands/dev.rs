@@ -21,8 +21,8 @@ use crate::output::{self, Row};
 /// Make and remove a whole cluster on this machine
 #[derive(Subcommand, Debug)]
 #[command(after_help = "\
-Every node is a simulated machine with a network, processes, mounts and control groups of its own, and shows nothing
-to this host. Needs root.
+Every node is a simulated machine with a network, processes, mounts and control groups of its \
+own, and shows nothing to this host. Needs root.
 
 Examples:
   dvs dev up                           three nodes: n1, n2, n3
@@ -55,8 +55,9 @@ pub struct UpOptions {
     /// How many nodes, named n1, n2 …
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
     nodes: u16,
-    #[command(flatten)]
-    which: Which,
+    /// Name of the cluster [default: dev].
+    #[arg(long)]
+    name: Option<String>,
     /// Seconds to wait for all nodes to be ready.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     wait: u64,
@@ -154,7 +155,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
 }
 
 fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
-    let name = options.which.name.as_deref().or(global.cluster.as_deref()).unwrap_or(DEFAULT_NAME);
+    let name = options.name.as_deref().or(global.cluster.as_deref()).unwrap_or(DEFAULT_NAME);
     if !mgmt_api::valid_name(name) {
         return Err(Failure::usage(format!("'{name}' cannot be a cluster's name"))
             .hint("a-z, 0-9 and -, beginning with a letter, at most 32 characters"));

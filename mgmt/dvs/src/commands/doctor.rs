@@ -1,26 +1,29 @@
 //! `dvs doctor`: what this machine can do, and what crashed runs left on it.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
+use sandbox::doctor::{Check, State};
 
 use super::{Outcome, print, say};
 use crate::cli::Global;
 use crate::dev::clean;
-use crate::errors::Failure;
-use crate::output;
+use crate::errors::{Failure, GENERAL};
+use crate::output::{self, Format, Row, printable};
 
 /// Check this machine, and remove what crashed runs left
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Each check tries the thing itself rather than asking for a version. Exit status 1: something needed is missing.
+Each check tries the thing itself rather than asking for a version. Exit status 1: something \
+needed is missing.
 
 Examples:
   dvs doctor
   dvs doctor --clean --dry-run     what would be removed
   dvs doctor --clean")]
 pub struct Options {
-    /// Remove what crashed runs left: clusters that do not run, control groups.
+    /// Remove what crashed runs left: clusters, servers, mounts, interfaces, control groups.
     #[arg(long)]
     clean: bool,
     /// With --clean: only say what would be removed.
@@ -59,6 +62,39 @@ fn clean_up(global: &Global, options: &Options) -> Outcome {
 }
 
 fn check(global: &Global) -> Outcome {
-    let _ = (global, print(|_| Ok(()))?);
-    todo!()
+    let checks = sandbox::doctor::checks();
+    print(|out| {
+        output::list(out, global.output, &checks)?;
+        if global.output == Format::Table { advice(out, &checks) } else { Ok(()) }
+    })?;
+    let missing = checks.iter().any(|check| check.state == State::Missing);
+    Ok(if missing { ExitCode::from(GENERAL) } else { ExitCode::SUCCESS })
+}
+
+/// Below the table: what was seen and what to do, for everything that is not well.
+fn advice(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
+    for check in checks.iter().filter(|check| check.state != State::Ok) {
+        writeln!(out, "\n{}: {}", check.name, printable(&check.found))?;
+        if !check.what_to_do.is_empty() {
+            writeln!(out, "  try: {}", check.what_to_do)?;
+        }
+    }
+    Ok(())
+}
+
+impl Row for Check {
+    const HEADINGS: &'static [&'static str] = &["CHECK", "STATE", "NEEDED FOR"];
+
+    fn cells(&self) -> Vec<String> {
+        let state = match self.state {
+            State::Ok => "ok",
+            State::Degraded => "degraded",
+            State::Missing => "missing",
+        };
+        vec![self.name.to_owned(), state.to_owned(), self.why_needed.to_owned()]
+    }
+
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
 }

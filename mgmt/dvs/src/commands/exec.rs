@@ -11,8 +11,8 @@ use crate::errors;
 /// Start one more program in a container, beside a process of it
 #[derive(Args, Debug)]
 #[command(after_help = "\
-With --beside the program runs on the node of that process and sees the same root directory. Without, it is
-`dvs run`. Options and exit status are those of `dvs run`.
+With --beside the program runs on the node of that process and sees the same root directory. \
+Without, it is `dvs run`. Options and exit status are those of `dvs run`.
 
 Examples:
   dvs exec -it shop -- bash                            a shell in the container

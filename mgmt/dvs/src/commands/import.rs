@@ -35,8 +35,9 @@ const COMPLAINTS_BYTES_MAX: usize = 4096;
 /// Copy a directory or a tar archive into a container's file tree
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Owners (by number), modes, times, symbolic and hard links stay as they are. Owners above 65535 become nobody
-(65534); sockets and devices are left out. Archives may be compressed with gzip, bzip2, xz or zstd.
+Owners (by number), modes, times, symbolic and hard links stay as they are. Owners above 65535 \
+become nobody (65534); sockets and devices of a directory are left out. Archives may be compressed \
+with gzip, bzip2, xz or zstd.
 
 Examples:
   dvs import shop ./site /www                           a directory

@@ -11,7 +11,8 @@ use crate::output::{self, Format, Row};
 /// List processes of a container, on all its nodes
 #[derive(Args, Debug)]
 #[command(after_help = "\
-PIDs are unique over all nodes of a container: 65536 to 131071 on its first node, and so on. Times are UTC.
+PIDs are unique over all nodes of a container: 65536 to 131071 on its first node, and so on. \
+Times are UTC.
 
 Examples:
   dvs ps                                   all containers

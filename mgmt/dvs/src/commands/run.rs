@@ -12,12 +12,13 @@ use crate::units::{parse_env, parse_user};
 /// Start a program in a container
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The program sees the node's own system read-only (/usr, /bin, /lib …) and the container's file tree at /dc, the
-same on all nodes. With --root it sees a directory of the tree as its whole system instead: an image that
-`dvs import` put there.
+The program sees the node's own system read-only (/usr, /bin, /lib …) and the container's file \
+tree at /dc, the same on all nodes. With --root it sees a directory of the tree as its whole \
+system instead: an image that `dvs import` put there.
 
 Keys with -t: Ctrl-P Ctrl-Q leave the program running; `dvs attach` comes back to it.
-Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, 127 not found.
+Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, \
+127 not found.
 
 Examples:
   dvs run shop -- uname -a                           one command, on the container's first node

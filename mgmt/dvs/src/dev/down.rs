@@ -77,8 +77,8 @@ fn end_machines(cluster: &DevCluster, removed: &mut Vec<String>) -> Result<(), D
     Ok(())
 }
 
-/// True when it was there.
-fn end_machine(what: &str, process: ProcessId) -> Result<bool, DownError> {
+/// Kills a process and waits for its end. True when it was there.
+pub fn end_machine(what: &str, process: ProcessId) -> Result<bool, DownError> {
     let there = processes::open(process).is_some();
     let what = || what.to_owned();
     match processes::end(process, Signal::KILL, END_LIMIT) {

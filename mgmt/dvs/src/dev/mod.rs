@@ -20,6 +20,7 @@
 pub mod cgroup;
 pub mod clean;
 pub mod down;
+pub mod host;
 pub mod machine;
 pub mod network;
 pub mod processes;

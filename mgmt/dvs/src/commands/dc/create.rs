@@ -21,7 +21,8 @@ const DISK_BYTES: u64 = 4 << 30;
 /// Create a container
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Without --nodes it gets all nodes that are ready. Sizes: 512M, 4G. With --file the options change what the file says.
+Without --nodes it gets all nodes that are ready. Sizes: 512M, 4G. With --file the options change \
+what the file says.
 
 Examples:
   dvs dc create shop --nodes n1,n2,n3 --start
