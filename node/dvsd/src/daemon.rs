@@ -24,6 +24,7 @@ use crate::api::{self, Api, remote, serve};
 use crate::config::Config;
 use crate::context::Context;
 use crate::directory::{self, EndpointDirectory};
+use crate::farewell;
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
@@ -32,7 +33,7 @@ use crate::records::NodeHealth;
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
 const API_THREADS: usize = 2;
-/// How often the node tells the cluster what is not well.
+/// How often the node tells the cluster what is not well, and looks for deletions nobody finishes.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -200,6 +201,9 @@ async fn report(context: Arc<Context>) {
             let problems = api::problems(&context);
             if let Some(presence) = &*context.lock_presence() {
                 presence.report(NodeHealth { problems });
+            }
+            if let Err(error) = farewell::finish_deletions(&*context.engine) {
+                tracing::warn!(%error, "cannot look after deleted containers");
             }
         });
         if let Err(error) = reported.await {

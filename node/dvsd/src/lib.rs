@@ -24,6 +24,7 @@ mod config;
 mod context;
 mod daemon;
 mod directory;
+mod farewell;
 mod news;
 mod presence;
 mod proxyctl;

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::{Api, blocking, nodes, parse, phase, read_body};
+use crate::farewell;
 use crate::records::{self, DcRecord, DcView, Desired, Images};
 use crate::spec;
 use crate::uids::DC_ID_MAX;
@@ -96,21 +97,15 @@ pub async fn delete(
         // A node that returns to find a container deleted removes what it has of it.
         demand_all_alive(&api, &view, "cannot be deleted with its data kept").await?;
     }
-    let generation = wish(&api, &dc, Desired::Deleted { images }).await?.record.generation;
-    let everywhere_gone = wait_until(&api, &dc, STOP_LIMIT, |view, alive| {
-        let gone =
-            |node: &String| view.shares.get(node).is_some_and(|share| share.gone && share.generation == generation);
-        let left: Vec<&String> =
-            view.record.spec.nodes.iter().filter(|node| alive.contains(*node) && !gone(node)).collect();
-        if left.is_empty() {
-            Progress::Done
-        } else {
-            Progress::Waiting(format!("node {} still has a part of it", left[0]))
-        }
-    })
-    .await?;
-    if everywhere_gone.is_some() {
-        forget(&api, &dc, generation).await?;
+    wish(&api, &dc, Desired::Deleted { images }).await?;
+    let everywhere_gone =
+        wait_until(&api, &dc, STOP_LIMIT, |view, alive| match farewell::first_with_remains(view, alive) {
+            None => Progress::Done,
+            Some(node) => Progress::Waiting(format!("node {node} still has a part of it")),
+        })
+        .await?;
+    if let Some(view) = everywhere_gone {
+        blocking(move || Ok(farewell::forget(&*api.context.engine, &view)?)).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -203,36 +198,6 @@ async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Fail
                 return Ok(view);
             }
         }
-    })
-    .await
-}
-
-/// Removes the record and everything that was kept under its number.
-async fn forget(api: &Arc<Api>, dc: &str, generation: u64) -> Result<(), Failure> {
-    let (api, dc) = (Arc::clone(api), dc.to_owned());
-    blocking(move || {
-        let engine = &*api.context.engine;
-        let Some(view) = records::dc_view(engine, &dc)? else { return Ok(()) };
-        if view.record.generation != generation {
-            return Err(failure(ErrorKind::Conflict, format!("container '{dc}' was changed meanwhile")));
-        }
-        let key = records::dc_key(&dc);
-        let mut ops = vec![Op::delete(&*key)];
-        ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(&dc, node))));
-        if let Outcome::Done(_) = engine.transact(&[Compare::Modified { key, at: view.modified }], &ops)? {
-            cluster::allocate::release(engine, "dc", &dc).map_err(|error| {
-                failure(ErrorKind::Unavailable, "the container's number was not given back").0.because(error)
-            })?;
-            let id = view.record.id;
-            for prefix in [format!("{}{id}/", records::ENDPOINTS), format!("/epochs/{id}/")] {
-                let keys: Vec<Op> =
-                    engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
-                for some in keys.chunks(cluster::OPS_PER_TRANSACTION_MAX) {
-                    engine.transact(&[], some)?;
-                }
-            }
-        }
-        Ok(())
     })
     .await
 }
