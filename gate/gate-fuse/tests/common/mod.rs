@@ -6,6 +6,7 @@
 #![allow(dead_code)]
 
 pub mod model;
+pub mod real;
 pub mod server;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -48,6 +49,8 @@ pub struct Mounted {
     /// starts the gate: a new process closes them.
     launcher: OwnedFd,
     process: Child,
+    /// Where gates get their socket of the broker, when the server is the real one.
+    sockets: Option<real::Sockets>,
     abort: PathBuf,
     watchdog: Sender<()>,
     _directory: Arc<tempfile::TempDir>,
@@ -56,13 +59,21 @@ pub struct Mounted {
 /// A server and the directory for its sockets.
 pub struct World {
     pub server: Server,
+    pub real: Option<real::Real>,
     directory: Arc<tempfile::TempDir>,
 }
 
 impl World {
     pub fn new() -> World {
         let directory = Arc::new(tempfile::Builder::new().prefix("dvs-gate-").tempdir().expect("a directory"));
-        World { server: Server::start(&directory.path().join("fs")), directory }
+        World { server: Server::start(&directory.path().join("fs")), real: None, directory }
+    }
+
+    /// With the real fs server over real rings.
+    pub fn real() -> World {
+        let mut world = World::new();
+        world.real = Some(real::Real::start());
+        world
     }
 
     /// Mounts a tree as `name` and starts its gate.
@@ -89,7 +100,8 @@ impl World {
         let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
         sys::seqpacket::send(&launcher, b"d", &[fuse.as_fd(), state.as_fd()]).expect("descriptors are sent");
         let directory = Arc::clone(&self.directory);
-        let mut mounted = Mounted { path, launcher, process, abort, watchdog, _directory: directory };
+        let sockets = self.real.as_ref().map(real::Real::sockets);
+        let mut mounted = Mounted { path, launcher, process, sockets, abort, watchdog, _directory: directory };
         mounted.command(START);
         mounted
     }
@@ -114,7 +126,9 @@ impl Mounted {
 
     /// Tells the launcher and waits until it has done so.
     fn command(&mut self, what: u8) {
-        sys::seqpacket::send(&self.launcher, &[what], &[] as &[OwnedFd]).expect("the launcher is there");
+        let socket = self.sockets.as_mut().filter(|_| what == START).map(real::Sockets::next);
+        let socket = socket.as_slice();
+        sys::seqpacket::send(&self.launcher, &[what], socket).expect("the launcher is there");
         wait_readable(&self.launcher);
         let done = sys::seqpacket::receive(&self.launcher, &mut [0; 16]).expect("the launcher answers");
         assert_eq!(done.bytes, 1, "the launcher lives");
@@ -159,8 +173,8 @@ pub fn run_launcher_child() {
     loop {
         wait_readable(&link);
         let mut command = [0; 16];
-        let received = sys::seqpacket::receive(&link, &mut command);
-        let kind = if received.is_ok_and(|received| received.bytes == 1) { command[0] } else { END };
+        let received = sys::seqpacket::receive(&link, &mut command).unwrap_or_default();
+        let kind = if received.bytes == 1 { command[0] } else { END };
         if let Some((mut gate, _link)) = gate.take() {
             gate.kill().expect("the gate is killed");
             gate.wait().expect("the gate is reaped");
@@ -170,7 +184,8 @@ pub fn run_launcher_child() {
                 let child = child_process("gate_child", &own, Path::new(&server));
                 wait_readable(&control);
                 let gate_link = sys::seqpacket::accept(&control).expect("the gate connects");
-                sys::seqpacket::send(&gate_link, b"d", &descriptors).expect("descriptors are sent");
+                let handed: Vec<_> = descriptors.iter().chain(&received.descriptors).collect();
+                sys::seqpacket::send(&gate_link, b"d", &handed).expect("descriptors are sent");
                 gate = Some((child, gate_link));
             }
             KILL => {}
@@ -219,11 +234,18 @@ pub fn run_gate_child() {
     }
     let link = sys::seqpacket::connect(Path::new(&socket)).expect("the control socket");
     wait_readable(&link);
-    let mut received = sys::seqpacket::receive(&link, &mut [0; 16]).expect("descriptors");
-    let state = received.descriptors.pop().expect("state");
-    let fuse = received.descriptors.pop().expect("fuse");
-    let mut gate = Gate::new(fuse, state, SocketBackend::new(Path::new(&server))).expect("a gate");
+    let received = sys::seqpacket::receive(&link, &mut [0; 16]).expect("descriptors");
+    let mut descriptors = received.descriptors.into_iter();
+    let fuse = descriptors.next().expect("fuse");
+    let state = descriptors.next().expect("state");
     // The link becomes readable when the test closes it or dies.
-    let end = gate.run(&link);
+    match descriptors.next() {
+        None => serve(Gate::new(fuse, state, SocketBackend::new(Path::new(&server))).expect("a gate"), &link),
+        Some(broker) => serve(Gate::new(fuse, state, real::backend(broker)).expect("a gate"), &link),
+    }
+}
+
+fn serve<B: gate_fuse::backend::Backend>(mut gate: Gate<B>, link: &OwnedFd) {
+    let end = gate.run(link);
     eprintln!("gate ended: {end:?}, {:?}", gate.counters());
 }

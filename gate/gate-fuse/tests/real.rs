@@ -1,0 +1,196 @@
+//! The gate with the real fs server: programs at work, gates and servers that die meanwhile.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Command;
+use std::time::Instant;
+
+use common::{World, in_private_mounts};
+
+/// Not a test: the gate process of the others.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn gate_child() {
+    common::run_gate_child();
+}
+
+/// Not a test: starts and kills the gate processes.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn launcher_child() {
+    common::run_launcher_child();
+}
+
+#[test]
+fn files_of_all_kinds_work_on_the_real_server() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let mounted = world.mount("m");
+        let dir = mounted.path.join("d");
+        fs::create_dir(&dir).expect("mkdir");
+        let a = dir.join("a");
+        fs::write(&a, b"hello").expect("write");
+        OpenOptions::new().append(true).open(&a).expect("open").write_all(b" world").expect("append");
+        assert_eq!(fs::read(&a).expect("read"), b"hello world");
+        fs::hard_link(&a, dir.join("b")).expect("link");
+        fs::rename(dir.join("b"), dir.join("c")).expect("rename");
+        assert_eq!(fs::metadata(&a).expect("stat").nlink(), 2);
+        let file = OpenOptions::new().read(true).write(true).open(&a).expect("open");
+        let big: Vec<u8> = (0..5 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        file.write_all_at(&big, 12_345).expect("write");
+        file.sync_all().expect("fsync");
+        assert!(fs::read(dir.join("c")).expect("read")[12_345..] == big[..]);
+        fs::remove_file(&a).expect("unlink");
+        fs::remove_file(dir.join("c")).expect("unlink");
+        let mut bytes = vec![0; big.len()];
+        file.read_exact_at(&mut bytes, 12_345).expect("an unlinked file lives on");
+        assert!(bytes == big);
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&dir, "user.colour", b"blue", flags).expect("set");
+        let mut value = [0; 16];
+        assert_eq!(rustix::fs::getxattr(&dir, "user.colour", &mut value), Ok(4));
+        for n in 0..1000 {
+            File::create(dir.join(format!("entry-{n}"))).expect("create");
+        }
+        assert_eq!(fs::read_dir(&dir).expect("readdir").count(), 1000);
+        let listed = Command::new("ls").args(["-a"]).arg(&dir).output().expect("ls runs");
+        assert_eq!(listed.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count(), 1002);
+    });
+}
+
+#[test]
+fn git_and_sqlite_work_on_the_real_server() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let mounted = world.mount("m");
+        let repository = mounted.path.join("r");
+        fs::create_dir(&repository).expect("mkdir");
+        let git = |args: &[&str]| {
+            let run = Command::new("git").args(args).current_dir(&repository).env("HOME", &mounted.path).output();
+            let run = run.expect("git runs");
+            assert!(run.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&run.stderr));
+        };
+        git(&["init", "-q"]);
+        git(&["config", "user.email", "a@example.org"]);
+        git(&["config", "user.name", "a"]);
+        for n in 0..100 {
+            fs::write(repository.join(format!("file-{n}")), format!("content {n}\n").repeat(n + 1)).expect("write");
+        }
+        git(&["add", "."]);
+        git(&["commit", "-q", "-m", "one"]);
+        git(&["gc", "-q"]);
+        git(&["fsck", "--full", "--strict"]);
+        let script = "PRAGMA journal_mode=wal; CREATE TABLE t(a,b); \
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<5000) INSERT INTO t SELECT i, hex(i) FROM n; \
+             DELETE FROM t WHERE a%3=0; VACUUM; PRAGMA integrity_check; SELECT count(*) FROM t;";
+        let run = Command::new("sqlite3").arg(mounted.path.join("db")).arg(script).output().expect("sqlite3 runs");
+        let out = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert!(out.contains("ok\n3334"), "{out} {}", String::from_utf8_lossy(&run.stderr));
+    });
+}
+
+#[test]
+fn programs_see_no_error_while_gates_and_servers_die() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let mut mounted = world.mount("m");
+        let path = mounted.path.clone();
+        let (progress, wait) = std::sync::mpsc::sync_channel(0);
+        const ROUNDS: u64 = 60;
+        let writer = std::thread::spawn(move || {
+            let mut log = OpenOptions::new().append(true).create_new(true).open(path.join("log")).expect("create");
+            for n in 0..ROUNDS * 5 {
+                log.write_all(format!("line {n}\n").as_bytes()).expect("append");
+                let name = path.join(format!("f{n}"));
+                let file = OpenOptions::new().read(true).write(true).create_new(true).open(&name).expect("create");
+                file.write_all_at(&n.to_le_bytes(), 100).expect("write");
+                fs::rename(&name, path.join("g")).expect("rename");
+                assert_eq!(fs::metadata(path.join("g")).expect("stat").size(), 108);
+                fs::remove_file(path.join("g")).expect("unlink");
+                if n % 5 == 0 && progress.send(()).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut round = 0;
+        while wait.recv().is_ok() {
+            match round % 3 {
+                0 => mounted.replace_gate(),
+                1 => world.real.as_mut().expect("real").replace_server(),
+                _ => {
+                    mounted.kill_gate();
+                    world.real.as_mut().expect("real").replace_server();
+                    mounted.replace_gate();
+                }
+            }
+            round += 1;
+        }
+        writer.join().expect("no program saw an error");
+        let log = fs::read_to_string(mounted.path.join("log")).expect("read");
+        let expected: String = (0..ROUNDS * 5).map(|n| format!("line {n}\n")).collect();
+        assert_eq!(log, expected);
+        assert_eq!(fs::read_dir(&mounted.path).expect("readdir").count(), 1);
+    });
+}
+
+#[test]
+fn what_one_node_changes_the_other_sees_at_once() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let (here, there) = (one.path.join("f"), two.path.join("f"));
+        assert!(!there.exists());
+        for round in 0..50_u64 {
+            let text = format!("round {round} {}", "x".repeat(round as usize * 50));
+            fs::write(&here, &text).expect("write");
+            assert_eq!(fs::read_to_string(&there).expect("read"), text);
+            assert_eq!(fs::metadata(&there).expect("stat").len(), text.len() as u64);
+            fs::rename(&there, two.path.join("g")).expect("rename");
+            assert!(!here.exists());
+            assert_eq!(fs::read_to_string(one.path.join("g")).expect("read"), text);
+            fs::rename(one.path.join("g"), &here).expect("rename");
+            assert_eq!(fs::read_dir(&two.path).expect("readdir").count(), 1);
+        }
+    });
+}
+
+/// Not a test of behaviour: prints what a program gets. `--ignored throughput --nocapture`.
+#[test]
+#[ignore = "prints figures"]
+fn throughput() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        let bytes = 256_usize << 20;
+        let data: Vec<u8> = (0..bytes).map(|n| (n >> 7) as u8).collect();
+        let rate = |what: &str, began: Instant| {
+            eprintln!("{what}: {:.2} GB/s", bytes as f64 / began.elapsed().as_secs_f64() / 1e9);
+        };
+        let began = Instant::now();
+        fs::write(&path, &data).expect("write");
+        rate("write 256 MiB", began);
+        let began = Instant::now();
+        assert!(fs::read(&path).expect("read") == data);
+        rate("read, warm", began);
+        let file = File::open(&path).expect("open");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("drop");
+        drop(file);
+        let began = Instant::now();
+        assert!(fs::read(&path).expect("read") == data);
+        rate("read, cold", began);
+        let began = Instant::now();
+        for _ in 0..10_000 {
+            fs::metadata(&path).expect("stat");
+        }
+        eprintln!("cached stat: {:.2} us", began.elapsed().as_secs_f64() * 100.0);
+        let began = Instant::now();
+        for n in 0..2000 {
+            File::create(mounted.path.join(format!("e{n}"))).expect("create");
+        }
+        eprintln!("create and close: {:.1} us", began.elapsed().as_secs_f64() * 500.0);
+    });
+}
