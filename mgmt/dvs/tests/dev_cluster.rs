@@ -114,6 +114,9 @@ fn killed_daemon_and_killed_node_come_back() {
     cluster.stdout(&["dev", "restart", "n2"]);
     assert_eq!(cluster.states()[1].0, "on");
     assert_eq!(cluster.stdout(&["dev", "exec", "n2", "--", "hostname"]), "n2\n");
+    // The others' neighbour tables still hold: the node has the address it had on the wire, too.
+    let connect = "exec 3<>/dev/tcp/10.255.0.2/7420";
+    cluster.stdout(&["dev", "exec", "n1", "--", "timeout", "2", "bash", "-c", connect]);
 }
 
 #[test]

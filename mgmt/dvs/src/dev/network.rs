@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use client::ProcessId;
-use sandbox::links::{LinkError, Links};
+use sandbox::links::{LinkError, Links, Mac};
 
 use super::machine::{MachineError, network_of};
 
@@ -50,6 +50,7 @@ pub fn connect(hub: ProcessId, node: ProcessId, index: usize, address: Ipv4Addr)
     links.set_loopback_up()?;
     let end = links.get(INSIDE)?;
     links.without_ipv6_address(&end)?;
+    links.set_mac(&end, mac(index))?;
     links.ensure_address(&end, IpAddr::V4(address), PREFIX_BITS)?;
     links.set_up(&end)?;
     Ok(())
@@ -69,6 +70,12 @@ pub fn set_wire(hub: ProcessId, index: usize, wire: Wire) -> Result<(), WireErro
 fn in_hub(hub: ProcessId) -> Result<Links, WireError> {
     let namespace = network_of(hub).map_err(|cause| WireError::Machine("the hub", cause))?;
     Ok(Links::within(&namespace)?)
+}
+
+/// The same after a restart, as with real hardware: with another one, the other nodes would go on sending to the old one
+/// until their neighbour tables time out.
+fn mac(index: usize) -> Mac {
+    [0x02, 0xd5, 0, 0, 0, index as u8 + 1]
 }
 
 fn port(index: usize) -> String {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use client::{Client, DevCluster, DevNode, Places, ProcessId};
+use mgmt_api::NodeState;
 use pki::{Authority, NodeRequest, Validity};
 use serde::Serialize;
 
@@ -304,8 +305,28 @@ pub fn await_ready(cluster: &DevCluster, deadline: Instant, patience: Duration) 
         for node in &cluster.nodes {
             await_node(node, deadline, patience).await?;
         }
-        Ok(())
+        await_listed(cluster, deadline, patience).await
     })
+}
+
+/// Waits until the nodes know of each other that they are ready: before, a container would not be put on all of them.
+async fn await_listed(cluster: &DevCluster, deadline: Instant, patience: Duration) -> Result<(), UpError> {
+    let Some(first) = cluster.nodes.first() else { return Ok(()) };
+    let daemon = Client::new(&first.socket);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let listed = tokio::time::timeout(left, daemon.nodes()).await;
+        let is_ready = |node: &DevNode| match &listed {
+            Ok(Ok(listed)) => listed.iter().any(|other| other.name == node.name && other.state == NodeState::Ready),
+            _ => false,
+        };
+        let Some(late) = cluster.nodes.iter().find(|node| !is_ready(node)) else { return Ok(()) };
+        if Instant::now() >= deadline {
+            let problems = vec![format!("{} does not see it ready", first.name)];
+            return Err(UpError::NotReady { node: late.name.clone(), seconds: patience.as_secs(), problems });
+        }
+        tokio::time::sleep(ASK_PAUSE).await;
+    }
 }
 
 async fn await_node(node: &DevNode, deadline: Instant, patience: Duration) -> Result<(), UpError> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use client::{AfterCreate, Client};
-use mgmt_api::{DcSpec, DiskSpec, DiskStore, Limits, NodeState, ServerKind, ServerSpec, default_subnet};
+use mgmt_api::{DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ServerKind, ServerSpec, default_subnet};
 
 use super::super::{Outcome, block_on, daemon, print, say};
 use super::view;
@@ -112,8 +112,12 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 
 async fn ready_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
-    let ready: Vec<String> =
-        nodes.into_iter().filter(|node| node.state == NodeState::Ready).map(|node| node.name).collect();
+    let (ready, others): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| node.state == NodeState::Ready);
+    let names = |nodes: Vec<Node>| nodes.into_iter().map(|node| node.name).collect::<Vec<_>>();
+    let (ready, others) = (names(ready), names(others));
+    if !others.is_empty() && !ready.is_empty() {
+        say(&format!("left out, as they are not ready: {}", others.join(", ")));
+    }
     if ready.is_empty() {
         return Err(Failure::new("no node is ready").hint("dvs node ls"));
     }
