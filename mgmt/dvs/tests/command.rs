@@ -213,7 +213,7 @@ fn every_process_gets_its_signal_though_one_is_gone() {
 }
 
 #[test]
-fn container_is_created_over_all_ready_nodes_when_none_is_named() {
+fn container_is_created_over_all_living_nodes_when_none_is_named() {
     let daemon = FakeDaemon::start(|request| match request.line.as_str() {
         "GET /v1/nodes" => Answer::Say(200, NODES.to_owned()),
         _ => Answer::Say(

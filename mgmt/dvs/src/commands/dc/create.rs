@@ -21,7 +21,7 @@ const DISK_BYTES: u64 = 4 << 30;
 /// Create a container
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Without --nodes it gets all nodes that are ready. Sizes: 512M, 4G. With --file the options change \
+Without --nodes it gets all nodes that are not down. Sizes: 512M, 4G. With --file the options change \
 what the file says.
 
 Examples:
@@ -47,7 +47,7 @@ pub struct Options {
     /// Name: a-z, 0-9 and -, beginning with a letter, at most 32.
     #[arg(required_unless_present = "file")]
     name: Option<String>,
-    /// Nodes it spans, in order [default: all that are ready].
+    /// Nodes it spans, in order [default: all that are not down].
     #[arg(long, value_delimiter = ',', value_name = "NODE,…")]
     nodes: Vec<String>,
     /// Private network; containers may use the same one [default: 10.1.0.0/24].
@@ -98,7 +98,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     let mut spec = merge(base, options)?;
     let created = block_on(async {
         if spec.nodes.is_empty() {
-            spec.nodes = ready_nodes(&daemon).await?;
+            spec.nodes = living_nodes(&daemon).await?;
         }
         daemon.create_dc(&spec, after).await.map_err(Failure::from)
     })??;
@@ -110,18 +110,20 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     print(|out| view::changed(out, global.output, &created))
 }
 
-async fn ready_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
+/// All nodes but those that are down. A degraded one belongs to it: a container that silently got smaller would surprise more than
+/// a start that fails and names the node.
+async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
-    let (ready, others): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| node.state == NodeState::Ready);
+    let (living, down): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| node.state != NodeState::Down);
     let names = |nodes: Vec<Node>| nodes.into_iter().map(|node| node.name).collect::<Vec<_>>();
-    let (ready, others) = (names(ready), names(others));
-    if !others.is_empty() && !ready.is_empty() {
-        say(&format!("left out, as they are not ready: {}", others.join(", ")));
+    let (living, down) = (names(living), names(down));
+    if living.is_empty() {
+        return Err(Failure::new("no node is there").hint("dvs node ls"));
     }
-    if ready.is_empty() {
-        return Err(Failure::new("no node is ready").hint("dvs node ls"));
+    if !down.is_empty() {
+        say(&format!("left out, as they are down: {}", down.join(", ")));
     }
-    Ok(ready)
+    Ok(living)
 }
 
 fn read_description(path: &Path) -> Result<DcSpec, Failure> {
