@@ -27,7 +27,8 @@ pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSp
     check_nodes(&spec, known_nodes)?;
     let subnet = Subnet::parse(&spec.subnet)?;
     if spec.nodes.len() > subnet.hosts() as usize {
-        return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len())));
+        return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len()))
+            .hint("a larger network such as 10.1.0.0/24"));
     }
     check_limits(&spec)?;
     add_missing(&mut spec);
@@ -39,7 +40,8 @@ pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSp
 
 fn check_nodes(spec: &DcSpec, known: &BTreeSet<String>) -> Result<(), ErrorBody> {
     if spec.nodes.is_empty() || spec.nodes.len() > NODES_PER_DC {
-        return Err(bad(format!("a container spans 1 to {NODES_PER_DC} nodes, not {}", spec.nodes.len())));
+        return Err(bad(format!("a container spans 1 to {NODES_PER_DC} nodes, not {}", spec.nodes.len()))
+            .hint("name its nodes: --nodes n1,n2"));
     }
     let mut seen = BTreeSet::new();
     for node in &spec.nodes {
@@ -50,7 +52,8 @@ fn check_nodes(spec: &DcSpec, known: &BTreeSet<String>) -> Result<(), ErrorBody>
             );
         }
         if !seen.insert(node) {
-            return Err(bad(format!("node {node:?} is named twice")));
+            return Err(bad(format!("node {node:?} is named twice"))
+                .hint("name each node once: its position gives its addresses"));
         }
     }
     Ok(())
@@ -59,21 +62,21 @@ fn check_nodes(spec: &DcSpec, known: &BTreeSet<String>) -> Result<(), ErrorBody>
 fn check_limits(spec: &DcSpec) -> Result<(), ErrorBody> {
     let limits = &spec.limits;
     if limits.cpu_weight.is_some_and(|weight| !CPU_WEIGHTS.contains(&weight)) {
-        return Err(bad("cpu_weight is 1 to 10,000"));
+        return Err(bad("cpu_weight is out of range").hint("1 to 10,000; 100 is the usual one"));
     }
     if limits.cpu_max.is_some_and(|cpus| !cpus.is_finite() || !(0.01..=1024.0).contains(&cpus)) {
-        return Err(bad("cpu_max is 0.01 to 1,024 CPUs' worth of time"));
+        return Err(bad("cpu_max is out of range").hint("0.01 to 1,024 CPUs' worth of time"));
     }
     if limits.memory_bytes.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
-        return Err(bad(format!("memory_bytes is at least {MEMORY_BYTES_MIN}")));
+        return Err(bad("memory_bytes is out of range").hint(format!("at least {MEMORY_BYTES_MIN}")));
     }
     if limits.pids.is_some_and(|pids| !(2..=u64::from(PIDS_PER_NODE)).contains(&pids)) {
-        return Err(bad(format!("pids is 2 to {PIDS_PER_NODE}")));
+        return Err(bad("pids is out of range").hint(format!("2 to {PIDS_PER_NODE}")));
     }
     if let Some(cpus) = &limits.cpus
         && !is_cpu_list(cpus)
     {
-        return Err(bad(format!("{cpus:?} is not a list of CPUs such as 0-1,3")));
+        return Err(bad(format!("{cpus:?} is not a list of CPUs")).hint("a list such as 0-1,3"));
     }
     Ok(())
 }
@@ -110,10 +113,13 @@ fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
     let mut seen = Vec::new();
     for server in &spec.servers {
         if matches!(server.kind, ServerKind::Disk | ServerKind::Gate) {
-            return Err(bad("disk and gate follow from disks and nodes; they are not named in servers"));
+            return Err(bad("disk and gate are not named in servers")
+                .hint("disks have a list of their own; every node gets a gate"));
         }
         if seen.contains(&server.kind) {
-            return Err(bad(format!("the server {} is named twice", kind_name(server.kind))));
+            return Err(
+                bad(format!("the server {} is named twice", kind_name(server.kind))).hint("name each server once")
+            );
         }
         seen.push(server.kind);
         check_placed(spec, server.node.as_deref(), kind_name(server.kind))?;
@@ -123,12 +129,13 @@ fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
 
 fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
     if spec.disks.len() > DISKS_PER_DC as usize {
-        return Err(bad(format!("a container has at most {DISKS_PER_DC} disks")));
+        return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {DISKS_PER_DC}")));
     }
     let mut seen = BTreeSet::new();
     for disk in &spec.disks {
         if !valid_name(&disk.name) || !seen.insert(&disk.name) {
-            return Err(bad(format!("{:?} is not a name for a disk, or is named twice", disk.name)));
+            return Err(bad(format!("{:?} is not a name for a disk, or is named twice", disk.name))
+                .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
         }
         if disk.bytes % DISK_BLOCK != 0 || !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&disk.bytes) {
             let range = format!("a multiple of {DISK_BLOCK} from {DISK_BYTES_MIN} to {DISK_BYTES_MAX}");
@@ -142,7 +149,8 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
 fn check_placed(spec: &DcSpec, node: Option<&str>, what: &str) -> Result<(), ErrorBody> {
     match node {
         Some(node) if !spec.nodes.iter().any(|one| one == node) => {
-            Err(bad(format!("{what} is placed on {node:?}, which the container does not span")))
+            Err(bad(format!("{what} is placed on {node:?}, which the container does not span"))
+                .hint(format!("one of {}", spec.nodes.join(", "))))
         }
         _ => Ok(()),
     }
@@ -198,7 +206,7 @@ pub struct Subnet {
 
 impl Subnet {
     pub fn parse(text: &str) -> Result<Subnet, ErrorBody> {
-        let wrong = || bad(format!("{text:?} is not a network such as 10.1.0.0/24"));
+        let wrong = || bad(format!("{text:?} is not a network")).hint("a private network such as 10.1.0.0/24");
         let (network, prefix) = text.split_once('/').ok_or_else(wrong)?;
         let network: Ipv4Addr = network.parse().map_err(|_| wrong())?;
         let prefix: u8 = prefix.parse().map_err(|_| wrong())?;

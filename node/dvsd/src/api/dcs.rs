@@ -115,7 +115,7 @@ pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Re
     let snapshot = blocking(move || {
         let nodes = api.context.members.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let snapshot = api.context.broker.snapshot();
-        Ok((snapshot.map_err(|error| failure(ErrorKind::Unavailable, error.to_string()))?, nodes))
+        Ok((snapshot.map_err(|error| failure(ErrorKind::Unavailable, error.to_string(), "again"))?, nodes))
     });
     let (snapshot, nodes) = snapshot.await?;
     let name = |id: abi::NodeId| {
@@ -153,25 +153,33 @@ fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
         .collect();
     let spec = spec::complete(spec, &members)?;
     let key = records::dc_key(&spec.name);
-    let taken = || ErrorBody::new(ErrorKind::Conflict, format!("there is a container '{}' already", spec.name));
     if engine.read(&key)?.is_some() {
-        return Err(taken().into());
+        return Err(name_taken(&spec.name));
     }
     let count = records::dc_views(engine)?.len();
     if count >= abi::limits::DCS_PER_CLUSTER as usize {
-        return Err(failure(ErrorKind::NoSpace, format!("the cluster has {count} containers, which is the limit")));
+        return Err(failure(
+            ErrorKind::NoSpace,
+            format!("the cluster has {count} containers, which is the limit"),
+            "dvs dc delete one of them",
+        ));
     }
     let id = cluster::allocate::number(engine, "dc", &spec.name, 1..=DC_ID_MAX)
-        .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container").0.because(error))?;
+        .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error))?;
     let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s };
     match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {
         Outcome::Done(modified) => Ok(DcView { record, modified, shares: Default::default() }),
-        Outcome::Conflict(_) => {
-            Err(ErrorBody::new(ErrorKind::Conflict, format!("there is a container '{}' already", record.spec.name))
-                .into())
-        }
+        Outcome::Conflict(_) => Err(name_taken(&record.spec.name)),
     }
+}
+
+fn name_taken(dc: &str) -> Failure {
+    failure(
+        ErrorKind::Conflict,
+        format!("there is a container '{dc}' already"),
+        format!("another name, or dvs dc delete {dc}"),
+    )
 }
 
 /// Writes what should be; the same wish again changes nothing.
@@ -185,7 +193,11 @@ async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Fail
                 return Ok(view);
             }
             if matches!(view.record.desired, Desired::Deleted { .. }) {
-                return Err(failure(ErrorKind::Conflict, format!("container '{dc}' is being deleted")));
+                return Err(failure(
+                    ErrorKind::Conflict,
+                    format!("container '{dc}' is being deleted"),
+                    "another name, or wait",
+                ));
             }
             view.record.desired = desired;
             view.record.generation += 1;
@@ -227,10 +239,9 @@ async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(
 
 fn progress_of_start(view: &DcView, generation: u64) -> Progress {
     if view.record.generation != generation {
-        return Progress::Failed(ErrorBody::new(
-            ErrorKind::Conflict,
-            format!("container '{}' was changed meanwhile", view.record.spec.name),
-        ));
+        let name = &view.record.spec.name;
+        let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{name}' was changed meanwhile"));
+        return Progress::Failed(body.hint(format!("dvs dc inspect {name}")));
     }
     let share = |node: &String| view.shares.get(node).filter(|share| share.generation == generation);
     for node in &view.record.spec.nodes {

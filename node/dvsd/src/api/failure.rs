@@ -28,17 +28,15 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Failure {
         let (kind, hint) = match &error {
             EngineError::Busy { .. } => {
-                (ErrorKind::Unavailable, Some("a process that is stopped holds the engine's file; continue or end it"))
+                (ErrorKind::Unavailable, "a process that is stopped holds the engine's file; continue or end it")
             }
-            EngineError::Unreachable(_) | EngineError::LeaseGone(_) => (ErrorKind::Unavailable, None),
-            EngineError::BadKey(_) | EngineError::TooMany { .. } => (ErrorKind::BadRequest, None),
-            _ => (ErrorKind::Internal, None),
+            EngineError::Unreachable(_) | EngineError::LeaseGone(_) => {
+                (ErrorKind::Unavailable, "again; if it stays so, dvs node ls and the daemon's log")
+            }
+            EngineError::BadKey(_) | EngineError::TooMany { .. } => (ErrorKind::BadRequest, "shorter or fewer names"),
+            _ => (ErrorKind::Internal, "the daemon's log"),
         };
-        let body = ErrorBody::new(kind, "the cluster engine did not do it").because(causes(&error));
-        Failure(match hint {
-            Some(hint) => body.hint(hint),
-            None => body,
-        })
+        Failure(ErrorBody::new(kind, "the cluster engine did not do it").because(causes(&error)).hint(hint))
     }
 }
 
@@ -51,12 +49,17 @@ impl From<KeeperError> for Failure {
             KeeperError::TimedOut { .. } => ErrorKind::TimedOut,
             _ => ErrorKind::Internal,
         };
-        Failure(ErrorBody::new(kind, "the container's keeper on this node did not answer").because(causes(&error)))
+        Failure(
+            ErrorBody::new(kind, "the container's keeper on this node did not answer")
+                .because(causes(&error))
+                .hint("dvs dc inspect shows the container's parts"),
+        )
     }
 }
 
-pub fn failure(kind: ErrorKind, what: impl Into<String>) -> Failure {
-    Failure(ErrorBody::new(kind, what))
+/// What failed, and what to try: somebody reads this.
+pub fn failure(kind: ErrorKind, what: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure(ErrorBody::new(kind, what).hint(hint))
 }
 
 pub fn no_such_dc(dc: &str) -> Failure {

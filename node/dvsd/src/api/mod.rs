@@ -59,8 +59,20 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(path::PROCESS_SIGNAL, post(processes::signal))
         .route(path::PROCESS_ATTACH, get(processes::attach))
         .route(path::PROCESS_LOGS, get(processes::logs))
-        .fallback(async || failure(ErrorKind::NotFound, "there is no such resource"))
-        .method_not_allowed_fallback(async || failure(ErrorKind::BadRequest, "the resource does not take this method"))
+        .fallback(async || {
+            failure(
+                ErrorKind::NotFound,
+                "there is no such resource",
+                "a dvs of the same version as the daemon: dvs version",
+            )
+        })
+        .method_not_allowed_fallback(async || {
+            failure(
+                ErrorKind::BadRequest,
+                "the resource does not take this method",
+                "a dvs of the same version as the daemon: dvs version",
+            )
+        })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(api)
 }
@@ -71,7 +83,7 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(failure(ErrorKind::Internal, format!("the request was not finished: {error}"))),
+        Err(error) => Err(failure(ErrorKind::Internal, format!("the request was not finished: {error}"), "again")),
     }
 }
 
@@ -95,14 +107,19 @@ impl Api {
 
 /// The whole body, bounded.
 pub async fn read_body(body: Body) -> Result<Bytes, Failure> {
-    axum::body::to_bytes(body, BODY_BYTES_MAX)
-        .await
-        .map_err(|error| failure(ErrorKind::BadRequest, format!("the request cannot be read: {error}")))
+    axum::body::to_bytes(body, BODY_BYTES_MAX).await.map_err(|error| {
+        failure(ErrorKind::BadRequest, format!("the request cannot be read: {error}"), "a smaller request")
+    })
 }
 
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| failure(ErrorKind::BadRequest, format!("the request makes no sense: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| {
+        failure(
+            ErrorKind::BadRequest,
+            format!("the request makes no sense: {error}"),
+            "dvs help, or the description of dc.toml",
+        )
+    })
 }
 
 pub fn is_forwarded(headers: &HeaderMap) -> bool {

@@ -21,7 +21,7 @@ pub async fn show(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Resu
     let found = blocking(move || Ok((nodes(&api.context)?.into_iter().find(|node| node.name == name), name))).await?;
     match found {
         (Some(node), _) => Ok(Json(node)),
-        (None, name) => Err(failure(ErrorKind::NotFound, format!("there is no node '{name}'"))),
+        (None, name) => Err(failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls")),
     }
 }
 

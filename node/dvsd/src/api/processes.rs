@@ -73,7 +73,7 @@ pub async fn import(
     let view = api.dc(&dc).await?;
     let incoming = Incoming::take(request).await?;
     if incoming.client.is_none() {
-        return Err(failure(ErrorKind::BadRequest, "an import needs the header 'Upgrade: dvs-stream'"));
+        return Err(failure(ErrorKind::BadRequest, "an import is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     let node = chosen_node(&view, query.node.as_deref())?;
     if node != api.context.config.node {
@@ -91,7 +91,7 @@ pub async fn attach(
     let incoming = Incoming::take(request).await?;
     let node = node_of(&view, pid)?;
     if incoming.client.is_none() {
-        return Err(failure(ErrorKind::BadRequest, "attaching needs the header 'Upgrade: dvs-stream'"));
+        return Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     if node != api.context.config.node {
         return incoming.forward(&api, &node).await;
@@ -168,15 +168,15 @@ pub async fn logs(
         return Incoming::take(request).await?.forward(&api, &node).await;
     }
     let keeper = keeper(&api, &view).await?;
-    let body = if query.follow {
-        let descriptor = blocking(move || Ok(keeper.follow(pid, query.tail)?)).await?;
-        Body::new(
-            FollowBody::new(descriptor)
-                .map_err(|error| failure(ErrorKind::Internal, format!("the log cannot be followed: {error}")))?,
-        )
-    } else {
-        Body::from(blocking(move || Ok(keeper.logs(pid, query.tail)?)).await?)
-    };
+    let body =
+        if query.follow {
+            let descriptor = blocking(move || Ok(keeper.follow(pid, query.tail)?)).await?;
+            Body::new(FollowBody::new(descriptor).map_err(|error| {
+                failure(ErrorKind::Internal, format!("the log cannot be followed: {error}"), "again")
+            })?)
+        } else {
+            Body::from(blocking(move || Ok(keeper.logs(pid, query.tail)?)).await?)
+        };
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response())
 }
 
@@ -185,7 +185,11 @@ pub async fn logs(
 fn chosen_node(view: &DcView, wished: Option<&str>) -> Result<String, Failure> {
     let spec = &view.record.spec;
     match wished {
-        None => spec.nodes.first().cloned().ok_or_else(|| failure(ErrorKind::Internal, "the container has no node")),
+        None => spec
+            .nodes
+            .first()
+            .cloned()
+            .ok_or_else(|| failure(ErrorKind::Internal, "the container has no node", "dvs dc inspect")),
         Some(node) if spec.nodes.iter().any(|one| one == node) => Ok(node.to_owned()),
         Some(node) => {
             let body =
@@ -229,12 +233,16 @@ impl Incoming {
 
     async fn forward(self, api: &Arc<Api>, node: &str) -> Result<Response<Body>, Failure> {
         if self.forwarded {
-            return Err(failure(ErrorKind::Unavailable, format!("two nodes disagree about what is on node {node}")));
+            return Err(failure(
+                ErrorKind::Unavailable,
+                format!("two nodes disagree about what is on node {node}"),
+                "again in a moment",
+            ));
         }
         let record = api
             .context
             .member(node)
-            .ok_or_else(|| failure(ErrorKind::Unavailable, format!("node {node} is not known")))?;
+            .ok_or_else(|| failure(ErrorKind::Unavailable, format!("node {node} is not known"), "dvs node ls"))?;
         let Some(client) = self.client else { return api.remote.forward(&record, &self.question).await };
         let answer = api.remote.ask(&record, &self.question).await?;
         if !is_switching(&answer) {
@@ -275,7 +283,9 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     let pid = blocking(move || match &start {
         Start::Run(run) => Ok(keeper.run(run, None, &[])?),
         Start::Exec(exec) => Ok(keeper.exec(exec, None, &[])?),
-        Start::Attach(_) => Err(failure(ErrorKind::BadRequest, "attaching needs a stream")),
+        Start::Attach(_) => {
+            Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"))
+        }
     })
     .await?;
     Ok(Json(RunResponse { pid, node: api.context.config.node.clone() }).into_response())
@@ -318,7 +328,11 @@ async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Pr
 /// The program that unpacks an imported tree inside the container: owners and modes as the archive says.
 fn unpacker(path: &str) -> Result<RunRequest, Failure> {
     if path.split('/').any(|part| part == "..") || path.contains('\0') {
-        return Err(failure(ErrorKind::BadRequest, format!("{path:?} is not a path in the tree")));
+        return Err(failure(
+            ErrorKind::BadRequest,
+            format!("{path:?} is not a path in the tree"),
+            "an absolute path without ..",
+        ));
     }
     let script = "mkdir -p -- \"$1\" && exec tar --extract --file - --directory \"$1\" --preserve-permissions --same-owner --numeric-owner";
     let target = format!("/dc/{}", path.trim_matches('/'));
