@@ -109,16 +109,17 @@ impl Cluster {
         self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dvs starts")
     }
 
-    /// Host PID of a server (`fs`, `ds`, `root` for the first disk, `gate` …) of a container on a node, when it runs.
+    /// PID, on its node, of a running server (`fs`, `ds`, `disk-root`, `gate` …) of a container.
     pub fn server_pid(&self, dc: &str, node: &str, name: &str) -> Option<u32> {
         let inspected = self.json(&["dc", "inspect", dc, "-o", "json"]);
         let share = inspected["shares"].as_array()?.iter().find(|share| share["node"] == node)?.clone();
-        let server = share["servers"]
-            .as_array()?
-            .iter()
-            .find(|server| server["name"] == name || server["kind"] == name)?
-            .clone();
+        let server = share["servers"].as_array()?.iter().find(|server| server["name"] == name)?.clone();
         server["pid"].as_u64().map(|pid| pid as u32)
+    }
+
+    /// SIGKILL to a process of a node, by its PID there.
+    pub fn kill(&self, node: &str, pid: u32) {
+        self.ok(&["dev", "exec", node, "--", "kill", "-9", &pid.to_string()]);
     }
 
     /// The end of every log of the cluster, for a failure's message.

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::Value;
+
 use crate::run::{self, Outcome};
 
 pub struct Dvs {
@@ -56,26 +58,25 @@ impl Dvs {
         piped(self.command(&["run", dc, "--node", node, "--", "bash", "-ec", script]).stdin(Stdio::null()))
     }
 
-    /// One value out of a JSON answer, found by walking keys; arrays are searched for `key=value`.
+    pub fn json(&self, arguments: &[&str]) -> Outcome<Value> {
+        let text = self.output(arguments)?;
+        serde_json::from_str(&text)
+            .map_err(|error| format!("dvs {} printed no JSON ({error}): {text}", arguments.join(" ")))
+    }
+
+    /// PID, on its node, of a running server of a container.
     pub fn server_pid(&self, dc: &str, node: &str, server: &str) -> Outcome<u32> {
-        let text = self.output(&["dc", "inspect", dc, "-o", "json"])?;
-        let share = text
-            .split("\"node\":")
-            .find(|part| part.trim_start().starts_with(&format!("\"{node}\"")) && part.contains("\"servers\""));
-        let entry = share.and_then(|share| {
-            share.split("\"name\":").find(|part| part.trim_start().starts_with(&format!("\"{server}\"")))
-        });
-        let digits = entry
-            .and_then(|entry| entry.split("\"pid\":").nth(1))
-            .map(|rest| rest.trim_start().chars().take_while(char::is_ascii_digit).collect::<String>());
-        digits
-            .and_then(|digits| digits.parse().ok())
-            .ok_or_else(|| format!("no server '{server}' of '{dc}' on {node} in: {text}"))
+        let inspected = self.json(&["dc", "inspect", dc, "-o", "json"])?;
+        let share = find(&inspected["shares"], "node", node);
+        let pid =
+            share.and_then(|share| find(&share["servers"], "name", server)).and_then(|server| server["pid"].as_u64());
+        pid.map(|pid| pid as u32)
+            .ok_or_else(|| format!("no running server '{server}' of '{dc}' on {node} in: {inspected}"))
     }
 
     pub fn down_quietly(&self) {
         // Nothing to take down is the usual case.
-        let _ = self.command(&["dev", "down", "demo"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let _ = self.command(&["dev", "down", "--name", "demo"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 
     pub fn say_what_to_try(&self) {
@@ -86,7 +87,7 @@ impl Dvs {
         println!("  {dvs} ps f");
         println!("  {dvs} run f --node n2 -i -t -- bash");
         println!("  {dvs} run f --node n3 -- curl -s http://10.1.0.1/ -o /dev/null -w '%{{http_code}}\\n'");
-        println!("  {dvs} dev down demo");
+        println!("  {dvs} dev down --name demo");
     }
 }
 
@@ -101,4 +102,8 @@ pub fn ended(child: Child, what: &str) -> Outcome<String> {
         return Err(format!("{what} failed ({}): {}", done.status, String::from_utf8_lossy(&done.stderr).trim()));
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+fn find<'a>(list: &'a Value, key: &str, value: &str) -> Option<&'a Value> {
+    list.as_array()?.iter().find(|entry| entry[key] == value)
 }

@@ -42,9 +42,8 @@ fn resident_mb(name: &str) -> f64 {
 
 /// The table of 100 MB transfers.
 pub fn transfers(dvs: &Dvs, site: &Site, configurations: &[Configuration]) -> Outcome<String> {
-    let n3 = dvs.output(&["node", "inspect", "n3", "-o", "json"])?;
-    let address =
-        n3.split("\"address\":").nth(1).and_then(|rest| rest.split('"').nth(1)).ok_or("n3 has no address")?.to_owned();
+    let n3 = dvs.json(&["node", "inspect", "n3", "-o", "json"])?;
+    let address = n3["address"].as_str().ok_or("n3 has no address")?.to_owned();
     let tcp = Spread::of(plain::tcp_over_link(dvs, &address, WARM_TIMES)?);
     let host = Spread::of(plain::nginx_on_host(dvs, site, WARM_TIMES)?);
     let mut table = String::new();
@@ -54,16 +53,14 @@ pub fn transfers(dvs: &Dvs, site: &Site, configurations: &[Configuration]) -> Ou
     for configuration in configurations {
         let dc = configuration.dc;
         if dc != "f" {
-            for index in 0..LARGE_FILES {
-                site.import(dvs, dc, &format!("site/large{index}"))?;
-            }
+            site.import(dvs, dc, "site/large")?;
             site.start_nginx(dvs, dc)?;
         }
         let cold = (0..LARGE_FILES)
-            .map(|index| fetch(dvs, dc, &format!("large{index}")))
+            .map(|index| fetch(dvs, dc, &format!("large/{index}")))
             .collect::<Outcome<_>>()
             .map(Spread::of)?;
-        let warm = (0..WARM_TIMES).map(|_| fetch(dvs, dc, "large0")).collect::<Outcome<_>>().map(Spread::of)?;
+        let warm = (0..WARM_TIMES).map(|_| fetch(dvs, dc, "large/0")).collect::<Outcome<_>>().map(Spread::of)?;
         let _ = writeln!(
             table,
             "  {:<30} {:>22} {:>8.2} {:>22} {:>8.2} {:>8}",

@@ -45,7 +45,7 @@ pub fn demo(after: After) -> Outcome {
     match (&outcome, after) {
         (Ok(()), After::Keep) => dvs.say_what_to_try(),
         _ => {
-            let down = dvs.run(&["dev", "down", "demo"]);
+            let down = dvs.run(&["dev", "down", "--name", "demo"]);
             outcome?;
             down?;
             heading(&format!("Everything is taken down again. The demo took {:.0} s.", start.elapsed().as_secs_f64()));

@@ -85,7 +85,7 @@ pub fn nginx_on_host(dvs: &Dvs, site: &Site, times: usize) -> Outcome<Vec<f64>> 
     std::fs::write(&conf, nginx_conf(NGINX_PORT, &root.display().to_string())).map_err(|error| error.to_string())?;
     let mut command = dvs.command(&["dev", "exec", "n1", "--", "nginx", "-c", &conf.display().to_string()]);
     let mut server = Running(command.stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?);
-    let url = format!("http://127.0.0.1:{NGINX_PORT}/large0");
+    let url = format!("http://127.0.0.1:{NGINX_PORT}/large/0");
     let fetch = |dvs: &Dvs| {
         dvs.output(&[
             "dev",

@@ -104,11 +104,12 @@ impl Site {
             content.extend_from_slice(&state.to_le_bytes());
         }
         content.truncate(LARGE_BYTES);
+        fs::create_dir_all(self.directory.join("site/large")).map_err(|error| error.to_string())?;
         for index in 0..LARGE_FILES {
-            let path = self.directory.join(format!("site/large{index}"));
+            let path = self.directory.join(format!("site/large/{index}"));
             fs::write(&path, &content).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
-        let line = run::output(Command::new("sha256sum").arg(self.directory.join("site/large0")))?;
+        let line = run::output(Command::new("sha256sum").arg(self.directory.join("site/large/0")))?;
         self.large_sum = line.split_whitespace().next().unwrap_or_default().to_owned();
         Ok(())
     }
@@ -160,16 +161,16 @@ impl Site {
 
     /// The transfer is slowed to 40 MB/s so that the kill falls into it, and the file has not been read before.
     pub fn transfer_survives_kill(&self, dvs: &Dvs, dc: &str, fs_node: &str) -> Outcome {
-        dvs.sh(dc, "n1", "cp /dc/site/large0 /dc/site/fresh")?;
+        dvs.sh(dc, "n1", "cp /dc/site/large/0 /dc/site/large/fresh")?;
         dvs.run(&["dc", "stop", dc])?;
         dvs.run(&["dc", "start", dc])?;
         self.start_nginx(dvs, dc)?;
-        let script = format!("curl -sS --limit-rate 40M http://{ADDRESS}/fresh | sha256sum");
+        let script = format!("curl -sS --limit-rate 40M http://{ADDRESS}/large/fresh | sha256sum");
         let start = Instant::now();
         let transfer = dvs.start_sh(dc, "n2", &script)?;
         std::thread::sleep(Duration::from_millis(700));
         let pid = dvs.server_pid(dc, fs_node, "fs")?;
-        run::run("kill", ["-9", &pid.to_string()])?;
+        dvs.run(&["dev", "exec", fs_node, "--", "kill", "-9", &pid.to_string()])?;
         let printed = ended(transfer, "the transfer")?;
         let seconds = start.elapsed().as_secs_f64();
         if printed.split_whitespace().next() != Some(self.large_sum.as_str()) {
