@@ -68,7 +68,7 @@ LIST
 
 if ! command -v cargo >/dev/null 2>&1; then
     echo "setup: no Rust tool chain (cargo) in PATH" >&2
-    echo "  try: install Rust 1.85 or newer with rustup, or 'apt-get install rustup && rustup default stable' on Debian 13" >&2
+    echo "  try: install Rust 1.88 or newer with rustup" >&2
     exit 1
 fi
 

@@ -131,11 +131,25 @@ mod tests {
     #[test]
     fn entries_survive_the_round_trip_through_bytes() {
         let submission = Submission {
-            tag: 1, op: 2, flags: 3, sequence: 4, arena_offset: 5, out_bytes: 6, in_capacity: 7, reserved: 0, args: [8, 9, u64::MAX],
+            tag: 1,
+            op: 2,
+            flags: 3,
+            sequence: 4,
+            arena_offset: 5,
+            out_bytes: 6,
+            in_capacity: 7,
+            reserved: 0,
+            args: [8, 9, u64::MAX],
         };
         assert_eq!(Submission::from_bytes(&submission.to_bytes()), submission);
         let completion = Completion {
-            tag: 1, status: 2, sequence: 3, in_bytes: 4, reserved: 0, epoch: 5, results: [6, 7, 8, u64::MAX],
+            tag: 1,
+            status: 2,
+            sequence: 3,
+            in_bytes: 4,
+            reserved: 0,
+            epoch: 5,
+            results: [6, 7, 8, u64::MAX],
         };
         assert_eq!(Completion::from_bytes(&completion.to_bytes()), completion);
     }

@@ -56,9 +56,10 @@ pub fn wait(words: &[Expected], limit: Option<Duration>) -> io::Result<Woken> {
 
 /// Wakes everybody who sleeps on `word`.
 pub fn wake_all(word: *const u32) {
+    let key = word.addr();
     // SAFETY: the kernel uses the address as a key only. It fails only for an address that is not mapped, where
     // nobody can sleep.
-    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0u32) };
+    unsafe { libc::syscall(libc::SYS_futex, key, libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0u32) };
 }
 
 #[repr(C)]
