@@ -62,7 +62,7 @@ fn pids_tell_their_node_and_ps_shows_all_nodes() {
     assert_eq!((first / 65_536, second / 65_536), (1, 2));
     let pid = cluster.ok(&["run", "shop", "--node", "n2", "-d", "--", "sleep", "1000"]).trim().to_owned();
     let listed = cluster.json(&["ps", "shop", "-o", "json"]);
-    let sleeper = listed.as_array().unwrap().iter().find(|process| process["pid"].to_string() == pid).expect("listed");
+    let sleeper = listed.as_array().unwrap().iter().find(|process| process["pid"].as_u64() == pid.parse().ok()).expect("listed");
     assert_eq!(sleeper["node"], "n2");
     cluster.ok(&["kill", "shop", &pid]);
 }

@@ -29,7 +29,7 @@ fn bulk() -> impl Strategy<Value = Bulk> {
 fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> Frame<'a> {
     let channel = WireChannel { opener: NodeId(node.max(1)), number: c };
     let word = a.max(1);
-    let fault = if b % 3 == 0 { IpcError::Os(a as i32) } else { IpcError::NoLink };
+    let fault = if b.is_multiple_of(3) { IpcError::Os(a as i32) } else { IpcError::NoLink };
     match select % 18 {
         0 => Frame::Hello(Hello {
             cluster: "c1",
@@ -59,7 +59,7 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
             lane: Lane((b % 2) as u16),
             ring: (b % 2 == 1).then_some(RingSpec { entries: 1 << (a % 11), arena_bytes: a % (256 << 20) }),
         },
-        5 => Frame::Opened { channel, result: if a % 2 == 0 { Ok(()) } else { Err(fault) } },
+        5 => Frame::Opened { channel, result: if a.is_multiple_of(2) { Ok(()) } else { Err(fault) } },
         6 => Frame::Close { channel, reason: fault },
         7 => Frame::Message { channel, word, kind: b as i32, payload: &bulk.payload, inline: &bulk.data },
         8 => Frame::Taken { channel, word },

@@ -768,7 +768,7 @@ impl Looks {
             self.used = 0;
             self.sleeps = self.sleeps.wrapping_add(1);
             self.budget =
-                if self.sleeps % SLEEPS_PER_TRIAL == 0 { LOOKS_MAX } else { (self.budget / 2).max(LOOKS_MIN) };
+                if self.sleeps.is_multiple_of(SLEEPS_PER_TRIAL) { LOOKS_MAX } else { (self.budget / 2).max(LOOKS_MIN) };
             return false;
         }
         self.used += 1;

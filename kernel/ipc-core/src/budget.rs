@@ -71,7 +71,7 @@ impl Budget {
         match self.mode {
             WaitMode::Park => Plan { pauses: 0, yields: 0 },
             WaitMode::Spin => Plan { pauses: PAUSES_SPIN, yields: YIELDS_MAX },
-            WaitMode::Adaptive if self.pauses == 0 && self.several_cpus && self.waits % TRIAL_EVERY == 0 => {
+            WaitMode::Adaptive if self.pauses == 0 && self.several_cpus && self.waits.is_multiple_of(TRIAL_EVERY) => {
                 Plan { pauses: PAUSES_FIRST, yields: self.yields }
             }
             WaitMode::Adaptive => Plan { pauses: self.pauses, yields: self.yields },

@@ -194,6 +194,7 @@ mod tests {
         let record = DevCluster {
             name: name.to_owned(),
             boot_id: String::new(),
+            program: "/dvs".into(),
             hub: None,
             nodes: vec![node("n1"), node("n2")],
         };

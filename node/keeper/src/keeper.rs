@@ -438,13 +438,12 @@ impl Keeper {
     fn proceed(&mut self) {
         let now = Instant::now();
         match &mut self.phase {
-            Phase::Stopping { deadline, askers } => {
-                if now >= *deadline || list::pids(self.proc_dir.as_fd()).is_empty() {
+            Phase::Stopping { deadline, askers }
+                if (now >= *deadline || list::pids(self.proc_dir.as_fd()).is_empty()) => {
                     let askers = std::mem::take(askers);
                     let _ = sys::child::send_signal(&self.init.pidfd, libc::SIGKILL);
                     self.phase = Phase::Ending { deadline: now + END_LIMIT, askers };
                 }
-            }
             Phase::Ending { deadline, askers } if now >= *deadline => {
                 tracing::error!("processes of the container are stuck in the kernel; they go when it lets them");
                 let askers = std::mem::take(askers);

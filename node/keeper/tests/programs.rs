@@ -61,7 +61,7 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     assert!(keeper.client.run(&request(&["no-such-program"]), Some(theirs.as_fd()), &[]).is_err());
     drop(theirs);
-    let error = Watcher::new(ours).to_end().error.expect("error frame");
+    let error = Watcher::new(ours).into_end().error.expect("error frame");
     assert_eq!(error.kind, ErrorKind::NoSuchProgram);
 }
 
@@ -100,7 +100,7 @@ fn large_output_arrives_whole_through_a_slow_client() {
     drop(theirs);
     // The program fills every buffer meanwhile; the keeper goes on serving others.
     assert_eq!(keeper.shell("echo other").text(), "other");
-    let ended = Watcher::new(ours).to_end();
+    let ended = Watcher::new(ours).into_end();
     assert_eq!((ended.stdout.len(), ended.exit), (20_000_000, Some(0)));
     assert_eq!(ended.stderr, b"end\n");
 }
@@ -124,7 +124,7 @@ fn input_reaches_the_program_and_ends() {
     }
     watcher.send(Kind::Stdin, &[]);
     drop(theirs);
-    let sum = watcher.to_end().text();
+    let sum = watcher.into_end().text();
     let expected = keeper.shell("(printf abc; head -c 3000000 /dev/zero | tr '\\0' x) | sha256sum").text();
     assert_eq!(sum, expected);
 }
@@ -157,7 +157,7 @@ fn terminal_is_the_containers_own_and_follows_its_size() {
     assert!(watcher.until(contains("24 80")));
     watcher.send(Kind::Resize, &[50, 0, 100, 0]);
     watcher.send(Kind::Stdin, b"hello\n");
-    let ended = watcher.to_end();
+    let ended = watcher.into_end();
     let text = String::from_utf8_lossy(&ended.stdout).replace("\r\n", "\n");
     assert!(text.starts_with("/dev/pts/0\n24 80\n"), "{text}");
     assert!(text.ends_with("50 100\ngot:hello\n0\n"), "{text}");
@@ -181,7 +181,7 @@ fn terminal_stays_for_the_next_client_when_the_first_one_leaves() {
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     watcher.send(Kind::Stdin, b"later\n");
-    let ended = watcher.to_end();
+    let ended = watcher.into_end();
     assert!(String::from_utf8_lossy(&ended.stdout).ends_with("got:later\r\n"), "{ended:?}");
     assert_eq!(ended.exit, Some(0));
 }
@@ -201,7 +201,7 @@ fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
     watcher.send(Kind::Signal, &[libc::SIGUSR1 as u8]);
     watcher.until(|seen| seen.stdout.ends_with(b"caught\n"));
     keeper.client.signal(pid, libc::SIGKILL).expect("signal");
-    assert_eq!(watcher.to_end().exit, Some(137));
+    assert_eq!(watcher.into_end().exit, Some(137));
     assert!(matches!(keeper.client.signal(1, libc::SIGKILL), Err(KeeperError::Refused(_))));
     assert!(matches!(keeper.client.signal(99, 0), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound));
 }
@@ -228,7 +228,7 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     watcher.send(Kind::Stdin, b"word\n");
-    let ended = watcher.to_end();
+    let ended = watcher.into_end();
     assert_eq!((ended.pid, ended.exit), (Some(pid), Some(0)));
     assert!(ended.stdout.ends_with(b"got word\n"));
     let mut text = String::new();
@@ -259,7 +259,7 @@ fn spectator_that_reads_nothing_stops_neither_the_program_nor_its_log() {
     // The program ends although the spectator takes nothing.
     keeper.shell(&format!("while kill -0 {pid} 2>/dev/null; do sleep 0.02; done"));
     assert!(keeper.client.logs(pid, Some(1)).expect("logs") == b"finished\n");
-    let seen = slow.to_end();
+    let seen = slow.into_end();
     assert!(seen.exit.is_none() && seen.stdout.len() < 8_000_000, "{}", seen.stdout.len());
 }
 
@@ -296,7 +296,7 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper.client.exec(&exec, Some(theirs.as_fd()), &[]).expect("exec");
     drop(theirs);
-    assert_eq!(Watcher::new(ours).to_end().text(), "mark\nalive");
+    assert_eq!(Watcher::new(ours).into_end().text(), "mark\nalive");
     exec.pid = 4_000_000;
     assert!(
         matches!(keeper.client.exec(&exec, None, &[]), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound)

@@ -133,7 +133,7 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NetnsError
 /// `nsfs` mounts answer with the file system's own magic number.
 fn is_namespace(path: &Path) -> bool {
     const NSFS_MAGIC: i64 = 0x6e73_6673;
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as i64 == NSFS_MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == NSFS_MAGIC)
 }
 
 fn checked(dir: &Path, name: &str) -> Result<PathBuf, NetnsError> {

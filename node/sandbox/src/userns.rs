@@ -34,7 +34,7 @@ pub enum UsernsError {
 
 /// Makes one whose root is the host's `uid_base`. The caller must be the host's root and have one thread.
 pub fn create(uid_base: u32) -> Result<OwnedFd, UsernsError> {
-    if uid_base < UIDS || uid_base > u32::MAX - 2 * UIDS {
+    if !(UIDS..=u32::MAX - 2 * UIDS).contains(&uid_base) {
         return Err(UsernsError::BadBase(uid_base));
     }
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|cause| UsernsError::Pipe(cause.into()));

@@ -218,21 +218,19 @@ impl Session {
 }
 
 fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
-    loop {
-        let space = input.space();
-        if space.is_empty() {
-            return Ok(Flow::Full);
-        }
-        let wanted = space.len();
-        match unless_blocked(stream.read(space))? {
-            None => return Ok(Flow::Dry),
-            Some(0) => return Err(CutReason::Closed),
-            Some(count) => {
-                input.filled(count);
-                *bytes += count;
-                // A short read means that the socket was emptied.
-                return Ok(if count < wanted { Flow::Dry } else { Flow::Full });
-            }
+    let space = input.space();
+    if space.is_empty() {
+        return Ok(Flow::Full);
+    }
+    let wanted = space.len();
+    match unless_blocked(stream.read(space))? {
+        None => Ok(Flow::Dry),
+        Some(0) => Err(CutReason::Closed),
+        Some(count) => {
+            input.filled(count);
+            *bytes += count;
+            // A short read means that the socket was emptied.
+            Ok(if count < wanted { Flow::Dry } else { Flow::Full })
         }
     }
 }

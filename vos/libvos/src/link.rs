@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -84,10 +84,7 @@ impl Connecting {
 
     /// The ring, once it is there.
     pub(crate) fn poll(&mut self) -> Option<Opened> {
-        match self.result.try_recv() {
-            Ok(opened) => Some(opened),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.result.try_recv().ok()
     }
 }
 

@@ -110,7 +110,7 @@ mod tests {
         let mut held: Vec<Range> = Vec::new();
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let wish = 1 + (seed >> 8) % TRANSFER_BYTES_MAX >> ((seed >> 3) % 9);
+            let wish = (1 + (seed >> 8) % TRANSFER_BYTES_MAX) >> ((seed >> 3) % 9);
             if seed >> 31 == 0 || held.is_empty() {
                 if let Some(range) = space.take(wish.max(1)) {
                     assert!(range.bytes() >= wish.max(1) && range.offset() + range.bytes() <= arena);

@@ -73,7 +73,7 @@ impl Keeper {
         let (ours, theirs) = UnixStream::pair().expect("pair");
         let pid = self.client.run(request, Some(theirs.as_fd()), &[])?;
         drop(theirs);
-        let ended = Watcher::new(ours).to_end();
+        let ended = Watcher::new(ours).into_end();
         assert_eq!(ended.pid, Some(pid));
         Ok(ended)
     }
@@ -208,7 +208,7 @@ impl Watcher {
         true
     }
 
-    pub fn to_end(mut self) -> Ended {
+    pub fn into_end(mut self) -> Ended {
         self.until(|_| false);
         self.seen
     }
