@@ -157,13 +157,13 @@ impl Mapping {
 
     /// Offsets of words come from the layout or were checked against it: a wrong one is an error of this crate.
     fn word(&self, at: usize) -> *mut u32 {
-        assert!(at % 4 == 0 && at + 4 <= self.bytes, "word outside the mapping");
+        assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "word outside the mapping");
         // SAFETY: inside the mapping by the assertion.
         unsafe { self.base.as_ptr().add(at).cast() }
     }
 
     fn long_word(&self, at: usize) -> *mut u64 {
-        assert!(at % 8 == 0 && at + 8 <= self.bytes, "word outside the mapping");
+        assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "word outside the mapping");
         // SAFETY: inside the mapping by the assertion.
         unsafe { self.base.as_ptr().add(at).cast() }
     }

@@ -19,22 +19,22 @@ pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
     println!(
         "  ready after {:.2} s (to reach: 2 s); resident memory of all its processes {:.0} MB (to reach: 150 MB)",
         ready.as_secs_f64(),
-        resident_mb("dvs")
+        resident_mb()
     );
     Ok(())
 }
 
-/// Sum over processes whose executable has this name; shared pages are counted once per process, so this is an upper bound.
-fn resident_mb(name: &str) -> f64 {
+/// Sum over the processes of the demo's cluster; a page that several share counts once (Pss).
+fn resident_mb() -> f64 {
     let Ok(entries) = fs::read_dir("/proc") else { return 0.0 };
     let kilobytes: u64 = entries
         .flatten()
         .filter(|entry| {
-            fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe.file_name().is_some_and(|file| file == name))
+            fs::read_to_string(entry.path().join("cgroup")).is_ok_and(|groups| groups.contains("/dvs-dev-demo"))
         })
-        .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
-        .filter_map(|status| {
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<u64>().ok())
+        .filter_map(|entry| fs::read_to_string(entry.path().join("smaps_rollup")).ok())
+        .filter_map(|sums| {
+            sums.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok())
         })
         .sum();
     kilobytes as f64 / 1024.0
