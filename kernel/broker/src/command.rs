@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
 
-use crate::{BrokerError, DcOptions, ServerIdentity, Snapshot};
+use crate::{BrokerError, DcOptions, ServerIdentity, Shelf, Snapshot};
 
 /// Where an answer goes; a daemon that gave up waiting is ignored.
 pub(crate) type Answer<T> = SyncSender<Result<T, BrokerError>>;
@@ -17,6 +17,7 @@ pub(crate) enum Command {
     ProxySocket { answer: Answer<OwnedFd> },
     RemoteBound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
     RemoteUnbound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
+    ChangeShelf { shelf: Shelf, answer: Answer<()> },
     Snapshot { answer: Answer<Snapshot> },
     Shutdown,
 }

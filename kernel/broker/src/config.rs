@@ -6,19 +6,22 @@ use std::path::PathBuf;
 use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
 use abi::{Endpoint, Epoch, NodeId};
 
-use crate::{Directory, LocalOnly, Privileges};
+use crate::{Directory, LocalOnly, Privileges, Shelf};
 
 /// Start values of a broker.
 pub struct BrokerConfig {
     /// The node this broker serves.
     pub node: NodeId,
     pub directory: Box<dyn Directory>,
+    /// Where what must outlive this broker is kept. What an earlier broker put there is taken back: connections, bindings,
+    /// channels. `None`: a successor begins with nothing.
+    pub shelf: Option<Shelf>,
 }
 
 impl BrokerConfig {
     /// A broker that knows one node only.
     pub fn local() -> BrokerConfig {
-        BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly) }
+        BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly), shelf: None }
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Connection {
     /// Whether the poller reports when the socket takes more.
     pub waits_to_write: bool,
     outbox: VecDeque<(Packet, Vec<OwnedFd>)>,
+    /// The first request this broker read, and the highest.
+    requests_read: Option<(u32, u32)>,
 }
 
 /// What became of a packet.
@@ -60,7 +62,7 @@ pub(crate) enum Sent {
 
 impl Connection {
     pub fn new(socket: OwnedFd, party: Party) -> Connection {
-        Connection { socket, party, bound: None, waits_to_write: false, outbox: VecDeque::new() }
+        Connection { socket, party, bound: None, waits_to_write: false, outbox: VecDeque::new(), requests_read: None }
     }
 
     pub fn dc(&self) -> Option<DcId> {
@@ -68,6 +70,25 @@ impl Connection {
             Party::Program { dc, .. } | Party::Server { dc, .. } => Some(*dc),
             Party::Proxy => None,
         }
+    }
+
+    /// Whether this broker has not read the request yet. One that it has is asked again because of a restart, and is being
+    /// answered already. Numbers rise, and what lay in the socket comes before what is asked again, so what was read is
+    /// always one range.
+    pub fn is_new_request(&mut self, request: u32) -> bool {
+        if request == 0 {
+            return true;
+        }
+        let Some((first, last)) = self.requests_read else {
+            self.requests_read = Some((request, request));
+            return true;
+        };
+        let is_at_least = |one: u32, other: u32| one.wrapping_sub(other) as i32 >= 0;
+        if !is_at_least(last, request) {
+            self.requests_read = Some((first, request));
+            return true;
+        }
+        !is_at_least(request, first)
     }
 
     /// Sends or queues; never blocks.
@@ -88,5 +109,20 @@ impl Connection {
             }
         }
         Sent::All
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_asked_again_is_new_only_to_a_broker_that_has_not_read_it() {
+        let (socket, _other) = sys::seqpacket::pair().unwrap();
+        let mut connection = Connection::new(socket, Party::Proxy);
+        // The predecessor read 5; 6 and 7 lay in the socket; then all three are asked again.
+        for (request, is_new) in [(6, true), (7, true), (5, true), (6, false), (7, false), (8, true), (0, true)] {
+            assert_eq!(connection.is_new_request(request), is_new, "{request}");
+        }
     }
 }

@@ -32,6 +32,15 @@ pub(crate) struct Container {
     /// Remote endpoints that ended, whose channels the proxy has not closed yet: what they said last may still be on its
     /// way. Nobody opens anything to them.
     pub leaving: HashSet<Endpoint>,
+    pub origin: Origin,
+}
+
+/// Who said that a container is here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    Daemon,
+    /// It was on the shelf; the daemon has not confirmed it yet.
+    Shelf,
 }
 
 impl Container {
@@ -45,6 +54,15 @@ impl Container {
             pages: HashMap::new(),
             kept: HashMap::new(),
             leaving: HashSet::new(),
+            origin: Origin::Daemon,
+        }
+    }
+
+    /// When nobody will listen there any more.
+    pub fn remove_socket(&self) {
+        if let (Some(_), Some(path)) = (&self.listener, &self.options.listen) {
+            // A path that somebody else took over is not ours to complain about.
+            let _ = std::fs::remove_file(path);
         }
     }
 
@@ -54,14 +72,5 @@ impl Container {
         let reader = page.reader()?;
         self.pages.insert(endpoint, page);
         Ok(reader)
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        if let (Some(_), Some(path)) = (&self.listener, &self.options.listen) {
-            // A path that somebody else took over is not ours to complain about.
-            let _ = std::fs::remove_file(path);
-        }
     }
 }

@@ -10,7 +10,7 @@ use abi::{DcId, Endpoint, Epoch, NodeId};
 use crate::command::{Answer, Command};
 use crate::engine::Engine;
 use crate::limits::COMMANDS_MAX;
-use crate::{BrokerConfig, DcOptions, ServerIdentity, Snapshot};
+use crate::{BrokerConfig, DcOptions, ServerIdentity, Shelf, Snapshot};
 
 /// Why the broker could not do what the daemon asked.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,8 @@ pub enum BrokerError {
     },
 }
 
-/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths any more. Shared by reference;
+/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths until a successor takes over from
+/// the shelf. Shared by reference;
 /// its calls wait for the broker's thread, which never blocks.
 #[derive(Debug)]
 pub struct Broker {
@@ -50,6 +51,8 @@ impl Broker {
         Ok(Broker { commands, bell, thread: Some(thread) })
     }
 
+    /// A container that an earlier broker left on the shelf is taken back with these options, when it listens at the same
+    /// place.
     pub fn add_dc(&self, dc: DcId, options: DcOptions) -> Result<(), BrokerError> {
         self.ask(|answer| Command::AddDc { dc, options, answer })
     }
@@ -77,6 +80,11 @@ impl Broker {
     /// The daemon learned that another node's endpoint ended. Ignored when a newer epoch is known.
     pub fn remote_unbound(&self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), BrokerError> {
         self.ask(|answer| Command::RemoteUnbound { dc, endpoint, node, epoch, answer })
+    }
+
+    /// Keeps everything on another shelf from now on: the first one failed.
+    pub fn change_shelf(&self, shelf: Shelf) -> Result<(), BrokerError> {
+        self.ask(|answer| Command::ChangeShelf { shelf, answer })
     }
 
     pub fn snapshot(&self) -> Result<Snapshot, BrokerError> {

@@ -12,5 +12,8 @@ pub const ACCEPTS_PER_TURN: usize = 16;
 pub const BACKLOG: i32 = 128;
 /// Commands of the daemon that wait.
 pub const COMMANDS_MAX: usize = 256;
+/// Bits of a channel's number below the milliseconds of its broker's start: making one takes tens of microseconds, so a
+/// broker never gets ahead of the clock.
+pub const CHANNELS_PER_MILLI_BITS: u32 = 14;
 /// Nodes whose link is down: every node there may be.
 pub const NODES_DOWN_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;

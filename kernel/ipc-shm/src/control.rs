@@ -124,6 +124,10 @@ impl ControlWriter {
         sys::memfd::reopen_read_only(self.file.as_fd())
     }
 
+    pub fn life(&self) -> Life {
+        Life::of(self.page.load(control::LIFE, Ordering::Acquire))
+    }
+
     pub fn set_life(&self, life: Life) {
         self.page.store(control::LIFE, life.word(), Ordering::Release);
         self.announce();

@@ -1,7 +1,7 @@
 //! Making a channel's objects; the broker does it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use abi::layout::{shared, side};
 use abi::ring::ENTRY_BYTES;
@@ -86,6 +86,32 @@ impl ChannelFiles {
             bell_in: bell_in.try_clone()?,
             bell_out: bell_out.try_clone()?,
         })
+    }
+
+    /// What an earlier broker made: in the order of [`ChannelFiles::descriptors`].
+    pub fn adopt([left, right, shared, bell_left, bell_right]: [OwnedFd; 5]) -> ChannelFiles {
+        ChannelFiles { left, right, shared, bell_left, bell_right }
+    }
+
+    /// The event descriptors that wake the left and the right party; the rest is closed.
+    pub fn into_bells(self) -> (OwnedFd, OwnedFd) {
+        (self.bell_left, self.bell_right)
+    }
+
+    /// Second descriptors of the same objects.
+    pub fn try_clone(&self) -> io::Result<ChannelFiles> {
+        Ok(ChannelFiles {
+            left: self.left.try_clone()?,
+            right: self.right.try_clone()?,
+            shared: self.shared.try_clone()?,
+            bell_left: self.bell_left.try_clone()?,
+            bell_right: self.bell_right.try_clone()?,
+        })
+    }
+
+    /// All of it, writable: for whoever keeps it over the broker's restart, for nobody else.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 5] {
+        [&self.left, &self.right, &self.shared, &self.bell_left, &self.bell_right].map(AsFd::as_fd)
     }
 
     /// A second descriptor of the event descriptor that wakes the party of this role.

@@ -3,6 +3,9 @@
 //! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices: the
 //! broker sends one for each channel somebody opens to us and one for each that ends, so more means that it is not
 //! our broker.
+//!
+//! The connection survives the broker: while there is none, it is open all the same and requests wait in it
+//! (`docs/design/process-model.md`). It is lost when nobody holds the other end any more.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +20,8 @@ use crate::wait::{Deadline, Wait};
 
 /// Notices kept while an answer is awaited.
 const UNASKED_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
+/// Calls without an answer that are remembered: each took twice [`ANSWER_LIMIT`].
+const GIVEN_UP_MAX: usize = 64;
 /// How long the broker may take for what it does at once. It never blocks, so this is long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -32,13 +37,15 @@ pub(crate) struct Connection {
     socket: Arc<OwnedFd>,
     unasked: VecDeque<Notice>,
     next_request: u32,
+    /// Calls that ended without an answer, the newest first.
+    given_up: VecDeque<u32>,
     lost: bool,
 }
 
 impl Connection {
     pub fn new(socket: OwnedFd) -> Connection {
         let _ = rustix::io::ioctl_fionbio(&socket, true);
-        Connection { socket: Arc::new(socket), unasked: VecDeque::new(), next_request: 1, lost: false }
+        Connection { socket: Arc::new(socket), unasked: VecDeque::new(), next_request: 1, given_up: VecDeque::new(), lost: false }
     }
 
     pub fn socket(&self) -> BorrowedFd<'_> {
@@ -64,17 +71,27 @@ impl Connection {
     pub fn call_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
         let deadline = Deadline::after(wait);
         let request = self.send_request(packet)?;
-        if let Some(answer) = self.answer(request, deadline)? {
+        let asked = Packet { request, ..packet };
+        if let Some(answer) = self.answer(request, &[asked], deadline)? {
             return answered(answer);
         }
-        self.send(&Packet { value: request, ..Packet::new(Op::Cancel) })?;
-        match self.answer(request, Deadline::after(Wait::For(ANSWER_LIMIT)))? {
+        let cancel = Packet { value: request, ..Packet::new(Op::Cancel) };
+        self.send(&cancel)?;
+        match self.answer(request, &[asked, cancel], Deadline::after(Wait::For(ANSWER_LIMIT)))? {
             Some(answer) => answered(answer),
+            // The broker is stopped, or away and not yet back. Its answer is read with the notices when it comes.
             None => {
-                self.lost = true;
+                self.given_up.truncate(GIVEN_UP_MAX - 1);
+                self.given_up.push_front(request);
                 Err(IpcError::NoBroker)
             }
         }
+    }
+
+    /// Whether this is a late answer to a call that ended without one. True once.
+    pub fn was_given_up(&mut self, answer: &Packet) -> bool {
+        let found = self.given_up.iter().position(|request| *request == answer.request);
+        found.is_some_and(|at| self.given_up.remove(at).is_some())
     }
 
     /// Sends a request whose answer is read with the notices.
@@ -113,11 +130,16 @@ impl Connection {
         }
     }
 
-    /// `None` when the deadline passed.
-    fn answer(&mut self, request: u32, deadline: Deadline) -> Result<Option<Notice>, IpcError> {
+    /// `None` when the deadline passed. `asked` is said again to a broker that was restarted.
+    fn answer(&mut self, request: u32, asked: &[Packet], deadline: Deadline) -> Result<Option<Notice>, IpcError> {
         loop {
             match self.read()? {
                 Some(notice) if notice.packet.request == request => return Ok(Some(notice)),
+                Some(notice) if notice.packet.op == Op::Restarted => {
+                    for packet in asked {
+                        self.send(packet)?;
+                    }
+                }
                 Some(notice) if self.unasked.len() < UNASKED_MAX => self.unasked.push_back(notice),
                 Some(_) => {
                     self.lost = true;

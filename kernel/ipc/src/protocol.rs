@@ -7,6 +7,10 @@
 //! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else the
 //! broker says comes unasked.
 //!
+//! Numbers rise over the life of a connection. A broker that is killed and started again may have read a request without
+//! answering it, so it says `Restarted` on every connection it took over, and whoever waits for an answer asks again with the
+//! same number. A request that the new broker has read already (it lay in the socket) is then not done twice.
+//!
 //! Not here: who may ask for what (`kernel/broker`).
 
 use std::os::fd::OwnedFd;
@@ -61,6 +65,8 @@ pub enum Op {
     Resumed = 112,
     /// To a proxy: that was all of them.
     AllResumed = 113,
+    /// Another broker reads this connection from now on: what has no answer is to be asked again, with its number.
+    Restarted = 114,
 }
 
 impl Op {
@@ -87,6 +93,7 @@ impl Op {
             111 => Op::Ended,
             112 => Op::Resumed,
             113 => Op::AllResumed,
+            114 => Op::Restarted,
             _ => return None,
         })
     }

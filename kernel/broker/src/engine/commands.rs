@@ -11,7 +11,7 @@ use sys::eventfd::Trigger;
 use super::{Engine, Token, Turn};
 use crate::command::Command;
 use crate::connection::Party;
-use crate::container::Container;
+use crate::container::{Container, Origin};
 use crate::handle::os;
 use crate::limits::BACKLOG;
 use crate::{BrokerError, ChannelInfo, DcInfo, DcOptions, EndpointInfo, Home, ServerIdentity, Snapshot};
@@ -37,7 +37,13 @@ impl Engine {
                     drop(answer.try_send(self.known(dc)));
                 }
                 Command::Snapshot { answer } => drop(answer.try_send(Ok(self.snapshot()))),
-                Command::Shutdown => return Turn::End,
+                Command::ChangeShelf { shelf, answer } => drop(answer.try_send(self.change_shelf(shelf))),
+                Command::Shutdown => {
+                    if self.shelf.is_none() {
+                        self.containers.values().for_each(Container::remove_socket);
+                    }
+                    return Turn::End;
+                }
             }
             self.drop_doomed();
         }
@@ -49,8 +55,14 @@ impl Engine {
     }
 
     fn add_dc(&mut self, dc: DcId, options: DcOptions) -> Result<(), BrokerError> {
-        if self.containers.contains_key(&dc) {
-            return Err(BrokerError::DcExists(dc));
+        match self.containers.get_mut(&dc) {
+            Some(container) if container.origin == Origin::Shelf && container.options.listen == options.listen => {
+                (container.origin, container.options) = (Origin::Daemon, options);
+                self.keep_dc(dc);
+                return Ok(());
+            }
+            Some(_) => return Err(BrokerError::DcExists(dc)),
+            None => {}
         }
         let listener = match &options.listen {
             None => None,
@@ -69,6 +81,7 @@ impl Engine {
             }
         };
         self.containers.insert(dc, Container::new(options, listener));
+        self.keep_dc(dc);
         Ok(())
     }
 
@@ -92,7 +105,14 @@ impl Engine {
             self.end_binding(dc, endpoint, Life::Dead, IpcError::DcNotRunning);
         }
         self.drop_doomed();
-        self.containers.remove(&dc);
+        if let Some(container) = self.containers.remove(&dc) {
+            container.remove_socket();
+            if let Some(listener) = &container.listener {
+                // The shelf may hold it for a moment longer.
+                let _ = self.poller.remove(listener);
+            }
+        }
+        self.drop_kept_dc(dc);
         Ok(())
     }
 

@@ -18,7 +18,10 @@ impl Engine {
     pub(super) fn drop_connection(&mut self, owner: OwnerId) {
         self.unbind(owner, IpcError::SourceDied);
         let Some(connection) = self.connections.remove(&owner) else { return };
-        // Closing takes it out of the poller: nobody else holds this end.
+        // The shelf may hold it, so closing ours neither takes it out of the poller nor tells the other end.
+        let _ = self.poller.remove(&connection.socket);
+        let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
+        self.drop_kept_connection(owner);
         if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {
             container.connections = container.connections.saturating_sub(1);
             container.table.waiters_mut().forget(owner);
@@ -37,6 +40,7 @@ impl Engine {
         let (Some(bound), Some(dc)) = (connection.bound.take(), connection.dc()) else { return };
         // The descriptor may live on elsewhere, so closing ours would not take it out.
         let _ = self.poller.remove(&bound.pidfd);
+        self.keep_connection(owner);
         let is_ours = matches!(self.home(dc, bound.endpoint), Some(Home::Local { owner: of }) if of == owner);
         if is_ours {
             self.end_binding(dc, bound.endpoint, Life::Dead, reason);
@@ -53,6 +57,7 @@ impl Engine {
         }
         container.leaving.remove(&endpoint);
         let channels = container.table.unbind(endpoint);
+        self.keep_binding(dc, endpoint);
         for channel in channels {
             self.channel_ended(dc, channel, Some(endpoint), reason);
             if let Some(peer) = channel.peer_of(endpoint) {
@@ -76,6 +81,7 @@ impl Engine {
     /// A channel was taken out of the table: wakes and tells who is left. `by` ended it and needs no telling.
     pub(super) fn channel_ended(&mut self, dc: DcId, channel: Channel, by: Option<Endpoint>, reason: IpcError) {
         let kept = self.containers.get_mut(&dc).and_then(|container| container.kept.remove(&channel.id));
+        self.drop_kept_channel(dc, channel.id);
         for role in [Role::Left, Role::Right] {
             let party = match role {
                 Role::Left => channel.left,

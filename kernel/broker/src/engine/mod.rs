@@ -5,10 +5,13 @@
 //! dropped.
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
-//! follows. `proxying.rs`: proxies and other nodes' endpoints.
+//! follows. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! outlived the last one.
 
+mod adopting;
 mod commands;
 mod ending;
+mod keeping;
 mod opening;
 mod proxying;
 mod requests;
@@ -29,7 +32,8 @@ use sys::eventfd::{Poller, Trigger, WriteInterest};
 use crate::command::Command;
 use crate::connection::{Connection, Party, Sent};
 use crate::container::Container;
-use crate::limits::{ACCEPTS_PER_TURN, CONNECTIONS_PER_DC, REQUESTS_PER_TURN};
+use crate::limits::{ACCEPTS_PER_TURN, CHANNELS_PER_MILLI_BITS, CONNECTIONS_PER_DC, REQUESTS_PER_TURN};
+use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
 pub(crate) struct Engine {
@@ -45,6 +49,7 @@ pub(crate) struct Engine {
     nodes_down: HashSet<NodeId>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
     doomed: Vec<OwnerId>,
+    shelf: Option<Outgoing>,
     next_owner: u64,
     next_channel: u64,
     channels_made: u64,
@@ -65,6 +70,7 @@ enum Token {
     Listener(DcId),
     Connection(OwnerId),
     Process(OwnerId),
+    Shelf,
 }
 
 impl Token {
@@ -76,6 +82,7 @@ impl Token {
             Token::Listener(dc) => (1, u64::from(dc.0)),
             Token::Connection(owner) => (2, owner.0),
             Token::Process(owner) => (3, owner.0),
+            Token::Shelf => (4, 0),
         };
         kind << Token::NUMBER_BITS | number
     }
@@ -86,6 +93,7 @@ impl Token {
             1 => Token::Listener(DcId(number as u32)),
             2 => Token::Connection(OwnerId(number)),
             3 => Token::Process(OwnerId(number)),
+            4 => Token::Shelf,
             _ => Token::Commands,
         }
     }
@@ -96,8 +104,8 @@ impl Engine {
         let poller = Poller::new()?;
         poller.add(&*bell, Token::Commands.to_u64(), Trigger::Level)?;
         // Names of channels must differ from those of an earlier broker whose channels still live.
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Ok(Engine {
+        let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
+        let mut engine = Engine {
             directory: config.directory,
             commands,
             bell,
@@ -108,11 +116,16 @@ impl Engine {
             waiting_opens: HashMap::new(),
             nodes_down: HashSet::new(),
             doomed: Vec::new(),
+            shelf: None,
             next_owner: 1,
-            next_channel: seconds << 24 | 1,
+            next_channel: millis << CHANNELS_PER_MILLI_BITS | 1,
             channels_made: 0,
             deaths: 0,
-        })
+        };
+        if let Some(shelf) = config.shelf {
+            engine.adopt(shelf)?;
+        }
+        Ok(engine)
     }
 
     pub fn run(mut self) {
@@ -133,6 +146,7 @@ impl Engine {
                     Token::Listener(dc) => self.accept(dc),
                     Token::Connection(owner) => self.serve(owner),
                     Token::Process(owner) => self.process_died(owner),
+                    Token::Shelf => self.serve_shelf(),
                 }
                 self.drop_doomed();
             }
@@ -167,6 +181,7 @@ impl Engine {
             container.connections += 1;
         }
         self.connections.insert(owner, connection);
+        self.keep_connection(owner);
         Ok(owner)
     }
 
@@ -188,11 +203,11 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) {
-        if let Some(connection) = self.connections.get_mut(&owner) {
-            let sent = connection.send(packet, descriptors);
-            self.after_send(owner, sent);
-        }
+    fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) -> Sent {
+        let Some(connection) = self.connections.get_mut(&owner) else { return Sent::Lost };
+        let sent = connection.send(packet, descriptors);
+        self.after_send(owner, sent);
+        sent
     }
 
     fn answer(&mut self, owner: OwnerId, packet: Packet) {

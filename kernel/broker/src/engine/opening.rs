@@ -4,10 +4,13 @@ use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint, IpcError, NodeId};
 use ipc::protocol::{Op, Packet, channel_descriptors};
+use ipc_core::ChannelId;
 use ipc_core::table::{Awaited, Channel, Home, LaneWish, OwnerId};
 use ipc_shm::{ChannelFiles, Role, Size};
 
 use super::Engine;
+use super::proxying::flipped;
+use crate::connection::Sent;
 use crate::container::{Container, Kept};
 
 /// A channel that was made and recorded, not yet handed out.
@@ -20,7 +23,6 @@ impl Engine {
     /// Opens what `own` asked for; `to` is bound, here or elsewhere.
     pub(super) fn open_channel(
         &mut self,
-        owner: OwnerId,
         dc: DcId,
         own: Endpoint,
         to: Endpoint,
@@ -28,20 +30,75 @@ impl Engine {
     ) -> Result<(), IpcError> {
         let wish = if packet.ring().is_some() { LaneWish::AnyRing } else { LaneWish::Messages };
         let made = self.make_channel(dc, own, to, wish, packet.size)?;
-        let channel = made.channel;
-        let opened = Packet { request: packet.request, ..notice(Op::Opened, dc, &channel, Role::Left) };
-        let left = self.party_descriptors(dc, &made, Role::Left)?;
-        match self.home(dc, to) {
-            Some(Home::Local { owner: acceptor }) => {
-                let right = self.party_descriptors(dc, &made, Role::Right)?;
-                self.keep_bells(dc, made)?;
-                self.send(acceptor, notice(Op::Accepted, dc, &channel, Role::Right), right);
-            }
-            Some(Home::Remote { .. }) => self.proxy_channel(dc, made, Role::Right, 0, Op::Accepted, 0)?,
-            None => return Err(IpcError::NoSuchEndpoint),
+        self.hand_out(dc, made, packet.request, 0)
+    }
+
+    /// Gives both parties what they need: the initiator as the answer to its request. When that fails, there is no channel.
+    pub(super) fn hand_out(&mut self, dc: DcId, made: Made, request: u32, far: u64) -> Result<(), IpcError> {
+        let Made { channel, files } = made;
+        let result = self.try_hand_out(dc, &channel, files, request, far);
+        if result.is_err() {
+            self.forget_channel(dc, channel.id);
         }
-        self.send(owner, opened, left);
+        result
+    }
+
+    fn try_hand_out(
+        &mut self,
+        dc: DcId,
+        channel: &Channel,
+        files: ChannelFiles,
+        request: u32,
+        far: u64,
+    ) -> Result<(), IpcError> {
+        let notices = self.notices(dc, channel, &files, request, far)?;
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let copies = files.try_clone().map_err(os)?;
+        let kept = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { bells_of(files) };
+        container.kept.insert(channel.id, kept);
+        self.keep_untold_channel(dc, channel.id, request, &copies);
+        self.tell(dc, channel.id, notices);
         Ok(())
+    }
+
+    /// What both parties of a channel are told: the acceptor first.
+    pub(super) fn notices(
+        &self,
+        dc: DcId,
+        channel: &Channel,
+        files: &ChannelFiles,
+        request: u32,
+        far: u64,
+    ) -> Result<Vec<(OwnerId, Packet, Vec<OwnedFd>)>, IpcError> {
+        let mut notices = Vec::new();
+        for role in [Role::Right, Role::Left] {
+            let (party, packet) = match role {
+                Role::Right => (channel.right, notice(Op::Accepted, dc, channel, role)),
+                Role::Left => (channel.left, Packet { request, ..notice(Op::Opened, dc, channel, role) }),
+            };
+            let descriptors = self.party_descriptors(dc, channel, files, role)?;
+            match (self.home(dc, party), self.proxy) {
+                (Some(Home::Local { owner }), _) => notices.push((owner, packet, descriptors)),
+                (Some(Home::Remote { .. }), Some(proxy)) => {
+                    notices.push((proxy, flipped(Packet { far, ..packet }), descriptors));
+                }
+                // It is handed to the next proxy.
+                (Some(Home::Remote { .. }), None) => {}
+                (None, _) => return Err(IpcError::NoSuchEndpoint),
+            }
+        }
+        Ok(notices)
+    }
+
+    pub(super) fn tell(&mut self, dc: DcId, channel: ChannelId, notices: Vec<(OwnerId, Packet, Vec<OwnedFd>)>) {
+        let mut all = true;
+        for (owner, packet, descriptors) in notices {
+            all &= self.send(owner, packet, descriptors) == Sent::All;
+        }
+        // Otherwise a successor tells them again.
+        if all {
+            self.keep_channel(dc, channel);
+        }
     }
 
     /// Makes the objects and records the channel. When something later fails, the channel is closed by its caller.
@@ -64,16 +121,8 @@ impl Engine {
         Ok(Made { channel, files })
     }
 
-    /// What one party is handed; a failure closes the channel.
-    pub(super) fn party_descriptors(&mut self, dc: DcId, made: &Made, role: Role) -> Result<Vec<OwnedFd>, IpcError> {
-        let result = self.try_party_descriptors(dc, &made.channel, &made.files, role);
-        if result.is_err() {
-            self.forget_channel(dc, made.channel.id);
-        }
-        result
-    }
-
-    pub(super) fn try_party_descriptors(
+    /// What one party is handed.
+    pub(super) fn party_descriptors(
         &self,
         dc: DcId,
         channel: &Channel,
@@ -98,6 +147,7 @@ impl Engine {
             container.table.close(channel);
             container.kept.remove(&channel);
         }
+        self.drop_kept_channel(dc, channel);
     }
 
     /// Somebody was bound: whoever waited for it goes on.
@@ -110,27 +160,17 @@ impl Engine {
             };
             let bound = self.connections.get(&waiter.owner).and_then(|connection| connection.bound.as_ref());
             let Some(own) = bound.map(|bound| bound.endpoint) else { continue };
-            if let Err(error) = self.open_channel(waiter.owner, dc, own, endpoint, packet) {
+            if let Err(error) = self.open_channel(dc, own, endpoint, packet) {
                 self.fail(waiter.owner, waiter.request, error);
             }
         }
     }
+}
 
-    fn keep_bells(&mut self, dc: DcId, made: Made) -> Result<(), IpcError> {
-        let id = made.channel.id;
-        let bells = made.files.bell(Role::Left).and_then(|left| Ok((left, made.files.bell(Role::Right)?)));
-        match (bells, self.containers.get_mut(&dc)) {
-            (Ok((left, right)), Some(container)) => {
-                container.kept.insert(id, Kept::Bells { left, right });
-                Ok(())
-            }
-            (Err(error), _) => {
-                self.forget_channel(dc, id);
-                Err(os(error))
-            }
-            (_, None) => Err(IpcError::DcNotRunning),
-        }
-    }
+/// Between parties of this node only the bells are kept.
+pub(super) fn bells_of(files: ChannelFiles) -> Kept {
+    let (left, right) = files.into_bells();
+    Kept::Bells { left, right }
 }
 
 /// What a party is told of a channel.

@@ -9,7 +9,7 @@ use ipc_core::table::{Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{Life, Role};
 
 use super::Engine;
-use super::opening::{Made, notice, os};
+use super::opening::{notice, os};
 use crate::Location;
 use crate::container::Kept;
 use crate::limits::NODES_DOWN_MAX;
@@ -65,7 +65,7 @@ impl Engine {
             for channel in container.table.channels().iter().filter(|channel| channel.proxied.is_some()) {
                 let Some(Kept::Proxied { files, far }) = container.kept.get(&channel.id) else { continue };
                 let role = self.proxy_role(*dc, channel.left);
-                match self.try_party_descriptors(*dc, channel, files, role) {
+                match self.party_descriptors(*dc, channel, files, role) {
                     Ok(descriptors) => {
                         let packet = Packet { far: *far, ..notice(Op::Resumed, *dc, channel, role) };
                         packets.push((flipped(packet), descriptors));
@@ -80,28 +80,6 @@ impl Engine {
             self.send(proxy, packet, descriptors);
         }
         self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
-    }
-
-    /// Keeps a channel whose one party is the proxy, and hands it over. `role` is the proxy's.
-    pub(super) fn proxy_channel(
-        &mut self,
-        dc: DcId,
-        made: Made,
-        role: Role,
-        far: u64,
-        op: Op,
-        request: u32,
-    ) -> Result<(), IpcError> {
-        let channel = made.channel;
-        let descriptors = self.party_descriptors(dc, &made, role)?;
-        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        container.kept.insert(channel.id, Kept::Proxied { files: made.files, far });
-        // Without a proxy it is handed over to the next one.
-        if let Some(proxy) = self.proxy {
-            let packet = Packet { far, request, ..notice(op, dc, &channel, role) };
-            self.send(proxy, flipped(packet), descriptors);
-        }
-        Ok(())
     }
 
     pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet) {
@@ -138,13 +116,7 @@ impl Engine {
         self.bind_caller(packet.dc, caller, packet.node)?;
         self.settle_glare(packet.dc, caller, target, packet.lane)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
-        let channel = made.channel;
-        let right = self.party_descriptors(packet.dc, &made, Role::Right)?;
-        self.proxy_channel(packet.dc, made, Role::Left, packet.far, Op::Opened, packet.request)?;
-        if let Some(Home::Local { owner }) = self.home(packet.dc, target) {
-            self.send(owner, notice(Op::Accepted, packet.dc, &channel, Role::Right), right);
-        }
-        Ok(())
+        self.hand_out(packet.dc, made, packet.request, packet.far)
     }
 
     /// Both nodes may open the channel of one pair and lane at the same time. The lower endpoint's stays; the other's
@@ -209,6 +181,7 @@ impl Engine {
             container.table.unbind(endpoint);
             return Err(os(error));
         }
+        self.keep_binding(dc, endpoint);
         for channel in ended {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
@@ -216,6 +189,7 @@ impl Engine {
             // A newer owner elsewhere: the one here is fenced and knows it by its page.
             if let Some(bound) = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take()) {
                 let _ = self.poller.remove(&bound.pidfd);
+                self.keep_connection(owner);
             }
         }
         Ok(())
@@ -233,6 +207,7 @@ impl Engine {
     fn link_down(&mut self, node: NodeId) {
         if self.nodes_down.len() < NODES_DOWN_MAX {
             self.nodes_down.insert(node);
+            self.keep_node_down(node);
         }
         let mut gone = Vec::new();
         for (dc, container) in &self.containers {
@@ -249,6 +224,7 @@ impl Engine {
         if !self.nodes_down.remove(&node) {
             return;
         }
+        self.drop_kept_node_down(node);
         let mut awaited = Vec::new();
         for (dc, container) in &self.containers {
             awaited.extend(container.table.waiters().awaited_endpoints().into_iter().map(|endpoint| (*dc, endpoint)));
@@ -284,6 +260,6 @@ impl Engine {
 }
 
 /// To a proxy, "own" is the endpoint of this node and "peer" the remote one that it plays.
-fn flipped(packet: Packet) -> Packet {
+pub(super) fn flipped(packet: Packet) -> Packet {
     Packet { own: packet.peer, peer: packet.own, ..packet }
 }

@@ -7,6 +7,7 @@ use ipc_shm::Life;
 use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
 
+use super::opening::os;
 use super::{Engine, Token};
 use crate::connection::{Bound, Party};
 
@@ -14,7 +15,10 @@ impl Engine {
     pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, received: Received) {
         // The kernel's word on who sent it: a socket that a forked child inherited is not its own.
         let Some(sender) = received.sender else { return self.doom(owner) };
-        let Some(connection) = self.connections.get(&owner) else { return };
+        let Some(connection) = self.connections.get_mut(&owner) else { return };
+        if !connection.is_new_request(packet.request) {
+            return;
+        }
         let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet) };
         let result = match (&connection.bound, packet.op) {
             (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
@@ -33,6 +37,8 @@ impl Engine {
     fn take_bound_request(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: Packet) -> Result<(), IpcError> {
         let peer = || packet.peer.ok_or(IpcError::BadEndpoint);
         match packet.op {
+            // The broker that did it died before it said so.
+            Op::Bind => self.say_bound(owner, dc, own, packet.request),
             Op::Unbind => {
                 self.unbind(owner, IpcError::NotBound);
                 self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
@@ -135,10 +141,22 @@ impl Engine {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
         let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
+        // In this order: a binding whose connection does not know of it is taken back by a successor.
+        self.keep_binding(dc, endpoint);
+        self.keep_connection(owner);
         // First the directory: whoever hears of the binding from its owner must find it.
         self.directory.bound(dc, endpoint, sender.pid, epoch);
         self.send(owner, bound, vec![page]);
         self.appeared(dc, endpoint);
+        Ok(())
+    }
+
+    fn say_bound(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, request: u32) -> Result<(), IpcError> {
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        let page = container.pages.get(&own).ok_or(IpcError::NotBound)?.reader().map_err(os)?;
+        let epoch = container.table.binding(own).ok_or(IpcError::NotBound)?.epoch;
+        let bound = Packet { request, dc, own: Some(own), epoch, ..Packet::new(Op::Bound) };
+        self.send(owner, bound, vec![page]);
         Ok(())
     }
 
@@ -158,7 +176,7 @@ impl Engine {
             ring.check()?;
         }
         match self.resolve(dc, to) {
-            Ok(()) => self.open_channel(owner, dc, own, to, packet),
+            Ok(()) => self.open_channel(dc, own, to, packet),
             Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if packet.patience == Patience::UntilBound => {
                 self.add_waiter(owner, dc, to, packet.request, Awaited::Bound)?;
                 self.waiting_opens.insert((owner, packet.request), packet);

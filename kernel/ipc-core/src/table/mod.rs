@@ -95,6 +95,11 @@ impl DcTable {
         self.epochs.get(&endpoint).copied().unwrap_or_default()
     }
 
+    /// Numbers that were ever bound here, with their highest epochs.
+    pub fn epochs(&self) -> impl Iterator<Item = (Endpoint, Epoch)> {
+        self.epochs.iter().map(|(endpoint, epoch)| (*endpoint, *epoch))
+    }
+
     pub fn channels(&self) -> &Channels {
         &self.channels
     }
@@ -164,6 +169,18 @@ impl DcTable {
         self.bindings.insert(endpoint, Binding { home: Home::Remote { node }, epoch, told });
         self.epochs.insert(endpoint, epoch);
         RemoteBinding::Bound { ended }
+    }
+
+    /// A binding of an earlier broker.
+    pub fn adopt(&mut self, endpoint: Endpoint, binding: Binding) {
+        self.bindings.insert(endpoint, binding);
+        self.remember_epoch(endpoint, binding.epoch);
+    }
+
+    /// The number had this epoch with an earlier broker.
+    pub fn remember_epoch(&mut self, endpoint: Endpoint, epoch: Epoch) {
+        let highest = self.epochs.entry(endpoint).or_default();
+        *highest = epoch.max(*highest);
     }
 
     /// Frees the number; its channels are removed and returned.

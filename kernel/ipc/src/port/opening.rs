@@ -129,6 +129,10 @@ impl Port {
             // A channel that cannot be mapped stays unused; its opener sees us not answering, and the broker our refusal.
             Op::Accepted => {
                 let channel = notice.packet.channel;
+                // A restarted broker says again what its predecessor may not have said.
+                if self.slots.by_channel(channel).is_some() {
+                    return;
+                }
                 if let Err(error) = self.adopt_channel(notice) {
                     let close = Packet { channel, value: error.code(), ..Packet::new(Op::Close) };
                     let _ = self.connection.send(&close);
@@ -140,7 +144,16 @@ impl Port {
                 }
             }
             Op::WakeUp => self.woken_up = true,
-            // Answers to calls that were given up.
+            // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
+            // one that was read already, said again by a restarted broker.
+            Op::Opened if self.connection.was_given_up(&notice.packet) => {
+                let (channel, is_ring) = (notice.packet.channel, notice.packet.ring().is_some());
+                if is_ring || self.adopt_channel(notice).is_err() {
+                    let close = Packet { channel, value: IpcError::NotBound.code(), ..Packet::new(Op::Close) };
+                    let _ = self.connection.send(&close);
+                }
+            }
+            // Answers to calls that were given up; a restarted broker, of which nothing was wanted.
             _ => {}
         }
     }

@@ -1,6 +1,6 @@
 //! The proxy's connection to its broker, and the wait for anything.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub struct StandInPort {
     ready: Vec<u64>,
     budget: Budget,
     unpolled: u32,
+    /// Requests without an answer, by number: a restarted broker is asked again.
+    asked: BTreeMap<u32, Packet>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +69,7 @@ impl StandInPort {
             ready: Vec::new(),
             budget: new_budget(),
             unpolled: 0,
+            asked: BTreeMap::new(),
         })
     }
 
@@ -138,7 +141,9 @@ impl StandInPort {
             far: request.peer_channel,
             ..Packet::new(Op::OpenIn)
         };
-        self.connection.send_request(packet).map(RequestId)
+        let request = self.connection.send_request(packet)?;
+        self.asked.insert(request, Packet { request, ..packet });
+        Ok(RequestId(request))
     }
 
     /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
@@ -240,6 +245,15 @@ impl StandInPort {
         }
     }
 
+        if packet.op == Op::Restarted {
+            return self.ask_again();
+        }
+        let was_asked = self.asked.remove(&packet.request).is_some();
+        // A restarted broker says again what its predecessor may not have said.
+        let is_known = matches!(packet.op, Op::Opened | Op::Accepted) && self.watched.link(packet.channel).is_some();
+        if is_known || (packet.op == Op::Opened && !was_asked) {
+            return;
+        }
     fn take_notice(&mut self, notice: Notice) {
         let packet = notice.packet;
         let request = RequestId(packet.request);
@@ -270,6 +284,13 @@ impl StandInPort {
             }
             _ => return,
         };
+    fn ask_again(&mut self) {
+        for packet in self.asked.values() {
+            // A broker that is lost again is reported by the next read.
+            let _ = self.connection.send(packet);
+        }
+    }
+
         self.pending.push_back(event);
     }
 

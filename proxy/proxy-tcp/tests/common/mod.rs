@@ -113,8 +113,8 @@ impl Node {
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
         authority.issue_node(&request, &tls_dir).expect("certificate");
         let register = Register { me: NodeId(number), places: places.clone(), news: news.clone() };
-        let broker =
-            Broker::start(BrokerConfig { node: NodeId(number), directory: Box::new(register) }).expect("broker");
+        let broker = Broker::start(BrokerConfig { node: NodeId(number), directory: Box::new(register), shelf: None })
+            .expect("broker");
         let socket = dir.join(format!("m3ipc-{number}"));
         let first = 256 + u32::from(number) * 1000;
         let options = DcOptions {

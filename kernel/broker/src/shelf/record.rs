@@ -1,0 +1,144 @@
+//! What lies on the shelf. JSON, so that a later version reads what it knows.
+//!
+//! | record | descriptors |
+//! |---|---|
+//! | `Dc` | the listening socket, if it has one |
+//! | `Connection` | the socket; when bound, the pidfd |
+//! | `Binding` | the control page, writable; none when `Free` |
+//! | `Channel` | the bells when `Told` and both parties are of this node; else all its objects |
+//! | `NodeDown` | |
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Record {
+    Dc {
+        dc: u32,
+        listen: Option<PathBuf>,
+        programs: (u32, u32),
+        privileges: Privileges,
+    },
+    Connection {
+        owner: u64,
+        party: Party,
+        bound: Option<Bound>,
+    },
+    Binding {
+        dc: u32,
+        endpoint: u32,
+        epoch: u64,
+        home: Home,
+    },
+    Channel(Channel),
+    /// The proxy said that the link to this node is down.
+    NodeDown {
+        node: u16,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Party {
+    Program { dc: u32, pid: i32 },
+    Server { dc: u32, endpoint: u32, epoch: u64, uid: Option<u32>, privileges: Privileges },
+    Proxy,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Bound {
+    pub endpoint: u32,
+    pub pid: i32,
+    pub inner_pid: i32,
+    pub privileges: Privileges,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Home {
+    Local { owner: u64 },
+    Remote { node: u16, by_directory: bool },
+    /// Nobody: what is remembered is the epoch.
+    Free,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Channel {
+    pub dc: u32,
+    pub id: u64,
+    pub left: u32,
+    pub right: u32,
+    pub lane: u16,
+    pub entries: u32,
+    pub arena_bytes: u32,
+    pub proxied: Option<u16>,
+    pub far: u64,
+    pub told: Told,
+}
+
+/// Whether both parties surely know of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Told {
+    /// Tell them again; who knows it already ignores that.
+    Perhaps {
+        request: u32,
+    },
+    Surely,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Privileges {
+    pub messages: Peers,
+    pub rings: Peers,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Peers {
+    None,
+    WellKnown,
+    Any,
+    Only(Vec<u32>),
+}
+
+impl Record {
+    pub fn key(&self) -> String {
+        match self {
+            Record::Dc { dc, .. } => key::dc(*dc),
+            Record::Connection { owner, .. } => key::connection(*owner),
+            Record::Binding { dc, endpoint, .. } => key::binding(*dc, *endpoint),
+            Record::Channel(channel) => key::channel(channel.dc, channel.id),
+            Record::NodeDown { node } => key::node_down(*node),
+        }
+    }
+
+    pub fn append_to(&self, packet: &mut Vec<u8>) {
+        // Our own records always turn into JSON: they have no maps.
+        packet.extend_from_slice(&serde_json::to_vec(self).unwrap_or_default());
+    }
+
+    pub fn from_bytes(text: &[u8]) -> Option<Record> {
+        serde_json::from_slice(text).ok()
+    }
+}
+
+/// Everything of one container, but its connections, begins with the container's key.
+pub(crate) mod key {
+    pub fn dc(dc: u32) -> String {
+        format!("dc{dc}/")
+    }
+
+    pub fn connection(owner: u64) -> String {
+        format!("connection{owner}")
+    }
+
+    pub fn binding(dc: u32, endpoint: u32) -> String {
+        format!("dc{dc}/endpoint{endpoint}")
+    }
+
+    pub fn channel(dc: u32, id: u64) -> String {
+        format!("dc{dc}/channel{id}")
+    }
+
+    pub fn node_down(node: u16) -> String {
+        format!("node-down{node}")
+    }
+}

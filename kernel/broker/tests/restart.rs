@@ -1,0 +1,468 @@
+//! A broker that is killed and started again while its clients go on.
+//!
+//! The broker and the shelf are processes of their own, so that SIGKILL is what it is; so are programs that die.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity, Shelf};
+use common::{DC, wait_readable};
+use ipc::stand_in::{StandInEvent, StandInPort};
+use ipc::{Completion, DcId, Endpoint, Epoch, Event, IpcError, Message, NodeId, Port, RingSpec, Submission, Wait};
+
+const SOON: Wait = Wait::For(Duration::from_secs(20));
+const SPEC: RingSpec = RingSpec { entries: 8, arena_bytes: 0 };
+const RING_SERVER: Endpoint = match Endpoint::new(5000) {
+    Some(endpoint) => endpoint,
+    None => panic!("outside the table"),
+};
+
+/// Not a test: what a child of the tests below does. Started without its variables it does nothing.
+#[test]
+fn child_process() {
+    let (Ok(role), Ok(directory)) = (std::env::var("M3IPC_CHILD"), std::env::var("M3IPC_DIRECTORY")) else { return };
+    let directory = PathBuf::from(directory);
+    match role.as_str() {
+        "shelf" => {
+            let listener = sys::seqpacket::listen(&shelf_of(&directory), 8).unwrap();
+            say("ready");
+            broker::shelf::serve(listener).unwrap();
+        }
+        "broker" => {
+            let shelf = Some(Shelf::connect(&shelf_of(&directory)).unwrap());
+            let broker = Broker::start(BrokerConfig { shelf, ..BrokerConfig::local() }).unwrap();
+            broker.add_dc(DC, options(&directory)).unwrap();
+            say("ready");
+            until_killed();
+        }
+        "server" => {
+            let port = Port::connect(&socket_of(&directory), None).unwrap();
+            say(&format!("endpoint {}", port.endpoint()));
+            serve(port);
+        }
+        "bound" => {
+            let port = Port::connect(&socket_of(&directory), None).unwrap();
+            say(&format!("endpoint {}", port.endpoint()));
+            until_killed();
+        }
+        "ring client" => {
+            let mut port = Port::connect(&socket_of(&directory), None).unwrap();
+            let _ring = port.open_ring(RING_SERVER, SPEC, SOON).unwrap();
+            say("ready");
+            until_killed();
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Answers requests and completes submissions, for ever. Kind 1 is taken and never answered.
+fn serve(mut port: Port) {
+    let mut rings = Vec::new();
+    loop {
+        match port.wait_event(Wait::Forever) {
+            Ok(Event::Message(message)) if message.kind == 1 => say("taken"),
+            Ok(Event::Message(message)) => {
+                let _ = port.reply(message.source.unwrap(), &message);
+            }
+            Ok(Event::RingOpened(ring)) => rings.push(ring),
+            Ok(Event::RingReady(id)) => {
+                let ring = rings.iter().find(|ring| ring.id() == id).unwrap();
+                while let Ok(Some(submission)) = ring.next() {
+                    let _ = ring.complete(&Completion { tag: submission.tag, ..Completion::default() });
+                }
+                ring.publish();
+            }
+            Ok(Event::RingClosed(id, _)) => rings.retain(|ring| ring.id() != id),
+            Ok(_) => {}
+            Err(error) => panic!("the server failed: {error}"),
+        }
+    }
+}
+
+fn say(line: &str) {
+    println!("\n{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn until_killed() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+fn shelf_of(directory: &Path) -> PathBuf {
+    directory.join("shelf")
+}
+
+fn socket_of(directory: &Path) -> PathBuf {
+    directory.join("m3ipc")
+}
+
+fn options(directory: &Path) -> DcOptions {
+    let program_privileges = Privileges { messages: Peers::Any, rings: Peers::Any };
+    DcOptions { listen: Some(socket_of(directory)), program_privileges, ..DcOptions::default() }
+}
+
+/// A child that is killed and waited for in any case.
+struct Program {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    _stdin: ChildStdin,
+}
+
+impl Program {
+    fn start(directory: &Path, role: &str) -> Program {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child_process", "--exact", "--nocapture", "--test-threads=1"])
+            .env("M3IPC_CHILD", role)
+            .env("M3IPC_DIRECTORY", directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let stdin = child.stdin.take().unwrap();
+        Program { child, lines, _stdin: stdin }
+    }
+
+    fn ready(directory: &Path, role: &str) -> Program {
+        let mut program = Program::start(directory, role);
+        program.line_with("ready");
+        program
+    }
+
+    fn bound(directory: &Path, role: &str) -> (Program, Endpoint) {
+        let mut program = Program::start(directory, role);
+        let number = program.line_with("endpoint ").parse().unwrap();
+        (program, Endpoint::new(number).unwrap())
+    }
+
+    fn line_with(&mut self, prefix: &str) -> String {
+        let found = self.lines.find_map(|line| line.unwrap().strip_prefix(prefix).map(str::to_owned));
+        found.unwrap_or_else(|| panic!("the child ended without saying {prefix:?}"))
+    }
+
+    /// SIGKILL; returns when the kernel has taken everything it had.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Node {
+    directory: tempfile::TempDir,
+    broker: Program,
+    _shelf: Program,
+}
+
+impl Node {
+    fn new() -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        let shelf = Program::ready(directory.path(), "shelf");
+        let broker = Program::ready(directory.path(), "broker");
+        Node { broker, _shelf: shelf, directory }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn port(&self) -> Port {
+        Port::connect(&socket_of(self.path()), None).unwrap()
+    }
+
+    fn kill_broker(&mut self) {
+        self.broker.kill();
+    }
+
+    fn start_broker(&mut self) {
+        self.broker = Program::ready(self.directory.path(), "broker");
+    }
+
+    fn restart_broker(&mut self) {
+        self.kill_broker();
+        self.start_broker();
+    }
+}
+
+/// Waits until a counter has moved on: work goes on.
+fn await_progress(counter: &AtomicU64) {
+    let goal = counter.load(Ordering::SeqCst) + 50;
+    while counter.load(Ordering::SeqCst) < goal {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn calls_and_rings_go_on_while_the_broker_is_killed_and_restarted() {
+    let mut node = Node::new();
+    let (_server, endpoint) = Program::bound(node.path(), "server");
+    let (calls, requests, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let (mut caller, mut client) = (node.port(), node.port());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                caller.sendrec(endpoint, &Message::new(0), SOON).unwrap();
+                calls.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        scope.spawn(|| {
+            let ring = client.open_ring(endpoint, SPEC, SOON).unwrap();
+            while !stop.load(Ordering::SeqCst) {
+                ring.submit(&Submission::default()).unwrap();
+                ring.publish();
+                ring.wait(SOON).unwrap();
+                assert!(ring.poll().unwrap().is_some());
+                requests.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        for _ in 0..3 {
+            await_progress(&calls);
+            await_progress(&requests);
+            node.kill_broker();
+            await_progress(&calls);
+            await_progress(&requests);
+            node.start_broker();
+        }
+        await_progress(&calls);
+        await_progress(&requests);
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn death_after_the_restart_is_told_to_who_waits_in_a_call_and_in_a_ring() {
+    let mut node = Node::new();
+    let (mut server, endpoint) = Program::bound(node.path(), "server");
+    let (mut caller, mut client) = (node.port(), node.port());
+    let ring = client.open_ring(endpoint, SPEC, SOON).unwrap();
+    thread::scope(|scope| {
+        let calling = scope.spawn(|| caller.sendrec(endpoint, &Message::new(1), Wait::Forever));
+        server.line_with("taken");
+        node.restart_broker();
+        server.kill();
+        assert_eq!(calling.join().unwrap(), Err(IpcError::SourceDied));
+    });
+    assert_eq!(ring.wait(SOON), Ok(()));
+    assert_eq!(ring.poll(), Err(IpcError::SourceDied));
+}
+
+#[test]
+fn death_while_there_is_no_broker_is_told_by_the_next_one() {
+    let mut node = Node::new();
+    let (mut server, endpoint) = Program::bound(node.path(), "server");
+    let mut caller = node.port();
+    thread::scope(|scope| {
+        let calling = scope.spawn(|| caller.sendrec(endpoint, &Message::new(1), Wait::Forever));
+        server.line_with("taken");
+        node.kill_broker();
+        server.kill();
+        node.start_broker();
+        assert_eq!(calling.join().unwrap(), Err(IpcError::SourceDied));
+    });
+}
+
+#[test]
+fn client_of_a_ring_that_dies_while_there_is_no_broker_is_reported_to_its_server() {
+    let mut node = Node::new();
+    let mut server = Port::connect(&socket_of(node.path()), Some(RING_SERVER)).unwrap();
+    let mut client = Program::ready(node.path(), "ring client");
+    let Event::RingOpened(ring) = server.wait_event(SOON).unwrap() else { panic!("no ring") };
+    node.kill_broker();
+    client.kill();
+    node.start_broker();
+    match server.wait_event(SOON).unwrap() {
+        Event::RingClosed(id, error) => assert_eq!((id, error), (ring.id(), IpcError::SourceDied)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn wait_for_an_endpoint_goes_on_over_the_restart() {
+    let mut node = Node::new();
+    let (mut gone, endpoint) = Program::bound(node.path(), "bound");
+    let mut waiter = node.port();
+    thread::scope(|scope| {
+        let unbound = scope.spawn(move || {
+            let result = waiter.wait4unbind(endpoint, Wait::Forever);
+            (result, waiter)
+        });
+        node.restart_broker();
+        gone.kill();
+        let (result, mut waiter) = unbound.join().unwrap();
+        assert_eq!(result, Ok(()));
+        let future = Endpoint::new(5000).unwrap();
+        let bound = scope.spawn(move || waiter.wait4bind(future, Wait::Forever));
+        node.restart_broker();
+        let _bound = Port::connect(&socket_of(node.path()), Some(future)).unwrap();
+        assert_eq!(bound.join().unwrap(), Ok(()));
+    });
+}
+
+#[test]
+fn call_made_while_there_is_no_broker_is_answered_by_the_next_one() {
+    let mut node = Node::new();
+    let (_server, endpoint) = Program::bound(node.path(), "server");
+    let mut caller = node.port();
+    node.kill_broker();
+    thread::scope(|scope| {
+        let path = socket_of(node.path());
+        // Both a first contact and a new program: the broker's sockets are open although it is not there.
+        let calling = scope.spawn(move || caller.sendrec(endpoint, &Message::new(0), SOON).map(|reply| reply.kind));
+        let joining = scope.spawn(move || Port::connect(&path, None).map(|port| port.endpoint()));
+        node.start_broker();
+        assert_eq!(calling.join().unwrap(), Ok(0));
+        assert!(joining.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn opening_and_closing_never_fails_however_often_the_broker_is_killed() {
+    let mut node = Node::new();
+    let (_server, endpoint) = Program::bound(node.path(), "server");
+    let (opened, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let path = socket_of(node.path());
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let mut port = Port::connect(&path, None).unwrap();
+                    port.sendrec(endpoint, &Message::new(0), SOON).unwrap();
+                    let ring = port.open_ring(endpoint, SPEC, SOON).unwrap();
+                    ring.submit(&Submission::default()).unwrap();
+                    ring.publish();
+                    ring.wait(SOON).unwrap();
+                    assert!(ring.poll().unwrap().is_some());
+                    opened.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..12 {
+            await_progress(&opened);
+            node.restart_broker();
+        }
+        await_progress(&opened);
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
+/// Endpoint 2 lives on node 9.
+struct Elsewhere;
+
+impl Directory for Elsewhere {
+    fn locate(&mut self, _: DcId, endpoint: Endpoint) -> Location {
+        match endpoint {
+            Endpoint::DS => Location::Remote { node: NodeId(9), epoch: Epoch(4) },
+            _ => Location::Unknown,
+        }
+    }
+
+    fn bound(&mut self, _: DcId, _: Endpoint, _: i32, _: Epoch) {}
+
+    fn unbound(&mut self, _: DcId, _: Endpoint, _: Epoch) {}
+}
+
+fn broker_of_two_nodes(directory: &Path) -> Broker {
+    let shelf = Some(Shelf::connect(&shelf_of(directory)).unwrap());
+    let config = BrokerConfig { node: NodeId(1), directory: Box::new(Elsewhere), shelf };
+    let broker = Broker::start(config).unwrap();
+    broker.add_dc(DC, options(directory)).unwrap();
+    broker
+}
+
+#[test]
+fn proxied_channels_of_the_last_broker_are_handed_to_a_new_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let mut caller = Port::connect(&socket_of(directory.path()), None).unwrap();
+    caller.notify(Endpoint::DS, 5).unwrap();
+    // Ends like a kill: nothing is taken from the shelf.
+    broker.shutdown();
+    let broker = broker_of_two_nodes(directory.path());
+    assert_eq!(broker.snapshot().unwrap().dcs[0].channels[0].proxied, Some(NodeId(9)));
+    let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
+    let StandInEvent::Resumed(channel) = proxy.wait_event(SOON).unwrap() else { panic!("not handed over") };
+    assert_eq!(channel.take_notifications(), 5);
+    proxy.remote_gone(DC, Endpoint::DS, NodeId(9), IpcError::NoLink).unwrap();
+    loop {
+        if let StandInEvent::Closed { reason, .. } = proxy.wait_event(SOON).unwrap() {
+            break assert_eq!(reason, IpcError::NoLink);
+        }
+    }
+}
+
+#[test]
+fn server_keeps_its_identity_and_its_privileges_over_the_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let identity = ServerIdentity::new(Endpoint::FS, Epoch(7));
+    let mut server = Port::from_socket(broker.server_socket(DC, identity.clone()).unwrap(), None).unwrap();
+    let unused = broker.server_socket(DC, ServerIdentity::new(Endpoint::RS, Epoch(1))).unwrap();
+    broker.shutdown();
+    let broker = broker_of_two_nodes(directory.path());
+    let info = broker.snapshot().unwrap().dcs.remove(0);
+    assert_eq!((info.endpoints[0].endpoint, info.endpoints[0].epoch), (Endpoint::FS, Epoch(7)));
+    let again = Port::from_socket(broker.server_socket(DC, identity).unwrap(), None);
+    assert_eq!(again.unwrap_err(), IpcError::EndpointInUse);
+    // A manager's right, and a socket handed out before and used after.
+    let mut manager = Port::from_socket(unused, None).unwrap();
+    assert_eq!(server.wakeup(Endpoint::RS), Ok(()));
+    assert_eq!(manager.receive(ipc::Source::Any, SOON), Err(IpcError::WokenUp));
+    // A program of the last broker whose number is free again keeps its epochs rising.
+    broker.remove_dc(DC).unwrap();
+    assert!(!socket_of(directory.path()).exists());
+    broker.shutdown();
+    let broker = Broker::start(BrokerConfig {
+        shelf: Some(Shelf::connect(&shelf_of(directory.path())).unwrap()),
+        ..BrokerConfig::local()
+    })
+    .unwrap();
+    assert!(broker.snapshot().unwrap().dcs.is_empty(), "what was removed stays removed");
+}
+
+#[test]
+fn shelf_that_dies_is_replaced_and_the_broker_can_then_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let mut first = Port::connect(&socket_of(directory.path()), None).unwrap();
+    let mut second = Port::connect(&socket_of(directory.path()), None).unwrap();
+    first.notify(second.endpoint(), 1).unwrap();
+    shelf.kill();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    broker.change_shelf(Shelf::connect(&shelf_of(directory.path())).unwrap()).unwrap();
+    broker.shutdown();
+    let broker = broker_of_two_nodes(directory.path());
+    let info = broker.snapshot().unwrap().dcs.remove(0);
+    assert_eq!((info.endpoints.len(), info.channels.len()), (2, 1));
+    assert!(matches!(second.wait_event(SOON).unwrap(), Event::Notified { mask: 1, .. }));
+    first.wait4bind(second.endpoint(), SOON).unwrap();
+}
+
+#[test]
+fn shelf_gives_up_a_broker_that_sends_garbage_and_keeps_what_it_had() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    broker.shutdown();
+    let socket = sys::seqpacket::connect(&shelf_of(directory.path())).unwrap();
+    sys::seqpacket::send(&socket, &[0xff; 9], &[] as &[OwnedFd]).unwrap();
+    wait_readable(&socket);
+    assert!(matches!(sys::seqpacket::receive(&socket, &mut [0; 8]), Ok(received) if received.bytes == 0));
+    let broker = broker_of_two_nodes(directory.path());
+    assert_eq!(broker.snapshot().unwrap().dcs.len(), 1);
+}
