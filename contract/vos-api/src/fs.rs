@@ -114,7 +114,7 @@ pub const RMDIR: u16 = 25;
 pub const RENAME: u16 = 26;
 /// *seq.* `args[0]` inode, `args[1]` new parent, `args[2]` time_ns. Request data: new name. Reply: [`Attr`].
 pub const LINK: u16 = 27;
-/// *seq.* `args[0]` inode, `args[1]` open flags. `results[0]` handle. `O_TRUNC` truncates.
+/// *seq.* `args[0]` inode, `args[1]` open flags, `args[2]` time_ns that `O_TRUNC` leaves (0: times stay). `results[0]` handle. `O_TRUNC` truncates.
 pub const OPEN: u16 = 28;
 /// *seq.* `args[0]` inode, `args[1]` handle. Frees the last claim on an unlinked file.
 pub const RELEASE: u16 = 29;
@@ -126,7 +126,8 @@ pub const WRITE: u16 = 31;
 /// `args[0]` inode (0: the whole tree). All that was completed before is durable when this completes.
 pub const FSYNC: u16 = 32;
 /// `args[0]` inode, `args[1]` cookie (0 from the start), `args[2]` 1 with attributes. Reply data: entries [`DirEntry`] + name,
-/// padded to 8 bytes, each followed by an [`Attr`] when asked for. `results`: entries, 1 when the end was reached.
+/// padded to 8 bytes, each followed by an [`Attr`] when asked for. `results`: entries, 1 when the end was reached. "." and ".." are not
+/// among them; their cookies, 1 and 2, are left to the client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
 pub const READDIR: u16 = 33;
 /// `results`: blocks of 4 KiB in all, free; inodes in all, free.
 pub const STATFS: u16 = 34;
@@ -150,7 +151,8 @@ pub const SETLK: u16 = 42;
 pub const CANCEL: u16 = 43;
 /// The client gives up all locks of an owner on an inode (close): `args[0]` inode, `args[1]` owner. *seq.*
 pub const UNLOCK_OWNER: u16 = 44;
-/// Stays open until something is to be dropped. Reply data: [`Event`]s. `results`: events.
+/// Stays open until something is to be dropped. Reply data: [`Event`]s. `results`: events. Over a new ring of the session all events that were not
+/// [`RELEASED`] come again with their numbers. One such request per session; a later one makes the earlier answer `EINTR`.
 pub const EVENTS: u16 = 45;
 /// The client dropped what these events named: `args[0]` recall number up to which all are done.
 pub const RELEASED: u16 = 46;
@@ -193,9 +195,9 @@ pub struct Lock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Event {
-    /// Rises by one per event of this session.
+    /// Rises with each event of this session, also over restarts of the server.
     pub recall: U64,
-    /// For [`ENTRY`] the parent.
+    /// For [`ENTRY`] the parent. 0 with [`INODE`]: everything, because the server does not know any more who keeps what.
     pub ino: U64,
     /// [`INODE`] or [`ENTRY`].
     pub kind: U32,

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod rings;
 mod server;
 mod service;
 mod volume;

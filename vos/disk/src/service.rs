@@ -2,18 +2,21 @@
 //!
 //! Reads and writes go to a pool of threads, which move the bytes between the arena and the image without a copy of
 //! ours. A short read that the page cache can serve is answered by the loop itself: handing it to another thread would
-//! cost many times the copy. Flushes are gathered: one write-back answers every FLUSH that had arrived before it began. It covers all
+//! cost many times the copy. So is a short write, which is a copy to the page cache as well, unless the host lately made a
+//! writer wait (too much of its memory is dirty). Flushes are gathered: one write-back answers every FLUSH that had arrived before it began. It covers all
 //! writes that were completed before, because a write is completed only after `pwrite` returned.
 //!
 //! Lock order: `Flusher::waiting` is a leaf.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use rustix::io::Errno;
 use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, WRITE};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 
+use crate::rings::{Rings, Ticket};
 use crate::volume::{Access, Volume};
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
@@ -22,18 +25,29 @@ pub const WORKERS: usize = 4;
 /// Reads up to this length may be answered by the loop: about what a hand-over to a thread costs in copying.
 pub const INLINE_READ_BYTES_MAX: u32 = 128 * 1024;
 
+/// Writes up to this length may be done by the loop.
+pub const INLINE_WRITE_BYTES_MAX: u32 = 64 * 1024;
+/// A write that took longer waited for something.
+const WRITE_MAX: Duration = Duration::from_millis(2);
+/// How long the loop keeps from writing after one waited.
+const WRITE_PAUSE: Duration = Duration::from_millis(200);
+
 /// The service of one volume.
 pub struct Disk {
     volume: Arc<Volume>,
     flusher: Arc<Flusher>,
+    rings: Arc<Rings>,
     pool: WorkerPool,
     epoch: u64,
+    /// Until then writes go to the pool.
+    slow_until: Option<Instant>,
 }
 
 impl Disk {
     pub fn new(volume: Volume, epoch: u64) -> Result<Disk, PoolError> {
         let pool = WorkerPool::new("disk", WORKERS)?;
-        Ok(Disk { volume: Arc::new(volume), flusher: Arc::new(Flusher::default()), pool, epoch })
+        let (volume, flusher, rings) = (Arc::new(volume), Arc::default(), Arc::default());
+        Ok(Disk { volume, flusher, rings, pool, epoch, slow_until: None })
     }
 
     /// Finishes what was taken and brings everything to the medium.
@@ -47,15 +61,27 @@ impl Disk {
         request.reply([self.volume.bytes(), u64::from(BLOCK_BYTES), flags, self.epoch], 0);
     }
 
-    fn read(&self, request: Request) {
+    fn read(&self, request: Request, ticket: Ticket) {
         let [offset, bytes, _] = request.args();
-        if bytes <= u64::from(INLINE_READ_BYTES_MAX) && self.volume.check_read(offset, bytes).is_ok() {
+        let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX);
+        if is_short && !ticket.must_wait() && self.volume.check_read(offset, bytes).is_ok() {
             let bytes = bytes as u32;
             if request.put_cached_from_file(0, self.volume.fd(), offset, bytes) == Ok(true) {
                 return request.reply([0; 4], bytes);
             }
         }
-        self.spawn(request, read);
+        self.spawn(request, ticket, read);
+    }
+
+    fn write(&mut self, request: Request, ticket: Ticket) {
+        let began = Instant::now();
+        let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX && request.flags() & FUA == 0;
+        if !is_short || ticket.must_wait() || self.slow_until.is_some_and(|until| began < until) {
+            return self.spawn(request, ticket, write);
+        }
+        write(&self.volume, request);
+        let ended = Instant::now();
+        self.slow_until = (ended.duration_since(began) > WRITE_MAX).then(|| ended + WRITE_PAUSE);
     }
 
     fn flush(&self, request: Request) {
@@ -65,9 +91,13 @@ impl Disk {
         }
     }
 
-    fn spawn(&self, request: Request, work: fn(&Volume, Request)) {
+    fn spawn(&self, request: Request, ticket: Ticket, work: fn(&Volume, Request)) {
         let volume = Arc::clone(&self.volume);
-        self.run(move || work(&volume, request));
+        self.run(move || {
+            ticket.wait();
+            work(&volume, request);
+            drop(ticket);
+        });
     }
 
     /// A job that finds no place is dropped, and its request answers `EIO`; rings are smaller than the pool's queue.
@@ -79,22 +109,27 @@ impl Disk {
 }
 
 impl Service for Disk {
-    fn opened(&mut self, _client: ClientId, _from: Endpoint, _hello: &Hello) -> HelloReply {
+    fn opened(&mut self, client: ClientId, from: Endpoint, _hello: &Hello) -> HelloReply {
+        self.rings.opened(from, client);
         HelloReply::STATELESS
     }
 
     fn submit(&mut self, request: Request) {
+        // The client of a ring that was replaced asks again over the new one.
+        let Some(ticket) = self.rings.begin(request.from(), request.client()) else { return request.fail(Errno::IO) };
         match request.op() {
             INFO => self.info(request),
-            READ => self.read(request),
-            WRITE => self.spawn(request, write),
-            DISCARD => self.spawn(request, discard),
+            READ => self.read(request, ticket),
+            WRITE => self.write(request, ticket),
+            DISCARD => self.spawn(request, ticket, discard),
             FLUSH => self.flush(request),
             _ => request.fail(Errno::OPNOTSUPP),
         }
     }
 
-    fn closed(&mut self, _client: ClientId) {}
+    fn closed(&mut self, client: ClientId) {
+        self.rings.closed(client);
+    }
 }
 
 fn read(volume: &Volume, request: Request) {

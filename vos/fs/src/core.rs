@@ -49,6 +49,8 @@ pub struct Options {
     pub seed: [u8; 16],
     /// The first value of the clock given to [`Fs::tick`].
     pub now_ms: u64,
+    /// Time of the root directory when the volume is made: nanoseconds since 1970.
+    pub made_ns: u64,
 }
 
 impl Options {
@@ -63,6 +65,7 @@ impl Options {
             spawn: Arc::new(|work| work()),
             seed: bytes,
             now_ms: 0,
+            made_ns: 0,
         }
     }
 }
@@ -255,6 +258,11 @@ impl Fs {
 
     fn meta_used(&self) -> u64 {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.active_bytes() as u64
+    }
+
+    /// Number of the last record.
+    pub(crate) fn applied(&self) -> u64 {
+        locked(&self.engine).applied
     }
 
     pub(crate) fn counters(&self) -> Counters {

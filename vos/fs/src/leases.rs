@@ -86,6 +86,8 @@ struct Mailbox {
     next_recall: u64,
     /// Not delivered yet.
     events: VecDeque<(u64, u64, Option<Vec<u8>>)>,
+    /// Delivered and not released: delivered again over the next ring, because who took them may be dead.
+    taken: VecDeque<(u64, u64, Option<Vec<u8>>)>,
     /// Delivered or not, but not released: recall, inode (`None` for a name), since when.
     owed: VecDeque<(u64, Option<u64>, u64)>,
     /// The recall that asks for everything.
@@ -195,6 +197,17 @@ impl Leases {
         mailbox.serve();
     }
 
+    /// A new ring of the session: what an older one took and did not release comes again, in order.
+    pub fn redeliver(&self, session: u64) {
+        let mut state = self.lock();
+        let Some(mailbox) = state.mailboxes.get_mut(&session) else { return };
+        // The older ring's request must not swallow them.
+        drop(mailbox.poll.take());
+        while let Some(event) = mailbox.taken.pop_back() {
+            mailbox.events.push_front(event);
+        }
+    }
+
     /// The ring is gone, and the parked request with it.
     pub fn drop_poll(&self, session: u64) {
         let poll = self.lock().mailboxes.get_mut(&session).and_then(|mailbox| mailbox.poll.take());
@@ -213,6 +226,9 @@ impl Leases {
                 }
                 mailbox.owed.pop_front();
                 returned.extend(ino.map(|ino| (number, ino)));
+            }
+            while mailbox.taken.front().is_some_and(|(number, ..)| *number <= recall) {
+                mailbox.taken.pop_front();
             }
             if mailbox.everything.is_some_and(|number| number <= recall) {
                 mailbox.everything = None;
@@ -238,10 +254,12 @@ impl Leases {
         state.satisfied(session, u64::MAX)
     }
 
-    /// After a restart: the session may hold anything.
-    pub fn expect_everything(&self, session: u64, now_ms: u64) {
+    /// After a restart: the session may hold anything. Events are numbered from behind `first`, so that a client that
+    /// lives on takes them for new.
+    pub fn expect_everything(&self, session: u64, first: u64, now_ms: u64) {
         let mut state = self.lock();
         let mailbox = state.mailboxes.entry(session).or_default();
+        mailbox.next_recall = mailbox.next_recall.max(first);
         mailbox.is_kept = true;
         mailbox.ask_everything(now_ms);
     }
@@ -285,7 +303,7 @@ impl State {
         }
         for (holder, inos) in asked {
             let mailbox = self.mailboxes.entry(holder).or_default();
-            if mailbox.events.len() + touch.names.len() + inos.len() > EVENTS_MAX {
+            if mailbox.events.len() + mailbox.taken.len() + touch.names.len() + inos.len() > EVENTS_MAX {
                 let number = mailbox.ask_everything(now_ms);
                 for ino in &inos {
                     self.holders.entry(*ino).or_default().insert(holder, Some(number));
@@ -363,6 +381,7 @@ impl Mailbox {
     fn ask_everything(&mut self, now_ms: u64) -> u64 {
         if self.everything.is_none() {
             self.events.clear();
+            self.taken.clear();
             self.next_recall += 1;
             self.events.push_back((self.next_recall, EVERYTHING, None));
             self.owed.push_back((self.next_recall, None, now_ms));
@@ -380,7 +399,8 @@ impl Mailbox {
         let Some((capacity, answer)) = self.poll.take() else { return };
         let mut data = Vec::new();
         let mut count = 0;
-        while let Some((recall, ino, name)) = self.events.front() {
+        while let Some(event) = self.events.front() {
+            let (recall, ino, name) = event;
             let name = name.as_deref().unwrap_or_default();
             let bytes = size_of::<Event>() + name.len().next_multiple_of(8);
             if data.len() + bytes > capacity && count > 0 {
@@ -397,7 +417,7 @@ impl Mailbox {
             data.extend_from_slice(name);
             data.resize(data.len().next_multiple_of(8), 0);
             count += 1;
-            self.events.pop_front();
+            self.taken.extend(self.events.pop_front());
         }
         answer(Reply::with_data([count, 0, 0, 0], data));
     }

@@ -164,7 +164,7 @@ impl Inode {
     pub fn attr(&self, ino: u64) -> Attr {
         Attr {
             ino: ino.into(),
-            bytes: self.bytes.into(),
+            bytes: if self.is_dir() { DIRECTORY_BYTES } else { self.bytes }.into(),
             blocks: (self.blocks * (BLOCK64 / 512)).into(),
             atime_ns: self.atime_ns.into(),
             mtime_ns: self.mtime_ns.into(),
@@ -178,6 +178,9 @@ impl Inode {
         }
     }
 }
+
+/// What `stat` shows for a directory: entries lie in the metadata store and have no length of their own.
+const DIRECTORY_BYTES: u64 = BLOCK64;
 
 /// What a name leads to: `ENTRY` parent name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

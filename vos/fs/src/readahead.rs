@@ -17,6 +17,8 @@ use crate::layout::Layout;
 
 const AHEAD_BYTES_MIN: u64 = 1 << 20;
 const AHEAD_BYTES_MAX: u64 = 8 << 20;
+/// How far from where the last read ended a read of the same stream may begin: a kernel's read-ahead window.
+const REORDERED_BYTES_MAX: u64 = 4 << 20;
 /// Readers that are remembered.
 const STREAMS_MAX: usize = 1024;
 /// Loads that may wait; a full queue drops new ones.
@@ -79,14 +81,14 @@ impl ReadAhead {
             streams.insert(ino, Stream { next: end, distance, asked: end });
             return None;
         };
-        // Requests of one reader may arrive a little out of order.
-        if offset.abs_diff(stream.next) > bytes {
+        // A client's own read-ahead has several requests under way, which arrive here in any order.
+        if offset.abs_diff(stream.next) > REORDERED_BYTES_MAX {
             *stream = Stream { next: end, distance: 0, asked: end };
             return None;
         }
         stream.next = stream.next.max(end);
         stream.distance = (stream.distance * 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
-        let from = stream.asked.max(end);
+        let from = stream.asked.max(stream.next);
         let to = stream.next + stream.distance;
         if to < from + AHEAD_BYTES_MIN / 2 {
             return None;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use abi::Endpoint;
 use libvos::{BlockingSession, DiskClient, Durability, Identity, PortConnect, Size};
@@ -97,6 +97,8 @@ pub struct FsService {
     handle: Handle,
     /// The session of each ring.
     sessions: HashMap<ClientId, u64>,
+    /// The newest ring of each session that has one.
+    newest: HashMap<u64, ClientId>,
     began: Instant,
     last_tick: Instant,
     last_checkpoint: Instant,
@@ -130,6 +132,7 @@ impl FsService {
             spawn,
             seed,
             now_ms: 0,
+            made_ns: unix_time_ns(),
         };
         let now = Instant::now();
         Ok(FsService {
@@ -137,6 +140,7 @@ impl FsService {
             pool,
             handle,
             sessions: HashMap::new(),
+            newest: HashMap::new(),
             began: now,
             last_tick: now,
             last_checkpoint: now,
@@ -188,6 +192,7 @@ impl Service for FsService {
         match self.fs.hello(hello.session, hello.acknowledged) {
             Ok(highest) => {
                 self.sessions.insert(client, hello.session);
+                self.newest.insert(hello.session, client);
                 let (fs, session) = (self.fs.clone(), hello.session);
                 self.run(move || {
                     if let Err(errno) = fs.keep_session(session) {
@@ -203,6 +208,8 @@ impl Service for FsService {
     fn submit(&mut self, request: Request) {
         let fs = self.fs.clone();
         match request.op() {
+            // A ring that was replaced must not swallow events.
+            api::EVENTS if self.newest.get(&request.session()) != Some(&request.client()) => request.fail(Os::INTR),
             api::EVENTS | api::RELEASED | api::CANCEL => execute(&fs, request),
             _ => self.run(move || execute(&fs, request)),
         }
@@ -210,6 +217,9 @@ impl Service for FsService {
 
     fn closed(&mut self, client: ClientId) {
         if let Some(session) = self.sessions.remove(&client) {
+            if self.newest.get(&session) == Some(&client) {
+                self.newest.remove(&session);
+            }
             self.fs.detach(session);
         }
     }
@@ -258,6 +268,11 @@ fn execute(fs: &Arc<Fs>, request: Request) {
         capacity: request.in_capacity() as usize,
     };
     fs.submit(call, Box::new(move |reply| request.answer(&answer_of(reply))));
+}
+
+fn unix_time_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn answer_of(reply: Reply) -> vos_rt::Reply {

@@ -25,6 +25,9 @@ pub const AWAY_MS_MAX: u64 = 10 * 60 * 1000;
 /// Keys removed in one step when a session ends.
 const STEP_KEYS: usize = 512;
 
+/// Numbers of events that each record of the log sets aside: a restarted server goes on above all that its predecessor used.
+const RECALLS_PER_RECORD_BITS: u32 = 20;
+
 const LIVE: u8 = 0;
 const FENCED: u8 = 1;
 
@@ -122,6 +125,7 @@ impl Fs {
                 return Err(Errno::Stale);
             }
             known.rings += 1;
+            self.leases.redeliver(session);
             return Ok(known.highest);
         }
         if acknowledged > 0 {
@@ -170,6 +174,10 @@ impl Fs {
         if let Some(known) = locked(&self.sessions.table).get_mut(&session) {
             known.rings = known.rings.saturating_sub(1);
             known.away_since_ms = now;
+            if known.rings > 0 {
+                // The parked request is the newer ring's.
+                return;
+            }
         }
         self.leases.drop_poll(session);
     }
@@ -255,6 +263,8 @@ impl Fs {
     /// granted by the server before this one, so each must drop everything once.
     pub(crate) fn restore_sessions(&self) -> Result<(), Errno> {
         let now = self.now();
+        // Records only rise over the lives of a volume, and few of them cause as many events.
+        let first_recall = self.applied() << RECALLS_PER_RECORD_BITS;
         let found = self.store.scan(&key(tag::SESSION), &key(tag::SESSION + 1), SESSIONS_MAX + 1, From::Start)?;
         for (stored, value) in found {
             let number = number_of(&stored, 0).ok_or(Errno::Io)?;
@@ -271,7 +281,7 @@ impl Fs {
             order.sort_unstable();
             session.executed = order.into_iter().map(|(_, sequence)| sequence).collect();
             if !session.is_fenced {
-                self.leases.expect_everything(number, now);
+                self.leases.expect_everything(number, first_recall, now);
             }
             locked(&self.sessions.table).insert(number, session);
         }

@@ -11,6 +11,7 @@ use crate::core::{Fs, Growth, locked};
 use crate::error::Errno;
 use crate::model::{GROUP_EXECUTE, Inode, KIND_MASK, SET_GID, SET_UID};
 use crate::ops::names::attr_reply;
+use crate::txn::Txn;
 
 pub(super) fn getattr(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
     let ino = call.args[0];
@@ -81,9 +82,20 @@ fn apply(inode: &mut Inode, wanted: &api::SetAttr, time_ns: u64) {
     inode.ctime_ns = if has(valid::CTIME) { wanted.ctime_ns.get() } else { time_ns };
 }
 
+/// What [`api::KILL_SUID`] asks for, in the operation's own record.
+pub(super) fn kill_set_id_if_asked(txn: &mut Txn<'_>, ino: u64, flags: u16) -> Result<(), Errno> {
+    if flags & api::KILL_SUID == 0 {
+        return Ok(());
+    }
+    let mut inode = txn.inode(ino)?;
+    kill_set_id(&mut inode);
+    txn.put_inode(ino, &inode);
+    Ok(())
+}
+
 /// Set-group-id without group execute means mandatory locking and stays.
 fn kill_set_id(inode: &mut Inode) {
-    if inode.is_dir() {
+    if !inode.is_file() {
         return;
     }
     inode.mode &= !SET_UID;

@@ -16,6 +16,7 @@ use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{Piece, Place, Run, WINDOW_BLOCKS, Window};
 use crate::model::{Inode, Reader, key2, tag};
+use crate::ops::attr::kill_set_id_if_asked;
 use crate::readahead::Load;
 use crate::txn::Txn;
 
@@ -288,6 +289,7 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) 
             return Ok(Reply::done([0, txn.inode(ino)?.bytes, 0, 0]));
         }
         let bytes = prepared.finish(txn, ino, Some(time_ns))?;
+        kill_set_id_if_asked(txn, ino, job.call.flags)?;
         Ok(Reply::done([data.len() as u64, bytes, 0, 0]).lease_on([ino]))
     });
     if result.is_err() {

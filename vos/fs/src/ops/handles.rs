@@ -11,6 +11,7 @@ use crate::error::Errno;
 use crate::extents::Window;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
 use crate::ops::O_TRUNC;
+use crate::ops::attr::kill_set_id_if_asked;
 use crate::sessions::is_unused;
 use crate::store::{From, Key};
 use crate::txn::Txn;
@@ -34,6 +35,7 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
     job.transact(Growth::Shrinks, |txn| {
         if flags & O_TRUNC != 0 && txn.inode(ino)?.is_file() {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
+            kill_set_id_if_asked(txn, ino, job.call.flags)?;
         }
         let handle = add(txn, session, ino)?;
         Ok(Reply::done([handle, 0, 0, 0]).lease_on([ino]))

@@ -15,6 +15,7 @@ use crate::device::BLOCK64;
 use crate::error::Errno;
 use crate::extents::{Run, WINDOW_BLOCKS, Window};
 use crate::model::{key2, number_of, tag};
+use crate::ops::attr::kill_set_id_if_asked;
 use crate::ops::data::{Position, Prepared, WINDOW_BYTES};
 use crate::store::From;
 use crate::txn::Txn;
@@ -153,7 +154,7 @@ fn free_blocks(txn: &mut Txn<'_>, ino: u64, blocks: std::ops::Range<u64>) -> Res
 
 pub(super) fn fallocate(job: &Arc<Job>) -> Result<(), Errno> {
     let [ino, offset, bytes] = job.call.args;
-    let flags = job.call.flags;
+    let mode = job.call.flags & !api::KILL_SUID;
     let end = offset.checked_add(bytes).filter(|end| *end <= api::FILE_BYTES_MAX).ok_or(Errno::FileTooBig)?;
     if bytes == 0 {
         return Err(Errno::Invalid);
@@ -166,8 +167,8 @@ pub(super) fn fallocate(job: &Arc<Job>) -> Result<(), Errno> {
     }
     const PUNCH: u16 = PUNCH_HOLE | KEEP_SIZE;
     const ZERO_KEEP: u16 = ZERO_RANGE | KEEP_SIZE;
-    match flags {
-        0 | KEEP_SIZE => reserve(job, ino, bytes, (flags == 0).then_some(end)),
+    match mode {
+        0 | KEEP_SIZE => reserve(job, ino, bytes, (mode == 0).then_some(end)),
         PUNCH | ZERO_KEEP => punch(job, ino, offset, end, None),
         ZERO_RANGE => punch(job, ino, offset, end, Some(end)),
         _ => Err(Errno::NotSupported),
@@ -184,6 +185,7 @@ fn reserve(job: &Arc<Job>, ino: u64, bytes: u64, grow_to: Option<u64>) -> Result
         let mut inode = txn.inode(ino)?;
         inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
         txn.put_inode(ino, &inode);
+        kill_set_id_if_asked(txn, ino, job.call.flags)?;
         Ok(Reply::default())
     })
 }
@@ -208,6 +210,7 @@ fn punch(job: &Arc<Job>, ino: u64, offset: u64, end: u64, grow_to: Option<u64>) 
         let mut inode = txn.inode(ino)?;
         inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
         txn.put_inode(ino, &inode);
+        kill_set_id_if_asked(txn, ino, job.call.flags)?;
         Ok(Reply::default())
     });
     if result.is_err() {

@@ -431,7 +431,8 @@ pub fn dump(client: &Client) -> Model {
             LINK => node.data = client.read_call(api::READLINK, [ino, 0, 0], &[]).data,
             _ => node.data = client.read_all(ino),
         }
-        assert_eq!(attr.bytes.get(), node.data.len() as u64);
+        let bytes = if node.is_dir() { 4096 } else { node.data.len() as u64 };
+        assert_eq!(attr.bytes.get(), bytes);
         let names = client.read_call(api::LISTXATTR, [ino, 0, 0], &[]).data;
         for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let value = client.read_call(api::GETXATTR, [ino, 0, 0], name).data;
