@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::backend::{Done, ReplyData};
 use crate::cache::{ATTR_TIMEOUT, Cache, Keep};
 use crate::kernel::{self, fopen};
+use crate::names::Names;
 use crate::request::Plus;
 use crate::state::{Handle, State};
 use crate::translate::{Probe, Then};
@@ -43,6 +44,7 @@ pub enum After {
 pub struct Completer<'a> {
     pub cache: &'a mut Cache,
     pub state: &'a mut State,
+    pub names: &'a mut Names,
     pub name_timeout: Duration,
 }
 
@@ -155,6 +157,7 @@ impl Completer<'_> {
         Some(kernel::OpenOut { fh, open_flags, backing_id: 0 })
     }
 
+    /// The caller entered the name in `names`.
     fn entry(&mut self, parent: u64, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
         let leased = self.lease(ino, results);
@@ -207,6 +210,9 @@ impl Completer<'_> {
             let plus_bytes = if attr.is_some() { size_of::<kernel::EntryOut>() } else { 0 };
             if out.len() + plus_bytes + size_of::<kernel::Dirent>() + name.len().next_multiple_of(8) > page.room {
                 break;
+            }
+            if attr.is_some() {
+                self.names.told(ino, name);
             }
             let plus = attr.map(|attr| self.entry(ino, &attr, done.results));
             push_entry(&mut out, plus.as_ref(), &head, name);

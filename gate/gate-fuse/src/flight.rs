@@ -21,6 +21,8 @@ pub struct Flight {
     pub locked: Option<(u64, u64)>,
     /// The request itself, when another step follows.
     pub request: Option<Vec<u8>>,
+    /// Directory and name that the kernel will trust after the answer.
+    pub name: Option<(u64, Vec<u8>)>,
 }
 
 #[derive(Default)]

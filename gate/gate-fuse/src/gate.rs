@@ -24,8 +24,9 @@ use crate::complete::{After, Answer, Completer};
 use crate::flight::{Flight, Flights};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
+use crate::names::Names;
 use crate::notify::{self, JOBS_MAX, Job, Notifier};
-use crate::recall::{self, Recalls, What};
+use crate::recall::{self, NamesToo, Recalls, What};
 use crate::request::{self, Body, Request};
 use crate::state::{State, StateError};
 use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
@@ -106,6 +107,7 @@ pub struct Gate<B: Backend> {
     backend: B,
     cache: Cache,
     notifier: Notifier,
+    names: Names,
     recalls: Recalls,
     flights: Flights,
     held: VecDeque<Held>,
@@ -135,6 +137,7 @@ impl<B: Backend> Gate<B> {
             backend,
             cache: Cache::new(is_new),
             notifier,
+            names: Names::default(),
             recalls: Recalls::default(),
             flights: Flights::default(),
             held: VecDeque::new(),
@@ -191,6 +194,10 @@ impl<B: Backend> Gate<B> {
         self.state.forget_unclaimed();
         if self.state.session() == 0 {
             self.state.begin_session(random())?;
+        }
+        if self.state.negotiated().is_some() {
+            // Which names the predecessor told nobody knows.
+            self.distrust_names();
         }
         self.begin_backend()?;
         self.phase = Phase::Serving;
@@ -425,9 +432,11 @@ impl<B: Backend> Gate<B> {
             _ => None,
         };
         let waiting_lock = sequence.filter(|_| waits);
+        let name = name_told(request);
         let request = (plan.then == Then::Next).then(|| bytes.to_vec());
+        let then = plan.then;
         self.flights
-            .insert(token, Flight { unique, key, ino, then: plan.then, step, changes, waiting_lock, locked, request });
+            .insert(token, Flight { unique, key, ino, then, step, changes, waiting_lock, locked, request, name });
         Ok(Handled::Done)
     }
 
@@ -463,7 +472,11 @@ impl<B: Backend> Gate<B> {
 
     fn complete_request(&mut self, flight: Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         let name_timeout = self.name_timeout();
-        let mut completer = Completer { cache: &mut self.cache, state: &mut self.state, name_timeout };
+        if let Some((parent, name)) = &flight.name {
+            self.names.told(*parent, name);
+        }
+        let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
+        let mut completer = Completer { cache, state, names, name_timeout };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {
@@ -569,7 +582,11 @@ impl<B: Backend> Gate<B> {
         let now = Instant::now();
         let mut is_news = events.is_empty();
         for event in events {
-            if !self.recalls.begin(&event, now, self.grace(&event.what)) {
+            let names = match event.what {
+                What::Inode { ino } if self.names.has(ino) => NamesToo::Yes,
+                _ => NamesToo::No,
+            };
+            if !self.recalls.begin(&event, now, self.grace(&event.what, names), names) {
                 continue;
             }
             is_news = true;
@@ -585,7 +602,8 @@ impl<B: Backend> Gate<B> {
         match what {
             What::Inode { ino } => {
                 let found_in = self.cache.recalled(ino);
-                Job::Inode { recall, ino, busy: self.flights.locked_ranges(ino), found_in }
+                let names = self.names.take(ino);
+                Job::Inode { recall, ino, busy: self.flights.locked_ranges(ino), found_in, names }
             }
             What::Name { parent, name } => Job::Name { recall, parent, name },
             What::Everything => self.everything(Some(recall)),
@@ -595,6 +613,7 @@ impl<B: Backend> Gate<B> {
     /// Drops all that the kernel was ever told to keep: names at once or when they expire, the rest one by one.
     fn everything(&mut self, recall: Option<u64>) -> Job {
         self.cache.lost();
+        self.names.take_all();
         self.distrust_names();
         let names_expire = (!self.has_epochs()).then(|| Instant::now() + NAME_TIMEOUT_SHORT);
         Job::Everything { recall, inos: self.state.cached(), names_expire }
@@ -609,6 +628,12 @@ impl<B: Backend> Gate<B> {
     fn follow_recalls(&mut self) -> Result<(), GateError> {
         while let Some(recall) = self.notifier.finished() {
             self.recalls.finish(recall);
+        }
+        if self.names.is_full() {
+            // Behind no recall and ahead of those to come.
+            for (parent, names) in self.names.take_all() {
+                self.give(Job::Names { parent, names });
+            }
         }
         if self.recalls.len() > 0 && self.recalls.tick(Instant::now(), self.flights.has_changes()).names {
             self.distrust_names();
@@ -633,11 +658,9 @@ impl<B: Backend> Gate<B> {
         Ok(())
     }
 
-    fn grace(&self, what: &What) -> Duration {
-        match what {
-            What::Name { .. } | What::Everything if !self.has_epochs() => NAME_TIMEOUT_SHORT,
-            _ => recall::GRACE,
-        }
+    fn grace(&self, what: &What, names: NamesToo) -> Duration {
+        let has_names = names == NamesToo::Yes || !matches!(what, What::Inode { .. });
+        if has_names && !self.has_epochs() { NAME_TIMEOUT_SHORT } else { recall::GRACE }
     }
 
     fn has_epochs(&self) -> bool {
@@ -807,4 +830,20 @@ fn random() -> u64 {
         bytes = now_ns().to_ne_bytes();
     }
     u64::from_ne_bytes(bytes).max(1)
+}
+
+/// The name that the kernel knows once the request is answered, with its directory.
+fn name_told(request: &Request<'_>) -> Option<(u64, Vec<u8>)> {
+    let parent = request.header.nodeid;
+    match request.body {
+        Body::Lookup { name }
+        | Body::Symlink { name, .. }
+        | Body::Mknod { name, .. }
+        | Body::Mkdir { name, .. }
+        | Body::Create { name, .. }
+        | Body::Link { name, .. } => Some((parent, name.to_vec())),
+        // The kernel moves what it knows of the old name to the new one.
+        Body::Rename { to, new, .. } => Some((to, new.to_vec())),
+        _ => None,
+    }
 }

@@ -189,4 +189,6 @@ pub mod notify {
     pub const INVAL_ENTRY: i32 = 3;
     pub const RESEND: i32 = 7;
     pub const INC_EPOCH: i32 = 8;
+    /// Flag of `INVAL_ENTRY`.
+    pub const EXPIRE_ONLY: u32 = 1;
 }

@@ -15,6 +15,7 @@ mod flight;
 mod gate;
 mod init;
 pub mod kernel;
+mod names;
 mod notify;
 mod recall;
 pub mod request;

@@ -30,11 +30,18 @@ pub enum Job {
         /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up there may be about to
         /// make it known with what we told before the recall; it holds the directory's lock.
         found_in: Option<u64>,
+        /// Names in this directory that are covered by the lease no more.
+        names: Vec<Vec<u8>>,
     },
     Name {
         recall: u64,
         parent: u64,
         name: Vec<u8>,
+    },
+    /// Names of a directory, without a recall.
+    Names {
+        parent: u64,
+        names: Vec<Vec<u8>>,
     },
     /// Pages and attributes, without a recall.
     Drop {
@@ -91,8 +98,9 @@ impl Notifier {
 fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd) {
     while let Ok(job) = todo.recv() {
         let recall = match job {
-            Job::Inode { recall, ino, busy, found_in } => {
+            Job::Inode { recall, ino, busy, found_in, names } => {
                 drop_inode(fuse, ino, &busy, found_in);
+                expire_names(fuse, ino, &names);
                 recall
             }
             Job::Name { recall, parent, name } => {
@@ -108,6 +116,10 @@ fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd)
                 }
                 let Some(recall) = recall else { continue };
                 recall
+            }
+            Job::Names { parent, names } => {
+                expire_names(fuse, parent, &names);
+                continue;
             }
             Job::Drop { ino } => {
                 drop_inode(fuse, ino, &[], None);
@@ -167,8 +179,19 @@ fn drop_range(fuse: &OwnedFd, ino: u64, off: i64, len: i64) -> Result<(), Errno>
     send(fuse, kernel::notify::INVAL_INODE, NotifyInvalInode { ino, off, len }.as_bytes(), &[])
 }
 
+/// The kernel asks again for these names before it uses them; what is mounted or open there stays (before Linux 6.2: it drops them).
+fn expire_names(fuse: &OwnedFd, parent: u64, names: &[Vec<u8>]) {
+    for name in names {
+        tell_name(fuse, parent, name, kernel::notify::EXPIRE_ONLY);
+    }
+}
+
 fn drop_name(fuse: &OwnedFd, parent: u64, name: &[u8]) {
-    let head = NotifyInvalEntry { parent, namelen: name.len() as u32, flags: 0 };
+    tell_name(fuse, parent, name, 0);
+}
+
+fn tell_name(fuse: &OwnedFd, parent: u64, name: &[u8], flags: u32) {
+    let head = NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
     let _ = send(fuse, kernel::notify::INVAL_ENTRY, head.as_bytes(), &[name, b"\0"].concat());
 }
 

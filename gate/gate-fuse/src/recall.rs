@@ -72,6 +72,13 @@ pub struct Recalls {
     told: u64,
 }
 
+/// Whether an inode's recall takes names with it: those in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NamesToo {
+    Yes,
+    No,
+}
+
 /// What a look at the clock came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Overdue {
@@ -81,12 +88,12 @@ pub struct Overdue {
 
 impl Recalls {
     /// Takes an event; `false` when it is known already.
-    pub fn begin(&mut self, event: &Event, now: Instant, grace: Duration) -> bool {
+    pub fn begin(&mut self, event: &Event, now: Instant, grace: Duration, names: NamesToo) -> bool {
         if event.recall <= self.seen {
             return false;
         }
         self.seen = event.recall;
-        let is_name = !matches!(event.what, What::Inode { .. });
+        let is_name = names == NamesToo::Yes || !matches!(event.what, What::Inode { .. });
         self.under_way.push_back(Under { recall: event.recall, since: now, grace, is_name, finished: false });
         true
     }
@@ -151,8 +158,10 @@ mod tests {
     #[test]
     fn events_are_released_in_order_whatever_the_order_they_finish_in() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        assert!(recalls.begin(&event(1), now, GRACE) && recalls.begin(&event(2), now, GRACE));
-        assert!(!recalls.begin(&event(2), now, GRACE));
+        assert!(
+            recalls.begin(&event(1), now, GRACE, NamesToo::No) && recalls.begin(&event(2), now, GRACE, NamesToo::No)
+        );
+        assert!(!recalls.begin(&event(2), now, GRACE, NamesToo::No));
         recalls.finish(2);
         assert_eq!(recalls.released(), None);
         recalls.finish(1);
@@ -164,7 +173,7 @@ mod tests {
     #[test]
     fn hanging_event_is_released_after_its_grace_only_while_a_change_is_in_flight() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        recalls.begin(&event(1), now, GRACE);
+        recalls.begin(&event(1), now, GRACE, NamesToo::No);
         recalls.tick(now + GRACE, false);
         recalls.tick(now + GRACE / 2, true);
         assert_eq!(recalls.released(), None);

@@ -157,6 +157,27 @@ fn what_one_node_changes_the_other_sees_at_once() {
     });
 }
 
+/// A name seen here is believed until its directory's lease goes, which a change of any other name in it takes away.
+#[test]
+fn names_seen_before_another_name_changed_are_not_believed() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        for round in 0..20_u32 {
+            let name = format!("f{round}");
+            assert!(!two.path.join(&name).exists());
+            fs::write(one.path.join(format!("other{round}")), "x").expect("write");
+            fs::write(one.path.join(&name), "first").expect("write");
+            assert_eq!(fs::read_to_string(two.path.join(&name)).expect("negative name was believed"), "first");
+            // As a package manager replaces its list: the new one beside it, a link to the old one, then the name itself.
+            fs::write(one.path.join("new"), "second").expect("write");
+            fs::hard_link(one.path.join(&name), one.path.join(format!("old{round}"))).expect("link");
+            fs::rename(one.path.join("new"), one.path.join(&name)).expect("rename");
+            assert_eq!(fs::read_to_string(two.path.join(&name)).expect("read"), "second");
+        }
+    });
+}
+
 /// Not a test of behaviour: prints what a program gets. `--ignored throughput --nocapture`.
 #[test]
 #[ignore = "prints figures"]

@@ -95,7 +95,7 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
             Some(_) => return Err(Errno::Exists),
             None => make(txn, call.op, parent, &args)?,
         };
-        let mut reply = attr_reply(ino, &inode).lease_on([ino]);
+        let mut reply = attr_reply(ino, &inode).lease_on([parent, ino]);
         if call.op == api::CREATE {
             reply.results[0] = handles::add(txn, session, ino)?;
         }
@@ -412,6 +412,6 @@ pub(super) fn link(job: &Arc<Job>) -> Result<(), Errno> {
         inode.ctime_ns = time_ns;
         txn.put_inode(ino, &inode);
         add_entry(txn, parent, name, ino, &inode, time_ns)?;
-        Ok(attr_reply(ino, &inode).lease_on([ino]))
+        Ok(attr_reply(ino, &inode).lease_on([parent, ino]))
     })
 }
