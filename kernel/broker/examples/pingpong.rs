@@ -1,6 +1,7 @@
-//! Round trips a second of sendrec between two processes, beside a pair of pipes. Alternates the two; prints medians.
+//! Round trips a second of sendrec between two processes, beside a pair of pipes: both unpinned, alternating in one run. Prints
+//! each round, medians, the spread, the median of the rounds' ratios, the load before and the steal during the run.
 //!
-//! `cargo run -p broker --example pingpong`
+//! `cargo run --release -p broker --example pingpong [ROUNDS]`
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::time::Instant;
 use broker::{Broker, BrokerConfig, DcOptions, Peers, Privileges};
 use ipc::{DcId, Endpoint, Message, Port, Wait};
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 7;
 const PIPE_TRIPS: u32 = 20_000;
 const IPC_TRIPS: u32 = 400_000;
 
@@ -19,11 +20,11 @@ fn main() {
     match arguments.get(1).map(String::as_str) {
         Some("echo-pipe") => echo_pipe(),
         Some("echo-ipc") => echo_ipc(arguments[2].as_str().into()),
-        _ => compare(),
+        rounds => compare(rounds.and_then(|text| text.parse().ok()).unwrap_or(ROUNDS).max(1)),
     }
 }
 
-fn compare() {
+fn compare(rounds: usize) {
     let directory = std::env::temp_dir().join(format!("pingpong-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for the socket");
     let path = directory.join("m3ipc");
@@ -31,19 +32,64 @@ fn compare() {
     let open = Privileges { messages: Peers::Any, rings: Peers::Any };
     let options = DcOptions { listen: Some(path.clone()), program_privileges: open, ..DcOptions::default() };
     broker.add_dc(DcId(1), options).expect("a container");
-    let (mut pipes, mut calls) = (Vec::new(), Vec::new());
-    for round in 1..=ROUNDS {
-        pipes.push(pipe_rate());
-        calls.push(ipc_rate(&path));
-        println!("round {round}: pipe {:>9.0}/s   sendrec {:>9.0}/s", pipes[round - 1], calls[round - 1]);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let before = Cpu::now();
+    let (mut pipes, mut calls, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        let (pipe, call) = (pipe_rate(), ipc_rate(&path));
+        println!("round {round}: pipe {pipe:>9.0}/s   sendrec {call:>9.0}/s   {:>5.1} times", call / pipe);
+        pipes.push(pipe);
+        calls.push(call);
+        ratios.push(call / pipe);
     }
-    let (pipe, call) = (median(pipes), median(calls));
-    println!(
-        "median: pipe {pipe:.0}/s, sendrec {call:.0}/s round trips of 64 bytes, unpinned: {:.1} times",
-        call / pipe
-    );
+    let stolen = Cpu::now().since(&before);
+    println!("round trips of 64 bytes, two processes, unpinned, adaptive waiting; load before: {}", load.trim());
+    println!("pipe     {}", Spread::of(pipes));
+    println!("sendrec  {}", Spread::of(calls));
+    println!("ratio    {}   steal {stolen:.1} %", Spread::of(ratios));
     broker.shutdown();
     let _ = std::fs::remove_dir_all(&directory);
+}
+
+/// Ticks of all CPUs: stolen by the host, and in total.
+struct Cpu {
+    steal: f64,
+    total: f64,
+}
+
+impl Cpu {
+    fn now() -> Cpu {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let line = text.lines().next().unwrap_or_default();
+        // user nice system idle iowait irq softirq steal; guest time is part of user's.
+        let ticks: Vec<f64> = line.split_whitespace().skip(1).take(8).filter_map(|one| one.parse().ok()).collect();
+        Cpu { steal: ticks.get(7).copied().unwrap_or(0.0), total: ticks.iter().sum() }
+    }
+
+    /// Percent of all time that the host took away.
+    fn since(&self, before: &Cpu) -> f64 {
+        100.0 * (self.steal - before.steal) / (self.total - before.total).max(1.0)
+    }
+}
+
+/// Median, least and most.
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        Spread { median: values[values.len() / 2], least: values[0], most: values[values.len() - 1] }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "median {:>10.1}   ({:.1} to {:.1})", self.median, self.least, self.most)
+    }
 }
 
 fn pipe_rate() -> f64 {
@@ -103,9 +149,4 @@ fn echo_ipc(path: PathBuf) {
             return;
         }
     }
-}
-
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates[rates.len() / 2]
 }

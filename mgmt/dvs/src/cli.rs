@@ -122,5 +122,7 @@ pub enum Command {
     #[command(hide = true)]
     Proxy,
     #[command(hide = true)]
+    Shelf,
+    #[command(hide = true)]
     Keeper,
 }

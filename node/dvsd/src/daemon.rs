@@ -1,6 +1,6 @@
 //! Start and stop of the daemon.
 //!
-//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node record, broker,
+//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node record, shelf, broker,
 //! proxy, follower and workers, lease, and last the API: who can ask gets answers. The stop goes backwards and ends nothing that belongs to a
 //! container.
 
@@ -30,6 +30,7 @@ use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
 use crate::reconcile::Reconciler;
 use crate::records::NodeHealth;
+use crate::shelf::{self, Shelving};
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
 const API_THREADS: usize = 2;
@@ -60,6 +61,8 @@ pub enum DaemonError {
     Presence(#[from] PresenceError),
     #[error(transparent)]
     Proxy(#[from] proxyctl::ProxyError),
+    #[error(transparent)]
+    Shelf(#[from] shelf::StartError),
     #[error("the broker did not start")]
     Broker(#[from] broker::BrokerError),
     #[error("a thread or runtime could not be started")]
@@ -80,9 +83,13 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
 
     let node = presence::register(&*engine, &config, ports)?;
     let own = NodeId(node.id);
-    directory::sweep(&*engine, own, |_, _| false).map_err(DaemonError::Engine)?;
+    let (shelving, shelf) = Shelving::open(&config)?;
+    // Of an earlier daemon's endpoints those stay that the broker takes back.
+    let kept: HashSet<(u32, u32)> = shelf.local_endpoints().map(|(dc, endpoint)| (dc.0, endpoint.number())).collect();
+    directory::sweep(&*engine, own, |dc, endpoint| kept.contains(&(dc, endpoint))).map_err(DaemonError::Engine)?;
     let (directory, broker_side) = EndpointDirectory::start(&engine, own).map_err(DaemonError::Thread)?;
-    let broker = Broker::start(BrokerConfig { node: own, directory: Box::new(broker_side) })?;
+    let broker = Broker::start(BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) })?;
+    directory.remember(&broker.snapshot()?);
     let context = Arc::new(Context {
         proxy: ProxyControl::new().map_err(DaemonError::Thread)?,
         engine: Arc::clone(&engine),
@@ -94,6 +101,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         changes: tokio::sync::watch::Sender::new(0),
         config,
     });
+    let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
     let for_proxy = Arc::clone(&context);
     context.proxy.start(&context.config, &context.node, proxy_listener, move || for_proxy.broker.proxy_socket())?;
 
@@ -121,6 +129,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     drop(follower);
     reconciler.stop();
     context.proxy.stop();
+    drop(watching);
     drop(context.lock_presence().take());
     let _ = fs::remove_file(&context.config.socket);
     served

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
-use broker::{Broker, Directory, Location};
+use broker::{Broker, Directory, Home, Location, Snapshot};
 use cluster::{Compare, Engine, EngineError, Op, Outcome};
 
 use crate::records::{self, EndpointRecord};
@@ -62,6 +62,20 @@ impl EndpointDirectory {
         let writer =
             std::thread::Builder::new().name("directory".to_owned()).spawn(move || also.write_all(&*engine))?;
         Ok((EndpointDirectory { shared: Arc::clone(&shared), writer: Some(writer) }, BrokerSide(shared)))
+    }
+
+    /// What the broker took over from its predecessor. An endpoint of another node that the follower does not list ended
+    /// meanwhile: that shows only if it was known.
+    pub fn remember(&self, taken_over: &Snapshot) {
+        let mut known = lock(&self.shared.known);
+        for info in &taken_over.dcs {
+            for endpoint in &info.endpoints {
+                if let Home::Remote { node } = endpoint.home {
+                    let record = EndpointRecord { node: node.0, epoch: endpoint.epoch.0 };
+                    known.insert((info.dc.0, endpoint.endpoint.number()), record);
+                }
+            }
+        }
     }
 
     /// The follower saw a record.

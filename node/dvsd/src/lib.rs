@@ -30,6 +30,7 @@ mod presence;
 mod proxyctl;
 mod reconcile;
 mod records;
+mod shelf;
 mod spawn;
 mod spec;
 mod state;
@@ -57,6 +58,17 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
+    }
+}
+
+/// `dvs shelf`: holds descriptors for the daemon, until it is killed.
+pub fn shelf_main_from_spawn() -> ExitCode {
+    match shelf::serve_from_spawn() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("dvs: the shelf ended: {}", supervise::causes(&*error));
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -82,11 +82,21 @@ impl Supervised {
             problem: None,
             log_from: 0,
         };
+    ) -> Result<Supervised, StateError> {
+        Supervised::adopt_if(name, run_dir, log_dir, |_| on_adoption)
+    }
+
+    /// The same, decided by the process number of what was left.
+    pub fn adopt_if(
+        name: &str,
+        run_dir: &Path,
+        log_dir: &Path,
+        on_adoption: impl FnOnce(i32) -> OnAdoption,
         if let Some(child) = state::adopt(&run_dir.join(format!("{name}.json")))? {
             tracing::info!(role = name, pid = child.record.pid, "adopted");
             supervised.restarts = child.record.restarts;
             // One that had not said yet that it serves has nobody to say it to.
-            let fit = child.record.ready && on_adoption == OnAdoption::GoesOn;
+            let fit = child.record.ready && on_adoption(child.record.pid) == OnAdoption::GoesOn;
             let fitness = if fit { Fitness::Fit } else { Fitness::Stale };
             supervised.life = Life::Running { child, since: Instant::now(), fitness };
         }

@@ -1,6 +1,7 @@
 //! Which host uids belong to what. Gids are the same numbers.
 //!
 //! ```text
+//! 899,998                      shelves
 //! 899,999                      proxies
 //! 900,000 + 64 × dc + slot     servers and gates of container dc
 //! 2^28 + 65,536 × dc ...       uids inside container dc, the same on all nodes
@@ -10,6 +11,7 @@ use abi::limits::{DISKS_PER_DC, UIDS_PER_DC};
 
 use crate::reconcile::plan::Part;
 
+pub const SHELF: u32 = 899_998;
 pub const PROXY: u32 = 899_999;
 const SERVERS: u32 = 900_000;
 const SLOTS_PER_DC: u32 = 64;

@@ -218,11 +218,11 @@ impl Engine {
             }
         }
         for (dc, endpoint, home, life) in ending {
-            if let Home::Local { owner } = home {
-                if self.is_bound_to(owner, dc, endpoint) {
-                    self.unbind(owner, IpcError::SourceDied);
-                    continue;
-                }
+            if let Home::Local { owner } = home
+                && self.is_bound_to(owner, dc, endpoint)
+            {
+                self.unbind(owner, IpcError::SourceDied);
+                continue;
             }
             let reason = if life == Life::Unreachable { IpcError::NoLink } else { IpcError::SourceDied };
             self.end_binding(dc, endpoint, life, reason);

@@ -81,8 +81,8 @@ pub struct Shelf {
 impl Shelf {
     /// Connects to the shelf that serves at `path` and takes what it holds.
     pub fn connect(path: &Path) -> Result<Shelf, ShelfError> {
-        let socket = sys::seqpacket::connect(path)
-            .map_err(|cause| ShelfError::NotThere { path: path.to_owned(), cause })?;
+        let socket =
+            sys::seqpacket::connect(path).map_err(|cause| ShelfError::NotThere { path: path.to_owned(), cause })?;
         sys::seqpacket::send(&socket, &[op::TAKE], &[] as &[OwnedFd]).map_err(ShelfError::Conversation)?;
         let mut held = Vec::new();
         let mut buffer = vec![0; PACKET_BYTES_MAX + 1];

@@ -55,8 +55,13 @@ pub(crate) struct Bound {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Home {
-    Local { owner: u64 },
-    Remote { node: u16, by_directory: bool },
+    Local {
+        owner: u64,
+    },
+    Remote {
+        node: u16,
+        by_directory: bool,
+    },
     /// Nobody: what is remembered is the epoch.
     Free,
 }

@@ -125,7 +125,8 @@ impl TwoNodes {
         let (gossip, heard) = channel();
         let brokers = [0, 1].map(|index| {
             let shared = SharedDirectory { node: NODES[index], places: places.clone(), gossip: gossip.clone() };
-            let broker = Broker::start(BrokerConfig { node: NODES[index], directory: Box::new(shared), shelf: None }).unwrap();
+            let broker =
+                Broker::start(BrokerConfig { node: NODES[index], directory: Box::new(shared), shelf: None }).unwrap();
             let first = 256 + index as u32 * 1000;
             let options = DcOptions {
                 listen: Some(directory.path().join(format!("m3ipc{index}"))),

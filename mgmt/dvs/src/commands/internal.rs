@@ -75,6 +75,10 @@ pub fn keeper() -> ExitCode {
 /// The entry points of the other crates, in one place.
 #[cfg(feature = "machinery")]
 mod machinery {
+pub fn shelf() -> ExitCode {
+    machinery::shelf()
+}
+
     use super::{ExitCode, Gate, Server};
 
     pub fn serve(server: Server) -> ExitCode {
@@ -102,6 +106,10 @@ mod machinery {
 
 /// Of a binary that only manages.
 #[cfg(not(feature = "machinery"))]
+    pub fn shelf() -> ExitCode {
+        dvsd::shelf_main_from_spawn()
+    }
+
 mod machinery {
     use super::{ExitCode, Gate, Server};
 
@@ -124,5 +132,9 @@ mod machinery {
     fn absent() -> ExitCode {
         eprintln!("dvs: this binary was built without the machinery of a node");
         ExitCode::FAILURE
+    pub fn shelf() -> ExitCode {
+        absent()
+    }
+
     }
 }

@@ -47,6 +47,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Server(server) => Ok(internal::serve(server)),
         Command::Gate(gate) => Ok(internal::gate(gate)),
         Command::Proxy => Ok(internal::proxy()),
+        Command::Shelf => Ok(internal::shelf()),
         Command::Keeper => Ok(internal::keeper()),
     }
 }

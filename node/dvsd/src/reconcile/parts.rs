@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::limits::{ENDPOINTS_PER_DC, NODES_PER_DC, WELL_KNOWN_ENDPOINTS};
-use abi::{DcId, Epoch};
-use broker::{DcOptions, ServerIdentity};
+use abi::{DcId, Endpoint, Epoch};
+use broker::{DcOptions, Home, ServerIdentity};
 use keeper::{FuseOptions, KeeperClient, KeeperOptions};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer};
@@ -84,10 +84,15 @@ impl Parts {
             cgroup: None,
             share,
         };
+        let bound = parts.bound_processes()?;
         for part in parts.share.parts.clone() {
-            let on_adoption = if part == Part::Keeper { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced };
+            let on_adoption = |pid: i32| match parts.share.endpoint(&part) {
+                // A server is of use as long as the broker knows it.
+                Some(endpoint) if bound.get(&endpoint) != Some(&pid) => OnAdoption::MustBeReplaced,
+                _ => OnAdoption::GoesOn,
+            };
             if let Some(name) = parts.share.role_name(&part) {
-                let process = Supervised::adopt(&name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
+                let process = Supervised::adopt_if(&name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
                 parts.processes.insert(part, process);
             } else {
                 parts.plain.insert(part, Plain::default());
@@ -99,8 +104,20 @@ impl Parts {
         Ok(parts)
     }
 
+    /// Which process the broker has for each endpoint of this node.
+    fn bound_processes(&self) -> Result<BTreeMap<Endpoint, i32>, Problem> {
+        let dcs = self.context.broker.snapshot()?.dcs.into_iter();
+        let endpoints = dcs.filter(|info| info.dc == DcId(self.share.id)).flat_map(|info| info.endpoints);
+        let local = endpoints.filter_map(|info| match info.home {
+            Home::Local { pid } => Some((info.endpoint, pid)),
+            Home::Remote { .. } => None,
+        });
+        Ok(local.collect())
+    }
+
     /// An earlier daemon may have made anything; what still serves a running keeper is kept, the rest is unmade first.
     fn adopt_surroundings(&mut self) {
+        self.make(&Part::Broker);
         self.make(&Part::Cgroup);
         let keeper = self.keeper_pid();
         self.plain.insert(Part::Network, Plain { made: true, made_in: keeper, ..Plain::default() });
