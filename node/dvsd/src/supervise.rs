@@ -6,7 +6,9 @@
 //!    └──── rest over ──┴──── Resting <──┘
 //! ```
 //!
-//! The rest doubles with each failure in a row and is forgotten after a process ran for a while. Nothing here blocks but [`Supervised::end`].
+//! How long it rests depends on what went wrong. A process that cannot start will hardly be able to a moment later: the rest
+//! doubles with each attempt, up to seconds. One that served and died is missed by everybody who waits for its answer: it is
+//! started at once, unless it dies again and again, and even then the rest stays short. Nothing here blocks but [`Supervised::end`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,9 +20,15 @@ use crate::reconcile::plan::Standing;
 use crate::spawn::{self, Readiness, Role};
 use crate::state::{self, Child, StateError};
 
+/// After the first attempt to start that failed.
 const REST_FIRST: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(5);
-/// A process that ran this long did not fail at its start.
+/// Deaths in service that are answered by a new start at once.
+const DEATHS_WITHOUT_REST: u32 = 3;
+/// After the next one; a process that dies of every request must not take the machine's time.
+const REST_AFTER_DEATH_FIRST: Duration = Duration::from_millis(10);
+const REST_AFTER_DEATH_MAX: Duration = Duration::from_millis(200);
+/// Deaths before a process ran this long are forgotten.
 const PROVEN: Duration = Duration::from_secs(10);
 /// Opening a large volume after a crash takes its time, and so does waiting for a disk on another node.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -33,7 +41,10 @@ pub struct Supervised {
     run_dir: PathBuf,
     log_dir: PathBuf,
     life: Life,
-    failures: u32,
+    /// In a row, since the last that became ready.
+    failed_starts: u32,
+    /// Of processes that had become ready, in a row.
+    deaths: u32,
     restarts: u64,
     problem: Option<String>,
     /// Where in the log this incarnation's words begin.
@@ -72,17 +83,6 @@ impl Supervised {
         log_dir: &Path,
         on_adoption: OnAdoption,
     ) -> Result<Supervised, StateError> {
-        let mut supervised = Supervised {
-            name: name.to_owned(),
-            run_dir: run_dir.to_owned(),
-            log_dir: log_dir.to_owned(),
-            life: Life::Absent,
-            failures: 0,
-            restarts: 0,
-            problem: None,
-            log_from: 0,
-        };
-    ) -> Result<Supervised, StateError> {
         Supervised::adopt_if(name, run_dir, log_dir, |_| on_adoption)
     }
 
@@ -92,6 +92,18 @@ impl Supervised {
         run_dir: &Path,
         log_dir: &Path,
         on_adoption: impl FnOnce(i32) -> OnAdoption,
+    ) -> Result<Supervised, StateError> {
+        let mut supervised = Supervised {
+            name: name.to_owned(),
+            run_dir: run_dir.to_owned(),
+            log_dir: log_dir.to_owned(),
+            life: Life::Absent,
+            failed_starts: 0,
+            deaths: 0,
+            restarts: 0,
+            problem: None,
+            log_from: 0,
+        };
         if let Some(child) = state::adopt(&run_dir.join(format!("{name}.json")))? {
             tracing::info!(role = name, pid = child.record.pid, "adopted");
             supervised.restarts = child.record.restarts;
@@ -135,7 +147,13 @@ impl Supervised {
 
     /// Failures in a row.
     pub fn failures(&self) -> u32 {
-        self.failures
+        self.failed_starts.saturating_add(self.deaths)
+    }
+
+    /// A new wish: what failed before does not count against it.
+    pub fn forget_failures(&mut self) {
+        self.failed_starts = 0;
+        self.deaths = 0;
     }
 
     pub fn problem(&self) -> Option<&str> {
@@ -148,7 +166,7 @@ impl Supervised {
         self.log_from = std::fs::metadata(self.log_path()).map_or(0, |log| log.len());
         match role(self.restarts).and_then(|role| Ok(spawn::start(role, &self.run_dir, &self.log_dir)?)) {
             Ok(started) => self.life = Life::Starting { child: started.child, ready: started.ready, since: now },
-            Err(problem) => self.failed(now, causes(&*problem)),
+            Err(problem) => self.failed(now, When::Starting, causes(&*problem)),
         }
     }
 
@@ -156,13 +174,15 @@ impl Supervised {
     pub fn look(&mut self, now: Instant) -> bool {
         let life = std::mem::replace(&mut self.life, Life::Absent);
         match life {
-            Life::Starting { child, .. } | Life::Running { child, .. } if child.has_ended() => self.died(now, child),
+            Life::Starting { child, .. } if child.has_ended() => self.died(now, When::Starting, child),
+            Life::Running { child, .. } if child.has_ended() => self.died(now, When::Serving, child),
             Life::Starting { mut child, ready, since } => match spawn::readiness(&ready) {
                 Readiness::Ready => {
                     if let Err(error) = child.mark_ready() {
                         tracing::warn!(role = self.name, %error, "a restarted daemon will start this anew");
                     }
                     self.problem = None;
+                    self.failed_starts = 0;
                     self.life = Life::Running { child, since: now, fitness: Fitness::Fit };
                 }
                 Readiness::NotYet if now < since + START_LIMIT => {
@@ -170,17 +190,17 @@ impl Supervised {
                     return false;
                 }
                 // It is on its way out: its status and last words are worth the moment.
-                Readiness::Never if child.wait(LAST_WORDS) => self.died(now, child),
+                Readiness::Never if child.wait(LAST_WORDS) => self.died(now, When::Starting, child),
                 Readiness::NotYet | Readiness::Never => {
                     if let Err(error) = child.end(Duration::ZERO) {
                         tracing::warn!(role = self.name, %error, "cannot put its record away");
                     }
-                    self.failed(now, format!("{} did not become ready", self.name));
+                    self.failed(now, When::Starting, format!("{} did not become ready", self.name));
                 }
             },
             Life::Running { child, since, fitness } => {
                 if now.saturating_duration_since(since) >= PROVEN {
-                    self.failures = 0;
+                    self.deaths = 0;
                 }
                 self.life = Life::Running { child, since, fitness };
                 return false;
@@ -225,7 +245,7 @@ impl Supervised {
         self.log_dir.join(format!("{}.log", self.name))
     }
 
-    fn died(&mut self, now: Instant, child: Child) {
+    fn died(&mut self, now: Instant, when: When, child: Child) {
         let status = child.bury().unwrap_or_else(|error| Some(error.to_string()));
         let mut said = format!("{} ended", self.name);
         if let Some(status) = status {
@@ -234,16 +254,41 @@ impl Supervised {
         if let Some(line) = spawn::last_words(&self.log_path(), self.log_from) {
             said.push_str(&format!("; its last words: {line}"));
         }
-        self.failed(now, said);
+        self.failed(now, when, said);
     }
 
-    fn failed(&mut self, now: Instant, problem: String) {
-        tracing::warn!(role = self.name, problem, "resting");
-        let rest = REST_FIRST.saturating_mul(1 << self.failures.min(10)).min(REST_MAX);
-        self.failures = self.failures.saturating_add(1);
+    fn failed(&mut self, now: Instant, when: When, problem: String) {
+        let failures = match when {
+            When::Starting => &mut self.failed_starts,
+            When::Serving => &mut self.deaths,
+        };
+        let rest = when.rest(*failures);
+        *failures = failures.saturating_add(1);
+        tracing::warn!(role = self.name, problem, rest_ms = rest.as_millis(), "resting");
         self.restarts += 1;
         self.problem = Some(problem);
         self.life = Life::Resting { until: now + rest };
+    }
+}
+
+/// In which part of its life a process failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum When {
+    Starting,
+    Serving,
+}
+
+impl When {
+    /// How long to rest after the same happened `earlier` times in a row before.
+    fn rest(self, earlier: u32) -> Duration {
+        let doubled = |first: Duration, times: u32, max: Duration| first.saturating_mul(1 << times.min(10)).min(max);
+        match self {
+            When::Starting => doubled(REST_FIRST, earlier, REST_MAX),
+            When::Serving => match earlier.checked_sub(DEATHS_WITHOUT_REST) {
+                None => Duration::ZERO,
+                Some(times) => doubled(REST_AFTER_DEATH_FIRST, times, REST_AFTER_DEATH_MAX),
+            },
+        }
     }
 }
 
@@ -263,4 +308,26 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_that_served_is_started_at_once_and_rests_only_when_it_dies_again_and_again() {
+        let rests: Vec<Duration> = (0..20).map(|earlier| When::Serving.rest(earlier)).collect();
+        assert!(rests.iter().take(3).all(Duration::is_zero), "{rests:?}");
+        assert!(rests.is_sorted() && rests[3] > Duration::ZERO, "{rests:?}");
+        assert_eq!(rests.last(), Some(&REST_AFTER_DEATH_MAX));
+        assert_eq!(When::Serving.rest(u32::MAX), REST_AFTER_DEATH_MAX);
+    }
+
+    #[test]
+    fn process_that_cannot_start_is_tried_less_and_less_often() {
+        let rests: Vec<Duration> = (0..20).map(|earlier| When::Starting.rest(earlier)).collect();
+        assert_eq!(rests.first(), Some(&REST_FIRST));
+        assert!(rests.is_sorted(), "{rests:?}");
+        assert_eq!(rests.last(), Some(&REST_MAX));
+    }
 }
