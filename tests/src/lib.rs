@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod load;
+
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,6 +49,13 @@ impl Cluster {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", COMMAND_SECONDS]).arg(dvs_binary()).args(arguments);
         command.env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET").stdin(Stdio::null());
+        command
+    }
+
+    /// As [`Cluster::command`], for a program that is ended by whoever started it.
+    pub fn command_without_limit<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(dvs_binary());
+        command.args(arguments).env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET");
         command
     }
 
