@@ -1,9 +1,11 @@
 //! `dvs import`: files of this machine into a container's tree.
 //!
 //! A tar stream goes to a process inside the container, which unpacks it: whatever an archive contains, it can only
-//! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is.
+//! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is. The process is our own
+//! binary (`unpack.rs`), which makes many files at a time; compressed archives go to the node's tar.
 
 mod pack;
+pub mod unpack;
 
 use std::cell::Cell;
 use std::fs::File;
@@ -139,16 +141,23 @@ fn compression(first: &[u8]) -> Option<&'static str> {
     KNOWN.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, flag)| *flag)
 }
 
+/// What a program of a container is before it becomes itself: the keeper, which is this binary.
+const OURSELVES: &str = "/proc/self/exe";
+
 /// The process that unpacks. The path is an argument of the shell, not a part of its script.
 fn unpacking(destination: &str, decompress: Option<&str>, node: Option<String>) -> RunRequest {
     let script = "mkdir -p -- \"$1\" && destination=$1 && shift && exec tar --extract --file - --directory \"$destination\" \"$@\"";
-    let mut argv: Vec<String> = ["/bin/sh", "-c", script, "dvs-import", destination].map(str::to_owned).to_vec();
-    argv.extend(
-        ["--same-owner", "--numeric-owner", "--same-permissions", "--delay-directory-restore"].map(str::to_owned),
-    );
-    argv.extend(decompress.map(str::to_owned));
+    let argv: Vec<&str> = match decompress {
+        None => [OURSELVES, "internal", "unpack", destination].into(),
+        Some(flag) => {
+            // Large records: each write of tar is one of the file server's.
+            let tar = ["/bin/sh", "-c", script, "dvs-import", destination, "--blocking-factor=2048", flag];
+            let keep = ["--same-owner", "--numeric-owner", "--same-permissions", "--delay-directory-restore"];
+            [&tar[..], &keep].concat()
+        }
+    };
     RunRequest {
-        argv,
+        argv: argv.into_iter().map(str::to_owned).collect(),
         node,
         env: Vec::new(),
         workdir: None,
@@ -261,8 +270,8 @@ fn finish(options: &Options, ended: Ended, complaints: &str) -> Result<(), Failu
     let mut failure = match ended {
         Ended::Exit(0) => return Ok(()),
         Ended::Exit(status @ (errors::NO_SUCH_PROGRAM | errors::NOT_EXECUTABLE)) => not_imported(options)
-            .because_text(format!("the container's node has no usable tar (status {status})"))
-            .hint("install tar on the node"),
+            .because_text(format!("the container's node cannot unpack it (status {status})"))
+            .hint("a compressed archive needs tar and the decompressor on the node"),
         Ended::Exit(status) => not_imported(options).because_text(format!("unpacking ended with status {status}")),
         Ended::Refused(body) => body.into(),
         Ended::Detached => not_imported(options),

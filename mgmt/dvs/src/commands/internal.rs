@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::Outcome;
+use super::import::unpack;
 use crate::dev::machine;
 
 /// Processes that daemons start; nobody types these
@@ -22,13 +23,18 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs keeper          parent of a container's programs on this node; survives the daemon
 
 Started by `dvs dev`:
-  dvs internal machine     first process of a simulated machine"
+  dvs internal machine     first process of a simulated machine
+
+Started by `dvs import`, in the container:
+  dvs internal unpack      makes files of a tar stream"
 )]
 pub enum Command {
     /// First process of a simulated machine (`dvs dev up`).
     Machine(machine::Options),
     /// Start a program in a simulated machine and print its PID (`dvs dev up`).
     Enter(machine::EnterOptions),
+    /// Make files of a tar stream, inside a container (`dvs import`).
+    Unpack(unpack::Options),
 }
 
 /// Servers of the virtual operating system (started by the daemon)
@@ -53,6 +59,7 @@ pub fn execute(command: Command) -> Outcome {
     match command {
         Command::Machine(options) => machine::execute(&options),
         Command::Enter(options) => machine::enter(&options),
+        Command::Unpack(options) => Ok(unpack::execute(&options)),
     }
 }
 
@@ -68,6 +75,10 @@ pub fn proxy() -> ExitCode {
     machinery::proxy()
 }
 
+pub fn shelf() -> ExitCode {
+    machinery::shelf()
+}
+
 pub fn keeper() -> ExitCode {
     machinery::keeper()
 }
@@ -75,10 +86,6 @@ pub fn keeper() -> ExitCode {
 /// The entry points of the other crates, in one place.
 #[cfg(feature = "machinery")]
 mod machinery {
-pub fn shelf() -> ExitCode {
-    machinery::shelf()
-}
-
     use super::{ExitCode, Gate, Server};
 
     pub fn serve(server: Server) -> ExitCode {
@@ -99,6 +106,10 @@ pub fn shelf() -> ExitCode {
         proxy_tcp::main_from_spawn()
     }
 
+    pub fn shelf() -> ExitCode {
+        dvsd::shelf_main_from_spawn()
+    }
+
     pub fn keeper() -> ExitCode {
         keeper::main_from_spawn()
     }
@@ -106,10 +117,6 @@ pub fn shelf() -> ExitCode {
 
 /// Of a binary that only manages.
 #[cfg(not(feature = "machinery"))]
-    pub fn shelf() -> ExitCode {
-        dvsd::shelf_main_from_spawn()
-    }
-
 mod machinery {
     use super::{ExitCode, Gate, Server};
 
@@ -125,6 +132,10 @@ mod machinery {
         absent()
     }
 
+    pub fn shelf() -> ExitCode {
+        absent()
+    }
+
     pub fn keeper() -> ExitCode {
         absent()
     }
@@ -132,9 +143,5 @@ mod machinery {
     fn absent() -> ExitCode {
         eprintln!("dvs: this binary was built without the machinery of a node");
         ExitCode::FAILURE
-    pub fn shelf() -> ExitCode {
-        absent()
-    }
-
     }
 }
