@@ -62,7 +62,24 @@ fn pids_tell_their_node_and_ps_shows_all_nodes() {
     assert_eq!((first / 65_536, second / 65_536), (1, 2));
     let pid = cluster.ok(&["run", "shop", "--node", "n2", "-d", "--", "sleep", "1000"]).trim().to_owned();
     let listed = cluster.json(&["ps", "shop", "-o", "json"]);
-    let sleeper = listed.as_array().unwrap().iter().find(|process| process["pid"].as_u64() == pid.parse().ok()).expect("listed");
+    let sleeper =
+        listed.as_array().unwrap().iter().find(|process| process["pid"].as_u64() == pid.parse().ok()).expect("listed");
     assert_eq!(sleeper["node"], "n2");
     cluster.ok(&["kill", "shop", &pid]);
+}
+
+/// A package manager's way to replace its list, and a name that was looked for before it existed.
+#[test]
+fn names_made_or_replaced_on_one_node_are_seen_at_once_on_another() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    cluster.sh("shop", "n1", "mkdir /dc/d && echo 0 > /dc/d/list");
+    for round in 1..=10 {
+        let replace =
+            format!("cd /dc/d; echo {round} > new; rm -f old; ln list old; mv new list; echo {round} > file{round}");
+        assert_eq!(cluster.sh("shop", "n1", &format!("ls /dc/d/file{round} 2>/dev/null || echo absent")), "absent\n");
+        cluster.sh("shop", "n3", &replace);
+        let seen = cluster.sh("shop", "n1", &format!("cd /dc/d; cat list file{round}"));
+        assert_eq!(seen, format!("{round}\n{round}\n"));
+    }
 }

@@ -62,3 +62,30 @@ fn host_files_outside_the_system_directories_are_not_there() {
     assert_ne!(code, 0);
     assert!(message.contains("Read-only") || message.contains("Permission denied"), "{message}");
 }
+
+/// System calls that are the host's alone, or would escape the filter.
+#[test]
+fn root_of_a_container_gets_no_call_that_is_the_hosts() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    let script = "import ctypes, errno\nl = ctypes.CDLL(None, use_errno=True)\n\
+        calls = dict(io_uring_setup=425, bpf=321, perf_event_open=298, init_module=175, kexec_load=246, keyctl=250, \
+        open_by_handle_at=304, reboot=169, settimeofday=164, syslog=103)\n\
+        for name, number in calls.items():\n  r = l.syscall(number, 0, 0, 0, 0, 0, 0)\n  print(name, r, errno.errorcode[ctypes.get_errno()])";
+    let printed = cluster.ok(&["run", "shop", "--", "/usr/bin/python3", "-c", script]);
+    let mut lines = printed.lines();
+    assert_eq!(lines.next(), Some("io_uring_setup -1 ENOSYS"));
+    assert!(lines.clone().count() == 9 && lines.all(|line| line.ends_with(" -1 EPERM")), "{printed}");
+}
+
+#[test]
+fn limit_of_processes_holds_for_the_whole_container() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &["--pids", "40"]);
+    let script = "import os, time\nn = 0\ntry:\n  while n < 200:\n    if os.fork() == 0:\n      time.sleep(60); os._exit(0)\n    n += 1\nexcept BlockingIOError: pass\nprint(n)\n\
+        import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, signal.SIGTERM)";
+    let made: u32 =
+        cluster.ok(&["run", "shop", "--", "/usr/bin/python3", "-uc", script]).trim().parse().expect("a number");
+    assert!((1..=40).contains(&made), "{made}");
+    assert_eq!(cluster.sh("shop", "n1", "echo goes on"), "goes on\n");
+}
