@@ -14,6 +14,7 @@ fn programs_of_the_distribution_run_on_the_tree_of_other_nodes() {
         assert_eq!(printed.trim(), *expected, "{name}");
     }
     redis_answers_over_the_private_network(&cluster);
+    postgresql_runs_as_a_user_of_the_container(&cluster);
 }
 
 const PROGRAMS: &[(&str, &str, &str)] = &[
@@ -39,6 +40,13 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
         "2000|2001000\nok",
     ),
     (
+        "sqlite3 with a write-ahead log",
+        "cd /dc && sqlite3 wal.db 'pragma journal_mode=wal; create table t(a); insert into t values(1);' && \
+         for i in 1 2 3 4; do sqlite3 wal.db \".timeout 20000\" \"insert into t values($i)\" & done; wait; \
+         sqlite3 wal.db 'select sum(a) from t; pragma integrity_check;'",
+        "wal\n11\nok",
+    ),
+    (
         "make -j4 of a C program",
         "mkdir /dc/c && cd /dc/c && for i in $(seq 12); do echo \"int f$i(void){return $i;}\" > f$i.c; done && \
          { for i in $(seq 12); do echo \"int f$i(void);\"; done; echo '#include <stdio.h>'; echo 'int main(void){int s=0;'; for i in $(seq 12); do echo \"s+=f$i();\"; done; echo 'printf(\"%d\\n\",s);return 0;}'; } > main.c && \
@@ -56,4 +64,20 @@ fn redis_answers_over_the_private_network(cluster: &Cluster) {
         (String::from_utf8_lossy(&done.stdout).trim() == "OK").then_some(())
     });
     assert_eq!(cluster.sh("shop", "n2", "redis-cli -h 10.1.0.1 get k"), "v\n");
+}
+
+/// PostgreSQL refuses to run as root; its user is one of the host's, by number, and exists inside as well.
+fn postgresql_runs_as_a_user_of_the_container(cluster: &Cluster) {
+    let user = cluster.sh("shop", "n1", "echo $(id -u postgres):$(id -g postgres)");
+    let user = user.trim();
+    cluster.sh("shop", "n1", &format!("mkdir -m 700 /dc/pg && chown {user} /dc/pg"));
+    let script = "B=$(ls -d /usr/lib/postgresql/*/bin); D=/dc/pg/data; exec 3>&1 >/dc/pg/out 2>&1; trap 'cat /dc/pg/out >&2' ERR
+        $B/initdb -D $D -U postgres --no-sync
+        $B/pg_ctl -D $D -w -o \"-k /tmp -c listen_addresses=''\" -l /dc/pg/log start
+        $B/pgbench -h /tmp -U postgres -i -s 1 postgres
+        $B/pgbench -h /tmp -U postgres -c 4 -j 2 -t 25 postgres
+        $B/psql -h /tmp -U postgres -Atc 'select count(*) from pgbench_history; select count(*) from pgbench_accounts' postgres >&3
+        $B/pg_ctl -D $D -w -m fast stop";
+    let printed = cluster.ok(&["run", "shop", "--node", "n1", "--user", user, "--", "bash", "-eEc", script]);
+    assert_eq!(printed, "100\n100000\n");
 }
