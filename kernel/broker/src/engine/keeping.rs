@@ -10,7 +10,7 @@ use abi::{DcId, Endpoint, NodeId};
 use ipc_core::ChannelId;
 use ipc_core::table::{Home, OwnerId, Told};
 use ipc_shm::ChannelFiles;
-use sys::eventfd::{Trigger, WriteInterest};
+use sys::eventfd::Trigger;
 
 use super::{Engine, Token};
 use crate::connection::Party;
@@ -45,20 +45,18 @@ impl Engine {
     pub(super) fn connect_shelf(&mut self, socket: std::os::fd::OwnedFd) -> std::io::Result<()> {
         self.lose_shelf();
         self.poller.add(&socket, Token::Shelf.to_u64(), Trigger::Level)?;
-        self.shelf = Some(Outgoing::new(socket));
+        self.shelf = Some(Outgoing { socket });
         Ok(())
     }
 
-    /// The poller has news of the shelf: it takes more, or it has ended. It says nothing by itself.
+    /// The poller has news of the shelf: it says nothing by itself, so it has ended.
     pub(super) fn serve_shelf(&mut self) {
-        let Some(shelf) = &mut self.shelf else { return };
-        let ended = match sys::seqpacket::receive(&shelf.socket, &mut [0; 1]) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
-            Err(error) => Some(error),
-            Ok(_) => Some(std::io::ErrorKind::UnexpectedEof.into()),
-        };
-        let result = ended.map_or_else(|| shelf.flush(), Err);
-        self.after_keeping(result);
+        let Some(shelf) = &self.shelf else { return };
+        match sys::seqpacket::receive(&shelf.socket, &mut [0; 1]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => self.after_keeping(Err(error)),
+            Ok(_) => self.after_keeping(Err(std::io::ErrorKind::UnexpectedEof.into())),
+        }
     }
 
     pub(super) fn keep_dc(&mut self, dc: DcId) {
@@ -173,19 +171,6 @@ impl Engine {
     fn after_keeping(&mut self, result: std::io::Result<()>) {
         if let Err(error) = result {
             tracing::error!(%error, "the shelf is gone: until there is another one, this broker cannot be replaced");
-            return self.lose_shelf();
-        }
-        self.watch_shelf();
-    }
-
-    fn watch_shelf(&mut self) {
-        let Some(shelf) = &mut self.shelf else { return };
-        if shelf.has_waiting() == shelf.waits_to_write {
-            return;
-        }
-        shelf.waits_to_write = shelf.has_waiting();
-        let interest = if shelf.waits_to_write { WriteInterest::Waiting } else { WriteInterest::None };
-        if self.poller.set_writable_interest(&shelf.socket, Token::Shelf.to_u64(), interest).is_err() {
             self.lose_shelf();
         }
     }

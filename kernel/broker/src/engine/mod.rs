@@ -1,8 +1,8 @@
 //! The broker's thread: one loop over one epoll.
 //!
 //! It owns everything and shares nothing: no locks. Sources are commands of the daemon, listening sockets of containers,
-//! connections, and a pidfd for each bound process. Nothing here blocks; a peer that sends garbage or does not read is
-//! dropped.
+//! connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for, see
+//! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what

@@ -69,6 +69,9 @@ pub struct Port {
     seen_wakeups: u32,
 }
 
+/// Connections tried before there is no broker: each but the last was to one that was killed in the moment of it.
+const CONNECTS_MAX: u32 = 3;
+
 const TOKEN_BROKER: u64 = 0;
 const TOKEN_WAKER: u64 = 1;
 
@@ -103,6 +106,17 @@ impl Port {
 
     /// Binds over the container's socket, `/run/dvs/…` inside. `None` lets the broker choose a number.
     pub fn connect(path: &Path, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
+        for _ in 1..CONNECTS_MAX {
+            match Port::connect_once(path, endpoint) {
+                // A broker that was killed before it could keep the connection; the listening socket lives on.
+                Err(IpcError::NoBroker) => {}
+                result => return result,
+            }
+        }
+        Port::connect_once(path, endpoint)
+    }
+
+    fn connect_once(path: &Path, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         Port::from_socket(socket, endpoint)
     }
