@@ -245,6 +245,9 @@ impl StandInPort {
         }
     }
 
+    fn take_notice(&mut self, notice: Notice) {
+        let packet = notice.packet;
+        let request = RequestId(packet.request);
         if packet.op == Op::Restarted {
             return self.ask_again();
         }
@@ -254,9 +257,6 @@ impl StandInPort {
         if is_known || (packet.op == Op::Opened && !was_asked) {
             return;
         }
-    fn take_notice(&mut self, notice: Notice) {
-        let packet = notice.packet;
-        let request = RequestId(packet.request);
         let event = match packet.op {
             Op::Failed => StandInEvent::OpenedIn { request, result: Err(packet.error()) },
             Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice) },
@@ -284,14 +284,14 @@ impl StandInPort {
             }
             _ => return,
         };
+        self.pending.push_back(event);
+    }
+
     fn ask_again(&mut self) {
         for packet in self.asked.values() {
             // A broker that is lost again is reported by the next read.
             let _ = self.connection.send(packet);
         }
-    }
-
-        self.pending.push_back(event);
     }
 
     fn adopt(&mut self, notice: Notice) -> Result<ProxiedChannel, IpcError> {
