@@ -237,6 +237,7 @@ fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -
 
 impl Tls {
     fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
+        let mut is_drained = false;
         loop {
             // What is decrypted goes first: TLS refuses more while it holds too much.
             loop {
@@ -254,11 +255,16 @@ impl Tls {
                 }
             }
             if self.start == self.end {
+                if is_drained {
+                    return Ok(Flow::Dry);
+                }
                 match unless_blocked(stream.read(&mut self.cipher))? {
                     None => return Ok(Flow::Dry),
                     Some(0) => return Err(CutReason::Closed),
                     Some(count) => (self.start, self.end) = (0, count),
                 }
+                // A short read means that the socket was emptied.
+                is_drained = self.end < self.cipher.len();
             }
             let mut waiting = self.cipher.get(self.start..self.end).unwrap_or(&[]);
             let before = waiting.len();
