@@ -98,7 +98,8 @@ fn resync<'a>(fields: &mut Fields<'a>) -> Result<Resync<'a>, WireError> {
     let (published, taken, produced) = (fields.u32()?, fields.u32()?, fields.u32()?);
     let notified = fields.u64()?;
     let tags = fields.rest();
-    if !tags.len().is_multiple_of(limits::OPEN_TAG_BYTES) || tags.len() / limits::OPEN_TAG_BYTES > limits::OPEN_TAGS_MAX {
+    if !tags.len().is_multiple_of(limits::OPEN_TAG_BYTES) || tags.len() / limits::OPEN_TAG_BYTES > limits::OPEN_TAGS_MAX
+    {
         return Err(WireError::Field("open tags"));
     }
     Ok(Resync { channel, published, taken, produced, notified, open_tags: OpenTags::Encoded(tags) })
