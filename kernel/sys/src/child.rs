@@ -5,7 +5,10 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// 0 to 2 are a process's own streams.
+const FIRST_BEYOND_STDIO: libc::c_uint = 3;
 
 /// Whose child the new process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +70,30 @@ pub fn fork(parentage: Parentage) -> Result<Forked, ForkError> {
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: (1) _exit does not return and touches no memory of ours.
     unsafe { libc::_exit(status) }
+}
+
+/// Closes every descriptor from 3 on but the `kept`: what a child must not hold open while it waits for something foreign.
+///
+/// Only for a child made by [`fork`] that ends in [`exec`] or [`exit_now`]: its copies of the parent's values still name what
+/// is closed here, so none of them may be used or dropped afterwards.
+pub fn close_all_but(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut kept: Vec<libc::c_uint> = kept.iter().map(|fd| fd.as_raw_fd() as libc::c_uint).collect();
+    kept.sort_unstable();
+    let mut first = FIRST_BEYOND_STDIO;
+    for fd in kept {
+        if fd > first {
+            close_range(first, fd - 1)?;
+        }
+        first = first.max(fd + 1);
+    }
+    close_range(first, libc::c_uint::MAX)
+}
+
+fn close_range(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
+    // SAFETY: (1) no pointers; (2) no memory of ours depends on a descriptor: mappings stay; (3) the caller's process is a copy
+    // that ends without using or dropping what owned the descriptors.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Replaces this process by the program at `path`. Returns only what went wrong.

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 
 use crate::packet::{self, PacketError};
-use crate::protocol::{Answer, Follow, FuseOptions, Request, Status};
+use crate::protocol::{Answer, Follow, FuseOptions, LAUNCH_LIMIT, Request, Status};
 
-/// A keeper that serves answers at once; one that waits for an `exec` on a slow file system gets this long.
+/// A keeper that serves answers at once; an `exec` on a slow file system may take [`LAUNCH_LIMIT`] of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const _: () =
+    assert!(LAUNCH_LIMIT.as_secs() < ANSWER_LIMIT.as_secs(), "the keeper says why before its client gives up");
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use sandbox::fusemount::{FuseMount, FuseMountError, Namespaces};
+use sandbox::fusemount::{Connection, FuseMount, FuseMountError, Namespaces};
 use sandbox::rootfs::{RootFs, RootFsError};
 use sandbox::userns::UsernsError;
 use seccompiler::BpfProgram;
@@ -33,6 +33,9 @@ const STOP_LOOK: Duration = Duration::from_millis(20);
 const OWN_GRACE: Duration = Duration::from_secs(10);
 /// Every process of a killed namespace is gone within this, unless it is stuck in the kernel.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// A killed program that is still there after this waits for a gate that does not answer: the file tree is cut off.
+const CUT_OFF: Duration = Duration::from_secs(3);
+const _: () = assert!(CUT_OFF.as_secs() < END_LIMIT.as_secs());
 pub const FUSE_KEY: &str = "fuse";
 pub const FUSE_PLACE: &str = "/dc";
 
@@ -70,6 +73,8 @@ pub enum Phase {
     },
     /// Init was killed and is waited for.
     Ending {
+        /// When the file tree is cut off; it is once.
+        cut_off: Option<Instant>,
         deadline: Instant,
         askers: Vec<u32>,
     },
@@ -79,7 +84,7 @@ pub enum Phase {
     },
 }
 
-pub struct Connection {
+pub struct Conversation {
     pub socket: Watched,
     /// A request is being worked on; the next one waits.
     pub busy: bool,
@@ -91,7 +96,7 @@ pub struct Keeper {
     pub poll: Poll,
     listener: Watched,
     signals: Watched,
-    pub connections: BTreeMap<u32, Connection>,
+    pub connections: BTreeMap<u32, Conversation>,
     pub programs: BTreeMap<u32, Program>,
     helpers: BTreeMap<u32, (Watched, u32)>,
     pub stored: BTreeMap<String, OwnedFd>,
@@ -103,7 +108,7 @@ pub struct Keeper {
     pub filter: BpfProgram,
     pub degraded: Vec<String>,
     pub phase: Phase,
-    pub fuse_mounted: bool,
+    pub fuse: Option<Connection>,
     next_id: u32,
 }
 
@@ -153,7 +158,7 @@ impl Keeper {
             filter: crate::seccomp::program(),
             degraded,
             phase: Phase::Serving,
-            fuse_mounted: false,
+            fuse: None,
             next_id: 0,
             poll,
         })
@@ -167,6 +172,7 @@ impl Keeper {
                 self.handle(event);
             }
             self.proceed();
+            self.abandon_late_launches();
             if let Phase::Over { askers } = &self.phase {
                 let asked = if askers.is_empty() { Asked::No } else { Asked::Yes };
                 let askers = askers.clone();
@@ -218,7 +224,7 @@ impl Keeper {
         }
         let id = self.next_id();
         if let Ok(socket) = self.poll.watch(socket, Source::Connection(id), Interest::Read) {
-            self.connections.insert(id, Connection { socket, busy: false });
+            self.connections.insert(id, Conversation { socket, busy: false });
         }
     }
 
@@ -272,6 +278,10 @@ impl Keeper {
         let Some(connection) = self.connections.get(&asker) else { return };
         match fork(Parentage::Mine) {
             Ok(Forked::Child) => {
+                // It may wait for a page from the file tree, and must not keep the tree's connection open.
+                if sys::child::close_all_but(&[self.proc_dir.as_fd(), connection.socket.as_fd()]).is_err() {
+                    exit_now(1);
+                }
                 let options = &self.options;
                 let mut all = list::read(self.proc_dir.as_fd(), &options.node, options.uid_base, &known);
                 all.extend(ended);
@@ -362,12 +372,7 @@ impl Keeper {
         if let Some(pidfd) = &program.pidfd {
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
         }
-        let json = serde_json::to_vec(&body).unwrap_or_default();
-        for client in &mut program.clients {
-            client.push(mgmt_api::stream::Kind::Error, &json);
-            client.close();
-            let _ = client.flush();
-        }
+        tell_refusal(std::mem::take(&mut program.clients), &body);
         if let Some(asker) = program.asker {
             self.answer(asker, &Answer::Failed(body), &[]);
         }
@@ -378,6 +383,11 @@ impl Keeper {
         self.take_report(id);
         let Some(program) = self.programs.get_mut(&id) else { return };
         let Some(pidfd) = program.pidfd.take() else { return };
+        if program.life == Life::Abandoned {
+            let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            self.programs.remove(&id);
+            return;
+        }
         let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED) {
             Ok(Some(status)) => status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal)),
             _ => None,
@@ -427,11 +437,15 @@ impl Keeper {
 
     /// How long nothing needs to be looked at.
     fn pause(&self) -> Option<Duration> {
-        match &self.phase {
+        let now = Instant::now();
+        let phase = match &self.phase {
             Phase::Serving | Phase::Over { .. } => None,
-            Phase::Stopping { deadline, .. } => Some(deadline.saturating_duration_since(Instant::now()).min(STOP_LOOK)),
-            Phase::Ending { deadline, .. } => Some(deadline.saturating_duration_since(Instant::now())),
-        }
+            Phase::Stopping { deadline, .. } => Some((*deadline).min(now + STOP_LOOK)),
+            Phase::Ending { deadline, cut_off, .. } => Some(cut_off.unwrap_or(*deadline)),
+        };
+        let launching = self.programs.values().filter(|program| program.life == Life::Launching);
+        let due = launching.map(|program| program.launch_limit).chain(phase).min();
+        due.map(|due| due.saturating_duration_since(now))
     }
 
     /// Moves a stop forward.
@@ -439,17 +453,51 @@ impl Keeper {
         let now = Instant::now();
         match &mut self.phase {
             Phase::Stopping { deadline, askers }
-                if (now >= *deadline || list::pids(self.proc_dir.as_fd()).is_empty()) => {
-                    let askers = std::mem::take(askers);
-                    let _ = sys::child::send_signal(&self.init.pidfd, libc::SIGKILL);
-                    self.phase = Phase::Ending { deadline: now + END_LIMIT, askers };
-                }
-            Phase::Ending { deadline, askers } if now >= *deadline => {
+                if (now >= *deadline || list::pids(self.proc_dir.as_fd()).is_empty()) =>
+            {
+                let askers = std::mem::take(askers);
+                let _ = sys::child::send_signal(&self.init.pidfd, libc::SIGKILL);
+                self.phase = Phase::Ending { cut_off: Some(now + CUT_OFF), deadline: now + END_LIMIT, askers };
+            }
+            Phase::Ending { cut_off, .. } if cut_off.is_some_and(|limit| now >= limit) => {
+                *cut_off = None;
+                tracing::warn!("killed programs do not end: cutting the file tree off");
+                self.cut_off();
+            }
+            Phase::Ending { deadline, askers, .. } if now >= *deadline => {
                 tracing::error!("processes of the container are stuck in the kernel; they go when it lets them");
                 let askers = std::mem::take(askers);
                 self.phase = Phase::Over { askers };
             }
             _ => (),
+        }
+    }
+
+    /// Who waits for the gate is let go.
+    fn cut_off(&self) {
+        if let Some(Err(error)) = self.fuse.map(Connection::abort) {
+            tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");
+        }
+    }
+
+    /// A program that hangs before exec, on a file tree that does not answer, has nobody who would end it.
+    fn abandon_late_launches(&mut self) {
+        let now = Instant::now();
+        let late = |program: &&Program| program.life == Life::Launching && now >= program.launch_limit;
+        let late: Vec<u32> = self.programs.values().filter(late).map(|program| program.id).collect();
+        for id in late {
+            let Some(program) = self.programs.get_mut(&id) else { continue };
+            if let Some(pidfd) = &program.pidfd {
+                let _ = sys::child::send_signal(pidfd, libc::SIGKILL);
+            }
+            program.life = Life::Abandoned;
+            program.report = None;
+            let asker = program.asker.take();
+            let body = late_launch(self.options.launch_limit());
+            tell_refusal(std::mem::take(&mut program.clients), &body);
+            if let Some(asker) = asker {
+                self.answer(asker, &Answer::Failed(body), &[]);
+            }
         }
     }
 
@@ -491,17 +539,20 @@ impl Keeper {
             max_read_bytes: options.max_read_bytes,
             read_ahead_kib: options.read_ahead_kib,
         };
-        let fd = self.with_mount(|namespaces| fuse.mount(namespaces), "mount the file tree")?;
+        let (fd, connection) = self.with_mount(|namespaces| fuse.mount(namespaces), "mount the file tree")?;
+        self.fuse = Some(connection);
         let copy = fd.try_clone().map_err(|error| crate::work::internal("keep the file tree's descriptor", &error))?;
         self.stored.insert(FUSE_KEY.to_owned(), copy);
-        self.fuse_mounted = true;
         Ok(fd)
     }
 
     pub fn unmount_fuse(&mut self) -> Result<(), mgmt_api::ErrorBody> {
-        self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, namespaces), "unmount the file tree")?;
+        let connection = self.fuse;
+        self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, connection, namespaces), "unmount the file tree")?;
+        // Detached only: programs that are in it, and wait for a gate that does not answer, must get to know.
+        self.cut_off();
         self.stored.remove(FUSE_KEY);
-        self.fuse_mounted = false;
+        self.fuse = None;
         Ok(())
     }
 
@@ -526,6 +577,21 @@ impl Keeper {
             names.iter().map(|name| File::open(dir.join(name)).map(OwnedFd::from)).collect::<io::Result<Vec<_>>>()?;
         fds.push(self.init.pidfd.try_clone()?);
         Ok(fds)
+    }
+}
+
+fn late_launch(limit: Duration) -> mgmt_api::ErrorBody {
+    mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the program was not executed within {limit:?}"))
+        .because("the container's file tree does not answer")
+        .hint("look at its servers: dvs dc show DC")
+}
+
+fn tell_refusal(clients: Vec<crate::stream::Client>, body: &mgmt_api::ErrorBody) {
+    let json = serde_json::to_vec(body).unwrap_or_default();
+    for mut client in clients {
+        client.push(mgmt_api::stream::Kind::Error, &json);
+        client.close();
+        let _ = client.flush();
     }
 }
 

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The porter is needed because only children enter a pid namespace; the program is the keeper's own child, so the keeper
-//! learns its exit status. Until exec the program is undumpable: nobody inside can trace it or look at the memory and the
-//! descriptors it inherited. Everything it inherited closes on exec.
+//! learns its exit status. Until exec the program is undumpable: nobody inside can trace it or look at the memory it
+//! inherited. Of the keeper's descriptors both have only what they need, closed on exec: on the way to exec the program may
+//! wait for the file tree, and must not itself be what keeps the tree's connection open.
 //!
 //! Reports come over a pipe that exec closes: first the program's PID inside, then, if something failed, what and why.
 
@@ -15,6 +16,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use mgmt_api::{ErrorBody, ErrorKind, RootFs, RunRequest};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -31,6 +33,8 @@ pub const ARGUMENTS_MAX: usize = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Descriptors a program may open before it raises its own limit; some programs close them all one by one.
 const OPEN_FILES: u64 = 1024;
+/// The porter waits for nothing but the kernel.
+const PORTER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a launch can fail; the byte that says so over the report pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,10 +49,11 @@ pub enum Stage {
     Directory,
     Filter,
     Exec,
+    Descriptors,
 }
 
 impl Stage {
-    const ALL: [Stage; 9] = [
+    const ALL: [Stage; 10] = [
         Stage::Cgroup,
         Stage::Namespaces,
         Stage::Fork,
@@ -58,6 +63,7 @@ impl Stage {
         Stage::Directory,
         Stage::Filter,
         Stage::Exec,
+        Stage::Descriptors,
     ];
 
     fn doing(self) -> &'static str {
@@ -71,6 +77,7 @@ impl Stage {
             Stage::Directory => "enter the working directory",
             Stage::Filter => "install the system call filter",
             Stage::Exec => "execute the program",
+            Stage::Descriptors => "close the keeper's descriptors",
         }
     }
 }
@@ -232,6 +239,11 @@ impl Plan {
             Forked::Parent { pidfd, .. } => {
                 drop((say, say_number, stdio));
                 let mut bytes = [0; 4];
+                if !comes_within(&number, PORTER_LIMIT) {
+                    // Not waited for: what holds it (a frozen control group) holds it against a kill too.
+                    let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
+                    return Err(LaunchError::Vanished(io::ErrorKind::TimedOut.into()));
+                }
                 let told = File::from(number).read_exact(&mut bytes);
                 let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
                 if told.is_err() {
@@ -246,7 +258,8 @@ impl Plan {
     }
 
     fn porter(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd, say_number: OwnedFd) -> ! {
-        let failure = match self.carry(around) {
+        let carried = keep_only(around, stdio, &[say, &say_number]).and_then(|()| self.carry(around));
+        let failure = match carried {
             Ok(Forked::Child) => {
                 drop(say_number);
                 self.program(around, stdio, say)
@@ -276,16 +289,22 @@ impl Plan {
     fn program(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd) -> ! {
         let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
         tell(say, &own.to_ne_bytes());
-        let failure = match self.become_program(around, stdio) {
+        let failure = match self.become_program(around, stdio, say) {
             Ok(never) => match never {},
             Err(failure) => failure,
         };
         tell_failure(say, failure)
     }
 
-    fn become_program(&self, around: &Surroundings<'_>, stdio: &Stdio) -> Result<std::convert::Infallible, Failure> {
+    fn become_program(
+        &self,
+        around: &Surroundings<'_>,
+        stdio: &Stdio,
+        say: &OwnedFd,
+    ) -> Result<std::convert::Infallible, Failure> {
         sys::child::default_signals();
         take_terminal(stdio).map_err(Failure::errno(Stage::Terminal))?;
+        sys::child::close_all_but(&[say.as_fd()]).map_err(Failure::new(Stage::Descriptors))?;
         let core = Rlimit { current: Some(0), maximum: None };
         let _ = setrlimit(Resource::Core, core);
         let files = rustix::process::getrlimit(Resource::Nofile);
@@ -326,6 +345,27 @@ impl Plan {
             }
         }
         Failure { stage: Stage::Exec, errno }
+    }
+}
+
+/// What of the keeper's goes along into the container, for a moment.
+fn keep_only(around: &Surroundings<'_>, stdio: &Stdio, pipes: &[&OwnedFd]) -> Result<(), Failure> {
+    let streams = [&stdio.input, &stdio.output, &stdio.error];
+    let owned = streams.into_iter().chain(pipes.iter().copied()).chain(around.members).map(AsFd::as_fd);
+    let kept: Vec<BorrowedFd<'_>> = owned.chain([around.process]).collect();
+    sys::child::close_all_but(&kept).map_err(Failure::new(Stage::Descriptors))
+}
+
+/// Whether there is something to read (or the end) in time.
+fn comes_within(fd: &OwnedFd, limit: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let until = Instant::now() + limit;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], left.as_ref()) {
+            Err(rustix::io::Errno::INTR) => (),
+            ready => return ready.is_ok_and(|count| count > 0),
+        }
     }
 }
 

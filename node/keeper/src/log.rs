@@ -28,9 +28,10 @@ impl Log {
     /// A full disk must not stop the program; what cannot be written is lost, and said once.
     pub fn append(&mut self, bytes: &[u8]) {
         if let Err(cause) = self.try_append(bytes)
-            && !std::mem::replace(&mut self.broken, true) {
-                tracing::warn!(%cause, path = %self.path.display(), "output of a program is not logged any more");
-            }
+            && !std::mem::replace(&mut self.broken, true)
+        {
+            tracing::warn!(%cause, path = %self.path.display(), "output of a program is not logged any more");
+        }
     }
 
     fn try_append(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -1,13 +1,15 @@
 //! One program started by `run`: its life, its output and input, who watches it.
 //!
 //! `Launching` (process exists, not executed) → `Running` → `Ended` (status known, output may still come) → settled (all
-//! output delivered, clients told). Only the loop moves it, on events of its descriptors.
+//! output delivered, clients told). Only the loop moves it, on events of its descriptors. A launch that takes too long becomes
+//! `Abandoned`: its clients were told, it was killed, and it is forgotten when the kernel lets it end.
 //!
 //! Output is read only while there is room in the queue of a foreground client ([`Patience`]); it goes to the log first.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use mgmt_api::TerminalSize;
 use mgmt_api::stream::Kind;
@@ -29,6 +31,8 @@ const END_OF_TRANSMISSION: u8 = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
     Launching,
+    /// Killed before it was executed; nobody waits for it any more.
+    Abandoned,
     Running,
     /// Exit status as a shell shows it.
     Ended(u8),
@@ -70,6 +74,8 @@ pub struct Program {
     pub command: Vec<String>,
     pub uid: u32,
     pub start_ms: u64,
+    /// By when it must have been executed.
+    pub launch_limit: Instant,
     pub life: Life,
     pub report: Option<(Watched, Vec<u8>)>,
     /// The connection that waits to hear the PID.
@@ -158,7 +164,7 @@ impl Program {
     }
 
     fn read_output(&mut self, at: usize) {
-        if self.life == Life::Launching {
+        if matches!(self.life, Life::Launching | Life::Abandoned) {
             return;
         }
         let mut buffer = vec![0; READ_BYTES];
@@ -272,7 +278,7 @@ impl Program {
     }
 
     fn write_input(&mut self) {
-        if self.life == Life::Launching {
+        if matches!(self.life, Life::Launching | Life::Abandoned) {
             return;
         }
         let Some(input) = &mut self.input else { return };

@@ -5,6 +5,7 @@
 //! one connection are answered in order; several connections work at the same time.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
@@ -26,6 +27,9 @@ pub const STORED_MAX: usize = 8192;
 pub const KEY_BYTES_MAX: usize = 128;
 /// Stored descriptors per answer of `FetchAll`; a message carries at most 16.
 pub const FETCH_PAGE: usize = 14;
+
+/// From the request to exec; images and programs come from the file tree, which may have to wait for a failover.
+pub const LAUNCH_LIMIT: Duration = Duration::from_secs(20);
 
 /// `options` of the keeper's spawn record. Paths are the host's and come from the daemon.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -62,6 +66,15 @@ pub struct KeeperOptions {
     /// Room for `/tmp`, `/var`, `/run`, `/root`, `/home` together; absent: 1 GiB.
     #[serde(default)]
     pub volatile_bytes: Option<u64>,
+    /// From a request to run to exec; absent: [`LAUNCH_LIMIT`]. Only tests are less patient.
+    #[serde(default)]
+    pub launch_limit_ms: Option<u64>,
+}
+
+impl KeeperOptions {
+    pub(crate) fn launch_limit(&self) -> Duration {
+        self.launch_limit_ms.map_or(LAUNCH_LIMIT, Duration::from_millis)
+    }
 }
 
 fn pids_per_node() -> u32 {

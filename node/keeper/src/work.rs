@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mgmt_api::stream::Kind;
 use mgmt_api::{ErrorBody, ErrorKind, Process, ProcessState, RunRequest, TerminalSize};
@@ -83,7 +83,7 @@ impl Keeper {
             pid_base: self.options.pid_base,
             running: self.running(),
             stored: self.stored.len(),
-            fuse_mounted: self.fuse_mounted,
+            fuse_mounted: self.fuse.is_some(),
             degraded: self.degraded.clone(),
         };
         Ok((Answer::Status(status), Vec::new()))
@@ -178,6 +178,7 @@ impl Keeper {
             command: run.argv.clone(),
             uid: run.uid,
             start_ms: now_ms(),
+            launch_limit: Instant::now() + self.options.launch_limit(),
             life: Life::Launching,
             report: None,
             asker: None,

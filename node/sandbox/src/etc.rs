@@ -57,11 +57,14 @@ fn walk(etc: &Path, below: &Path, depth: usize, found: &mut Collected) {
         } else if kind.is_dir() && mode & 0o005 == 0o005 && depth < DEPTH_MAX {
             found.entries.push(Entry { path: path.clone(), what: What::Dir(mode) });
             walk(etc, &path, depth + 1, found);
-        } else if kind.is_file() && mode & 0o004 != 0 && found.bytes + kind.len() <= BYTES_MAX
-            && let Ok(content) = fs::read(entry.path()) {
-                found.bytes += content.len() as u64;
-                found.entries.push(Entry { path, what: What::File(mode & 0o777, content) });
-            }
+        } else if kind.is_file()
+            && mode & 0o004 != 0
+            && found.bytes + kind.len() <= BYTES_MAX
+            && let Ok(content) = fs::read(entry.path())
+        {
+            found.bytes += content.len() as u64;
+            found.entries.push(Entry { path, what: What::File(mode & 0o777, content) });
+        }
     }
 }
 

@@ -4,19 +4,28 @@
 //! device file is the host root's alone. So a helper keeps the host's uid 0 and enters the user namespace, opens the device with the
 //! host's `/dev` still before it, then enters the mount namespace and mounts. The mount answers to nobody until the gate
 //! serves the descriptor; nothing here may look into it.
+//!
+//! Whoever waits for a gate that read his request and then stopped cannot even be killed. [`Connection::abort`] lets all of
+//! them go, whoever else still holds the descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, openat, statx};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount,
+    unmount,
+};
 use sys::ns::Kinds;
 
-use crate::helper::{HelperError, in_child};
+use crate::helper::{HelperError, Patience, in_child, in_child_with};
 
 /// Mounts on top of each other that are taken away before a new one is made.
 const LAYERS_MAX: usize = 16;
+/// Taking a mount away writes what was changed through memory; a gate that does it at all does it within this.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
 pub enum FuseMountError {
@@ -28,6 +37,43 @@ pub enum FuseMountError {
     },
     #[error("the mount helper answered without a descriptor")]
     NoDescriptor,
+    #[error("the mount has the device number {0:?}, which is none")]
+    NoDevice(String),
+    #[error("could not cut the file tree's connection {connection} off")]
+    Abort {
+        connection: u32,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A mount's connection to its gate, as the kernel numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connection(u32);
+
+impl Connection {
+    fn of_device(device: &str) -> Result<Connection, FuseMountError> {
+        let minor = device.split_once(':').and_then(|(_, minor)| minor.parse().ok());
+        minor.map(Connection).ok_or_else(|| FuseMountError::NoDevice(device.to_owned()))
+    }
+
+    /// Every request under way and to come fails. A connection that is gone already is no error. The caller must be the host's
+    /// root.
+    pub fn abort(self) -> Result<(), FuseMountError> {
+        match self.try_abort() {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(cause) => Err(FuseMountError::Abort { connection: self.0, cause: cause.into() }),
+        }
+    }
+
+    /// Through a mount of the control file system that nobody else sees: the host need not have one.
+    fn try_abort(self) -> rustix::io::Result<()> {
+        let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&context)?;
+        let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        let abort = openat(&root, format!("{}/abort", self.0), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::io::write(&abort, b"1").map(drop)
+    }
 }
 
 /// Whose the mount will be, and where; descriptors from `/proc/PID/ns`. (A pidfd would not do: after the first step the
@@ -50,7 +96,7 @@ pub struct FuseMount<'a> {
 impl FuseMount<'_> {
     /// Mounts in place of an older mount and returns the device's descriptor. The
     /// caller must be the host's root and have one thread.
-    pub fn mount(&self, namespaces: Namespaces<'_>) -> Result<OwnedFd, FuseMountError> {
+    pub fn mount(&self, namespaces: Namespaces<'_>) -> Result<(OwnedFd, Connection), FuseMountError> {
         let fail = |cause| FuseMountError::Helper { place: self.place.to_owned(), cause };
         let (fds, device) = in_child(None, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
@@ -63,17 +109,30 @@ impl FuseMount<'_> {
             Ok((vec![fuse], device))
         })
         .map_err(fail)?;
+        let connection = Connection::of_device(&device)?;
         // The host's own sysfs: the container's is read-only.
         let knob = Path::new("/sys/class/bdi").join(device).join("read_ahead_kb");
         if let Err(cause) = std::fs::write(&knob, self.read_ahead_kib.to_string()) {
             tracing::warn!(%cause, path = %knob.display(), "the file tree keeps the kernel's read-ahead: first reads are slow");
         }
-        fds.into_iter().next().ok_or(FuseMountError::NoDescriptor)
+        fds.into_iter().next().map(|fd| (fd, connection)).ok_or(FuseMountError::NoDescriptor)
     }
 
-    /// Takes the mount away. Nothing there is no error.
-    pub fn unmount(place: &str, namespaces: Namespaces<'_>) -> Result<(), FuseMountError> {
-        let outcome = in_child(None, || {
+    /// Takes the mount away. Nothing there is no error. When its gate does not answer, the connection is cut off.
+    pub fn unmount(
+        place: &str,
+        connection: Option<Connection>,
+        namespaces: Namespaces<'_>,
+    ) -> Result<(), FuseMountError> {
+        let free = || {
+            if let Some(Err(error)) = connection.map(Connection::abort) {
+                tracing::error!(
+                    error = crate::helper::chain(&error),
+                    "the gate does not answer, and cannot be left alone"
+                );
+            }
+        };
+        let outcome = in_child_with(None, Patience { limit: UNMOUNT_LIMIT, free }, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             sys::ns::join(namespaces.mount, Kinds::MOUNT)?;
             take_away(place)?;

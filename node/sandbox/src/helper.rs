@@ -17,7 +17,7 @@ use sys::ns::Kinds;
 /// Longest account of a failure.
 const TEXT_BYTES_MAX: usize = 4096;
 /// Mounts and namespaces are made in milliseconds; who takes this long hangs on something foreign.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(10);
 const OK: u8 = 0;
 const FAILED: u8 = 1;
 
@@ -32,8 +32,8 @@ pub enum HelperError {
     Failed(String),
     #[error("a helper process ended without a word")]
     Died,
-    #[error("a helper process did not finish within {LIMIT:?}")]
-    Stuck,
+    #[error("a helper process did not finish within {0:?}")]
+    Stuck(Duration),
 }
 
 /// What the work inside gives: descriptors and notes, or any error.
@@ -53,9 +53,24 @@ pub enum InPid {
     No,
 }
 
+/// How long a child may take, and what is done when that passed, before it is killed: what lets it go.
+pub struct Patience<F> {
+    pub limit: Duration,
+    pub free: F,
+}
+
 /// Runs `work` in a child, inside `place` when given, and waits for it.
 pub fn in_child(
     place: Option<Place<'_>>,
+    work: impl FnOnce() -> Outcome,
+) -> Result<(Vec<OwnedFd>, String), HelperError> {
+    in_child_with(place, Patience { limit: LIMIT, free: || () }, work)
+}
+
+/// Like [`in_child`], for work that can hang on something that this process can end.
+pub fn in_child_with(
+    place: Option<Place<'_>>,
+    patience: Patience<impl FnOnce()>,
     work: impl FnOnce() -> Outcome,
 ) -> Result<(Vec<OwnedFd>, String), HelperError> {
     let (ours, theirs) = sys::seqpacket::pair().map_err(HelperError::Talk)?;
@@ -66,8 +81,12 @@ pub fn in_child(
         }
         Forked::Parent { pidfd, .. } => {
             drop(theirs);
-            let answer = await_answer(&ours);
-            if matches!(answer, Err(HelperError::Stuck)) {
+            let mut answer = await_answer(&ours, patience.limit);
+            if matches!(answer, Err(HelperError::Stuck(_))) {
+                (patience.free)();
+                answer = await_answer(&ours, patience.limit);
+            }
+            if matches!(answer, Err(HelperError::Stuck(_))) {
                 let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
             }
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
@@ -109,11 +128,11 @@ fn answer(socket: &OwnedFd, outcome: Outcome) -> ! {
     exit_now(i32::from(sent.is_err()))
 }
 
-fn await_answer(socket: &OwnedFd) -> Result<(Vec<OwnedFd>, String), HelperError> {
-    let limit = Timespec::try_from(LIMIT).ok();
+fn await_answer(socket: &OwnedFd, limit: Duration) -> Result<(Vec<OwnedFd>, String), HelperError> {
+    let timeout = Timespec::try_from(limit).ok();
     loop {
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], limit.as_ref()) {
-            Ok(0) => return Err(HelperError::Stuck),
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => return Err(HelperError::Stuck(limit)),
             Ok(_) => break,
             Err(rustix::io::Errno::INTR) => (),
             Err(cause) => return Err(HelperError::Talk(cause.into())),

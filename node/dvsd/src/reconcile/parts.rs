@@ -336,6 +336,7 @@ impl Parts {
             cgroup: self.cgroup.clone(),
             env: vec![format!("DVS_DC={}", spec.name)],
             volatile_bytes: None,
+            launch_limit_ms: None,
         };
         Ok(Role {
             name: "keeper".to_owned(),

@@ -57,6 +57,7 @@ impl Keeper {
             cgroup: Some(cgroup.clone()),
             env: vec!["FROM_KEEPER=1".into()],
             volatile_bytes: Some(64 << 20),
+            launch_limit_ms: None,
         };
         adapt(&mut options);
         let child = spawn(&options, dir.path());
