@@ -71,6 +71,20 @@ fn descriptor_of_an_idle_port_becomes_readable_for_messages_rings_and_wakes() {
 }
 
 #[test]
+fn ring_that_was_opened_while_its_server_waited_for_the_broker_is_reported() {
+    let world = OneNode::new();
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    assert!(matches!(server.wait_event(Wait::NoWait), Err(IpcError::TimedOut)));
+    let ring = client.open_ring(Endpoint::FS, SPEC, SOON).unwrap();
+    // The notice of the ring is ahead of this answer: the server reads it first, and its socket is empty afterwards.
+    server.wait4bind(Endpoint::FS, SOON).unwrap();
+    let Ok(Event::RingOpened(opened)) = server.wait_event(NEVER_MIND) else { panic!("no ring") };
+    assert_eq!(opened.client(), client.endpoint());
+    drop(ring);
+}
+
+#[test]
 fn manager_wakes_up_a_receiver() {
     let world = OneNode::new();
     let mut manager = world.server(Endpoint::RS, 1);

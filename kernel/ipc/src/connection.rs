@@ -45,7 +45,13 @@ pub(crate) struct Connection {
 impl Connection {
     pub fn new(socket: OwnedFd) -> Connection {
         let _ = rustix::io::ioctl_fionbio(&socket, true);
-        Connection { socket: Arc::new(socket), unasked: VecDeque::new(), next_request: 1, given_up: VecDeque::new(), lost: false }
+        Connection {
+            socket: Arc::new(socket),
+            unasked: VecDeque::new(),
+            next_request: 1,
+            given_up: VecDeque::new(),
+            lost: false,
+        }
     }
 
     pub fn socket(&self) -> BorrowedFd<'_> {
@@ -120,6 +126,11 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Whether notices were kept that came before an answer: for them the socket is readable no more.
+    pub fn has_kept_notices(&self) -> bool {
+        !self.unasked.is_empty()
     }
 
     /// The next notice that is there, without waiting. `Err` once the broker is lost and all was read.

@@ -15,6 +15,7 @@ use vos_api::session::{IN_FLIGHT_MAX, SESSIONS_MAX};
 use crate::calls::{Answer, Reply};
 use crate::core::{Fs, locked};
 use crate::error::Errno;
+use crate::log::GAP_BYTES;
 use crate::model::{Inode, Reader, key, key1, key2, number_of, tag};
 use crate::store::From;
 use crate::txn::Txn;
@@ -25,8 +26,10 @@ pub const AWAY_MS_MAX: u64 = 10 * 60 * 1000;
 /// Keys removed in one step when a session ends.
 const STEP_KEYS: usize = 512;
 
-/// Numbers of events that each record of the log sets aside: a restarted server goes on above all that its predecessor used.
-const RECALLS_PER_RECORD_BITS: u32 = 20;
+/// Numbers of events that each byte of the log sets aside: a restarted server goes on above all that its predecessor used. Every
+/// opening of the volume moves the log on by [`GAP_BYTES`], whether anything was changed before or not.
+const RECALLS_PER_LOG_BYTE_BITS: u32 = 12;
+const _: () = assert!(GAP_BYTES << RECALLS_PER_LOG_BYTE_BITS > 1 << 32);
 
 const LIVE: u8 = 0;
 const FENCED: u8 = 1;
@@ -87,10 +90,10 @@ impl Sessions {
         if session.executed.len() == 1 {
             txn.put(key1(tag::SESSION, mark.session), vec![LIVE]);
         }
-        if session.executed.len() > REPLIES_KEPT {
-            if let Some(old) = session.executed.pop_front() {
-                txn.delete(key2(tag::REPLY, mark.session, old));
-            }
+        if session.executed.len() > REPLIES_KEPT
+            && let Some(old) = session.executed.pop_front()
+        {
+            txn.delete(key2(tag::REPLY, mark.session, old));
         }
     }
 
@@ -263,8 +266,8 @@ impl Fs {
     /// granted by the server before this one, so each must drop everything once.
     pub(crate) fn restore_sessions(&self) -> Result<(), Errno> {
         let now = self.now();
-        // Records only rise over the lives of a volume, and few of them cause as many events.
-        let first_recall = self.applied() << RECALLS_PER_RECORD_BITS;
+        // The checkpoint made at opening holds this position, so that no successor begins here again.
+        let first_recall = self.log.tail_for(self.applied()).lsn << RECALLS_PER_LOG_BYTE_BITS;
         let found = self.store.scan(&key(tag::SESSION), &key(tag::SESSION + 1), SESSIONS_MAX + 1, From::Start)?;
         for (stored, value) in found {
             let number = number_of(&stored, 0).ok_or(Errno::Io)?;

@@ -126,6 +126,24 @@ fn events_of_a_restarted_server_have_higher_numbers_than_all_before() {
 }
 
 #[test]
+fn every_server_asks_for_everything_with_a_number_of_its_own_even_if_nothing_was_changed() {
+    let (device, fs) = new();
+    Client::new(&fs, 8);
+    drop(fs);
+    let mut highest = 0;
+    for seed in 2..6 {
+        let fs = open(&device, seed);
+        fs.open_session(8, 0).expect("the session goes on");
+        let holder = Client { fs, session: 8, sequence: 0 };
+        let told = events(&poll_events(&holder).recv().expect("an answer"));
+        assert_eq!(told.iter().map(|event| event.1).collect::<Vec<_>>(), [0]);
+        assert!(told[0].0 > highest, "{} after {highest}: a client that lives on takes it for an old one", told[0].0);
+        highest = told[0].0;
+        holder.read_call(api::RELEASED, [highest, 0, 0], &[]);
+    }
+}
+
+#[test]
 fn new_volume_has_a_root_with_the_time_it_was_made() {
     let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
     let options = Options { made_ns: 1_234_567_890_123_456_789, ..Options::inline(1) };

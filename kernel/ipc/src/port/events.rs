@@ -39,6 +39,9 @@ impl Port {
         for key in std::mem::take(&mut self.neglected) {
             self.slots.heat(key);
         }
+        if self.connection.has_kept_notices() {
+            self.take_notices();
+        }
         self.unpolled += 1;
         if self.unpolled > UNPOLLED_MAX {
             self.poll_descriptors(Some(Duration::ZERO))?;
@@ -46,10 +49,10 @@ impl Port {
         if let Some(event) = self.look(wanted) {
             return Ok(event);
         }
-        if !deadline.has_passed() {
-            if let Some(event) = self.look_for_a_while(wanted) {
-                return Ok(event);
-            }
+        if !deadline.has_passed()
+            && let Some(event) = self.look_for_a_while(wanted)
+        {
+            return Ok(event);
         }
         loop {
             if std::mem::take(&mut self.woken_up) {
