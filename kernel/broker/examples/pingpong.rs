@@ -4,7 +4,7 @@
 //! `cargo run --release -p broker --example pingpong [ROUNDS]`
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -107,7 +107,7 @@ fn pipe_rate() -> f64 {
     rate
 }
 
-fn ipc_rate(path: &PathBuf) -> f64 {
+fn ipc_rate(path: &Path) -> f64 {
     let mut echo = child(&["echo-ipc", path.to_str().expect("a path")]);
     let mut number = [0; 4];
     echo.stdout.take().expect("stdout").read_exact(&mut number).expect("its endpoint");

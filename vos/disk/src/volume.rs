@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use vos_api::disk::BLOCK_BYTES;
 
 /// What a punched hole is written with when the host's file system cannot make holes.
-const ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
+static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -94,7 +94,11 @@ impl Volume {
     pub fn check_read(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         let block = u64::from(BLOCK_BYTES);
         let end = offset.checked_add(bytes).ok_or(Errno::INVAL)?;
-        if offset % block != 0 || bytes % block != 0 || end > self.bytes { Err(Errno::INVAL) } else { Ok(()) }
+        if !offset.is_multiple_of(block) || !bytes.is_multiple_of(block) || end > self.bytes {
+            Err(Errno::INVAL)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether this range can be changed now.

@@ -95,10 +95,10 @@ pub(crate) struct Job {
 impl Fs {
     /// Executes a request on this thread, except for what it has to wait for. `answer` is called once, from any thread.
     pub fn submit(self: &Arc<Fs>, call: Call, answer: Answer) {
-        if call.session != 0 {
-            if let Err(errno) = self.sessions.check(call.session) {
-                return answer(Reply::failed(errno));
-            }
+        if call.session != 0
+            && let Err(errno) = self.sessions.check(call.session)
+        {
+            return answer(Reply::failed(errno));
         }
         match call.op {
             api::LOOKUP

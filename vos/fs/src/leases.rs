@@ -180,10 +180,10 @@ impl Leases {
         if others || blocks > 1 || !state.may_hold(session) {
             return;
         }
-        if state.holders.entry(ino).or_default().insert(session, None).is_none() {
-            if let Some(mailbox) = state.mailboxes.get_mut(&session) {
-                mailbox.leases += 1;
-            }
+        if state.holders.entry(ino).or_default().insert(session, None).is_none()
+            && let Some(mailbox) = state.mailboxes.get_mut(&session)
+        {
+            mailbox.leases += 1;
         }
     }
 

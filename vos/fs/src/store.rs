@@ -43,6 +43,9 @@ pub enum From {
     End,
 }
 
+/// What one round of a scan found, and where it was cut off.
+type ScanPart = (Vec<(Key, Vec<u8>)>, Option<Key>);
+
 impl Store {
     /// Takes over a database, empty or not.
     pub fn new(db: Database) -> Result<Store, StoreError> {
@@ -88,13 +91,7 @@ impl Store {
     }
 
     /// One round of [`Store::scan`]: what it found, and how far it got when that was not the end.
-    fn scan_part(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        limit: usize,
-        end: From,
-    ) -> Result<(Vec<(Key, Vec<u8>)>, Option<Key>), StoreError> {
+    fn scan_part(&self, from: &[u8], to: &[u8], limit: usize, end: From) -> Result<ScanPart, StoreError> {
         let mut merged: BTreeMap<Key, Change> = BTreeMap::new();
         // The nearest key at which some layer was cut off: nothing beyond it is known.
         let mut cut: Option<Key> = None;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use gate_fuse::{Gate, STATE_BYTES};
+use gate_fuse::Gate;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 
 use server::{Server, SocketBackend};
@@ -90,7 +90,6 @@ impl World {
         mount(c"dvs-test", path.as_path(), c"fuse", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))
             .expect("mount");
         let state = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
-        assert!(STATE_BYTES > 0);
         let socket = root.join(format!("{name}.control"));
         let control = sys::seqpacket::listen(&socket, 8).expect("a control socket");
         let abort = abort_file(root, &path);

@@ -20,13 +20,15 @@ pub struct Server {
     path: PathBuf,
 }
 
+type Recalling = (u64, Submission, Reply, Vec<(Session, u64)>);
+
 #[derive(Default)]
 struct Shared {
     model: Model,
     links: Vec<Link>,
     next_link: u64,
     /// Completed operations whose recalls are under way.
-    recalling: Vec<(u64, Submission, Reply, Vec<(Session, u64)>)>,
+    recalling: Vec<Recalling>,
     /// Locks that wait.
     waiting: Vec<(u64, Submission, Vec<u8>)>,
     stopped: bool,

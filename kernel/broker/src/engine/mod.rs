@@ -163,10 +163,10 @@ impl Engine {
                 tracing::warn!(%dc, "container has too many connections to its broker; one more was refused");
                 continue;
             }
-            if let Ok(peer) = sys::seqpacket::peer(&socket) {
-                if let Err(error) = self.add_connection(socket, Party::Program { dc, pid: peer.pid }) {
-                    tracing::warn!(%dc, %error, "a connection could not be watched");
-                }
+            if let Ok(peer) = sys::seqpacket::peer(&socket)
+                && let Err(error) = self.add_connection(socket, Party::Program { dc, pid: peer.pid })
+            {
+                tracing::warn!(%dc, %error, "a connection could not be watched");
             }
         }
     }

@@ -364,10 +364,10 @@ impl Joined {
                 Settled::Withdrawn => source.settle_withdrawn(word),
             }
         }
-        if let Ok(Some(message)) = source.outbound() {
-            if target.publish(&message) == Err(IpcError::NotWaiting) {
-                source.mark_taken(message.word);
-            }
+        if let Ok(Some(message)) = source.outbound()
+            && target.publish(&message) == Err(IpcError::NotWaiting)
+        {
+            source.mark_taken(message.word);
         }
         match source.take_notifications() {
             0 => {}

@@ -97,8 +97,8 @@ impl Port {
             let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, look);
             match found {
                 Ok(Ok(word)) => {
-                    let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
-                    if let Some(message) = talk.take(&mut parties, word, &mut self.inline)? {
+                    let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+                    if let Some(message) = talk.take(&parties, word, &mut self.inline)? {
                         return Ok(message);
                     }
                 }
@@ -133,8 +133,8 @@ impl Port {
         if wanted == Wanted::Requests && word.kind != Kind::Request {
             return Ok(None);
         }
-        let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
-        talk.take(&mut parties, word, &mut self.inline)
+        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+        talk.take(&parties, word, &mut self.inline)
     }
 
     /// Closes a channel whose peer broke the protocol.

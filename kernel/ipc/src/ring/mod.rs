@@ -35,7 +35,7 @@ impl RingSpec {
         let good = self.entries.is_power_of_two()
             && self.entries <= limits::RING_ENTRIES_MAX
             && self.arena_bytes <= limits::ARENA_BYTES_MAX
-            && self.arena_bytes % 4096 == 0;
+            && self.arena_bytes.is_multiple_of(4096);
         if good { Ok(self) } else { Err(IpcError::BadArgument) }
     }
 

@@ -328,10 +328,10 @@ impl ProxiedChannel {
 
     /// Never backwards and never past what was produced.
     fn confirm(&self, head: u32) {
-        if let Ok(cursor) = self.waiting_entries() {
-            if head.wrapping_sub(cursor.head) <= cursor.waiting() {
-                self.link.set_own_head(head);
-            }
+        if let Ok(cursor) = self.waiting_entries()
+            && head.wrapping_sub(cursor.head) <= cursor.waiting()
+        {
+            self.link.set_own_head(head);
         }
     }
 

@@ -80,10 +80,10 @@ impl StandInPort {
         if let Some(event) = self.look()? {
             return Ok(event);
         }
-        if wait != Wait::NoWait {
-            if let Some(event) = self.look_for_a_while()? {
-                return Ok(event);
-            }
+        if wait != Wait::NoWait
+            && let Some(event) = self.look_for_a_while()?
+        {
+            return Ok(event);
         }
         loop {
             if let Some(channel) = self.watched.arm_all() {

@@ -47,10 +47,10 @@ fn machines(cluster: &DevCluster) -> Vec<(String, ProcessId)> {
 pub fn remove(places: &Places, name: &str) -> Result<Vec<String>, DownError> {
     let mut removed = Vec::new();
     // A record that cannot be read names nobody that could be ended; its files go all the same.
-    if let Ok(Some(cluster)) = places.dev_record(name) {
-        if cluster.boot_id == processes::boot_id() {
-            end_machines(&cluster, &mut removed)?;
-        }
+    if let Ok(Some(cluster)) = places.dev_record(name)
+        && cluster.boot_id == processes::boot_id()
+    {
+        end_machines(&cluster, &mut removed)?;
     }
     let groups = remove_cgroups(|group| cgroup::is_of(places, name, group))?;
     removed.extend(groups.iter().map(|path| format!("control group {}", path.display())));

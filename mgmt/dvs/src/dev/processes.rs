@@ -30,7 +30,7 @@ pub fn open(process: ProcessId) -> Option<OwnedFd> {
 pub fn end(process: ProcessId, signal: Signal, patience: Duration) -> io::Result<bool> {
     let Some(pidfd) = open(process) else { return Ok(true) };
     match sys::pidfd::signal(&pidfd, signal) {
-        Err(cause) if cause.raw_os_error() != Some(rustix::io::Errno::SRCH.raw_os_error()) => return Err(cause),
+        Err(cause) if cause.raw_os_error() != Some(rustix::io::Errno::SRCH.raw_os_error()) => Err(cause),
         _ => await_end(&pidfd, Instant::now() + patience),
     }
 }

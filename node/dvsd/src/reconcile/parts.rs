@@ -65,6 +65,9 @@ struct Plain {
     problem: Option<String>,
 }
 
+/// What a server gets beside the common fields: arguments, options, descriptors by role.
+type ServerDetails = (Vec<&'static str>, Value, BTreeMap<String, OwnedFd>);
+
 impl Parts {
     /// With what an earlier daemon left.
     pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
@@ -377,7 +380,7 @@ impl Parts {
         })
     }
 
-    fn server_details(&self, part: &Part) -> Result<(Vec<&'static str>, Value, BTreeMap<String, OwnedFd>), Problem> {
+    fn server_details(&self, part: &Part) -> Result<ServerDetails, Problem> {
         let one = |role: &str, fd: OwnedFd| BTreeMap::from([(role.to_owned(), fd)]);
         Ok(match part {
             Part::Disk(index) => {

@@ -64,10 +64,10 @@ pub(super) fn release(job: &Arc<Job>) -> Result<(), Errno> {
         orphan = close(txn, session, handle)?;
         Ok(Reply::default())
     })?;
-    if let Some(ino) = orphan {
-        if let Err(errno) = job.fs.reap(ino) {
-            tracing::warn!(ino, "removing it is left to the next start: {errno}");
-        }
+    if let Some(ino) = orphan
+        && let Err(errno) = job.fs.reap(ino)
+    {
+        tracing::warn!(ino, "removing it is left to the next start: {errno}");
     }
     Ok(())
 }

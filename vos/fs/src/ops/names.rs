@@ -243,10 +243,10 @@ fn check_removable(name: &[u8]) -> Result<(), Errno> {
 
 /// An inode that lost its last name while what it has did not fit into one record goes on being removed.
 fn reap_later(job: &Arc<Job>, orphan: Option<u64>) -> Result<(), Errno> {
-    if let Some(ino) = orphan {
-        if let Err(errno) = job.fs.reap(ino) {
-            tracing::warn!(ino, "removing it is left to the next start: {errno}");
-        }
+    if let Some(ino) = orphan
+        && let Err(errno) = job.fs.reap(ino)
+    {
+        tracing::warn!(ino, "removing it is left to the next start: {errno}");
     }
     Ok(())
 }
