@@ -7,6 +7,7 @@
 //! Not here: what the options of a role mean (the role's crate), giving up privileges ([`crate::harden`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -79,10 +80,20 @@ struct Record {
     fields: Map<String, Value>,
 }
 
+/// The kernel named us after `/proc/self/exe`, which tells nobody what we are: `dvs server fs` becomes `dvs-server-fs`.
+fn name_after_arguments() {
+    let name = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join("-");
+    if let Ok(name) = CString::new(name) {
+        // The kernel cuts it at 15 bytes. A process without a name works as well.
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
 impl Spawn {
     /// Reads the record of this process. Must be called once, early in `main`: it takes the descriptors' ownership.
     pub fn from_env() -> Result<Spawn, SpawnError> {
         let text = std::env::var(VARIABLE).map_err(|_| SpawnError::NotSpawned)?;
+        name_after_arguments();
         Spawn::from_json(&text)
     }
 

@@ -36,6 +36,8 @@ use crate::shelf::{self, Shelving};
 const API_THREADS: usize = 2;
 /// How often the node tells the cluster what is not well, and looks for deletions nobody finishes.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// As long as something is wrong, others learn soon that it is no more.
+const REPORT_EVERY_WITH_PROBLEMS: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
@@ -202,21 +204,23 @@ fn serve_api(
 }
 
 async fn report(context: Arc<Context>) {
-    let mut ticks = tokio::time::interval(REPORT_EVERY);
     loop {
-        ticks.tick().await;
         let context = Arc::clone(&context);
         let reported = tokio::task::spawn_blocking(move || {
             let problems = api::problems(&context);
+            let pause = if problems.is_empty() { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
             if let Some(presence) = &*context.lock_presence() {
                 presence.report(NodeHealth { problems });
             }
             if let Err(error) = farewell::finish_deletions(&*context.engine) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }
+            pause
         });
-        if let Err(error) = reported.await {
+        let pause = reported.await.unwrap_or_else(|error| {
             tracing::error!(%error, "the node's health could not be reported");
-        }
+            REPORT_EVERY
+        });
+        tokio::time::sleep(pause).await;
     }
 }

@@ -1,5 +1,6 @@
 //! What the demo measures, and how it is shown.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
@@ -12,6 +13,8 @@ use super::site::{ADDRESS, LARGE_FILES, Site};
 use crate::run::{self, Outcome};
 
 const WARM_TIMES: usize = 5;
+/// Begins the names of the control groups that the machines of the demo's cluster are given.
+const MACHINE_GROUP: &str = "dvs-dev-demo.";
 
 /// How long it took and what all processes of the cluster hold in memory.
 pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
@@ -19,25 +22,61 @@ pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
     println!(
         "  ready after {:.2} s (to reach: 2 s); resident memory of all its processes {:.0} MB (to reach: 150 MB)",
         ready.as_secs_f64(),
-        resident_mb()
+        resident_mb()?
     );
     Ok(())
 }
 
-/// Sum over the processes of the demo's cluster; a page that several share counts once (Pss).
-fn resident_mb() -> f64 {
-    let Ok(entries) = fs::read_dir("/proc") else { return 0.0 };
-    let kilobytes: u64 = entries
-        .flatten()
-        .filter(|entry| {
-            fs::read_to_string(entry.path().join("cgroup")).is_ok_and(|groups| groups.contains("/dvs-dev-demo"))
-        })
-        .filter_map(|entry| fs::read_to_string(entry.path().join("smaps_rollup")).ok())
-        .filter_map(|sums| {
-            sums.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok())
-        })
-        .sum();
-    kilobytes as f64 / 1024.0
+/// Sum over the processes of the demo's cluster; a page that several share counts once (Pss). They are its machines' descendants.
+fn resident_mb() -> Outcome<f64> {
+    let processes = Processes::now()?;
+    let machines = processes.all().filter(|&pid| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|&byte| byte == 0).any(|argument| argument.starts_with(MACHINE_GROUP.as_bytes()))
+    });
+    let kilobytes: u64 =
+        machines.flat_map(|machine| processes.with_descendants(machine)).filter_map(pss_kilobytes).sum();
+    match kilobytes {
+        0 => Err("no process of the cluster was found".into()),
+        _ => Ok(kilobytes as f64 / 1024.0),
+    }
+}
+
+/// `None` for a process that ended meanwhile.
+fn pss_kilobytes(pid: u32) -> Option<u64> {
+    let sums = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    sums.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse().ok())
+}
+
+/// Who is whose child, at one moment.
+struct Processes {
+    parent_of: BTreeMap<u32, u32>,
+}
+
+impl Processes {
+    fn now() -> Outcome<Processes> {
+        let entries = fs::read_dir("/proc").map_err(|error| format!("cannot list processes: {error}"))?;
+        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let parent = |pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok())
+        };
+        Ok(Processes { parent_of: pids.filter_map(|pid| Some((pid, parent(pid)?))).collect() })
+    }
+
+    fn all(&self) -> impl Iterator<Item = u32> {
+        self.parent_of.keys().copied()
+    }
+
+    fn with_descendants(&self, root: u32) -> Vec<u32> {
+        let mut found = vec![root];
+        let mut next = 0;
+        while let Some(&parent) = found.get(next) {
+            found.extend(self.parent_of.iter().filter(|&(_, &of)| of == parent).map(|(&pid, _)| pid));
+            next += 1;
+        }
+        found
+    }
 }
 
 /// The table of 100 MB transfers.

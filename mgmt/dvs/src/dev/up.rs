@@ -309,8 +309,7 @@ pub fn await_ready(cluster: &DevCluster, deadline: Instant, patience: Duration) 
     })
 }
 
-/// Waits until the first node lists all of them: before, a container would not be put on all. What it says of their health lags
-/// behind what they say themselves, which was asked before.
+/// Waits until the first node lists all of them as ready: before, a container would not be put on all.
 async fn await_listed(cluster: &DevCluster, deadline: Instant, patience: Duration) -> Result<(), UpError> {
     let Some(first) = cluster.nodes.first() else { return Ok(()) };
     let daemon = Client::new(&first.socket);
@@ -318,12 +317,12 @@ async fn await_listed(cluster: &DevCluster, deadline: Instant, patience: Duratio
         let left = deadline.saturating_duration_since(Instant::now());
         let listed = tokio::time::timeout(left, daemon.nodes()).await;
         let is_listed = |node: &DevNode| match &listed {
-            Ok(Ok(listed)) => listed.iter().any(|other| other.name == node.name && other.state != NodeState::Down),
+            Ok(Ok(listed)) => listed.iter().any(|other| other.name == node.name && other.state == NodeState::Ready),
             _ => false,
         };
         let Some(late) = cluster.nodes.iter().find(|node| !is_listed(node)) else { return Ok(()) };
         if Instant::now() >= deadline {
-            let problems = vec![format!("{} does not list it", first.name)];
+            let problems = vec![format!("{} does not list it as ready", first.name)];
             return Err(UpError::NotReady { node: late.name.clone(), seconds: patience.as_secs(), problems });
         }
         tokio::time::sleep(ASK_PAUSE).await;
