@@ -43,6 +43,12 @@ pub enum IpcError {
     NoBroker,
     /// The container is not running here.
     DcNotRunning,
+    /// Nobody ever gave a grant with this number.
+    UnknownGrant,
+    /// The grant was taken back, or given to an earlier owner of the copier's number.
+    Revoked,
+    /// The grant is for reading and the copy writes, or the reverse.
+    WrongDirection,
     /// The kernel refused; the number is Linux's errno.
     Os(i32),
 }
@@ -73,6 +79,9 @@ impl IpcError {
             IpcError::Corrupt => 17,
             IpcError::NoBroker => 18,
             IpcError::DcNotRunning => 19,
+            IpcError::UnknownGrant => 20,
+            IpcError::Revoked => 21,
+            IpcError::WrongDirection => 22,
             IpcError::Os(number) => IpcError::OS | (number as u32 & 0xffff),
         }
     }
@@ -98,6 +107,9 @@ impl IpcError {
             16 => IpcError::Fenced,
             18 => IpcError::NoBroker,
             19 => IpcError::DcNotRunning,
+            20 => IpcError::UnknownGrant,
+            21 => IpcError::Revoked,
+            22 => IpcError::WrongDirection,
             os if os & IpcError::OS == IpcError::OS && os >> 17 == 0 => IpcError::Os((os & 0xffff) as i32),
             _ => IpcError::Corrupt,
         }
@@ -128,6 +140,8 @@ pub mod errno {
             IpcError::Corrupt => -339,
             IpcError::NoBroker => -318,
             IpcError::DcNotRunning => -302,
+            IpcError::UnknownGrant | IpcError::Revoked => -339,
+            IpcError::WrongDirection => -335,
             IpcError::Os(number) => -number,
         }
     }
@@ -155,6 +169,9 @@ impl fmt::Display for IpcError {
             IpcError::Corrupt => "the peer wrote garbage into the channel",
             IpcError::NoBroker => "the node daemon cannot be reached",
             IpcError::DcNotRunning => "the container is not running on this node",
+            IpcError::UnknownGrant => "no such grant was ever given",
+            IpcError::Revoked => "the grant was taken back",
+            IpcError::WrongDirection => "the grant does not allow this direction",
             IpcError::Os(number) => return write!(f, "the kernel refused (errno {number})"),
         };
         f.write_str(text)
@@ -169,7 +186,7 @@ mod tests {
 
     #[test]
     fn every_code_names_the_error_it_came_from() {
-        for code in 1..=19 {
+        for code in 1..=22 {
             assert_eq!(IpcError::from_code(code).code(), code);
         }
         assert_eq!(IpcError::from_code(IpcError::Os(11).code()), IpcError::Os(11));

@@ -56,12 +56,22 @@ pub enum Source {
     From(Endpoint),
 }
 
-/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring.
+/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring; the last two carry
+/// the copies of the lower and of the higher endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane(pub u16);
 
 impl Lane {
     pub const MESSAGES: Lane = Lane(0);
+
+    /// The lane over which `copier` copies from and to what `owner` granted.
+    pub const fn copies(copier: Endpoint, owner: Endpoint) -> Lane {
+        Lane(if copier.0 < owner.0 { limits::RING_LANES_END } else { limits::RING_LANES_END + 1 })
+    }
+
+    pub const fn is_for_copies(self) -> bool {
+        self.0 >= limits::RING_LANES_END
+    }
 }
 
 macro_rules! id {

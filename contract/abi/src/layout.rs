@@ -114,6 +114,9 @@ pub mod control {
     pub const WAKEUPS: usize = 12;
     /// Two 32-bit halves, low first; bumped with `EVENT`.
     pub const EPOCH: usize = 16;
+    /// 64 bits that no other page of this node ever had: tells two incarnations of an endpoint of another node apart,
+    /// whose epoch is not known before the directory says it.
+    pub const SERIAL: usize = 24;
     pub const PAGE_BYTES: usize = 4096;
 }
 

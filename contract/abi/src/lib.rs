@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod copy;
 mod error;
 mod ident;
 pub mod layout;
@@ -15,6 +16,7 @@ pub mod limits;
 mod message;
 pub mod ring;
 
+pub use copy::{Direction, GrantId};
 pub use error::{IpcError, errno};
 pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, Source};
 pub use message::Message;

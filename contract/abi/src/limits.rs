@@ -20,8 +20,10 @@ pub const UIDS_PER_DC: u32 = 65_536;
 
 /// Channels one process may hold: each costs up to four descriptors while it is being mapped and one eventfd after.
 pub const CHANNELS_PER_PROCESS: usize = 4096;
-/// Lanes between two endpoints.
+/// Lanes between two endpoints: one of messages, those of rings, and one of copies for each of the two.
 pub const LANES_PER_PAIR: u16 = 16;
+/// Lanes of rings are 1 up to here.
+pub const RING_LANES_END: u16 = LANES_PER_PAIR - 2;
 
 /// Bytes that may travel with a message inside the channel itself.
 pub const INLINE_BYTES_MAX: usize = 2048;
@@ -35,6 +37,12 @@ pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 pub const VCOPY_BYTES_MAX: usize = 64 << 20;
 /// Grants one endpoint may have given at a time.
 pub const GRANTS_PER_ENDPOINT: usize = 4096;
+/// Bytes of a copy that one request moves: small enough to stay in the cache between the two copies.
+pub const COPY_CHUNK_BYTES: u32 = 64 << 10;
+/// Requests of a copy lane in flight: bandwidth times delay of 10 Gbit/s and 0.8 ms.
+pub const COPY_ENTRIES: u32 = 16;
+/// Peers that may copy from and to one endpoint at a time: a waiter sleeps on a word of each, and the kernel takes 128.
+pub const COPIERS_PER_ENDPOINT: usize = 61;
 
 /// Names of containers, nodes, servers: 1 to 32 of `[a-z0-9-]`, beginning with a letter.
 pub const NAME_BYTES_MAX: usize = 32;
@@ -42,4 +50,5 @@ pub const NAME_BYTES_MAX: usize = 32;
 const _: () = assert!(RING_ENTRIES_MAX.is_power_of_two());
 const _: () = assert!(TRANSFER_BYTES_MAX <= ARENA_BYTES_MAX);
 const _: () = assert!((NODES_PER_DC as u32 + 1) * PIDS_PER_NODE <= 4_194_304);
+const _: () = assert!(COPY_CHUNK_BYTES <= TRANSFER_BYTES_MAX && COPY_ENTRIES <= RING_ENTRIES_MAX);
 const _: () = assert!(WELL_KNOWN_ENDPOINTS < ENDPOINTS_PER_DC);

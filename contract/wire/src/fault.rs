@@ -2,7 +2,7 @@
 
 use abi::IpcError;
 
-const CODES: [(u16, IpcError); 19] = [
+const CODES: [(u16, IpcError); 22] = [
     (1, IpcError::NotBound),
     (2, IpcError::BadEndpoint),
     (3, IpcError::NoSuchEndpoint),
@@ -22,6 +22,9 @@ const CODES: [(u16, IpcError); 19] = [
     (17, IpcError::Corrupt),
     (18, IpcError::NoBroker),
     (19, IpcError::DcNotRunning),
+    (20, IpcError::UnknownGrant),
+    (21, IpcError::Revoked),
+    (22, IpcError::WrongDirection),
 ];
 const OS: u16 = 100;
 

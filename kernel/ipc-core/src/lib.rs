@@ -2,6 +2,7 @@
 //!
 //! - [`Word`] and [`both_send`]: what a publication word says.
 //! - [`Budget`]: how long a waiter looks before it parks.
+//! - [`grants`]: what an endpoint has lent.
 //! - [`table`]: the broker's table of one container.
 //!
 //! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
@@ -9,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+pub mod grants;
 pub mod table;
 mod word;
 

@@ -1,4 +1,4 @@
-//! The bulk memory of a ring or a grant: both parties write to it, a range at a time.
+//! The bulk memory of a ring, to which both parties write a range at a time, or private memory that is lent.
 //!
 //! Every access copies, and is checked against the bounds. Bytes that will be parsed are copied out first: the peer may
 //! change them while they lie here.
@@ -48,6 +48,17 @@ impl Arena {
     pub fn of(object: Arc<Mapping>, first: usize) -> Arena {
         let bytes = object.bytes().saturating_sub(first);
         Arena { object, first, bytes }
+    }
+
+    /// Memory of this process alone, zeroed: what it lends from when nobody maps it.
+    pub fn private(bytes: usize) -> io::Result<Arena> {
+        Ok(Arena { object: Arc::new(Mapping::private(bytes)?), first: 0, bytes })
+    }
+
+    /// A part of the same memory.
+    pub fn part(&self, offset: usize, bytes: usize) -> Result<Arena, OutOfArena> {
+        let first = self.place(offset, bytes)?;
+        Ok(Arena { object: self.object.clone(), first, bytes })
     }
 
     pub fn len(&self) -> usize {
@@ -196,6 +207,16 @@ mod tests {
         assert_eq!(arena.copy_in(usize::MAX, b"abc"), Err(OutOfArena));
         assert_eq!(arena.copy_out(8192, &mut [0]), Err(OutOfArena));
         assert_eq!(arena.copy_in(8189, b"abc"), Ok(()));
+    }
+
+    #[test]
+    fn part_of_an_arena_ends_where_it_says() {
+        let whole = arena(8192);
+        let part = whole.part(100, 10).unwrap();
+        part.copy_in(0, b"0123456789").unwrap();
+        assert_eq!(whole.to_vec(100, 10).unwrap(), b"0123456789");
+        assert_eq!(part.copy_in(1, b"0123456789"), Err(OutOfArena));
+        assert!(part.part(5, 6).is_err());
     }
 
     #[test]

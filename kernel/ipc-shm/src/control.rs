@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::layout::{control, life};
 use abi::{Epoch, IpcError};
@@ -77,6 +77,11 @@ impl ControlPage {
         Epoch(self.page.load_u64(control::EPOCH, Ordering::Acquire))
     }
 
+    /// Differs between any two pages of this node.
+    pub fn serial(&self) -> u64 {
+        self.page.load_u64(control::SERIAL, Ordering::Acquire)
+    }
+
     pub(crate) fn expect(&self, event: u32) -> Expected {
         Expected { word: self.page.address_u32(control::EVENT), value: event }
     }
@@ -92,6 +97,15 @@ impl ControlPage {
     }
 }
 
+/// The time since boot, or one more than the last: no restarted broker gives a number again.
+fn next_serial() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let nanos = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let last = LAST.fetch_max(nanos, Ordering::Relaxed);
+    if last < nanos { nanos } else { LAST.fetch_add(1, Ordering::Relaxed) + 1 }
+}
+
 /// A page as its broker holds it.
 #[derive(Debug)]
 pub struct ControlWriter {
@@ -104,6 +118,7 @@ impl ControlWriter {
         let file = sys::memfd::create_sealed("dvs-control", control::PAGE_BYTES as u64)?;
         let page = Mapping::of(&file, control::PAGE_BYTES, Access::ReadWrite)?;
         page.store_u64(control::EPOCH, epoch.0, Ordering::Relaxed);
+        page.store_u64(control::SERIAL, next_serial(), Ordering::Relaxed);
         page.store(control::LIFE, life::ALIVE, Ordering::Release);
         Ok(ControlWriter { page, file })
     }

@@ -20,6 +20,12 @@ use crate::control::ControlPage;
 use crate::mapping::{Access, Mapping};
 use crate::objects::{PartyFiles, Role, Size};
 
+/// Words a sleeper on one link waits for in any case.
+const OWN_WORDS: usize = 3;
+/// Other links whose events may end a sleep on one link.
+pub const OTHERS_MAX: usize = sys::futex::WORDS_MAX - OWN_WORDS;
+const _: () = assert!(OTHERS_MAX >= abi::limits::COPIERS_PER_ENDPOINT);
+
 /// How a party sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
@@ -317,9 +323,36 @@ impl Link {
 
     /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen.
     pub fn sleep(&self, seen: Seen, own_control: &ControlPage, limit: Option<Duration>) -> io::Result<Woken> {
-        let event = Expected { word: self.peer.address_u32(side::EVENT), value: seen.event };
-        let words = [event, self.peer_control.expect(seen.peer_control), own_control.expect(seen.own_control)];
-        sys::futex::wait(&words, limit)
+        sys::futex::wait(&self.words(seen, own_control), limit)
+    }
+
+    /// `sleep` that also ends with an event of one of `others`, each with the value that was seen of it: at most
+    /// [`OTHERS_MAX`].
+    pub fn sleep_among<'a>(
+        &self,
+        seen: Seen,
+        own_control: &ControlPage,
+        others: impl Iterator<Item = (&'a Link, u32)>,
+        limit: Option<Duration>,
+    ) -> io::Result<Woken> {
+        let mut words = [self.expect_event(seen.event); sys::futex::WORDS_MAX];
+        let (first, rest) = words.split_at_mut(OWN_WORDS);
+        first.copy_from_slice(&self.words(seen, own_control));
+        let mut count = OWN_WORDS;
+        for (place, (other, event)) in rest.iter_mut().zip(others) {
+            *place = other.expect_event(event);
+            count += 1;
+        }
+        sys::futex::wait(words.get(..count).unwrap_or(&words), limit)
+    }
+
+    fn words(&self, seen: Seen, own_control: &ControlPage) -> [Expected; OWN_WORDS] {
+        let peer = self.peer_control.expect(seen.peer_control);
+        [self.expect_event(seen.event), peer, own_control.expect(seen.own_control)]
+    }
+
+    fn expect_event(&self, value: u32) -> Expected {
+        Expected { word: self.peer.address_u32(side::EVENT), value }
     }
 
     /// The values to sleep on; taken before the last look.

@@ -50,6 +50,18 @@ impl Mapping {
         Ok(Mapping { base, bytes, access })
     }
 
+    /// Zeroed memory that no other process maps.
+    pub fn private(bytes: usize) -> io::Result<Mapping> {
+        if bytes == 0 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: 1. The kernel chooses a place that is free. 2. Nothing else refers to the new mapping.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Mapping { base, bytes, access: Access::ReadWrite })
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

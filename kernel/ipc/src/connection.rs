@@ -141,6 +141,27 @@ impl Connection {
         }
     }
 
+    /// Reads what the broker said and keeps it for `next_notice`.
+    pub fn read_ahead(&mut self) {
+        while self.unasked.len() < UNASKED_MAX {
+            match self.read() {
+                Ok(Some(notice)) => self.unasked.push_back(notice),
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Takes the lanes for copies that others opened out of what was kept.
+    pub fn take_copy_lanes(&mut self) -> Vec<Notice> {
+        let is_lane = |notice: &Notice| notice.packet.op == Op::Accepted && notice.packet.lane.is_for_copies();
+        if !self.unasked.iter().any(is_lane) {
+            return Vec::new();
+        }
+        let (lanes, rest): (VecDeque<Notice>, VecDeque<Notice>) = self.unasked.drain(..).partition(is_lane);
+        self.unasked = rest;
+        lanes.into()
+    }
+
     /// `None` when the deadline passed. `asked` is said again to a broker that was restarted.
     fn answer(&mut self, request: u32, asked: &[Packet], deadline: Deadline) -> Result<Option<Notice>, IpcError> {
         loop {

@@ -1,6 +1,6 @@
 //! M3-IPC: the calls.
 //!
-//! - [`Port`]: a bound endpoint; messages, notifications, opening and accepting rings.
+//! - [`Port`]: a bound endpoint; messages, notifications, grants and copies, opening and accepting rings.
 //! - [`RingClient`], [`RingServer`]: the two ends of a ring.
 //! - [`Waker`]: lets another thread end a wait of a port.
 //! - [`stand_in`]: what a proxy needs to stand in for endpoints of other nodes.
@@ -14,6 +14,7 @@
 
 pub mod conformance;
 mod connection;
+mod copy;
 mod port;
 pub mod protocol;
 mod ring;
@@ -25,6 +26,8 @@ mod waker;
 
 pub use abi::ring::{Completion, Submission};
 pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
+pub use abi::{Direction, GrantId};
+pub use copy::{COPY_SPEC, Place};
 pub use ipc_core::ChannelId;
 pub use ipc_shm::{Arena, OutOfArena};
 pub use port::{Event, Port};

@@ -10,6 +10,7 @@ use abi::{Endpoint, IpcError, Message};
 use ipc_core::{Both, Budget, Kind, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
 
+use crate::copy::Attend;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, WakeUps, gone, wait_for};
 
@@ -36,6 +37,7 @@ pub(crate) struct Parties<'a> {
     /// A proxy plays the peer: withdrawing has to be asked for.
     pub proxied: Proxied,
     pub budget: &'a mut Budget,
+    pub attend: Attend<'a>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,7 +130,8 @@ impl Talk {
             }
             give_way(link, self.seen, word, own, peer).then_some(Answer::GiveWay)
         };
-        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look) {
+        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
+        {
             Ok(Answer::Taken) => Ok(()),
             Ok(Answer::GiveWay) => match self.give_up(&mut parties, word)? {
                 Settled::Taken => Ok(()),
@@ -238,7 +241,8 @@ impl Talk {
             let is_free = link.peer_taken() == last || word.state_of(link.state(Direction::Own)) == state::WITHDRAWN;
             is_free.then_some(())
         };
-        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look) {
+        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
+        {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
@@ -263,7 +267,7 @@ impl Talk {
                 None => Some(Reply::Corrupt),
             }
         };
-        wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, look)
+        wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
     }
 
     fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
@@ -325,7 +329,15 @@ impl Talk {
             _ => (link.peer_taken() == word.raw()).then_some(Settled::Taken),
         };
         // The proxy settles it, or reports the link as down, after which the page is dead.
-        match wait_for(link, parties.own_control, parties.budget, Deadline::Never, WakeUps::Ignored, look) {
+        match wait_for(
+            link,
+            parties.own_control,
+            parties.budget,
+            Deadline::Never,
+            WakeUps::Ignored,
+            &mut parties.attend,
+            look,
+        ) {
             Ok(settled) => Ok(settled),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error),

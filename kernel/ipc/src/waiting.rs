@@ -4,6 +4,7 @@ use abi::IpcError;
 use ipc_core::{Budget, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
+use crate::copy::Attend;
 use crate::wait::Deadline;
 
 /// Why a wait ended without what it waited for.
@@ -74,37 +75,63 @@ pub(crate) fn new_budget() -> Budget {
     Budget::new(WaitMode::Adaptive, cpus)
 }
 
-/// Waits until `look` finds something. `look` is called often and must be cheap.
+/// Waits until `look` finds something. `look` is called often and must be cheap. Copiers are served meanwhile.
 pub(crate) fn wait_for<T>(
     link: &Link,
     own: &ControlPage,
     budget: &mut Budget,
     deadline: Deadline,
     wake_ups: WakeUps,
+    attend: &mut Attend<'_>,
     mut look: impl FnMut() -> Option<T>,
 ) -> Result<T, Stop> {
     if let Some(found) = look() {
         return Ok(found);
     }
-    if let Some(found) = look_awake(budget, &mut look) {
-        return Ok(found);
+    loop {
+        let mut look_and_serve = || {
+            attend.serve();
+            look()
+        };
+        if let Some(found) = look_awake(budget, &mut look_and_serve) {
+            return Ok(found);
+        }
+        budget.learn(Ended::Parked);
+        if let Some(outcome) = sleep_for(link, own, deadline, wake_ups, attend, &mut look) {
+            return outcome;
+        }
+        // A copier was served: it is likely to ask for more at once.
     }
-    budget.learn(Ended::Parked);
+}
+
+/// Sleeps until `look` finds something, or something ends the wait; `None` when a copier was served.
+fn sleep_for<T>(
+    link: &Link,
+    own: &ControlPage,
+    deadline: Deadline,
+    wake_ups: WakeUps,
+    attend: &mut Attend<'_>,
+    look: &mut impl FnMut() -> Option<T>,
+) -> Option<Result<T, Stop>> {
     loop {
         let seen = link.seen(own);
+        attend.take_news(seen.own_control);
         link.prepare_sleep(Sleep::Futex);
-        let outcome = last_look(link, own, wake_ups, &mut look);
+        attend.prepare_sleep();
+        let is_served = attend.serve();
         let limit = deadline.left();
-        let outcome = match outcome {
+        let outcome = match last_look(link, own, wake_ups, look) {
             None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
-            None => match link.sleep(seen, own, limit) {
+            None if is_served => None,
+            None => match link.sleep_among(seen, own, attend.sleeping_on(), limit) {
                 Ok(_) => None,
                 Err(error) => Some(Err(Stop::Own(IpcError::Os(error.raw_os_error().unwrap_or(0))))),
             },
             some => some,
         };
         link.prepare_sleep(Sleep::Awake);
-        if let Some(outcome) = outcome {
+        attend.end_sleep();
+        if outcome.is_some() || is_served {
             return outcome;
         }
     }

@@ -22,7 +22,7 @@ pub enum Woken {
 }
 
 /// Words one wait may name here; the kernel takes 128.
-pub const WORDS_MAX: usize = 4;
+pub const WORDS_MAX: usize = 64;
 
 /// Sleeps until one of `words` is woken, unless one has changed already. `limit` is relative; `None` waits for ever.
 pub fn wait(words: &[Expected], limit: Option<Duration>) -> io::Result<Woken> {

@@ -222,8 +222,13 @@ impl Engine {
 
     fn flush(&mut self, owner: OwnerId) {
         if let Some(connection) = self.connections.get_mut(&owner) {
+            let had_to_wait = connection.waits_to_write;
             let sent = connection.flush();
             self.after_send(owner, sent);
+            if had_to_wait {
+                // A copier's lane may have been among it.
+                self.announce(owner);
+            }
         }
     }
 

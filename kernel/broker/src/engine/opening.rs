@@ -28,7 +28,11 @@ impl Engine {
         to: Endpoint,
         packet: Packet,
     ) -> Result<(), IpcError> {
-        let wish = if packet.ring().is_some() { LaneWish::AnyRing } else { LaneWish::Messages };
+        let wish = match packet.ring() {
+            None => LaneWish::Messages,
+            Some(_) if packet.lane.is_for_copies() => LaneWish::Copies,
+            Some(_) => LaneWish::AnyRing,
+        };
         let made = self.make_channel(dc, own, to, wish, packet.size)?;
         self.hand_out(dc, made, packet.request, 0)
     }
@@ -94,10 +98,23 @@ impl Engine {
         let mut all = true;
         for (owner, packet, descriptors) in notices {
             all &= self.send(owner, packet, descriptors) == Sent::All;
+            if packet.op == Op::Accepted && packet.lane.is_for_copies() {
+                self.announce(owner);
+            }
         }
         // Otherwise a successor tells them again.
         if all {
             self.keep_channel(dc, channel);
+        }
+    }
+
+    /// Makes a process that sleeps in a call look at what it was sent.
+    pub(super) fn announce(&self, owner: OwnerId) {
+        let connection = self.connections.get(&owner);
+        let bound = connection.and_then(|it| Some((it.dc()?, it.bound.as_ref()?.endpoint)));
+        let page = bound.and_then(|(dc, endpoint)| self.containers.get(&dc)?.pages.get(&endpoint));
+        if let Some(page) = page {
+            page.announce();
         }
     }
 

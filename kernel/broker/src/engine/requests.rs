@@ -1,6 +1,6 @@
 //! What programs and servers ask.
 
-use abi::{DcId, Endpoint, IpcError};
+use abi::{DcId, Endpoint, IpcError, Lane};
 use ipc::protocol::{Op, Packet, Patience};
 use ipc_core::table::{Awaited, Home, OwnerId, Waiter};
 use ipc_shm::Life;
@@ -168,12 +168,19 @@ impl Engine {
         let bound = self.connections.get(&owner).and_then(|connection| connection.bound.as_ref());
         let privileges = &bound.ok_or(IpcError::NotBound)?.privileges;
         let ring = packet.ring();
-        let peers = if ring.is_some() { &privileges.rings } else { &privileges.messages };
-        if !peers.contains(to) {
+        let is_allowed = match ring {
+            None => privileges.messages.contains(to),
+            // A server copies from whoever calls it.
+            Some(_) if packet.lane.is_for_copies() => privileges.messages.contains(to) || self.talk(dc, own, to),
+            Some(_) => privileges.rings.contains(to),
+        };
+        if !is_allowed {
             return Err(IpcError::Denied);
         }
-        if let Some(ring) = ring {
-            ring.check()?;
+        match ring {
+            Some(ring) if packet.lane.is_for_copies() && ring != ipc::COPY_SPEC => return Err(IpcError::BadArgument),
+            Some(ring) => drop(ring.check()?),
+            None => {}
         }
         match self.resolve(dc, to) {
             Ok(()) => self.open_channel(dc, own, to, packet),
@@ -184,6 +191,12 @@ impl Engine {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the two have a channel of messages.
+    fn talk(&self, dc: DcId, one: Endpoint, other: Endpoint) -> bool {
+        let container = self.containers.get(&dc);
+        container.is_some_and(|it| it.table.channels().of_pair(one, other, Lane::MESSAGES).is_some())
     }
 
     fn add_waiter(

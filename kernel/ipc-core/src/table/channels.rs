@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use abi::limits::{CHANNELS_PER_PROCESS, LANES_PER_PAIR};
+use abi::limits::{CHANNELS_PER_PROCESS, LANES_PER_PAIR, RING_LANES_END};
 use abi::{Endpoint, IpcError, Lane, NodeId};
 
 use crate::ChannelId;
@@ -41,6 +41,8 @@ pub enum LaneWish {
     Messages,
     /// Any free lane for a ring.
     AnyRing,
+    /// The one lane over which the initiator copies.
+    Copies,
     /// The lane another node's broker chose.
     Exactly(Lane),
 }
@@ -85,11 +87,13 @@ impl Channels {
             LaneWish::Messages => Err(IpcError::EndpointInUse),
             // From opposite ends, so that two nodes that open at the same time do not choose the same one.
             LaneWish::AnyRing if one < other => {
-                (1..LANES_PER_PAIR).map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
+                (1..RING_LANES_END).map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
             }
             LaneWish::AnyRing => {
-                (1..LANES_PER_PAIR).rev().map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
+                (1..RING_LANES_END).rev().map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
             }
+            LaneWish::Copies if is_free(Lane::copies(one, other)) => Ok(Lane::copies(one, other)),
+            LaneWish::Copies => Err(IpcError::EndpointInUse),
             LaneWish::Exactly(lane) if lane.0 >= LANES_PER_PAIR => Err(IpcError::BadArgument),
             LaneWish::Exactly(lane) if is_free(lane) => Ok(lane),
             LaneWish::Exactly(_) => Err(IpcError::TableFull),

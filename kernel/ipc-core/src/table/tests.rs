@@ -95,11 +95,23 @@ fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
     table.bind_program(Some(endpoint(256)), OwnerId(2)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
     assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Messages), Err(IpcError::EndpointInUse));
-    for lane in 1..abi::limits::LANES_PER_PAIR {
+    for lane in 1..abi::limits::RING_LANES_END {
         assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::AnyRing), Ok(Lane(lane)));
         table.open(channel(1 + u64::from(lane), 256, 1, lane)).unwrap();
     }
     assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::AnyRing), Err(IpcError::TableFull));
+}
+
+#[test]
+fn each_of_a_pair_has_its_own_lane_for_copies() {
+    let mut table = DcTable::new(256..300);
+    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    table.bind_program(Some(endpoint(256)), OwnerId(2)).unwrap();
+    let lower = table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Copies).unwrap();
+    let higher = table.lane_for(endpoint(256), Endpoint::FS, LaneWish::Copies).unwrap();
+    assert!(lower != higher && lower.is_for_copies() && higher.is_for_copies());
+    table.open(channel(1, 256, 1, higher.0)).unwrap();
+    assert_eq!(table.lane_for(endpoint(256), Endpoint::FS, LaneWish::Copies), Err(IpcError::EndpointInUse));
 }
 
 #[test]

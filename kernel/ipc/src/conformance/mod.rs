@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod copies;
 mod messages;
 mod rings;
 
@@ -49,6 +50,25 @@ pub const CASES: &[Case] = &[
     ("ring_takes_no_more_than_it_has_entries", rings::ring_takes_no_more_than_it_has_entries),
     ("client_of_a_ring_learns_that_its_server_ended", rings::client_of_a_ring_learns_that_its_server_ended),
     ("armed_ring_rings_for_completions_and_for_the_end", rings::armed_ring_rings_for_completions_and_for_the_end),
+    ("server_copies_from_and_to_its_caller", copies::server_copies_from_and_to_its_caller),
+    ("caller_copies_from_and_to_a_server_that_waits", copies::caller_copies_from_and_to_a_server_that_waits),
+    (
+        "copy_outside_what_was_granted_moves_nothing_and_says_why",
+        copies::copy_outside_what_was_granted_moves_nothing_and_says_why,
+    ),
+    (
+        "copy_waits_for_its_owner_as_long_as_it_is_told_and_comes_in_order",
+        copies::copy_waits_for_its_owner_as_long_as_it_is_told_and_comes_in_order,
+    ),
+    ("copier_learns_that_the_owner_died", copies::copier_learns_that_the_owner_died),
+    ("two_that_copy_from_each_other_at_once_both_go_on", copies::two_that_copy_from_each_other_at_once_both_go_on),
+    ("third_party_copies_between_two_owners", copies::third_party_copies_between_two_owners),
+    ("arena_of_a_ring_can_be_granted", copies::arena_of_a_ring_can_be_granted),
+    (
+        "later_owner_of_a_number_does_not_inherit_its_grants",
+        copies::later_owner_of_a_number_does_not_inherit_its_grants,
+    ),
+    ("many_copiers_are_all_served", copies::many_copiers_are_all_served),
     ("many_clients_are_all_served", messages::many_clients_are_all_served),
 ];
 

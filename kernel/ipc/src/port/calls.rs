@@ -7,6 +7,7 @@ use ipc_core::Kind;
 use super::events::Wanted;
 use super::slots::{Slot, SlotKey, Use};
 use super::{Event, Port};
+use crate::copy::Attend;
 use crate::talk::{Parties, Talk};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, WakeUps, wait_for};
@@ -94,10 +95,12 @@ impl Port {
                 return Err(IpcError::BadEndpoint);
             };
             let look = || talk.offered(&link).transpose();
-            let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, look);
+            let mut attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+            let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, &mut attend, look);
             match found {
                 Ok(Ok(word)) => {
-                    let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+                    let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+                    let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
                     if let Some(message) = talk.take(&parties, word, &mut self.inline)? {
                         return Ok(message);
                     }
@@ -133,7 +136,8 @@ impl Port {
         if wanted == Wanted::Requests && word.kind != Kind::Request {
             return Ok(None);
         }
-        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
         talk.take(&parties, word, &mut self.inline)
     }
 
@@ -170,7 +174,8 @@ impl Port {
             // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
             self.slots.heat(key);
             let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
-            let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget)?;
+            let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+            let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
             let result = call(talk, parties, &mut self.inline);
             match &result {
                 Err(IpcError::EndpointInUse) => {
@@ -198,10 +203,13 @@ fn parties<'a>(
     own_control: &'a ipc_shm::ControlPage,
     own: Endpoint,
     budget: &'a mut ipc_core::Budget,
+    attend: Attend<'a>,
 ) -> Result<(Parties<'a>, &'a mut Talk), IpcError> {
     let (peer, proxied) = (slot.peer, slot.proxied);
     match &mut slot.usage {
-        Use::Messages(talk) => Ok((Parties { link: &slot.link, own_control, own, peer, proxied, budget }, talk)),
-        Use::Ring(_) => Err(IpcError::BadEndpoint),
+        Use::Messages(talk) => {
+            Ok((Parties { link: &slot.link, own_control, own, peer, proxied, budget, attend }, talk))
+        }
+        Use::Ring(_) | Use::Copies(_) => Err(IpcError::BadEndpoint),
     }
 }

@@ -11,6 +11,7 @@ use ipc_core::{Ended, Kind};
 
 use super::slots::{Slot, SlotKey, Use};
 use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
+use crate::copy::serve;
 use crate::ring::RingId;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{gone, own_end};
@@ -42,6 +43,7 @@ impl Port {
         if self.connection.has_kept_notices() {
             self.take_notices();
         }
+        self.settle_copy_lanes();
         self.unpolled += 1;
         if self.unpolled > UNPOLLED_MAX {
             self.poll_descriptors(Some(Duration::ZERO))?;
@@ -162,6 +164,12 @@ impl Port {
     fn look_at(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Event>, IpcError> {
         let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
         match &slot.usage {
+            Use::Copies(lane) => {
+                if serve(lane, &mut self.copying.grants) {
+                    self.slots.stay_hot(key);
+                }
+                Ok(None)
+            }
             Use::Ring(_) if wanted != Wanted::Everything => Ok(None),
             Use::Ring(ring) => match ring.closed_here() {
                 Some(reason) => Err(reason),
@@ -232,6 +240,7 @@ enum News {
 
 fn news_of(slot: &mut Slot, wanted: Wanted) -> News {
     let (is_any, is_wanted) = match &mut slot.usage {
+        Use::Copies(lane) => (lane.has_submissions(), lane.has_submissions() && lane.is_closed().is_none()),
         Use::Ring(ring) => {
             let is_any = ring.closed_here().is_some() || ring.has_submissions();
             (is_any, is_any && wanted == Wanted::Everything)

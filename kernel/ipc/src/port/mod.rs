@@ -3,10 +3,11 @@
 //! One thread uses a port at a time. Calls to one peer sleep on that channel's futex; `wait_event`, `receive` from any and
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
-//! `calls.rs`: messages. `events.rs`: waiting for anything. `opening.rs`: channels and the broker. `slots.rs`: which channel
+//! `calls.rs`: messages. `copying.rs`: grants and copies. `events.rs`: waiting for anything. `opening.rs`: channels and the broker. `slots.rs`: which channel
 //! is looked at.
 
 mod calls;
+mod copying;
 mod events;
 mod opening;
 mod slots;
@@ -22,10 +23,12 @@ use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
 use crate::connection::Connection;
+use crate::copy::Copying;
 use crate::protocol::{Op, Packet};
 use crate::ring::{RingId, RingServer};
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
+pub(crate) use opening::map_channel;
 use slots::{SlotKey, Slots};
 
 /// What `wait_event` reports.
@@ -63,6 +66,7 @@ pub struct Port {
     neglected: Vec<SlotKey>,
     inline: Vec<u8>,
     budget: Budget,
+    copying: Copying,
     /// Events reported since the descriptors were last looked at.
     unpolled: u32,
     woken_up: bool,
@@ -84,12 +88,15 @@ impl Port {
         let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
         poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
         poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
+        let guard = ForkGuard::new().map_err(os)?;
+        let control = Arc::new(ControlPage::of(control).map_err(os)?);
         Ok(Port {
-            guard: ForkGuard::new().map_err(os)?,
+            guard,
             connection,
             endpoint: answer.packet.own.ok_or(IpcError::NoBroker)?,
             epoch: answer.packet.epoch,
-            control: Arc::new(ControlPage::of(control).map_err(os)?),
+            copying: Copying::new(guard, &control),
+            control,
             slots: Slots::default(),
             poller,
             waker,

@@ -104,6 +104,9 @@ impl Port {
     pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
         if let Some(slot) = self.slots.remove(key) {
             let _ = self.poller.remove(slot.link.bell_in());
+            if let Use::Copies(_) = slot.usage {
+                self.copying.forget(slot.channel);
+            }
             if let Use::Ring(_) = slot.usage {
                 // An end that was closed on purpose and one that died are the same to the other end.
                 let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
@@ -130,7 +133,7 @@ impl Port {
             Op::Accepted => {
                 let channel = notice.packet.channel;
                 // A restarted broker says again what its predecessor may not have said.
-                if self.slots.by_channel(channel).is_some() {
+                if self.slots.by_channel(channel).is_some() || self.copying.knows(channel) {
                     return;
                 }
                 if let Err(error) = self.adopt_channel(notice) {
@@ -142,6 +145,7 @@ impl Port {
                 if let Some(key) = self.slots.by_channel(notice.packet.channel) {
                     self.end_slot(key, notice.packet.error());
                 }
+                self.copying.forget(notice.packet.channel);
             }
             Op::WakeUp => self.woken_up = true,
             // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
@@ -169,6 +173,9 @@ impl Port {
         let link = Arc::new(map_channel(notice, spec)?);
         let usage = match spec {
             None => Use::Messages(Talk::default()),
+            Some(_) if packet.lane.is_for_copies() => {
+                Use::Copies(self.copying.adopt(&packet, link.clone(), &self.connection)?)
+            }
             Some(spec) => {
                 let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
                 let socket = self.connection.shared_socket();
@@ -177,7 +184,19 @@ impl Port {
                 Use::Ring(shared)
             }
         };
-        let key = self.slots.insert(packet.channel, peer, link.clone(), proxied, usage);
+        self.watch(packet.channel, peer, link, proxied, usage)
+    }
+
+    /// Gives a channel a slot, and its bell a place in the poller.
+    pub(super) fn watch(
+        &mut self,
+        channel: ipc_core::ChannelId,
+        peer: Endpoint,
+        link: Arc<Link>,
+        proxied: Proxied,
+        usage: Use,
+    ) -> Result<SlotKey, IpcError> {
+        let key = self.slots.insert(channel, peer, link.clone(), proxied, usage);
         debug_assert!(key > TOKEN_BROKER);
         if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
             self.slots.remove(key);
@@ -188,7 +207,7 @@ impl Port {
 }
 
 /// Maps what the broker handed over with a channel.
-fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
+pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
     let role: Role = notice.packet.role;
     let size = spec.map(RingSpec::size).unwrap_or_default();
     let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;

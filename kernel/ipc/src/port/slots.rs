@@ -10,7 +10,7 @@ use abi::Endpoint;
 use ipc_core::ChannelId;
 use ipc_shm::{Link, Sleep};
 
-use crate::ring::RingShared;
+use crate::ring::{RingServer, RingShared};
 use crate::talk::{Proxied, Talk};
 
 /// Looks without success after which a hot channel is armed.
@@ -26,6 +26,8 @@ pub(super) enum Watch {
 pub(super) enum Use {
     Messages(Talk),
     Ring(Arc<RingShared>),
+    /// The peer copies from and to what was granted to it.
+    Copies(Arc<RingServer>),
 }
 
 #[derive(Debug)]
@@ -98,6 +100,12 @@ impl Slots {
         self.by_peer.get(&peer).copied()
     }
 
+    /// The lanes over which others copy.
+    pub fn copy_lanes(&self) -> Vec<SlotKey> {
+        let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_)));
+        lanes.map(|(key, _)| *key).collect()
+    }
+
     pub fn by_channel(&self, channel: ChannelId) -> Option<SlotKey> {
         self.by_channel.get(&channel).copied()
     }
@@ -111,6 +119,13 @@ impl Slots {
     pub fn served(&mut self, position: usize, key: SlotKey) {
         self.hot.remove(position);
         self.hot.push_back(key);
+        if let Some(slot) = self.slots.get_mut(&key) {
+            slot.idle_looks = 0;
+        }
+    }
+
+    /// Something was found that is no event of its own.
+    pub fn stay_hot(&mut self, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(&key) {
             slot.idle_looks = 0;
         }

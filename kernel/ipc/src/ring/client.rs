@@ -83,6 +83,10 @@ impl RingClient {
         }
     }
 
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
     /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight disjoint.
     /// Never more than `spec().entries` are in flight.
     pub fn submit(&self, submission: &Submission) -> Result<(), RingFull> {
@@ -223,7 +227,7 @@ impl RingClient {
         Ok(Some(completion))
     }
 
-    fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.link.peer_tail() != self.link.own_head() || self.is_closed().is_some()
     }
 

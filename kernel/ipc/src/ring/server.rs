@@ -93,6 +93,14 @@ impl RingServer {
         RingId(self.channel.0)
     }
 
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.shared.link
+    }
+
+    pub(crate) fn has_submissions(&self) -> bool {
+        self.shared.has_submissions()
+    }
+
     /// Who submits: the broker's word.
     pub fn client(&self) -> Endpoint {
         self.client

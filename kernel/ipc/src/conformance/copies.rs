@@ -1,0 +1,314 @@
+//! Grants and copies.
+
+use std::thread;
+use std::time::Duration;
+
+use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES, VCOPY_BYTES_MAX};
+
+use super::{NEVER_MIND, SOON, SPEC, World};
+use crate::{Arena, Direction, Endpoint, Event, GrantId, IpcError, Message, Place, Port, Source, Wait};
+
+/// Lengths around every border: of a chunk, of the lane.
+const LENGTHS: [usize; 7] = [
+    1,
+    100,
+    COPY_CHUNK_BYTES as usize,
+    COPY_CHUNK_BYTES as usize + 1,
+    (COPY_CHUNK_BYTES * COPY_ENTRIES) as usize,
+    (COPY_CHUNK_BYTES * COPY_ENTRIES) as usize + 4097,
+    3_000_000,
+];
+const LONGEST: usize = 3_000_000;
+
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|index| (index / 251) as u8 ^ (index as u8).wrapping_mul(31) ^ seed).collect()
+}
+
+fn memory_with(data: &[u8]) -> Arena {
+    let memory = Arena::private(data.len()).unwrap();
+    memory.copy_in(0, data).unwrap();
+    memory
+}
+
+/// A request that tells a grant.
+fn telling(grant: GrantId, bytes: usize) -> Message {
+    Message::new(1).with_word(0, grant.number()).with_word(1, bytes as u64)
+}
+
+fn told(owner: Endpoint, message: &Message, offset: u64) -> Place {
+    Place { owner, grant: GrantId::from_number(message.word(0)), offset }
+}
+
+/// Serves copiers until one of them sends a message; answers it.
+fn wait_until_told(mut port: Port) -> Port {
+    let message = port.rcvrqst(SOON).unwrap();
+    port.reply(message.source.unwrap(), &message).unwrap();
+    port
+}
+
+pub(super) fn server_copies_from_and_to_its_caller(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for bytes in LENGTHS {
+                let request = server.rcvrqst(SOON).unwrap();
+                let mut data = vec![0; bytes];
+                server.copy_from(told(own, &request, 7), &mut data, SOON).unwrap();
+                data.reverse();
+                server.copy_to(&data, told(own, &request, 7), SOON).unwrap();
+                server.reply(own, &request).unwrap();
+            }
+        });
+        for bytes in LENGTHS {
+            let data = pattern(bytes + 10, bytes as u8);
+            let memory = memory_with(&data);
+            let grant = client.grant(Endpoint::FS, &memory, Direction::ReadWrite).unwrap();
+            client.sendrec(Endpoint::FS, &telling(grant, bytes), SOON).unwrap();
+            client.revoke(grant).unwrap();
+            let mut expected = data;
+            expected[7..7 + bytes].reverse();
+            assert!(memory.to_vec(0, bytes + 10).unwrap() == expected, "{bytes} bytes came back differently");
+        }
+    });
+}
+
+pub(super) fn caller_copies_from_and_to_a_server_that_waits(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let memory = memory_with(&pattern(LONGEST, 1));
+    let grant = server.grant(client.endpoint(), &memory, Direction::ReadWrite).unwrap();
+    let place = Place { owner: Endpoint::FS, grant, offset: 0 };
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        let own = Arena::private(LONGEST).unwrap();
+        let own_grant = client.grant(Endpoint::FS, &own, Direction::Read).unwrap();
+        let here = Place { owner: client.endpoint(), grant: own_grant, offset: 0 };
+        client.vcopy(place, here, LONGEST, SOON).unwrap();
+        assert!(own.to_vec(0, LONGEST).unwrap() == pattern(LONGEST, 1));
+        own.copy_in(0, &pattern(LONGEST, 2)).unwrap();
+        client.vcopy(here, place, LONGEST, SOON).unwrap();
+        client.copy_to(b"last", Place { offset: 5, ..place }, SOON).unwrap();
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+    let mut expected = pattern(LONGEST, 2);
+    expected[5..9].copy_from_slice(b"last");
+    assert!(memory.to_vec(0, LONGEST).unwrap() == expected);
+}
+
+pub(super) fn copy_outside_what_was_granted_moves_nothing_and_says_why(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let (mut client, stranger) = (world.program(), world.program());
+    let own = client.endpoint();
+    let memory = memory_with(&pattern(300_000, 3));
+    let readable = server.grant(own, &memory, Direction::Read).unwrap();
+    let writable = server.grant(own, &memory, Direction::Write).unwrap();
+    let foreign = server.grant(stranger.endpoint(), &memory, Direction::ReadWrite).unwrap();
+    let part = server.grant(own, &memory.part(10, 10).unwrap(), Direction::ReadWrite).unwrap();
+    let revoked = server.grant(own, &memory, Direction::ReadWrite).unwrap();
+    server.revoke(revoked).unwrap();
+    assert_eq!(server.revoke(revoked), Err(IpcError::Revoked));
+    let at = |grant, offset| Place { owner: Endpoint::FS, grant, offset };
+    let never_given = GrantId::new(99, 1);
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        let mut data = vec![0; 200_000];
+        let mut read = |place: Place, bytes: usize| client.copy_from(place, &mut data[..bytes], SOON);
+        assert_eq!(read(at(readable, 0), 200_000), Ok(()));
+        assert_eq!(read(at(readable, 100_001), 200_000), Err(IpcError::OutOfGrant));
+        assert_eq!(read(at(readable, u64::MAX), 1), Err(IpcError::BadArgument));
+        assert_eq!(read(at(part, 5), 6), Err(IpcError::OutOfGrant));
+        assert_eq!(read(at(writable, 0), 1), Err(IpcError::WrongDirection));
+        assert_eq!(read(at(foreign, 0), 1), Err(IpcError::Denied));
+        assert_eq!(read(at(revoked, 0), 1), Err(IpcError::Revoked));
+        assert_eq!(read(at(never_given, 0), 1), Err(IpcError::UnknownGrant));
+        assert_eq!(read(at(readable, 300_000), 0), Ok(()));
+        assert_eq!(read(at(revoked, 0), 0), Err(IpcError::Revoked));
+        // Everything but its end lies inside: nothing is written.
+        let zeroes = vec![0; 200_000];
+        assert_eq!(client.copy_to(&zeroes, at(writable, 100_001), SOON), Err(IpcError::OutOfGrant));
+        assert_eq!(client.copy_to(&[0], at(readable, 0), SOON), Err(IpcError::WrongDirection));
+        let own_memory = Arena::private(10).unwrap();
+        let own_grant = client.grant(Endpoint::FS, &own_memory, Direction::ReadWrite).unwrap();
+        let here = Place { owner: own, grant: own_grant, offset: 0 };
+        assert_eq!(client.vcopy(at(readable, 0), here, 11, SOON), Err(IpcError::OutOfGrant));
+        assert_eq!(client.vcopy(at(readable, 0), here, VCOPY_BYTES_MAX + 1, SOON), Err(IpcError::OutOfGrant));
+        client.vcopy(here, Place { offset: 5, ..here }, 5, SOON).unwrap();
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+    assert!(memory.to_vec(0, 300_000).unwrap() == pattern(300_000, 3));
+}
+
+pub(super) fn copy_waits_for_its_owner_as_long_as_it_is_told_and_comes_in_order(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let memory = memory_with(&[0; 8]);
+    let grant = server.grant(client.endpoint(), &memory, Direction::ReadWrite).unwrap();
+    let place = Place { owner: Endpoint::FS, grant, offset: 0 };
+    assert_eq!(client.copy_to(b"too late", place, NEVER_MIND), Err(IpcError::TimedOut));
+    assert_eq!(client.copy_from(place, &mut [0; 8], Wait::NoWait), Err(IpcError::TimedOut));
+    assert_eq!(memory.to_vec(0, 8).unwrap(), [0; 8], "nobody served it");
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        client.copy_to(b"in time!", place, SOON).unwrap();
+        let mut back = [0; 8];
+        client.copy_from(place, &mut back, SOON).unwrap();
+        assert_eq!(&back, b"in time!");
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+    assert_eq!(memory.to_vec(0, 8).unwrap(), b"in time!", "what was given up came first");
+}
+
+pub(super) fn copier_learns_that_the_owner_died(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let (mut reader, mut writer) = (world.program(), world.program());
+    let memory = Arena::private(10).unwrap();
+    let read = server.grant(reader.endpoint(), &memory, Direction::Read).unwrap();
+    let write = server.grant(writer.endpoint(), &memory, Direction::Write).unwrap();
+    thread::scope(|scope| {
+        let place = |grant| Place { owner: Endpoint::FS, grant, offset: 0 };
+        let reading = scope.spawn(move || (reader.copy_from(place(read), &mut [0; 10], SOON), reader));
+        let writing = scope.spawn(move || writer.copy_to(&[1; 10], place(write), SOON));
+        // Both wait for an owner that is in no call.
+        thread::sleep(Duration::from_millis(20));
+        drop(server);
+        let (result, mut reader) = reading.join().unwrap();
+        assert_eq!(result, Err(IpcError::SourceDied));
+        assert_eq!(writing.join().unwrap(), Err(IpcError::DestinationDied));
+        let again = reader.copy_from(place(read), &mut [0; 10], SOON);
+        assert!(matches!(again, Err(IpcError::NoSuchEndpoint | IpcError::SourceDied)), "{again:?}");
+    });
+}
+
+pub(super) fn two_that_copy_from_each_other_at_once_both_go_on(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    let (theirs, ours) = (memory_with(&pattern(LONGEST, 4)), memory_with(&pattern(LONGEST, 5)));
+    let theirs = server.grant(own, &theirs, Direction::Read).unwrap();
+    let ours = client.grant(Endpoint::FS, &ours, Direction::Read).unwrap();
+    thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let mut data = vec![0; LONGEST];
+            server.copy_from(Place { owner: own, grant: ours, offset: 0 }, &mut data, SOON).unwrap();
+            assert!(data == pattern(LONGEST, 5));
+            wait_until_told(server)
+        });
+        let mut data = vec![0; LONGEST];
+        client.copy_from(Place { owner: Endpoint::FS, grant: theirs, offset: 0 }, &mut data, SOON).unwrap();
+        assert!(data == pattern(LONGEST, 4));
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+}
+
+pub(super) fn third_party_copies_between_two_owners(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let mut third = world.near_server(Endpoint::DS, 1);
+    let (from, to) = (memory_with(&pattern(LONGEST, 6)), Arena::private(LONGEST).unwrap());
+    let source = client.grant(Endpoint::DS, &from, Direction::Read).unwrap();
+    let target = server.grant(Endpoint::DS, &to, Direction::Write).unwrap();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let request = server.rcvrqst(SOON).unwrap();
+            server.reply(request.source.unwrap(), &request).unwrap();
+        });
+        // The client waits for the third party's answer meanwhile.
+        scope.spawn(move || client.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap());
+        let request = third.rcvrqst(SOON).unwrap();
+        let source = Place { owner: own, grant: source, offset: 0 };
+        let target = Place { owner: Endpoint::FS, grant: target, offset: 0 };
+        third.vcopy(source, target, LONGEST, SOON).unwrap();
+        third.reply(own, &request).unwrap();
+        third.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+    });
+    assert!(to.to_vec(0, LONGEST).unwrap() == pattern(LONGEST, 6));
+}
+
+pub(super) fn arena_of_a_ring_can_be_granted(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut other = world.near_server(Endpoint::DS, 1);
+    let mut client = world.program();
+    let ring = client.open_ring(Endpoint::FS, SPEC, SOON).unwrap();
+    assert!(matches!(server.wait_event(SOON).unwrap(), Event::RingOpened(_)));
+    ring.arena().copy_in(100, b"in the arena").unwrap();
+    let grant = client.grant(Endpoint::DS, &ring.arena().part(100, 12).unwrap(), Direction::Read).unwrap();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(|| client.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap());
+        let request = other.rcvrqst(SOON).unwrap();
+        let mut data = [0; 12];
+        other.copy_from(Place { owner: own, grant, offset: 0 }, &mut data, SOON).unwrap();
+        assert_eq!(&data, b"in the arena");
+        other.reply(own, &request).unwrap();
+    });
+}
+
+pub(super) fn later_owner_of_a_number_does_not_inherit_its_grants(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    let memory = memory_with(b"secret");
+    let serve_once = |server: &mut Port, expected: Result<(), IpcError>| {
+        let request = server.receive(Source::From(own), SOON).unwrap();
+        let mut data = [0; 6];
+        assert_eq!(server.copy_from(told(own, &request, 0), &mut data, SOON), expected);
+        server.reply(own, &request).unwrap();
+    };
+    let (say, heard) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let grant = client.grant(Endpoint::FS, &memory, Direction::Read).unwrap();
+            client.sendrec(Endpoint::FS, &telling(grant, 6), SOON).unwrap();
+            say.send("answered").unwrap();
+            client.wait4unbind(Endpoint::FS, SOON).unwrap();
+            say.send("gone").unwrap();
+            client.wait4bind(Endpoint::FS, SOON).unwrap();
+            // Over two nodes the end of the old channel may come a moment later.
+            let gone = [IpcError::Fenced, IpcError::SourceDied, IpcError::DestinationDied];
+            let mut answer = client.sendrec(Endpoint::FS, &telling(grant, 6), SOON);
+            while answer.is_err_and(|error| gone.contains(&error)) {
+                answer = client.sendrec(Endpoint::FS, &telling(grant, 6), SOON);
+            }
+            answer.unwrap();
+        });
+        serve_once(&mut server, Ok(()));
+        heard.recv().unwrap();
+        server.unbind().unwrap();
+        heard.recv().unwrap();
+        let mut server = world.server(Endpoint::FS, 2);
+        serve_once(&mut server, Err(IpcError::Revoked));
+        client.join().unwrap();
+    });
+}
+
+pub(super) fn many_copiers_are_all_served(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    const COPIERS: usize = 8;
+    const COPIES: usize = 50;
+    let mut copiers: Vec<Port> = (0..COPIERS).map(|_| world.program()).collect();
+    let memory = memory_with(&pattern(10_000, 7));
+    let give = |copier: &Port| server.grant(copier.endpoint(), &memory, Direction::Read).unwrap();
+    let grants: Vec<GrantId> = copiers.iter().map(give).collect();
+    thread::scope(|scope| {
+        for (mut copier, grant) in copiers.drain(..).zip(grants) {
+            scope.spawn(move || {
+                for _ in 0..COPIES {
+                    let mut data = vec![0; 10_000];
+                    copier.copy_from(Place { owner: Endpoint::FS, grant, offset: 0 }, &mut data, SOON).unwrap();
+                    assert!(data == pattern(10_000, 7));
+                }
+                copier.send(Endpoint::FS, &Message::new(1), SOON).unwrap();
+            });
+        }
+        for _ in 0..COPIERS {
+            server.receive(Source::Any, SOON).unwrap();
+        }
+    });
+}
