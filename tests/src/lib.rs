@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod load;
+pub mod store_load;
 
 use std::ffi::OsStr;
 use std::io::Write;

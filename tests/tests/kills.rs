@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use end_to_end::load::Load;
+use end_to_end::store_load::StoreLoad;
 use end_to_end::{Cluster, eventually, is_long_run};
 use serde_json::Value;
 
@@ -106,7 +107,6 @@ fn program_goes_on_while_the_disk_is_killed_again_and_again() {
 }
 
 #[test]
-#[ignore = "known: after some deaths of fs the tree stands still until a gate is started anew"]
 fn program_goes_on_while_the_file_server_is_killed_again_and_again() {
     storm(&[Victim::Server("n2", "fs")], times(), 2);
 }
@@ -122,7 +122,6 @@ fn program_goes_on_while_the_proxies_are_killed_again_and_again() {
 }
 
 #[test]
-#[ignore = "known: after some deaths of fs the tree stands still until a gate is started anew"]
 fn program_goes_on_while_everything_it_needs_is_killed_in_turn() {
     let victims = [
         Victim::Server("n1", "gate"),
@@ -139,6 +138,29 @@ fn program_goes_on_while_everything_it_needs_is_killed_in_turn() {
 #[test]
 fn programs_of_other_nodes_go_on_while_keepers_are_killed_again_and_again() {
     storm(&[Victim::Keeper("n2"), Victim::Keeper("n3")], times(), 6);
+}
+
+#[test]
+fn clients_of_the_key_value_store_go_on_while_it_is_killed_again_and_again() {
+    let cluster = Cluster::up(2);
+    cluster.container(DC, 2, &["--ds-node", "n2"]);
+    let loads = ["a", "b"].map(|prefix| StoreLoad::start(&cluster, DC, prefix));
+    // The clients are on n1, so the proxies have a part in it.
+    let victims =
+        [Victim::Server("n2", "ds"), Victim::Server("n2", "ds"), Victim::Server("n2", "ds"), Victim::Proxy("n1")];
+    let mut killed = 0;
+    for victim in victims.iter().cycle() {
+        victim.kill(&cluster);
+        loads.iter().for_each(|load| load.await_more(SOON));
+        killed += u32::from(matches!(victim, Victim::Server(..)));
+        if killed >= times() {
+            break;
+        }
+    }
+    await_running(&cluster);
+    for load in loads {
+        load.finish(&cluster, DC);
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use client::{Places, Wanted};
 
-use crate::commands::{attach, daemon, dc, dev, doctor, exec, import, internal, kill, logs, node, ps, run, version};
+use crate::commands::{
+    attach, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, node, ps, run, version,
+};
 use crate::output::Format;
 
 /// One system over several machines: containers that span nodes.
@@ -104,6 +106,8 @@ pub enum Command {
     Import(import::Options),
     #[command(subcommand)]
     Dc(dc::Command),
+    #[command(subcommand)]
+    Ds(ds::Command),
     #[command(subcommand)]
     Node(node::Command),
     #[command(subcommand)]

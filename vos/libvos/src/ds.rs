@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use vos_api::ds::{
     DELETE, GET, KEY_BYTES_MAX, LIST, NEXT, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE, VALUE_BYTES_MAX, event,
 };
+use vos_api::session::GOODBYE;
 
 use crate::blocking::BlockingSession;
 use crate::op::Op;
@@ -124,6 +125,12 @@ impl DsClient {
         let data = [topic, value].concat();
         let op = Op::new(PUBLISH, [topic.len() as u64, 0, 0]).out(&data).sequenced();
         Ok(self.session.call(op)?.results[0])
+    }
+
+    /// Ends the session, which is of no use afterwards; the server forgets it. Optional: forgotten sessions end when there are
+    /// too many.
+    pub fn goodbye(self) -> Result<(), Errno> {
+        self.session.call(Op::new(GOODBYE, [0; 3])).map(drop)
     }
 }
 

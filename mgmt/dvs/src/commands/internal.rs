@@ -5,9 +5,11 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::Outcome;
 use super::import::unpack;
+use super::{Outcome, ds};
+use crate::cli::Global;
 use crate::dev::machine;
+use crate::errors::Failure;
 
 /// Processes that daemons start; nobody types these
 #[derive(Subcommand, Debug)]
@@ -26,7 +28,10 @@ Started by `dvs dev`:
   dvs internal machine     first process of a simulated machine
 
 Started by `dvs import`, in the container:
-  dvs internal unpack      makes files of a tar stream"
+  dvs internal unpack      makes files of a tar stream
+
+Started by `dvs ds`, in the container:
+  dvs internal ds          speaks to the key-value server"
 )]
 pub enum Command {
     /// First process of a simulated machine (`dvs dev up`).
@@ -35,6 +40,11 @@ pub enum Command {
     Enter(machine::EnterOptions),
     /// Make files of a tar stream, inside a container (`dvs import`).
     Unpack(unpack::Options),
+    /// Speak to the key-value server, inside a container (`dvs ds`).
+    Ds {
+        /// What to ask for, as JSON [default: lines of standard input].
+        request: Option<String>,
+    },
 }
 
 /// Servers of the virtual operating system (started by the daemon)
@@ -55,11 +65,16 @@ pub enum Gate {
     Fuse,
 }
 
-pub fn execute(command: Command) -> Outcome {
+pub fn execute(global: &Global, command: Command) -> Outcome {
     match command {
         Command::Machine(options) => machine::execute(&options),
         Command::Enter(options) => machine::enter(&options),
         Command::Unpack(options) => Ok(unpack::execute(&options)),
+        Command::Ds { request } => {
+            let request = request.as_deref().map(serde_json::from_str).transpose();
+            let request = request.map_err(|cause| Failure::usage("the request makes no sense").because(&cause))?;
+            ds::inside(global.output, request)
+        }
     }
 }
 

@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod dc;
 pub mod dev;
 pub mod doctor;
+pub mod ds;
 pub mod exec;
 pub mod import;
 pub mod internal;
@@ -38,12 +39,13 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Kill(options) => kill::execute(global, &options),
         Command::Import(options) => import::execute(global, &options),
         Command::Dc(command) => dc::execute(global, command),
+        Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
         Command::Dev(command) => dev::execute(global, command),
         Command::Doctor(options) => doctor::execute(global, &options),
         Command::Version(options) => version::execute(global, &options),
         Command::Daemon(options) => daemon::execute(options),
-        Command::Internal(command) => internal::execute(command),
+        Command::Internal(command) => internal::execute(global, command),
         Command::Server(server) => Ok(internal::serve(server)),
         Command::Gate(gate) => Ok(internal::gate(gate)),
         Command::Proxy => Ok(internal::proxy()),

@@ -26,6 +26,18 @@ pub enum Format {
     Name,
 }
 
+impl Format {
+    /// As on a command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Format::Table => "table",
+            Format::Json => "json",
+            Format::Yaml => "yaml",
+            Format::Name => "name",
+        }
+    }
+}
+
 /// Something that is shown as a row of a list.
 pub trait Row: Serialize {
     const HEADINGS: &'static [&'static str];

@@ -1,0 +1,261 @@
+//! `dvs ds`: the container's key-value server, for people, scripts and programs.
+//!
+//! The store is spoken to by a process of the container (`inside.rs`), as any of its programs may do over M3-IPC: no daemon is between, and
+//! the session outlives the server. Outside, this command starts that process, which is our own binary, and passes on what it says;
+//! inside the container it does the work itself. So `dvs ds` is also the way for programs that are not linked with `libvos`: `dvs ds pipe`
+//! as a co-process answers a line of JSON (`request.rs`) with a line of JSON, all in one session.
+
+#[cfg(feature = "machinery")]
+pub mod inside;
+pub mod request;
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use mgmt_api::{RootFs, RunRequest};
+
+use super::session::{Manner, converse};
+use super::{Outcome, block_on, daemon};
+use crate::cli::Global;
+use crate::errors::{self, Failure};
+use crate::output::Format;
+use request::{Bytes, Request};
+
+/// What a program of a container is before it becomes itself: the keeper, which is this binary.
+const OURSELVES: &str = "/proc/self/exe";
+/// Set for every program of a container.
+const DC_VARIABLE: &str = "DVS_DC";
+/// Where programs of a container reach the broker.
+pub const BROKER: &str = "/run/dvs/broker";
+/// A condition that only a key which does not exist meets.
+const ABSENT: u64 = 0;
+/// A value has at most 64 KiB; the store says so of anything larger.
+const VALUE_BYTES_READ: u64 = 128 * 1024;
+
+/// Read, write and watch a container's key-value store
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+Every container has one store, durable and the same on all nodes. Each change has a revision, one \
+count for the whole store. Keys have 1 to 255 bytes, values up to 64 KiB.
+
+Examples:
+  dvs ds put shop leader n1                 prints the new revision
+  dvs ds get shop leader
+  dvs ds cas shop leader 7 n2               only if revision 7 wrote it; 0: only if there is none
+  dvs ds ls shop config/                    keys that begin with config/
+  dvs ds watch shop config/ -o json         changes as they happen
+  echo '{\"op\":\"get\",\"key\":\"leader\"}' | dvs ds pipe shop
+
+Programs of a container use the same commands where the node has dvs installed.")]
+pub enum Command {
+    /// Print the value of a key.
+    Get {
+        /// Container.
+        dc: String,
+        key: String,
+    },
+    /// Set a key.
+    Put {
+        /// Container.
+        dc: String,
+        key: String,
+        /// The value; - takes it from standard input.
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    /// Set a key if nobody changed it: compare and set.
+    Cas {
+        /// Container.
+        dc: String,
+        key: String,
+        /// The revision that wrote the present value; 0 when there must be none.
+        revision: u64,
+        /// The value; - takes it from standard input.
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    #[command(visible_alias = "rm")]
+    Delete(DeleteOptions),
+    #[command(visible_alias = "list")]
+    Ls(ListOptions),
+    Watch(WatchOptions),
+    /// Send a message to those who watch a topic; nothing is stored.
+    Publish {
+        /// Container.
+        dc: String,
+        topic: String,
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    Pipe(PipeOptions),
+}
+
+/// Remove a key
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs ds delete shop leader
+  dvs ds delete --revision 7 shop leader      only if revision 7 wrote it")]
+pub struct DeleteOptions {
+    /// Only if this revision wrote the present value.
+    #[arg(long)]
+    revision: Option<u64>,
+    /// Container.
+    dc: String,
+    key: String,
+}
+
+/// List keys
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs ds ls shop
+  dvs ds ls shop config/ -o name              the keys alone
+  dvs ds ls shop --after config/z             what comes after it")]
+pub struct ListOptions {
+    /// Begin after this key.
+    #[arg(long, value_name = "KEY")]
+    after: Option<String>,
+    /// Container.
+    dc: String,
+    /// Only keys that begin with this.
+    #[arg(default_value = "")]
+    prefix: String,
+}
+
+/// Print changes and messages as they happen
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Goes on until it is interrupted, also while the server is away. A line has the revision, what happened, the key and the \
+value. 'lost' says that older events were dropped: list again.
+
+Examples:
+  dvs ds watch shop
+  dvs ds watch shop config/ -o json           one JSON object in a line
+  dvs ds watch shop --after 120               also what happened since revision 120")]
+pub struct WatchOptions {
+    /// Begin after this revision [default: now].
+    #[arg(long, value_name = "REVISION")]
+    after: Option<u64>,
+    /// Container.
+    dc: String,
+    /// Only keys and topics that begin with this.
+    #[arg(default_value = "")]
+    prefix: String,
+}
+
+/// Answer requests from standard input, in one session
+#[derive(Args, Debug)]
+#[command(after_help = "\
+One JSON object in a line, one answer in a line, in order:
+  {\"op\":\"get\",\"key\":K}                             {\"key\":K,\"value\":V,\"revision\":N}
+  {\"op\":\"put\",\"key\":K,\"value\":V,\"revision\":N}      {\"key\":K,\"revision\":N}
+  {\"op\":\"delete\",\"key\":K,\"revision\":N}
+  {\"op\":\"list\",\"prefix\":P,\"after\":K}               {\"entries\":[...],\"more\":true}
+  {\"op\":\"publish\",\"topic\":T,\"value\":V}             {\"subscribers\":N}
+A revision in a request is a condition and may be left out. What fails is answered with {\"error\":…}. \
+Bytes that are no text are written {\"hex\":\"00ff\"}.
+
+Examples:
+  dvs ds pipe shop < requests.jsonl")]
+pub struct PipeOptions {
+    /// Container.
+    dc: String,
+}
+
+/// What a command asks for, and of which container.
+struct Asked {
+    dc: String,
+    /// None: what standard input says.
+    request: Option<Request>,
+}
+
+pub fn execute(global: &Global, command: Command) -> Outcome {
+    let wants_raw = matches!(command, Command::Get { .. }) && global.output == Format::Table;
+    let asked = asked(command)?;
+    if is_inside(&asked.dc) {
+        return inside(global.output, asked.request);
+    }
+    let manner = if asked.request.is_some() { Manner::Output } else { Manner::Interactive };
+    let request = speaker(global.output, asked.request.as_ref(), manner)?;
+    let daemon = daemon(global)?;
+    let ended = block_on(async {
+        let stream = daemon.run(&asked.dc, &request).await?;
+        converse(&daemon, &asked.dc, stream, manner, None).await
+    })?;
+    if wants_raw && io::stdout().is_terminal() {
+        // Values are printed as they are; a prompt should not stand behind one.
+        writeln!(io::stdout())?;
+    }
+    ended.map_err(|failure| failure.status(errors::GENERAL))
+}
+
+fn asked(command: Command) -> Result<Asked, Failure> {
+    let put =
+        |key: String, value: &str, revision| Ok(Request::Put { key: key.into(), value: value_of(value)?, revision });
+    let (dc, request): (String, Result<Request, Failure>) = match command {
+        Command::Get { dc, key } => (dc, Ok(Request::Get { key: key.into() })),
+        Command::Put { dc, key, value } => (dc, put(key, &value, None)),
+        Command::Cas { dc, key, revision, value } => (dc, put(key, &value, Some(revision))),
+        Command::Delete(DeleteOptions { revision: Some(ABSENT), .. }) => {
+            return Err(Failure::usage("no value was written by revision 0").hint("dvs ds ls DC"));
+        }
+        Command::Delete(DeleteOptions { dc, key, revision }) => (dc, Ok(Request::Delete { key: key.into(), revision })),
+        Command::Ls(ListOptions { after, dc, prefix }) => {
+            (dc, Ok(Request::List { prefix: prefix.into(), after: after.map(Bytes::from) }))
+        }
+        Command::Watch(WatchOptions { after, dc, prefix }) => (dc, Ok(Request::Watch { prefix: prefix.into(), after })),
+        Command::Publish { dc, topic, value } => {
+            (dc, value_of(&value).map(|value| Request::Publish { topic: topic.into(), value }))
+        }
+        Command::Pipe(PipeOptions { dc }) => return Ok(Asked { dc, request: None }),
+    };
+    Ok(Asked { dc, request: Some(request?) })
+}
+
+/// As it stands, or from standard input.
+fn value_of(text: &str) -> Result<Bytes, Failure> {
+    if text != "-" {
+        return Ok(text.to_owned().into());
+    }
+    let mut value = Vec::new();
+    let read = io::stdin().take(VALUE_BYTES_READ).read_to_end(&mut value);
+    read.map_err(|cause| Failure::new("cannot read the value from standard input").because(&cause))?;
+    Ok(value.into())
+}
+
+fn is_inside(dc: &str) -> bool {
+    std::env::var(DC_VARIABLE).is_ok_and(|name| name == dc) && Path::new(BROKER).exists()
+}
+
+/// The process of the container that speaks to the store.
+fn speaker(format: Format, request: Option<&Request>, manner: Manner) -> Result<RunRequest, Failure> {
+    let mut argv = vec![OURSELVES, "internal", "ds", "--output", format.as_str()];
+    let text = request.map(serde_json::to_string).transpose();
+    let text = text.map_err(|cause| Failure::new("cannot write the request down").because(&cause))?;
+    argv.extend(text.as_deref());
+    Ok(RunRequest {
+        argv: argv.into_iter().map(str::to_owned).collect(),
+        node: None,
+        env: Vec::new(),
+        // Not in the file tree: the store does not need it.
+        workdir: Some("/".to_owned()),
+        root: RootFs::Host,
+        uid: 0,
+        gid: 0,
+        terminal: None,
+        interactive: manner == Manner::Interactive,
+        detach: false,
+    })
+}
+
+#[cfg(feature = "machinery")]
+pub fn inside(format: Format, request: Option<Request>) -> Outcome {
+    inside::execute(format, request)
+}
+
+#[cfg(not(feature = "machinery"))]
+pub fn inside(_: Format, _: Option<Request>) -> Outcome {
+    Err(Failure::new("this binary was built without the machinery of a node"))
+}
