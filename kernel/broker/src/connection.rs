@@ -31,7 +31,7 @@ pub(crate) enum Party {
 pub(crate) struct Bound {
     pub endpoint: Endpoint,
     pub pid: i32,
-    /// The pid as the container knows it.
+    /// The pid as the container knows it; 0 for a server, which is outside.
     pub inner_pid: i32,
     /// In the poller until the binding ends.
     pub pidfd: OwnedFd,

@@ -15,8 +15,10 @@ pub enum Location {
 pub trait Directory: Send {
     /// Asked only for endpoints that are not bound on this node.
     fn locate(&mut self, dc: DcId, endpoint: Endpoint) -> Location;
-    /// A process of this node was bound.
+    /// A process of this node was bound. `pid` is what the container knows it by; 0 for a server, which it does not know.
     fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch);
+    /// The endpoint of a process of another node, by its pid in the container.
+    fn find(&mut self, dc: DcId, pid: i32) -> Option<Endpoint>;
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch);
 }
 
@@ -30,6 +32,10 @@ impl Directory for LocalOnly {
     }
 
     fn bound(&mut self, _dc: DcId, _endpoint: Endpoint, _pid: i32, _epoch: Epoch) {}
+
+    fn find(&mut self, _dc: DcId, _pid: i32) -> Option<Endpoint> {
+        None
+    }
 
     fn unbound(&mut self, _dc: DcId, _endpoint: Endpoint, _epoch: Epoch) {}
 }

@@ -371,6 +371,10 @@ impl Directory for Elsewhere {
 
     fn bound(&mut self, _: DcId, _: Endpoint, _: i32, _: Epoch) {}
 
+    fn find(&mut self, _: DcId, _: i32) -> Option<Endpoint> {
+        None
+    }
+
     fn unbound(&mut self, _: DcId, _: Endpoint, _: Epoch) {}
 }
 

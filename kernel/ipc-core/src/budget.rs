@@ -5,7 +5,7 @@
 //! another CPU, and the pauses grow; one that ended while it yielded, or not before parking, says that pausing stole from
 //! the peer, and they shrink to nothing. From nothing they are tried again now and then.
 //!
-//! Bounds: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_MAX` times, so an idle
+//! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_MAX` times, so an idle
 //! endpoint uses no CPU.
 
 /// How a container or an endpoint wants to wait.
@@ -15,8 +15,20 @@ pub enum WaitMode {
     Park,
     #[default]
     Adaptive,
-    /// Look for as long as allowed, whatever was measured.
+    /// Look for about a second before sleeping: no system call while messages flow, and a CPU of its own for it.
     Spin,
+}
+
+impl WaitMode {
+    /// By its name: `park`, `adaptive`, `spin`.
+    pub fn named(name: &str) -> Option<WaitMode> {
+        match name {
+            "park" => Some(WaitMode::Park),
+            "adaptive" => Some(WaitMode::Adaptive),
+            "spin" => Some(WaitMode::Spin),
+            _ => None,
+        }
+    }
 }
 
 /// How the last wait ended.
@@ -40,7 +52,8 @@ const YIELDS_MIN: u32 = 2;
 const PAUSES_FIRST: u32 = 48;
 /// Waits between two trials of pausing once it did not pay.
 const TRIAL_EVERY: u32 = 64;
-const PAUSES_SPIN: u32 = 4096;
+/// About a second: a peer that says nothing for so long may as well be waited for asleep.
+pub const PAUSES_SPIN: u32 = 1 << 24;
 
 #[derive(Clone, Debug)]
 pub struct Budget {
@@ -63,6 +76,14 @@ impl Budget {
         let several_cpus = cpus == Cpus::Several;
         let pauses = if several_cpus { PAUSES_FIRST } else { 0 };
         Budget { mode, pauses, yields: YIELDS_MAX, waits: 0, several_cpus }
+    }
+
+    pub fn set_mode(&mut self, mode: WaitMode) {
+        self.mode = mode;
+    }
+
+    pub fn mode(&self) -> WaitMode {
+        self.mode
     }
 
     /// What the wait that begins now may spend.
@@ -124,6 +145,14 @@ mod tests {
             budget.learn(ended);
             assert_eq!(budget.plan().pauses, 0);
         }
+    }
+
+    #[test]
+    fn mode_can_be_changed_and_is_known_by_its_name() {
+        let mut budget = Budget::new(WaitMode::Adaptive, Cpus::One);
+        budget.set_mode(WaitMode::named("spin").unwrap());
+        assert_eq!(budget.plan().pauses, PAUSES_SPIN);
+        assert_eq!(WaitMode::named("sleep"), None);
     }
 
     #[test]

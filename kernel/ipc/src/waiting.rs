@@ -1,5 +1,7 @@
 //! A wait for one peer: look, pause, yield, park; the sleeping half of the protocol in `docs/design/channel.md`.
 
+use std::sync::OnceLock;
+
 use abi::IpcError;
 use ipc_core::{Budget, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
@@ -67,12 +69,24 @@ pub(crate) fn own_end(own: &ControlPage) -> Option<IpcError> {
     }
 }
 
+/// The environment variable that says how the endpoints of a process wait: `park`, `adaptive` or `spin`.
+pub const WAIT_MODE_VARIABLE: &str = "DVS_WAIT";
+
+/// Pauses of a spinning waiter between two looks at anything but what it waits for.
+pub(crate) const SPIN_BATCH: u32 = 1024;
+const _: () = assert!(SPIN_BATCH > ipc_core::PAUSES_MAX, "an adaptive wait looks at nothing else");
+
 pub(crate) fn new_budget() -> Budget {
+    static MODE: OnceLock<WaitMode> = OnceLock::new();
+    let mode = *MODE.get_or_init(|| {
+        let name = std::env::var(WAIT_MODE_VARIABLE).unwrap_or_default();
+        WaitMode::named(&name).unwrap_or_default()
+    });
     let cpus = match std::thread::available_parallelism() {
         Ok(count) if count.get() > 1 => Cpus::Several,
         _ => Cpus::One,
     };
-    Budget::new(WaitMode::Adaptive, cpus)
+    Budget::new(mode, cpus)
 }
 
 /// Waits until `look` finds something. `look` is called often and must be cheap. Copiers are served meanwhile.
@@ -89,11 +103,13 @@ pub(crate) fn wait_for<T>(
         return Ok(found);
     }
     loop {
+        let seen_event = own.event();
         let mut look_and_serve = || {
             attend.serve();
             look()
         };
-        if let Some(found) = look_awake(budget, &mut look_and_serve) {
+        let mut is_over = || gone(link).is_some() || own.event() != seen_event || deadline.has_passed();
+        if let Some(found) = look_awake(budget, &mut is_over, &mut look_and_serve) {
             return Ok(found);
         }
         budget.learn(Ended::Parked);
@@ -137,14 +153,21 @@ fn sleep_for<T>(
     }
 }
 
-/// The part of a wait that costs CPU and no wake-up.
-pub(crate) fn look_awake<T>(budget: &mut Budget, look: &mut impl FnMut() -> Option<T>) -> Option<T> {
+/// The part of a wait that costs CPU and no wake-up. A spinning waiter asks `is_over` now and then.
+pub(crate) fn look_awake<T>(
+    budget: &mut Budget,
+    is_over: &mut impl FnMut() -> bool,
+    look: &mut impl FnMut() -> Option<T>,
+) -> Option<T> {
     let plan = budget.plan();
-    for _ in 0..plan.pauses {
+    for pause in 1..=plan.pauses {
         std::hint::spin_loop();
         if let Some(found) = look() {
             budget.learn(Ended::Pausing);
             return Some(found);
+        }
+        if pause % SPIN_BATCH == 0 && is_over() {
+            return None;
         }
     }
     for _ in 0..plan.yields {

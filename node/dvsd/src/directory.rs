@@ -41,7 +41,7 @@ struct Pending {
 
 #[derive(Clone, Copy)]
 enum Write {
-    Bound(Epoch),
+    Bound { epoch: Epoch, pid: i32 },
     Unbound(Epoch),
 }
 
@@ -71,7 +71,7 @@ impl EndpointDirectory {
         for info in &taken_over.dcs {
             for endpoint in &info.endpoints {
                 if let Home::Remote { node } = endpoint.home {
-                    let record = EndpointRecord { node: node.0, epoch: endpoint.epoch.0 };
+                    let record = EndpointRecord { node: node.0, epoch: endpoint.epoch.0, pid: 0 };
                     known.insert((info.dc.0, endpoint.endpoint.number()), record);
                 }
             }
@@ -193,12 +193,12 @@ fn store(engine: &dyn Engine, own: NodeId, (dc, endpoint): Key, write: Write) ->
     loop {
         let found = records::read::<EndpointRecord>(engine, &key)?;
         let op = match (write, &found) {
-            (Write::Bound(epoch), Some((there, _))) if there.epoch > epoch.0 => {
+            (Write::Bound { epoch, .. }, Some((there, _))) if there.epoch > epoch.0 => {
                 tracing::warn!(dc, endpoint, ours = epoch.0, theirs = there.epoch, "a later incarnation is registered");
                 return Ok(());
             }
-            (Write::Bound(epoch), _) => {
-                Op::put(&*key, records::encode(&EndpointRecord { node: own.0, epoch: epoch.0 }))
+            (Write::Bound { epoch, pid }, _) => {
+                Op::put(&*key, records::encode(&EndpointRecord { node: own.0, epoch: epoch.0, pid }))
             }
             (Write::Unbound(epoch), Some((there, _))) if there.node == own.0 && there.epoch <= epoch.0 => {
                 Op::delete(&*key)
@@ -226,8 +226,15 @@ impl Directory for BrokerSide {
         }
     }
 
-    fn bound(&mut self, dc: DcId, endpoint: Endpoint, _pid: i32, epoch: Epoch) {
-        self.0.add(dc, endpoint, Write::Bound(epoch));
+    fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
+        self.0.add(dc, endpoint, Write::Bound { epoch, pid });
+    }
+
+    fn find(&mut self, dc: DcId, pid: i32) -> Option<Endpoint> {
+        let known = lock(&self.0.known);
+        let found =
+            known.iter().find(|(key, record)| key.0 == dc.0 && record.pid == pid && record.node != self.0.own.0);
+        found.and_then(|(key, _)| Endpoint::new(key.1))
     }
 
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {

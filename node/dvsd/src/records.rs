@@ -86,6 +86,9 @@ pub struct ShareRecord {
 pub struct EndpointRecord {
     pub node: u16,
     pub epoch: u64,
+    /// Of a program: its pid in the container; 0 for a server.
+    #[serde(default)]
+    pub pid: i32,
 }
 
 pub fn member_key(node: &str) -> String {

@@ -98,7 +98,7 @@ impl Engine {
         let mut all = true;
         for (owner, packet, descriptors) in notices {
             all &= self.send(owner, packet, descriptors) == Sent::All;
-            if packet.op == Op::Accepted && packet.lane.is_for_copies() {
+            if packet.op == Op::Accepted {
                 self.announce(owner);
             }
         }
@@ -108,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Makes a process that sleeps in a call look at what it was sent.
+    /// Makes a process look at what it was sent that sleeps in a call to one peer, or spins.
     pub(super) fn announce(&self, owner: OwnerId) {
         let connection = self.connections.get(&owner);
         let bound = connection.and_then(|it| Some((it.dc()?, it.bound.as_ref()?.endpoint)));

@@ -135,7 +135,10 @@ impl Engine {
                 return Err(IpcError::Os(error.raw_os_error().unwrap_or(0)));
             }
         };
-        let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        let inner_pid = match &connection.party {
+            Party::Program { .. } => sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid),
+            Party::Server { .. } | Party::Proxy => 0,
+        };
         connection.bound = Some(Bound { endpoint, pid: sender.pid, inner_pid, pidfd, privileges });
         for channel in ended {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
@@ -145,7 +148,7 @@ impl Engine {
         self.keep_binding(dc, endpoint);
         self.keep_connection(owner);
         // First the directory: whoever hears of the binding from its owner must find it.
-        self.directory.bound(dc, endpoint, sender.pid, epoch);
+        self.directory.bound(dc, endpoint, inner_pid, epoch);
         self.send(owner, bound, vec![page]);
         self.appeared(dc, endpoint);
         Ok(())
@@ -223,7 +226,16 @@ impl Engine {
         }
     }
 
-    fn endpoint_of(&self, dc: DcId, inner_pid: i32) -> Option<Endpoint> {
+    /// Pids are the container's, so at most one node has it.
+    fn endpoint_of(&mut self, dc: DcId, inner_pid: i32) -> Option<Endpoint> {
+        if inner_pid <= 0 {
+            return None;
+        }
+        let here = self.local_endpoint_of(dc, inner_pid);
+        here.or_else(|| self.directory.find(dc, inner_pid))
+    }
+
+    fn local_endpoint_of(&self, dc: DcId, inner_pid: i32) -> Option<Endpoint> {
         let of_dc = self.connections.values().filter(|connection| connection.dc() == Some(dc));
         of_dc
             .filter_map(|connection| connection.bound.as_ref())

@@ -68,7 +68,7 @@ impl World for OneNode {
     }
 }
 
-type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch)>>>;
+type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
 
 enum Gossip {
     Bound(NodeId, DcId, Endpoint, Epoch),
@@ -85,14 +85,19 @@ struct SharedDirectory {
 impl Directory for SharedDirectory {
     fn locate(&mut self, _: DcId, endpoint: Endpoint) -> Location {
         match self.places.lock().unwrap().get(&endpoint) {
-            Some((node, epoch)) if *node != self.node => Location::Remote { node: *node, epoch: *epoch },
+            Some((node, epoch, _)) if *node != self.node => Location::Remote { node: *node, epoch: *epoch },
             Some(_) => Location::Local,
             None => Location::Unknown,
         }
     }
 
-    fn bound(&mut self, dc: DcId, endpoint: Endpoint, _pid: i32, epoch: Epoch) {
-        self.places.lock().unwrap().insert(endpoint, (self.node, epoch));
+    fn find(&mut self, _: DcId, pid: i32) -> Option<Endpoint> {
+        let places = self.places.lock().unwrap();
+        places.iter().find(|(_, place)| place.2 == pid).map(|(endpoint, _)| *endpoint)
+    }
+
+    fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
+        self.places.lock().unwrap().insert(endpoint, (self.node, epoch, pid));
         let _ = self.gossip.send(Gossip::Bound(self.node, dc, endpoint, epoch));
     }
 

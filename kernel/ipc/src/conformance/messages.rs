@@ -186,3 +186,84 @@ pub(super) fn many_clients_are_all_served(world: &dyn World) {
         }
     });
 }
+
+pub(super) fn every_blocking_call_ends_at_its_limit(world: &dyn World) {
+    let _server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let message = Message::new(1);
+    let limits = [Wait::NoWait, NEVER_MIND];
+    for wait in limits {
+        assert_eq!(client.send(Endpoint::FS, &message, wait), Err(IpcError::TimedOut));
+        assert_eq!(client.sendrec(Endpoint::FS, &message, wait), Err(IpcError::TimedOut));
+        assert_eq!(client.receive(Source::Any, wait), Err(IpcError::TimedOut));
+        assert_eq!(client.receive(Source::From(Endpoint::FS), wait), Err(IpcError::TimedOut));
+        assert_eq!(client.rcvrqst(wait), Err(IpcError::TimedOut));
+        assert_eq!(client.wait_event(wait).unwrap_err(), IpcError::TimedOut);
+        assert_eq!(client.wait4bind(Endpoint::DS, wait), Err(IpcError::TimedOut));
+        assert_eq!(client.wait4unbind(Endpoint::FS, wait), Err(IpcError::TimedOut));
+    }
+}
+
+pub(super) fn receive_from_one_passes_over_all_others(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let (mut first, mut second) = (world.program(), world.program());
+    let wanted = second.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(|| first.send(Endpoint::FS, &Message::new(1), SOON).unwrap());
+        assert_eq!(server.receive(Source::From(wanted), NEVER_MIND), Err(IpcError::TimedOut));
+        scope.spawn(|| second.send(Endpoint::FS, &Message::new(2), SOON).unwrap());
+        assert_eq!(server.receive(Source::From(wanted), SOON).unwrap().kind, 2);
+        assert_eq!(server.receive(Source::Any, SOON).unwrap().kind, 1);
+    });
+}
+
+pub(super) fn reply_goes_only_to_who_waits_for_it(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    assert_eq!(server.reply(own, &Message::new(1)), Err(IpcError::NotWaiting));
+    thread::scope(|scope| {
+        scope.spawn(|| client.send(Endpoint::FS, &Message::new(1), SOON).unwrap());
+        server.receive(Source::From(own), SOON).unwrap();
+        assert_eq!(server.reply(own, &Message::new(2)), Err(IpcError::NotWaiting));
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| client.sendrec(Endpoint::FS, &Message::new(3), SOON).unwrap());
+        server.rcvrqst(SOON).unwrap();
+        server.reply(own, &Message::new(4)).unwrap();
+        assert_eq!(server.reply(own, &Message::new(5)), Err(IpcError::NotWaiting));
+    });
+}
+
+pub(super) fn number_is_bound_once_and_free_after_unbind(world: &dyn World) {
+    let server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    assert_eq!(client.send(client.endpoint(), &Message::new(1), SOON), Err(IpcError::BadEndpoint));
+    assert_eq!(client.send(Endpoint::DS, &Message::new(1), SOON), Err(IpcError::NoSuchEndpoint));
+    client.notify(Endpoint::FS, 1).unwrap();
+    server.unbind().unwrap();
+    client.wait4unbind(Endpoint::FS, SOON).unwrap();
+    let gone = client.send(Endpoint::FS, &Message::new(1), SOON).unwrap_err();
+    let is_gone = matches!(gone, IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoSuchEndpoint);
+    assert!(is_gone, "{gone:?}");
+    let mut server = world.server(Endpoint::FS, 2);
+    client.wait4bind(Endpoint::FS, SOON).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.receive(Source::Any, SOON).unwrap());
+        // Over two nodes the end of the old channel may come a moment later.
+        while let Err(error) = client.send(Endpoint::FS, &Message::new(2), SOON) {
+            let is_old = [IpcError::Fenced, IpcError::SourceDied, IpcError::DestinationDied].contains(&error);
+            assert!(is_old, "{error:?}");
+        }
+    });
+}
+
+pub(super) fn program_is_found_by_its_pid_from_everywhere(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let client = world.program();
+    let pid = std::process::id() as i32;
+    let found = server.getep(pid).unwrap();
+    assert_eq!(found, client.endpoint());
+    assert_eq!(server.getep(i32::MAX), Err(IpcError::NoSuchEndpoint));
+    assert_eq!(server.getep(0), Err(IpcError::NoSuchEndpoint));
+}

@@ -7,14 +7,14 @@
 use std::time::Duration;
 
 use abi::IpcError;
-use ipc_core::{Ended, Kind};
+use ipc_core::{Ended, Kind, WaitMode};
 
 use super::slots::{Slot, SlotKey, Use};
 use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
 use crate::copy::serve;
 use crate::ring::RingId;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{gone, own_end};
+use crate::waiting::{SPIN_BATCH, gone, own_end};
 
 /// Events between two looks at the descriptors.
 const UNPOLLED_MAX: u32 = 32;
@@ -44,15 +44,18 @@ impl Port {
             self.take_notices();
         }
         self.settle_copy_lanes();
+        if self.is_spinning() {
+            self.slots.heat_all();
+        }
         self.unpolled += 1;
-        if self.unpolled > UNPOLLED_MAX {
+        if self.unpolled > UNPOLLED_MAX && !self.is_all_in_memory() {
             self.poll_descriptors(Some(Duration::ZERO))?;
         }
         if let Some(event) = self.look(wanted) {
             return Ok(event);
         }
         if !deadline.has_passed()
-            && let Some(event) = self.look_for_a_while(wanted)
+            && let Some(event) = self.look_for_a_while(wanted, deadline)
         {
             return Ok(event);
         }
@@ -85,17 +88,30 @@ impl Port {
         }
     }
 
+    fn is_spinning(&self) -> bool {
+        self.budget.mode() == WaitMode::Spin
+    }
+
+    /// Whether a spinning port would see everything that came: its channels are hot, and the broker, which bumps the event of
+    /// the own page with every channel it makes, said nothing since the descriptors were looked at.
+    fn is_all_in_memory(&self) -> bool {
+        self.is_spinning() && self.control.event() == self.polled_event
+    }
+
     /// Pauses and yields as far as it paid lately.
-    fn look_for_a_while(&mut self, wanted: Wanted) -> Option<Event> {
+    fn look_for_a_while(&mut self, wanted: Wanted, deadline: Deadline) -> Option<Event> {
         if self.slots.hot().is_empty() {
             return None;
         }
         let plan = self.budget.plan();
-        for _ in 0..plan.pauses {
+        for pause in 1..=plan.pauses {
             std::hint::spin_loop();
             if let Some(event) = self.look(wanted) {
                 self.budget.learn(Ended::Pausing);
                 return Some(event);
+            }
+            if pause % SPIN_BATCH == 0 && (deadline.has_passed() || !self.is_all_in_memory()) {
+                return None;
             }
         }
         for _ in 0..plan.yields {
@@ -132,7 +148,8 @@ impl Port {
                     return Some(event);
                 }
                 Ok(None) => {
-                    if !self.slots.is_idle_after_look(key) || self.arm(key, wanted) == News::Wanted {
+                    let is_idle = self.slots.is_idle_after_look(key) && !self.is_spinning();
+                    if !is_idle || self.arm(key, wanted) == News::Wanted {
                         position += 1;
                     }
                 }
@@ -213,6 +230,7 @@ impl Port {
 
     fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {
         self.unpolled = 0;
+        self.polled_event = self.control.event();
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
         let result = self.poller.wait(&mut ready, limit);

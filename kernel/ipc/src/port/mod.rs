@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use abi::{Endpoint, Epoch, IpcError, Message};
-use ipc_core::Budget;
+use ipc_core::{Budget, WaitMode};
 use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
@@ -69,6 +69,8 @@ pub struct Port {
     copying: Copying,
     /// Events reported since the descriptors were last looked at.
     unpolled: u32,
+    /// The event of the own page before that look.
+    polled_event: u32,
     woken_up: bool,
     seen_wakeups: u32,
 }
@@ -106,6 +108,7 @@ impl Port {
             inline: Vec::new(),
             budget: new_budget(),
             unpolled: 0,
+            polled_event: 0,
             woken_up: false,
             seen_wakeups: 0,
         })
@@ -135,6 +138,11 @@ impl Port {
     /// The incarnation of this binding.
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// How this endpoint waits from now on; at first as [`crate::WAIT_MODE_VARIABLE`] says, else adaptively.
+    pub fn set_wait_mode(&mut self, mode: WaitMode) {
+        self.budget.set_mode(mode);
     }
 
     /// Data that came with the last message or reply that was taken.

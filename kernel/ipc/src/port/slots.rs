@@ -100,6 +100,16 @@ impl Slots {
         self.by_peer.get(&peer).copied()
     }
 
+    /// From now on every channel is looked at.
+    pub fn heat_all(&mut self) {
+        if self.hot.len() == self.slots.len() {
+            return;
+        }
+        for key in Vec::from_iter(self.slots.keys().copied()) {
+            self.heat(key);
+        }
+    }
+
     /// The lanes over which others copy.
     pub fn copy_lanes(&self) -> Vec<SlotKey> {
         let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_)));

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, ChannelId, Ended};
+use ipc_core::{Budget, ChannelId, Ended, WaitMode};
 use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
@@ -137,7 +137,8 @@ impl RingClient {
         if wait != Wait::NoWait {
             // A second waiter does not spin: the first one does.
             if let Ok(mut budget) = self.budget.try_lock() {
-                if look_awake(&mut budget, &mut look).is_some() {
+                let mut is_over = || deadline.has_passed();
+                if look_awake(&mut budget, &mut is_over, &mut look).is_some() {
                     return Ok(());
                 }
                 budget.learn(Ended::Parked);
@@ -156,6 +157,11 @@ impl RingClient {
             result.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
         }
         Ok(())
+    }
+
+    /// How `wait` waits from now on.
+    pub fn set_wait_mode(&self, mode: WaitMode) {
+        lock(&self.budget).set_mode(mode);
     }
 
     pub fn arena(&self) -> &Arena {

@@ -26,7 +26,7 @@ pub const CLUSTER: &str = "c1";
 /// Longer than anything here takes, so that a hang is a failure and not a wait.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch)>>>;
+type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
 
 /// What the cluster engine is to a daemon.
 struct Register {
@@ -45,14 +45,19 @@ enum News {
 impl Directory for Register {
     fn locate(&mut self, _dc: DcId, endpoint: Endpoint) -> Location {
         match self.places.lock().expect("not poisoned").get(&endpoint) {
-            Some((node, epoch)) if *node != self.me => Location::Remote { node: *node, epoch: *epoch },
+            Some((node, epoch, _)) if *node != self.me => Location::Remote { node: *node, epoch: *epoch },
             Some(_) => Location::Local,
             None => Location::Unknown,
         }
     }
 
-    fn bound(&mut self, _dc: DcId, endpoint: Endpoint, _pid: i32, epoch: Epoch) {
-        self.places.lock().expect("not poisoned").insert(endpoint, (self.me, epoch));
+    fn find(&mut self, _dc: DcId, pid: i32) -> Option<Endpoint> {
+        let places = self.places.lock().expect("not poisoned");
+        places.iter().find(|(_, place)| place.2 == pid).map(|(endpoint, _)| *endpoint)
+    }
+
+    fn bound(&mut self, _dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
+        self.places.lock().expect("not poisoned").insert(endpoint, (self.me, epoch, pid));
         let _ = self.news.send(News::Bound(self.me, endpoint, epoch));
     }
 
