@@ -159,6 +159,9 @@ pub const RELEASED: u16 = 46;
 /// *seq.* `args[0]` source inode, `args[1]` destination inode. Request data: source offset, destination offset, bytes, time_ns as
 /// four u64. Shares extents where it can. `results`: bytes.
 pub const COPY_RANGE: u16 = 47;
+/// *seq.* Makes a whole regular file in one step: `args[0]` parent, `args[1]` bytes of the name, `args[2]` its atime and mtime.
+/// Request data: [`Create`], name, content. `EEXIST` when there is the name. Reply: [`Attr`].
+pub const PLACE: u16 = 48;
 
 /// Flag of [`WRITE`].
 pub const APPEND: u16 = 1;
@@ -191,6 +194,25 @@ pub struct Lock {
     pub pid: U32,
 }
 
+/// How a program asks a gate for [`PLACE`]: an ioctl on the directory, which takes no lock of it, so that many files of one directory
+/// can be made at a time. This head, the name, the content; `_IOW` of group [`PLACE_GROUP`], number [`PLACE_NUMBER`] and the length of all.
+/// Only the container's root may. Returns 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PlaceHead {
+    /// Permission bits.
+    pub mode: U32,
+    pub uid: U32,
+    pub gid: U32,
+    pub name_bytes: U32,
+    pub mtime_ns: U64,
+}
+
+pub const PLACE_GROUP: u8 = 0xd5;
+pub const PLACE_NUMBER: u8 = 1;
+/// What the number of an ioctl has room for.
+pub const PLACE_BYTES_MAX: usize = (1 << 14) - 1;
+
 /// One thing to drop from caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -211,3 +233,4 @@ pub const ENTRY: u32 = 2;
 const _: () = assert!(size_of::<Attr>() == 72);
 const _: () = assert!(size_of::<SetAttr>() == 48);
 const _: () = assert!(size_of::<Create>() == 24);
+const _: () = assert!(size_of::<PlaceHead>() == 24);

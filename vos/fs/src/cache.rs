@@ -9,6 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::device::BLOCK;
 use crate::extents::Run;
 
+/// Buffers of evicted entries that are kept for the next loads: fresh memory costs a page fault for every 4 KiB.
+const SPARES_MAX: usize = 8;
+/// Smaller ones come from the heap cheaply.
+const SPARE_BYTES_MIN: usize = 256 << 10;
+
 pub struct Cache {
     state: Mutex<State>,
     loaded: Condvar,
@@ -23,10 +28,33 @@ struct State {
     clock: u64,
     bytes: usize,
     loading: HashSet<Run>,
+    spares: Vec<Vec<u8>>,
+}
+
+/// Bytes of an entry, shared with the cache: they never change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    data: Arc<Vec<u8>>,
+    from: usize,
+    bytes: usize,
+}
+
+impl Part {
+    pub fn bytes(&self) -> &[u8] {
+        self.data.get(self.from..self.from + self.bytes).unwrap_or_default()
+    }
+
+    /// Without its first `skip` bytes, and at most `bytes` of the rest.
+    fn cut(mut self, skip: usize, bytes: usize) -> Part {
+        let skip = skip.min(self.bytes);
+        self.from += skip;
+        self.bytes = (self.bytes - skip).min(bytes);
+        self
+    }
 }
 
 struct Entry {
-    data: Arc<[u8]>,
+    data: Arc<Vec<u8>>,
     used: u64,
 }
 
@@ -43,6 +71,34 @@ impl Cache {
 
     /// Copies blocks out when all of them are here, waiting for a load that brings them.
     pub fn read(&self, run: Run, out: &mut [u8]) -> bool {
+        let Some(parts) = self.parts(run) else { return false };
+        let mut rest = out;
+        for part in parts {
+            let (here, behind) = rest.split_at_mut(part.bytes);
+            here.copy_from_slice(part.bytes());
+            rest = behind;
+        }
+        true
+    }
+
+    /// `bytes` of the blocks from byte `skip` on, appended to `parts` without a copy, when all blocks are here.
+    pub fn read_parts(&self, run: Run, skip: usize, bytes: usize, parts: &mut Vec<Part>) -> bool {
+        let Some(found) = self.parts(run) else { return false };
+        let (mut skip, mut left) = (skip, bytes);
+        for part in found {
+            let whole = part.bytes;
+            let part = part.cut(skip, left);
+            skip = skip.saturating_sub(whole);
+            left -= part.bytes;
+            if part.bytes > 0 {
+                parts.push(part);
+            }
+        }
+        left == 0
+    }
+
+    /// Whole blocks, waiting for a load that brings them.
+    fn parts(&self, run: Run) -> Option<Vec<Part>> {
         let mut state = self.lock();
         while state.loading.iter().any(|load| overlaps(*load, run)) {
             state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -50,20 +106,20 @@ impl Cache {
         let mut parts = Vec::new();
         let mut block = run.start;
         while block < run.start + run.count {
-            let Some((data, from)) = state.find(block) else { return false };
-            let until = (run.start + run.count - block).min((data.len() / BLOCK) as u64 - from);
-            parts.push((data, from, until));
-            block += until;
+            let (data, from) = state.find(block)?;
+            let count = (run.start + run.count - block).min((data.len() / BLOCK) as u64 - from);
+            parts.push(Part { data, from: from as usize * BLOCK, bytes: count as usize * BLOCK });
+            block += count;
         }
-        drop(state);
-        let mut rest = out;
-        for (data, from, count) in parts {
-            let (here, behind) = rest.split_at_mut(count as usize * BLOCK);
-            let from = from as usize * BLOCK;
-            here.copy_from_slice(&data[from..from + here.len()]);
-            rest = behind;
-        }
-        true
+        Some(parts)
+    }
+
+    /// Memory to load `bytes` into, with anything in it.
+    pub fn buffer(&self, bytes: usize) -> Vec<u8> {
+        let spare = if bytes < SPARE_BYTES_MIN { None } else { self.lock().spares.pop() };
+        let mut buffer = spare.unwrap_or_default();
+        buffer.resize(bytes, 0);
+        buffer
     }
 
     /// Claims a load, unless its first block is here or somebody loads it already.
@@ -76,7 +132,8 @@ impl Cache {
         Some(Loading { cache: self, run })
     }
 
-    pub fn insert(&self, start: u64, data: Arc<[u8]>) {
+    pub fn insert(&self, start: u64, data: impl Into<Arc<Vec<u8>>>) {
+        let data = data.into();
         if data.len() > self.bytes_max {
             return;
         }
@@ -91,6 +148,7 @@ impl Cache {
             let Some((_, oldest)) = state.order.pop_first() else { break };
             if let Some(entry) = state.entries.remove(&oldest) {
                 state.bytes -= entry.data.len();
+                state.keep_spare(entry);
             }
         }
     }
@@ -116,7 +174,7 @@ impl Drop for Loading<'_> {
 }
 
 impl State {
-    fn find(&mut self, block: u64) -> Option<(Arc<[u8]>, u64)> {
+    fn find(&mut self, block: u64) -> Option<(Arc<Vec<u8>>, u64)> {
         let (start, entry) = self.entries.range_mut(..=block).next_back()?;
         let from = block - start;
         if from >= (entry.data.len() / BLOCK) as u64 {
@@ -142,7 +200,18 @@ impl State {
             if let Some(entry) = self.entries.remove(&start) {
                 self.bytes -= entry.data.len();
                 self.order.remove(&entry.used);
+                self.keep_spare(entry);
             }
+        }
+    }
+
+    /// Keeps the memory of an entry that nobody reads any more.
+    fn keep_spare(&mut self, entry: Entry) {
+        if entry.data.len() >= SPARE_BYTES_MIN
+            && self.spares.len() < SPARES_MAX
+            && let Some(buffer) = Arc::into_inner(entry.data)
+        {
+            self.spares.push(buffer);
         }
     }
 }
@@ -155,8 +224,8 @@ fn overlaps(one: Run, other: Run) -> bool {
 mod tests {
     use super::*;
 
-    fn data(blocks: usize, byte: u8) -> Arc<[u8]> {
-        vec![byte; blocks * BLOCK].into()
+    fn data(blocks: usize, byte: u8) -> Vec<u8> {
+        vec![byte; blocks * BLOCK]
     }
 
     #[test]
@@ -170,6 +239,33 @@ mod tests {
         cache.forget(&[Run { start: 13, count: 1 }]);
         assert!(!cache.read(Run { start: 11, count: 3 }, &mut out));
         assert!(cache.read(Run { start: 10, count: 2 }, &mut out[..2 * BLOCK]));
+    }
+
+    #[test]
+    fn parts_begin_and_end_at_any_byte_and_outlive_their_entry() {
+        let cache = Cache::new(4 * BLOCK);
+        cache.insert(10, data(2, 1));
+        cache.insert(12, data(2, 2));
+        let mut parts = Vec::new();
+        assert!(cache.read_parts(Run { start: 10, count: 3 }, BLOCK + 100, BLOCK, &mut parts));
+        cache.forget(&[Run { start: 10, count: 4 }]);
+        let bytes: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
+        assert_eq!(bytes, [&vec![1; BLOCK - 100][..], &vec![2; 100][..]]);
+        assert!(!cache.read_parts(Run { start: 10, count: 3 }, 0, BLOCK, &mut parts));
+    }
+
+    #[test]
+    fn memory_of_an_evicted_entry_is_used_again_unless_somebody_reads_it() {
+        let blocks = SPARE_BYTES_MIN / BLOCK;
+        let cache = Cache::new(SPARE_BYTES_MIN);
+        cache.insert(0, data(blocks, 1));
+        let mut parts = Vec::new();
+        assert!(cache.read_parts(Run { start: 0, count: 1 }, 0, BLOCK, &mut parts));
+        cache.insert(1000, data(blocks, 2));
+        cache.insert(2000, data(blocks, 3));
+        assert_eq!(parts[0].bytes()[0], 1);
+        assert_eq!(cache.buffer(SPARE_BYTES_MIN)[0], 2);
+        assert_eq!(cache.buffer(SPARE_BYTES_MIN)[0], 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use vos_api::fs as api;
 
+use crate::cache::Part;
 use crate::core::{Fs, Growth, locked};
 use crate::error::Errno;
 use crate::leases::{Blocked, Touch};
@@ -38,6 +39,8 @@ pub struct Reply {
     pub status: u32,
     pub results: [u64; 4],
     pub data: Vec<u8>,
+    /// Instead of `data`: pieces of the cache, one after the other.
+    pub parts: Vec<Part>,
     /// The lease bit is set when the session holds leases on all of these at the moment of answering.
     pub lease: Vec<u64>,
 }
@@ -69,7 +72,7 @@ impl Reply {
         let mut reader = crate::model::Reader(bytes);
         let status = reader.u32()?;
         let results = [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?];
-        Some(Reply { status, results, data: reader.0.to_vec(), lease: Vec::new() })
+        Some(Reply { status, results, data: reader.0.to_vec(), ..Reply::default() })
     }
 }
 
@@ -132,7 +135,9 @@ impl Fs {
     pub fn call(self: &Arc<Fs>, call: Call) -> Reply {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         self.submit(call, Box::new(move |reply| drop(sender.send(reply))));
-        receiver.recv().unwrap_or_else(|_| Reply::failed(Errno::Io))
+        let mut reply = receiver.recv().unwrap_or_else(|_| Reply::failed(Errno::Io));
+        std::mem::take(&mut reply.parts).iter().for_each(|part| reply.data.extend_from_slice(part.bytes()));
+        reply
     }
 
     /// What depends on time: fences sessions that others wait for, gives up those that stayed away, makes a checkpoint.

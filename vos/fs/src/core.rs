@@ -8,7 +8,7 @@
 //! store, cache, leases, sessions, waiting locks). Only `checkpointing` and stripes are held while the device works;
 //! the engine's lock may wait for a page of the metadata store.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::alloc::{Allocator, Claim, Generation};
@@ -33,6 +33,9 @@ const ACTIVE_BYTES_DUE: usize = 32 << 20;
 /// Data written that makes a checkpoint due: recovery may have to verify this much.
 const WRITTEN_BYTES_DUE: u64 = 1 << 30;
 
+/// Data up to this length travels with its record. Longer data takes longer than the round trip that this saves.
+const TOGETHER_BYTES_MAX: usize = 64 << 10;
+
 /// Runs work on another thread, or at once.
 pub type Spawn = Arc<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
 
@@ -43,6 +46,9 @@ pub struct Options {
     pub meta_cache_bytes: usize,
     /// Threads that read ahead; 0 turns it off.
     pub readahead_threads: usize,
+    /// How many small writes after opening wait for their data before their record is made. When the medium takes no
+    /// more, data that travels with its record can only fail the whole server; so the one after that must find out alone.
+    pub careful_writes: u32,
     /// Where operations go on that had to wait.
     pub spawn: Spawn,
     /// Distinguishes the lives of one volume and names it when it is made; random.
@@ -62,6 +68,7 @@ impl Options {
             cache_bytes: 4 << 20,
             meta_cache_bytes: 8 << 20,
             readahead_threads: 0,
+            careful_writes: 0,
             spawn: Arc::new(|work| work()),
             seed: bytes,
             now_ms: 0,
@@ -90,6 +97,8 @@ pub struct Fs {
     /// Bytes of keys and values in the durable layer.
     meta_bytes: AtomicI64,
     written_bytes: AtomicU64,
+    /// Small writes that must still succeed by themselves before data travels with its record.
+    careful_writes: AtomicU32,
 }
 
 pub(crate) struct Engine {
@@ -161,6 +170,7 @@ impl Fs {
             flush: FlushGate::default(),
             meta_bytes: AtomicI64::new(found.meta_bytes),
             written_bytes: AtomicU64::new(0),
+            careful_writes: AtomicU32::new(options.careful_writes),
         }
     }
 
@@ -217,7 +227,8 @@ impl Fs {
         self.transact(Growth::Shrinks, None, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
     }
 
-    fn apply(&self, engine: &mut Engine, txn: Txn<'_>, done: Done) {
+    fn apply(&self, engine: &mut Engine, mut txn: Txn<'_>, done: Done) {
+        let writes = std::mem::take(&mut txn.writes);
         let record = txn.into_record();
         if record.changes.is_empty() && record.allocated.is_empty() && record.freed.is_empty() {
             return self.log.after(done);
@@ -229,7 +240,7 @@ impl Fs {
             blocks.own(&record.allocated);
             blocks.disown(&record.freed);
         }
-        self.log.push(&record, done);
+        self.log.push(&record, writes, done);
         self.store.apply(record.changes);
     }
 
@@ -295,6 +306,17 @@ impl Fs {
         locked(&self.blocks).give_back(runs);
     }
 
+    /// Whether the data of a write may travel with its record.
+    pub(crate) fn may_write_together(&self, bytes: usize) -> bool {
+        bytes <= TOGETHER_BYTES_MAX && self.careful_writes.load(Ordering::Relaxed) == 0
+    }
+
+    /// A write succeeded by itself.
+    pub(crate) fn count_careful(&self) {
+        let less = |left: u32| left.checked_sub(1);
+        let _ = self.careful_writes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     pub(crate) fn count_written(&self, bytes: u64) {
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -330,6 +352,10 @@ impl Fs {
             Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: engine.counters }
         };
         self.written_bytes.store(0, Ordering::Relaxed);
+        // What is committed must not name blocks whose data is still on its way.
+        if self.log.has_unwritten() {
+            self.log.settle()?;
+        }
         let extra = frozen.extra(self.meta_bytes.load(Ordering::Relaxed));
         match self.store.commit(&frozen.changes, &extra) {
             Ok(grown) => self.meta_bytes.fetch_add(grown, Ordering::Relaxed),

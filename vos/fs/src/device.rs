@@ -17,6 +17,10 @@ pub trait BlockDevice: Send + Sync {
     fn bytes(&self) -> u64;
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
+    /// Several writes that may be under way together and reach the device in any order. On failure any of them may be there.
+    fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        writes.iter().try_for_each(|(offset, data)| self.write(*offset, data))
+    }
     fn flush(&self) -> Result<(), DeviceError>;
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;

@@ -5,13 +5,17 @@
 //! ("leader"), everybody else goes on. A batch is complete when its write returned and all earlier ones did: only one is
 //! under way at a time. Then the operations in it are answered.
 //!
+//! Short data travels with its record: the leader writes the batch and the data of its records at the same time, so that a
+//! small write waits for one round trip to the disk, not two. The record counts only if the data is there, which its
+//! checksums tell (`open.rs`); until the batch is complete [`Log::is_unwritten`] keeps readers from the blocks.
+//!
 //! A position (`lsn`) only rises; its place in the ring is the remainder. A batch never wraps: what does not fit before
 //! the end of the ring begins at its start. A batch is believed when magic, epoch, position, predecessor and
 //! checksums agree; each opening of the volume has an epoch of its own, so that remains of earlier lives never count.
 //!
-//! Locks: `queue`, then `ring`. Neither is held while the device works.
+//! Locks: `queue`, then `ring`; `unwritten` is a leaf. None is held while the device works.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError};
@@ -27,6 +31,8 @@ const HEADER_BYTES: usize = 64;
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
 /// One record; operations that would change more do it in steps.
 pub const RECORD_BYTES_MAX: usize = 512 << 10;
+/// Data that is written together with one batch. A batch ends when it has as much.
+const BATCH_DATA_BYTES_MAX: usize = 4 << 20;
 /// What must stay free beyond the queue: one batch under way, one lost at the ring's end, one record, rounding.
 const ROOM_BYTES: u64 = (2 * BATCH_BYTES_MAX + RECORD_BYTES_MAX + (256 << 10)) as u64;
 
@@ -47,12 +53,16 @@ pub struct Record {
     pub changes: Vec<(Key, Change)>,
 }
 
+/// Data of a record that is not on the volume yet: where it goes, and what.
+pub type DataWrite = (u64, Arc<Vec<u8>>);
+
 /// Called when a record, and all before it, was written; or with the reason why not.
 pub type Done = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 struct Item {
     /// `None`: a reply that waits for the records before it.
     record: Option<Vec<u8>>,
+    writes: Vec<DataWrite>,
     done: Option<Done>,
 }
 
@@ -85,6 +95,8 @@ pub struct Log {
     bytes: u64,
     queue: Mutex<Queue>,
     ring: Mutex<Ring>,
+    /// Ranges of the device whose data waits or is under way: offset and bytes.
+    unwritten: Mutex<BTreeMap<u64, u64>>,
     idle: Condvar,
 }
 
@@ -118,6 +130,7 @@ impl Log {
             bytes: layout.log_bytes,
             queue: Mutex::new(queue),
             ring: Mutex::new(ring),
+            unwritten: Mutex::default(),
             idle: Condvar::new(),
         }
     }
@@ -140,12 +153,23 @@ impl Log {
         ring.head - ring.tail + queue.queued_bytes + batches * 2 * BLOCK64
     }
 
-    /// Queues a record. The caller serialises this with applying the record.
-    pub fn push(&self, record: &Record, done: Done) {
+    /// Queues a record and its data. The caller serialises this with applying the record, and applies it afterwards.
+    pub fn push(&self, record: &Record, writes: Vec<DataWrite>, done: Done) {
         let encoded = record.encode();
+        locked(&self.unwritten).extend(writes.iter().map(|(offset, data)| (*offset, data.len() as u64)));
         let mut queue = locked(&self.queue);
         queue.queued_bytes += encoded.len() as u64;
-        queue.items.push_back(Item { record: Some(encoded), done: Some(done) });
+        queue.items.push_back(Item { record: Some(encoded), writes, done: Some(done) });
+    }
+
+    /// Whether data in this range of the device is still to be written: wait with [`Log::settle`] before reading it.
+    pub fn is_unwritten(&self, offset: u64, bytes: u64) -> bool {
+        let unwritten = locked(&self.unwritten);
+        unwritten.range(..offset + bytes).next_back().is_some_and(|(start, bytes)| start + bytes > offset)
+    }
+
+    pub fn has_unwritten(&self) -> bool {
+        !locked(&self.unwritten).is_empty()
     }
 
     /// Calls `done` when everything queued so far is written; at once when it is already.
@@ -153,7 +177,7 @@ impl Log {
         let failed = {
             let mut queue = locked(&self.queue);
             if queue.failed.is_none() && (queue.is_writing || !queue.items.is_empty()) {
-                queue.items.push_back(Item { record: None, done: Some(done) });
+                queue.items.push_back(Item { record: None, writes: Vec::new(), done: Some(done) });
                 return;
             }
             queue.failed
@@ -164,9 +188,13 @@ impl Log {
     /// Writes what waits, unless somebody else is at it.
     pub fn drive(&self) {
         while let Some((batch, items)) = self.begin_batch() {
-            let result = match batch {
-                Some((offset, bytes)) => self.device.write(offset, &bytes).map_err(Errno::from),
-                None => Ok(()),
+            let data = items.iter().flat_map(|item| &item.writes).map(|(offset, data)| (*offset, data.as_slice()));
+            let records = batch.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
+            let writes: Vec<(u64, &[u8])> = data.chain(records).collect();
+            let result = match writes.as_slice() {
+                [] => Ok(()),
+                [(offset, bytes)] => self.device.write(*offset, bytes).map_err(Errno::from),
+                writes => self.device.write_together(writes).map_err(Errno::from),
             };
             self.end_batch(&items, result);
             for done in items.into_iter().filter_map(|item| item.done) {
@@ -193,15 +221,17 @@ impl Log {
         let first = queue.first;
         let mut payload = vec![0; HEADER_BYTES];
         let mut items = Vec::new();
-        let mut records = 0;
+        let (mut records, mut data_bytes) = (0, 0);
         while let Some(mut item) = queue.items.pop_front() {
             if let Some(record) = &item.record {
-                if records > 0 && payload.len() + record.len() > BATCH_BYTES_MAX {
+                let is_full = payload.len() + record.len() > BATCH_BYTES_MAX || data_bytes > BATCH_DATA_BYTES_MAX;
+                if records > 0 && is_full {
                     queue.items.push_front(item);
                     break;
                 }
                 payload.extend_from_slice(record);
                 queue.queued_bytes -= record.len() as u64;
+                data_bytes += item.writes.iter().map(|(_, data)| data.len()).sum::<usize>();
                 records += 1;
                 item.record = Some(Vec::new());
             }
@@ -264,7 +294,11 @@ impl Log {
         queue.is_writing = false;
         ring.under_way = None;
         match result {
-            Ok(()) => ring.written += items.iter().filter(|item| item.record.is_some()).count() as u64,
+            Ok(()) => {
+                ring.written += items.iter().filter(|item| item.record.is_some()).count() as u64;
+                let mut unwritten = locked(&self.unwritten);
+                items.iter().flat_map(|item| &item.writes).for_each(|(offset, _)| _ = unwritten.remove(offset));
+            }
             Err(errno) => queue.failed = Some(errno),
         }
         self.idle.notify_all();

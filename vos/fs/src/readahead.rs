@@ -117,14 +117,14 @@ fn load_all(device: &dyn BlockDevice, layout: &Layout, cache: &Cache, receiver: 
     loop {
         let Ok(load) = locked(receiver).recv() else { return };
         let Some(loading) = cache.begin_load(load.run) else { continue };
-        let mut data = vec![0; load.run.count as usize * BLOCK];
+        let mut data = cache.buffer(load.run.count as usize * BLOCK);
         if device.read(layout.data_offset(load.run.start), &mut data).is_err() {
             continue;
         }
         let is_right = |(block, place): (&[u8], &Place)| crc32fast::hash(block) == place.crc;
         // A wrong block is the reader's to report.
         if data.chunks_exact(BLOCK).zip(&load.places).all(is_right) {
-            cache.insert(load.run.start, data.into());
+            cache.insert(load.run.start, data);
         }
         drop(loading);
         drop(load.generation);

@@ -26,6 +26,7 @@ const KIND: Kind = Kind { name: "fs", system_calls: &[] };
 /// Operations that may wait for the disk at a time.
 const WORKERS: usize = 16;
 const READAHEAD_THREADS: usize = 4;
+const CAREFUL_WRITES: u32 = 16;
 const CACHE_BYTES: u64 = 64 << 20;
 const META_CACHE_BYTES: usize = 64 << 20;
 /// The disk's ring: sixteen workers and the read-ahead with 1 MiB each, and as much again.
@@ -81,6 +82,10 @@ impl BlockDevice for Disk {
         self.client.write(offset, data, Durability::Server).map_err(device_error)
     }
 
+    fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        self.client.write_together(writes, Durability::Server).map_err(device_error)
+    }
+
     fn flush(&self) -> Result<(), DeviceError> {
         self.client.flush().map_err(device_error)
     }
@@ -129,6 +134,7 @@ impl FsService {
             cache_bytes,
             meta_cache_bytes: META_CACHE_BYTES,
             readahead_threads: READAHEAD_THREADS,
+            careful_writes: CAREFUL_WRITES,
             spawn,
             seed,
             now_ms: 0,
@@ -267,7 +273,7 @@ fn execute(fs: &Arc<Fs>, request: Request) {
         data: request.data(),
         capacity: request.in_capacity() as usize,
     };
-    fs.submit(call, Box::new(move |reply| request.answer(&answer_of(reply))));
+    fs.submit(call, Box::new(move |reply| respond(request, reply)));
 }
 
 fn unix_time_ns() -> u64 {
@@ -275,6 +281,17 @@ fn unix_time_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn answer_of(reply: Reply) -> vos_rt::Reply {
-    vos_rt::Reply { status: reply.status, results: reply.results, data: reply.data }
+fn respond(request: Request, reply: Reply) {
+    if reply.parts.is_empty() {
+        let Reply { status, results, data, .. } = reply;
+        return request.answer(&vos_rt::Reply { status, results, data });
+    }
+    let mut at = 0;
+    for part in &reply.parts {
+        if let Err(errno) = request.put(at, part.bytes()) {
+            return request.fail(errno);
+        }
+        at += part.bytes().len() as u32;
+    }
+    request.reply(reply.results, at);
 }

@@ -7,7 +7,7 @@ use vos_api::fs::NAME_BYTES_MAX;
 
 use crate::error::Errno;
 use crate::extents::{Run, Window, push_block};
-use crate::log::{Counters, Record};
+use crate::log::{Counters, DataWrite, Record};
 use crate::model::{Entry, Inode, key_name, key1, key2, tag};
 use crate::store::{Change, From, Key, Store};
 
@@ -16,6 +16,8 @@ pub struct Txn<'a> {
     changes: BTreeMap<Key, Change>,
     pub allocated: Vec<Run>,
     pub freed: Vec<Run>,
+    /// Data that goes to the volume together with the record.
+    pub writes: Vec<DataWrite>,
     pub counters: Counters,
     /// Bytes of `changes`, kept so that steps can stop in time.
     weight: usize,
@@ -23,7 +25,8 @@ pub struct Txn<'a> {
 
 impl<'a> Txn<'a> {
     pub fn new(store: &'a Store, counters: Counters) -> Txn<'a> {
-        Txn { store, changes: BTreeMap::new(), allocated: Vec::new(), freed: Vec::new(), counters, weight: 0 }
+        let (changes, writes) = (BTreeMap::new(), Vec::new());
+        Txn { store, changes, allocated: Vec::new(), freed: Vec::new(), writes, counters, weight: 0 }
     }
 
     /// Bytes the record will have, not less.

@@ -3,11 +3,11 @@
 mod common;
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use common::{Client, Random, attr_of};
-use fs::device::BlockDevice;
+use fs::device::{BlockDevice, DeviceError};
 use fs::testing::{FailingDevice, MemoryDevice};
 use fs::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
@@ -212,6 +212,67 @@ fn failing_reads_are_eio() {
     assert_eq!(client.read_call(api::READ, [ino, 0, 8192], &[]).status, EIO);
     device.fails_reads.store(false, Ordering::SeqCst);
     assert_eq!(client.read(ino, 0, 8192), [1; 8192]);
+}
+
+/// Memory whose writes that travel together say that they have come and wait to be let through.
+struct SlowDevice {
+    memory: MemoryDevice,
+    came: SyncSender<()>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl BlockDevice for SlowDevice {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.memory.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write(offset, data)
+    }
+
+    fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        self.came.send(()).expect("the test waits");
+        self.go.lock().expect("no panic").recv().expect("the test lets it through");
+        writes.iter().try_for_each(|(offset, data)| self.memory.write(*offset, data))
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.memory.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.memory.discard(offset, bytes)
+    }
+}
+
+#[test]
+fn data_under_way_is_read_as_new_and_waited_for_by_checkpoints_also_without_a_cache() {
+    for cache_bytes in [0, 4 << 20] {
+        let ((came, has_come), (let_go, go)) = (sync_channel(0), sync_channel(1));
+        let device = Arc::new(SlowDevice { memory: MemoryDevice::new(VOLUME_BYTES_MIN), came, go: Mutex::new(go) });
+        let mut options = Options::inline(1);
+        options.cache_bytes = cache_bytes;
+        let fs = Fs::open(device, options).expect("the volume opens");
+        let mut client = Client::new(&fs, 7);
+        let ino = make(&mut client, "f");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| client.write(ino, 0, &[1; 8192], 1).status);
+            has_come.recv().expect("the data is under way");
+            let other = || Client { fs: fs.clone(), session: 0, sequence: 0 };
+            let reader = scope.spawn(move || other().read(ino, 0, 8192));
+            let (fs, sound) = (fs.clone(), fs.clone());
+            let checkpoint = scope.spawn(move || fs.checkpoint());
+            let_go.send(()).expect("the device waits");
+            assert_eq!(writer.join().expect("no panic"), 0);
+            assert_eq!(reader.join().expect("no panic"), [1; 8192]);
+            checkpoint.join().expect("no panic").expect("a checkpoint");
+            assert_sound(&sound);
+        });
+    }
 }
 
 #[test]

@@ -91,11 +91,19 @@ impl DiskClient {
     }
 
     pub fn write(&self, offset: u64, data: &[u8], durability: Durability) -> Result<(), Errno> {
-        check(offset, data.len())?;
+        self.write_together(&[(offset, data)], durability)
+    }
+
+    /// Several writes that are under way together, in no order. After a failure any of them may have happened.
+    pub fn write_together(&self, writes: &[(u64, &[u8])], durability: Durability) -> Result<(), Errno> {
+        writes.iter().try_for_each(|(offset, data)| check(*offset, data.len()))?;
         let flags = if durability == Durability::Power { FUA } else { 0 };
         let mut flying: VecDeque<Started> = VecDeque::with_capacity(TRANSFERS_IN_FLIGHT);
-        let mut at = offset;
-        for piece in data.chunks(TRANSFER_BYTES_MAX as usize) {
+        let pieces = writes.iter().flat_map(|(offset, data)| {
+            let pieces = data.chunks(TRANSFER_BYTES_MAX as usize);
+            (*offset..).step_by(TRANSFER_BYTES_MAX as usize).zip(pieces)
+        });
+        for (at, piece) in pieces {
             let op = Op::new(WRITE, [at, 0, 0]).out(piece).flags(flags);
             let started = loop {
                 if flying.len() < TRANSFERS_IN_FLIGHT
@@ -109,7 +117,6 @@ impl DiskClient {
                 }
             };
             flying.push_back(started);
-            at += piece.len() as u64;
         }
         flying.into_iter().try_for_each(|started| started.wait().map(drop))
     }

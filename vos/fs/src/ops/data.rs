@@ -1,20 +1,23 @@
 //! Reading and writing bytes.
 //!
-//! A write goes to blocks that nobody uses; only then does a record say that they belong to the file. So the bytes of a
-//! file are never half of one write and half of another, and what a record names is always there (or the record does not
-//! count: see `open.rs`). Bytes behind the end of a file inside its last block are zero.
+//! A write goes to blocks that nobody uses, and a record says that they belong to the file. So the bytes of a file are never
+//! half of one write and half of another, and what a record names is there (or the record does not count: see `open.rs`).
+//! Long data is written first, short data together with the record; until then it is read from the cache, or waited for. Bytes behind the end of a file inside its last block are zero.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vos_api::fs as api;
 
 use crate::alloc::{Claim, Generation};
+use crate::cache::Part;
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{Piece, Place, Run, WINDOW_BLOCKS, Window};
+use crate::log::DataWrite;
 use crate::model::{Inode, Reader, key2, tag};
 use crate::ops::attr::kill_set_id_if_asked;
 use crate::readahead::Load;
@@ -29,6 +32,10 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     let [ino, offset, bytes] = call.args;
     fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
+    if let Some(parts) = fs.read_parts(ino, offset, bytes)? {
+        let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
+        return Ok(Reply { parts, ..Reply::done([got, 0, 0, 0]) }.lease_on([ino]));
+    }
     let mut data = vec![0; bytes as usize];
     let got = fs.read_range(ino, offset, &mut data)?;
     data.truncate(got);
@@ -36,6 +43,48 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
 }
 
 impl Fs {
+    /// A range of a file as pieces of the cache, without a copy; `None` when not all of it lies there.
+    fn read_parts(&self, ino: u64, offset: u64, bytes: u64) -> Result<Option<Vec<Part>>, Errno> {
+        // As in `read_range`.
+        let generation = self.generation();
+        let inode = self.read_inode(ino)?;
+        check_file(&inode)?;
+        let bytes = inode.bytes.saturating_sub(offset).min(bytes);
+        let mut parts = Vec::new();
+        let mut at = offset;
+        let end = offset + bytes;
+        while at < end {
+            let number = at / WINDOW_BYTES;
+            let until = end.min((number + 1) * WINDOW_BYTES);
+            let Some(window) = self.read_window(ino, number)? else { return Ok(None) };
+            let inside = at - number * WINDOW_BYTES..until - number * WINDOW_BYTES;
+            if !self.parts_of_window(&window, inside, &mut parts) {
+                return Ok(None);
+            }
+            at = until;
+        }
+        self.read_ahead(ino, &inode, offset, bytes, &generation);
+        Ok(Some(parts))
+    }
+
+    fn parts_of_window(&self, window: &Window, inside: Range<u64>, parts: &mut Vec<Part>) -> bool {
+        let blocks = (inside.start / BLOCK64) as usize..inside.end.div_ceil(BLOCK64) as usize;
+        let mut at = inside.start;
+        for piece in window.pieces(blocks.start, blocks.end) {
+            let start = piece.at as u64 * BLOCK64;
+            let stop = inside.end.min(start + piece.run.count * BLOCK64);
+            // A hole is before it.
+            if start > at {
+                return false;
+            }
+            if !self.cache.read_parts(piece.run, (at - start) as usize, (stop - at) as usize, parts) {
+                return false;
+            }
+            at = stop;
+        }
+        at == inside.end
+    }
+
     /// Fills `out`, which must be zero, from a file; answers the bytes before its end.
     pub(crate) fn read_range(&self, ino: u64, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
         // Taken first: what is freed from here on keeps its content until the end of this read.
@@ -121,7 +170,11 @@ impl Fs {
             tracing::error!(ino, "its extents lie outside the volume");
             return Err(Errno::Io);
         }
-        self.device.read(self.layout.data_offset(run.start), out)?;
+        let offset = self.layout.data_offset(run.start);
+        if self.log.is_unwritten(offset, out.len() as u64) {
+            self.log.settle()?;
+        }
+        self.device.read(offset, out)?;
         for (place, block) in places.iter().flatten().zip(out.chunks_exact(BLOCK)) {
             if crc32fast::hash(block) != place.crc {
                 tracing::error!(ino, block = place.block, "checksum does not match");
@@ -129,7 +182,7 @@ impl Fs {
             }
         }
         if out.len() <= CACHED_BYTES_MAX {
-            self.cache.insert(run.start, (&*out).into());
+            self.cache.insert(run.start, out.to_vec());
         }
         Ok(())
     }
@@ -164,12 +217,24 @@ fn check_file(inode: &Inode) -> Result<(), Errno> {
     }
 }
 
-/// Data that is on the volume and waits for its record.
+/// When data goes to the volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writing {
+    /// At once, before there is a record.
+    First,
+    /// Together with the record, if it is short.
+    Together,
+}
+
+/// Data that has its place and waits for its record.
+#[derive(Default)]
 pub(super) struct Prepared {
     offset: u64,
     end: u64,
     places: Vec<Place>,
     pub runs: Vec<Run>,
+    /// What is not on the volume yet.
+    writes: Vec<DataWrite>,
 }
 
 /// Where a write begins.
@@ -181,7 +246,14 @@ pub(super) enum Position {
 
 impl Fs {
     /// Writes `data` to fresh blocks. The caller holds the file's lock until [`Prepared::finish`].
-    pub(super) fn prepare(&self, ino: u64, position: Position, data: &[u8], claim: Claim) -> Result<Prepared, Errno> {
+    pub(super) fn prepare(
+        &self,
+        ino: u64,
+        position: Position,
+        data: &[u8],
+        claim: Claim,
+        writing: Writing,
+    ) -> Result<Prepared, Errno> {
         let inode = self.read_inode(ino)?;
         check_file(&inode)?;
         let offset = match position {
@@ -191,32 +263,56 @@ impl Fs {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= api::FILE_BYTES_MAX);
         let end = end.ok_or(Errno::FileTooBig)?;
         if data.is_empty() {
-            return Ok(Prepared { offset, end, places: Vec::new(), runs: Vec::new() });
+            return Ok(Prepared { offset, end, ..Prepared::default() });
         }
         let buffer = self.fill_blocks(ino, &inode, offset, data)?;
+        self.prepare_blocks(offset..end, &buffer, claim, writing)
+    }
+
+    /// As [`Fs::prepare`], for a file that does not exist yet.
+    pub(super) fn prepare_new(&self, data: &[u8], claim: Claim, writing: Writing) -> Result<Prepared, Errno> {
+        let mut buffer = data.to_vec();
+        buffer.resize(data.len().next_multiple_of(BLOCK), 0);
+        self.prepare_blocks(0..data.len() as u64, &buffer, claim, writing)
+    }
+
+    fn prepare_blocks(
+        &self,
+        Range { start: offset, end }: Range<u64>,
+        buffer: &[u8],
+        claim: Claim,
+        writing: Writing,
+    ) -> Result<Prepared, Errno> {
         let runs = self.take_blocks((buffer.len() / BLOCK) as u64, claim)?;
-        let mut places = Vec::with_capacity(buffer.len() / BLOCK);
-        let mut rest: &[u8] = &buffer;
-        for run in &runs {
+        let is_together = writing == Writing::Together && self.may_write_together(buffer.len());
+        let mut prepared = Prepared { offset, end, runs, ..Prepared::default() };
+        let mut rest = buffer;
+        for run in &prepared.runs {
             let (part, behind) = rest.split_at(run.count as usize * BLOCK);
-            if let Err(error) = self.device.write(self.layout.data_offset(run.start), part) {
-                self.give_back(&runs);
-                return Err(error.into());
-            }
             let crcs = part.chunks_exact(BLOCK).map(crc32fast::hash);
-            places.extend((run.start..).zip(crcs).map(|(block, crc)| Place { block, crc }));
-            self.keep(run.start, part);
+            prepared.places.extend((run.start..).zip(crcs).map(|(block, crc)| Place { block, crc }));
+            if is_together {
+                let part = Arc::new(part.to_vec());
+                self.cache.insert(run.start, part.clone());
+                prepared.writes.push((self.layout.data_offset(run.start), part));
+            } else if let Err(errno) = self.write_part(run.start, part) {
+                self.give_back(&prepared.runs);
+                return Err(errno);
+            }
             rest = behind;
         }
         self.count_written(buffer.len() as u64);
-        Ok(Prepared { offset, end, places, runs })
+        Ok(prepared)
     }
 
-    /// Small writes stay in memory, of large ones the last block: it will be needed again when the file grows.
-    fn keep(&self, start: u64, part: &[u8]) {
+    /// Small parts stay in memory.
+    fn write_part(&self, start: u64, part: &[u8]) -> Result<(), Errno> {
+        self.device.write(self.layout.data_offset(start), part)?;
+        self.count_careful();
         if part.len() <= CACHED_BYTES_MAX {
-            self.cache.insert(start, part.into());
+            self.cache.insert(start, part.to_vec());
         }
+        Ok(())
     }
 
     /// The blocks around `data`, with what the file has in them beside it.
@@ -263,6 +359,7 @@ impl Prepared {
             places = behind;
         }
         txn.allocated.extend_from_slice(&self.runs);
+        txn.writes.extend_from_slice(&self.writes);
         inode.bytes = inode.bytes.max(self.end);
         if let Some(time_ns) = time_ns {
             inode.mtime_ns = time_ns;
@@ -283,7 +380,7 @@ pub(super) fn write(job: &Arc<Job>) -> Result<(), Errno> {
 fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) -> Result<(), Errno> {
     let fs = &job.fs;
     let _file = fs.lock_file(ino);
-    let prepared = fs.prepare(ino, position, data, Claim::Normal)?;
+    let prepared = fs.prepare(ino, position, data, Claim::Normal, Writing::Together)?;
     let result = job.transact(Growth::Grows, |txn| {
         if data.is_empty() {
             return Ok(Reply::done([0, txn.inode(ino)?.bytes, 0, 0]));

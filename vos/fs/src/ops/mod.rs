@@ -5,6 +5,7 @@ mod data;
 mod dir;
 pub(crate) mod handles;
 mod names;
+mod place;
 mod space;
 mod xattr;
 
@@ -42,6 +43,7 @@ pub(crate) fn is_change(op: u16) -> bool {
             | api::FALLOCATE
             | api::UNLOCK_OWNER
             | api::COPY_RANGE
+            | api::PLACE
     )
 }
 
@@ -79,6 +81,7 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         api::FALLOCATE => space::fallocate(job),
         api::UNLOCK_OWNER => unlock_owner(job),
         api::COPY_RANGE => data::copy(job),
+        api::PLACE => place::place(job),
         _ => Err(Errno::NotSupported),
     }
 }
@@ -91,7 +94,9 @@ pub(crate) fn touch(fs: &Fs, call: &Call) -> Result<Touch, Errno> {
         api::OPEN if second & O_TRUNC != 0 => Touch::inode(first),
         api::COPY_RANGE => Touch::inode(second),
         api::LINK => Touch::name(second, &call.data).and(first),
-        api::CREATE | api::MKNOD | api::MKDIR | api::SYMLINK => Touch::name(first, names::parse_create(call)?.name),
+        api::CREATE | api::MKNOD | api::MKDIR | api::SYMLINK | api::PLACE => {
+            Touch::name(first, names::parse_create(call)?.name)
+        }
         api::UNLINK | api::RMDIR => fs.touch_child(Touch::name(first, &call.data), first, &call.data)?,
         api::RENAME => {
             let (old, new) = names::parse_rename(call)?;

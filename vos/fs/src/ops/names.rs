@@ -25,9 +25,10 @@ const DEPTH_MAX: u32 = 65_536;
 const LOOKUPS_MAX: u32 = 16;
 
 pub(super) struct CreateArgs<'a> {
-    create: api::Create,
+    pub create: api::Create,
     pub name: &'a [u8],
-    target: &'a [u8],
+    /// Target of a symbolic link, content of a whole file.
+    pub rest: &'a [u8],
 }
 
 pub(super) fn lookup(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
@@ -74,12 +75,13 @@ pub(super) fn parse_create(call: &Call) -> Result<CreateArgs<'_>, Errno> {
     let name_bytes = usize::try_from(call.args[1]).map_err(|_| Errno::Invalid)?;
     let (name, rest) = rest.split_at_checked(name_bytes).ok_or(Errno::Invalid)?;
     check_name(name)?;
-    let target = match (call.op, rest) {
+    let rest = match (call.op, rest) {
         (api::SYMLINK, [0, target @ ..]) => target,
         (api::SYMLINK, _) => return Err(Errno::Invalid),
+        (api::PLACE, content) => content,
         _ => &[],
     };
-    Ok(CreateArgs { create, name, target })
+    Ok(CreateArgs { create, name, rest })
 }
 
 pub(super) fn create(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
@@ -118,7 +120,7 @@ fn open_existing(txn: &Txn<'_>, entry: Entry) -> Result<(u64, Inode), Errno> {
     }
 }
 
-fn make(txn: &mut Txn<'_>, op: u16, parent: u64, args: &CreateArgs<'_>) -> Result<(u64, Inode), Errno> {
+pub(super) fn make(txn: &mut Txn<'_>, op: u16, parent: u64, args: &CreateArgs<'_>) -> Result<(u64, Inode), Errno> {
     let time_ns = args.create.time_ns.get();
     let ino = txn.counters.next_ino;
     let mut inode = Inode {
@@ -144,11 +146,11 @@ fn make(txn: &mut Txn<'_>, op: u16, parent: u64, args: &CreateArgs<'_>) -> Resul
         }
         CHARACTER | BLOCK_DEVICE => inode.rdev = args.create.rdev.get(),
         SYMLINK => {
-            if args.target.is_empty() || args.target.len() > api::SYMLINK_BYTES_MAX {
+            if args.rest.is_empty() || args.rest.len() > api::SYMLINK_BYTES_MAX {
                 return Err(Errno::NameTooLong);
             }
-            inode.bytes = args.target.len() as u64;
-            txn.put(key1(tag::TARGET, ino), args.target.to_vec());
+            inode.bytes = args.rest.len() as u64;
+            txn.put(key1(tag::TARGET, ino), args.rest.to_vec());
         }
         _ => (),
     }
@@ -163,7 +165,7 @@ fn mode_of(op: u16, mode: u32) -> Result<u32, Errno> {
     let kind = match (op, mode & KIND_MASK) {
         (api::MKDIR, _) => DIRECTORY,
         (api::SYMLINK, _) => SYMLINK,
-        (api::CREATE, _) | (api::MKNOD, 0) => REGULAR,
+        (api::CREATE | api::PLACE, _) | (api::MKNOD, 0) => REGULAR,
         (api::MKNOD, kind @ (REGULAR | FIFO | SOCKET | CHARACTER | BLOCK_DEVICE)) => kind,
         _ => return Err(Errno::Invalid),
     };

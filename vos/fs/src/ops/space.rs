@@ -16,7 +16,7 @@ use crate::error::Errno;
 use crate::extents::{Run, WINDOW_BLOCKS, Window};
 use crate::model::{key2, number_of, tag};
 use crate::ops::attr::kill_set_id_if_asked;
-use crate::ops::data::{Position, Prepared, WINDOW_BYTES};
+use crate::ops::data::{Position, Prepared, WINDOW_BYTES, Writing};
 use crate::store::From;
 use crate::txn::Txn;
 
@@ -53,7 +53,7 @@ impl Fs {
         let used = bytes % BLOCK64;
         if used != 0 && self.is_mapped(ino, bytes / BLOCK64)? {
             let zeros = vec![0; (BLOCK64 - used) as usize];
-            let tail = self.prepare(ino, Position::At(bytes), &zeros, Claim::Emergency)?;
+            let tail = self.prepare(ino, Position::At(bytes), &zeros, Claim::Emergency, Writing::First)?;
             cut.taken = tail.runs.clone();
             cut.tail = Some(tail);
         }
@@ -233,7 +233,7 @@ fn edges(fs: &Fs, ino: u64, offset: u64, end: u64) -> Result<Vec<Prepared>, Errn
             continue;
         }
         let zeros = vec![0; (to - from) as usize];
-        match fs.prepare(ino, Position::At(from), &zeros, Claim::Emergency) {
+        match fs.prepare(ino, Position::At(from), &zeros, Claim::Emergency, Writing::First) {
             Ok(edge) => edges.push(edge),
             Err(errno) => {
                 edges.iter().for_each(|edge| fs.give_back(&edge.runs));

@@ -42,6 +42,7 @@ pub struct Model {
 pub enum Op {
     Make { op: u16, parent: u64, name: String },
     Symlink { parent: u64, name: String, target: String },
+    Place { parent: u64, name: String, data: Vec<u8> },
     Write { ino: u64, offset: u64, data: Vec<u8> },
     Append { ino: u64, data: Vec<u8> },
     Truncate { ino: u64, bytes: u64 },
@@ -77,7 +78,8 @@ impl Model {
         }
         let ino = *random.pick(&files);
         match random.below(100) {
-            0..=13 => Op::Make { op: api::MKNOD, parent, name: name(random) },
+            0..=8 => Op::Make { op: api::MKNOD, parent, name: name(random) },
+            9..=13 => Op::Place { parent, name: name(random), data: random_data(random) },
             14..=19 => Op::Make { op: api::MKDIR, parent, name: name(random) },
             20..=21 => Op::Symlink { parent, name: name(random), target: format!("to/{}", random.below(1000)) },
             22..=44 => Op::Write { ino, offset: self.random_offset(ino, random), data: random_data(random) },
@@ -146,6 +148,11 @@ impl Model {
                     Node { mode: LINK | 0o777, links: 1, mtime: time, data, ..Node::default() },
                     time,
                 )
+            }
+            Op::Place { parent, name, data } => {
+                let node =
+                    Node { mode: FILE | 0o640, links: 1, mtime: time + 1, data: data.clone(), ..Node::default() };
+                self.add(*parent, name, made, node, time)
             }
             Op::Write { ino, offset, data } => self.write(*ino, *offset as usize, data, time),
             Op::Append { ino, data } => self.write(*ino, self.nodes[ino].data.len(), data, time),
@@ -377,6 +384,10 @@ pub fn run(client: &mut Client, op: &Op, time: u64) -> (u32, u64) {
             data.extend_from_slice(target.as_bytes());
             client.change(api::SYMLINK, 0, [*parent, name.len() as u64, 0], &data)
         }
+        Op::Place { parent, name, data } => {
+            let all = [create_data(name, 0o640, time), data.clone()].concat();
+            client.change(api::PLACE, 0, [*parent, name.len() as u64, time + 1], &all)
+        }
         Op::Write { ino, offset, data } => client.write(*ino, *offset, data, time),
         Op::Append { ino, data } => client.change(api::WRITE, api::APPEND, [*ino, 0, time], data),
         Op::Truncate { ino, bytes } => {
@@ -404,7 +415,7 @@ pub fn run(client: &mut Client, op: &Op, time: u64) -> (u32, u64) {
             client.change(api::SETATTR, 0, [*ino, time, 0], set.as_bytes())
         }
     };
-    let makes = matches!(op, Op::Make { .. } | Op::Symlink { .. });
+    let makes = matches!(op, Op::Make { .. } | Op::Symlink { .. } | Op::Place { .. });
     let made = if makes && reply.status == 0 { attr_of(&reply).ino.get() } else { 0 };
     (reply.status, made)
 }
