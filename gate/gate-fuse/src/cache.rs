@@ -107,6 +107,13 @@ impl Cache {
         }
     }
 
+    /// A name came to a directory without the kernel's doing: the next open drops the listing it keeps.
+    pub fn listing_changed(&mut self, ino: u64) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            lease.pages = Pages::Fresh;
+        }
+    }
+
     pub fn capability_absent(&mut self, ino: u64) {
         if let Some(lease) = self.leases.get_mut(&ino) {
             lease.no_capability = true;

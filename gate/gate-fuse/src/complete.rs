@@ -115,6 +115,10 @@ impl Completer<'_> {
             Then::Read { bytes } => Answer::Data { bytes: done.data.len().min(bytes as usize) },
             Then::Write { .. } => return None,
             Then::Copy => bytes(&kernel::WriteOut { size: u32::try_from(results[0]).ok()?, padding: 0 }),
+            Then::Placed => {
+                self.cache.listing_changed(ino);
+                bytes(&kernel::IoctlOut::default())
+            }
             Then::Statfs => bytes(&statfs(results)),
             Then::Xattr { room, .. } => xattr(room, done)?,
             Then::Readdir { room, plus, cookie } => {

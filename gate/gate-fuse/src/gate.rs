@@ -472,8 +472,10 @@ impl<B: Backend> Gate<B> {
 
     fn complete_request(&mut self, flight: Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         let name_timeout = self.name_timeout();
-        if let Some((parent, name)) = &flight.name {
-            self.names.told(*parent, name);
+        match (&flight.name, flight.then) {
+            (Some((parent, name)), Then::Placed) => self.placed(*parent, name, done.status),
+            (Some((parent, name)), _) => self.names.told(*parent, name),
+            (None, _) => {}
         }
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let mut completer = Completer { cache, state, names, name_timeout };
@@ -495,6 +497,19 @@ impl<B: Backend> Gate<B> {
             let _ = self.notifier.give(Job::Drop { ino });
         }
         Ok(())
+    }
+
+    /// A file was made that the kernel does not know: what it keeps of the directory and of the name is wrong.
+    fn placed(&self, parent: u64, name: &[u8], status: u32) {
+        if status != 0 {
+            return;
+        }
+        // Attributes alone: takes no lock, so this thread may do it.
+        let head = kernel::NotifyInvalInode { ino: parent, off: -1, len: 0 };
+        let _ = notify::send(&self.fuse, kernel::notify::INVAL_INODE, head.as_bytes(), &[]);
+        if self.names.is_told(parent, name) {
+            self.give(Job::Names { parent, names: vec![name.to_vec()] });
+        }
     }
 
     /// A file that was opened again in the new session, or a completion nobody waits for.
@@ -844,6 +859,7 @@ fn name_told(request: &Request<'_>) -> Option<(u64, Vec<u8>)> {
         | Body::Link { name, .. } => Some((parent, name.to_vec())),
         // The kernel moves what it knows of the old name to the new one.
         Body::Rename { to, new, .. } => Some((to, new.to_vec())),
+        Body::Ioctl { data, .. } => translate::place_parts(data).map(|(_, name, _)| (parent, name.to_vec())),
         _ => None,
     }
 }

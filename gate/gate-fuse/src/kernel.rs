@@ -84,6 +84,9 @@ structs! {
     LseekIn = 24 { fh: u64, offset: u64, whence: u32, padding: u32 }
     CopyFileRangeIn = 56 { fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64 }
 
+    IoctlIn = 32 { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
+    IoctlOut = 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+
     NotifyInvalInode = 24 { ino: u64, off: i64, len: i64 }
     NotifyInvalEntry = 16 { parent: u64, namelen: u32, flags: u32 }
 }
@@ -169,6 +172,11 @@ pub mod fattr {
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// The number of an ioctl that takes `bytes` from its caller; more than 14 bits do not fit.
+pub const fn iow(group: u8, number: u8, bytes: u32) -> u32 {
+    1 << 30 | bytes << 16 | (group as u32) << 8 | number as u32
 }
 
 /// Flags in the answer to OPEN and CREATE.

@@ -27,6 +27,11 @@ impl Names {
         }
     }
 
+    /// Whether the kernel trusts what it knows of this name.
+    pub fn is_told(&self, parent: u64, name: &[u8]) -> bool {
+        self.by_parent.get(&parent).is_some_and(|names| names.contains(name))
+    }
+
     /// Names in `parent` that have to be distrusted now; they are forgotten.
     pub fn take(&mut self, parent: u64) -> Vec<Vec<u8>> {
         let names = self.by_parent.remove(&parent).unwrap_or_default();

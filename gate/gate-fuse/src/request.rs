@@ -126,7 +126,10 @@ pub enum Body<'a> {
     Fallocate(FallocateIn),
     Lseek(LseekIn),
     CopyFileRange(CopyFileRangeIn),
-    Ioctl,
+    Ioctl {
+        head: IoctlIn,
+        data: &'a [u8],
+    },
     Tmpfile,
     Unknown,
 }
@@ -223,7 +226,10 @@ fn parse_data_body<'a>(header: &InHeader, mut a: Arguments<'a>) -> Result<Body<'
         opcode::FALLOCATE => Body::Fallocate(a.head()?),
         opcode::LSEEK => Body::Lseek(a.head()?),
         opcode::COPY_FILE_RANGE => Body::CopyFileRange(a.head()?),
-        opcode::IOCTL => Body::Ioctl,
+        opcode::IOCTL => {
+            let head: IoctlIn = a.head()?;
+            Body::Ioctl { head, data: a.data(head.in_size)? }
+        }
         opcode::TMPFILE => Body::Tmpfile,
         _ => Body::Unknown,
     })

@@ -8,7 +8,7 @@
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use vos_api::fs;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::kernel::{self, InHeader, fattr};
 use crate::request::{Blocking, Body, Plus, Request};
@@ -103,6 +103,8 @@ pub enum Then {
         offset: u64,
     },
     Copy,
+    /// A whole file was made behind the kernel's back.
+    Placed,
     Statfs,
     /// `room`: 0 when only the size is asked for.
     Xattr {
@@ -151,7 +153,7 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
         Body::Opendir => Step::Own(Own::Opendir),
         Body::Destroy | Body::Releasedir => Step::Answer(0),
         Body::Forget => Step::Silent,
-        Body::Ioctl => Step::Answer(libc::ENOTTY),
+        Body::Ioctl { head, data } => place(&request.header, &head, data, now),
         Body::Tmpfile => Step::Answer(libc::EOPNOTSUPP),
         Body::Unknown => Step::Answer(libc::ENOSYS),
         Body::Lookup { name } => read(fs::LOOKUP, [ino, 0, 0], Then::Lookup).out(name).room_attr().submit(),
@@ -275,6 +277,36 @@ fn release<'a>(ino: u64, head: &kernel::ReleaseIn, step: u32, context: &Context<
         return change(fs::UNLOCK_OWNER, [ino, head.lock_owner | FLOCK_OWNER, 0], Then::Next).submit();
     }
     change(fs::RELEASE, [ino, handle.fs_handle, 0], Then::Release { fh: head.fh }).submit()
+}
+
+/// Commands that a program gives to a directory: there is one, see [`fs::PlaceHead`].
+fn place<'a>(header: &InHeader, head: &kernel::IoctlIn, data: &[u8], now: u64) -> Step<'a> {
+    let Ok(bytes) = u32::try_from(data.len()) else { return Step::Answer(libc::ENOTTY) };
+    if head.cmd != kernel::iow(fs::PLACE_GROUP, fs::PLACE_NUMBER, bytes) {
+        return Step::Answer(libc::ENOTTY);
+    }
+    // It gives files away and asks no permission of the directory: what the container's root may.
+    if header.uid != 0 {
+        return Step::Answer(libc::EPERM);
+    }
+    let Some((wanted, name, content)) = place_parts(data) else { return Step::Answer(libc::EINVAL) };
+    let create = fs::Create {
+        mode: (wanted.mode.get() & 0o7777).into(),
+        uid: wanted.uid,
+        gid: wanted.gid,
+        rdev: 0.into(),
+        time_ns: now.into(),
+    };
+    let out = [create.as_bytes(), name, content].concat();
+    let args = [header.nodeid, name.len() as u64, wanted.mtime_ns.get()];
+    change(fs::PLACE, args, Then::Placed).built(out).room_attr().submit()
+}
+
+/// Head, name and content of a whole file.
+pub fn place_parts(data: &[u8]) -> Option<(fs::PlaceHead, &[u8], &[u8])> {
+    let (head, rest) = fs::PlaceHead::read_from_prefix(data).ok()?;
+    let (name, content) = rest.split_at_checked(head.name_bytes.get() as usize)?;
+    Some((head, name, content))
 }
 
 fn rename<'a>(from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, now: u64) -> Step<'a> {

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use common::{World, in_private_mounts};
+use zerocopy::IntoBytes;
 
 /// Not a test: the gate process of the others.
 #[test]
@@ -59,6 +60,66 @@ fn files_of_all_kinds_work_on_the_real_server() {
         let listed = Command::new("ls").args(["-a"]).arg(&dir).output().expect("ls runs");
         assert_eq!(listed.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count(), 1002);
     });
+}
+
+#[test]
+fn whole_files_are_placed_beside_what_the_kernel_keeps_of_their_directory() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let mounted = world.mount("m");
+        let dir = mounted.path.join("d");
+        fs::create_dir(&dir).expect("mkdir");
+        // The kernel now keeps an empty listing, the directory's times, and that a name does not exist.
+        assert_eq!(fs::read_dir(&dir).expect("readdir").count(), 0);
+        let before = fs::metadata(&dir).expect("stat").mtime_nsec();
+        assert!(fs::metadata(dir.join("name-7")).is_err());
+        let directory = File::open(&dir).expect("open");
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let directory = &directory;
+                scope.spawn(move || {
+                    for n in (thread..200).step_by(8) {
+                        let content = n.to_le_bytes().repeat(n as usize);
+                        place(directory, &format!("name-{n}"), 0o4751, &content).expect("placed");
+                    }
+                });
+            }
+        });
+        assert_eq!(place(&directory, "name-7", 0o600, b"").map_err(|e| e.kind()), Err(std::io::ErrorKind::AlreadyExists));
+        assert!(place(&directory, "a/b", 0o600, b"").is_err());
+        assert_ne!(fs::metadata(&dir).expect("stat").mtime_nsec(), before);
+        assert_eq!(fs::read_dir(&dir).expect("readdir").count(), 200);
+        for n in 0..200_u64 {
+            let path = dir.join(format!("name-{n}"));
+            let about = eventually(&path);
+            assert_eq!((about.mode(), about.uid(), about.gid()), (0o104_751, 0, 0));
+            assert_eq!((about.mtime(), about.mtime_nsec(), about.atime()), (1_000_000_000, 5, 1_000_000_000));
+            assert!(fs::read(&path).expect("read") == n.to_le_bytes().repeat(n as usize));
+        }
+    });
+}
+
+fn place(directory: &File, name: &str, mode: u32, content: &[u8]) -> std::io::Result<i32> {
+    let head = vos_api::fs::PlaceHead {
+        mode: mode.into(),
+        uid: 0.into(),
+        gid: 0.into(),
+        name_bytes: (name.len() as u32).into(),
+        mtime_ns: 1_000_000_000_000_000_005.into(),
+    };
+    let command = [head.as_bytes(), name.as_bytes(), content].concat();
+    sys::ioctl::give(directory, vos_api::fs::PLACE_GROUP, vos_api::fs::PLACE_NUMBER, &command)
+}
+
+/// Of a name that did not exist the kernel is told by the thread for notifications.
+fn eventually(path: &std::path::Path) -> fs::Metadata {
+    let limit = Instant::now() + std::time::Duration::from_secs(5);
+    loop {
+        match fs::metadata(path) {
+            Err(_) if Instant::now() < limit => std::thread::yield_now(),
+            other => return other.expect("stat"),
+        }
+    }
 }
 
 #[test]

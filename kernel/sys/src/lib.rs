@@ -4,6 +4,7 @@ pub mod child;
 pub mod eventfd;
 pub mod futex;
 pub mod harden;
+pub mod ioctl;
 pub mod launch;
 pub mod memfd;
 pub mod mount;

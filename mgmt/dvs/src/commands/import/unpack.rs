@@ -1,12 +1,14 @@
 //! The other end of an import: a tar stream on standard input becomes files, inside the container.
 //!
-//! A file of the tree costs several round trips to the file server, one after the other: so many files are made at the same
-//! time. The reader takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too
+//! A file of the tree costs several round trips to the file server, one after the other, some of them with its directory locked:
+//! so many files are made at the same time, and short ones in one step ([`placing`]). The reader takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too
 //! long for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the same name a
 //! second time) waits for everything. Owners, modes and times of directories come last, because every new entry changes them.
 //!
 //! Nothing leads out: names are taken apart and `..` is refused; links that existed before are replaced, not followed. The process can
 //! do no more than any other of the container in any case.
+
+mod placing;
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -23,6 +25,8 @@ use std::thread::JoinHandle;
 use clap::Args;
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, futimens, utimensat};
 use tar::{Archive, Entry, EntryType};
+
+use placing::{Placed, Placer};
 
 /// Files that are made at a time: what hides the round trips of one behind the others.
 const FILES_MAX: usize = 16;
@@ -168,9 +172,10 @@ impl Unpacker {
         self.makers.settle_name(&path);
         let mut left = entry.size();
         let (pieces, data) = sync_channel(PIECES_MAX);
+        let bytes = left;
         // The first piece is there before the thread looks, so that it need not wait for short files.
         let mut piece = read_piece(entry, &mut left)?;
-        let mut work = Some(Work { path, meta, data });
+        let mut work = Some(Work { path, meta, bytes, data });
         loop {
             let is_last = left == 0;
             // Who cannot make the file takes no more pieces; the rest is read past.
@@ -294,6 +299,7 @@ fn make_missing_parent<T>(path: &Path, mut make: impl FnMut() -> io::Result<T>) 
 struct Work {
     path: PathBuf,
     meta: Meta,
+    bytes: u64,
     data: Receiver<Vec<u8>>,
 }
 
@@ -306,6 +312,7 @@ struct Makers {
 
 #[derive(Default)]
 struct Shared {
+    placer: Placer,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -395,12 +402,25 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(work) = next else { return };
-        let result = make_file(&work.path, &work.meta, &work.data);
+        let result = make_file(&shared.placer, &work);
         shared.done(&work.path, result);
     }
 }
 
-fn make_file(path: &Path, meta: &Meta, data: &Receiver<Vec<u8>>) -> io::Result<()> {
+fn make_file(placer: &Placer, work: &Work) -> io::Result<()> {
+    let Work { path, meta, bytes, data } = work;
+    let mut first = None;
+    if placing::is_short(path, *bytes) {
+        let content = data.recv().unwrap_or_default();
+        match placer.place(path, meta, &content)? {
+            Placed::Yes => return Ok(()),
+            Placed::No => first = Some(content),
+        }
+    }
+    write_file(path, meta, first.into_iter().chain(data))
+}
+
+fn write_file(path: &Path, meta: &Meta, data: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
     let mut new = File::options();
     new.write(true).create_new(true).mode(meta.mode & 0o777);
     let mut made = None;
