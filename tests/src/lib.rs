@@ -7,6 +7,7 @@
 
 pub mod load;
 pub mod store_load;
+pub mod traces;
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -146,6 +147,10 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        // A test may have taken it down itself.
+        if files_ending(self.directory.path(), "cluster.json").is_empty() {
+            return;
+        }
         let done = self.output(&["dev", "down"]);
         if !done.status.success() && !std::thread::panicking() {
             panic!("dev down failed: {}", String::from_utf8_lossy(&done.stderr));

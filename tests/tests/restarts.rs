@@ -1,9 +1,12 @@
 //! Whatever of ours is killed, applications do not notice, and nothing stays behind.
 
-use std::process::Child;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::load::Load;
+use end_to_end::{Cluster, dvs_binary, eventually, is_long_run};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -98,4 +101,100 @@ fn node_that_returns_removes_what_was_deleted_while_it_was_away() {
             ["^dvs gate", "^dvs keeper", "^dvs server"].iter().map(|role| pids(&cluster, "n2", role).len()).sum();
         (left == 0).then_some(())
     });
+}
+
+/// A program of ours and the lines that it prints. Killed when dropped.
+struct Told {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Told {
+    fn start(mut command: std::process::Command) -> Told {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let stdout = child.stdout.take().expect("a pipe");
+        let (told, lines) = channel();
+        std::thread::spawn(move || {
+            let all = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
+            all.map(|line| String::from_utf8_lossy(&line).trim().to_owned()).try_for_each(|line| told.send(line))
+        });
+        Told { child, lines }
+    }
+
+    fn say(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("a pipe");
+        stdin.write_all(format!("{line}\n").as_bytes()).expect("it listens");
+    }
+
+    /// The next line that `wanted` likes.
+    fn hear<T>(&self, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {
+        loop {
+            let line = self.lines.recv_timeout(SOON).unwrap_or_else(|error| panic!("{what}: {error}"));
+            if let Some(found) = wanted(&line) {
+                return found;
+            }
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn tick(line: &str) -> Option<u64> {
+    line.strip_prefix("tick ")?.parse().ok()
+}
+
+#[test]
+fn programs_terminals_and_logs_go_on_while_the_daemon_is_killed_and_obey_its_successor() {
+    const TICKER: &str = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.02; done";
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n2"]);
+    let load = Load::start(&cluster, "shop", "n1", "/dc/load", 7);
+    let ticker = cluster.ok(&["run", "-d", "shop", "--node", "n1", "--", "sh", "-c", TICKER]);
+    let ticker = ticker.trim();
+    // `script` gives it a terminal; the shell in the container has one of its own behind it.
+    let binary = dvs_binary();
+    let command = format!("{} run -it shop --node n1 -- sh", binary.display());
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).env("DVS_STATE_DIR", cluster.state_dir()).env_remove("DVS_SOCKET");
+    let mut terminal = Told::start(script);
+    terminal.say("echo shell $((40 + 2)) is $$");
+    let shell = terminal.hear("the shell answers", |line| Some(line.split_once("shell 42 is ")?.1.to_owned()));
+    for round in 0..if is_long_run() { 50 } else { 4 } {
+        kill(&cluster, "n1", &pids(&cluster, "n1", "daemon --config")[0]);
+        load.await_more(&cluster, 2, SOON);
+        terminal.say(&format!("echo round $(({round} + 1000))"));
+        terminal.hear("the terminal answers without a daemon", |line| {
+            line.ends_with(&format!("round {}", round + 1000)).then_some(())
+        });
+        cluster.ok(&["dev", "restart", "n1"]);
+        let listed = cluster.ok(&["ps", "shop", "-o", "name"]);
+        assert!([ticker, &shell].iter().all(|pid| listed.lines().any(|line| line == *pid)), "{listed}");
+        let beside = ["exec", "--beside", &shell, "shop", "--", "sh", "-c", "echo $$ on $(hostname)"];
+        assert!(cluster.ok(&beside).trim().ends_with("on n1"));
+        let follower = Told::start(cluster.command_without_limit(&["logs", "-f", "-n", "3", "shop", ticker]));
+        let seen = follower.hear("the log goes on", tick);
+        let attached = Told::start(cluster.command_without_limit(&["attach", "shop", ticker]));
+        let last = attached.hear("it can be attached to", tick);
+        assert!(last >= seen, "{last} after {seen}");
+        follower.hear("the log is followed", |line| tick(line).filter(|number| *number > last));
+    }
+    await_running(&cluster);
+    cluster.ok(&["kill", "shop", ticker]);
+    eventually("it was ended", SOON, || {
+        let ended = cluster.json(&["ps", "--all", "shop", "-o", "json"]);
+        let ended = ended.as_array()?.iter().find(|one| one["pid"].as_u64() == ticker.parse().ok())?.clone();
+        (ended["state"] == "exited" && ended["exit"] == 143).then_some(())
+    });
+    let log = cluster.ok(&["logs", "shop", ticker]);
+    let ticks: Vec<u64> = log.lines().filter_map(tick).collect();
+    assert!(ticks.windows(2).all(|pair| pair[0] + 1 == pair[1]) && ticks.len() > 50, "{} ticks", ticks.len());
+    terminal.say("exit 5");
+    let status = eventually("the terminal's client ends", SOON, || terminal.child.try_wait().ok()?);
+    assert_eq!(status.code(), Some(5));
+    load.finish(&cluster, &["n1", "n2"]);
 }

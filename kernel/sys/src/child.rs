@@ -89,9 +89,15 @@ pub fn close_all_but(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     close_range(first, libc::c_uint::MAX)
 }
 
+/// Closes what whoever started this program left open beyond its standard streams: it would be held for as long as the
+/// program and everything it starts live. For the first lines of a program, before it opens anything itself.
+pub fn close_inherited() -> io::Result<()> {
+    close_range(FIRST_BEYOND_STDIO, libc::c_uint::MAX)
+}
+
 fn close_range(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
     // SAFETY: (1) no pointers; (2) no memory of ours depends on a descriptor: mappings stay; (3) the caller's process is a copy
-    // that ends without using or dropping what owned the descriptors.
+    // that ends without using or dropping what owned the descriptors, or a program that has opened none yet.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

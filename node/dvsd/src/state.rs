@@ -76,6 +76,8 @@ impl Child {
     /// SIGTERM, then after `grace` SIGKILL; the record goes. Returns what it was told by the kernel, when it was our own child.
     pub fn end(self, grace: Duration) -> Result<(), StateError> {
         self.signal(Signal::TERM);
+        // One that somebody stopped could not even hear that it shall end.
+        self.signal(Signal::CONT);
         if !self.wait(grace) {
             tracing::warn!(role = self.record.role, pid = self.record.pid, ?grace, "did not end in time; killed");
             self.signal(Signal::KILL);

@@ -49,6 +49,8 @@ pub struct Options {
 #[cfg(feature = "machinery")]
 pub fn execute(options: Options) -> Outcome {
     let Options { config, node, advertise, listen, run_dir, log } = options;
+    let closed = sys::child::close_inherited();
+    closed.map_err(|cause| crate::errors::Failure::new("cannot close inherited descriptors").because(&cause))?;
     let flags = dvsd::Settings { node, advertise, listen, run_dir, log, ..dvsd::Settings::default() };
     Ok(dvsd::main(config.as_deref(), flags))
 }

@@ -125,6 +125,7 @@ fn own_program() -> Result<PathBuf, MachineError> {
 /// `dvs internal machine`.
 pub fn execute(options: &Options) -> Outcome {
     let failed = |what: &str, cause: io::Error| Failure::new(what).because(&cause);
+    sys::child::close_inherited().map_err(|cause| failed("cannot close inherited descriptors", cause))?;
     sys::ns::unshare(Kinds::NET | Kinds::MOUNT | Kinds::PID | Kinds::IPC | Kinds::UTS)
         .map_err(|cause| failed("cannot make namespaces", cause))?;
     match fork(Parentage::Mine).map_err(|cause| Failure::new("cannot fork").because(&cause))? {
@@ -222,6 +223,7 @@ pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<Pro
 /// orphan that PID 1 of the machine adopts. Otherwise the host would have to bury it, and the machine could not end before.
 pub fn enter(options: &EnterOptions) -> Outcome {
     let failed = |what: &str, cause: &dyn std::error::Error| Failure::new(what).because(cause);
+    sys::child::close_inherited().map_err(|cause| failed("cannot close inherited descriptors", &cause))?;
     let machine = ProcessId { pid: options.pid, start_ticks: options.start_ticks };
     let pidfd = processes::open(machine).ok_or_else(|| Failure::new(MachineError::Gone.to_string()))?;
     let log = OpenOptions::new()
