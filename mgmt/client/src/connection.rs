@@ -83,6 +83,19 @@ impl Client {
         within(ASK_SECONDS, exchange).await
     }
 
+    /// A list, and which nodes are missing in it.
+    pub(crate) async fn json_with_missing<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Vec<String>), Error> {
+        let exchange = async {
+            let response = refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await?;
+            let named = response.headers().get_all(mgmt_api::path::MISSING).iter();
+            let missing = named.filter_map(|value| Some(value.to_str().ok()?.to_owned())).collect();
+            let bytes = read_body(response).await?;
+            let answer = serde_json::from_slice(&bytes);
+            Ok((answer.map_err(|_| Error::Foreign(format!("{path} answered something else")))?, missing))
+        };
+        within(ASK_SECONDS, exchange).await
+    }
+
     /// A body that goes on: logs that are followed.
     pub(crate) async fn follow(&self, path: &str) -> Result<LogStream, Error> {
         let exchange = async { refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await };

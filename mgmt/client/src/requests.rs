@@ -41,6 +41,14 @@ pub struct LogQuery {
 
 const NONE: Option<&()> = None;
 
+/// Processes of a container.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Processes {
+    pub processes: Vec<Process>,
+    /// Nodes that did not answer, with the reason: `n2: it is down`.
+    pub missing: Vec<String>,
+}
+
 impl Client {
     pub async fn version(&self) -> Result<Version, Error> {
         self.json(Method::GET, path::VERSION, NONE, ASK_SECONDS).await
@@ -95,8 +103,10 @@ impl Client {
         self.bytes(Method::POST, &path, NONE, ACT_SECONDS).await.map(drop)
     }
 
-    pub async fn processes(&self, dc: &str) -> Result<Vec<Process>, Error> {
-        self.json(Method::GET, &named(path::PROCESSES, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    /// Of all nodes that answer.
+    pub async fn processes(&self, dc: &str) -> Result<Processes, Error> {
+        let (processes, missing) = self.json_with_missing(&named(path::PROCESSES, &[("dc", dc)])).await?;
+        Ok(Processes { processes, missing })
     }
 
     pub async fn process(&self, dc: &str, pid: u32) -> Result<Process, Error> {

@@ -4,7 +4,7 @@ use clap::Args;
 use mgmt_api::{Process, ProcessState};
 use serde::Serialize;
 
-use super::{Outcome, block_on, daemon, now_ms, print};
+use super::{Outcome, block_on, daemon, now_ms, print, say};
 use crate::cli::Global;
 use crate::output::{self, Format, Row};
 
@@ -36,8 +36,11 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         };
         let mut found = Vec::new();
         for name in names {
-            let processes = daemon.processes(&name).await?;
-            found.extend(processes.into_iter().map(|process| (name.clone(), process)));
+            let listed = daemon.processes(&name).await?;
+            for reason in listed.missing {
+                say(&format!("dvs: processes of '{name}' are missing from node {reason}"));
+            }
+            found.extend(listed.processes.into_iter().map(|process| (name.clone(), process)));
         }
         Ok(found)
     })?;

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
 use keeper::KeeperClient;
@@ -22,9 +22,11 @@ use super::failure::{Failure, failure};
 use super::remote::{Question, is_switching};
 use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
 use crate::reconcile::parts::keeper_socket;
-use crate::records::DcView;
+use crate::records::{DcView, Desired};
 use crate::spec;
 
+/// A node that does not list its processes within this is left out.
+const LIST_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
 
@@ -99,23 +101,42 @@ pub async fn attach(
     begin(&api, &view, incoming, Start::Attach(pid)).await
 }
 
+/// Of all nodes; those that do not answer are named in a header.
 pub async fn list(
     State(api): State<Arc<Api>>,
     Path(dc): Path<String>,
     headers: HeaderMap,
-) -> Result<Json<Vec<Process>>, Failure> {
+) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
-    let mut processes = local_processes(&api, &view).await?;
-    if !is_forwarded(&headers) {
-        let also = Arc::clone(&api);
-        let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
-        let own = &api.context.config.node;
-        for node in view.record.spec.nodes.iter().filter(|node| *node != own && alive.contains_key(*node)) {
-            processes.extend(remote_processes(&api, &dc, node).await?);
+    if is_forwarded(&headers) {
+        return Ok(Json(local_processes(&api, &view).await?).into_response());
+    }
+    let also = Arc::clone(&api);
+    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
+    let (mut processes, mut missing) = (Vec::new(), Vec::new());
+    for node in &view.record.spec.nodes {
+        let found = if *node == api.context.config.node {
+            local_processes(&api, &view).await
+        } else if alive.contains_key(node) {
+            let asked = tokio::time::timeout(LIST_LIMIT, remote_processes(&api, &dc, node)).await;
+            asked.unwrap_or_else(|_| Err(failure(ErrorKind::TimedOut, "it does not answer", "again")))
+        } else if view.record.desired == Desired::Running {
+            Err(failure(ErrorKind::Unavailable, "it is down", "dvs node ls"))
+        } else {
+            Ok(Vec::new())
+        };
+        match found {
+            Ok(found) => processes.extend(found),
+            Err(Failure(body)) => missing.push(format!("{node}: {}", body.what)),
         }
     }
     processes.sort_by_key(|process| process.pid);
-    Ok(Json(processes))
+    let mut response = Json(processes).into_response();
+    // A text that is no header would be one that a node made up.
+    for value in missing.iter().filter_map(|text| HeaderValue::from_str(text).ok()) {
+        response.headers_mut().append(path::MISSING, value);
+    }
+    Ok(response)
 }
 
 pub async fn show(
