@@ -8,6 +8,7 @@
 pub mod load;
 pub mod store_load;
 pub mod traces;
+pub mod terminal;
 
 use std::ffi::OsStr;
 use std::io::Write;

@@ -97,10 +97,10 @@ impl Client {
         self.json(Method::POST, &named(path::DC_START, &[("dc", dc)]), NONE, ACT_SECONDS).await
     }
 
-    pub async fn stop_dc(&self, dc: &str, grace_ms: Option<u64>) -> Result<(), Error> {
+    pub async fn stop_dc(&self, dc: &str, grace_ms: Option<u64>) -> Result<Dc, Error> {
         let query = grace_ms.map(|ms| format!("?grace_ms={ms}")).unwrap_or_default();
         let path = format!("{}{query}", named(path::DC_STOP, &[("dc", dc)]));
-        self.bytes(Method::POST, &path, NONE, ACT_SECONDS).await.map(drop)
+        self.json(Method::POST, &path, NONE, ACT_SECONDS).await
     }
 
     /// Of all nodes that answer.

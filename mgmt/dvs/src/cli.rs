@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use client::{Places, Wanted};
 
 use crate::commands::{
-    attach, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, node, ps, run, version,
+    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, node, ps, run, version,
 };
 use crate::output::Format;
 
@@ -114,6 +114,7 @@ pub enum Command {
     Dev(dev::Command),
     Doctor(doctor::Options),
     Version(version::Options),
+    Completion(completion::Options),
     Daemon(daemon::Options),
 
     // Processes of the machinery: `dvs internal --help` describes them, nobody types them.

@@ -166,28 +166,6 @@ pub fn run_status(kind: ErrorKind) -> u8 {
     }
 }
 
-/// clap's complaint in our own form. Help and version are not complaints: the caller prints them.
-pub fn of_usage(error: &clap::Error) -> Failure {
-    let rendered = error.render().to_string();
-    let mut paragraphs = rendered.split("\n\n");
-    let first = paragraphs.next().unwrap_or_default();
-    let what = first.strip_prefix("error: ").unwrap_or(first);
-    let lines: Vec<&str> = what.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let failure = Failure::usage(match lines.is_empty() {
-        true => "the command line makes no sense".to_owned(),
-        false => lines.join(" "),
-    });
-    // How to pass something odd as a value is hardly ever what was meant.
-    let tip = paragraphs.find_map(|text| text.trim().strip_prefix("tip: ").map(str::to_owned));
-    let tip = tip.filter(|tip| !tip.starts_with("to pass"));
-    let usage = rendered.lines().find_map(|line| line.strip_prefix("Usage: "));
-    match (tip, usage) {
-        (Some(tip), _) => failure.hint(tip),
-        (None, Some(usage)) => failure.hint(usage),
-        (None, None) => failure.hint("dvs --help"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

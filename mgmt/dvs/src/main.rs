@@ -3,7 +3,7 @@
 //! | part | file |
 //! |---|---|
 //! | what may be typed | `cli.rs`, `commands/*.rs` (options and help beside the code) |
-//! | what is printed | `output/` (table, json, yaml, name), `errors.rs` |
+//! | what is printed | `output/` (table, json, yaml, name), `errors.rs`, `usage.rs` |
 //! | a program's streams on ours | `pump.rs`, `terminal.rs`, `commands/session.rs` |
 //! | a whole cluster on one machine | `dev/` |
 //!
@@ -19,6 +19,7 @@ mod output;
 mod pump;
 mod terminal;
 mod units;
+mod usage;
 
 #[cfg(test)]
 mod help_tests;
@@ -30,7 +31,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use crate::cli::Cli;
-use crate::errors::{BROKEN_PIPE, Failure, USAGE};
+use crate::errors::{BROKEN_PIPE, Failure};
 
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
@@ -57,8 +58,8 @@ fn no_command(error: &clap::Error) -> Result<ExitCode, Failure> {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             error.print()?;
-            Ok(ExitCode::from(USAGE))
+            Ok(ExitCode::from(usage::status(std::env::args_os())))
         }
-        _ => Err(errors::of_usage(error)),
+        _ => Err(usage::complaint(error, std::env::args_os())),
     }
 }

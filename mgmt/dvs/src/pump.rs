@@ -50,7 +50,7 @@ pub enum Ended {
     Detached,
 }
 
-/// Whether the keys Ctrl-P Ctrl-Q leave the program.
+/// Whether the keys Ctrl-P Ctrl-Q leave the program. They do on a raw terminal, and nowhere else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachKeys {
     Heeded,
@@ -155,6 +155,8 @@ async fn write_frames(
         let sent = match step {
             Step::Event(Event::Detach) => return Ended::Detached,
             Step::Event(event) => deliver(writer, event, queue, pid, post).await,
+            // A raw terminal has no key that ends the input: this one was hung up, and the program keeps its own.
+            Step::Input(None) if detach_keys == DetachKeys::Heeded => return Ended::Detached,
             Step::Input(None) => {
                 input = None;
                 writer.end_of_input().await

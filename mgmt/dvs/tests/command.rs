@@ -114,12 +114,7 @@ fn answer_of_something_else_is_told_apart_from_a_refusal() {
 
 #[test]
 fn senseless_command_lines_have_status_two_and_our_form() {
-    for arguments in [
-        &["nod"][..],
-        &["run", "shop"],
-        &["kill", "-s", "FOO", "shop", "1"],
-        &["dc", "create", "Bad!", "--nodes", "n1"],
-    ] {
+    for arguments in [&["nod"][..], &["kill", "-s", "FOO", "shop", "1"], &["dc", "create", "Bad!", "--nodes", "n1"]] {
         let output = dvs(None, arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         let text = stderr(&output);
@@ -242,4 +237,25 @@ fn logs_are_copied_as_they_are() {
     let daemon = says(200, "line 1\nline 2\n");
     assert_eq!(stdout(&output(&daemon, &["logs", "--tail", "5", "-f", "shop", "65600"])), "line 1\nline 2\n");
     assert_eq!(daemon.lines(), ["GET /v1/dcs/shop/processes/65600/logs?follow=true&tail=5"]);
+}
+
+#[test]
+fn every_shell_gets_a_script_that_knows_the_commands() {
+    for (shell, part) in [("bash", "complete -F _dvs"), ("zsh", "#compdef dvs"), ("fish", "complete -c dvs")] {
+        let output = dvs(None, &["completion", shell]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert!(stdout(&output).contains(part) && stdout(&output).contains("attach"), "{shell}");
+    }
+    assert_eq!(dvs(None, &["completion", "tcl"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn program_that_the_command_line_kept_from_being_reached_has_the_status_of_docker() {
+    for arguments in
+        [&["run", "shop"][..], &["run", "--no-such-option", "shop", "true"], &["exec", "-u", "x", "shop", "true"]]
+    {
+        let output = dvs(None, arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        assert!(stderr(&output).contains("\n  try: dvs "), "{}", stderr(&output));
+    }
 }

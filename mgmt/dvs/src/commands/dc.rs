@@ -87,9 +87,9 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         }
         Command::Stop(StopOptions { grace, dc }) => {
             let daemon = daemon(global)?;
-            block_on(daemon.stop_dc(&dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
+            let stopped = block_on(daemon.stop_dc(&dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
             say(&format!("container '{dc}' is stopped; its files stay"));
-            Ok(std::process::ExitCode::SUCCESS)
+            print(|out| view::changed(out, global.output, &stopped))
         }
         Command::Delete(DeleteOptions { force, keep_data, dc }) => {
             let daemon = daemon(global)?;

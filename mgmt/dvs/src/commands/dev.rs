@@ -188,8 +188,20 @@ fn up_failure(name: &str, error: &up::UpError) -> Failure {
         up::UpError::Leftovers(_) => failure.hint(format!("dvs dev down --name {name}")),
         up::UpError::Busy(_) => failure.hint("the same again in a moment"),
         up::UpError::Machine { .. } | up::UpError::Wire { .. } => failure.hint("dvs doctor"),
-        _ => failure,
+        up::UpError::DaemonEnded { said, .. } => with_last_words(failure, said),
+        up::UpError::NotReady { .. } => failure.hint("a longer --wait, or dvs doctor"),
+        up::UpError::Write { .. } => failure.hint("another --state-dir"),
+        _ => failure.hint("dvs doctor"),
     }
+}
+
+/// What a daemon complained of at its end: its causes become ours, and what it says to try is what to try.
+fn with_last_words(failure: Failure, said: &[String]) -> Failure {
+    said.iter().fold(failure, |failure, line| match (line.strip_prefix("because: "), line.strip_prefix("try: ")) {
+        (Some(cause), _) => failure.because_text(cause),
+        (_, Some(hint)) => failure.hint(hint),
+        _ => failure.because_text(line.strip_prefix("dvs: ").unwrap_or(line)),
+    })
 }
 
 /// `--name`, `--cluster`, the only one there is, or `dev`.
@@ -236,7 +248,8 @@ fn record(places: &Places, name: &str) -> Result<DevCluster, Failure> {
 fn index_of(cluster: &DevCluster, node: &str) -> Result<usize, Failure> {
     cluster.nodes.iter().position(|known| known.name == node).ok_or_else(|| {
         let known: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
-        Failure::new(format!("cluster '{}' has no node '{node}'", cluster.name)).hint(known.join(", "))
+        Failure::new(format!("cluster '{}' has no node '{node}'", cluster.name))
+            .hint(format!("one of {}", known.join(", ")))
     })
 }
 
@@ -251,13 +264,24 @@ fn change(
     let _lock = locked(places, &name)?;
     let mut cluster = record(places, &name)?;
     let index = index_of(&cluster, node)?;
-    let done = work(places, &mut cluster, index).map_err(|error| {
-        let cause = std::error::Error::source(&error);
-        let failure = Failure::new(error.to_string());
-        cause.map_or_else(|| failure.clone(), |cause| failure.clone().because(cause))
-    })?;
+    let done = work(places, &mut cluster, index).map_err(|error| node_failure(&error))?;
     say(&format!("node {node} {done}"));
     Ok(ExitCode::SUCCESS)
+}
+
+fn node_failure(error: &restart::NodeError) -> Failure {
+    let failure = Failure::new(error.to_string()).hint("dvs dev ls, and the node's log");
+    let failure = match std::error::Error::source(error) {
+        Some(cause) => failure.because(cause),
+        None => failure,
+    };
+    match error {
+        restart::NodeError::Start { source, .. } => match source.as_ref() {
+            up::UpError::DaemonEnded { said, .. } => with_last_words(failure, said),
+            _ => failure,
+        },
+        _ => failure,
+    }
 }
 
 fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
@@ -271,7 +295,12 @@ fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
         Failure::new(format!("nothing was run in {}", options.node)).because(cause).status(errors::RUN_FAILED)
     };
     let machine = machine.ok_or_else(|| failed(&machine::MachineError::Gone))?;
-    let status = machine::run_inside(machine, &options.argv).map_err(|error| failed(&error))?;
+    let status = machine::run_inside(machine, &options.argv).map_err(|error| match &error {
+        machine::MachineError::NotStarted { program, .. } => {
+            failed(&error).status(errors::NO_SUCH_PROGRAM).hint(format!("a program of this host: which {program}"))
+        }
+        _ => failed(&error).hint(format!("dvs dev restart {}", options.node)),
+    })?;
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     Ok(ExitCode::from(code as u8))
 }

@@ -32,6 +32,7 @@ const TREE: &str = "/dc";
 /// How often a person looks at progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// Lines of the unpacking process that are shown.
+const COMPLAINTS_SHOWN: usize = 8;
 const COMPLAINTS_BYTES_MAX: usize = 4096;
 
 /// Copy a directory or a tar archive into a container's file tree
@@ -110,7 +111,11 @@ fn in_tree(destination: &str) -> Result<String, Failure> {
 }
 
 fn open(source: &Path, progress: &Arc<Progress>) -> Result<Archive, Failure> {
-    let failed = |cause: io::Error| Failure::new(format!("cannot read {}", source.display())).because(&cause);
+    let failed = |cause: io::Error| {
+        Failure::new(format!("cannot read {}", source.display()))
+            .because(&cause)
+            .hint("a directory, a tar archive, or - for an archive on standard input")
+    };
     if source == Path::new("-") {
         if io::stdin().is_terminal() {
             return Err(
@@ -276,8 +281,19 @@ fn finish(options: &Options, ended: Ended, complaints: &str) -> Result<(), Failu
         Ended::Refused(body) => body.into(),
         Ended::Detached => not_imported(options),
     };
-    failure.because.extend(complaints.lines().take(8).map(str::to_owned));
+    failure.because.extend(complaints.lines().take(COMPLAINTS_SHOWN).map(str::to_owned));
+    if failure.hint.is_none() {
+        failure = failure.hint(what_to_try(options, complaints));
+    }
     Err(failure)
+}
+
+fn what_to_try(options: &Options, complaints: &str) -> String {
+    let dc = &options.dc;
+    if complaints.contains("No space left") {
+        return format!("make room (dvs run {dc} -- df -h /dc), or a container with a larger --disk");
+    }
+    format!("the same again when the cause is gone: what is there already is replaced (dvs dc inspect {dc})")
 }
 
 fn summary(progress: &Progress, took: Duration, destination: &str) -> String {

@@ -1,6 +1,7 @@
 //! One file per command. Each has its options, its help with examples, and `execute`.
 
 pub mod attach;
+pub mod completion;
 pub mod daemon;
 pub mod dc;
 pub mod dev;
@@ -44,6 +45,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Dev(command) => dev::execute(global, command),
         Command::Doctor(options) => doctor::execute(global, &options),
         Command::Version(options) => version::execute(global, &options),
+        Command::Completion(options) => completion::execute(&options),
         Command::Daemon(options) => daemon::execute(options),
         Command::Internal(command) => internal::execute(global, command),
         Command::Server(server) => Ok(internal::serve(server)),

@@ -16,7 +16,9 @@ The program sees the node's own system read-only (/usr, /bin, /lib …) and the 
 tree at /dc, the same on all nodes. With --root it sees a directory of the tree as its whole \
 system instead: an image that `dvs import` put there.
 
-Keys with -t: Ctrl-P Ctrl-Q leave the program running; `dvs attach` comes back to it.
+Without -i or -t the program's input is empty. Signals sent to this command go to the program.
+Keys with -t: Ctrl-P Ctrl-Q leave the program running, as closing the window does; `dvs attach` \
+comes back to it.
 Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, \
 127 not found.
 

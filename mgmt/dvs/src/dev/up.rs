@@ -23,7 +23,7 @@ const ASK_PAUSE: Duration = Duration::from_millis(10);
 /// Longest path of a Unix socket, without its final NUL; the daemon has longer ones of its own below the same directory.
 const SOCKET_PATH_BYTES_MAX: usize = 107 - "/dcs/16777215/keeper.sock".len();
 /// Last lines of a daemon's log that are shown when it does not come up.
-const LOG_LINES: usize = 5;
+const LOG_LINES: usize = 6;
 
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
@@ -53,9 +53,9 @@ pub enum UpError {
     },
     #[error("the cluster has no certificates")]
     Certificates(#[source] pki::PkiError),
-    /// `log`: its last lines, as the file goes with the cluster.
-    #[error("the daemon of {node} ended{log}")]
-    DaemonEnded { node: String, log: String },
+    /// `said`: its last words, as the log goes with the cluster.
+    #[error("the daemon of {node} ended{}", if said.is_empty() { " and logged nothing" } else { "" })]
+    DaemonEnded { node: String, said: Vec<String> },
     #[error("the daemon of {node} was not started")]
     Daemon {
         node: String,
@@ -77,13 +77,17 @@ fn listed(problems: &[String]) -> String {
 }
 
 fn ended(node: &DevNode) -> UpError {
-    let text = fs::read_to_string(&node.log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().rev().take(LOG_LINES).collect();
-    let log = match lines.is_empty() {
-        true => " and logged nothing".to_owned(),
-        false => format!("; it logged: {}", lines.into_iter().rev().collect::<Vec<_>>().join(" | ")),
-    };
-    UpError::DaemonEnded { node: node.name.clone(), log }
+    // A log that was cut in the middle of a letter is still worth reading.
+    let text = fs::read(&node.log).unwrap_or_default();
+    UpError::DaemonEnded { node: node.name.clone(), said: last_words(&String::from_utf8_lossy(&text)) }
+}
+
+/// The complaint with which a daemon ended, when it made one; else the end of its log.
+fn last_words(log: &str) -> Vec<String> {
+    let complaint = log.rfind("dvs: ").filter(|at| *at == 0 || log.as_bytes().get(at - 1) == Some(&b'\n'));
+    let lines: Vec<&str> = complaint.and_then(|at| log.get(at..)).unwrap_or(log).lines().collect();
+    let surplus = lines.len().saturating_sub(LOG_LINES);
+    lines.into_iter().skip(surplus).map(|line| line.trim().to_owned()).collect()
 }
 
 /// What to make.
@@ -356,4 +360,17 @@ fn save(places: &Places, cluster: &DevCluster) -> Result<(), UpError> {
 fn make_dir(path: &Path) -> Result<(), UpError> {
     let write = |source| UpError::Write { path: path.to_owned(), source };
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(write)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn daemon_that_ended_is_quoted_with_its_complaint_or_the_end_of_its_log() {
+        let log = "INFO adopted\nINFO dvs: in between\ndvs: the daemon did not start\n  because: a\n  try: b\n";
+        assert_eq!(last_words(log), ["dvs: the daemon did not start", "because: a", "try: b"]);
+        assert_eq!(last_words(&"line\n".repeat(9)).len(), LOG_LINES);
+        assert!(last_words("").is_empty());
+    }
 }

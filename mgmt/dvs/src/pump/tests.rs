@@ -228,6 +228,17 @@ fn two_keys_leave_the_program_and_a_lone_one_reaches_it() {
 }
 
 #[test]
+fn terminal_that_was_hung_up_leaves_the_program_and_does_not_end_its_input() {
+    block_on(async {
+        let (hung_up, input) = mpsc::channel(1);
+        drop(hung_up);
+        let World { stream, mut keeper, ends, .. } = world(Some(input), DetachKeys::Heeded);
+        let ended = run(stream, ends, &Cell::new(None), &Posted::default()).await.unwrap();
+        assert_eq!((ended, keeper.hear().await), (Ended::Detached, None));
+    });
+}
+
+#[test]
 fn leaving_closes_both_directions_at_once() {
     block_on(async {
         let World { stream, keeper, ends, events, .. } = world(None, DetachKeys::Heeded);

@@ -128,7 +128,8 @@ async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
 
 fn read_description(path: &Path) -> Result<DcSpec, Failure> {
     let failed = |what: &str| Failure::new(format!("{what} {}", path.display()));
-    let text = read_text(path).map_err(|cause| failed("cannot read").because(&cause))?;
+    let text = read_text(path)
+        .map_err(|cause| failed("cannot read").because(&cause).hint("a TOML file, or - for standard input"))?;
     toml::from_str(&text).map_err(|cause| {
         failed("cannot understand")
             .because_text(cause.message())
