@@ -75,9 +75,24 @@ pub fn shelf_main_from_spawn() -> ExitCode {
 fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     eprintln!("dvs: the daemon did not start");
     let mut cause = Some(error);
+    let mut hint = "dvs doctor, and dvs daemon --help for its settings";
     while let Some(error) = cause {
         eprintln!("  because: {error}");
+        hint = error.downcast_ref().and_then(what_to_try).unwrap_or(hint);
         cause = error.source();
     }
+    eprintln!("  try: {hint}");
     ExitCode::FAILURE
+}
+
+/// What people can do about the system errors that a daemon meets at its start.
+fn what_to_try(error: &std::io::Error) -> Option<&'static str> {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::AddrInUse => Some("end the program that has the port (ss -ltnp shows it), or set another port"),
+        ErrorKind::AddrNotAvailable => Some("an address of this machine (ip addr) for --listen and --advertise"),
+        ErrorKind::PermissionDenied => Some("run it as root"),
+        ErrorKind::StorageFull => Some("make room in the state directory"),
+        _ => None,
+    }
 }

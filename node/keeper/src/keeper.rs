@@ -330,7 +330,7 @@ impl Keeper {
         match (report, ended) {
             (Report::Pid(pid), true) => self.executed(id, pid),
             (Report::Failed(failure), _) => {
-                let body = failure.body(&program.request);
+                let body = failure.body(&program.request, &self.dc_name);
                 self.refuse_program(id, body);
             }
             (Report::Nothing, true) => {
@@ -493,7 +493,7 @@ impl Keeper {
             program.life = Life::Abandoned;
             program.report = None;
             let asker = program.asker.take();
-            let body = late_launch(self.options.launch_limit());
+            let body = late_launch(&self.dc_name, self.options.launch_limit());
             tell_refusal(std::mem::take(&mut program.clients), &body);
             if let Some(asker) = asker {
                 self.answer(asker, &Answer::Failed(body), &[]);
@@ -580,10 +580,10 @@ impl Keeper {
     }
 }
 
-fn late_launch(limit: Duration) -> mgmt_api::ErrorBody {
+fn late_launch(dc: &str, limit: Duration) -> mgmt_api::ErrorBody {
     mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the program was not executed within {limit:?}"))
         .because("the container's file tree does not answer")
-        .hint("look at its servers: dvs dc show DC")
+        .hint(format!("look at its servers: dvs dc inspect {dc}"))
 }
 
 fn tell_refusal(clients: Vec<crate::stream::Client>, body: &mgmt_api::ErrorBody) {

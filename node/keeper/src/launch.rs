@@ -50,10 +50,12 @@ pub enum Stage {
     Filter,
     Exec,
     Descriptors,
+    /// The program is there; what shall interpret or load it is not.
+    Interpreter,
 }
 
 impl Stage {
-    const ALL: [Stage; 10] = [
+    const ALL: [Stage; 11] = [
         Stage::Cgroup,
         Stage::Namespaces,
         Stage::Fork,
@@ -64,6 +66,7 @@ impl Stage {
         Stage::Filter,
         Stage::Exec,
         Stage::Descriptors,
+        Stage::Interpreter,
     ];
 
     fn doing(self) -> &'static str {
@@ -76,7 +79,7 @@ impl Stage {
             Stage::Root => "change the root",
             Stage::Directory => "enter the working directory",
             Stage::Filter => "install the system call filter",
-            Stage::Exec => "execute the program",
+            Stage::Exec | Stage::Interpreter => "execute the program",
             Stage::Descriptors => "close the keeper's descriptors",
         }
     }
@@ -99,7 +102,7 @@ impl Failure {
     }
 
     /// In the words of the REST API.
-    pub fn body(self, run: &RunRequest) -> ErrorBody {
+    pub fn body(self, run: &RunRequest, dc: &str) -> ErrorBody {
         let program = run.argv.first().map(String::as_str).unwrap_or_default();
         let cause = io::Error::from_raw_os_error(self.errno);
         let could_not = format!("could not {}", self.stage.doing());
@@ -107,17 +110,36 @@ impl Failure {
             (Stage::Exec, libc::ENOENT) => {
                 ErrorBody::new(ErrorKind::NoSuchProgram, format!("there is no program '{program}' in the container"))
                     .because(cause)
-                    .hint("look into the container's PATH: dvs run DC -- ls /usr/bin")
+                    .hint(format!("look for it: dvs run {dc} -- ls /usr/bin"))
             }
-            (Stage::Exec, libc::E2BIG) => ErrorBody::new(ErrorKind::BadRequest, could_not).because(cause),
-            (Stage::Exec, _) => {
-                ErrorBody::new(ErrorKind::NotExecutable, format!("'{program}' cannot be executed")).because(cause)
+            (Stage::Interpreter, _) => {
+                ErrorBody::new(ErrorKind::NoSuchProgram, format!("'{program}' needs a program that is not there"))
+                    .because("its interpreter (the first line of a script) or its loader is missing")
+                    .hint(format!("dvs run {dc} -- head -c 80 {program}"))
             }
+            (Stage::Exec, libc::E2BIG) => ErrorBody::new(ErrorKind::BadRequest, could_not)
+                .because(cause)
+                .hint("shorter arguments; data goes in through -i"),
+            (Stage::Exec, _) => ErrorBody::new(ErrorKind::NotExecutable, format!("'{program}' cannot be executed"))
+                .because(cause)
+                .hint(match self.errno {
+                    libc::ENOEXEC => "a script begins with a line such as #!/bin/sh",
+                    _ => "a file with the permission to execute (chmod +x)",
+                }),
             (Stage::Directory, _) => {
                 let workdir = run.workdir.as_deref().unwrap_or("/");
-                ErrorBody::new(ErrorKind::BadRequest, format!("{could_not} '{workdir}'")).because(cause)
+                ErrorBody::new(ErrorKind::BadRequest, format!("{could_not} '{workdir}'"))
+                    .because(cause)
+                    .hint(format!("make it: dvs run {dc} -- mkdir -p {workdir}"))
             }
-            (Stage::Root, _) => ErrorBody::new(ErrorKind::BadRequest, could_not).because(cause),
+            (Stage::Root, _) => match &run.root {
+                RootFs::Tree(path) => {
+                    ErrorBody::new(ErrorKind::BadRequest, format!("'{path}' of the tree cannot be a root"))
+                        .because(cause)
+                        .hint(format!("dvs import {dc} SYSTEM.tar {path}"))
+                }
+                RootFs::Host => ErrorBody::new(ErrorKind::Internal, could_not).because(cause),
+            },
             (Stage::Fork, libc::EAGAIN | libc::ENOSPC) => ErrorBody::new(ErrorKind::Unavailable, could_not)
                 .because(cause)
                 .hint("the container has as many processes as its limit allows"),
@@ -186,18 +208,22 @@ pub enum LaunchError {
 impl Plan {
     /// `defaults` are the keeper's `K=V`; the request's own come last and win.
     pub fn check(run: &RunRequest, hostname: &str, defaults: &[String]) -> Result<Plan, ErrorBody> {
-        let bad = |what: &str| ErrorBody::new(ErrorKind::BadRequest, what);
+        let bad = |what: &str, hint: &str| ErrorBody::new(ErrorKind::BadRequest, what).hint(hint);
         let strings = run.argv.len() + run.env.len();
         let bytes: usize = run.argv.iter().chain(&run.env).map(String::len).sum();
         if strings > ARGUMENTS_MAX || bytes > ARGUMENT_BYTES_MAX {
-            return Err(bad("the arguments and the environment are too large"));
+            return Err(bad("the arguments and the environment are too large", "data goes in through -i or the tree"));
         }
-        let name = run.argv.first().filter(|name| !name.is_empty()).ok_or_else(|| bad("no program was named"))?;
+        let name = run
+            .argv
+            .first()
+            .filter(|name| !name.is_empty())
+            .ok_or_else(|| bad("no program was named", "a path, or a name that is in PATH"))?;
         if run.uid >= sandbox::userns::UIDS || run.gid >= sandbox::userns::UIDS {
-            return Err(bad("users and groups of a container are 0 to 65535"));
+            return Err(bad("users and groups of a container are 0 to 65535", "--user 1000:1000"));
         }
         if run.workdir.as_ref().is_some_and(|dir| !dir.starts_with('/')) {
-            return Err(bad("the working directory must begin with '/'"));
+            return Err(bad("the working directory must begin with '/'", "--workdir /dc"));
         }
         let mut variables = Variables::default();
         variables.set("PATH", PATH);
@@ -208,14 +234,13 @@ impl Plan {
             variables.set("TERM", "xterm-256color");
         }
         for pair in defaults.iter().chain(&run.env) {
-            let (key, value) = pair
-                .split_once('=')
-                .filter(|(key, _)| !key.is_empty())
-                .ok_or_else(|| bad("an environment variable is not of the form NAME=VALUE").because(pair))?;
+            let (key, value) = pair.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(|| {
+                bad("an environment variable is not of the form NAME=VALUE", "--env NAME=VALUE").because(pair)
+            })?;
             variables.set(key, value);
         }
         let path = variables.get("PATH").unwrap_or(PATH).to_owned();
-        let nul = |_| bad("an argument contains a NUL character");
+        let nul = |_| bad("an argument contains a NUL character", "pass it through -i");
         Ok(Plan {
             argv: c_strings(run.argv.iter().cloned()).map_err(nul)?,
             env: c_strings(variables.pairs()).map_err(nul)?,
@@ -339,6 +364,10 @@ impl Plan {
         let mut errno = libc::ENOENT;
         for path in &self.paths {
             match exec(path, &self.argv, &self.env).raw_os_error() {
+                // The kernel says the same of a script whose interpreter is missing.
+                Some(libc::ENOENT) if rustix::fs::access(path.as_c_str(), rustix::fs::Access::EXISTS).is_ok() => {
+                    return Failure { stage: Stage::Interpreter, errno: libc::ENOENT };
+                }
                 Some(libc::ENOENT | libc::ENOTDIR) => (),
                 Some(libc::EACCES) => errno = libc::EACCES,
                 other => return Failure { stage: Stage::Exec, errno: other.unwrap_or(libc::EIO) },

@@ -35,15 +35,17 @@ pub fn internal(what: &str, error: &(dyn Error + 'static)) -> ErrorBody {
     body
 }
 
-fn no_such_process(pid: u32) -> ErrorBody {
-    ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} of the container on this node"))
-}
-
 fn bad(what: impl Into<String>) -> ErrorBody {
     ErrorBody::new(ErrorKind::BadRequest, what)
 }
 
 impl Keeper {
+    fn no_such_process(&self, pid: u32) -> ErrorBody {
+        let dc = &self.dc_name;
+        ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
+            .hint(format!("dvs ps {dc}"))
+    }
+
     /// Carries out one request and answers it, now or by a later event.
     pub fn work(&mut self, asker: u32, request: Request, fds: Vec<OwnedFd>) {
         let answered = match request {
@@ -123,10 +125,12 @@ impl Keeper {
 
     fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, ErrorBody> {
         if !matches!(self.phase, Phase::Serving) {
-            return Err(ErrorBody::new(ErrorKind::Conflict, "the container is being stopped"));
+            return Err(ErrorBody::new(ErrorKind::Conflict, "the container is being stopped")
+                .hint(format!("when it is down: dvs dc start {}", self.dc_name)));
         }
         if self.running() >= PROGRAMS_MAX {
-            return Err(ErrorBody::new(ErrorKind::Unavailable, "the container has too many programs on this node"));
+            return Err(ErrorBody::new(ErrorKind::Unavailable, "the container has too many programs on this node")
+                .hint("another of its nodes, with --node"));
         }
         let mut run = run;
         if beside.is_some() {
@@ -141,7 +145,7 @@ impl Keeper {
         let around = Surroundings { process, members: &self.members, filter: &self.filter };
         match plan.launch(&around, stdio) {
             Ok(launched) => self.watch(program, launched),
-            Err(LaunchError::Early(failure)) => Err(failure.body(&program.request)),
+            Err(LaunchError::Early(failure)) => Err(failure.body(&program.request, &self.dc_name)),
             Err(error) => Err(internal("start the program", &error)),
         }
     }
@@ -164,8 +168,8 @@ impl Keeper {
         }
         let hosts = self.options.cgroup.as_ref().and_then(|group| group.members().ok()).unwrap_or_default();
         let inside = |host: &u32| sys::pidfd::innermost_pid(*host as i32) == Some(pid as i32);
-        let host = hosts.into_iter().find(inside).ok_or_else(|| no_such_process(pid))?;
-        sys::pidfd::open(host as i32).map_err(|_| no_such_process(pid))
+        let host = hosts.into_iter().find(inside).ok_or_else(|| self.no_such_process(pid))?;
+        sys::pidfd::open(host as i32).map_err(|_| self.no_such_process(pid))
     }
 
     /// The record and the descriptors of both sides.
@@ -243,7 +247,13 @@ impl Keeper {
         let outcome = self.find_running(pid).map(|program| (program.id, program.clients.len()));
         let (id, refusal) = match outcome {
             Ok((id, clients)) if clients < CLIENTS_MAX => (id, None),
-            Ok((id, _)) => (id, Some(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}")))),
+            Ok((id, _)) => (
+                id,
+                Some(
+                    ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}"))
+                        .hint(format!("dvs logs {} {pid}", self.dc_name)),
+                ),
+            ),
             Err(body) => (0, Some(body)),
         };
         let watched = self
@@ -268,29 +278,31 @@ impl Keeper {
         match program.life {
             Life::Running => Ok(program),
             _ => Err(ErrorBody::new(ErrorKind::Conflict, format!("the program {pid} has ended"))
-                .hint("its output is in its log: dvs logs DC PID")),
+                .hint(format!("its output is in its log: dvs logs {} {pid}", self.dc_name))),
         }
     }
 
     /// A program started by `run`.
     fn find(&self, pid: u32) -> Result<&Program, ErrorBody> {
-        self.programs
-            .values()
-            .rfind(|program| program.pid == pid && pid != 0)
-            .ok_or_else(|| no_such_process(pid).hint("only programs started by 'dvs run' have streams and logs"))
+        let found = self.programs.values().rfind(|program| program.pid == pid && pid != 0);
+        found.ok_or_else(|| {
+            self.no_such_process(pid)
+                .because("only programs started by 'dvs run' have streams and logs")
+                .hint(format!("dvs ps --all {}", self.dc_name))
+        })
     }
 
     fn signal(&self, pid: u32, signal: i32) -> Answered {
         if !(0..=64).contains(&signal) {
-            return Err(bad(format!("there is no signal {signal}")));
+            return Err(bad(format!("there is no signal {signal}")).hint("a number from 0 to 64"));
         }
         if pid <= 1 {
-            return Err(bad("PID 1 is the container's virtual init: stop the container instead"));
+            return Err(bad("PID 1 is the container's virtual init").hint(format!("dvs dc stop {}", self.dc_name)));
         }
-        let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| no_such_process(pid))?;
+        let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| self.no_such_process(pid))?;
         match sys::child::send_signal(&process, signal) {
             Ok(()) => Ok((Answer::Done, Vec::new())),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(no_such_process(pid)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(self.no_such_process(pid)),
             Err(error) => Err(internal("send the signal", &error)),
         }
     }
@@ -308,7 +320,8 @@ impl Keeper {
             return Ok((Answer::Descriptor, vec![file]));
         }
         if watchers >= CLIENTS_MAX {
-            return Err(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}")));
+            return Err(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}"))
+                .hint(format!("dvs logs {} {pid}, without --follow", self.dc_name)));
         }
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let (ours, theirs) = pair.map_err(|error| fail(&error))?;

@@ -83,7 +83,12 @@ fn check(item: &Item) -> Check {
             (state, chain(error.as_ref()))
         }
     };
-    let what_to_do = if state == State::Ok { "" } else { item.fix };
+    let what_to_do = match state {
+        State::Ok => "",
+        // Nobody should change a kernel because of a probe that was not permitted.
+        _ if root().is_err() => "sudo dvs doctor",
+        _ => item.fix,
+    };
     Check { name: item.name, state, why_needed: item.why, found, what_to_do }
 }
 

@@ -62,10 +62,30 @@ pub async fn create(
 ) -> Result<(StatusCode, Json<Dc>), Failure> {
     let spec: DcSpec = parse(&read_body(body).await?)?;
     let name = spec.name.clone();
+    if query.start {
+        demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
+    }
     let also = Arc::clone(&api);
     let view = blocking(move || make_record(&also, spec)).await?;
-    let dc = if query.start { start_and_wait(&api, &name).await? } else { describe(&view) };
-    Ok((StatusCode::CREATED, Json(dc)))
+    if !query.start {
+        return Ok((StatusCode::CREATED, Json(describe(&view))));
+    }
+    match start_and_wait(&api, &name).await {
+        Ok(dc) => Ok((StatusCode::CREATED, Json(dc))),
+        Err(failed) => {
+            take_back(&api, &view).await;
+            Err(failed)
+        }
+    }
+}
+
+/// What was made a moment ago and did not start is not left behind: it never held anything, and its name is wanted for the next try.
+async fn take_back(api: &Arc<Api>, made: &DcView) {
+    let name = &made.record.spec.name;
+    let is_ours = api.dc(name).await.is_ok_and(|view| view.record.id == made.record.id);
+    if is_ours && let Err(left) = delete_and_wait(api, name, Images::Remove).await {
+        tracing::warn!(dc = %name, why = %left.0, "a container that did not start is not yet deleted");
+    }
 }
 
 pub async fn start(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
@@ -97,17 +117,23 @@ pub async fn delete(
         // A node that returns to find a container deleted removes what it has of it.
         demand_all_alive(&api, &view, "cannot be deleted with its data kept").await?;
     }
-    wish(&api, &dc, Desired::Deleted { images }).await?;
+    delete_and_wait(&api, &dc, images).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn delete_and_wait(api: &Arc<Api>, dc: &str, images: Images) -> Result<(), Failure> {
+    wish(api, dc, Desired::Deleted { images }).await?;
     let everywhere_gone =
-        wait_until(&api, &dc, STOP_LIMIT, |view, alive| match farewell::first_with_remains(view, alive) {
+        wait_until(api, dc, STOP_LIMIT, |view, alive| match farewell::first_with_remains(view, alive) {
             None => Progress::Done,
             Some(node) => Progress::Waiting(format!("node {node} still has a part of it")),
         })
         .await?;
     if let Some(view) = everywhere_gone {
+        let api = Arc::clone(api);
         blocking(move || Ok(farewell::forget(&*api.context.engine, &view)?)).await?;
     }
-    Ok(StatusCode::NO_CONTENT)
+    Ok(())
 }
 
 pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ChannelInfo>>, Failure> {
@@ -220,24 +246,31 @@ async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
     demand_all_alive(api, &view, "cannot start").await?;
     let generation = wish(api, dc, Desired::Running).await?.record.generation;
-    let started = wait_until(api, dc, START_LIMIT, |view, _| progress_of_start(view, generation)).await?;
+    let started = wait_until(api, dc, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
     started.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 
 async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(), Failure> {
+    demand_alive(api, &view.record.spec.name, &view.record.spec.nodes, what).await
+}
+
+/// A node that nobody knows is for the check of the description to refuse.
+async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str) -> Result<(), Failure> {
     let also = Arc::clone(api);
-    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
-    let spec = &view.record.spec;
-    match spec.nodes.iter().find(|node| !alive.contains_key(*node)) {
+    let (alive, known) =
+        blocking(move || Ok((nodes::alive(&also.context)?, also.context.engine.list(records::MEMBERS)?))).await?;
+    let is_known =
+        |node: &str| known.entries.iter().any(|entry| entry.key.trim_start_matches(records::MEMBERS) == node);
+    match nodes.iter().find(|node| !alive.contains_key(*node) && is_known(node)) {
         None => Ok(()),
-        Some(down) => Err(ErrorBody::new(ErrorKind::Unavailable, format!("container '{}' {what}", spec.name))
+        Some(down) => Err(ErrorBody::new(ErrorKind::Unavailable, format!("container '{dc}' {what}"))
             .because(format!("node {down} is down"))
             .hint(format!("dvs node inspect {down}"))
             .into()),
     }
 }
 
-fn progress_of_start(view: &DcView, generation: u64) -> Progress {
+fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u64) -> Progress {
     if view.record.generation != generation {
         let name = &view.record.spec.name;
         let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{name}' was changed meanwhile"));
@@ -258,6 +291,11 @@ fn progress_of_start(view: &DcView, generation: u64) -> Progress {
         view.record.spec.nodes.iter().find(|node| share(node).map(|share| share.share.phase) != Some(DcPhase::Running));
     match waiting {
         None => Progress::Done,
+        Some(node) if !alive.contains(node) => {
+            let what = format!("container '{}' did not start on {node}", view.record.spec.name);
+            let body = ErrorBody::new(ErrorKind::Unavailable, what).because(format!("node {node} went down meanwhile"));
+            Progress::Failed(body.hint(format!("dvs node inspect {node}")))
+        }
         Some(node) => {
             let problem = share(node).and_then(|share| share.share.problems.first().cloned());
             Progress::Waiting(format!(

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
 use keeper::KeeperClient;
-use mgmt_api::{ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
+use mgmt_api::{DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
@@ -284,6 +284,7 @@ enum Start {
 
 /// Starts or attaches on this node: as a stream when the client wants one, else detached.
 async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) -> Result<Response<Body>, Failure> {
+    refuse_failed(view)?;
     let keeper = keeper(api, view).await?;
     if let Some(client) = incoming.client {
         stream::hand_over(client, move |descriptor, pending| {
@@ -310,6 +311,18 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     })
     .await?;
     Ok(Json(RunResponse { pid, node: api.context.config.node.clone() }).into_response())
+}
+
+/// A program of a container that never came up would only wait for its file tree.
+fn refuse_failed(view: &DcView) -> Result<(), Failure> {
+    let Some(share) = view.shares.values().map(|record| &record.share).find(|share| share.phase == DcPhase::Failed)
+    else {
+        return Ok(());
+    };
+    let dc = &view.record.spec.name;
+    let body = ErrorBody::new(ErrorKind::Unavailable, format!("container '{dc}' did not start on {}", share.node));
+    let body = share.problems.iter().fold(body, |body, problem| body.because(problem));
+    Err(body.hint(format!("dvs dc inspect {dc}")).into())
 }
 
 /// A connection to the container's keeper on this node.

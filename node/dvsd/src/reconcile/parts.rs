@@ -65,6 +65,13 @@ struct Plain {
     problem: Option<String>,
 }
 
+/// What is done about an image that is not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Image {
+    Made,
+    Demanded,
+}
+
 /// What a server gets beside the common fields: arguments, options, descriptors by role.
 type ServerDetails = (Vec<&'static str>, Value, BTreeMap<String, OwnedFd>);
 
@@ -359,9 +366,13 @@ impl Parts {
         let missing = || format!("{part:?} is no server");
         let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
         let name = self.share.role_name(part).ok_or_else(missing)?;
+        let engine = &*self.context.engine;
+        let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
+        // A server that ever had an epoch had its image before.
+        let image = if engine.read(&epoch)?.is_some() { Image::Demanded } else { Image::Made };
+        let (arguments, options, fds) = self.server_details(part, image)?;
         // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
-        let epoch = records::raise(&*self.context.engine, &format!("/epochs/{}/{endpoint}", self.share.id))?;
-        let (arguments, options, fds) = self.server_details(part)?;
+        let epoch = records::raise(engine, &epoch)?;
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
         let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
         let mut fields = self.fields();
@@ -380,15 +391,15 @@ impl Parts {
         })
     }
 
-    fn server_details(&self, part: &Part) -> Result<ServerDetails, Problem> {
+    fn server_details(&self, part: &Part, found: Image) -> Result<ServerDetails, Problem> {
         let one = |role: &str, fd: OwnedFd| BTreeMap::from([(role.to_owned(), fd)]);
         Ok(match part {
             Part::Disk(index) => {
                 let disk = self.share.disk(*index).ok_or("no such disk")?;
-                let image = self.open_image(&disk.name, Some(disk.bytes))?;
+                let image = self.open_image(&disk.name, Some(disk.bytes), found)?;
                 (vec!["server", "disk"], json!({ "bytes": disk.bytes }), one("image", image.into()))
             }
-            Part::Ds => (vec!["server", "ds"], json!({}), one("image", self.open_image("ds", None)?.into())),
+            Part::Ds => (vec!["server", "ds"], json!({}), one("image", self.open_image("ds", None, found)?.into())),
             Part::Fs => {
                 let disk = crate::spec::disk_endpoint(0).ok_or("no such disk")?;
                 (vec!["server", "fs"], json!({ "disk": disk.number() }), BTreeMap::new())
@@ -417,15 +428,16 @@ impl Parts {
         ])
     }
 
-    /// Opened for a server that may not open anything; made, sparse, when it is not there. A disk's size is fixed.
-    fn open_image(&self, name: &str, bytes: Option<u64>) -> Result<File, Problem> {
+    /// Opened for a server that may not open anything; made, sparse, for one that never ran. A disk's size is fixed. An image that is gone
+    /// is not made anew: an empty tree in place of people's files would be a lie.
+    fn open_image(&self, name: &str, bytes: Option<u64>, found: Image) -> Result<File, Problem> {
         // Disks and the key-value store have names of their own kind.
         let suffix = if bytes.is_some() { "img" } else { "store" };
         let path = self.state_dir.join("images").join(format!("{name}.{suffix}"));
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            .create(true)
+            .create(found == Image::Made)
             .truncate(false)
             .mode(0o600)
             .open(&path)
