@@ -1,45 +1,117 @@
 //! The doors a change passes.
+//!
+//! Everything is compiled once: each step builds the same selection, the whole workspace with its tests. Another selection
+//! (`--package`, `--exclude`) would mean other features of shared crates, and with them a second build of nearly everything.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
 
 use crate::rooms;
-use crate::run::{Outcome, run};
+use crate::run::{Outcome, finish, run, shown, workspace};
+
+/// Tests of whole clusters, which need root.
+const SYSTEM: &str = "end-to-end";
 
 /// Format, room rule, lints, fast tests.
 pub fn check() -> Outcome {
     step("format", || run("cargo", ["fmt", "--all", "--check"]))?;
     step("room rule", rooms::check)?;
     step("lints", || run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    step("tests", || run("cargo", ["test", "--workspace", "--exclude", "end-to-end", "--no-fail-fast"]))
+    step("tests", || {
+        let programs = build_tests()?;
+        // Examples in the documentation are texts, none is a test.
+        run_tests(programs.iter().filter(|program| program.package != SYSTEM), &[])
+    })
 }
 
 /// Whole clusters on this machine. One at a time: they measure time and share two CPUs.
 pub fn test_system() -> Outcome {
-    run("cargo", ["build", "--package", "dvs", "--bin", "dvs"])?;
     step("system tests", || {
-        run("cargo", ["test", "--package", "end-to-end", "--no-fail-fast", "--", "--test-threads=1"])
+        let programs = build_tests()?;
+        run_tests(programs.iter().filter(|program| program.package == SYSTEM), &["--test-threads=1"])
     })
 }
 
 /// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds.
 pub fn test_long() -> Outcome {
-    run("cargo", ["build", "--package", "dvs", "--bin", "dvs"])?;
-    step("long tests", || {
-        run(
-            "env",
-            [
-                "DVS_TEST_LONG=1",
-                "cargo",
-                "test",
-                "--workspace",
-                "--no-fail-fast",
-                "--",
-                "--include-ignored",
-                "--test-threads=1",
-            ],
-        )
-    })
+    step("long tests", || run_tests(build_tests()?.iter(), &["--include-ignored", "--test-threads=1"]))
+}
+
+/// A program full of tests.
+struct TestProgram {
+    package: String,
+    /// Of the package: where its tests expect to be started.
+    directory: PathBuf,
+    executable: PathBuf,
+}
+
+/// Builds all tests, and with them the binary `dvs`, because tests of its own package use it.
+fn build_tests() -> Outcome<Vec<TestProgram>> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    cargo.current_dir(workspace()).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let done = cargo.output().map_err(|error| format!("{} did not start: {error}", shown(&cargo)))?;
+    if !done.status.success() {
+        return Err(format!("{} failed ({})", shown(&cargo), done.status));
+    }
+    let lines = String::from_utf8_lossy(&done.stdout);
+    Ok(lines
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter_map(|message| program(&message))
+        .collect())
+}
+
+/// `None`: the message is about something else.
+fn program(message: &Value) -> Option<TestProgram> {
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let directory = manifest.parent()?.to_owned();
+    let package = directory.strip_prefix(workspace()).ok()?;
+    // The system tests' folder is not named after their package.
+    let package = if package == Path::new("tests") { SYSTEM } else { package.file_name()?.to_str()? };
+    Some(TestProgram { package: package.to_owned(), directory, executable: message["executable"].as_str()?.into() })
+}
+
+/// Runs them all, also after a failure.
+fn run_tests<'a>(programs: impl Iterator<Item = &'a TestProgram>, arguments: &[&str]) -> Outcome {
+    let mut failed = Vec::new();
+    for program in programs {
+        let name = program.executable.file_name().unwrap_or_default().to_string_lossy();
+        eprintln!("xtask: {} {name}", program.package);
+        let mut command = Command::new(&program.executable);
+        command.args(arguments).current_dir(&program.directory);
+        if arguments.contains(&"--include-ignored") {
+            command.env("DVS_TEST_LONG", "1");
+        }
+        failed.extend(finish(&mut command).err());
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
 fn step(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
     eprintln!("xtask: {name}");
     work()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn programs_full_of_tests_are_told_from_everything_else_that_cargo_builds() {
+        let manifest = |folder: &str| workspace().join(folder).join("Cargo.toml");
+        let artifact = |folder: &str, test: bool| json!({ "reason": "compiler-artifact", "manifest_path": manifest(folder), "profile": { "test": test }, "executable": "/t" });
+        let found = |message: &Value| program(message).map(|program| program.package);
+        assert_eq!(found(&artifact("kernel/ipc", true)).as_deref(), Some("ipc"));
+        assert_eq!(found(&artifact("tests", true)).as_deref(), Some(SYSTEM));
+        assert_eq!(found(&artifact("mgmt/dvs", false)), None);
+        assert_eq!(found(&json!({ "reason": "build-finished", "success": true })), None);
+    }
 }
