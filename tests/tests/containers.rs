@@ -1,6 +1,8 @@
 //! Containers over several nodes, from the command line.
 
-use end_to_end::Cluster;
+use std::time::Duration;
+
+use end_to_end::{Cluster, eventually};
 
 #[test]
 fn file_written_on_one_node_is_read_on_the_others() {
@@ -81,5 +83,56 @@ fn names_made_or_replaced_on_one_node_are_seen_at_once_on_another() {
         cluster.sh("shop", "n3", &replace);
         let seen = cluster.sh("shop", "n1", &format!("cd /dc/d; cat list file{round}"));
         assert_eq!(seen, format!("{round}\n{round}\n"));
+    }
+}
+
+#[test]
+fn limits_hold_for_the_container_and_for_nobody_else() {
+    let cluster = Cluster::up(1);
+    cluster.container("small", 1, &["--memory", "64M", "--pids", "30", "--cpu-list", "1"]);
+    let greedy = ["run", "small", "--", "python3", "-c", "x = bytearray(300 << 20); print(len(x))"];
+    assert_eq!(cluster.output(&greedy).status.code(), Some(137), "killed, as it took more memory than there is");
+    // The one that exceeds it is killed, not the rest.
+    let beside = "python3 -c 'x = bytearray(300 << 20)' || echo $?; echo alive > /dc/file; cat /dc/file; nproc";
+    assert_eq!(cluster.sh("small", "n1", beside), "137\nalive\n1\n");
+    let many = "for i in $(seq 60); do sleep 1000 & done 2>/dev/null; kill $(jobs -p); wait; echo over";
+    let (code, message) = cluster.fails(&["run", "small", "--", "bash", "-c", many]);
+    assert!(code != 0 || message.contains("fork"), "60 processes where 30 may be: {code} {message}");
+    assert_eq!(cluster.sh("small", "n1", "echo goes on"), "goes on\n");
+    assert_eq!(cluster.json(&["dc", "inspect", "small", "-o", "json"])["phase"], "running");
+}
+
+/// A small system of one program, for `--root`.
+fn busybox_system() -> tempfile::TempDir {
+    let system = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(system.path().join("bin")).expect("bin");
+    std::fs::copy("/bin/busybox", system.path().join("bin/busybox")).expect("busybox-static is installed");
+    for name in ["sh", "cat", "ls", "sleep", "grep"] {
+        std::os::unix::fs::symlink("busybox", system.path().join("bin").join(name)).expect("a link");
+    }
+    system
+}
+
+#[test]
+fn program_with_a_root_of_its_own_keeps_its_mounts_when_gate_and_file_server_are_killed() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1"]);
+    let system = busybox_system();
+    cluster.ok(&["import", "shop", system.path().to_str().expect("UTF-8"), "/system"]);
+    let shell = ["run", "-d", "shop", "--node", "n2", "--root", "/system", "--", "sh", "-c", "sleep 1000"];
+    let pid = cluster.ok(&shell);
+    let look = "grep -c ^ /proc/mounts; ls /dev/null /proc/self/stat /sys/kernel > /dev/null && echo there";
+    let inside = || cluster.ok(&["exec", "shop", "--beside", pid.trim(), "--", "sh", "-c", look]);
+    let before = inside();
+    assert!(before.ends_with("there\n"), "{before}");
+    for (node, server) in [("n2", "gate"), ("n1", "fs"), ("n2", "gate")] {
+        let old = cluster.server_pid("shop", node, server).expect("it runs");
+        cluster.kill(node, old);
+        eventually("another one serves", Duration::from_secs(30), || {
+            cluster.server_pid("shop", node, server).filter(|new| *new != old)
+        });
+        // Changes in the same directory by the other node take the names there away from the gate.
+        cluster.sh("shop", "n1", "echo x > /dc/system/new; rm /dc/system/new");
+        assert_eq!(inside(), before, "after {server} on {node} was killed");
     }
 }

@@ -12,10 +12,8 @@ use std::time::Duration;
 
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
 pub const ATTR_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The same for names, when the kernel can be told to distrust all names without taking a lock.
-pub const NAME_TIMEOUT: Duration = Duration::from_secs(3600);
-/// For names when it cannot: a recall then waits until names have lost their validity.
-pub const NAME_TIMEOUT_SHORT: Duration = Duration::from_secs(1);
+/// The same for names. A name that the kernel cannot be made to distrust in time is waited for, so it is short.
+pub const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Leases remembered; beyond, all are forgotten at once, which costs a re-read of files opened again.
 const LEASES_MAX: usize = 1 << 20;

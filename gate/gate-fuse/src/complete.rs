@@ -9,7 +9,7 @@ use vos_api::fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Done, ReplyData};
-use crate::cache::{ATTR_TIMEOUT, Cache, Keep};
+use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_TIMEOUT};
 use crate::kernel::{self, fopen};
 use crate::names::Names;
 use crate::request::Plus;
@@ -45,7 +45,6 @@ pub struct Completer<'a> {
     pub cache: &'a mut Cache,
     pub state: &'a mut State,
     pub names: &'a mut Names,
-    pub name_timeout: Duration,
 }
 
 impl Completer<'_> {
@@ -68,7 +67,7 @@ impl Completer<'_> {
         match then {
             Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
                 let mut entry = kernel::EntryOut::default();
-                (entry.entry_valid, entry.entry_valid_nsec) = split(self.name_timeout);
+                (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
                 Answer::Bytes(entry.as_bytes().to_vec())
             }
             Then::Xattr { probe: Probe::Capability, .. } if errno == libc::ENODATA => {
@@ -169,7 +168,7 @@ impl Completer<'_> {
             self.cache.found(ino, parent);
         }
         let attributes = attributes(attr, leased);
-        let (entry_valid, entry_valid_nsec) = if leased { split(self.name_timeout) } else { (0, 0) };
+        let (entry_valid, entry_valid_nsec) = if leased { split(NAME_TIMEOUT) } else { (0, 0) };
         kernel::EntryOut {
             nodeid: ino,
             generation: 0,

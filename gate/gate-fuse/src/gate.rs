@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
-use crate::cache::{Cache, Keep, NAME_TIMEOUT, NAME_TIMEOUT_SHORT};
+use crate::cache::{Cache, Keep, NAME_TIMEOUT};
 use crate::complete::{After, Answer, Completer};
 use crate::flight::{Flight, Flights};
 use crate::init::{self, TRANSFER_BYTES};
@@ -108,6 +108,8 @@ pub struct Gate<B: Backend> {
     cache: Cache,
     notifier: Notifier,
     names: Names,
+    /// Until then the kernel may trust names that a predecessor told and that are not in `names`.
+    unknown_names_until: Option<Instant>,
     recalls: Recalls,
     flights: Flights,
     held: VecDeque<Held>,
@@ -138,6 +140,7 @@ impl<B: Backend> Gate<B> {
             cache: Cache::new(is_new),
             notifier,
             names: Names::default(),
+            unknown_names_until: None,
             recalls: Recalls::default(),
             flights: Flights::default(),
             held: VecDeque::new(),
@@ -196,8 +199,8 @@ impl<B: Backend> Gate<B> {
             self.state.begin_session(random())?;
         }
         if self.state.negotiated().is_some() {
-            // Which names the predecessor told nobody knows.
-            self.distrust_names();
+            // Which names the predecessor told nobody knows; the kernel trusts none of them for longer.
+            self.unknown_names_until = Some(Instant::now() + NAME_TIMEOUT);
         }
         self.begin_backend()?;
         self.phase = Phase::Serving;
@@ -471,14 +474,13 @@ impl<B: Backend> Gate<B> {
     }
 
     fn complete_request(&mut self, flight: Flight, done: &Done<B::Data>) -> Result<(), GateError> {
-        let name_timeout = self.name_timeout();
         match (&flight.name, flight.then) {
             (Some((parent, name)), Then::Placed) => self.placed(*parent, name, done.status),
             (Some((parent, name)), _) => self.names.told(*parent, name),
             (None, _) => {}
         }
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let mut completer = Completer { cache, state, names, name_timeout };
+        let mut completer = Completer { cache, state, names };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {
@@ -598,10 +600,11 @@ impl<B: Backend> Gate<B> {
         let mut is_news = events.is_empty();
         for event in events {
             let names = match event.what {
-                What::Inode { ino } if self.names.has(ino) => NamesToo::Yes,
-                _ => NamesToo::No,
+                What::Inode { ino } if self.names.has(ino) || self.unknown_names_expire(now).is_some() => NamesToo::Yes,
+                What::Inode { .. } => NamesToo::No,
+                What::Name { .. } | What::Everything => NamesToo::Yes,
             };
-            if !self.recalls.begin(&event, now, self.grace(&event.what, names), names) {
+            if !self.recalls.begin(&event, now, grace(names)) {
                 continue;
             }
             is_news = true;
@@ -618,20 +621,25 @@ impl<B: Backend> Gate<B> {
             What::Inode { ino } => {
                 let found_in = self.cache.recalled(ino);
                 let names = self.names.take(ino);
-                Job::Inode { recall, ino, busy: self.flights.locked_ranges(ino), found_in, names }
+                let names_expire = self.unknown_names_expire(Instant::now());
+                let busy = self.flights.locked_ranges(ino);
+                Job::Inode { recall, ino, busy, found_in, names, names_expire }
             }
             What::Name { parent, name } => Job::Name { recall, parent, name },
             What::Everything => self.everything(Some(recall)),
         }
     }
 
-    /// Drops all that the kernel was ever told to keep: names at once or when they expire, the rest one by one.
+    /// Drops all that the kernel was ever told to keep, one by one.
     fn everything(&mut self, recall: Option<u64>) -> Job {
         self.cache.lost();
-        self.names.take_all();
-        self.distrust_names();
-        let names_expire = (!self.has_epochs()).then(|| Instant::now() + NAME_TIMEOUT_SHORT);
-        Job::Everything { recall, inos: self.state.cached(), names_expire }
+        let names_expire = self.unknown_names_expire(Instant::now());
+        Job::Everything { recall, inos: self.state.cached(), names: self.names.take_all(), names_expire }
+    }
+
+    /// When the last name that a predecessor told loses its validity, while that is still to come.
+    fn unknown_names_expire(&self, now: Instant) -> Option<Instant> {
+        self.unknown_names_until.filter(|at| now < *at)
     }
 
     fn give(&self, job: Job) {
@@ -650,8 +658,8 @@ impl<B: Backend> Gate<B> {
                 self.give(Job::Names { parent, names });
             }
         }
-        if self.recalls.len() > 0 && self.recalls.tick(Instant::now(), self.flights.has_changes()).names {
-            self.distrust_names();
+        if self.recalls.len() > 0 {
+            self.recalls.tick(Instant::now(), self.flights.has_changes());
         }
         if !matches!(self.phase, Phase::Serving) {
             return Ok(());
@@ -671,26 +679,6 @@ impl<B: Backend> Gate<B> {
             self.events = self.backend.submit(&op).ok();
         }
         Ok(())
-    }
-
-    fn grace(&self, what: &What, names: NamesToo) -> Duration {
-        let has_names = names == NamesToo::Yes || !matches!(what, What::Inode { .. });
-        if has_names && !self.has_epochs() { NAME_TIMEOUT_SHORT } else { recall::GRACE }
-    }
-
-    fn has_epochs(&self) -> bool {
-        self.state.negotiated().is_some_and(|agreed| agreed.minor >= kernel::VERSION_MINOR_EPOCH)
-    }
-
-    fn name_timeout(&self) -> Duration {
-        if self.has_epochs() { NAME_TIMEOUT } else { NAME_TIMEOUT_SHORT }
-    }
-
-    /// Makes the kernel ask again for every name. Takes no lock, so this thread may do it.
-    fn distrust_names(&self) {
-        if self.has_epochs() {
-            let _ = notify::send(&self.fuse, kernel::notify::INC_EPOCH, &[], &[]);
-        }
     }
 
     // ---- to the kernel
@@ -821,6 +809,14 @@ enum Handled {
     Done,
     /// There is no room at the moment.
     Later,
+}
+
+/// How long a recall may hang: names are no longer trusted after their time, dropped or not.
+fn grace(names: NamesToo) -> Duration {
+    match names {
+        NamesToo::Yes => NAME_TIMEOUT,
+        NamesToo::No => recall::GRACE,
+    }
 }
 
 fn plain(op: u16) -> Op<'static> {

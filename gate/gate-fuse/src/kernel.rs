@@ -12,8 +12,6 @@ pub const VERSION_MAJOR: u32 = 7;
 pub const VERSION_MINOR_MIN: u32 = 31;
 /// The interface this file was written against (Linux 6.18).
 pub const VERSION_MINOR: u32 = 45;
-/// From here on the kernel understands [`notify::INC_EPOCH`].
-pub const VERSION_MINOR_EPOCH: u32 = 44;
 
 macro_rules! structs {
     ($($(#[$doc:meta])* $name:ident = $bytes:literal { $($field:ident: $ty:ty),* $(,)? })*) => {
@@ -196,7 +194,6 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const RESEND: i32 = 7;
-    pub const INC_EPOCH: i32 = 8;
     /// Flag of `INVAL_ENTRY`.
     pub const EXPIRE_ONLY: u32 = 1;
 }

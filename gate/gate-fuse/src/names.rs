@@ -4,7 +4,7 @@
 //! distrust every one of them, because the server will not name them when they change later. The kernel cannot be asked for its list,
 //! so it is kept here, written before the kernel is told.
 //!
-//! A gate that adopted a connection does not know what its predecessor told; it makes the kernel distrust all names once.
+//! A gate that adopted a connection does not know what its predecessor told; it waits until all that has lost its validity.
 
 use std::collections::{HashMap, HashSet};
 
@@ -48,7 +48,7 @@ impl Names {
         self.count >= NAMES_MAX
     }
 
-    /// Everything, when the kernel was made to distrust all names or is about to be.
+    /// Everything, when the kernel is about to be made to distrust all names.
     pub fn take_all(&mut self) -> Vec<(u64, Vec<Vec<u8>>)> {
         self.count = 0;
         self.by_parent.drain().map(|(parent, names)| (parent, names.into_iter().collect())).collect()

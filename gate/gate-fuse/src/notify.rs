@@ -32,6 +32,8 @@ pub enum Job {
         found_in: Option<u64>,
         /// Names in this directory that are covered by the lease no more.
         names: Vec<Vec<u8>>,
+        /// When there may be others that nobody knows: the time at which the kernel trusts them no more.
+        names_expire: Option<Instant>,
     },
     Name {
         recall: u64,
@@ -47,10 +49,11 @@ pub enum Job {
     Drop {
         ino: u64,
     },
-    /// All of these, after `names_expire`, when names can only be waited for.
+    /// All of these, and the names by directory.
     Everything {
         recall: Option<u64>,
         inos: Vec<u64>,
+        names: Vec<(u64, Vec<Vec<u8>>)>,
         names_expire: Option<Instant>,
     },
 }
@@ -98,21 +101,27 @@ impl Notifier {
 fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd) {
     while let Ok(job) = todo.recv() {
         let recall = match job {
-            Job::Inode { recall, ino, busy, found_in, names } => {
+            Job::Inode { recall, ino, busy, found_in, names, names_expire } => {
                 drop_inode(fuse, ino, &busy, found_in);
                 expire_names(fuse, ino, &names);
+                if let Some(at) = names_expire {
+                    wait_until(at);
+                }
                 recall
             }
             Job::Name { recall, parent, name } => {
-                drop_name(fuse, parent, &name);
+                expire_names(fuse, parent, &[name]);
                 recall
             }
-            Job::Everything { recall, inos, names_expire } => {
+            Job::Everything { recall, inos, names, names_expire } => {
                 for ino in inos {
                     drop_inode(fuse, ino, &[], None);
                 }
+                for (parent, names) in names {
+                    expire_names(fuse, parent, &names);
+                }
                 if let Some(at) = names_expire {
-                    std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                    wait_until(at);
                 }
                 let Some(recall) = recall else { continue };
                 recall
@@ -132,6 +141,10 @@ fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd)
         // Full means that it rings already.
         let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
     }
+}
+
+fn wait_until(at: Instant) {
+    std::thread::sleep(at.saturating_duration_since(Instant::now()));
 }
 
 fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u64>) {

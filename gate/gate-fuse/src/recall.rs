@@ -59,7 +59,6 @@ struct Under {
     recall: u64,
     since: Instant,
     grace: Duration,
-    is_name: bool,
     finished: bool,
 }
 
@@ -72,29 +71,21 @@ pub struct Recalls {
     told: u64,
 }
 
-/// Whether an inode's recall takes names with it: those in a directory.
+/// Whether a recall takes names with it: an inode's does when it is a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NamesToo {
     Yes,
     No,
 }
 
-/// What a look at the clock came to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Overdue {
-    /// A name counts as finished that was not dropped.
-    pub names: bool,
-}
-
 impl Recalls {
     /// Takes an event; `false` when it is known already.
-    pub fn begin(&mut self, event: &Event, now: Instant, grace: Duration, names: NamesToo) -> bool {
+    pub fn begin(&mut self, event: &Event, now: Instant, grace: Duration) -> bool {
         if event.recall <= self.seen {
             return false;
         }
         self.seen = event.recall;
-        let is_name = names == NamesToo::Yes || !matches!(event.what, What::Inode { .. });
-        self.under_way.push_back(Under { recall: event.recall, since: now, grace, is_name, finished: false });
+        self.under_way.push_back(Under { recall: event.recall, since: now, grace, finished: false });
         true
     }
 
@@ -105,18 +96,15 @@ impl Recalls {
     }
 
     /// Counts what hangs too long as finished. `may_block`: a change of ours is in flight.
-    pub fn tick(&mut self, now: Instant, may_block: bool) -> Overdue {
-        let mut overdue = Overdue::default();
+    pub fn tick(&mut self, now: Instant, may_block: bool) {
         if !may_block {
-            return overdue;
+            return;
         }
         for event in self.under_way.iter_mut().filter(|event| !event.finished) {
             if now.saturating_duration_since(event.since) >= event.grace {
                 event.finished = true;
-                overdue.names |= event.is_name;
             }
         }
-        overdue
     }
 
     /// Up to which event the server can be told, when that is news. Call [`Recalls::told`] once it was.
@@ -158,10 +146,8 @@ mod tests {
     #[test]
     fn events_are_released_in_order_whatever_the_order_they_finish_in() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        assert!(
-            recalls.begin(&event(1), now, GRACE, NamesToo::No) && recalls.begin(&event(2), now, GRACE, NamesToo::No)
-        );
-        assert!(!recalls.begin(&event(2), now, GRACE, NamesToo::No));
+        assert!(recalls.begin(&event(1), now, GRACE) && recalls.begin(&event(2), now, GRACE));
+        assert!(!recalls.begin(&event(2), now, GRACE));
         recalls.finish(2);
         assert_eq!(recalls.released(), None);
         recalls.finish(1);
@@ -173,7 +159,7 @@ mod tests {
     #[test]
     fn hanging_event_is_released_after_its_grace_only_while_a_change_is_in_flight() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        recalls.begin(&event(1), now, GRACE, NamesToo::No);
+        recalls.begin(&event(1), now, GRACE);
         recalls.tick(now + GRACE, false);
         recalls.tick(now + GRACE / 2, true);
         assert_eq!(recalls.released(), None);
