@@ -1,8 +1,10 @@
 //! Unmodified programs of the distribution, on the tree of a container whose fs and disk are on other nodes.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::{Cluster, eventually, is_long_run};
 
 /// One cluster for all: bringing it up costs more than most of these programs.
 #[test]
@@ -15,6 +17,7 @@ fn programs_of_the_distribution_run_on_the_tree_of_other_nodes() {
     }
     redis_answers_over_the_private_network(&cluster);
     postgresql_runs_as_a_user_of_the_container(&cluster);
+    nginx_serves_the_tree_to_other_nodes(&cluster);
 }
 
 const PROGRAMS: &[(&str, &str, &str)] = &[
@@ -66,6 +69,26 @@ fn redis_answers_over_the_private_network(cluster: &Cluster) {
     assert_eq!(cluster.sh("shop", "n2", "redis-cli -h 10.1.0.1 get k"), "v\n");
 }
 
+fn nginx_serves_the_tree_to_other_nodes(cluster: &Cluster) {
+    const CONFIGURATION: &str = "daemon off; pid /tmp/nginx.pid; error_log stderr; events {}
+        http { access_log off; sendfile on; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; uwsgi_temp_path /tmp/u;
+        scgi_temp_path /tmp/s; server { listen 8080; root /dc/site; autoindex on; } }";
+    let make = "mkdir -p /dc/site/sub && cd /dc/site && head -c 5000000 /dev/urandom > big && for i in $(seq 50); do echo page $i > sub/$i; done && cat > /dc/nginx.conf";
+    let made = cluster.sh_with_input("shop", "n2", make, CONFIGURATION.as_bytes());
+    assert!(made.status.success(), "{made:?}");
+    cluster.ok(&["run", "shop", "--node", "n1", "-d", "--", "nginx", "-c", "/dc/nginx.conf"]);
+    eventually("nginx answers on n3", Duration::from_secs(20), || {
+        let ask = ["run", "shop", "--node", "n3", "--", "curl", "-sf", "http://10.1.0.1:8080/sub/50"];
+        (cluster.output(&ask).stdout == b"page 50\n").then_some(())
+    });
+    let compare = "cd /dc/site; for f in big sub/1 sub/49; do curl -s http://10.1.0.1:8080/$f | cmp - $f || exit 1; done; echo same";
+    for node in ["n2", "n3"] {
+        assert_eq!(cluster.sh("shop", node, compare), "same\n");
+    }
+    // The server is one process tree of the container: changes on another node are served at once.
+    assert_eq!(cluster.sh("shop", "n3", "echo new > /dc/site/sub/1; curl -s http://10.1.0.1:8080/sub/1"), "new\n");
+}
+
 /// PostgreSQL refuses to run as root; its user is one of the host's, by number, and exists inside as well.
 fn postgresql_runs_as_a_user_of_the_container(cluster: &Cluster) {
     let user = cluster.sh("shop", "n1", "echo $(id -u postgres):$(id -g postgres)");
@@ -80,4 +103,52 @@ fn postgresql_runs_as_a_user_of_the_container(cluster: &Cluster) {
         $B/pg_ctl -D $D -w -m fast stop";
     let printed = cluster.ok(&["run", "shop", "--node", "n1", "--user", user, "--", "bash", "-eEc", script]);
     assert_eq!(printed, "100\n100000\n");
+}
+
+/// A whole Debian, made from the distribution's archive, whose own package manager installs a package. Long: it fetches some 60 MB.
+#[test]
+fn debian_root_file_system_installs_a_package() {
+    if !is_long_run() {
+        eprintln!("SKIPPED: a Debian root file system is made only with DVS_TEST_LONG=1");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let system = place.path().join("debian");
+    let made = Command::new("debootstrap").args(["--variant=minbase", "bookworm"]).arg(&system).output();
+    let made = made.expect("debootstrap is installed");
+    if !made.status.success() {
+        let said = String::from_utf8_lossy(&made.stdout);
+        eprintln!("SKIPPED: debootstrap made no Debian, is there a network?\n{said}");
+        return;
+    }
+    let package = small_package(place.path());
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    cluster.ok(&["import", "shop", system.to_str().expect("UTF-8"), "/debian"]);
+    cluster.ok(&["import", "shop", package.to_str().expect("UTF-8"), "/debian/root/new"]);
+    let inside = |node: &str, script: &str| {
+        cluster.ok(&["run", "shop", "--node", node, "--root", "/debian", "--", "/bin/sh", "-ec", script])
+    };
+    let install = "dpkg -i /root/new/hello-dvs.deb >&2; dpkg -s hello-dvs | grep ^Status; hello-dvs";
+    assert_eq!(inside("n1", install), "Status: install ok installed\nhello from the tree\n");
+    // Another node sees the same system, and takes the package away again.
+    assert_eq!(inside("n3", "hello-dvs; dpkg --verify hello-dvs; dpkg -r hello-dvs >&2"), "hello from the tree\n");
+    assert_eq!(inside("n2", "dpkg -s hello-dvs 2>/dev/null | grep ^Status || echo gone"), "gone\n");
+    assert_eq!(
+        inside("n2", "dpkg --audit; dpkg -l | grep -c ^ii").trim().parse::<u32>().map(|count| count > 50),
+        Ok(true)
+    );
+}
+
+/// Builds a package of one script; gives the directory with `hello-dvs.deb`.
+fn small_package(place: &Path) -> std::path::PathBuf {
+    let (tree, out) = (place.join("package"), place.join("packages"));
+    let script = "mkdir -p \"$1/DEBIAN\" \"$1/usr/bin\" \"$2\"
+printf 'Package: hello-dvs\\nVersion: 1.0\\nArchitecture: all\\nMaintainer: nobody <nobody@localhost>\\nDescription: says hello\\n' > \"$1/DEBIAN/control\"
+printf '#!/bin/sh\\necho hello from the tree\\n' > \"$1/usr/bin/hello-dvs\"
+chmod 755 \"$1/usr/bin/hello-dvs\"
+dpkg-deb --root-owner-group --build \"$1\" \"$2/hello-dvs.deb\"";
+    let built = Command::new("sh").args(["-ec", script, "sh"]).args([&tree, &out]).output().expect("sh");
+    assert!(built.status.success(), "{built:?}");
+    out
 }
