@@ -1,8 +1,12 @@
 //! What the members of a container can and cannot reach.
 
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use end_to_end::{Cluster, eventually};
+
+/// What root of a container tries by hand.
+const M3IPC: &str = include_str!("../src/m3ipc.py");
 
 const SERVE: &str =
     "mkdir -p /tmp/www && echo $PAGE > /tmp/www/index.html && cd /tmp/www && exec python3 -m http.server 80";
@@ -88,4 +92,95 @@ fn limit_of_processes_holds_for_the_whole_container() {
         cluster.ok(&["run", "shop", "--", "/usr/bin/python3", "-uc", script]).trim().parse().expect("a number");
     assert!((1..=40).contains(&made), "{made}");
     assert_eq!(cluster.sh("shop", "n1", "echo goes on"), "goes on\n");
+}
+
+/// Root in `dc` tries `what`; its lines.
+fn attempts(cluster: &Cluster, dc: &str, what: &[&str]) -> Vec<String> {
+    let mut command = vec!["run", dc, "--node", "n1", "--", "/usr/bin/python3", "-c", M3IPC];
+    command.extend_from_slice(what);
+    cluster.ok(&command).lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn endpoints_of_another_container_and_of_servers_cannot_be_named_or_taken() {
+    let cluster = Cluster::up(1);
+    cluster.container("red", 1, &[]);
+    cluster.container("blue", 1, &[]);
+    let mut holder = cluster.spawn(&["run", "blue", "--node", "n1", "--", "/usr/bin/python3", "-uc", M3IPC, "hold"]);
+    let mut line = String::new();
+    BufReader::new(holder.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let foreign = line.trim().strip_prefix("endpoint ").expect("an endpoint").to_owned();
+    let blue = cluster.json(&["dc", "inspect", "blue", "-o", "json"]);
+    let blue = blue["id"].as_u64().expect("the number of the container").to_string();
+    let fs = cluster.server_pid("red", "n1", "fs").expect("fs runs").to_string();
+
+    let seen = attempts(&cluster, "red", &["numbers", &foreign, &blue, &fs]);
+    // The container is the socket's, whatever a packet says; a number of another one names nobody here (12: denied, 3: nobody).
+    let expected = [
+        "bind-any bound",
+        "open-foreign failed 12",
+        "ring-foreign failed 12",
+        "copy-foreign failed 12",
+        "ring-fs failed 12",
+        "ring-disk failed 12",
+        "other-program failed 12",
+        "bind-fs failed 12",
+        "bind-ds failed 12",
+        "bind-disk failed 12",
+        "bind-gate failed 12",
+        "getep failed 3",
+        "getep failed 3",
+        "getep failed 3",
+        "bind-same-number bound",
+    ];
+    assert_eq!(seen, expected);
+    drop(cluster);
+    let _ = holder.wait();
+}
+
+#[test]
+fn memory_of_channels_cannot_be_opened_for_writing_by_who_may_read_it() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    let seen = attempts(&cluster, "shop", &["descriptors"]);
+    let expected = [
+        "bind bound",
+        "open opened",
+        "peer-write EBADF",
+        "peer-map EACCES",
+        "peer-reopen EACCES",
+        "peer-chmod EPERM",
+        "page-write EBADF",
+        "page-map EACCES",
+        "page-reopen EACCES",
+        "page-chmod EPERM",
+        "own-shrink EPERM",
+        "own-grow EPERM",
+        "shared-shrink EPERM",
+        "shared-grow EPERM",
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn root_of_a_container_cannot_trace_signal_or_read_servers_gate_proxy_and_daemon() {
+    let cluster = Cluster::up(1);
+    cluster.container("red", 1, &[]);
+    cluster.container("blue", 1, &[]);
+    let pids = |dc: &str| -> Vec<u32> {
+        let inspected = cluster.json(&["dc", "inspect", dc, "-o", "json"]);
+        let servers = inspected["shares"][0]["servers"].as_array().expect("servers").clone();
+        servers.iter().filter_map(|server| server["pid"].as_u64()).map(|pid| pid as u32).collect()
+    };
+    let before = [pids("red"), pids("blue")];
+    assert!(before.iter().all(|found| found.len() >= 4), "fs, ds, disk and gate of each: {before:?}");
+    // Whoever is up the tree from a server: its daemon.
+    let of_all: Vec<String> = before.concat().iter().map(u32::to_string).collect();
+    let mut command = vec!["processes"];
+    command.extend(of_all.iter().map(String::as_str));
+    let seen = attempts(&cluster, "red", &command);
+    assert_eq!(seen.len(), 8 * of_all.len());
+    let is_refused = |line: &String| ["ESRCH", "ENOENT", "EPERM", "EACCES"].iter().any(|name| line.ends_with(name));
+    assert!(seen.iter().all(is_refused), "{seen:?}");
+    assert_eq!([pids("red"), pids("blue")], before, "a server was restarted");
 }
