@@ -136,6 +136,56 @@ fn program_goes_on_while_everything_it_needs_is_killed_in_turn() {
 }
 
 #[test]
+fn program_goes_on_while_everything_it_needs_is_killed_at_once() {
+    let cluster = cluster_with_container();
+    let load = Load::start(&cluster, DC, "n1", "/dc/load", 8);
+    let victims = [
+        Victim::Server("n2", "fs"),
+        Victim::Server("n3", "disk-root"),
+        Victim::Server("n1", "gate"),
+        Victim::Proxy("n1"),
+        Victim::Proxy("n2"),
+        Victim::Proxy("n3"),
+    ];
+    for _ in 0..times().div_ceil(3) {
+        // Looked for first: the kills shall follow each other closely.
+        let pids = victims.map(|victim| eventually("it serves", SOON, || victim.pid(&cluster)));
+        victims.iter().zip(pids).for_each(|(victim, pid)| cluster.kill(victim.node(), pid));
+        for (victim, old) in victims.iter().zip(pids) {
+            eventually("its successor serves", SOON, || victim.pid(&cluster).filter(|new| *new != old));
+        }
+        load.await_more(&cluster, 1, SOON);
+    }
+    await_running(&cluster);
+    load.finish(&cluster, &NODES).verify(&cluster, "n2");
+}
+
+#[test]
+fn program_goes_on_after_servers_died_together_with_the_daemon_of_their_node() {
+    let cluster = cluster_with_container();
+    let load = Load::start(&cluster, DC, "n1", "/dc/load", 9);
+    let victims = [Victim::Server("n2", "fs"), Victim::Server("n3", "disk-root"), Victim::Proxy("n2")];
+    for (_, victim) in (0..times().div_ceil(3)).zip(victims.iter().cycle()) {
+        let (node, pid) = (victim.node(), eventually("it serves", SOON, || victim.pid(&cluster)));
+        // The daemon first: nobody sees the server die.
+        cluster.ok(&[
+            "dev",
+            "exec",
+            node,
+            "--",
+            "sh",
+            "-c",
+            &format!("kill -9 $(pgrep -o -f 'daemon --config') {pid}"),
+        ]);
+        cluster.ok(&["dev", "restart", node]);
+        eventually("its successor serves", SOON, || victim.pid(&cluster).filter(|new| *new != pid));
+        load.await_more(&cluster, 2, SOON);
+    }
+    await_running(&cluster);
+    load.finish(&cluster, &NODES).verify(&cluster, "n3");
+}
+
+#[test]
 fn programs_of_other_nodes_go_on_while_keepers_are_killed_again_and_again() {
     storm(&[Victim::Keeper("n2"), Victim::Keeper("n3")], times(), 6);
 }

@@ -85,7 +85,10 @@ fn whole_files_are_placed_beside_what_the_kernel_keeps_of_their_directory() {
                 });
             }
         });
-        assert_eq!(place(&directory, "name-7", 0o600, b"").map_err(|e| e.kind()), Err(std::io::ErrorKind::AlreadyExists));
+        assert_eq!(
+            place(&directory, "name-7", 0o600, b"").map_err(|e| e.kind()),
+            Err(std::io::ErrorKind::AlreadyExists)
+        );
         assert!(place(&directory, "a/b", 0o600, b"").is_err());
         assert_ne!(fs::metadata(&dir).expect("stat").mtime_nsec(), before);
         assert_eq!(fs::read_dir(&dir).expect("readdir").count(), 200);
