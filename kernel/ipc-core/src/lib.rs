@@ -3,6 +3,7 @@
 //! - [`Word`] and [`both_send`]: what a publication word says.
 //! - [`Budget`]: how long a waiter looks before it parks.
 //! - [`grants`]: what an endpoint has lent.
+//! - [`wake`]: the protocol of sleeping and waking, with its model.
 //! - [`table`]: the broker's table of one container.
 //!
 //! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
@@ -12,6 +13,7 @@
 mod budget;
 pub mod grants;
 pub mod table;
+pub mod wake;
 mod word;
 
 pub use budget::{Budget, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};

@@ -13,6 +13,7 @@ use abi::Message;
 use abi::layout::{parked, shared, side};
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::ENTRY_BYTES;
+use ipc_core::wake::{self, Words};
 use sys::futex::{Expected, Woken};
 
 use crate::arena::Arena;
@@ -282,20 +283,7 @@ impl Link {
 
     /// Wakes the peer if it sleeps. After every publication.
     pub fn kick(&self) {
-        // Pairs with the fence in `prepare_sleep`: either this load sees the peer parked, or the peer's second look
-        // sees what was published before.
-        fence(Ordering::SeqCst);
-        match self.peer.load(side::PARKED, Ordering::Relaxed) {
-            parked::AWAKE => {}
-            parked::EVENTFD => {
-                self.own.fetch_add(side::EVENT, 1, Ordering::Release);
-                sys::eventfd::signal(&self.bell_out);
-            }
-            _ => {
-                self.own.fetch_add(side::EVENT, 1, Ordering::Release);
-                sys::futex::wake_all(self.own.address_u32(side::EVENT));
-            }
-        }
+        wake::kick(self);
     }
 
     /// Whether the peer sleeps or polls in a wait, as far as one can see.
@@ -314,11 +302,7 @@ impl Link {
             Sleep::Futex => parked::FUTEX,
             Sleep::EventFd => parked::EVENTFD,
         };
-        self.own.store(side::PARKED, word, Ordering::Relaxed);
-        if sleep != Sleep::Awake {
-            // Pairs with the fence in `kick`.
-            fence(Ordering::SeqCst);
-        }
+        wake::prepare_sleep(self, word);
     }
 
     /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen.
@@ -398,6 +382,34 @@ impl Link {
             side.copy_out(at, &mut entry).expect("an entry lies inside its side");
         }
         entry
+    }
+}
+
+impl Words for Link {
+    #[inline]
+    fn peer_parked(&self) -> u32 {
+        self.peer.load(side::PARKED, Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set_own_parked(&self, how: u32) {
+        self.own.store(side::PARKED, how, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn bump_event(&self) {
+        self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+    }
+
+    fn wake_peer(&self, how: u32) {
+        match how {
+            parked::EVENTFD => sys::eventfd::signal(&self.bell_out),
+            _ => sys::futex::wake_all(self.own.address_u32(side::EVENT)),
+        }
     }
 }
 
