@@ -7,8 +7,8 @@
 
 pub mod load;
 pub mod store_load;
-pub mod traces;
 pub mod terminal;
+pub mod traces;
 
 use std::ffi::OsStr;
 use std::io::Write;
