@@ -33,6 +33,14 @@ pub mod side {
     /// Entries of the peer's ring that the owner has consumed so far, modulo 2^32.
     pub const RING_HEAD: usize = 192;
 
+    /// Three words of 64 bits of a proxy that plays the owner of this side; they outlive it. The number of the last
+    /// notification it took from the peer for the far side,
+    pub const CARRIED_NUMBER: usize = 256;
+    /// its bits, until the far side has passed them on,
+    pub const CARRIED_BITS: usize = 264;
+    /// and the number of the last notification of the far side that it posted here.
+    pub const POSTED_NUMBER: usize = 272;
+
     /// Data that travels with the message.
     pub const INLINE: usize = 1024;
 

@@ -399,7 +399,7 @@ fn proxied_channels_of_the_last_broker_are_handed_to_a_new_proxy() {
     assert_eq!(broker.snapshot().unwrap().dcs[0].channels[0].proxied, Some(NodeId(9)));
     let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
     let StandInEvent::Resumed(channel) = proxy.wait_event(SOON).unwrap() else { panic!("not handed over") };
-    assert_eq!(channel.take_notifications(), 5);
+    assert_eq!(channel.pending_notification(), Some((1, 5)));
     proxy.remote_gone(DC, Endpoint::DS, NodeId(9), IpcError::NoLink).unwrap();
     loop {
         if let StandInEvent::Closed { reason, .. } = proxy.wait_event(SOON).unwrap() {

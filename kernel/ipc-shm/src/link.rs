@@ -236,6 +236,42 @@ impl Link {
         self.shared.swap_u64(self.notify_offset(Direction::Peer), 0, Ordering::AcqRel)
     }
 
+    // Notifications that a proxy carries. Its own side keeps what it has under way, so that one that is killed loses none.
+
+    /// The number and the bits under way from the peer, when there are any.
+    pub fn carried_notification(&self) -> Option<(u64, u64)> {
+        let bits = self.own.load_u64(side::CARRIED_BITS, Ordering::Relaxed);
+        (bits != 0).then(|| (self.own.load_u64(side::CARRIED_NUMBER, Ordering::Relaxed), bits))
+    }
+
+    /// Takes the peer's bits under way, with the next number. Kept first, cleared then: killed in between, they come twice.
+    pub fn carry_notification(&self) -> Option<(u64, u64)> {
+        let at = self.notify_offset(Direction::Peer);
+        let bits = self.shared.load_u64(at, Ordering::Acquire);
+        if bits == 0 {
+            return None;
+        }
+        let number = self.own.load_u64(side::CARRIED_NUMBER, Ordering::Relaxed) + 1;
+        self.own.store_u64(side::CARRIED_NUMBER, number, Ordering::Relaxed);
+        self.own.store_u64(side::CARRIED_BITS, bits, Ordering::Release);
+        self.shared.fetch_and_u64(at, !bits, Ordering::AcqRel);
+        Some((number, bits))
+    }
+
+    /// The bits under way have arrived.
+    pub fn end_carrying(&self) {
+        self.own.store_u64(side::CARRIED_BITS, 0, Ordering::Release);
+    }
+
+    /// The number of the last notification of the far side that was posted here.
+    pub fn posted_number(&self) -> u64 {
+        self.own.load_u64(side::POSTED_NUMBER, Ordering::Relaxed)
+    }
+
+    pub fn set_posted_number(&self, number: u64) {
+        self.own.store_u64(side::POSTED_NUMBER, number, Ordering::Release);
+    }
+
     // The ring.
 
     pub fn own_tail(&self) -> u32 {

@@ -113,6 +113,12 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.long_word(at)) }.fetch_or(bits, order)
     }
 
+    pub fn fetch_and_u64(&self, at: usize, bits: u64, order: Ordering) -> u64 {
+        self.check_writable();
+        // SAFETY: aligned, inside, and the mapping is writable.
+        unsafe { AtomicU64::from_ptr(self.long_word(at)) }.fetch_and(bits, order)
+    }
+
     pub fn swap_u64(&self, at: usize, value: u64, order: Ordering) -> u64 {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.

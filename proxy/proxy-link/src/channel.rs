@@ -79,9 +79,14 @@ pub trait LocalChannel {
     /// The far party wants its message back.
     fn withdraw(&self, word: u32) -> Settled;
 
-    /// Bits the local party posted; taking them is final.
-    fn take_notifications(&self) -> u64;
-    fn notify(&self, mask: u64);
+    /// Number (from 1) and bits of what the local party posted and the far side has not confirmed: the same until it has.
+    fn pending_notification(&self) -> Option<(u64, u64)>;
+    /// The far side has posted everything up to this number.
+    fn confirm_notification(&self, number: u64);
+    /// Posts the far party's bits. A number that was posted before is ignored.
+    fn notify(&self, number: u64, mask: u64);
+    /// The number posted last; 0 for none.
+    fn notified(&self) -> u64;
 
     /// Entries of the local party that the far side has not confirmed: submissions of a client, completions of a server.
     fn entries(&self) -> Result<Cursor, IpcError>;

@@ -71,11 +71,9 @@ pub(crate) struct Relay<C> {
     /// Next entry of the local party to be sent.
     sent: u32,
     put_told: u32,
-    /// Bits taken from the local party that the far side has not confirmed.
-    notify: Option<(u64, u64)>,
-    notify_told: bool,
-    notify_next: u64,
-    notified: u64,
+    /// Number of the local party's notification that the far side was told of last.
+    notify_told: u64,
+    /// Number of the far party's notification that was posted here and confirmed last.
     notified_told: u64,
     tags: Tags,
     /// Entries were put and the local party was not woken.
@@ -102,10 +100,7 @@ impl<C: LocalChannel> Relay<C> {
             dropped: None,
             sent,
             put_told: put,
-            notify: None,
-            notify_told: false,
-            notify_next: 1,
-            notified: 0,
+            notify_told: 0,
             notified_told: 0,
             tags: Tags::new(ends.ring.map_or(0, |ring| ring.entries)),
             unkicked: false,
@@ -131,7 +126,7 @@ impl<C: LocalChannel> Relay<C> {
         self.cancel_told = 0;
         self.settled = None;
         self.dropped = None;
-        self.notify_told = false;
+        self.notify_told = 0;
         if let Stage::Opening { told } = &mut self.stage {
             *told = false;
         }
@@ -140,7 +135,7 @@ impl<C: LocalChannel> Relay<C> {
     /// What this side holds; `tags` is storage for the frame.
     pub(crate) fn resync<'a>(&mut self, tags: &'a mut Vec<OpenTag>) -> Resync<'a> {
         self.taken_told = self.local.taken();
-        self.notified_told = self.notified;
+        self.notified_told = self.local.notified();
         let mut produced = 0;
         if self.ends.ring.is_some() {
             produced = self.local.put_count();
@@ -152,7 +147,7 @@ impl<C: LocalChannel> Relay<C> {
             published: self.local.published(),
             taken: self.taken_told,
             produced,
-            notified: self.notified,
+            notified: self.notified_told,
             open_tags: OpenTags::Listed(tags),
         }
     }
@@ -169,11 +164,7 @@ impl<C: LocalChannel> Relay<C> {
                 self.local.mark_taken(far.taken);
             }
         }
-        match self.notify {
-            Some((number, _)) if number <= far.notified => self.notify = None,
-            _ => {}
-        }
-        self.notify_next = self.notify_next.max(far.notified + 1);
+        self.local.confirm_notification(far.notified);
         if let Some(ring) = self.ends.ring {
             let cursor = self.local.entries()?;
             if far.produced.wrapping_sub(cursor.head) > cursor.tail.wrapping_sub(cursor.head) {
@@ -205,7 +196,9 @@ impl<C: LocalChannel> Relay<C> {
         };
         let turn = if turn == Turn::Idle { self.tell_notifications(link) } else { turn };
         match (turn, self.stage) {
-            (Turn::Idle, Stage::Draining(reason)) if self.notify.is_none() => Ok(Turn::Drained(reason)),
+            (Turn::Idle, Stage::Draining(reason)) if self.local.pending_notification().is_none() => {
+                Ok(Turn::Drained(reason))
+            }
             _ => Ok(turn),
         }
     }
@@ -301,27 +294,20 @@ impl<C: LocalChannel> Relay<C> {
 
     fn tell_notifications(&mut self, link: &mut Link) -> Turn {
         let channel = self.wire;
-        if self.notified != self.notified_told {
-            if !link.put(&Frame::Notified { channel, number: self.notified }, Class::Control) {
+        let notified = self.local.notified();
+        if notified != self.notified_told {
+            if !link.put(&Frame::Notified { channel, number: notified }, Class::Control) {
                 return Turn::Blocked;
             }
-            self.notified_told = self.notified;
+            self.notified_told = notified;
         }
-        if self.notify.is_none() {
-            let mask = self.local.take_notifications();
-            if mask != 0 {
-                self.notify = Some((self.notify_next, mask));
-                self.notify_next += 1;
-                self.notify_told = false;
-            }
-        }
-        if let Some((number, mask)) = self.notify
-            && !self.notify_told
+        if let Some((number, mask)) = self.local.pending_notification()
+            && number != self.notify_told
         {
             if !link.put(&Frame::Notify { channel, number, mask }, Class::Bulk) {
                 return Turn::Blocked;
             }
-            self.notify_told = true;
+            self.notify_told = number;
         }
         // While one is unconfirmed the local party's further bits coalesce in its own mask.
         Turn::Idle
@@ -435,16 +421,11 @@ impl<C: LocalChannel> Relay<C> {
                 Ok(())
             }
             Frame::Notify { number, mask, .. } => {
-                if *number > self.notified {
-                    self.local.notify(*mask);
-                    self.notified = *number;
-                }
+                self.local.notify(*number, *mask);
                 Ok(())
             }
             Frame::Notified { number, .. } => {
-                if self.notify.is_some_and(|(told, _)| told == *number) {
-                    self.notify = None;
-                }
+                self.local.confirm_notification(*number);
                 Ok(())
             }
             Frame::Submit { index, produced, entry, data, .. } => {

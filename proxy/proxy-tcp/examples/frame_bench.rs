@@ -55,10 +55,17 @@ impl LocalChannel for Memory {
     fn withdraw(&self, _word: u32) -> Settled {
         Settled::Withdrawn
     }
-    fn take_notifications(&self) -> u64 {
+    fn pending_notification(&self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn confirm_notification(&self, _number: u64) {}
+
+    fn notify(&self, _number: u64, _mask: u64) {}
+
+    fn notified(&self) -> u64 {
         0
     }
-    fn notify(&self, _mask: u64) {}
     fn entries(&self) -> Result<Cursor, IpcError> {
         Ok(match self.0.role {
             Role::Client => self.0.submissions.get(),

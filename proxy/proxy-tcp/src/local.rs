@@ -79,12 +79,20 @@ impl LocalChannel for Local {
         }
     }
 
-    fn take_notifications(&self) -> u64 {
-        self.0.take_notifications()
+    fn pending_notification(&self) -> Option<(u64, u64)> {
+        self.0.pending_notification()
     }
 
-    fn notify(&self, mask: u64) {
-        self.0.notify(mask);
+    fn confirm_notification(&self, number: u64) {
+        self.0.confirm_notification(number);
+    }
+
+    fn notify(&self, number: u64, mask: u64) {
+        self.0.notify(number, mask);
+    }
+
+    fn notified(&self) -> u64 {
+        self.0.notified()
     }
 
     fn entries(&self) -> Result<Cursor, IpcError> {

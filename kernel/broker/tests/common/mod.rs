@@ -374,9 +374,9 @@ impl Joined {
         {
             source.mark_taken(message.word);
         }
-        match source.take_notifications() {
-            0 => {}
-            mask => target.notify(mask),
+        if let Some((number, mask)) = source.pending_notification() {
+            target.notify(number, mask);
+            source.confirm_notification(number);
         }
     }
 

@@ -86,8 +86,9 @@ impl Port {
 
     fn receive_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Message, IpcError> {
         let deadline = Deadline::after(wait);
-        let key = self.talk_with(peer)?;
+        let mut key = self.talk_with(peer)?;
         self.slots.heat(key);
+        let mut glares = 0;
         loop {
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let slot = self.slots.get_mut(key).ok_or(IpcError::SourceDied)?;
@@ -113,7 +114,13 @@ impl Port {
                 Err(Stop::PeerGone(gone)) => {
                     let error = gone.or_died(IpcError::SourceDied);
                     self.end_slot(key, error);
-                    return Err(error);
+                    glares += 1;
+                    if error != IpcError::EndpointInUse || glares > GLARES_MAX {
+                        return Err(error);
+                    }
+                    // It gave way to the peer's own, which brings the message.
+                    key = self.talk_with(peer)?;
+                    self.slots.heat(key);
                 }
                 Err(Stop::Own(IpcError::WokenUp)) => {
                     self.seen_wakeups = self.control.wakeups();
@@ -194,8 +201,9 @@ impl Port {
     }
 }
 
-/// Times a channel may give way to the peer's own during one call: once is all that two brokers cause.
-const GLARES_MAX: u32 = 4;
+/// Times a channel may give way to the peer's own during one call. Each is a round trip between the nodes, in which the peer's
+/// own channel arrives; a refusal may overtake it a few times.
+const GLARES_MAX: u32 = 64;
 
 /// Splits a slot into what talks and what it remembers.
 fn parties<'a>(

@@ -210,14 +210,32 @@ impl ProxiedChannel {
 
     // Notifications.
 
-    /// Bits the local party posted; taking them is final, so forward them reliably.
-    pub fn take_notifications(&self) -> u64 {
-        self.link.take_notifications()
+    /// Number and bits of what the local party posted and the far side has not confirmed. The same until it has, also for the next
+    /// proxy; meanwhile further bits coalesce where the local party posts them.
+    pub fn pending_notification(&self) -> Option<(u64, u64)> {
+        self.link.carried_notification().or_else(|| self.link.carry_notification())
     }
 
-    pub fn notify(&self, mask: u64) {
+    /// The far side has posted everything up to this number.
+    pub fn confirm_notification(&self, number: u64) {
+        if self.link.carried_notification().is_some_and(|(carried, _)| carried <= number) {
+            self.link.end_carrying();
+        }
+    }
+
+    /// Posts bits of the far party. A number that was posted before is ignored.
+    pub fn notify(&self, number: u64, mask: u64) {
+        if number <= self.link.posted_number() {
+            return;
+        }
         self.link.post_notification(mask);
+        self.link.set_posted_number(number);
         self.link.kick();
+    }
+
+    /// The number posted last; 0 for none.
+    pub fn notified(&self) -> u64 {
+        self.link.posted_number()
     }
 
     // Ring, when the local party is the client.

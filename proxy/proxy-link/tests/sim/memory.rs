@@ -32,6 +32,10 @@ pub struct Memory {
     pub taken: u32,
     pub mask_out: u64,
     pub mask_in: u64,
+    /// Number and bits under way to the far side.
+    pub carried: (u64, u64),
+    /// Number of the far side's that was posted last.
+    pub posted: u64,
     // Rings, by index; entries that were overwritten are not found.
     pub submissions: HashMap<u32, Submission>,
     pub completions: HashMap<u32, Completion>,
@@ -55,6 +59,8 @@ impl Memory {
             taken: 0,
             mask_out: 0,
             mask_in: 0,
+            carried: (0, 0),
+            posted: 0,
             submissions: HashMap::new(),
             completions: HashMap::new(),
             submission_cursor: start,
@@ -134,12 +140,31 @@ impl LocalChannel for SimChannel {
         Settled::Withdrawn
     }
 
-    fn take_notifications(&self) -> u64 {
-        std::mem::take(&mut self.0.borrow_mut().mask_out)
+    fn pending_notification(&self) -> Option<(u64, u64)> {
+        let memory = &mut *self.0.borrow_mut();
+        if memory.carried.1 == 0 && memory.mask_out != 0 {
+            memory.carried = (memory.carried.0 + 1, std::mem::take(&mut memory.mask_out));
+        }
+        (memory.carried.1 != 0).then_some(memory.carried)
     }
 
-    fn notify(&self, mask: u64) {
-        self.0.borrow_mut().mask_in |= mask;
+    fn confirm_notification(&self, number: u64) {
+        let memory = &mut *self.0.borrow_mut();
+        if memory.carried.0 <= number {
+            memory.carried.1 = 0;
+        }
+    }
+
+    fn notify(&self, number: u64, mask: u64) {
+        let memory = &mut *self.0.borrow_mut();
+        if number > memory.posted {
+            memory.mask_in |= mask;
+            memory.posted = number;
+        }
+    }
+
+    fn notified(&self) -> u64 {
+        self.0.borrow().posted
     }
 
     fn entries(&self) -> Result<Cursor, IpcError> {
