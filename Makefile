@@ -3,8 +3,10 @@
 CARGO ?= cargo
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/debug
 DVS = $(TARGET_DIR)/dvs
+# The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
+BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build demo test test-long check bench clean help
+.PHONY: all build demo test test-long check clean help
 
 all: build
 
@@ -17,12 +19,12 @@ help:
 
 build:
 	@scripts/setup.sh build
-	$(CARGO) build --package dvs --bin dvs
+	$(BUILD)
 
 demo:
 	@scripts/setup.sh demo
-	$(CARGO) build --package dvs --bin dvs
-	@$(CARGO) xtask demo $(if $(KEEP),--keep)
+	$(BUILD)
+	@$(TARGET_DIR)/xtask demo $(if $(KEEP),--keep)
 
 check:
 	@scripts/setup.sh build
