@@ -14,7 +14,7 @@ use crate::run::{self, Outcome};
 
 const WARM_TIMES: usize = 5;
 /// Begins the names of the control groups that the machines of the demo's cluster are given.
-const MACHINE_GROUP: &str = "dvs-dev-demo.";
+const MACHINE_GROUP: &str = "dvs-dev-demo";
 
 /// How long it took and what all processes of the cluster hold in memory.
 pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
@@ -32,7 +32,7 @@ fn resident_mb() -> Outcome<f64> {
     let processes = Processes::now()?;
     let machines = processes.all().filter(|&pid| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.split(|&byte| byte == 0).any(|argument| argument.starts_with(MACHINE_GROUP.as_bytes()))
+        arguments.split(|&byte| byte == 0).any(is_machine_group)
     });
     let kilobytes: u64 =
         machines.flat_map(|machine| processes.with_descendants(machine)).filter_map(pss_kilobytes).sum();
@@ -40,6 +40,13 @@ fn resident_mb() -> Outcome<f64> {
         0 => Err("no process of the cluster was found".into()),
         _ => Ok(kilobytes as f64 / 1024.0),
     }
+}
+
+/// `dvs-dev-demo-n1`, or with a tag of the state directory `dvs-dev-demo.744b38ed-n1`.
+fn is_machine_group(argument: &[u8]) -> bool {
+    argument.strip_prefix(MACHINE_GROUP.as_bytes()).is_some_and(|rest| {
+        rest.first().is_some_and(|byte| b".-".contains(byte)) && rest.iter().filter(|&&byte| byte == b'-').count() == 1
+    })
 }
 
 /// `None` for a process that ended meanwhile.
