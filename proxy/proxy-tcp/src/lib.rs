@@ -30,6 +30,7 @@ mod proxy;
 pub mod secure;
 mod spawned;
 mod standing;
+mod tls;
 pub mod transport;
 
 use std::process::ExitCode;

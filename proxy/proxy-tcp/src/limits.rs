@@ -16,9 +16,9 @@ pub const EVENTS_PER_ROUND: usize = 256;
 /// Bytes read from one connection in one round.
 pub const READ_ROUND_BYTES: usize = 4 << 20;
 /// Ciphertext read by one system call.
-pub const READ_BYTES: usize = 256 * 1024;
-/// Plain bytes encrypted before they are written: 16 records of TLS.
-pub const WRITE_BYTES: usize = 256 * 1024;
+pub const READ_BYTES: usize = 128 * 1024;
+/// Plain bytes encrypted before they are written: four records of TLS; they stay in the cache on their way.
+pub const WRITE_BYTES: usize = 64 * 1024;
 /// Channels that wait for their node to become a known peer.
 pub const ORPHANS_MAX: usize = 4096;
 /// Requests to the broker that are not answered yet.

@@ -8,16 +8,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use proxy_link::InBuffer;
+use rustls::client::UnbufferedClientConnection;
 use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring;
+use rustls::crypto::ring::cipher_suite::{
+    TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
+};
+use rustls::server::UnbufferedServerConnection;
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use crate::ProxyError;
 use crate::error::CutReason;
-use crate::limits;
+use crate::tls::{End, Tls};
 use crate::transport::Encryption;
 
 /// `NODE.CLUSTER.dvs`, as the cluster's authority writes it.
@@ -44,7 +50,7 @@ impl Credentials {
         };
         roots.add(read_certificate(&authority)?).map_err(tls(&authority))?;
         let roots = Arc::new(roots);
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(provider());
         let malformed =
             || ProxyError::MalformedTls { path: authority.clone(), what: "the certificate of an authority" };
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
@@ -70,6 +76,12 @@ impl Credentials {
     }
 }
 
+/// AES-128 first: it is as safe as anything else here, and every byte of the data path pays for the rounds of a longer key.
+fn provider() -> CryptoProvider {
+    let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    CryptoProvider { cipher_suites, ..ring::default_provider() }
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, ProxyError> {
     std::fs::read(path).map_err(|source| ProxyError::ReadTls { path: path.to_owned(), source })
 }
@@ -93,7 +105,7 @@ const TLS_HANDSHAKE: u8 = 22;
 pub enum Flow {
     /// The stream has nothing more at the moment.
     Dry,
-    /// The buffer is full: decode, then go on.
+    /// There may be more, or the buffer is full: decode, then go on.
     Full,
 }
 
@@ -105,21 +117,13 @@ pub enum Session {
     Tls(Box<Tls>),
 }
 
-/// A TLS connection and what was read of it and not decrypted.
-pub struct Tls {
-    connection: Connection,
-    cipher: Box<[u8]>,
-    start: usize,
-    end: usize,
-}
-
 impl Session {
     /// For a stream that this side dials to `node`.
     pub fn dialling(credentials: &Credentials, node: &str) -> Result<Session, CutReason> {
         let name = ServerName::try_from(dns_name(node, &credentials.cluster))
             .map_err(|_| CutReason::Name { node: node.to_owned() })?;
-        let connection = ClientConnection::new(Arc::clone(&credentials.client), name)?;
-        Ok(Session::tls(connection.into()))
+        let connection = UnbufferedClientConnection::new(Arc::clone(&credentials.client), name)?;
+        Ok(Session::Tls(Box::new(Tls::new(End::Client(connection)))))
     }
 
     /// For a stream that somebody dialled. Without credentials only plain links can be accepted.
@@ -142,11 +146,8 @@ impl Session {
             return Ok(Flow::Full);
         }
         let credentials = credentials.take().ok_or(CutReason::NoCredentials)?;
-        *self = Session::tls(ServerConnection::new(credentials.server)?.into());
-        if let Session::Tls(tls) = self {
-            tls.cipher[0] = TLS_HANDSHAKE;
-            (tls.start, tls.end) = (0, 1);
-        }
+        let connection = UnbufferedServerConnection::new(credentials.server)?;
+        *self = Session::Tls(Box::new(Tls::begun(End::Server(connection), TLS_HANDSHAKE)));
         Ok(Flow::Full)
     }
 
@@ -157,25 +158,19 @@ impl Session {
         }
     }
 
-    fn tls(mut connection: Connection) -> Session {
-        connection.set_buffer_limit(Some(4 * limits::WRITE_BYTES));
-        let cipher = vec![0; limits::READ_BYTES].into_boxed_slice();
-        Session::Tls(Box::new(Tls { connection, cipher, start: 0, end: 0 }))
-    }
-
     /// Whether frames may be sent and what was received can be trusted to come from a node of the cluster.
     pub fn is_ready(&self) -> bool {
         match self {
             Session::Unknown(_) => false,
             Session::Plain => true,
-            Session::Tls(tls) => !tls.connection.is_handshaking(),
+            Session::Tls(tls) => !tls.state().is_handshaking(),
         }
     }
 
     /// Whether the peer's certificate names the node. True without encryption: the operator trusts that link.
     pub fn is_from(&self, node: &str, cluster: &str) -> bool {
         let Session::Tls(tls) = self else { return true };
-        let Some(certificate) = tls.connection.peer_certificates().and_then(<[_]>::first) else { return false };
+        let Some(certificate) = tls.state().peer_certificates().and_then(<[_]>::first) else { return false };
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return false };
         let wanted = dns_name(node, cluster);
         parsed.valid_dns_names().any(|name| name == wanted)
@@ -185,11 +180,11 @@ impl Session {
     pub fn wants_write(&self) -> bool {
         match self {
             Session::Unknown(_) | Session::Plain => false,
-            Session::Tls(tls) => tls.connection.wants_write(),
+            Session::Tls(tls) => tls.wants_write(),
         }
     }
 
-    /// Reads and decrypts into `input` until the stream is dry or the buffer full. Adds what it read to `bytes`.
+    /// Reads and decrypts into `input`, as far as there is room. Adds what it read to `bytes`.
     pub fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
         if self.recognise(stream, input)? == Flow::Dry {
             return Ok(Flow::Dry);
@@ -235,64 +230,7 @@ fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -
     }
 }
 
-impl Tls {
-    fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
-        let mut is_drained = false;
-        loop {
-            // What is decrypted goes first: TLS refuses more while it holds too much.
-            loop {
-                let space = input.space();
-                if space.is_empty() {
-                    return Ok(Flow::Full);
-                }
-                match unless_blocked(self.connection.reader().read(space))? {
-                    None => break,
-                    Some(0) => return Err(CutReason::Closed),
-                    Some(count) => {
-                        input.filled(count);
-                        *bytes += count;
-                    }
-                }
-            }
-            if self.start == self.end {
-                if is_drained {
-                    return Ok(Flow::Dry);
-                }
-                match unless_blocked(stream.read(&mut self.cipher))? {
-                    None => return Ok(Flow::Dry),
-                    Some(0) => return Err(CutReason::Closed),
-                    Some(count) => (self.start, self.end) = (0, count),
-                }
-                // A short read means that the socket was emptied.
-                is_drained = self.end < self.cipher.len();
-            }
-            let mut waiting = self.cipher.get(self.start..self.end).unwrap_or(&[]);
-            let before = waiting.len();
-            self.connection.read_tls(&mut waiting)?;
-            self.start += before - waiting.len();
-            self.connection.process_new_packets()?;
-        }
-    }
-
-    fn write(&mut self, stream: &mut impl Write, out: &[u8]) -> Result<usize, CutReason> {
-        let mut taken = 0;
-        loop {
-            while self.connection.wants_write() {
-                if unless_blocked(self.connection.write_tls(stream))?.is_none() {
-                    return Ok(taken);
-                }
-            }
-            let rest = out.get(taken..).unwrap_or(&[]);
-            if rest.is_empty() || self.connection.is_handshaking() {
-                return Ok(taken);
-            }
-            let piece = rest.get(..limits::WRITE_BYTES).unwrap_or(rest);
-            taken += self.connection.writer().write(piece)?;
-        }
-    }
-}
-
-fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
+pub(crate) fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
