@@ -26,6 +26,22 @@ pub struct Ends {
     pub ring: Option<RingSpec>,
 }
 
+/// The two parties of a channel, whoever opened it, and its lane: what a container has only one channel of at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Pair {
+    dc: DcId,
+    low: Endpoint,
+    high: Endpoint,
+    lane: Lane,
+}
+
+impl Ends {
+    pub(crate) fn pair(&self) -> Pair {
+        let Ends { dc, from, to, lane, .. } = *self;
+        Pair { dc, low: from.min(to), high: from.max(to), lane }
+    }
+}
+
 /// A message with its own word, see `abi::layout::word`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Carried {

@@ -20,6 +20,11 @@ pub const CREDIT_STEP_BYTES: u64 = WINDOW_BYTES as u64 / 8;
 pub const WINDOW_BYTES_MIN: u32 = 2 * FRAME_BYTES_MAX as u32;
 /// Channels over one link: the broker's own limit per process.
 pub const CHANNELS_PER_LINK: usize = abi::limits::CHANNELS_PER_PROCESS;
+/// Untold news (OPEN, OPENED, CLOSE) beyond which a peer's further OPEN cuts the link: an answer and an end for each channel.
+pub const NEWS_MAX: usize = 2 * CHANNELS_PER_LINK;
+/// Times an OPEN is repeated whose peer named a channel of its own instead that came to nothing: each is a round trip in
+/// which that channel was made and ended, so a correct peer hardly needs two.
+pub const REFUSALS_MAX: u32 = 16;
 /// Bulk bytes one channel may add to a batch before the next channel's turn.
 pub const TURN_BYTES: usize = 256 * 1024;
 /// Ring entries of one turn.

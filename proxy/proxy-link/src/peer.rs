@@ -7,9 +7,9 @@ use abi::{Epoch, IpcError};
 use wire::{Frame, Hello, WireChannel};
 
 use crate::buffer::{InBuffer, OutBuffer};
-use crate::channel::{Ends, LocalChannel};
+use crate::channel::{Ends, LocalChannel, Pair};
 use crate::link::{Class, Counters, Identity, Link, LinkTimes, Phase};
-use crate::relay::{Relay, Stage, Turn};
+use crate::relay::{Asking, Relay, Stage, Turn};
 use crate::{LinkError, limits};
 
 /// What the caller has to do.
@@ -41,9 +41,28 @@ pub enum Action<C> {
 enum Slot<C> {
     /// Acceptor only: the broker has been asked.
     Asked {
+        ends: Ends,
         listed: bool,
     },
     Relay(Box<Relay<C>>),
+}
+
+/// To be told: a channel comes or goes. Told in the order in which this node's broker decided it, because the peer
+/// concludes from one about the other: an OPEN means that whatever the pair had before is gone, and a refusal with
+/// `EndpointInUse` means that the channel in its way has been told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum News {
+    Open(WireChannel),
+    /// How an OPEN of the peer ended.
+    Opened(WireChannel, Result<(), IpcError>),
+    /// It ended here.
+    Close(WireChannel, IpcError),
+}
+
+struct Draining {
+    channel: WireChannel,
+    /// The pair's next channel, whose OPEN waits.
+    next: Option<WireChannel>,
 }
 
 /// See the crate's head.
@@ -52,10 +71,11 @@ pub struct Peer<C> {
     slots: HashMap<WireChannel, Slot<C>>,
     /// Channels that may have something to tell; each once.
     ready: VecDeque<WireChannel>,
-    /// To be told: how an OPEN of the peer ended.
-    answers: VecDeque<(WireChannel, Result<(), IpcError>)>,
-    /// To be told: channels that ended here.
-    closes: VecDeque<(WireChannel, IpcError)>,
+    news: VecDeque<News>,
+    /// The channel of a pair that is `Draining`; the pair's next OPEN goes behind its CLOSE.
+    draining: HashMap<Pair, Draining>,
+    /// Channels that give way to one of the peer's ([`Asking::GivingWay`]): few, and each for a moment.
+    giving_way: Vec<WireChannel>,
     /// Channels not listed yet in this connection; then the end mark.
     unlisted: Vec<WireChannel>,
     end_told: bool,
@@ -74,8 +94,9 @@ impl<C: LocalChannel> Peer<C> {
             link: Link::new(me, incarnation, peer, times, now),
             slots: HashMap::new(),
             ready: VecDeque::new(),
-            answers: VecDeque::new(),
-            closes: VecDeque::new(),
+            news: VecDeque::new(),
+            draining: HashMap::new(),
+            giving_way: Vec::new(),
             unlisted: Vec::new(),
             end_told: false,
             end_heard: false,
@@ -152,8 +173,8 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn forget_connection(&mut self) {
-        self.answers.clear();
-        self.closes.clear();
+        // An OPEN is wanted in the next connection too; the rest follows from what both list.
+        self.news.retain(|news| matches!(news, News::Open(_)));
         self.unlisted.clear();
         (self.end_told, self.end_heard) = (false, false);
     }
@@ -161,10 +182,11 @@ impl<C: LocalChannel> Peer<C> {
     fn begin_resync(&mut self) {
         for slot in self.slots.values_mut() {
             match slot {
-                Slot::Asked { listed } => *listed = false,
+                Slot::Asked { listed, .. } => *listed = false,
                 Slot::Relay(relay) => relay.restart(),
             }
         }
+        self.giving_way.clear();
         let open = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Relay(_)));
         self.unlisted = open.map(|(channel, _)| *channel).collect();
     }
@@ -178,7 +200,7 @@ impl<C: LocalChannel> Peer<C> {
     pub fn open_out(&mut self, number: u64, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
         let channel = WireChannel { opener: self.link.me.id, number };
         self.admit(channel, ends, local, |channel, ends, local| {
-            Relay::new(channel, ends, local, Stage::Opening { told: false })
+            Relay::new(channel, ends, local, Stage::Opening(Asking::Untold))
         })
     }
 
@@ -217,7 +239,7 @@ impl<C: LocalChannel> Peer<C> {
                 let mut relay = Relay::new(channel, ends, local, Stage::Open);
                 relay.listed = true;
                 self.slots.insert(channel, Slot::Relay(Box::new(relay)));
-                self.answers.push_back((channel, Ok(())));
+                self.news.push_back(News::Opened(channel, Ok(())));
                 self.active(channel);
                 Ok(())
             }
@@ -225,7 +247,8 @@ impl<C: LocalChannel> Peer<C> {
             Err(error) => {
                 if asked {
                     self.slots.remove(&channel);
-                    self.answers.push_back((channel, Err(error)));
+                    self.news.push_back(News::Opened(channel, Err(error)));
+                    self.ask_again_for(ends.pair());
                 }
                 Ok(())
             }
@@ -236,10 +259,13 @@ impl<C: LocalChannel> Peer<C> {
     pub fn closed_here(&mut self, channel: WireChannel, reason: IpcError) {
         if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
             match relay.stage {
-                Stage::Open => relay.stage = Stage::Draining(reason),
+                Stage::Open => {
+                    relay.stage = Stage::Draining(reason);
+                    self.draining.insert(relay.ends.pair(), Draining { channel, next: None });
+                }
                 Stage::Draining(_) => {}
                 // The peer may have been asked: it learns by CLOSE that nobody waits any more.
-                Stage::Opening { .. } => self.end_slot(channel, reason, Ended::Here),
+                Stage::Opening(_) => self.end_slot(channel, reason, Ended::Here),
             }
         }
         self.active(channel);
@@ -251,7 +277,10 @@ impl<C: LocalChannel> Peer<C> {
             && !relay.queued
         {
             relay.queued = true;
-            self.ready.push_back(channel);
+            match relay.stage {
+                Stage::Opening(Asking::Untold) => self.news.push_back(News::Open(channel)),
+                _ => self.ready.push_back(channel),
+            }
         }
     }
 
@@ -330,7 +359,7 @@ impl<C: LocalChannel> Peer<C> {
     fn hear_resync(&mut self, resync: &wire::Resync<'_>) {
         let channel = resync.channel;
         let result = match self.slots.get_mut(&channel) {
-            Some(Slot::Asked { listed }) => {
+            Some(Slot::Asked { listed, .. }) => {
                 *listed = true;
                 Ok(())
             }
@@ -346,8 +375,8 @@ impl<C: LocalChannel> Peer<C> {
     /// The peer's list is complete: what is not in it has ended there, unless the peer was never asked for it.
     fn compare(&mut self) {
         let gone = |(channel, slot): (&WireChannel, &Slot<C>)| match slot {
-            Slot::Asked { listed } => (!listed).then_some(*channel),
-            Slot::Relay(relay) if relay.listed || matches!(relay.stage, Stage::Opening { .. }) => None,
+            Slot::Asked { listed, .. } => (!listed).then_some(*channel),
+            Slot::Relay(relay) if relay.listed || matches!(relay.stage, Stage::Opening(_)) => None,
             Slot::Relay(_) => Some(*channel),
         };
         let gone: Vec<WireChannel> = self.slots.iter().filter_map(gone).collect();
@@ -405,15 +434,15 @@ impl<C: LocalChannel> Peer<C> {
         }
         match self.slots.get(&channel) {
             Some(Slot::Asked { .. }) => {}
-            Some(Slot::Relay(_)) => self.answers.push_back((channel, Ok(()))),
+            Some(Slot::Relay(_)) => self.news.push_back(News::Opened(channel, Ok(()))),
             None if self.slots.len() >= limits::CHANNELS_PER_LINK => {
-                if self.answers.len() >= limits::CHANNELS_PER_LINK {
+                if self.news.len() >= limits::NEWS_MAX {
                     return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));
                 }
-                self.answers.push_back((channel, Err(IpcError::TableFull)));
+                self.news.push_back(News::Opened(channel, Err(IpcError::TableFull)));
             }
             None => {
-                self.slots.insert(channel, Slot::Asked { listed: true });
+                self.slots.insert(channel, Slot::Asked { ends, listed: true });
                 self.actions.push_back(Action::OpenIn { channel, ends });
             }
         }
@@ -422,7 +451,7 @@ impl<C: LocalChannel> Peer<C> {
 
     fn hear_opened(&mut self, channel: WireChannel, result: Result<(), IpcError>) {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
-        if !matches!(relay.stage, Stage::Opening { .. }) {
+        if !matches!(relay.stage, Stage::Opening(_)) {
             return;
         }
         match result {
@@ -430,7 +459,45 @@ impl<C: LocalChannel> Peer<C> {
                 relay.stage = Stage::Open;
                 self.active(channel);
             }
+            Err(IpcError::EndpointInUse) if relay.refusals < limits::REFUSALS_MAX => self.give_way(channel),
             Err(reason) => self.end_slot(channel, reason, Ended::There),
+        }
+    }
+
+    /// Both nodes opened the same at the same moment, and the peer's stays. Our broker ends ours when it makes the peer's,
+    /// and not before, so that the local party never finds neither. Nothing is closed here.
+    fn give_way(&mut self, channel: WireChannel) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        relay.stage = Stage::Opening(Asking::GivingWay);
+        relay.refusals += 1;
+        let pair = relay.ends.pair();
+        self.giving_way.push(channel);
+        // The peer's OPEN came before its refusal.
+        let is_under_way =
+            self.slots.values().any(|slot| matches!(slot, Slot::Asked { ends, .. } if ends.pair() == pair));
+        if !is_under_way {
+            self.ask_again_for(pair);
+        }
+    }
+
+    /// The peer's channel came to nothing: ours that gave way to it is wanted after all.
+    fn ask_again_for(&mut self, pair: Pair) {
+        let mut again = Vec::new();
+        let slots = &mut self.slots;
+        self.giving_way.retain(|channel| {
+            let Some(Slot::Relay(relay)) = slots.get_mut(channel) else { return false };
+            if relay.stage != Stage::Opening(Asking::GivingWay) {
+                return false;
+            }
+            let is_meant = relay.ends.pair() == pair;
+            if is_meant {
+                relay.stage = Stage::Opening(Asking::Untold);
+                again.push(*channel);
+            }
+            !is_meant
+        });
+        for channel in again {
+            self.active(channel);
         }
     }
 
@@ -451,19 +518,35 @@ impl<C: LocalChannel> Peer<C> {
     fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
         let Some(slot) = self.slots.remove(&channel) else { return };
         if ended != Ended::There && self.link.phase == Phase::Up {
-            self.closes.push_back((channel, reason));
+            self.news.push_back(News::Close(channel, reason));
         }
-        if let Slot::Relay(relay) = slot {
-            let Relay { local, stage, unkicked, .. } = *relay;
-            if unkicked {
-                local.kick();
-            }
-            let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_));
-            self.actions.push_back(match known_here {
-                true => Action::Forget { channel, local },
-                false => Action::Close { channel, local, reason },
-            });
+        let pair = match &slot {
+            Slot::Asked { ends, .. } => ends.pair(),
+            Slot::Relay(relay) => relay.ends.pair(),
+        };
+        match slot {
+            Slot::Asked { .. } => self.ask_again_for(pair),
+            Slot::Relay(relay) => self.end_relay(channel, *relay, reason, ended),
         }
+        // Behind the CLOSE.
+        if self.draining.get(&pair).is_some_and(|draining| draining.channel == channel)
+            && let Some(next) = self.draining.remove(&pair).and_then(|draining| draining.next)
+        {
+            self.active(next);
+        }
+    }
+
+    fn end_relay(&mut self, channel: WireChannel, relay: Relay<C>, reason: IpcError, ended: Ended) {
+        self.giving_way.retain(|giving_way| *giving_way != channel);
+        let Relay { local, stage, unkicked, .. } = relay;
+        if unkicked {
+            local.kick();
+        }
+        let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_));
+        self.actions.push_back(match known_here {
+            true => Action::Forget { channel, local },
+            false => Action::Close { channel, local, reason },
+        });
     }
 
     /// Builds frames until nothing is left to tell or there is no more room. `true`: there is more; call again after
@@ -500,11 +583,17 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn fill_channels(&mut self) -> bool {
-        if !self.fill_answers() {
+        if !self.fill_news() {
             return true;
         }
         while let Some(channel) = self.ready.pop_front() {
             let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { continue };
+            if relay.stage == Stage::Opening(Asking::Untold) {
+                // A new connection: it is to be asked for again.
+                relay.queued = false;
+                self.active(channel);
+                continue;
+            }
             match relay.tell(&mut self.link) {
                 Ok(Turn::Idle) => relay.queued = false,
                 Ok(Turn::More) => self.ready.push_back(channel),
@@ -516,23 +605,40 @@ impl<C: LocalChannel> Peer<C> {
                 Err(error) => self.end_slot(channel, error, Ended::Broken),
             }
         }
-        !self.fill_answers()
+        !self.fill_news()
     }
 
     /// `false` when there is no room.
-    fn fill_answers(&mut self) -> bool {
-        while let Some((channel, result)) = self.answers.front().copied() {
-            if !self.link.put(&Frame::Opened { channel, result }, Class::Control) {
+    fn fill_news(&mut self) -> bool {
+        while let Some(news) = self.news.front().copied() {
+            let told = match news {
+                News::Open(channel) => self.fill_open(channel),
+                News::Opened(channel, result) => self.link.put(&Frame::Opened { channel, result }, Class::Control),
+                News::Close(channel, reason) => self.link.put(&Frame::Close { channel, reason }, Class::Control),
+            };
+            if !told {
                 return false;
             }
-            self.answers.pop_front();
+            self.news.pop_front();
         }
-        while let Some((channel, reason)) = self.closes.front().copied() {
-            if !self.link.put(&Frame::Close { channel, reason }, Class::Control) {
-                return false;
-            }
-            self.closes.pop_front();
+        true
+    }
+
+    /// `false` when there is no room.
+    fn fill_open(&mut self, channel: WireChannel) -> bool {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return true };
+        if relay.stage != Stage::Opening(Asking::Untold) {
+            // The peer listed it: it is open.
+            relay.queued = false;
+            self.active(channel);
+            return true;
         }
+        if let Some(draining) = self.draining.get_mut(&relay.ends.pair()) {
+            draining.next = Some(channel);
+        } else if !relay.tell_open(&mut self.link) {
+            return false;
+        }
+        relay.queued = false;
         true
     }
 
@@ -590,6 +696,9 @@ impl<C: LocalChannel> Peer<C> {
         }
         self.given_up = true;
         self.ready.clear();
+        self.news.clear();
+        self.draining.clear();
+        self.giving_way.clear();
         for (channel, slot) in self.slots.drain() {
             if let Slot::Relay(relay) = slot {
                 self.actions.push_back(Action::Forget { channel, local: relay.local });

@@ -23,12 +23,19 @@ use crate::tags::Tags;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     /// Opener only: OPENED has not come.
-    Opening {
-        told: bool,
-    },
+    Opening(Asking),
     Open,
     /// The local party is gone; CLOSE follows what it had published.
     Draining(IpcError),
+}
+
+/// How far an OPEN has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asking {
+    Untold,
+    Told,
+    /// The peer's own channel of the same pair and lane goes first; it is under way at the broker.
+    GivingWay,
 }
 
 /// How a turn ended.
@@ -57,7 +64,9 @@ pub(crate) struct Relay<C> {
     /// The peer listed the channel in this connection's RESYNC.
     pub(crate) listed: bool,
     wire: WireChannel,
-    ends: Ends,
+    pub(crate) ends: Ends,
+    /// Times the peer has answered OPEN with its own channel, and that came to nothing.
+    pub(crate) refusals: u32,
     /// Handed over from a proxy before us: the peer knows the open tags better.
     resumed: bool,
     /// Word of the local party's message that the far side has.
@@ -92,6 +101,7 @@ impl<C: LocalChannel> Relay<C> {
             listed: false,
             wire,
             ends,
+            refusals: 0,
             resumed: false,
             forwarded: 0,
             cancel_told: 0,
@@ -115,7 +125,7 @@ impl<C: LocalChannel> Relay<C> {
                 None => false,
             };
         let opener = local.role() == Role::Client;
-        let stage = if opener && !used { Stage::Opening { told: false } } else { Stage::Open };
+        let stage = if opener && !used { Stage::Opening(Asking::Untold) } else { Stage::Open };
         Relay { resumed: true, ..Relay::new(wire, ends, local, stage) }
     }
 
@@ -127,8 +137,8 @@ impl<C: LocalChannel> Relay<C> {
         self.settled = None;
         self.dropped = None;
         self.notify_told = 0;
-        if let Stage::Opening { told } = &mut self.stage {
-            *told = false;
+        if let Stage::Opening(asking) = &mut self.stage {
+            *asking = Asking::Untold;
         }
     }
 
@@ -155,7 +165,7 @@ impl<C: LocalChannel> Relay<C> {
     /// What the far side holds.
     pub(crate) fn apply(&mut self, far: &Resync<'_>) -> Result<(), IpcError> {
         self.listed = true;
-        if matches!(self.stage, Stage::Opening { .. }) {
+        if matches!(self.stage, Stage::Opening(_)) {
             self.stage = Stage::Open;
         }
         if far.published != 0 {
@@ -185,8 +195,8 @@ impl<C: LocalChannel> Relay<C> {
 
     /// Tells the far side what it does not know yet, as far as there is room and it is this channel's turn.
     pub(crate) fn tell(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
-        if let Stage::Opening { told } = self.stage {
-            return Ok(if told { Turn::Idle } else { self.tell_open(link) });
+        if matches!(self.stage, Stage::Opening(_)) {
+            return Ok(Turn::Idle);
         }
         let draining = matches!(self.stage, Stage::Draining(_));
         let telling = if draining { Telling::All } else { Telling::Needed };
@@ -216,11 +226,14 @@ impl<C: LocalChannel> Relay<C> {
         }
     }
 
-    fn tell_open(&mut self, link: &mut Link) -> Turn {
+    /// `false` when there is no room.
+    pub(crate) fn tell_open(&mut self, link: &mut Link) -> bool {
         let Ends { dc, from, to, lane, ring } = self.ends;
         let told = link.put(&Frame::Open { channel: self.wire, dc, from, to, lane, ring }, Class::Control);
-        self.stage = Stage::Opening { told };
-        if told { Turn::Idle } else { Turn::Blocked }
+        if told {
+            self.stage = Stage::Opening(Asking::Told);
+        }
+        told
     }
 
     fn tell_messages(&mut self, link: &mut Link, telling: Telling) -> Result<Turn, IpcError> {

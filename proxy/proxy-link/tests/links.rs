@@ -170,7 +170,7 @@ fn proxy_that_was_replaced_cannot_come_back() {
     let mut input = InBuffer::new();
     input.append(&proxy_link::refusal(&refused.expect_err("refused")).expect("has a frame"));
     let told = older.receive(&mut input, NOW);
-    assert!(matches!(told, Err(LinkError::Refused { refusal: Refusal::Fenced, .. })), "{told:?}");
+    assert!(matches!(told, Err(LinkError::Refused { refusal: Refusal::Fenced, .. })));
 }
 
 #[test]
@@ -303,6 +303,115 @@ fn credit_stops_a_sender_whose_peer_does_not_process() {
     }
     assert!(under_way <= proxy_link::limits::WINDOW_BYTES as usize, "{under_way}");
     assert!(under_way > proxy_link::limits::WINDOW_BYTES as usize / 2, "{under_way}");
+}
+
+/// Lane 0 of one pair, opened by the party of node `opener`.
+fn talk_ends(opener: u16) -> Ends {
+    let (from, to) = if opener == 1 { (Endpoint::FS, Endpoint::GATE) } else { (Endpoint::GATE, Endpoint::FS) };
+    Ends { dc: DcId(1), from, to, lane: Lane(0), ring: None }
+}
+
+fn open_talk(peer: &mut Peer<SimChannel>, node: u16, number: u64) -> WireChannel {
+    peer.open_out(number, talk_ends(node), memory(Role::Client)).map_err(|(_, error)| error).expect("admitted")
+}
+
+/// What the broker was asked to open.
+fn asked(actions: &[Action<SimChannel>]) -> Vec<WireChannel> {
+    let opens = actions.iter().filter_map(|action| match action {
+        Action::OpenIn { channel, .. } => Some(*channel),
+        _ => None,
+    });
+    opens.collect()
+}
+
+/// Both nodes opened lane 0 of one pair. The channel of `a` goes, that of `b` stays; both brokers have been asked.
+struct Glare {
+    a: Peer<SimChannel>,
+    b: Peer<SimChannel>,
+    loser: WireChannel,
+    winner: WireChannel,
+}
+
+fn glare() -> Glare {
+    let (mut a, mut b) = linked();
+    actions(&mut a);
+    let loser = open_talk(&mut a, 1, 7);
+    carry(&mut a, &mut b, NOW).expect("correct");
+    // The broker at `b` says that its own party opened, then what becomes of the other's: all before the proxy speaks.
+    let winner = open_talk(&mut b, 2, 9);
+    assert_eq!(asked(&actions(&mut b)), [loser]);
+    assert!(b.opened_in(loser, talk_ends(1), Err(IpcError::EndpointInUse)).is_ok());
+    Glare { a, b, loser, winner }
+}
+
+#[test]
+fn loser_of_a_glare_hears_of_the_winner_first_and_closes_nothing_itself() {
+    let Glare { mut a, mut b, loser, winner } = glare();
+    carry(&mut b, &mut a, NOW).expect("correct");
+    let told = actions(&mut a);
+    assert_eq!(asked(&told), [winner]);
+    assert_eq!(told.len(), 1, "the broker ends the loser when it makes the winner");
+    a.closed_here(loser, IpcError::EndpointInUse);
+    assert!(a.opened_in(winner, talk_ends(2), Ok(memory(Role::Server))).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(matches!(actions(&mut a)[..], [Action::Forget { channel, .. }] if channel == loser));
+    assert!(actions(&mut b).is_empty());
+    assert_eq!((a.channel_count(), b.channel_count()), (1, 1));
+}
+
+#[test]
+fn loser_of_a_glare_asks_again_when_the_winner_came_to_nothing_at_its_opener() {
+    let Glare { mut a, mut b, loser, winner } = glare();
+    b.closed_here(winner, IpcError::SourceDied);
+    actions(&mut b);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(actions(&mut a).is_empty());
+    assert_eq!(asked(&actions(&mut b)), [loser]);
+}
+
+#[test]
+fn loser_of_a_glare_asks_again_when_the_winner_came_to_nothing_at_its_acceptor() {
+    let Glare { mut a, mut b, loser, winner } = glare();
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(asked(&actions(&mut a)), [winner]);
+    assert!(a.opened_in(winner, talk_ends(2), Err(IpcError::Fenced)).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(actions(&mut a).is_empty());
+    let told = actions(&mut b);
+    assert!(matches!(told[0], Action::Close { channel, .. } if channel == winner));
+    assert_eq!(asked(&told), [loser]);
+}
+
+#[test]
+fn refusals_without_a_channel_in_the_way_end_an_open() {
+    let (mut a, mut b) = linked();
+    actions(&mut a);
+    let channel = open_talk(&mut a, 1, 7);
+    for _ in 0..=proxy_link::limits::REFUSALS_MAX {
+        exchange(&mut a, &mut b, NOW).expect("correct");
+        assert!(actions(&mut a).is_empty());
+        assert_eq!(asked(&actions(&mut b)), [channel]);
+        assert!(b.opened_in(channel, talk_ends(1), Err(IpcError::EndpointInUse)).is_ok());
+    }
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::EndpointInUse));
+}
+
+#[test]
+fn next_channel_of_a_pair_is_asked_for_behind_the_end_of_the_last() {
+    let (mut a, mut b) = linked();
+    actions(&mut a);
+    let last = open_talk(&mut a, 1, 7);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(b.opened_in(last, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    actions(&mut b);
+    a.closed_here(last, IpcError::NotBound);
+    let next = open_talk(&mut a, 1, 8);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    let told = actions(&mut b);
+    assert!(matches!(told[0], Action::Close { channel, .. } if channel == last));
+    assert_eq!(asked(&told), [next]);
 }
 
 proptest! {

@@ -201,8 +201,8 @@ impl Port {
     }
 }
 
-/// Times a channel may give way to the peer's own during one call. Each is a round trip between the nodes, in which the peer's
-/// own channel arrives; a refusal may overtake it a few times.
+/// Times a channel may give way to the peer's own during one call: the peer's is there when ours ends, so each further one is
+/// a pair that closes and opens again at the same moment on both nodes.
 const GLARES_MAX: u32 = 64;
 
 /// Splits a slot into what talks and what it remembers.

@@ -70,19 +70,19 @@ impl Port {
         if peer == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
-        if let Some(key) = self.live_talk(peer) {
-            return Ok(key);
-        }
-        let request = Packet { peer: Some(peer), ..Packet::new(Op::Open) };
-        match self.connection.call(request) {
-            Ok(answer) => self.adopt_channel(answer),
-            Err(IpcError::EndpointInUse) => {
-                // The peer opened it to us; that notice came before this answer.
-                self.take_notices();
-                self.live_talk(peer).ok_or(IpcError::DestinationDied)
+        for _ in 0..OPENS_MAX {
+            if let Some(key) = self.live_talk(peer) {
+                return Ok(key);
             }
-            Err(error) => Err(error),
+            let request = Packet { peer: Some(peer), ..Packet::new(Op::Open) };
+            match self.connection.call(request) {
+                Ok(answer) => return self.adopt_channel(answer),
+                // The peer opened it to us; that notice came before this answer.
+                Err(IpcError::EndpointInUse) => self.take_notices(),
+                Err(error) => return Err(error),
+            }
         }
+        Err(IpcError::DestinationDied)
     }
 
     /// Reads everything the broker said unasked.
@@ -106,6 +106,11 @@ impl Port {
             let _ = self.poller.remove(slot.link.bell_in());
             if let Use::Copies(_) = slot.usage {
                 self.copying.forget(slot.channel);
+            }
+            if let (Use::Messages(_), code @ 1..) = (&slot.usage, slot.link.peer_closed()) {
+                // The broker may hear of it from the peer later than from us that we open the next.
+                let close = Packet { channel: slot.channel, value: code, ..Packet::new(Op::Close) };
+                let _ = self.connection.send(&close);
             }
             if let Use::Ring(_) = slot.usage {
                 // An end that was closed on purpose and one that died are the same to the other end.
@@ -205,6 +210,10 @@ impl Port {
         Ok(key)
     }
 }
+
+/// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
+/// the broker at our word, before the next. More means a peer that opens and closes all the time.
+const OPENS_MAX: u32 = 8;
 
 /// Maps what the broker handed over with a channel.
 pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
