@@ -27,6 +27,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// A group without members can be busy for a moment while the kernel cleans up behind the last one.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// Whoever removes the last group removes the parent too, perhaps just before a new one is made below it.
+const MAKE_TRIES: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
@@ -167,7 +169,7 @@ impl Cgroup {
             return Err(CgroupError::BadName(name.to_owned()));
         }
         let group = Cgroup { hierarchy, name: name.to_owned() };
-        group.make()?;
+        group.make_with_parent()?;
         group.apply(limits)?;
         Ok(group)
     }
@@ -257,6 +259,10 @@ impl Cgroup {
                     Err(cause) => return Err(file_error("remove", &dir, cause)),
                 }
             }
+            if let Some(parent) = dir.parent() {
+                // Busy as long as other groups are below it.
+                let _ = std::fs::remove_dir(parent);
+            }
         }
         Ok(())
     }
@@ -276,6 +282,16 @@ impl Cgroup {
         dirs.sort();
         dirs.dedup();
         dirs
+    }
+
+    fn make_with_parent(&self) -> Result<(), CgroupError> {
+        for _ in 1..MAKE_TRIES {
+            match self.make() {
+                Err(CgroupError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
+                made => return made,
+            }
+        }
+        self.make()
     }
 
     fn make(&self) -> Result<(), CgroupError> {
