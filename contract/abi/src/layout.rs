@@ -13,36 +13,38 @@ pub mod side {
     pub const MESSAGE_PAYLOAD: usize = MESSAGE + 8;
 
     /// Futex word that the peer sleeps on; its owner bumps it after a publication when the peer is parked.
-    pub const EVENT: usize = 64;
+    pub const EVENT: usize = 128;
     /// How the owner of this side waits at the moment: one of [`super::parked`].
-    pub const PARKED: usize = 68;
-    /// The publication word of the last message of the peer that the owner took.
-    pub const TAKEN: usize = 72;
-    /// The publication word of the request that the owner of this side waits to be answered, 0 when none.
-    pub const AWAITS: usize = 76;
+    pub const PARKED: usize = 132;
     /// Notifications the owner posted so far; a change says: look at the mask in `Shared`.
-    pub const NOTIFIED: usize = 80;
-    /// Bytes of inline data that belong to the message.
-    pub const INLINE_BYTES: usize = 84;
+    pub const NOTIFIED: usize = 136;
     /// 0 while the owner of this side keeps the channel open, else the code of the reason it closed it for
     /// ([`crate::IpcError::code`]); final.
-    pub const CLOSED: usize = 88;
+    pub const CLOSED: usize = 140;
 
     /// Entries the owner has produced into its ring so far, modulo 2^32.
-    pub const RING_TAIL: usize = 128;
+    pub const RING_TAIL: usize = 256;
     /// Entries of the peer's ring that the owner has consumed so far, modulo 2^32.
-    pub const RING_HEAD: usize = 192;
+    pub const RING_HEAD: usize = 384;
 
     /// Three words of 64 bits of a proxy that plays the owner of this side; they outlive it. The number of the last
     /// notification it took from the peer for the far side,
-    pub const CARRIED_NUMBER: usize = 256;
+    pub const CARRIED_NUMBER: usize = 640;
     /// its bits, until the far side has passed them on,
-    pub const CARRIED_BITS: usize = 264;
+    pub const CARRIED_BITS: usize = 648;
     /// and the number of the last notification of the far side that it posted here.
-    pub const POSTED_NUMBER: usize = 272;
+    pub const POSTED_NUMBER: usize = 656;
 
-    /// Data that travels with the message.
-    pub const INLINE: usize = 1024;
+    /// Two words that change with every message and that the peer seldom reads: apart from those it reads at every message.
+    /// The publication word of the last message of the peer that the owner took,
+    pub const TAKEN: usize = 512;
+    /// and that of the request that the owner of this side waits to be answered, 0 when none.
+    pub const AWAITS: usize = 516;
+
+    /// Bytes of the data that travels with a message flagged [`super::word::INLINE`],
+    pub const INLINE_BYTES: usize = 1024;
+    /// and the data.
+    pub const INLINE: usize = 1032;
 
     pub const PAGE_BYTES: usize = 4096;
     /// The ring's entries, 64 bytes each: submissions in the left side, completions in the right one.
@@ -55,31 +57,33 @@ pub mod side {
 pub mod shared {
     /// State word of the direction left to right, one of [`super::state`] in the low byte.
     pub const STATE_FROM_LEFT: usize = 0;
-    pub const STATE_FROM_RIGHT: usize = 64;
+    pub const STATE_FROM_RIGHT: usize = 128;
     /// Pending notification bits, OR-ed by the sender, taken by exchange with 0.
-    pub const NOTIFY_FROM_LEFT: usize = 128;
-    pub const NOTIFY_FROM_RIGHT: usize = 192;
+    pub const NOTIFY_FROM_LEFT: usize = 256;
+    pub const NOTIFY_FROM_RIGHT: usize = 384;
     /// Whether a timed caller still waits for its reply: the counter of its request and one of [`super::state`].
     /// Apart from the state words, because the replier may offer a message of its own before it takes the request.
-    pub const REPLY_TO_LEFT: usize = 256;
-    pub const REPLY_TO_RIGHT: usize = 320;
+    pub const REPLY_TO_LEFT: usize = 512;
+    pub const REPLY_TO_RIGHT: usize = 640;
 
     pub const PAGE_BYTES: usize = 4096;
     /// The arena begins here.
     pub const ARENA: usize = PAGE_BYTES;
 }
 
-/// The publication word: `counter << 3 | flags`. The counter skips 0, so a word is never 0 once used. A message continues
+/// The publication word: `counter << 4 | flags`. The counter skips 0, so a word is never 0 once used. A message continues
 /// the counter of the direction's last one; a reply has the counter of the request it answers, so that a reply to a
 /// request that was given up is told from the one that is awaited. Two successive words of a direction always differ.
 pub mod word {
     pub const SEND: u32 = 0;
     pub const REQUEST: u32 = 1;
     pub const REPLY: u32 = 2;
-    pub const KIND_MASK: u32 = 0b011;
+    pub const KIND_MASK: u32 = 0b0011;
     /// The sender may withdraw: the receiver must win the state word before it takes the message.
-    pub const TIMED: u32 = 0b100;
-    pub const FLAG_BITS: u32 = 3;
+    pub const TIMED: u32 = 0b0100;
+    /// Data travels with the message.
+    pub const INLINE: u32 = 0b1000;
+    pub const FLAG_BITS: u32 = 4;
 
     pub const fn next(previous: u32, flags: u32) -> u32 {
         let mut counter = (previous >> FLAG_BITS).wrapping_add(1) & (u32::MAX >> FLAG_BITS);
@@ -90,7 +94,7 @@ pub mod word {
     }
 }
 
-/// State of one direction: the publication word's counter in the upper bits, one of these in the lowest three.
+/// State of one direction: the publication word's counter in the upper bits, one of these in the bits of the flags.
 pub mod state {
     pub const IDLE: u32 = 0;
     pub const OFFERED: u32 = 1;

@@ -82,11 +82,13 @@ impl Budget {
         self.mode = mode;
     }
 
+    #[inline]
     pub fn mode(&self) -> WaitMode {
         self.mode
     }
 
     /// What the wait that begins now may spend.
+    #[inline]
     pub fn plan(&mut self) -> Plan {
         self.waits = self.waits.wrapping_add(1);
         match self.mode {
@@ -100,6 +102,7 @@ impl Budget {
     }
 
     /// Tells how a wait ended that was not over before it began.
+    #[inline]
     pub fn learn(&mut self, ended: Ended) {
         match ended {
             Ended::Pausing => self.pauses = (self.pauses + 16).min(PAUSES_MAX),

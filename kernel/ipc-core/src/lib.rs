@@ -17,7 +17,7 @@ pub mod wake;
 mod word;
 
 pub use budget::{Budget, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};
-pub use word::{Both, Kind, Patience, Word, both_send};
+pub use word::{Both, Data, Kind, Patience, Word, both_send};
 
 use std::fmt;
 

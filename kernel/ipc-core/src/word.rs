@@ -17,16 +17,39 @@ pub enum Patience {
     Timed,
 }
 
+/// Whether data travels with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Data {
+    None,
+    Inline,
+}
+
+impl Data {
+    #[inline]
+    pub fn of(bytes: &[u8]) -> Data {
+        if bytes.is_empty() { Data::None } else { Data::Inline }
+    }
+
+    fn flag(self) -> u32 {
+        match self {
+            Data::None => 0,
+            Data::Inline => word::INLINE,
+        }
+    }
+}
+
 /// A publication word that was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word {
     raw: u32,
     pub kind: Kind,
     pub patience: Patience,
+    pub data: Data,
 }
 
 impl Word {
     /// `None` for a word no honest party writes (0 is not a word).
+    #[inline]
     pub fn of(raw: u32) -> Option<Word> {
         let kind = match raw & word::KIND_MASK {
             word::SEND => Kind::Send,
@@ -38,39 +61,46 @@ impl Word {
             return None;
         }
         let patience = if raw & word::TIMED != 0 { Patience::Timed } else { Patience::Untimed };
-        Some(Word { raw, kind, patience })
+        let data = if raw & word::INLINE != 0 { Data::Inline } else { Data::None };
+        Some(Word { raw, kind, patience, data })
     }
 
     /// The word that follows `previous`.
-    pub fn after(previous: u32, kind: Kind, patience: Patience) -> Word {
+    #[inline]
+    pub fn after(previous: u32, kind: Kind, patience: Patience, data: Data) -> Word {
         let flags = match kind {
             Kind::Send => word::SEND,
             Kind::Request => word::REQUEST,
             Kind::Reply => word::REPLY,
         } | if patience == Patience::Timed { word::TIMED } else { 0 };
-        Word { raw: word::next(previous, flags), kind, patience }
+        Word { raw: word::next(previous, flags | data.flag()), kind, patience, data }
     }
 
     /// The word of the reply to a request: the request's counter, so that replies to different requests differ.
-    pub fn reply_to(request: Word) -> Word {
-        Word { raw: request.in_state(word::REPLY), kind: Kind::Reply, patience: Patience::Untimed }
+    #[inline]
+    pub fn reply_to(request: Word, data: Data) -> Word {
+        Word { raw: request.in_state(word::REPLY | data.flag()), kind: Kind::Reply, patience: Patience::Untimed, data }
     }
 
     /// Whether this is the reply to that request.
+    #[inline]
     pub fn answers(self, request: Word) -> bool {
-        self == Word::reply_to(request)
+        self == Word::reply_to(request, self.data)
     }
 
+    #[inline]
     pub fn raw(self) -> u32 {
         self.raw
     }
 
     /// This message's state word in a state of [`abi::layout::state`].
+    #[inline]
     pub fn in_state(self, state: u32) -> u32 {
         self.raw >> word::FLAG_BITS << word::FLAG_BITS | state
     }
 
     /// What a state word says of this message: `IDLE` when it speaks of another one.
+    #[inline]
     pub fn state_of(self, state_word: u32) -> u32 {
         let mask = (1 << word::FLAG_BITS) - 1;
         if state_word & !mask == self.raw & !mask { state_word & mask } else { state::IDLE }
@@ -88,6 +118,7 @@ pub enum Both {
 
 /// Two parties that send to each other: the higher endpoint gives way, but only to a message that cannot be withdrawn,
 /// because only then the peer is stuck and nothing races.
+#[inline]
 pub fn both_send(own: u32, peer: u32, peer_word: Option<Word>) -> Both {
     match peer_word {
         Some(word) if word.kind != Kind::Reply && word.patience == Patience::Untimed && own > peer => Both::GiveWay,
@@ -100,40 +131,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn word_keeps_its_kind_and_patience() {
+    fn word_keeps_its_kind_and_patience_and_whether_data_comes_with_it() {
         let mut previous = 0;
         for kind in [Kind::Send, Kind::Request, Kind::Reply] {
             for patience in [Patience::Untimed, Patience::Timed] {
-                let next = Word::after(previous, kind, patience);
-                assert_eq!(Word::of(next.raw()), Some(next));
-                assert_ne!(next.raw(), previous);
-                previous = next.raw();
+                for data in [Data::None, Data::Inline] {
+                    let next = Word::after(previous, kind, patience, data);
+                    assert_eq!(Word::of(next.raw()), Some(next));
+                    assert_ne!(next.raw(), previous);
+                    previous = next.raw();
+                }
             }
         }
     }
 
     #[test]
     fn reply_answers_its_request_only_and_differs_from_what_went_before() {
-        let first = Word::after(0, Kind::Request, Patience::Timed);
-        let second = Word::after(first.raw(), Kind::Request, Patience::Untimed);
-        assert!(Word::reply_to(first).answers(first));
-        assert!(!Word::reply_to(first).answers(second));
-        let send = Word::after(0, Kind::Send, Patience::Untimed);
-        assert_ne!(Word::reply_to(first).raw(), send.raw());
-        assert_ne!(Word::after(Word::reply_to(first).raw(), Kind::Send, Patience::Untimed).raw(), send.raw());
+        let first = Word::after(0, Kind::Request, Patience::Timed, Data::None);
+        let second = Word::after(first.raw(), Kind::Request, Patience::Untimed, Data::None);
+        assert!(Word::reply_to(first, Data::None).answers(first));
+        assert!(Word::reply_to(first, Data::Inline).answers(first));
+        assert!(!Word::reply_to(first, Data::None).answers(second));
+        let send = Word::after(0, Kind::Send, Patience::Untimed, Data::None);
+        assert_ne!(Word::reply_to(first, Data::None).raw(), send.raw());
+        assert_ne!(
+            Word::after(Word::reply_to(first, Data::None).raw(), Kind::Send, Patience::Untimed, Data::None).raw(),
+            send.raw()
+        );
     }
 
     #[test]
     fn garbage_is_no_word() {
         assert_eq!(Word::of(0), None);
-        assert_eq!(Word::of(7 << 3 | 3), None);
+        assert_eq!(Word::of(7 << 4 | 3), None);
         assert_eq!(Word::of(1), None);
     }
 
     #[test]
     fn state_of_another_message_says_nothing() {
-        let first = Word::after(0, Kind::Send, Patience::Timed);
-        let second = Word::after(first.raw(), Kind::Send, Patience::Timed);
+        let first = Word::after(0, Kind::Send, Patience::Timed, Data::None);
+        let second = Word::after(first.raw(), Kind::Send, Patience::Timed, Data::None);
         let state_word = first.in_state(state::TAKEN);
         assert_eq!(first.state_of(state_word), state::TAKEN);
         assert_eq!(second.state_of(state_word), state::IDLE);
@@ -141,8 +178,8 @@ mod tests {
 
     #[test]
     fn only_the_higher_endpoint_gives_way_and_only_to_an_untimed_message() {
-        let untimed = Some(Word::after(0, Kind::Request, Patience::Untimed));
-        let timed = Some(Word::after(0, Kind::Request, Patience::Timed));
+        let untimed = Some(Word::after(0, Kind::Request, Patience::Untimed, Data::None));
+        let timed = Some(Word::after(0, Kind::Request, Patience::Timed, Data::None));
         assert_eq!(both_send(2, 1, untimed), Both::GiveWay);
         assert_eq!(both_send(1, 2, untimed), Both::Wait);
         assert_eq!(both_send(2, 1, timed), Both::Wait);

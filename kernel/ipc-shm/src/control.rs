@@ -26,6 +26,7 @@ pub enum Life {
 }
 
 impl Life {
+    #[inline]
     fn of(word: u32) -> Life {
         match word {
             life::ALIVE => Life::Alive,
@@ -57,18 +58,22 @@ impl ControlPage {
     }
 
     /// Loaded before looking at anything else, and slept on.
+    #[inline]
     pub fn event(&self) -> u32 {
         self.page.load(control::EVENT, Ordering::Acquire)
     }
 
+    #[inline]
     pub fn life(&self) -> Life {
         Life::of(self.page.load(control::LIFE, Ordering::Acquire))
     }
 
+    #[inline]
     pub fn is_held(&self) -> bool {
         self.page.load(control::HOLD, Ordering::Acquire) != 0
     }
 
+    #[inline]
     pub fn wakeups(&self) -> u32 {
         self.page.load(control::WAKEUPS, Ordering::Acquire)
     }
@@ -87,6 +92,7 @@ impl ControlPage {
     }
 
     /// What a call answers whose peer has this page; `None` while the peer lives.
+    #[inline]
     pub fn ended(&self, died: IpcError) -> Option<IpcError> {
         match self.life() {
             Life::Alive => None,

@@ -50,6 +50,7 @@ impl ForkGuard {
     }
 
     /// Whether this is the process that made the guard.
+    #[inline]
     pub fn holds(&self) -> bool {
         // SAFETY: the page is mapped for the life of the process.
         unsafe { self.page.as_ref() }.load(Ordering::Relaxed) == self.generation

@@ -20,7 +20,7 @@ mod objects;
 pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
-pub use link::{Direction, Line, Link, Seen, Sleep};
+pub use link::{Direction, Link, Seen, Sleep};
 pub use mapping::{Access, Mapping};
 pub use objects::{ChannelFiles, PartyFiles, Role, Size};
 pub use sys::futex::Woken;

@@ -14,6 +14,7 @@ use abi::layout::{parked, shared, side};
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::ENTRY_BYTES;
 use ipc_core::wake::{self, Words};
+use ipc_core::{Data, Word};
 use sys::futex::{Expected, Woken};
 
 use crate::arena::Arena;
@@ -43,14 +44,6 @@ pub enum Direction {
     Own,
     /// Messages of the peer.
     Peer,
-}
-
-/// A message line as it was copied: not yet believed.
-#[derive(Clone, Copy, Debug)]
-pub struct Line {
-    pub kind: i32,
-    pub payload: [u8; Message::PAYLOAD_BYTES],
-    pub inline_bytes: u32,
 }
 
 /// See the module.
@@ -89,6 +82,7 @@ impl Link {
         self.role
     }
 
+    #[inline]
     pub fn peer_control(&self) -> &Arc<ControlPage> {
         &self.peer_control
     }
@@ -99,90 +93,93 @@ impl Link {
 
     // The message line.
 
+    #[inline]
     pub fn peer_word(&self) -> u32 {
         self.peer.load(side::MESSAGE_WORD, Ordering::Acquire)
     }
 
+    #[inline]
     pub fn own_word(&self) -> u32 {
         self.own.load(side::MESSAGE_WORD, Ordering::Relaxed)
     }
 
-    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes.
-    pub fn publish_message(&self, word: u32, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
-        let data = data.get(..INLINE_BYTES_MAX).unwrap_or(data);
+    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes, and there is
+    /// some exactly when the word says so.
+    #[inline]
+    pub fn publish_message(&self, word: Word, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
         self.own.store(side::MESSAGE_KIND, kind as u32, Ordering::Relaxed);
         for (index, bytes) in payload.chunks_exact(8).enumerate() {
             let mut eight = [0; 8];
             eight.copy_from_slice(bytes);
             self.own.store_u64(side::MESSAGE_PAYLOAD + index * 8, u64::from_le_bytes(eight), Ordering::Relaxed);
         }
-        if !data.is_empty() || self.own.load(side::INLINE_BYTES, Ordering::Relaxed) != 0 {
-            self.own.store(side::INLINE_BYTES, data.len() as u32, Ordering::Relaxed);
-            self.own.copy_in(side::INLINE, data).expect("the inline area holds INLINE_BYTES_MAX");
+        if word.data == Data::Inline {
+            self.write_inline(data);
         }
-        self.own.store(side::MESSAGE_WORD, word, Ordering::Release);
+        self.own.store(side::MESSAGE_WORD, word.raw(), Ordering::Release);
     }
 
-    /// Copies the peer's line. Whoever copies checks `peer_word` again afterwards, with [`Link::fence_after_copy`]
-    /// between.
-    pub fn copy_line(&self) -> Line {
-        let mut payload = [0; Message::PAYLOAD_BYTES];
+    /// Copies the peer's line and answers the message's kind: neither is to be believed yet. Whoever copies checks `peer_word` again
+    /// afterwards, with [`Link::fence_after_copy`] between.
+    #[inline]
+    pub fn copy_line(&self, payload: &mut [u8; Message::PAYLOAD_BYTES]) -> i32 {
         for (index, bytes) in payload.chunks_exact_mut(8).enumerate() {
             let word = self.peer.load_u64(side::MESSAGE_PAYLOAD + index * 8, Ordering::Relaxed);
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        Line {
-            kind: self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32,
-            payload,
-            inline_bytes: self.peer.load(side::INLINE_BYTES, Ordering::Relaxed),
-        }
+        self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32
     }
 
-    /// Copies the peer's inline data; `false` when it is longer than there is room.
-    pub fn copy_inline(&self, bytes: u32, data: &mut Vec<u8>) -> bool {
+    /// Copies the inline data that belongs to the peer's message; `false` when there cannot be so much.
+    #[inline]
+    pub fn copy_inline(&self, kind: Data, data: &mut Vec<u8>) -> bool {
         data.clear();
-        let bytes = bytes as usize;
-        if bytes > INLINE_BYTES_MAX {
-            return false;
-        }
-        data.resize(bytes, 0);
-        bytes == 0 || self.peer.copy_out(side::INLINE, data).is_some()
+        kind == Data::None || self.read_inline(data)
     }
 
     /// Orders the copies before the second look at the word.
+    #[inline]
     pub fn fence_after_copy(&self) {
         fence(Ordering::Acquire);
     }
 
+    #[inline]
     pub fn own_taken(&self) -> u32 {
         self.own.load(side::TAKEN, Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn set_own_taken(&self, word: u32) {
         self.own.store(side::TAKEN, word, Ordering::Release);
     }
 
+    #[inline]
     pub fn peer_taken(&self) -> u32 {
         self.peer.load(side::TAKEN, Ordering::Acquire)
     }
 
+    #[inline]
     pub fn own_awaits(&self) -> u32 {
         self.own.load(side::AWAITS, Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn set_own_awaits(&self, word: u32) {
         self.own.store(side::AWAITS, word, Ordering::Release);
     }
 
+    #[inline]
     pub fn peer_awaits(&self) -> u32 {
         self.peer.load(side::AWAITS, Ordering::Acquire)
     }
 
     /// The code of the reason for which the peer closed the channel; 0 while it is open.
+    #[inline]
     pub fn peer_closed(&self) -> u32 {
         self.peer.load(side::CLOSED, Ordering::Acquire)
     }
 
+    #[inline]
     pub fn own_closed(&self) -> u32 {
         self.own.load(side::CLOSED, Ordering::Relaxed)
     }
@@ -193,27 +190,33 @@ impl Link {
 
     // State words, writable by both.
 
+    #[inline]
     pub fn state(&self, direction: Direction) -> u32 {
         self.shared.load(self.state_offset(direction), Ordering::Acquire)
     }
 
+    #[inline]
     pub fn set_state(&self, direction: Direction, value: u32) {
         self.shared.store(self.state_offset(direction), value, Ordering::Release);
     }
 
+    #[inline]
     pub fn exchange_state(&self, direction: Direction, current: u32, new: u32) -> Result<(), u32> {
         self.shared.compare_exchange(self.state_offset(direction), current, new)
     }
 
     /// The reply word of this party as a caller (`Own`), or of the peer as a caller (`Peer`).
+    #[inline]
     pub fn reply_state(&self, caller: Direction) -> u32 {
         self.shared.load(self.reply_offset(caller), Ordering::Acquire)
     }
 
+    #[inline]
     pub fn set_reply_state(&self, caller: Direction, value: u32) {
         self.shared.store(self.reply_offset(caller), value, Ordering::Release);
     }
 
+    #[inline]
     pub fn exchange_reply_state(&self, caller: Direction, current: u32, new: u32) -> Result<(), u32> {
         self.shared.compare_exchange(self.reply_offset(caller), current, new)
     }
@@ -228,6 +231,7 @@ impl Link {
     }
 
     /// Changes whenever the peer posted.
+    #[inline]
     pub fn peer_notified(&self) -> u32 {
         self.peer.load(side::NOTIFIED, Ordering::Acquire)
     }
@@ -274,26 +278,32 @@ impl Link {
 
     // The ring.
 
+    #[inline]
     pub fn own_tail(&self) -> u32 {
         self.own.load(side::RING_TAIL, Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn set_own_tail(&self, tail: u32) {
         self.own.store(side::RING_TAIL, tail, Ordering::Release);
     }
 
+    #[inline]
     pub fn peer_tail(&self) -> u32 {
         self.peer.load(side::RING_TAIL, Ordering::Acquire)
     }
 
+    #[inline]
     pub fn own_head(&self) -> u32 {
         self.own.load(side::RING_HEAD, Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn set_own_head(&self, head: u32) {
         self.own.store(side::RING_HEAD, head, Ordering::Release);
     }
 
+    #[inline]
     pub fn peer_head(&self) -> u32 {
         self.peer.load(side::RING_HEAD, Ordering::Acquire)
     }
@@ -318,20 +328,24 @@ impl Link {
     // Sleeping and waking.
 
     /// Wakes the peer if it sleeps. After every publication.
+    #[inline]
     pub fn kick(&self) {
         wake::kick(self);
     }
 
     /// Whether the peer sleeps or polls in a wait, as far as one can see.
+    #[inline]
     pub fn is_peer_parked(&self) -> bool {
         self.peer.load(side::PARKED, Ordering::Relaxed) != parked::AWAKE
     }
 
+    #[inline]
     pub fn peer_event(&self) -> u32 {
         self.peer.load(side::EVENT, Ordering::Acquire)
     }
 
     /// Says how this party is about to sleep. Look at everything once more before sleeping.
+    #[inline]
     pub fn prepare_sleep(&self, sleep: Sleep) {
         let word = match sleep {
             Sleep::Awake => parked::AWAKE,
@@ -385,6 +399,22 @@ impl Link {
         self.bell_in.as_fd()
     }
 
+    fn write_inline(&self, data: &[u8]) {
+        let data = data.get(..INLINE_BYTES_MAX).unwrap_or(data);
+        self.own.store(side::INLINE_BYTES, data.len() as u32, Ordering::Relaxed);
+        self.own.copy_in(side::INLINE, data).expect("the inline area holds INLINE_BYTES_MAX");
+    }
+
+    fn read_inline(&self, data: &mut Vec<u8>) -> bool {
+        let bytes = self.peer.load(side::INLINE_BYTES, Ordering::Relaxed) as usize;
+        if !(1..=INLINE_BYTES_MAX).contains(&bytes) {
+            return false;
+        }
+        data.resize(bytes, 0);
+        self.peer.copy_out(side::INLINE, data).is_some()
+    }
+
+    #[inline]
     fn state_offset(&self, direction: Direction) -> usize {
         match (self.role, direction) {
             (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::STATE_FROM_LEFT,
@@ -392,6 +422,7 @@ impl Link {
         }
     }
 
+    #[inline]
     fn reply_offset(&self, caller: Direction) -> usize {
         match (self.role, caller) {
             (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::REPLY_TO_LEFT,
@@ -399,6 +430,7 @@ impl Link {
         }
     }
 
+    #[inline]
     fn notify_offset(&self, direction: Direction) -> usize {
         match (self.role, direction) {
             (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::NOTIFY_FROM_LEFT,
@@ -407,6 +439,7 @@ impl Link {
     }
 
     /// `None` on a channel without a ring.
+    #[inline]
     fn entry_offset(&self, index: u32) -> Option<usize> {
         let mask = self.size.entries.checked_sub(1)?;
         Some(side::RING + (index & mask) as usize * ENTRY_BYTES)
@@ -429,7 +462,10 @@ impl Words for Link {
 
     #[inline]
     fn set_own_parked(&self, how: u32) {
-        self.own.store(side::PARKED, how, Ordering::Relaxed);
+        // The peer reads this line at every message: writing what stands there would take it away.
+        if self.own.load(side::PARKED, Ordering::Relaxed) != how {
+            self.own.store(side::PARKED, how, Ordering::Relaxed);
+        }
     }
 
     #[inline]

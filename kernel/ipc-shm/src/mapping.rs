@@ -62,26 +62,31 @@ impl Mapping {
         Ok(Mapping { base, bytes, access: Access::ReadWrite })
     }
 
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The word's address, for a futex.
+    #[inline]
     pub fn address_u32(&self, at: usize) -> *const u32 {
         self.word(at)
     }
 
+    #[inline]
     pub fn load(&self, at: usize, order: Ordering) -> u32 {
         // SAFETY: `word` gives an aligned address inside the mapping, which is readable.
         unsafe { AtomicU32::from_ptr(self.word(at)) }.load(order)
     }
 
+    #[inline]
     pub fn store(&self, at: usize, value: u32, order: Ordering) {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
         unsafe { AtomicU32::from_ptr(self.word(at)) }.store(value, order);
     }
 
+    #[inline]
     pub fn fetch_add(&self, at: usize, value: u32, order: Ordering) -> u32 {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
@@ -89,6 +94,7 @@ impl Mapping {
     }
 
     /// Replaces `current` by `new`; the value found otherwise.
+    #[inline]
     pub fn compare_exchange(&self, at: usize, current: u32, new: u32) -> Result<(), u32> {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
@@ -96,29 +102,34 @@ impl Mapping {
         word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
 
+    #[inline]
     pub fn load_u64(&self, at: usize, order: Ordering) -> u64 {
         // SAFETY: aligned and inside the mapping, which is readable.
         unsafe { AtomicU64::from_ptr(self.long_word(at)) }.load(order)
     }
 
+    #[inline]
     pub fn store_u64(&self, at: usize, value: u64, order: Ordering) {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
         unsafe { AtomicU64::from_ptr(self.long_word(at)) }.store(value, order);
     }
 
+    #[inline]
     pub fn fetch_or_u64(&self, at: usize, bits: u64, order: Ordering) -> u64 {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
         unsafe { AtomicU64::from_ptr(self.long_word(at)) }.fetch_or(bits, order)
     }
 
+    #[inline]
     pub fn fetch_and_u64(&self, at: usize, bits: u64, order: Ordering) -> u64 {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
         unsafe { AtomicU64::from_ptr(self.long_word(at)) }.fetch_and(bits, order)
     }
 
+    #[inline]
     pub fn swap_u64(&self, at: usize, value: u64, order: Ordering) -> u64 {
         self.check_writable();
         // SAFETY: aligned, inside, and the mapping is writable.
@@ -126,6 +137,7 @@ impl Mapping {
     }
 
     /// Copies out of the object. `None` when the range is not inside.
+    #[inline]
     pub fn copy_out(&self, at: usize, data: &mut [u8]) -> Option<()> {
         let from = self.range(at, data.len())?;
         // SAFETY: 1. The source lies inside the mapping. 2. `data` is ours and does not overlap it, as nobody can hold
@@ -135,6 +147,7 @@ impl Mapping {
     }
 
     /// Copies into the object. `None` when the range is not inside or the object is read-only.
+    #[inline]
     pub fn copy_in(&self, at: usize, data: &[u8]) -> Option<()> {
         let to = self.writable_range(at, data.len())?;
         // SAFETY: as in `copy_out`, with the destination in a writable mapping.
@@ -160,6 +173,7 @@ impl Mapping {
     }
 
     /// The address of a range for a system call that reads or writes it. Whoever uses it keeps the mapping alive.
+    #[inline]
     pub(crate) fn range(&self, at: usize, bytes: usize) -> Option<*mut u8> {
         let end = at.checked_add(bytes)?;
         if end > self.bytes {
@@ -169,23 +183,27 @@ impl Mapping {
         Some(unsafe { self.base.as_ptr().add(at) })
     }
 
+    #[inline]
     pub(crate) fn writable_range(&self, at: usize, bytes: usize) -> Option<*mut u8> {
         if self.access == Access::ReadWrite { self.range(at, bytes) } else { None }
     }
 
     /// Offsets of words come from the layout or were checked against it: a wrong one is an error of this crate.
+    #[inline]
     fn word(&self, at: usize) -> *mut u32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "word outside the mapping");
         // SAFETY: inside the mapping by the assertion.
         unsafe { self.base.as_ptr().add(at).cast() }
     }
 
+    #[inline]
     fn long_word(&self, at: usize) -> *mut u64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "word outside the mapping");
         // SAFETY: inside the mapping by the assertion.
         unsafe { self.base.as_ptr().add(at).cast() }
     }
 
+    #[inline]
     fn check_writable(&self) {
         assert!(self.access == Access::ReadWrite, "write to a read-only mapping");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use abi::layout::state;
 use abi::{Endpoint, IpcError, Message};
-use ipc_core::{Both, Budget, Kind, Patience, Word, both_send};
+use ipc_core::{Both, Budget, Data, Kind, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
 
 use crate::copy::Attend;
@@ -18,14 +18,27 @@ use crate::waiting::{Stop, WakeUps, gone, wait_for};
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a party remembers of its talk with one peer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Talk {
     /// The peer's word that was taken or passed over last.
     seen: u32,
     /// The request that was taken and not answered.
     owes: Option<Word>,
+    /// The own word. Not read from the own line, which is with the peer that read it.
+    own: u32,
+    /// Whether the own word is known to be taken, so that nobody has to ask the peer's memory.
+    is_free: bool,
     /// The peer's count of notifications that was looked at last.
     pub notified: u32,
+}
+
+/// Where messages are taken to. One place, because each move of a message that was just written stalls the processor for as long as
+/// the rest of taking it.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub message: Message,
+    /// What travelled with it.
+    pub data: Vec<u8>,
 }
 
 /// Who talks: what stays the same during one call.
@@ -60,7 +73,12 @@ enum Reply {
 }
 
 impl Talk {
+    pub fn over(link: &Link) -> Talk {
+        Talk { seen: 0, owes: None, own: link.own_word(), is_free: false, notified: 0 }
+    }
+
     /// The peer's message that can be taken now, if its kind is wanted.
+    #[inline]
     pub fn offered(&mut self, link: &Link) -> Result<Option<Word>, IpcError> {
         let raw = link.peer_word();
         if raw == self.seen || raw == 0 {
@@ -80,27 +98,28 @@ impl Talk {
         Ok(Some(word))
     }
 
-    /// Takes an offered message. `None` when its sender withdrew it first.
-    pub fn take(&mut self, parties: &Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Option<Message>, IpcError> {
+    /// Takes an offered message; `false` when its sender withdrew it first.
+    pub fn take(&mut self, parties: &Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<bool, IpcError> {
         let link = parties.link;
         if word.patience == Patience::Timed && word.kind != Kind::Reply {
             let won = link.exchange_state(Direction::Peer, word.in_state(state::OFFERED), word.in_state(state::TAKEN));
             if won.is_err() {
                 self.seen = word.raw();
-                return Ok(None);
+                return Ok(false);
             }
         }
-        let message = copy(link, word, parties.peer, data)?;
+        copy(link, word, parties.peer, inbox)?;
         self.seen = word.raw();
         link.set_own_taken(word.raw());
         if word.kind == Kind::Request {
             self.owes = Some(word);
+            self.know_reply_taken(parties);
         }
         // A caller waits for the reply, not for this; everybody else does.
         if word.kind == Kind::Send || parties.proxied == Proxied::Yes {
             link.kick();
         }
-        Ok(Some(message))
+        Ok(true)
     }
 
     /// Whether the peer waits for our answer.
@@ -120,7 +139,7 @@ impl Talk {
         }
         let deadline = Deadline::after(wait);
         self.await_free_slot(&mut parties, deadline)?;
-        let word = Word::after(parties.link.own_word(), Kind::Send, patience_of(wait));
+        let word = Word::after(self.own, Kind::Send, patience_of(wait), Data::of(data));
         self.publish(&parties, word, message, data);
         let link = parties.link;
         let (own, peer) = (parties.own.number(), parties.peer.number());
@@ -146,31 +165,32 @@ impl Talk {
         }
     }
 
+    /// The reply is in the inbox afterwards.
     pub fn sendrec(
         &mut self,
         mut parties: Parties<'_>,
         message: &Message,
         data: &[u8],
         wait: Wait,
-        reply_data: &mut Vec<u8>,
-    ) -> Result<Message, IpcError> {
+        inbox: &mut Inbox,
+    ) -> Result<(), IpcError> {
         if self.is_owing(parties.link) {
             return Err(IpcError::Deadlock);
         }
         let deadline = Deadline::after(wait);
         self.await_free_slot(&mut parties, deadline)?;
-        let word = Word::after(parties.link.own_word(), Kind::Request, patience_of(wait));
+        let word = Word::after(self.own, Kind::Request, patience_of(wait), Data::of(data));
         self.publish(&parties, word, message, data);
         let result = match self.await_reply(&mut parties, word, deadline) {
-            Ok(Reply::Published(reply)) => self.take_reply(&parties, reply, reply_data),
+            Ok(Reply::Published(reply)) => self.take_reply(&parties, reply, inbox),
             Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
             Ok(Reply::GiveWay) => match self.give_up(&mut parties, word) {
                 // It was taken while we gave way: then its reply comes.
-                Ok(Settled::Taken) => self.late_reply(&mut parties, word, reply_data),
+                Ok(Settled::Taken) => self.late_reply(&mut parties, word, inbox),
                 Ok(Settled::Withdrawn) => Err(IpcError::Deadlock),
                 Err(error) => Err(error),
             },
-            Err(Stop::TimedOut) => self.give_up_call(&mut parties, word, reply_data),
+            Err(Stop::TimedOut) => self.give_up_call(&mut parties, word, inbox),
             Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
                 Err(gone.or_died(IpcError::SourceDied))
             }
@@ -187,7 +207,9 @@ impl Talk {
         if let Some(gone) = gone(link) {
             return Err(gone.or_died(IpcError::DestinationDied));
         }
-        if link.peer_awaits() != request.raw() {
+        // An untimed caller here waits until it is answered or gone, so its words need not be read.
+        let is_sure = parties.proxied == Proxied::No && request.patience == Patience::Untimed;
+        if !is_sure && link.peer_awaits() != request.raw() {
             return Err(IpcError::NotWaiting);
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
@@ -196,7 +218,7 @@ impl Talk {
             let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
             link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
         }
-        self.publish(&parties, Word::reply_to(request), message, data);
+        self.publish(&parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
     }
 
@@ -228,14 +250,25 @@ impl Talk {
         if kind == Kind::Request {
             link.set_own_awaits(word.raw());
         }
-        link.publish_message(word.raw(), message.kind, &message.payload, data);
+        (self.own, self.is_free) = (word.raw(), false);
+        link.publish_message(word, message.kind, &message.payload, data);
         link.kick();
     }
 
+    /// A caller took the last reply before it asks again. A proxy may tell us later, and keeps its slot until it did.
+    fn know_reply_taken(&mut self, parties: &Parties<'_>) {
+        let is_reply = Word::of(self.own).is_some_and(|word| word.kind == Kind::Reply);
+        self.is_free |= is_reply && parties.proxied == Proxied::No;
+    }
+
     /// Waits until the last own message is out of the slot.
+    #[inline]
     fn await_free_slot(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
-        let link = parties.link;
-        let last = link.own_word();
+        if self.is_free { Ok(()) } else { self.await_taking(parties, deadline) }
+    }
+
+    fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
+        let (link, last) = (parties.link, self.own);
         let Some(word) = Word::of(last) else { return Ok(()) };
         let look = || {
             let is_free = link.peer_taken() == last || word.state_of(link.state(Direction::Own)) == state::WITHDRAWN;
@@ -270,20 +303,21 @@ impl Talk {
         wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
     }
 
-    fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
-        let message = copy(parties.link, reply, parties.peer, data)?;
+    fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
+        copy(parties.link, reply, parties.peer, inbox)?;
         self.seen = reply.raw();
+        self.is_free = true;
         parties.link.set_own_taken(reply.raw());
         if parties.proxied == Proxied::Yes {
             parties.link.kick();
         }
-        Ok(message)
+        Ok(())
     }
 
     /// The replier won: its reply follows at once, or it is broken or dies.
-    fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+    fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
         match self.await_reply(parties, word, Deadline::after(Wait::For(SETTLE_LIMIT))) {
-            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, data),
+            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error),
             Ok(_) | Err(Stop::TimedOut) => Err(IpcError::Corrupt),
@@ -291,14 +325,14 @@ impl Talk {
     }
 
     /// A timed caller's limit passed: it takes the request back, or gives up the reply.
-    fn give_up_call(&mut self, parties: &mut Parties<'_>, word: Word, data: &mut Vec<u8>) -> Result<Message, IpcError> {
+    fn give_up_call(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
         if self.give_up(parties, word)? == Settled::Withdrawn {
             return Err(IpcError::TimedOut);
         }
         let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
         match parties.link.exchange_reply_state(Direction::Own, waiting, given_up) {
             Ok(()) => Err(IpcError::TimedOut),
-            Err(_) => self.late_reply(parties, word, data),
+            Err(_) => self.late_reply(parties, word, inbox),
         }
     }
 
@@ -381,13 +415,16 @@ fn give_way(link: &Link, seen: u32, own_word: Word, own: u32, peer: u32) -> bool
 }
 
 /// Copies the peer's message and checks that it did not change meanwhile.
-fn copy(link: &Link, word: Word, source: Endpoint, data: &mut Vec<u8>) -> Result<Message, IpcError> {
-    let line = link.copy_line();
-    let fits = link.copy_inline(line.inline_bytes, data);
+#[inline]
+fn copy(link: &Link, word: Word, source: Endpoint, inbox: &mut Inbox) -> Result<(), IpcError> {
+    let Inbox { message, data } = inbox;
+    message.source = Some(source);
+    message.kind = link.copy_line(&mut message.payload);
+    let fits = link.copy_inline(word.data, data);
     link.fence_after_copy();
     if !fits || link.peer_word() != word.raw() {
         data.clear();
         return Err(IpcError::Corrupt);
     }
-    Ok(Message { source: Some(source), kind: line.kind, payload: line.payload })
+    Ok(())
 }

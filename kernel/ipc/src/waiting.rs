@@ -44,14 +44,23 @@ pub(crate) enum WakeUps {
 }
 
 /// Whether and how the peer of a link went.
+#[inline]
 pub(crate) fn gone(link: &Link) -> Option<Gone> {
-    match link.peer_control().life() {
+    match (link.peer_control().life(), link.peer_closed()) {
+        (Life::Alive, 0) => None,
+        (life, closed) => how_gone(life, closed),
+    }
+}
+
+#[cold]
+fn how_gone(life: Life, closed: u32) -> Option<Gone> {
+    match life {
         Life::Dead => return Some(Gone::Died),
         Life::Unreachable => return Some(Gone::For(IpcError::NoLink)),
         Life::Fenced => return Some(Gone::For(IpcError::Fenced)),
         Life::Alive => {}
     }
-    match link.peer_closed() {
+    match closed {
         0 => None,
         code => match IpcError::from_code(code) {
             IpcError::NotBound | IpcError::SourceDied | IpcError::DestinationDied => Some(Gone::Died),

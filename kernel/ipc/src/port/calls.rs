@@ -4,11 +4,11 @@ use abi::limits::INLINE_BYTES_MAX;
 use abi::{Endpoint, IpcError, Message, Source};
 use ipc_core::Kind;
 
-use super::events::Wanted;
+use super::Port;
+use super::events::{Found, Wanted};
 use super::slots::{Slot, SlotKey, Use};
-use super::{Event, Port};
 use crate::copy::Attend;
-use crate::talk::{Parties, Talk};
+use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, WakeUps, wait_for};
 
@@ -36,7 +36,8 @@ impl Port {
         data: &[u8],
         wait: Wait,
     ) -> Result<Message, IpcError> {
-        self.with_talk(to, data, |talk, parties, reply_data| talk.sendrec(parties, message, data, wait, reply_data))
+        self.with_talk(to, data, |talk, parties, inbox| talk.sendrec(parties, message, data, wait, inbox))?;
+        Ok(self.inbox.message)
     }
 
     /// Answers the request that was taken from `to` last. Never blocks.
@@ -45,10 +46,10 @@ impl Port {
     }
 
     pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
-        if self.slots.talk_with(to).is_none() {
-            return Err(IpcError::NotWaiting);
-        }
-        self.with_talk(to, data, |talk, parties, _| talk.reply(parties, message, data))
+        self.check_call(data)?;
+        // Who has no channel asked nothing.
+        let key = self.slots.talk_with(to).ok_or(IpcError::NotWaiting)?;
+        self.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data))
     }
 
     /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time.
@@ -77,9 +78,10 @@ impl Port {
     }
 
     fn receive_any(&mut self, wanted: Wanted, wait: Wait) -> Result<Message, IpcError> {
+        let deadline = Deadline::after(wait);
         loop {
-            if let Event::Message(message) = self.next_event(wanted, Deadline::after(wait))? {
-                return Ok(message);
+            if self.wait_for_any(wanted, deadline)? == Found::Message {
+                return Ok(self.inbox.message);
             }
         }
     }
@@ -102,8 +104,8 @@ impl Port {
                 Ok(Ok(word)) => {
                     let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
                     let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
-                    if let Some(message) = talk.take(&parties, word, &mut self.inline)? {
-                        return Ok(message);
+                    if talk.take(&parties, word, &mut self.inbox)? {
+                        return Ok(self.inbox.message);
                     }
                 }
                 Ok(Err(error)) => {
@@ -134,18 +136,17 @@ impl Port {
         }
     }
 
-    /// Takes the message that is offered on a channel, when it is one that is wanted.
-    pub(super) fn take_message(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Message>, IpcError> {
-        let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
-        let link = slot.link.clone();
-        let Use::Messages(talk) = &mut slot.usage else { return Ok(None) };
-        let Some(word) = talk.offered(&link)? else { return Ok(None) };
+    /// Takes the message that is offered on a channel into the inbox, when it is one that is wanted.
+    pub(super) fn take_message(&mut self, key: SlotKey, wanted: Wanted) -> Result<bool, IpcError> {
+        let Some(slot) = self.slots.get_mut(key) else { return Ok(false) };
+        let Use::Messages(talk) = &mut slot.usage else { return Ok(false) };
+        let Some(word) = talk.offered(&slot.link)? else { return Ok(false) };
         if wanted == Wanted::Requests && word.kind != Kind::Request {
-            return Ok(None);
+            return Ok(false);
         }
         let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
         let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
-        talk.take(&parties, word, &mut self.inline)
+        talk.take(&parties, word, &mut self.inbox)
     }
 
     /// Closes a channel whose peer broke the protocol.
@@ -170,34 +171,48 @@ impl Port {
         &mut self,
         peer: Endpoint,
         data: &[u8],
-        call: impl Fn(&mut Talk, Parties<'_>, &mut Vec<u8>) -> Result<T, IpcError>,
+        call: impl Fn(&mut Talk, Parties<'_>, &mut Inbox) -> Result<T, IpcError>,
     ) -> Result<T, IpcError> {
-        self.check_bound()?;
-        if data.len() > INLINE_BYTES_MAX {
-            return Err(IpcError::BadArgument);
-        }
+        self.check_call(data)?;
         for _ in 0..GLARES_MAX {
             let key = self.talk_with(peer)?;
-            // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
-            self.slots.heat(key);
-            let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
-            let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
-            let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
-            let result = call(talk, parties, &mut self.inline);
-            match &result {
-                Err(IpcError::EndpointInUse) => {
-                    self.end_slot(key, IpcError::EndpointInUse);
-                    continue;
-                }
-                Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
-                Err(
-                    error @ (IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoLink | IpcError::Fenced),
-                ) => self.end_slot(key, *error),
-                _ => {}
+            match self.talk_over(key, &call) {
+                Err(IpcError::EndpointInUse) => {}
+                result => return result,
             }
-            return result;
         }
         Err(IpcError::DestinationDied)
+    }
+
+    fn check_call(&self, data: &[u8]) -> Result<(), IpcError> {
+        self.check_bound()?;
+        if data.len() > INLINE_BYTES_MAX { Err(IpcError::BadArgument) } else { Ok(()) }
+    }
+
+    /// Runs one call on a channel, and forgets it when it turned out to be over.
+    fn talk_over<T>(
+        &mut self,
+        key: SlotKey,
+        call: &impl Fn(&mut Talk, Parties<'_>, &mut Inbox) -> Result<T, IpcError>,
+    ) -> Result<T, IpcError> {
+        // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
+        self.slots.heat(key);
+        let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
+        let result = call(talk, parties, &mut self.inbox);
+        match &result {
+            Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
+            Err(
+                error @ (IpcError::DestinationDied
+                | IpcError::SourceDied
+                | IpcError::NoLink
+                | IpcError::Fenced
+                | IpcError::EndpointInUse),
+            ) => self.end_slot(key, *error),
+            _ => {}
+        }
+        result
     }
 }
 

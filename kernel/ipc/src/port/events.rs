@@ -32,10 +32,19 @@ impl Port {
     /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on.
     pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
-        self.next_event(Wanted::Everything, Deadline::after(wait))
+        loop {
+            match self.wait_for_any(Wanted::Everything, Deadline::after(wait))? {
+                Found::Message => return Ok(Event::Message(self.inbox.message)),
+                Found::Pending => {
+                    if let Some(event) = self.pending.pop_front() {
+                        return Ok(event);
+                    }
+                }
+            }
+        }
     }
 
-    pub(super) fn next_event(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Event, IpcError> {
+    pub(super) fn wait_for_any(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Found, IpcError> {
         self.waker.get_up();
         for key in std::mem::take(&mut self.neglected) {
             self.slots.heat(key);
@@ -51,8 +60,8 @@ impl Port {
         if self.unpolled > UNPOLLED_MAX && !self.is_all_in_memory() {
             self.poll_descriptors(Some(Duration::ZERO))?;
         }
-        if let Some(event) = self.look(wanted) {
-            return Ok(event);
+        if let Some(found) = self.look(wanted) {
+            return Ok(found);
         }
         if !deadline.has_passed()
             && let Some(event) = self.look_for_a_while(wanted, deadline)
@@ -99,7 +108,7 @@ impl Port {
     }
 
     /// Pauses and yields as far as it paid lately.
-    fn look_for_a_while(&mut self, wanted: Wanted, deadline: Deadline) -> Option<Event> {
+    fn look_for_a_while(&mut self, wanted: Wanted, deadline: Deadline) -> Option<Found> {
         if self.slots.hot().is_empty() {
             return None;
         }
@@ -126,26 +135,24 @@ impl Port {
     }
 
     /// One look at everything in memory.
-    fn look(&mut self, wanted: Wanted) -> Option<Event> {
+    fn look(&mut self, wanted: Wanted) -> Option<Found> {
         if wanted == Wanted::Everything {
-            if let Some(event) = self.pending.pop_front() {
-                return Some(event);
+            if !self.pending.is_empty() {
+                return Some(Found::Pending);
             }
             if self.waker.take() {
-                return Some(Event::Woken);
+                return Some(self.found(Event::Woken));
             }
             if let Some(event) = self.look_for_notifications() {
-                return Some(event);
+                return Some(self.found(event));
             }
         }
         let mut position = 0;
         while let Some(key) = self.slots.hot().get(position).copied() {
             match self.look_at(key, wanted) {
-                Ok(Some(event)) => {
-                    if let Some(at) = self.slots.hot().iter().position(|hot| *hot == key) {
-                        self.slots.served(at, key);
-                    }
-                    return Some(event);
+                Ok(Some(found)) => {
+                    self.slots.served(position, key);
+                    return Some(found);
                 }
                 Ok(None) => {
                     let is_idle = self.slots.is_idle_after_look(key) && !self.is_spinning();
@@ -156,7 +163,13 @@ impl Port {
                 Err(error) => self.close_slot(key, error),
             }
         }
-        if wanted == Wanted::Everything { self.pending.pop_front() } else { None }
+        (wanted == Wanted::Everything && !self.pending.is_empty()).then_some(Found::Pending)
+    }
+
+    /// To be reported next.
+    fn found(&mut self, event: Event) -> Found {
+        self.pending.push_front(event);
+        Found::Pending
     }
 
     fn look_for_notifications(&mut self) -> Option<Event> {
@@ -178,7 +191,7 @@ impl Port {
         }
     }
 
-    fn look_at(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Event>, IpcError> {
+    fn look_at(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
         let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
         match &slot.usage {
             Use::Copies(lane) => {
@@ -190,10 +203,13 @@ impl Port {
             Use::Ring(_) if wanted != Wanted::Everything => Ok(None),
             Use::Ring(ring) => match ring.closed_here() {
                 Some(reason) => Err(reason),
-                None if ring.has_submissions() => Ok(Some(Event::RingReady(RingId(slot.channel.0)))),
+                None if ring.has_submissions() => {
+                    let event = Event::RingReady(RingId(slot.channel.0));
+                    Ok(Some(self.found(event)))
+                }
                 None => Ok(None),
             },
-            Use::Messages(_) => Ok(self.take_message(key, wanted)?.map(Event::Message)),
+            Use::Messages(_) => Ok(self.take_message(key, wanted)?.then_some(Found::Message)),
         }
     }
 
@@ -239,12 +255,25 @@ impl Port {
             match *token {
                 TOKEN_BROKER => self.take_notices(),
                 TOKEN_WAKER => sys::eventfd::drain(self.waker.fd()),
-                key => self.slots.heat(key),
+                token => {
+                    if let Some(key) = SlotKey::of_token(token) {
+                        self.slots.heat(key);
+                    }
+                }
             }
         }
         self.ready = ready;
         result.map_err(os)
     }
+}
+
+/// What a look came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// A message lies in the inbox.
+    Message,
+    /// There are pending events.
+    Pending,
 }
 
 /// What lies in a channel.

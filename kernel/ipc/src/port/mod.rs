@@ -26,6 +26,7 @@ use crate::connection::Connection;
 use crate::copy::Copying;
 use crate::protocol::{Op, Packet};
 use crate::ring::{RingId, RingServer};
+use crate::talk::Inbox;
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
 pub(crate) use opening::map_channel;
@@ -59,12 +60,12 @@ pub struct Port {
     slots: Slots,
     poller: Poller,
     waker: Waker,
-    /// Rings opened and closed, not reported yet: at most two for each channel.
+    /// Events not reported yet: rings opened and closed, at most two for each channel, and the one that was found last.
     pending: VecDeque<Event>,
     ready: Vec<u64>,
     /// Channels armed although they hold what a wait for something else did not take.
     neglected: Vec<SlotKey>,
-    inline: Vec<u8>,
+    inbox: Inbox,
     budget: Budget,
     copying: Copying,
     /// Events reported since the descriptors were last looked at.
@@ -105,7 +106,7 @@ impl Port {
             pending: VecDeque::new(),
             ready: Vec::new(),
             neglected: Vec::new(),
-            inline: Vec::new(),
+            inbox: Inbox { message: Message::default(), data: Vec::new() },
             budget: new_budget(),
             unpolled: 0,
             polled_event: 0,
@@ -147,7 +148,7 @@ impl Port {
 
     /// Data that came with the last message or reply that was taken.
     pub fn inline(&self) -> &[u8] {
-        &self.inline
+        &self.inbox.data
     }
 
     /// Gives the endpoint up; channels end at once.

@@ -9,7 +9,7 @@ use ipc_shm::{ControlPage, Link, Role};
 use sys::eventfd::Trigger;
 
 use super::slots::{SlotKey, Use};
-use super::{Event, Port, TOKEN_BROKER, os};
+use super::{Event, Port, os};
 use crate::connection::Notice;
 use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
@@ -177,7 +177,7 @@ impl Port {
         let spec = packet.ring().map(RingSpec::check).transpose()?;
         let link = Arc::new(map_channel(notice, spec)?);
         let usage = match spec {
-            None => Use::Messages(Talk::default()),
+            None => Use::Messages(Talk::over(&link)),
             Some(_) if packet.lane.is_for_copies() => {
                 Use::Copies(self.copying.adopt(&packet, link.clone(), &self.connection)?)
             }
@@ -202,8 +202,7 @@ impl Port {
         usage: Use,
     ) -> Result<SlotKey, IpcError> {
         let key = self.slots.insert(channel, peer, link.clone(), proxied, usage);
-        debug_assert!(key > TOKEN_BROKER);
-        if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
+        if let Err(error) = self.poller.add(link.bell_in(), key.token(), Trigger::Edge) {
             self.slots.remove(key);
             return Err(os(error));
         }

@@ -7,8 +7,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use abi::Endpoint;
+use foldhash::fast::RandomState;
 use ipc_core::ChannelId;
 use ipc_shm::{Link, Sleep};
+use slotmap::{Key, KeyData, SlotMap};
 
 use crate::ring::{RingServer, RingShared};
 use crate::talk::{Proxied, Talk};
@@ -41,22 +43,34 @@ pub(super) struct Slot {
     idle_looks: u32,
 }
 
-/// Numbers a channel in the port's poller: never reused, so a late bell of a channel that is gone names nothing.
-pub(super) type SlotKey = u64;
+slotmap::new_key_type! {
+    /// Names a channel, and no other that gets its place later: a late bell of a channel that is gone names nothing.
+    pub(super) struct SlotKey;
+}
+
+/// Tokens below belong to the port itself. A key's version, in its upper half, is never 0.
+const TOKENS_BEGIN: u64 = 1 << 32;
+
+impl SlotKey {
+    /// Its name in the port's poller.
+    pub fn token(self) -> u64 {
+        self.data().as_ffi()
+    }
+
+    pub fn of_token(token: u64) -> Option<SlotKey> {
+        (token >= TOKENS_BEGIN).then(|| KeyData::from_ffi(token).into())
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    slots: HashMap<SlotKey, Slot>,
-    by_peer: HashMap<Endpoint, SlotKey>,
-    by_channel: HashMap<ChannelId, SlotKey>,
+    slots: SlotMap<SlotKey, Slot>,
+    by_peer: HashMap<Endpoint, SlotKey, RandomState>,
+    by_channel: HashMap<ChannelId, SlotKey, RandomState>,
     hot: VecDeque<SlotKey>,
-    next_key: SlotKey,
 }
 
 impl Slots {
-    /// Keys begin here; lower poller tokens belong to the port itself.
-    pub const FIRST_KEY: SlotKey = 16;
-
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -70,19 +84,18 @@ impl Slots {
         proxied: Proxied,
         usage: Use,
     ) -> SlotKey {
-        let key = self.next_key.max(Slots::FIRST_KEY);
-        self.next_key = key + 1;
-        if matches!(usage, Use::Messages(_)) {
+        let is_talk = matches!(usage, Use::Messages(_));
+        let key = self.slots.insert(Slot { channel, peer, link, proxied, usage, watch: Watch::Hot, idle_looks: 0 });
+        if is_talk {
             self.by_peer.insert(peer, key);
         }
         self.by_channel.insert(channel, key);
-        self.slots.insert(key, Slot { channel, peer, link, proxied, usage, watch: Watch::Hot, idle_looks: 0 });
         self.hot.push_back(key);
         key
     }
 
     pub fn remove(&mut self, key: SlotKey) -> Option<Slot> {
-        let slot = self.slots.remove(&key)?;
+        let slot = self.slots.remove(key)?;
         self.by_channel.remove(&slot.channel);
         if self.by_peer.get(&slot.peer) == Some(&key) {
             self.by_peer.remove(&slot.peer);
@@ -91,8 +104,9 @@ impl Slots {
         Some(slot)
     }
 
+    #[inline]
     pub fn get_mut(&mut self, key: SlotKey) -> Option<&mut Slot> {
-        self.slots.get_mut(&key)
+        self.slots.get_mut(key)
     }
 
     /// The channel of messages with `peer`.
@@ -105,7 +119,7 @@ impl Slots {
         if self.hot.len() == self.slots.len() {
             return;
         }
-        for key in Vec::from_iter(self.slots.keys().copied()) {
+        for key in Vec::from_iter(self.slots.keys()) {
             self.heat(key);
         }
     }
@@ -113,7 +127,7 @@ impl Slots {
     /// The lanes over which others copy.
     pub fn copy_lanes(&self) -> Vec<SlotKey> {
         let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_)));
-        lanes.map(|(key, _)| *key).collect()
+        lanes.map(|(key, _)| key).collect()
     }
 
     pub fn by_channel(&self, channel: ChannelId) -> Option<SlotKey> {
@@ -129,21 +143,21 @@ impl Slots {
     pub fn served(&mut self, position: usize, key: SlotKey) {
         self.hot.remove(position);
         self.hot.push_back(key);
-        if let Some(slot) = self.slots.get_mut(&key) {
+        if let Some(slot) = self.slots.get_mut(key) {
             slot.idle_looks = 0;
         }
     }
 
     /// Something was found that is no event of its own.
     pub fn stay_hot(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(&key) {
+        if let Some(slot) = self.slots.get_mut(key) {
             slot.idle_looks = 0;
         }
     }
 
     /// Counts a look that found nothing; `true` when the channel should be armed.
     pub fn is_idle_after_look(&mut self, key: SlotKey) -> bool {
-        self.slots.get_mut(&key).is_some_and(|slot| {
+        self.slots.get_mut(key).is_some_and(|slot| {
             slot.idle_looks += 1;
             slot.idle_looks > IDLE_LOOKS_MAX
         })
@@ -151,7 +165,7 @@ impl Slots {
 
     /// From now on the channel rings. Look at it once more.
     pub fn arm(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(&key) {
+        if let Some(slot) = self.slots.get_mut(key) {
             slot.link.prepare_sleep(Sleep::EventFd);
             slot.watch = Watch::Armed;
             slot.idle_looks = 0;
@@ -161,7 +175,7 @@ impl Slots {
 
     /// From now on the channel is looked at.
     pub fn heat(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(&key) {
+        if let Some(slot) = self.slots.get_mut(key) {
             slot.link.prepare_sleep(Sleep::Awake);
             if slot.watch == Watch::Armed {
                 slot.watch = Watch::Hot;

@@ -10,7 +10,7 @@ use abi::IpcError;
 use abi::layout::state;
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::{Completion, Submission};
-use ipc_core::{Kind, Patience, Word};
+use ipc_core::{Data, Kind, Patience, Word};
 use ipc_shm::{Arena, Direction, Link};
 
 use super::ProxiedInfo;
@@ -83,9 +83,10 @@ impl ProxiedChannel {
         if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
             return Ok(None);
         }
-        let line = link.copy_line();
+        let mut payload = [0; abi::Message::PAYLOAD_BYTES];
+        let kind = link.copy_line(&mut payload);
         let mut data = Vec::new();
-        let fits = link.copy_inline(line.inline_bytes, &mut data);
+        let fits = link.copy_inline(word.data, &mut data);
         link.fence_after_copy();
         if link.peer_word() != raw || !fits {
             return Err(IpcError::Corrupt);
@@ -93,7 +94,7 @@ impl ProxiedChannel {
         let mut inline = [0; INLINE_BYTES_MAX];
         let inline_bytes = data.len();
         inline.get_mut(..inline_bytes).ok_or(IpcError::Corrupt)?.copy_from_slice(&data);
-        Ok(Some(Carried { word: raw, kind: line.kind, payload: line.payload, inline, inline_bytes }))
+        Ok(Some(Carried { word: raw, kind, payload, inline, inline_bytes }))
     }
 
     /// The far party took the message with this word. Nothing happens when it is not outstanding any more.
@@ -144,6 +145,9 @@ impl ProxiedChannel {
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
         let link = &self.link;
         let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
+        if word.data != Data::of(message.inline()) {
+            return Err(IpcError::Corrupt);
+        }
         if link.own_word() == message.word {
             return Ok(());
         }
@@ -163,7 +167,7 @@ impl ProxiedChannel {
             }
             link.set_own_awaits(message.word);
         }
-        link.publish_message(message.word, message.kind, &message.payload, message.inline());
+        link.publish_message(word, message.kind, &message.payload, message.inline());
         link.kick();
         Ok(())
     }
