@@ -61,6 +61,11 @@ impl<'a> Fields<'a> {
         core::str::from_utf8(self.bytes(count)?).map_err(|_| WireError::Field(name))
     }
 
+    /// Bytes not taken yet.
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         core::mem::take(&mut self.rest)
     }

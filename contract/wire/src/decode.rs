@@ -5,8 +5,10 @@ use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 
 use crate::codec::Fields;
-use crate::frame::{Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
-use crate::{HEAD_BYTES, VERSION, WireError, fault, limits};
+use crate::frame::{
+    Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, kind,
+};
+use crate::{HEAD_BYTES, Next, VERSION, WireError, fault, limits};
 
 /// See [`crate::frame_bytes`].
 pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
@@ -22,10 +24,31 @@ pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     if zero0 != 0 || zero1 != 0 {
         return Err(WireError::Field("reserved"));
     }
-    if body as usize > limits::BODY_BYTES_MAX {
+    let body_max = if is_ring(kind) { limits::BODY_BYTES_MAX } else { limits::WHOLE_BODY_BYTES_MAX };
+    if body as usize > body_max {
         return Err(WireError::TooLong(body));
     }
     Ok(Some(HEAD_BYTES + body as usize))
+}
+
+fn is_ring(kind: u8) -> bool {
+    matches!(kind, kind::SUBMIT | kind::COMPLETE)
+}
+
+/// See [`crate::next`].
+pub(crate) fn next(bytes: &[u8]) -> Result<Next<'_>, WireError> {
+    let Some(whole) = frame_bytes(bytes)? else { return Ok(Next::Incomplete) };
+    if bytes.get(4).is_some_and(|kind| is_ring(*kind)) {
+        let Some(head) = bytes.get(..Frame::RING_OVERHEAD_BYTES) else { return Ok(Next::Incomplete) };
+        let mut fields = Fields::new(head);
+        let kind = fields.array::<HEAD_BYTES>()?[4];
+        let data_bytes = whole.checked_sub(Frame::RING_OVERHEAD_BYTES).ok_or(WireError::Short)?;
+        return ring_head(kind, &mut fields, data_bytes).map(Next::Ring);
+    }
+    match bytes.get(..whole) {
+        Some(frame) => Ok(Next::Frame(Frame::decode(frame)?, whole)),
+        None => Ok(Next::Incomplete),
+    }
 }
 
 impl<'a> Frame<'a> {
@@ -70,8 +93,7 @@ fn body<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
         kind::WITHDRAWN => Frame::Withdrawn { channel: channel(fields)?, word: word(fields)? },
         kind::NOTIFY => Frame::Notify { channel: channel(fields)?, number: fields.u64()?, mask: fields.u64()? },
         kind::NOTIFIED => Frame::Notified { channel: channel(fields)?, number: fields.u64()? },
-        kind::SUBMIT => submit(fields)?,
-        kind::COMPLETE => complete(fields)?,
+        kind::SUBMIT | kind::COMPLETE => ring(kind, fields)?,
         kind::PRODUCED => Frame::Produced { channel: channel(fields)?, produced: fields.u32()? },
         kind::HEARTBEAT => Frame::Heartbeat { seq: fields.u64()?, echo: fields.u64()? },
         kind::CREDIT => Frame::Credit { processed: fields.u64()? },
@@ -146,24 +168,39 @@ fn message<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
     Ok(Frame::Message { channel, word, kind, payload, inline })
 }
 
-fn submit<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
+/// The fixed fields of SUBMIT or COMPLETE, behind which `data_bytes` follow.
+fn ring_head(kind: u8, fields: &mut Fields<'_>, data_bytes: usize) -> Result<RingHead, WireError> {
     let (channel, index, produced) = (channel(fields)?, fields.u32()?, fields.u32()?);
-    let entry = Submission::from_bytes(fields.array()?);
-    let data = fields.rest();
-    if data.len() != entry.out_bytes as usize || entry.span_bytes() > TRANSFER_BYTES_MAX || entry.reserved != 0 {
-        return Err(WireError::Field("submission"));
+    let (entry, announced) = match kind {
+        kind::SUBMIT => {
+            let entry = Submission::from_bytes(fields.array()?);
+            if entry.span_bytes() > TRANSFER_BYTES_MAX || entry.reserved != 0 {
+                return Err(WireError::Field("submission"));
+            }
+            (RingEntry::Submission(entry), entry.out_bytes)
+        }
+        _ => {
+            let entry = Completion::from_bytes(fields.array()?);
+            if entry.in_bytes > TRANSFER_BYTES_MAX || entry.reserved != 0 {
+                return Err(WireError::Field("completion"));
+            }
+            (RingEntry::Completion(entry), entry.in_bytes)
+        }
+    };
+    if data_bytes != announced as usize {
+        return Err(WireError::Field("bytes of data"));
     }
-    Ok(Frame::Submit { channel, index, produced, entry, data })
+    Ok(RingHead { channel, index, produced, entry, data_bytes: announced })
 }
 
-fn complete<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
-    let (channel, index, produced) = (channel(fields)?, fields.u32()?, fields.u32()?);
-    let entry = Completion::from_bytes(fields.array()?);
+fn ring<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
+    let data_bytes = fields.left().checked_sub(Frame::RING_FIXED_BYTES).ok_or(WireError::Short)?;
+    let RingHead { channel, index, produced, entry, .. } = ring_head(kind, fields, data_bytes)?;
     let data = fields.rest();
-    if data.len() != entry.in_bytes as usize || entry.in_bytes > TRANSFER_BYTES_MAX || entry.reserved != 0 {
-        return Err(WireError::Field("completion"));
-    }
-    Ok(Frame::Complete { channel, index, produced, entry, data })
+    Ok(match entry {
+        RingEntry::Submission(entry) => Frame::Submit { channel, index, produced, entry, data },
+        RingEntry::Completion(entry) => Frame::Complete { channel, index, produced, entry, data },
+    })
 }
 
 fn channel(fields: &mut Fields<'_>) -> Result<WireChannel, WireError> {

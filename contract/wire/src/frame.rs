@@ -80,6 +80,24 @@ pub struct OpenTag {
     pub in_capacity: u32,
 }
 
+/// A ring entry in either direction.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum RingEntry {
+    Submission(Submission),
+    Completion(Completion),
+}
+
+/// SUBMIT or COMPLETE up to its data. The data is long and goes where the entry says, piece by piece as it comes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RingHead {
+    pub channel: WireChannel,
+    pub index: u32,
+    pub produced: u32,
+    pub entry: RingEntry,
+    /// Bytes that follow.
+    pub data_bytes: u32,
+}
+
 /// What one side holds of a channel, told after every connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resync<'a> {

@@ -29,7 +29,7 @@ pub mod limits;
 pub use codec::Sink;
 pub use encode::{complete_head, submit_head};
 pub use error::WireError;
-pub use frame::{Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel};
+pub use frame::{Frame, Hello, OpenTag, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel};
 
 /// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
 pub const VERSION: u8 = 1;
@@ -43,4 +43,23 @@ pub const HEAD_BYTES: usize = 8;
 /// A head that no peer of this version writes, so that nobody waits for a gigabyte that never comes.
 pub fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     decode::frame_bytes(bytes)
+}
+
+/// What lies at the beginning of bytes that came.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Next<'a> {
+    /// Not enough to tell.
+    Incomplete,
+    /// A whole frame, and its length.
+    Frame(Frame<'a>, usize),
+    /// The first [`Frame::RING_OVERHEAD_BYTES`] of SUBMIT or COMPLETE; its data may be there, or on its way.
+    Ring(RingHead),
+}
+
+/// Takes the frame at the beginning of `bytes`: a ring's without its data, any other when all of it is there.
+///
+/// # Errors
+/// As [`frame_bytes`] and [`Frame::decode`].
+pub fn next(bytes: &[u8]) -> Result<Next<'_>, WireError> {
+    decode::next(bytes)
 }

@@ -10,10 +10,14 @@ pub const FRAME_BYTES_MAX: usize = BODY_BYTES_MAX + crate::HEAD_BYTES;
 pub const OPEN_TAGS_MAX: usize = 4 * RING_ENTRIES_MAX as usize;
 /// Bytes of one open request in RESYNC.
 pub(crate) const OPEN_TAG_BYTES: usize = 12;
+/// Longest body of a frame that is taken as a whole: a full RESYNC. Only SUBMIT and COMPLETE are longer, and their data is taken as it comes.
+pub const WHOLE_BODY_BYTES_MAX: usize = OPEN_TAGS_MAX * OPEN_TAG_BYTES + 128;
+/// Longest frame that is taken as a whole.
+pub const WHOLE_FRAME_BYTES_MAX: usize = WHOLE_BODY_BYTES_MAX + crate::HEAD_BYTES;
 /// Names in HELLO.
 pub const NAME_MAX: usize = NAME_BYTES_MAX;
 /// Words for people in REFUSE.
 pub const REASON_BYTES_MAX: usize = 200;
 
-const _: () = assert!(OPEN_TAGS_MAX * OPEN_TAG_BYTES + 128 <= BODY_BYTES_MAX);
-const _: () = assert!(INLINE_BYTES_MAX + 128 <= BODY_BYTES_MAX);
+const _: () = assert!(WHOLE_BODY_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(INLINE_BYTES_MAX + 128 <= WHOLE_BODY_BYTES_MAX);

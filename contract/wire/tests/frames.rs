@@ -3,8 +3,8 @@
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proptest::prelude::*;
-use wire::frame::OpenTags;
-use wire::{Frame, Hello, OpenTag, Refusal, Resync, RingSpec, WireChannel, WireError};
+use wire::frame::{OpenTags, kind};
+use wire::{Frame, Hello, Next, OpenTag, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, WireError};
 
 /// What a frame borrows.
 #[derive(Debug)]
@@ -161,5 +161,28 @@ fn submission_whose_data_is_longer_than_it_says_is_refused() {
     let entry = Submission { out_bytes: 3, ..Submission::default() };
     wire::submit_head(&mut bytes, channel, 0, 0, &entry, 4);
     bytes.extend([0; 4]);
-    assert_eq!(Frame::decode(&bytes), Err(WireError::Field("submission")));
+    assert_eq!(Frame::decode(&bytes), Err(WireError::Field("bytes of data")));
+}
+
+#[test]
+fn head_of_a_ring_frame_is_taken_before_its_data_and_any_other_frame_as_a_whole() {
+    let channel = WireChannel { opener: NodeId(1), number: 1 };
+    let entry = Completion { in_bytes: 1000, ..Completion::default() };
+    let mut bytes = Vec::new();
+    wire::complete_head(&mut bytes, channel, 3, 4, &entry, 1000);
+    let head = RingHead { channel, index: 3, produced: 4, entry: RingEntry::Completion(entry), data_bytes: 1000 };
+    assert_eq!(wire::next(&bytes), Ok(Next::Ring(head)));
+    assert_eq!(wire::next(&bytes[..bytes.len() - 1]), Ok(Next::Incomplete));
+    let mut bytes = Vec::new();
+    Frame::Credit { processed: 7 }.encode(&mut bytes);
+    assert_eq!(wire::next(&bytes), Ok(Next::Frame(Frame::Credit { processed: 7 }, bytes.len())));
+    assert_eq!(wire::next(&bytes[..bytes.len() - 1]), Ok(Next::Incomplete));
+}
+
+#[test]
+fn only_a_ring_frame_may_be_as_long_as_a_transfer() {
+    let head = |kind| [0, 0, 16, 0, kind, wire::VERSION, 0, 0];
+    assert_eq!(wire::frame_bytes(&head(kind::COMPLETE)), Ok(Some((1 << 20) + wire::HEAD_BYTES)));
+    assert_eq!(wire::frame_bytes(&head(kind::HEARTBEAT)), Err(WireError::TooLong(1 << 20)));
+    assert_eq!(wire::frame_bytes(&head(kind::RESYNC)), Err(WireError::TooLong(1 << 20)));
 }

@@ -52,6 +52,12 @@ impl OutBuffer {
         true
     }
 
+    /// Bytes that a batch still takes; room for them has been made.
+    pub(crate) fn room_in_batch(&mut self) -> usize {
+        let count = limits::BATCH_BYTES.saturating_sub(self.end - self.start);
+        if self.make_room(count) { count } else { 0 }
+    }
+
     /// `count` bytes at the end, for the caller to fill. Room must have been made.
     pub(crate) fn grow(&mut self, count: usize) -> &mut [u8] {
         let from = self.end;

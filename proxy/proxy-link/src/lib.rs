@@ -32,6 +32,7 @@
 
 #![forbid(unsafe_code)]
 
+mod body;
 mod buffer;
 mod channel;
 mod error;

@@ -1,16 +1,16 @@
 //! Bounds of a link, with their reasons.
 
-use wire::limits::FRAME_BYTES_MAX;
+use wire::limits::{FRAME_BYTES_MAX, WHOLE_FRAME_BYTES_MAX};
 
-/// The out buffer takes further bulk frames below this fill: one write of this size amortises the system call and fills
-/// 16 records of TLS.
-pub const BATCH_BYTES: usize = 512 * 1024;
+/// The out buffer takes further bulk data below this fill: four records of TLS. What is put is encrypted and written before
+/// more is put, so all of it stays in the nearest caches on its way.
+pub const BATCH_BYTES: usize = 64 * 1024;
 /// Kept free for frames that must always go (heartbeat, credit, refusals): they are small and few.
 pub const RESERVE_BYTES: usize = 4096;
-/// A batch, one more frame of the longest kind that was begun below the mark, and the reserve.
-pub const OUT_BYTES: usize = BATCH_BYTES + FRAME_BYTES_MAX + RESERVE_BYTES;
-/// Room for the longest frame and for a read of a good size behind it.
-pub const IN_BYTES: usize = 2 * FRAME_BYTES_MAX;
+/// A batch, one more frame of the longest kind that is put as a whole, and the reserve.
+pub const OUT_BYTES: usize = BATCH_BYTES + WHOLE_FRAME_BYTES_MAX + RESERVE_BYTES;
+/// Room for the longest frame that is taken as a whole, and for a read of a good size behind it.
+pub const IN_BYTES: usize = 256 * 1024;
 /// Bytes a peer may have under way to us before we gave it credit: bandwidth times delay of 10 Gbit/s and 5 ms, and more
 /// than two longest frames.
 pub const WINDOW_BYTES: u32 = 8 << 20;
@@ -31,4 +31,5 @@ pub const TURN_BYTES: usize = 256 * 1024;
 pub const TURN_ENTRIES: usize = 64;
 
 const _: () = assert!(WINDOW_BYTES >= WINDOW_BYTES_MIN);
-const _: () = assert!(TURN_BYTES <= BATCH_BYTES);
+const _: () = assert!(IN_BYTES >= 2 * WHOLE_FRAME_BYTES_MAX);
+const _: () = assert!(BATCH_BYTES > wire::Frame::RING_OVERHEAD_BYTES);

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use abi::{Epoch, NodeId};
+use abi::{Epoch, IpcError, NodeId};
 use wire::{Frame, Hello, Refusal};
 
+use crate::body::Outgoing;
 use crate::buffer::OutBuffer;
+use crate::channel::LocalChannel;
 use crate::{LinkError, limits};
 
 /// Who a node is.
@@ -74,6 +76,8 @@ pub(crate) struct Link {
     times: LinkTimes,
     pub(crate) phase: Phase,
     pub(crate) out: OutBuffer,
+    /// Data of the frame that was put last, if it is not all in the out buffer yet: nothing else is put before.
+    pub(crate) body: Option<Outgoing>,
     pub(crate) counters: Counters,
     /// Highest incarnation of the peer that was ever let in, and its connection number.
     seen: (Epoch, u64),
@@ -100,6 +104,7 @@ impl Link {
             times,
             phase: Phase::Apart,
             out: OutBuffer::new(),
+            body: None,
             counters: Counters::default(),
             seen: (Epoch(0), 0),
             dialled: 0,
@@ -170,6 +175,7 @@ impl Link {
 
     fn begin(&mut self, now: Duration, phase: Phase) {
         self.out.clear();
+        self.body = None;
         self.phase = phase;
         (self.last_heard, self.last_sent) = (now, now);
         (self.processed, self.processed_told, self.peer_processed) = (0, 0, 0);
@@ -193,13 +199,19 @@ impl Link {
     pub(crate) fn cut(&mut self) {
         self.phase = Phase::Apart;
         self.out.clear();
+        self.body = None;
     }
 
-    /// Bytes came and were decoded.
+    /// A frame came, or a ring's frame up to its data.
+    pub(crate) fn heard_frame(&mut self, now: Duration, bytes: usize) {
+        self.counters.received_frames += 1;
+        self.heard(now, bytes);
+    }
+
+    /// Bytes came and were processed.
     pub(crate) fn heard(&mut self, now: Duration, bytes: usize) {
         self.last_heard = now;
         self.processed += bytes as u64;
-        self.counters.received_frames += 1;
         self.counters.received_bytes += bytes as u64;
     }
 
@@ -216,15 +228,46 @@ impl Link {
     }
 
     /// Whether a frame of `bytes` may be put now.
-    pub(crate) fn has_room(&mut self, bytes: usize, class: Class) -> bool {
-        let bulk_may_go = match class {
-            Class::Control => true,
-            Class::Bulk => {
-                let under_way = self.out.put_total() - self.peer_processed;
-                self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
-            }
-        };
-        bulk_may_go && self.out.make_room(bytes + limits::RESERVE_BYTES)
+    fn has_room(&mut self, bytes: usize, class: Class) -> bool {
+        self.body.is_none()
+            && (class == Class::Control || self.bulk_may_go(bytes))
+            && self.out.make_room(bytes + limits::RESERVE_BYTES)
+    }
+
+    /// Whether the head of a ring entry's frame may be put now, with so much data to follow.
+    pub(crate) fn has_room_for_entry(&mut self, data_bytes: u32) -> bool {
+        let head = Frame::RING_OVERHEAD_BYTES;
+        self.body.is_none()
+            && self.bulk_may_go(head + data_bytes as usize)
+            && self.out.make_room(head + limits::RESERVE_BYTES)
+    }
+
+    fn bulk_may_go(&self, bytes: usize) -> bool {
+        let under_way = self.out.put_total() - self.peer_processed;
+        self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
+    }
+
+    /// The data behind a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]). After an
+    /// error the head is taken back.
+    pub(crate) fn put_data<C: LocalChannel>(&mut self, mut body: Outgoing, local: &C) -> Result<(), IpcError> {
+        if let Err(error) = body.put(&mut self.out, Some(local)) {
+            self.out.shrink(Frame::RING_OVERHEAD_BYTES);
+            return Err(error);
+        }
+        self.counters.sent_frames += 1;
+        self.body = (!body.is_complete()).then_some(body);
+        Ok(())
+    }
+
+    /// Goes on with the data of the frame that was put last. `false` when there is more of it than room.
+    pub(crate) fn go_on<C: LocalChannel>(&mut self, local: Option<&C>) -> bool {
+        if let Some(body) = &mut self.body
+            && body.put(&mut self.out, local).is_ok()
+            && body.is_complete()
+        {
+            self.body = None;
+        }
+        self.body.is_none()
     }
 
     /// Puts the frame when there is room for it; otherwise the caller tries again when something was sent.
@@ -240,7 +283,7 @@ impl Link {
 
     /// Credit and heartbeat, from the reserve.
     pub(crate) fn keep_alive(&mut self, now: Duration) {
-        if self.phase == Phase::Apart || self.phase == Phase::Greeting {
+        if self.phase == Phase::Apart || self.phase == Phase::Greeting || self.body.is_some() {
             return;
         }
         if self.processed - self.processed_told >= limits::CREDIT_STEP_BYTES {

@@ -4,8 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use abi::{Epoch, IpcError};
-use wire::{Frame, Hello, WireChannel};
+use wire::{Frame, Hello, Next, RingHead, WireChannel};
 
+use crate::body::{Incoming, Outgoing};
 use crate::buffer::{InBuffer, OutBuffer};
 use crate::channel::{Ends, LocalChannel, Pair};
 use crate::link::{Class, Counters, Identity, Link, LinkTimes, Phase};
@@ -83,6 +84,8 @@ pub struct Peer<C> {
     actions: VecDeque<Action<C>>,
     suspected: bool,
     given_up: bool,
+    /// A frame whose data is not all here yet.
+    incoming: Option<Incoming>,
     unkicked: Vec<WireChannel>,
     lazily_told: Duration,
 }
@@ -103,6 +106,7 @@ impl<C: LocalChannel> Peer<C> {
             actions: VecDeque::new(),
             suspected: false,
             given_up: false,
+            incoming: None,
             unkicked: Vec::new(),
             lazily_told: now,
         }
@@ -176,6 +180,7 @@ impl<C: LocalChannel> Peer<C> {
         // An OPEN is wanted in the next connection too; the rest follows from what both list.
         self.news.retain(|news| matches!(news, News::Open(_)));
         self.unlisted.clear();
+        self.incoming = None;
         (self.end_told, self.end_heard) = (false, false);
     }
 
@@ -295,7 +300,7 @@ impl<C: LocalChannel> Peer<C> {
         self.link.sent(now, bytes);
     }
 
-    /// Decodes every whole frame in `input` and does what it says.
+    /// Decodes every whole frame in `input` and does what it says; data of a ring's frame is taken as it comes.
     ///
     /// # Errors
     /// The connection must be cut; `Refuse` is told to the peer before.
@@ -312,13 +317,75 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn receive_frames(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
-        while let Some(bytes) = wire::frame_bytes(input.waiting())? {
-            let Some(frame) = input.waiting().get(..bytes) else { break };
-            let frame = Frame::decode(frame)?;
-            self.hear(&frame)?;
-            self.link.heard(now, bytes);
+        while self.take_data(input, now) {
+            let bytes = match wire::next(input.waiting())? {
+                Next::Incomplete => break,
+                Next::Frame(frame, bytes) => {
+                    self.hear(&frame)?;
+                    bytes
+                }
+                Next::Ring(head) => {
+                    self.hear_head(&head)?;
+                    Frame::RING_OVERHEAD_BYTES
+                }
+            };
+            self.link.heard_frame(now, bytes);
             input.consume(bytes);
         }
+        Ok(())
+    }
+
+    /// Goes on with the data that is due, if any. `false` when there is more to come.
+    fn take_data(&mut self, input: &mut InBuffer, now: Duration) -> bool {
+        let Some(mut incoming) = self.incoming.take() else { return true };
+        let waiting = input.waiting();
+        let count = waiting.len().min(incoming.left as usize);
+        let piece = waiting.get(..count).unwrap_or(&[]);
+        incoming.left -= count as u32;
+        if let Some(at) = incoming.at {
+            incoming.at = self.hear_piece(&incoming, at, piece).then_some(at + count as u32);
+        }
+        self.link.heard(now, count);
+        input.consume(count);
+        let is_complete = incoming.left == 0;
+        if !is_complete {
+            self.incoming = Some(incoming);
+        }
+        is_complete
+    }
+
+    /// `false` when nobody wants the rest.
+    fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
+        let channel = incoming.channel;
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return false };
+        let mut result = relay.local.copy_in(at, piece);
+        if result.is_ok() && incoming.left == 0 {
+            result = relay.hear_entry(&incoming.entry);
+        }
+        if result.is_err() || incoming.left == 0 {
+            self.heard(channel, result);
+        }
+        result.is_ok()
+    }
+
+    fn hear_head(&mut self, head: &RingHead) -> Result<(), LinkError> {
+        match self.link.phase {
+            Phase::Apart | Phase::Greeting => return Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }),
+            Phase::Resyncing if !self.end_heard => {
+                return Err(LinkError::OutOfPlace { frame: "data before RESYNC_END" });
+            }
+            Phase::Resyncing | Phase::Up => {}
+        }
+        let RingHead { channel, entry, data_bytes: left, .. } = *head;
+        let at = match self.slots.get_mut(&channel) {
+            Some(Slot::Relay(relay)) => relay.hear_head(head),
+            // Frames for a channel that ended here meanwhile are late, not wrong.
+            _ => Err(IpcError::NotBound),
+        };
+        if let Err(error) = at {
+            self.heard(channel, Err(error));
+        }
+        self.incoming = Some(Incoming { channel, entry, at: at.ok(), left });
         Ok(())
     }
 
@@ -418,8 +485,6 @@ impl<C: LocalChannel> Peer<C> {
             | Frame::Withdrawn { channel, .. }
             | Frame::Notify { channel, .. }
             | Frame::Notified { channel, .. }
-            | Frame::Submit { channel, .. }
-            | Frame::Complete { channel, .. }
             | Frame::Produced { channel, .. } => {
                 self.hear_data(*channel, frame);
                 Ok(())
@@ -505,6 +570,12 @@ impl<C: LocalChannel> Peer<C> {
     fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         let result = relay.hear(frame);
+        self.heard(channel, result);
+    }
+
+    /// What follows from having heard something for a channel.
+    fn heard(&mut self, channel: WireChannel, result: Result<(), IpcError>) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         if relay.unkicked && self.unkicked.last() != Some(&channel) {
             self.unkicked.push(channel);
         }
@@ -517,6 +588,7 @@ impl<C: LocalChannel> Peer<C> {
     /// Removes the channel and says so where it is not known.
     fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
         let Some(slot) = self.slots.remove(&channel) else { return };
+        keep_body(&mut self.link, channel, &slot);
         if ended != Ended::There && self.link.phase == Phase::Up {
             self.news.push_back(News::Close(channel, reason));
         }
@@ -552,12 +624,25 @@ impl<C: LocalChannel> Peer<C> {
     /// Builds frames until nothing is left to tell or there is no more room. `true`: there is more; call again after
     /// something was sent or credit came.
     pub fn fill(&mut self, now: Duration) -> bool {
+        if !self.fill_body() {
+            return true;
+        }
         self.link.keep_alive(now);
         match self.link.phase {
             Phase::Apart | Phase::Greeting => false,
             Phase::Resyncing => self.fill_resync(),
             Phase::Up => self.fill_channels(),
         }
+    }
+
+    /// The rest of the frame that was put last. `false` when there is no room for all of it.
+    fn fill_body(&mut self) -> bool {
+        let Some(channel) = self.link.body.as_ref().map(|body| body.channel) else { return true };
+        let local = match self.slots.get(&channel) {
+            Some(Slot::Relay(relay)) => Some(&relay.local),
+            _ => None,
+        };
+        self.link.go_on(local)
     }
 
     fn fill_resync(&mut self) -> bool {
@@ -586,7 +671,9 @@ impl<C: LocalChannel> Peer<C> {
         if !self.fill_news() {
             return true;
         }
-        while let Some(channel) = self.ready.pop_front() {
+        while self.link.body.is_none()
+            && let Some(channel) = self.ready.pop_front()
+        {
             let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { continue };
             if relay.stage == Stage::Opening(Asking::Untold) {
                 // A new connection: it is to be asked for again.
@@ -605,7 +692,7 @@ impl<C: LocalChannel> Peer<C> {
                 Err(error) => self.end_slot(channel, error, Ended::Broken),
             }
         }
-        !self.fill_news()
+        !self.fill_news() || self.link.body.is_some()
     }
 
     /// `false` when there is no room.
@@ -655,7 +742,7 @@ impl<C: LocalChannel> Peer<C> {
     /// wait in a socket are not silence.
     ///
     /// # Errors
-    /// `Silent`: cut the connection. What follows from it has been put into the actions.
+    /// Cut the connection. What follows from it has been put into the actions.
     pub fn tick(&mut self, now: Duration) -> Result<(), LinkError> {
         let times = self.link.times();
         let silence = self.link.silence(now);
@@ -671,6 +758,9 @@ impl<C: LocalChannel> Peer<C> {
                 let millis = |time: Duration| time.as_millis() as u64;
                 return Err(LinkError::Silent { silent_ms: millis(silence), limit_ms: millis(times.down) });
             }
+        }
+        if self.link.body.as_ref().is_some_and(Outgoing::is_lost) {
+            return Err(LinkError::Unfinished);
         }
         if self.link.phase == Phase::Up && now.saturating_sub(self.lazily_told) >= times.heartbeat {
             self.lazily_told = now;
@@ -700,11 +790,21 @@ impl<C: LocalChannel> Peer<C> {
         self.draining.clear();
         self.giving_way.clear();
         for (channel, slot) in self.slots.drain() {
+            keep_body(&mut self.link, channel, &slot);
             if let Slot::Relay(relay) = slot {
                 self.actions.push_back(Action::Forget { channel, local: relay.local });
             }
         }
         self.actions.push_back(Action::Down);
+    }
+}
+
+/// The channel's memory goes, perhaps in the middle of a frame.
+fn keep_body<C: LocalChannel>(link: &mut Link, channel: WireChannel, slot: &Slot<C>) {
+    if let (Some(body), Slot::Relay(relay)) = (&mut link.body, slot)
+        && body.channel == channel
+    {
+        body.keep(&relay.local);
     }
 }
 

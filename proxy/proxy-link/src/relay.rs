@@ -13,8 +13,9 @@
 use abi::IpcError;
 use abi::layout::word;
 use wire::frame::OpenTags;
-use wire::{Frame, OpenTag, Resync, RingSpec, WireChannel};
+use wire::{Frame, OpenTag, Resync, RingEntry, RingHead, RingSpec, WireChannel};
 
+use crate::body::Outgoing;
 use crate::channel::{Carried, Ends, LocalChannel, Role, Settled};
 use crate::limits;
 use crate::link::{Class, Link};
@@ -344,7 +345,9 @@ impl<C: LocalChannel> Relay<C> {
                 Role::Server => self.tell_completion(link)?,
             };
             match sent {
-                None => return Ok(Turn::Blocked),
+                None if bytes == 0 => return Ok(Turn::Blocked),
+                // The batch is full, and the next one is another channel's.
+                None => break,
                 Some(count) => bytes += count,
             }
         }
@@ -369,8 +372,7 @@ impl<C: LocalChannel> Relay<C> {
         if !entry.fits(self.local.arena_bytes()) || entry.reserved != 0 {
             return Err(IpcError::Corrupt);
         }
-        let bytes = Frame::RING_OVERHEAD_BYTES + entry.out_bytes as usize;
-        if !link.has_room(bytes, Class::Bulk) {
+        if !link.has_room_for_entry(entry.out_bytes) {
             return Ok(None);
         }
         if !self.tags.insert(&entry) {
@@ -378,8 +380,7 @@ impl<C: LocalChannel> Relay<C> {
         }
         let put = self.local.put_count();
         wire::submit_head(&mut link.out, self.wire, self.sent, put, &entry, entry.out_bytes);
-        self.put_data(link, entry.arena_offset, entry.out_bytes, put)?;
-        Ok(Some(bytes))
+        self.put_data(link, entry.arena_offset, entry.out_bytes, put).map(Some)
     }
 
     fn tell_completion(&mut self, link: &mut Link) -> Result<Option<usize>, IpcError> {
@@ -390,27 +391,22 @@ impl<C: LocalChannel> Relay<C> {
         if entry.reserved != 0 {
             return Err(IpcError::Corrupt);
         }
-        let bytes = Frame::RING_OVERHEAD_BYTES + entry.in_bytes as usize;
-        if !link.has_room(bytes, Class::Bulk) {
+        if !link.has_room_for_entry(entry.in_bytes) {
             return Ok(None);
         }
         let put = self.local.put_count();
         wire::complete_head(&mut link.out, self.wire, self.sent, put, &entry, entry.in_bytes);
-        self.put_data(link, offset, entry.in_bytes, put)?;
+        let bytes = self.put_data(link, offset, entry.in_bytes, put)?;
         self.tags.completion_sent(entry.tag);
         Ok(Some(bytes))
     }
 
-    /// The data behind a head that was put just now. Its room was made together with the head's.
-    fn put_data(&mut self, link: &mut Link, offset: u32, bytes: u32, put: u32) -> Result<(), IpcError> {
-        if let Err(error) = self.local.copy_out(offset, link.out.grow(bytes as usize)) {
-            link.out.shrink(bytes as usize + Frame::RING_OVERHEAD_BYTES);
-            return Err(error);
-        }
-        link.counters.sent_frames += 1;
+    /// The data behind a head that was put just now; the bytes of the whole frame.
+    fn put_data(&mut self, link: &mut Link, offset: u32, bytes: u32, put: u32) -> Result<usize, IpcError> {
+        link.put_data(Outgoing::new(self.wire, offset, bytes), &self.local)?;
         self.put_told = put;
         self.sent = self.sent.wrapping_add(1);
-        Ok(())
+        Ok(Frame::RING_OVERHEAD_BYTES + bytes as usize)
     }
 
     // ---- From the far side.
@@ -441,25 +437,35 @@ impl<C: LocalChannel> Relay<C> {
                 self.local.confirm_notification(*number);
                 Ok(())
             }
-            Frame::Submit { index, produced, entry, data, .. } => {
-                self.expect(Role::Server, *index, *produced)?;
-                if !entry.fits(self.local.arena_bytes()) || !self.tags.insert(entry) {
-                    return Err(IpcError::Corrupt);
-                }
-                self.local.copy_in(entry.arena_offset, data)?;
-                self.unkicked = true;
-                self.local.put_submission(entry)
-            }
-            Frame::Complete { index, produced, entry, data, .. } => {
-                self.expect(Role::Client, *index, *produced)?;
-                let offset = self.tags.range_of(entry, IpcError::Corrupt)?;
-                self.tags.remove(entry.tag);
-                self.local.copy_in(offset, data)?;
-                self.unkicked = true;
-                self.local.put_completion(entry)
-            }
             Frame::Produced { produced, .. } if self.ends.ring.is_some() => self.confirm(*produced),
             _ => Err(IpcError::Corrupt),
+        }
+    }
+
+    /// The head of an entry came: where its data goes in the arena. Nothing of it can be seen by the local party yet.
+    pub(crate) fn hear_head(&mut self, head: &RingHead) -> Result<u32, IpcError> {
+        let role = match head.entry {
+            RingEntry::Submission(_) => Role::Server,
+            RingEntry::Completion(_) => Role::Client,
+        };
+        self.expect(role, head.index, head.produced)?;
+        match &head.entry {
+            RingEntry::Submission(entry) if entry.fits(self.local.arena_bytes()) => Ok(entry.arena_offset),
+            RingEntry::Submission(_) => Err(IpcError::Corrupt),
+            RingEntry::Completion(entry) => self.tags.range_of(entry, IpcError::Corrupt),
+        }
+    }
+
+    /// All data of the entry is in the arena.
+    pub(crate) fn hear_entry(&mut self, entry: &RingEntry) -> Result<(), IpcError> {
+        self.unkicked = true;
+        match entry {
+            RingEntry::Submission(entry) if self.tags.insert(entry) => self.local.put_submission(entry),
+            RingEntry::Submission(_) => Err(IpcError::Corrupt),
+            RingEntry::Completion(entry) => {
+                self.tags.remove(entry.tag);
+                self.local.put_completion(entry)
+            }
         }
     }
 

@@ -305,6 +305,71 @@ fn credit_stops_a_sender_whose_peer_does_not_process() {
     assert!(under_way > proxy_link::limits::WINDOW_BYTES as usize / 2, "{under_way}");
 }
 
+/// Bytes of a long entry's data: they are different in every place.
+fn pattern(bytes: u32) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+/// A request whose data is longer than a batch has begun to leave; the far side has what went.
+fn half_sent(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) -> (WireChannel, SimChannel, SimChannel) {
+    let (channel, client, server) = opened(a, b);
+    client.0.borrow_mut().arena[..ARENA_BYTES as usize / 2].copy_from_slice(&pattern(ARENA_BYTES / 2));
+    submit(&client, 1, ARENA_BYTES / 2);
+    a.active(channel);
+    carry(a, b, NOW).expect("correct");
+    assert_eq!(server.submissions_put(), 0, "not before its last byte");
+    (channel, client, server)
+}
+
+#[test]
+fn long_entry_is_put_when_its_last_byte_has_come_and_other_frames_wait_for_it() {
+    let (mut a, mut b) = linked();
+    let (_, _, server) = half_sent(&mut a, &mut b);
+    let talk = open_talk(&mut a, 1, 9);
+    exchange(&mut a, &mut b, NOW + Duration::from_millis(200)).expect("correct");
+    assert_eq!(server.submissions_put(), 1);
+    assert_eq!(server.0.borrow().arena[..ARENA_BYTES as usize / 2], pattern(ARENA_BYTES / 2)[..]);
+    assert_eq!(asked(&actions(&mut b)), [talk]);
+}
+
+#[test]
+fn entry_whose_channel_ends_in_the_middle_of_its_frame_leaves_the_link_in_order() {
+    let (mut a, mut b) = linked();
+    let (channel, client, server) = half_sent(&mut a, &mut b);
+    // The far side ends it: this side forgets the channel, and its memory changes.
+    b.closed_here(channel, IpcError::SourceDied);
+    carry(&mut b, &mut a, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::SourceDied));
+    client.0.borrow_mut().arena.fill(0);
+    let talk = open_talk(&mut a, 1, 9);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(server.submissions_put(), 0, "nobody is there for it");
+    assert_eq!(asked(&actions(&mut b)), [talk]);
+}
+
+#[test]
+fn entry_of_a_party_that_is_gone_arrives_whole() {
+    let (mut a, mut b) = linked();
+    let (channel, _, server) = half_sent(&mut a, &mut b);
+    a.closed_here(channel, IpcError::SourceDied);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(server.submissions_put(), 1);
+    assert_eq!(server.0.borrow().arena[..ARENA_BYTES as usize / 2], pattern(ARENA_BYTES / 2)[..]);
+    assert_eq!(closed(&mut b), Some(IpcError::SourceDied));
+}
+
+#[test]
+fn half_a_frame_is_forgotten_with_its_connection_and_sent_again_in_the_next() {
+    let (mut a, mut b) = linked();
+    let (_, _, server) = half_sent(&mut a, &mut b);
+    a.cut();
+    b.cut();
+    a.dialled(NOW);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(server.submissions_put(), 1);
+    assert_eq!(server.0.borrow().arena[..ARENA_BYTES as usize / 2], pattern(ARENA_BYTES / 2)[..]);
+}
+
 /// Lane 0 of one pair, opened by the party of node `opener`.
 fn talk_ends(opener: u16) -> Ends {
     let (from, to) = if opener == 1 { (Endpoint::FS, Endpoint::GATE) } else { (Endpoint::GATE, Endpoint::FS) };

@@ -255,12 +255,10 @@ impl Proxy {
         if !connection.session.is_ready() {
             return Ok(Served::of(bytes));
         }
-        let Some(whole) = wire::frame_bytes(connection.input.waiting()).map_err(LinkError::from)? else {
-            return Ok(Served::of(bytes));
-        };
-        let Some(first) = connection.input.waiting().get(..whole) else { return Ok(Served::of(bytes)) };
-        let wire::Frame::Hello(hello) = wire::Frame::decode(first).map_err(LinkError::from)? else {
-            return Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }.into());
+        let (hello, whole) = match wire::next(connection.input.waiting()).map_err(LinkError::from)? {
+            wire::Next::Incomplete => return Ok(Served::of(bytes)),
+            wire::Next::Frame(wire::Frame::Hello(hello), whole) => (hello, whole),
+            _ => return Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }.into()),
         };
         let node = hello.node_id;
         let entry = self.peers.get_mut(&node).ok_or(CutReason::Stranger(node.0))?;

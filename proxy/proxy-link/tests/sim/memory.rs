@@ -9,7 +9,8 @@ use abi::ring::{Completion, Submission};
 use proxy_link::{Carried, Cursor, LocalChannel, Role, Settled};
 
 pub const ENTRIES: u32 = 8;
-pub const SLOT_BYTES: u32 = 64;
+/// More than the out buffer takes at once, so that the data of a long entry travels in pieces.
+pub const SLOT_BYTES: u32 = 72 << 10;
 pub const ARENA_BYTES: u32 = ENTRIES * SLOT_BYTES;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

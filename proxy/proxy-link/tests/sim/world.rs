@@ -29,6 +29,18 @@ impl Chance {
         self.next() % bound
     }
 
+    /// Mostly few bytes, sometimes all that fit a slot.
+    fn data_bytes(&mut self) -> u32 {
+        let most = if self.one_in(100) { SLOT_BYTES } else { 64 };
+        self.below(u64::from(most) + 1) as u32
+    }
+
+    /// How much a pipe moves at once: cuts anywhere.
+    fn moved_bytes(&mut self) -> usize {
+        let most = if self.one_in(4) { 80_000 } else { 3000 };
+        self.below(most) as usize
+    }
+
     pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
@@ -204,7 +216,7 @@ impl World {
             return;
         }
         let pending = node.peer.outgoing().pending();
-        let count = (self.chance.below(3000) as usize).min(pending.len());
+        let count = self.chance.moved_bytes().min(pending.len());
         self.pipes[from].extend(&pending[..count]);
         node.peer.sent(self.now, count);
     }
@@ -212,7 +224,7 @@ impl World {
     /// From the pipe to the other node, in pieces. The accepting node learns by HELLO that there is a connection.
     fn deliver(&mut self, from: usize) {
         let node = &mut self.nodes[1 - from];
-        let count = (self.chance.below(4000) as usize).min(self.pipes[from].len());
+        let count = self.chance.moved_bytes().min(self.pipes[from].len());
         let bytes: Vec<u8> = self.pipes[from].drain(..count).collect();
         assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
         if node.peer.phase() == Phase::Apart {
@@ -252,6 +264,7 @@ impl World {
                 match (ends.ring, memory.role) {
                     (None, _) => {
                         party.next_value == self.goal
+                            && party.last_word == 0
                             && memory.out_state != State::Pending
                             && memory.mask_out == 0
                             && memory.mask_in == 0
@@ -347,7 +360,7 @@ fn request(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u6
         let Some(tag) = (0..ENTRIES).find(|tag| !party.under_way.contains_key(tag)) else { return };
         let Cursor { tail, .. } = memory.submission_cursor;
         let value = party.submitted;
-        let out_bytes = chance.below(u64::from(SLOT_BYTES) + 1) as u32;
+        let out_bytes = chance.data_bytes();
         let offset = tag * SLOT_BYTES;
         memory.arena[offset as usize..(offset + out_bytes) as usize].fill(value as u8);
         let entry = Submission {
@@ -379,7 +392,7 @@ fn serve(memory: &mut Memory, party: &mut Party, chance: &mut Chance) {
     while !party.working.is_empty() && !chance.one_in(3) {
         let index = chance.below(party.working.len() as u64) as usize;
         let entry = party.working.remove(index).expect("in range");
-        let in_bytes = chance.below(u64::from(SLOT_BYTES) + 1) as u32;
+        let in_bytes = chance.data_bytes();
         let from = entry.arena_offset as usize;
         memory.arena[from..from + in_bytes as usize].fill(!(entry.sequence as u8));
         let tail = memory.completion_cursor.tail;
