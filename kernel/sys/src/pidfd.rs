@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 /// A descriptor of the process `pid`. `ESRCH` when there is none.
+///
+/// It does not block: `waitid` on it gives `EAGAIN`, and leaves a zombie, as long as it is not readable.
 pub fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).or_else(|_| {

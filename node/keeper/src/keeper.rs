@@ -366,14 +366,21 @@ impl Keeper {
         self.programs.retain(|_, program| program.pid != pid || !matches!(program.life, Life::Ended(_)));
     }
 
-    /// The program never ran: tell who asked and who watches.
+    /// The program never ran. Its process says so a moment before it ends, so it is told only when that is buried: who hears
+    /// it finds nothing of it in the process table.
     fn refuse_program(&mut self, id: u32, body: mgmt_api::ErrorBody) {
-        let Some(mut program) = self.programs.remove(&id) else { return };
-        if let Some(pidfd) = &program.pidfd {
-            let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
-        }
+        let Some(program) = self.programs.get_mut(&id) else { return };
+        program.report = None;
+        program.life = Life::Refused;
+        program.refusal = Some(body);
+    }
+
+    /// Tells who asked and who watches, if they were not told before.
+    fn tell_refused(&mut self, id: u32) {
+        let Some(program) = self.programs.get_mut(&id) else { return };
+        let Some(body) = program.refusal.take() else { return };
         tell_refusal(std::mem::take(&mut program.clients), &body);
-        if let Some(asker) = program.asker {
+        if let Some(asker) = program.asker.take() {
             self.answer(asker, &Answer::Failed(body), &[]);
         }
     }
@@ -383,8 +390,9 @@ impl Keeper {
         self.take_report(id);
         let Some(program) = self.programs.get_mut(&id) else { return };
         let Some(pidfd) = program.pidfd.take() else { return };
-        if program.life == Life::Abandoned {
+        if matches!(program.life, Life::Refused | Life::Abandoned) {
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            self.tell_refused(id);
             self.programs.remove(&id);
             return;
         }
@@ -443,8 +451,13 @@ impl Keeper {
             Phase::Stopping { deadline, .. } => Some((*deadline).min(now + STOP_LOOK)),
             Phase::Ending { deadline, cut_off, .. } => Some(cut_off.unwrap_or(*deadline)),
         };
-        let launching = self.programs.values().filter(|program| program.life == Life::Launching);
-        let due = launching.map(|program| program.launch_limit).chain(phase).min();
+        let due = self
+            .programs
+            .values()
+            .filter(|program| program.is_awaited())
+            .map(|program| program.launch_limit)
+            .chain(phase)
+            .min();
         due.map(|due| due.saturating_duration_since(now))
     }
 
@@ -461,8 +474,10 @@ impl Keeper {
             }
             Phase::Ending { cut_off, .. } if cut_off.is_some_and(|limit| now >= limit) => {
                 *cut_off = None;
-                tracing::warn!("killed programs do not end: cutting the file tree off");
-                self.cut_off();
+                if self.somebody_waits_for_the_gate() {
+                    tracing::warn!("killed programs do not end: cutting the file tree off");
+                    self.cut_off();
+                }
             }
             Phase::Ending { deadline, askers, .. } if now >= *deadline => {
                 tracing::error!("processes of the container are stuck in the kernel; they go when it lets them");
@@ -471,6 +486,11 @@ impl Keeper {
             }
             _ => (),
         }
+    }
+
+    /// When nobody does, cutting off frees nobody, and what is not written yet would be lost for nothing.
+    fn somebody_waits_for_the_gate(&self) -> bool {
+        self.fuse.is_some_and(|connection| connection.waiting().is_none_or(|requests| requests > 0))
     }
 
     /// Who waits for the gate is let go.
@@ -483,7 +503,7 @@ impl Keeper {
     /// A program that hangs before exec, on a file tree that does not answer, has nobody who would end it.
     fn abandon_late_launches(&mut self) {
         let now = Instant::now();
-        let late = |program: &&Program| program.life == Life::Launching && now >= program.launch_limit;
+        let late = |program: &&Program| program.is_awaited() && now >= program.launch_limit;
         let late: Vec<u32> = self.programs.values().filter(late).map(|program| program.id).collect();
         for id in late {
             let Some(program) = self.programs.get_mut(&id) else { continue };
@@ -492,12 +512,9 @@ impl Keeper {
             }
             program.life = Life::Abandoned;
             program.report = None;
-            let asker = program.asker.take();
-            let body = late_launch(&self.dc_name, self.options.launch_limit());
-            tell_refusal(std::mem::take(&mut program.clients), &body);
-            if let Some(asker) = asker {
-                self.answer(asker, &Answer::Failed(body), &[]);
-            }
+            let (dc, limit) = (&self.dc_name, self.options.launch_limit());
+            program.refusal.get_or_insert_with(|| late_launch(dc, limit));
+            self.tell_refused(id);
         }
     }
 

@@ -203,6 +203,9 @@ pub enum LaunchError {
     Early(Failure),
     #[error("the program vanished at once")]
     Vanished(#[source] io::Error),
+    /// What holds the porter (a frozen control group) holds it against the kill too: the caller buries it when it ends.
+    #[error("the container's control group or its namespaces cannot be entered")]
+    Stuck(OwnedFd),
 }
 
 impl Plan {
@@ -265,9 +268,8 @@ impl Plan {
                 drop((say, say_number, stdio));
                 let mut bytes = [0; 4];
                 if !comes_within(&number, PORTER_LIMIT) {
-                    // Not waited for: what holds it (a frozen control group) holds it against a kill too.
                     let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
-                    return Err(LaunchError::Vanished(io::ErrorKind::TimedOut.into()));
+                    return Err(LaunchError::Stuck(pidfd));
                 }
                 let told = File::from(number).read_exact(&mut bytes);
                 let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);

@@ -1,8 +1,9 @@
 //! One program started by `run`: its life, its output and input, who watches it.
 //!
 //! `Launching` (process exists, not executed) → `Running` → `Ended` (status known, output may still come) → settled (all
-//! output delivered, clients told). Only the loop moves it, on events of its descriptors. A launch that takes too long becomes
-//! `Abandoned`: its clients were told, it was killed, and it is forgotten when the kernel lets it end.
+//! output delivered, clients told). Only the loop moves it, on events of its descriptors. A launch that failed is `Refused`
+//! until its process has ended; then its clients are told and it is forgotten. One that takes too long becomes `Abandoned`:
+//! its clients were told, it was killed, and it is forgotten when the kernel lets it end.
 //!
 //! Output is read only while there is room in the queue of a foreground client ([`Patience`]); it goes to the log first.
 
@@ -31,6 +32,8 @@ const END_OF_TRANSMISSION: u8 = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
     Launching,
+    /// It said that it will not be executed, and is about to end.
+    Refused,
     /// Killed before it was executed; nobody waits for it any more.
     Abandoned,
     Running,
@@ -78,6 +81,8 @@ pub struct Program {
     pub launch_limit: Instant,
     pub life: Life,
     pub report: Option<(Watched, Vec<u8>)>,
+    /// Why it was not executed, until those who wait are told.
+    pub refusal: Option<mgmt_api::ErrorBody>,
     /// The connection that waits to hear the PID.
     pub asker: Option<u32>,
     pub outputs: Vec<Output>,
@@ -124,6 +129,11 @@ impl Program {
         self.pump();
     }
 
+    /// Whether somebody waits to hear what becomes of it.
+    pub fn is_awaited(&self) -> bool {
+        matches!(self.life, Life::Launching | Life::Refused)
+    }
+
     /// Sends a signal; one that does not exist or comes too late is nobody's fault.
     pub fn signal(&self, number: i32) {
         if let (Life::Running, Some(pidfd)) = (self.life, &self.pidfd) {
@@ -164,7 +174,7 @@ impl Program {
     }
 
     fn read_output(&mut self, at: usize) {
-        if matches!(self.life, Life::Launching | Life::Abandoned) {
+        if matches!(self.life, Life::Launching | Life::Refused | Life::Abandoned) {
             return;
         }
         let mut buffer = vec![0; READ_BYTES];
@@ -278,7 +288,7 @@ impl Program {
     }
 
     fn write_input(&mut self) {
-        if matches!(self.life, Life::Launching | Life::Abandoned) {
+        if matches!(self.life, Life::Launching | Life::Refused | Life::Abandoned) {
             return;
         }
         let Some(input) = &mut self.input else { return };

@@ -146,7 +146,22 @@ impl Keeper {
         match plan.launch(&around, stdio) {
             Ok(launched) => self.watch(program, launched),
             Err(LaunchError::Early(failure)) => Err(failure.body(&program.request, &self.dc_name)),
+            Err(LaunchError::Stuck(porter)) => {
+                let body = internal("start the program", &std::io::Error::from(std::io::ErrorKind::TimedOut));
+                self.abandon(program, porter);
+                Err(body)
+            }
             Err(error) => Err(internal("start the program", &error)),
+        }
+    }
+
+    /// Keeps the record of a launch that everybody gave up until its process can be buried.
+    fn abandon(&mut self, mut program: Program, process: OwnedFd) {
+        let id = program.id;
+        program.life = Life::Abandoned;
+        program.pidfd = self.poll.watch(process, Source::End(id), Interest::Read).ok();
+        if program.pidfd.is_some() {
+            self.programs.insert(id, program);
         }
     }
 
@@ -185,6 +200,7 @@ impl Keeper {
             launch_limit: Instant::now() + self.options.launch_limit(),
             life: Life::Launching,
             report: None,
+            refusal: None,
             asker: None,
             outputs: Vec::new(),
             input: None,
@@ -310,12 +326,12 @@ impl Keeper {
     fn logs(&mut self, pid: u32, tail_lines: Option<usize>, follow: Follow) -> Answered {
         let fail = |error: &(dyn Error + 'static)| internal("read the program's log", error);
         let program = self.find(pid)?;
-        let (id, running, watchers) = (program.id, program.life == Life::Running, program.clients.len());
+        let (id, watchers, settled) = (program.id, program.clients.len(), program.settled);
         let text = match &program.log {
             Some(log) => log.tail(tail_lines).map_err(|error| fail(&error))?,
             None => Vec::new(),
         };
-        if follow == Follow::No || !running {
+        if follow == Follow::No {
             let file = packet::memory_file(&text).map_err(|error| fail(&error))?;
             return Ok((Answer::Descriptor, vec![file]));
         }
@@ -330,6 +346,10 @@ impl Keeper {
             self.poll.watch(ours, Source::Client(id, number), Interest::Nothing).map_err(|error| fail(&error))?;
         let mut client = Client::new(number, watched, Encoding::Text, Patience::Spectator, &[]);
         client.push(Kind::Stdout, &text);
+        if settled {
+            // Its last word was said; this client hears what it wrote, and the end.
+            client.close();
+        }
         if let Some(program) = self.programs.get_mut(&id) {
             program.add_client(client);
         }

@@ -66,6 +66,27 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
 }
 
 #[test]
+fn program_that_could_not_be_started_is_gone_when_its_caller_hears_of_it() {
+    if !is_root() {
+        return;
+    }
+    let mut keeper = Keeper::start();
+    let mut nowhere = request(&["true"]);
+    nowhere.workdir = Some("/no/such".into());
+    let mut rootless = request(&["true"]);
+    rootless.root = mgmt_api::RootFs::Tree("/no/such".into());
+    for run in [request(&["/no/such"]), nowhere, rootless].iter().cycle().take(60) {
+        assert!(matches!(keeper.client.run(run, None, &[]), Err(KeeperError::Refused(_))));
+        // A zombie is no member of the control group any more, but counts against its limit.
+        assert_eq!(keeper.client.list().expect("list"), []);
+    }
+    let begin = std::time::Instant::now();
+    keeper.connect().stop(Duration::from_secs(60)).expect("stop");
+    assert!(begin.elapsed() < support::LIMIT, "{:?}", begin.elapsed());
+    assert!(keeper.child.wait().expect("wait").success());
+}
+
+#[test]
 fn user_and_group_are_those_asked_for() {
     if !is_root() {
         return;
@@ -240,6 +261,27 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     assert_eq!((ended.state, ended.exit), (ProcessState::Exited, Some(0)));
     let (_ours, theirs) = UnixStream::pair().expect("pair");
     assert!(matches!(keeper.client.attach(pid, theirs.as_fd(), &[]), Err(KeeperError::Refused(_))));
+}
+
+#[test]
+fn log_of_a_program_that_has_ended_can_be_followed_to_its_end() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    // More than a socket holds at a time.
+    let ended = keeper.shell("yes | head -c 1500000; echo last");
+    let pid = ended.pid.expect("pid");
+    let follow = |lines| {
+        let mut text = Vec::new();
+        let mut socket = UnixStream::from(keeper.connect().follow(pid, lines).expect("follow"));
+        socket.set_read_timeout(Some(support::LIMIT)).expect("limit");
+        std::io::Read::read_to_end(&mut socket, &mut text).expect("to the end");
+        text
+    };
+    assert!(follow(None) == ended.stdout);
+    assert_eq!(follow(Some(1)), b"last\n");
+    assert!(keeper.client.logs(pid, None).expect("logs") == ended.stdout);
 }
 
 #[test]

@@ -66,13 +66,25 @@ impl Connection {
         }
     }
 
-    /// Through a mount of the control file system that nobody else sees: the host need not have one.
+    /// Requests that the gate has not answered yet. `None`: the kernel does not tell.
+    pub fn waiting(self) -> Option<u64> {
+        let mut text = [0; 24];
+        let file = self.control("waiting", OFlags::RDONLY).ok()?;
+        let got = rustix::io::read(&file, &mut text).ok()?;
+        std::str::from_utf8(text.get(..got)?).ok()?.trim().parse().ok()
+    }
+
     fn try_abort(self) -> rustix::io::Result<()> {
+        let abort = self.control("abort", OFlags::WRONLY)?;
+        rustix::io::write(&abort, b"1").map(drop)
+    }
+
+    /// Through a mount of the control file system that nobody else sees: the host need not have one.
+    fn control(self, file: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&context)?;
         let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-        let abort = openat(&root, format!("{}/abort", self.0), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-        rustix::io::write(&abort, b"1").map(drop)
+        openat(&root, format!("{}/{file}", self.0), flags | OFlags::CLOEXEC, Mode::empty())
     }
 }
 
