@@ -46,6 +46,22 @@ fn pipe_answers_every_line_and_bytes_go_through_it_unchanged() {
 }
 
 #[test]
+fn largest_value_of_any_bytes_is_kept_as_it_is() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    for byte in [0_u8, 0xff, b'a', b'"'] {
+        let value = vec![byte; 65_536];
+        let file = cluster.state_dir().join("value");
+        std::fs::write(&file, &value).expect("a file");
+        let input = std::fs::File::open(&file).expect("the file");
+        let put = cluster.command(&["ds", "put", "shop", "k", "-"]).stdin(Stdio::from(input)).output();
+        let put = put.expect("dvs starts");
+        assert!(put.status.success(), "{}", String::from_utf8_lossy(&put.stderr));
+        assert!(cluster.output(&["ds", "get", "shop", "k"]).stdout == value, "byte {byte}");
+    }
+}
+
+#[test]
 fn store_of_another_container_is_another_store() {
     let cluster = Cluster::up(1);
     cluster.container("shop", 1, &[]);

@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 const CHUNKS_MAX: usize = 16;
 /// Signals and sizes that may wait. More than that are repetitions of a person hammering a key.
 const EVENTS_MAX: usize = 64;
-const SIGPIPE: u8 = 13;
+pub const SIGPIPE: u8 = 13;
 const CTRL_P: u8 = 0x10;
 const CTRL_Q: u8 = 0x11;
 
@@ -39,6 +39,8 @@ pub enum Event {
     Signal(u8),
     /// Leave the program alone and go.
     Detach,
+    /// The program does not heed signals: go without it.
+    GiveUp,
 }
 
 /// How it ended.
@@ -48,6 +50,8 @@ pub enum Ended {
     Refused(ErrorBody),
     /// The program goes on.
     Detached,
+    /// So it does, and somebody wanted it to end.
+    GivenUp,
 }
 
 /// Whether the keys Ctrl-P Ctrl-Q leave the program. They do on a raw terminal, and nowhere else.
@@ -70,6 +74,8 @@ pub struct Ends {
     pub events: mpsc::Receiver<Event>,
     /// Lets the reader loop tell the writer loop of a closed output.
     pub events_in: mpsc::Sender<Event>,
+    /// What it means when nobody reads our output any more.
+    pub closed_output: Event,
     pub stdout: Output,
     pub stderr: Output,
     pub detach_keys: DetachKeys,
@@ -88,16 +94,16 @@ pub async fn run(
 ) -> Result<Ended, client::Error> {
     let Stream { mut reader, mut writer } = stream;
     let ended = {
-        let reading = read_frames(&mut reader, &ends.stdout, &ends.stderr, &ends.events_in, pid);
+        let reading = read_frames(&mut reader, &ends.stdout, &ends.stderr, (&ends.events_in, ends.closed_output), pid);
         let writing = write_frames(&mut writer, ends.input, &mut ends.events, ends.detach_keys, pid, post);
         let mut reading = pin!(reading);
         tokio::select! {
             biased;
             ended = &mut reading => ended,
-            detached = writing => Ok(detached),
+            left = writing => Ok(left),
         }
     };
-    if matches!(ended, Ok(Ended::Detached)) {
+    if matches!(ended, Ok(Ended::Detached | Ended::GivenUp)) {
         writer.forget();
     }
     // What arrived is written even when the stream broke.
@@ -109,7 +115,7 @@ async fn read_frames(
     reader: &mut FrameReader,
     stdout: &Output,
     stderr: &Output,
-    events: &mpsc::Sender<Event>,
+    (events, closed_output): (&mpsc::Sender<Event>, Event),
     pid: &Cell<Option<u32>>,
 ) -> Result<Ended, client::Error> {
     let mut told = false;
@@ -125,14 +131,14 @@ async fn read_frames(
             Frame::Error(body) => return Ok(Ended::Refused(body)),
         };
         if !taken && !told {
-            // Nobody reads our output any more. The program learns it as it would on this machine; its
+            // Nobody reads our output any more. A program of ours learns it as it would on this machine; its
             // further output is dropped here and goes on to its log.
-            told = events.try_send(Event::Signal(SIGPIPE)).is_ok();
+            told = events.try_send(closed_output).is_ok();
         }
     }
 }
 
-/// Returns only to detach; a broken socket is for the reader loop to report, which may still find the exit status in it.
+/// Returns only to leave the program; a broken socket is for the reader loop to report, which may still find the exit status in it.
 async fn write_frames(
     writer: &mut FrameWriter,
     mut input: Option<mpsc::Receiver<Vec<u8>>>,
@@ -154,6 +160,7 @@ async fn write_frames(
         };
         let sent = match step {
             Step::Event(Event::Detach) => return Ended::Detached,
+            Step::Event(Event::GiveUp) => return Ended::GivenUp,
             Step::Event(event) => deliver(writer, event, queue, pid, post).await,
             // A raw terminal has no key that ends the input: this one was hung up, and the program keeps its own.
             Step::Input(None) if detach_keys == DetachKeys::Heeded => return Ended::Detached,
@@ -166,7 +173,8 @@ async fn write_frames(
                 queue = Queue::MayBeFull;
                 let sent = send_input(writer, &bytes, events, pid, post).await;
                 match (keys, sent) {
-                    (Keys::Detach, _) | (_, Ok(Flow::Detach)) => return Ended::Detached,
+                    (Keys::Detach, _) => return Ended::Detached,
+                    (_, Ok(Flow::Leave(ended))) => return ended,
                     (Keys::Nothing, sent) => sent.map(drop),
                 }
             }
@@ -192,7 +200,7 @@ enum Queue {
 
 enum Flow {
     On,
-    Detach,
+    Leave(Ended),
 }
 
 /// Sends input, and looks after signals while the program does not take it.
@@ -215,7 +223,8 @@ async fn send_input(
                 event = events.recv() => event,
             };
             match (event, pid.get()) {
-                (Some(Event::Detach), _) => return Ok(Flow::Detach),
+                (Some(Event::Detach), _) => return Ok(Flow::Leave(Ended::Detached)),
+                (Some(Event::GiveUp), _) => return Ok(Flow::Leave(Ended::GivenUp)),
                 (Some(Event::Resize(new)), _) => size = Some(new),
                 (Some(Event::Signal(signal)), Some(pid)) => {
                     post.signal(pid, signal).await;
@@ -246,7 +255,7 @@ async fn deliver(
         (Event::Resize(size), _) => writer.resize(size).await,
         (Event::Signal(signal), Some(pid)) if queue == Queue::MayBeFull && post.signal(pid, signal).await => Ok(()),
         (Event::Signal(signal), _) => writer.signal(signal).await,
-        (Event::Detach, _) => Ok(()),
+        (Event::Detach | Event::GiveUp, _) => Ok(()),
     }
 }
 

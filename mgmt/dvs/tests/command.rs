@@ -4,6 +4,7 @@ mod fake;
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 
 use fake::{Answer, FakeDaemon, Frames};
 use mgmt_api::stream::Kind;
@@ -46,6 +47,7 @@ fn runs(program: impl Fn(Frames) + Send + Sync + Clone + 'static) -> FakeDaemon 
 
 const NODES: &str = r#"[{"name":"n1","id":1,"state":"ready","address":"10.255.0.1","proxy_port":7421,"api_port":7420,
     "epoch":2,"cpus":2,"memory_bytes":25769803776,"dcs":["shop"]}]"#;
+const PROCESSES_ONE: &str = r#"{"pid":65540,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":0,"memory_bytes":0,"start_ms":0,"command":["sleep","100"]}"#;
 const PROCESSES: &str = r#"[
     {"pid":65600,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":1250,"memory_bytes":2097152,"start_ms":0,"command":["sleep","100"]},
     {"pid":65601,"parent":0,"node":"n1","uid":33,"state":"exited","cpu_ms":0,"memory_bytes":0,"start_ms":0,"command":["false"],"exit":1}]"#;
@@ -182,9 +184,99 @@ fn signal_to_the_command_reaches_the_program() {
     // The program's first output proves that signals are watched for.
     let mut first = [0; 3];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    signal(&child, rustix::process::Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn command_goes_without_a_program_that_does_not_heed_three_signals() {
+    let daemon = runs(|mut frames| {
+        frames.say(Kind::Stdout, b"up\n");
+        while let Some((Kind::Signal, _)) = frames.hear() {
+            frames.say(Kind::Stdout, b"no\n");
+        }
+    });
+    let mut child = dvs(Some(&daemon), &["run", "shop", "x"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("dvs starts");
+    let mut stdout = child.stdout.take().unwrap();
+    for _ in 0..3 {
+        // Each time the program's answer to the last one is awaited: signals that pend together are one.
+        std::io::Read::read_exact(&mut stdout, &mut [0; 3]).unwrap();
+        signal(&child, rustix::process::Signal::INT);
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("\n  try: dvs kill -s KILL shop 65540\n"), "{}", stderr(&output));
+}
+
+#[test]
+fn signal_to_one_who_only_watches_is_his_own() {
+    let (heard, said) = std::sync::mpsc::channel();
+    let (heard, process) = (Arc::new(Mutex::new(heard)), PROCESSES_ONE);
+    let daemon = FakeDaemon::start(move |request| {
+        if !request.line.contains("attach") {
+            return Answer::Say(200, process.to_owned());
+        }
+        let heard = heard.clone();
+        Answer::Upgrade(Box::new(move |mut frames| {
+            frames.say(Kind::Stdout, b"up\n");
+            heard.lock().unwrap().send(frames.hear()).unwrap();
+        }))
+    });
+    let mut child =
+        dvs(Some(&daemon), &["attach", "--no-input", "shop", "65540"]).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    signal(&child, rustix::process::Signal::TERM);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(15));
+    assert_eq!(said.recv().unwrap(), None, "the program hears nothing");
+    assert!(daemon.lines().iter().all(|line| !line.contains("signal")), "{:?}", daemon.lines());
+}
+
+#[test]
+fn value_goes_to_the_store_beside_the_arguments_which_have_a_limit() {
+    const BYTES: usize = 65_536;
+    let (heard, said) = std::sync::mpsc::channel();
+    let heard = Arc::new(Mutex::new(heard));
+    let daemon = runs(move |mut frames| {
+        let mut line = Vec::new();
+        while let Some((Kind::Stdin, payload)) = frames.hear() {
+            if payload.is_empty() {
+                break;
+            }
+            line.extend_from_slice(&payload);
+        }
+        heard.lock().unwrap().send(line).unwrap();
+        frames.say(Kind::Exit, &[0]);
+    });
+    for (byte, more) in [(0_u8, 0), (0xff, 0), (b'a', 1)] {
+        let mut child = dvs(Some(&daemon), &["ds", "put", "shop", "k", "-"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(&vec![byte; BYTES + more]).unwrap();
+        let output = child.wait_with_output().unwrap();
+        if more > 0 {
+            let text = stderr(&output);
+            assert!(text.starts_with("dvs: the value has more than 65536 bytes\n  try: "), "{text}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let request: serde_json::Value = serde_json::from_slice(&said.recv().unwrap()).unwrap();
+        let value = &request["value"];
+        let bytes = value["hex"].as_str().map_or(value.as_str().map(str::len), |hex| Some(hex.len() / 2));
+        assert_eq!((request["op"].as_str(), bytes), (Some("put"), Some(BYTES)));
+    }
+    let seen = daemon.seen.lock().unwrap();
+    assert!(seen.iter().all(|request| request.body.len() < 1000), "the value is no argument");
+}
+
+fn signal(child: &std::process::Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::session::{Manner, converse};
+use super::session::{Input, Manner, converse};
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors;
@@ -17,7 +17,7 @@ Examples:
   dvs attach shop 65600
   dvs attach --no-input shop 65600          only watch")]
 pub struct Options {
-    /// Do not send anything to it.
+    /// Do not send anything to it, signals neither.
     #[arg(long)]
     no_input: bool,
     /// Container.
@@ -31,9 +31,9 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     block_on(async {
         let process = daemon.process(&options.dc, options.pid).await.map_err(errors::of_run)?;
         let manner = match (options.no_input, process.terminal) {
-            (true, _) => Manner::Output,
+            (true, _) => Manner::Spectator,
             (false, true) => Manner::Terminal,
-            (false, false) => Manner::Interactive,
+            (false, false) => Manner::Interactive(Input::Standard),
         };
         let mut stream = daemon.attach(&options.dc, options.pid).await.map_err(errors::of_run)?;
         if manner == Manner::Terminal {

@@ -15,7 +15,7 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 use mgmt_api::{RootFs, RunRequest};
 
-use super::session::{Manner, converse};
+use super::session::{Input, Manner, converse};
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
@@ -30,8 +30,10 @@ const DC_VARIABLE: &str = "DVS_DC";
 pub const BROKER: &str = "/run/dvs/broker";
 /// A condition that only a key which does not exist meets.
 const ABSENT: u64 = 0;
-/// A value has at most 64 KiB; the store says so of anything larger.
-const VALUE_BYTES_READ: u64 = 128 * 1024;
+/// As the store has it (`vos_api::ds::VALUE_BYTES_MAX`), which a binary without the machinery does not know.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+#[cfg(feature = "machinery")]
+const _: () = assert!(VALUE_BYTES_MAX == vos_api::ds::VALUE_BYTES_MAX);
 
 /// Read, write and watch a container's key-value store
 #[derive(Subcommand, Debug)]
@@ -53,12 +55,14 @@ pub enum Command {
     Get {
         /// Container.
         dc: String,
+        /// Key: 1 to 255 bytes.
         key: String,
     },
     /// Set a key.
     Put {
         /// Container.
         dc: String,
+        /// Key: 1 to 255 bytes.
         key: String,
         /// The value; - takes it from standard input.
         #[arg(allow_hyphen_values = true)]
@@ -68,6 +72,7 @@ pub enum Command {
     Cas {
         /// Container.
         dc: String,
+        /// Key: 1 to 255 bytes.
         key: String,
         /// The revision that wrote the present value; 0 when there must be none.
         revision: u64,
@@ -84,7 +89,9 @@ pub enum Command {
     Publish {
         /// Container.
         dc: String,
+        /// Topic: 1 to 255 bytes, as a key; it need not exist.
         topic: String,
+        /// The message; - takes it from standard input.
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
@@ -103,6 +110,7 @@ pub struct DeleteOptions {
     revision: Option<u64>,
     /// Container.
     dc: String,
+    /// Key: 1 to 255 bytes.
     key: String,
 }
 
@@ -177,12 +185,16 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     if is_inside(&asked.dc) {
         return inside(global.output, asked.request);
     }
-    let manner = if asked.request.is_some() { Manner::Output } else { Manner::Interactive };
-    let request = speaker(global.output, asked.request.as_ref(), manner)?;
+    let request = speaker(global.output, asked.request.as_ref());
+    let input = match asked.request {
+        // Not among the arguments: a value with its escapes is longer than an argument may be.
+        Some(request) => Input::Bytes(written_down(&request)?),
+        None => Input::Standard,
+    };
     let daemon = daemon(global)?;
     let ended = block_on(async {
         let stream = daemon.run(&asked.dc, &request).await?;
-        converse(&daemon, &asked.dc, stream, manner, None).await
+        converse(&daemon, &asked.dc, stream, Manner::Interactive(input), None).await
     })?;
     if wants_raw && io::stdout().is_terminal() {
         // Values are printed as they are; a prompt should not stand behind one.
@@ -216,13 +228,26 @@ fn asked(command: Command) -> Result<Asked, Failure> {
 
 /// As it stands, or from standard input.
 fn value_of(text: &str) -> Result<Bytes, Failure> {
-    if text != "-" {
-        return Ok(text.to_owned().into());
-    }
     let mut value = Vec::new();
-    let read = io::stdin().take(VALUE_BYTES_READ).read_to_end(&mut value);
-    read.map_err(|cause| Failure::new("cannot read the value from standard input").because(&cause))?;
+    if text == "-" {
+        let read = io::stdin().take(VALUE_BYTES_MAX as u64 + 1).read_to_end(&mut value);
+        read.map_err(|cause| Failure::new("cannot read the value from standard input").because(&cause))?;
+    } else {
+        value.extend_from_slice(text.as_bytes());
+    }
+    if value.len() > VALUE_BYTES_MAX {
+        let failure = Failure::new(format!("the value has more than {VALUE_BYTES_MAX} bytes"));
+        return Err(failure.hint("a file of the container, and its path as the value"));
+    }
     Ok(value.into())
+}
+
+/// One line, as for `dvs ds pipe`.
+fn written_down(request: &Request) -> Result<Vec<u8>, Failure> {
+    let mut line =
+        serde_json::to_vec(request).map_err(|cause| Failure::new("cannot write the request down").because(&cause))?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 fn is_inside(dc: &str) -> bool {
@@ -230,13 +255,11 @@ fn is_inside(dc: &str) -> bool {
 }
 
 /// The process of the container that speaks to the store.
-fn speaker(format: Format, request: Option<&Request>, manner: Manner) -> Result<RunRequest, Failure> {
-    let mut argv = vec![OURSELVES, "internal", "ds", "--output", format.as_str()];
-    let text = request.map(serde_json::to_string).transpose();
-    let text = text.map_err(|cause| Failure::new("cannot write the request down").because(&cause))?;
-    argv.extend(text.as_deref());
-    Ok(RunRequest {
-        argv: argv.into_iter().map(str::to_owned).collect(),
+fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
+    let one = request.map(|_| "--one");
+    let argv = [OURSELVES, "internal", "ds", "--output", format.as_str()].into_iter().chain(one);
+    RunRequest {
+        argv: argv.map(str::to_owned).collect(),
         node: None,
         env: Vec::new(),
         // Not in the file tree: the store does not need it.
@@ -245,17 +268,35 @@ fn speaker(format: Format, request: Option<&Request>, manner: Manner) -> Result<
         uid: 0,
         gid: 0,
         terminal: None,
-        interactive: manner == Manner::Interactive,
+        interactive: true,
         detach: false,
-    })
+    }
+}
+
+/// The process of the container: requests are lines of standard input.
+pub fn speak(format: Format, lines: Lines) -> Outcome {
+    match lines {
+        Lines::All => inside(format, None),
+        Lines::One => {
+            let request = serde_json::from_reader(io::stdin().lock());
+            inside(format, Some(request.map_err(|cause| Failure::usage("the request makes no sense").because(&cause))?))
+        }
+    }
+}
+
+/// How many requests there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lines {
+    One,
+    All,
 }
 
 #[cfg(feature = "machinery")]
-pub fn inside(format: Format, request: Option<Request>) -> Outcome {
+fn inside(format: Format, request: Option<Request>) -> Outcome {
     inside::execute(format, request)
 }
 
 #[cfg(not(feature = "machinery"))]
-pub fn inside(_: Format, _: Option<Request>) -> Outcome {
+fn inside(_: Format, _: Option<Request>) -> Outcome {
     Err(Failure::new("this binary was built without the machinery of a node"))
 }

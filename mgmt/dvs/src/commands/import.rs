@@ -207,6 +207,7 @@ async fn transfer(
         input: Some(chunks),
         events,
         events_in,
+        closed_output: pump::Event::Signal(pump::SIGPIPE),
         stdout: Output::to(io::sink()),
         stderr: Output::to(complaints.clone()),
         detach_keys: DetachKeys::Passed,
@@ -279,7 +280,7 @@ fn finish(options: &Options, ended: Ended, complaints: &str) -> Result<(), Failu
             .hint("a compressed archive needs tar and the decompressor on the node"),
         Ended::Exit(status) => not_imported(options).because_text(format!("unpacking ended with status {status}")),
         Ended::Refused(body) => body.into(),
-        Ended::Detached => not_imported(options),
+        Ended::Detached | Ended::GivenUp => not_imported(options),
     };
     failure.because.extend(complaints.lines().take(COMPLAINTS_SHOWN).map(str::to_owned));
     if failure.hint.is_none() {

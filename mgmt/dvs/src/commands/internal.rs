@@ -9,7 +9,6 @@ use super::import::unpack;
 use super::{Outcome, ds};
 use crate::cli::Global;
 use crate::dev::machine;
-use crate::errors::Failure;
 
 /// Processes that daemons start; nobody types these
 #[derive(Subcommand, Debug)]
@@ -42,8 +41,9 @@ pub enum Command {
     Unpack(unpack::Options),
     /// Speak to the key-value server, inside a container (`dvs ds`).
     Ds {
-        /// What to ask for, as JSON [default: lines of standard input].
-        request: Option<String>,
+        /// Standard input is one request, and the answer is for people or in the form of `--output`.
+        #[arg(long)]
+        one: bool,
     },
 }
 
@@ -70,11 +70,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Machine(options) => machine::execute(&options),
         Command::Enter(options) => machine::enter(&options),
         Command::Unpack(options) => Ok(unpack::execute(&options)),
-        Command::Ds { request } => {
-            let request = request.as_deref().map(serde_json::from_str).transpose();
-            let request = request.map_err(|cause| Failure::usage("the request makes no sense").because(&cause))?;
-            ds::inside(global.output, request)
-        }
+        Command::Ds { one } => ds::speak(global.output, if one { ds::Lines::One } else { ds::Lines::All }),
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use mgmt_api::{RootFs, RunRequest};
 
-use super::session::{self, Manner, converse};
+use super::session::{self, Input, Manner, converse};
 use super::{Outcome, block_on, daemon, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
@@ -16,7 +16,8 @@ The program sees the node's own system read-only (/usr, /bin, /lib …) and the 
 tree at /dc, the same on all nodes. With --root it sees a directory of the tree as its whole \
 system instead: an image that `dvs import` put there.
 
-Without -i or -t the program's input is empty. Signals sent to this command go to the program.
+Without -i or -t the program's input is empty. Signals sent to this command go to the program; the \
+third TERM or INT within ten seconds ends the command without it.
 Keys with -t: Ctrl-P Ctrl-Q leave the program running, as closing the window does; `dvs attach` \
 comes back to it.
 Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, \
@@ -71,7 +72,7 @@ impl Start {
     pub fn manner(&self) -> Manner {
         match (self.terminal, self.interactive) {
             (true, _) => Manner::Terminal,
-            (false, true) => Manner::Interactive,
+            (false, true) => Manner::Interactive(Input::Standard),
             (false, false) => Manner::Output,
         }
     }
@@ -80,7 +81,7 @@ impl Start {
         let manner = self.manner();
         let (uid, gid) = self.user.unwrap_or_default();
         let mut env = self.env;
-        if let (Manner::Terminal, Ok(kind)) = (manner, std::env::var("TERM")) {
+        if let (Manner::Terminal, Ok(kind)) = (&manner, std::env::var("TERM")) {
             env.insert(0, format!("TERM={kind}"));
         }
         RunRequest {
@@ -91,7 +92,7 @@ impl Start {
             root,
             uid,
             gid,
-            terminal: session::terminal_size(manner),
+            terminal: session::terminal_size(&manner),
             interactive: manner != Manner::Output,
             detach: self.detach,
         }

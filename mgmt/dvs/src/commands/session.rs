@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::io;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use client::{Client, Stream};
 use mgmt_api::TerminalSize;
@@ -11,18 +13,27 @@ use tokio::sync::mpsc;
 
 use super::{Outcome, say};
 use crate::errors::{self, Failure};
-use crate::pump::{self, DetachKeys, Ended, Ends, Event, Output, Post};
+use crate::pump::{self, DetachKeys, Ended, Ends, Event, Output, Post, SIGPIPE};
 use crate::terminal;
 
 /// How our side takes part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Manner {
     /// The program has a terminal: ours becomes raw, keys and sizes go to it.
     Terminal,
-    /// Our standard input goes to the program.
-    Interactive,
-    /// We listen.
+    /// The program is given input.
+    Interactive(Input),
+    /// We listen; signals that somebody sends to us are for the program.
     Output,
+    /// We look on: nothing goes to the program, signals are our own.
+    Spectator,
+}
+
+/// Where the program's input comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Input {
+    Standard,
+    Bytes(Vec<u8>),
 }
 
 /// Signals that somebody sends to us and means for the program.
@@ -35,18 +46,33 @@ const FORWARDED: [SignalKind; 6] = [
     SignalKind::user_defined2(),
 ];
 
+/// So many requests to end within a while, and we go without the program. As docker has it.
+const ENDING_SIGNALS_MAX: usize = 3;
+/// The while: somebody who wants to leave; a program that heeds an occasional Ctrl-C in its own way is another matter.
+const ENDING_SIGNALS_WITHIN: Duration = Duration::from_secs(10);
+
 /// Stays with the program and gives back its exit status. `known_pid` when the stream will not say it.
 pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner, known_pid: Option<u32>) -> Outcome {
     let (events_in, events) = pump::event_queue();
-    watch_signals(manner, &events_in).map_err(|cause| local("cannot watch signals", &cause))?;
+    watch_signals(&manner, &events_in).map_err(|cause| local("cannot watch signals", &cause))?;
     let raw = match manner {
         Manner::Terminal => terminal::make_raw().map_err(|cause| local("cannot set up the terminal", &cause))?,
-        Manner::Interactive | Manner::Output => None,
+        Manner::Interactive(_) | Manner::Output | Manner::Spectator => None,
+    };
+    let closed_output = match manner {
+        Manner::Spectator => Event::Detach,
+        Manner::Terminal | Manner::Interactive(_) | Manner::Output => Event::Signal(SIGPIPE),
+    };
+    let input = match manner {
+        Manner::Terminal | Manner::Interactive(Input::Standard) => Some(pump::input_from(io::stdin())),
+        Manner::Interactive(Input::Bytes(bytes)) => Some(pump::input_from(io::Cursor::new(bytes))),
+        Manner::Output | Manner::Spectator => None,
     };
     let ends = Ends {
-        input: (manner != Manner::Output).then(|| pump::input_from(io::stdin())),
+        input,
         events,
         events_in,
+        closed_output,
         stdout: Output::to(io::stdout()),
         stderr: Output::to(io::stderr()),
         detach_keys: if raw.is_some() { DetachKeys::Heeded } else { DetachKeys::Passed },
@@ -66,6 +92,11 @@ pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner,
             say(&format!("detached; the program goes on: dvs attach {dc} {pid}"));
             Ok(ExitCode::SUCCESS)
         }
+        Ok(Ended::GivenUp) => {
+            let pid = pid.get().map_or("PID".to_owned(), |pid| pid.to_string());
+            let failure = Failure::new(format!("the program goes on after {ENDING_SIGNALS_MAX} signals"));
+            Err(failure.hint(format!("dvs kill -s KILL {dc} {pid}")).status(errors::RUN_FAILED))
+        }
         Err(error) => Err(errors::of_run(error)),
     }
 }
@@ -75,20 +106,46 @@ fn local(what: &str, cause: &io::Error) -> Failure {
 }
 
 /// Must run before the program can end, so that no signal is lost between.
-fn watch_signals(manner: Manner, events: &mpsc::Sender<Event>) -> io::Result<()> {
+fn watch_signals(manner: &Manner, events: &mpsc::Sender<Event>) -> io::Result<()> {
+    if *manner == Manner::Spectator {
+        return Ok(());
+    }
+    let impatience = Arc::new(Mutex::new(Impatience::default()));
     for kind in FORWARDED {
         let number = kind.as_raw_value() as u8;
         let event = match (manner, kind == SignalKind::hangup()) {
             // Our terminal is gone; the program keeps its own and can be attached to again.
-            (Manner::Terminal, true) => Event::Detach,
+            (&Manner::Terminal, true) => Event::Detach,
             _ => Event::Signal(number),
         };
-        forward(kind, events.clone(), move || event)?;
+        if kind != SignalKind::interrupt() && kind != SignalKind::terminate() {
+            forward(kind, events.clone(), move || event)?;
+            continue;
+        }
+        let impatience = Arc::clone(&impatience);
+        forward(kind, events.clone(), move || {
+            let mut impatience = impatience.lock().unwrap_or_else(PoisonError::into_inner);
+            if impatience.is_enough(Instant::now()) { Event::GiveUp } else { event }
+        })?;
     }
-    if manner == Manner::Terminal {
+    if *manner == Manner::Terminal {
         forward(SignalKind::window_change(), events.clone(), || Event::Resize(terminal::size()))?;
     }
     Ok(())
+}
+
+/// When we were last asked to end.
+#[derive(Default)]
+struct Impatience {
+    at: Vec<Instant>,
+}
+
+impl Impatience {
+    fn is_enough(&mut self, now: Instant) -> bool {
+        self.at.retain(|at| now.duration_since(*at) < ENDING_SIGNALS_WITHIN);
+        self.at.push(now);
+        self.at.len() >= ENDING_SIGNALS_MAX
+    }
 }
 
 fn forward(
@@ -119,6 +176,23 @@ impl Post for ByRequest<'_> {
     }
 }
 
-pub fn terminal_size(manner: Manner) -> Option<TerminalSize> {
-    (manner == Manner::Terminal).then(terminal::size)
+pub fn terminal_size(manner: &Manner) -> Option<TerminalSize> {
+    (*manner == Manner::Terminal).then(terminal::size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn third_request_to_end_within_a_while_is_enough_and_an_occasional_one_is_not() {
+        let begin = Instant::now();
+        let asked = |seconds: &[u64]| {
+            let mut impatience = Impatience::default();
+            seconds.iter().fold(false, |_, at| impatience.is_enough(begin + Duration::from_secs(*at)))
+        };
+        assert!(asked(&[0, 1, 2]));
+        assert!(!asked(&[0, 1]));
+        assert!(!asked(&[0, 9, 18, 27, 36]));
+    }
 }

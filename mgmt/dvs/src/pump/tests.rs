@@ -74,6 +74,7 @@ fn world(input: Option<mpsc::Receiver<Vec<u8>>>, detach_keys: DetachKeys) -> Wor
         input,
         events,
         events_in: events_in.clone(),
+        closed_output: Event::Signal(SIGPIPE),
         stdout: Output::to(stdout.clone()),
         stderr: Output::to(Sink::default()),
         detach_keys,
