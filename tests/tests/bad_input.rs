@@ -50,6 +50,8 @@ fn description_that_cannot_be_is_refused_and_nothing_is_made() {
     create(&["shop", "--disk", "huge"], 2, "huge");
     create(&["shop", "--memory", "0"], 1, "memory");
     create(&["shop", "--cpu-list", "x"], 1, "x");
+    create(&["shop", "--cpu-list", "0,7000-7002"], 1, "n1 has no CPU 7000");
+    create(&["shop", "--cpu-list", "7000", "--start"], 1, "n1 has no CPU 7000");
     create(&["--file", "/no/such/file"], 1, "/no/such/file");
     assert_eq!(containers(&cluster), Vec::<String>::new());
     cluster.ok(&["dc", "create", "shop", "--nodes", "n1"]);
@@ -113,6 +115,7 @@ fn program_that_cannot_be_run_has_the_status_of_docker_and_a_reason() {
     run(&["--user", "nobody-knows", "--", "true"], 125, "nobody-knows");
     refused(&cluster, &["run", "--no-such-option", "shop", "true"], 125, "--no-such-option");
     run(&["--", ""], 125, "no program");
+    assert_eq!(cluster.ok(&["ps", "shop", "-o", "json"]).trim(), "[]", "nothing is left of what did not run");
 }
 
 #[test]
@@ -182,6 +185,25 @@ fn full_image_fails_writes_and_loses_nothing() {
     assert_eq!(cluster.sh("small", "n1", "cat /dc/kept; wc -c < /dc/imported/file"), "kept\n8388608\n");
 }
 
+/// Somebody else's interface on the node has the container's number.
+#[test]
+fn part_that_cannot_be_made_fails_the_start_soon_and_the_next_attempt_hears_nothing_of_it() {
+    let cluster = Cluster::up(1);
+    cluster.ok(&["dc", "create", "shop"]);
+    let id = cluster.json(&["dc", "inspect", "shop", "-o", "json"])["id"].to_string();
+    let ip = |more: &[&str]| cluster.ok(&[&["dev", "exec", "n1", "--", "ip", "link"], more].concat());
+    ip(&["add", "foreign", "type", "vxlan", "id", &id, "dstport", "4789"]);
+    let start = std::time::Instant::now();
+    for _ in 0..2 {
+        refused(&cluster, &["dc", "start", "shop"], 1, "File exists");
+    }
+    assert!(start.elapsed() < SOON / 2, "{:?}", start.elapsed());
+    assert_eq!(cluster.json(&["dc", "inspect", "shop", "-o", "json"])["phase"], "failed");
+    ip(&["del", "foreign"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    assert_eq!(cluster.sh("shop", "n1", "echo runs"), "runs\n");
+}
+
 /// The one image of a stopped container.
 fn image(cluster: &Cluster) -> PathBuf {
     let dcs = cluster.state_dir().join("dev/dev/n1/dcs");
@@ -219,8 +241,10 @@ fn image_that_was_damaged_cut_or_lost_is_reported_left_alone_and_works_when_put_
     fs::remove_file(&path).expect("removed");
     does_not_start("root.img");
     assert!(!path.exists(), "an empty image took the place of a lost one");
-    put_back();
 
+    // Whoever tries again hears of the new attempt, not of the last one.
+    refused(&cluster, &["dc", "start", "shop"], 1, "root.img");
+    put_back();
     cluster.ok(&["dc", "start", "shop"]);
     assert_eq!(cluster.sh("shop", "n1", "cat /dc/kept"), "kept\n");
 }

@@ -70,6 +70,21 @@ fn pids_tell_their_node_and_ps_shows_all_nodes() {
     cluster.ok(&["kill", "shop", &pid]);
 }
 
+#[test]
+fn log_of_a_program_is_followed_to_its_end_from_another_node_and_after_it_ended() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let script = "echo first; until test -e /dc/go; do sleep 0.02; done; echo last";
+    let pid = cluster.ok(&["run", "-d", "shop", "--node", "n2", "--", "sh", "-c", script]);
+    let follower = cluster.spawn(&["logs", "-f", "shop", pid.trim()]);
+    cluster.sh("shop", "n1", "touch /dc/go");
+    let followed = follower.wait_with_output().expect("it ends with the program");
+    assert_eq!(String::from_utf8_lossy(&followed.stdout), "first\nlast\n", "{followed:?}");
+    for more in [&[][..], &["-f"]] {
+        assert_eq!(cluster.ok(&[&["logs", "shop", pid.trim()], more].concat()), "first\nlast\n", "{more:?}");
+    }
+}
+
 /// A package manager's way to replace its list, and a name that was looked for before it existed.
 #[test]
 fn names_made_or_replaced_on_one_node_are_seen_at_once_on_another() {
@@ -106,6 +121,34 @@ fn limits_hold_for_the_container_and_for_nobody_else() {
         (cluster.output(&["run", "small", "--", "echo", "goes on"]).stdout == b"goes on\n").then_some(())
     });
     assert_eq!(cluster.json(&["dc", "inspect", "small", "-o", "json"])["phase"], "running");
+}
+
+/// The other nodes' leases go on: only the links tell.
+#[test]
+fn node_whose_wire_is_pulled_is_shown_as_unreachable_until_it_is_plugged_in_again() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1"]);
+    let states = || {
+        let node = cluster.json(&["node", "inspect", "n2", "-o", "json"])["state"].clone();
+        let container = cluster.json(&["dc", "ls", "-o", "json"])[0]["phase"].clone();
+        (node.as_str().map(str::to_owned), container.as_str().map(str::to_owned))
+    };
+    let settle = |node: &str, container: &str| {
+        eventually(&format!("n2 is {node} and the container {container}"), Duration::from_secs(20), || {
+            (states() == (Some(node.to_owned()), Some(container.to_owned()))).then_some(())
+        });
+    };
+    settle("ready", "running");
+    let links = cluster.json(&["node", "inspect", "n2", "-o", "json"])["links"].clone();
+    assert_eq!((links[0]["peer"].as_str(), links[0]["state"].as_str()), (Some("n1"), Some("up")), "{links}");
+    cluster.ok(&["dev", "wire", "n2", "down"]);
+    settle("unreachable", "degraded");
+    let inspected = cluster.json(&["dc", "inspect", "shop", "-o", "json"]);
+    let problem = inspected["shares"][1]["problems"][0].as_str().unwrap_or_default().to_owned();
+    assert!(problem.contains("no link"), "{inspected}");
+    assert!(cluster.json(&["node", "inspect", "n2", "-o", "json"]).get("links").is_none());
+    cluster.ok(&["dev", "wire", "n2", "up"]);
+    settle("ready", "running");
 }
 
 /// A small system of one program, for `--root`.

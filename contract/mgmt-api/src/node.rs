@@ -22,6 +22,10 @@ pub enum NodeState {
     Ready,
     /// Its lease runs, but a part of it is not well.
     Degraded,
+    /// The node that was asked heard nothing of it for a moment, or is just connecting to it again.
+    Suspect,
+    /// Its lease runs, but the node that was asked has no link to it (any more).
+    Unreachable,
     /// Its lease ended.
     Down,
 }
@@ -41,16 +45,29 @@ pub struct Node {
     pub memory_bytes: u64,
     /// Names of the containers that have a share on this node.
     pub dcs: Vec<String>,
-    /// As the answering node sees its own links; empty for other nodes.
-    #[serde(default)]
-    pub links: Vec<LinkInfo>,
+    /// As the node itself sees them; absent when it was not asked or does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<Vec<LinkInfo>>,
+}
+
+/// How a node stands with another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    Up,
+    /// Nothing was heard for the suspicion time; channels are kept.
+    Suspect,
+    /// The connection broke, the limit has not passed: channels are kept.
+    Broken,
+    /// The limit passed, or there never was a connection.
+    Down,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LinkInfo {
     pub peer: String,
     pub transport: String,
-    pub up: bool,
+    pub state: LinkState,
     pub tls: bool,
     pub sent_frames: u64,
     pub sent_bytes: u64,

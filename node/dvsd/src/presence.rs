@@ -42,6 +42,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         proxy_port: ports.proxy,
         api_port: ports.api,
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
+        cpu_list: cpu_list(),
         memory_bytes: memory_bytes(),
     };
     engine.transact(&[], &[Op::put(records::member_key(&record.name), records::encode(&record))])?;
@@ -157,6 +158,11 @@ impl Shared {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn cpu_list() -> String {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    list.trim().to_owned()
 }
 
 fn memory_bytes() -> u64 {

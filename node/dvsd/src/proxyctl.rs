@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mgmt_api::LinkInfo;
-use proxy_tcp::control::{FromProxy, LinkState, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
+use mgmt_api::{LinkInfo, LinkState};
+use proxy_tcp::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
 use serde_json::{Map, json};
 use sys::launch::PidNamespace;
 
@@ -129,6 +129,11 @@ impl ProxyControl {
 
     pub fn links(&self) -> Vec<LinkInfo> {
         self.shared.lock().links.clone()
+    }
+
+    /// What the proxy knows of each peer; nothing while there is no proxy.
+    pub fn link_states(&self) -> BTreeMap<String, LinkState> {
+        self.shared.lock().links.iter().map(|link| (link.peer.clone(), link.state)).collect()
     }
 
     /// Why the proxy is not well.
@@ -260,10 +265,15 @@ impl Keeper {
         if let Some(reason) = said.refused {
             tracing::warn!(reason, "the proxy refused its list of peers");
         }
-        let link = |link: proxy_tcp::control::LinkStatus| LinkInfo {
+        let link = |link: control::LinkStatus| LinkInfo {
             peer: link.peer,
             transport: "tcp".to_owned(),
-            up: matches!(link.state, LinkState::Up | LinkState::Suspect),
+            state: match link.state {
+                control::LinkState::Up => LinkState::Up,
+                control::LinkState::Suspect => LinkState::Suspect,
+                control::LinkState::Broken => LinkState::Broken,
+                control::LinkState::Down => LinkState::Down,
+            },
             tls: link.tls,
             sent_frames: link.sent_frames,
             sent_bytes: link.sent_bytes,

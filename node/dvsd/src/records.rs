@@ -31,6 +31,9 @@ pub struct NodeRecord {
     pub proxy_port: u16,
     pub api_port: u16,
     pub cpus: u32,
+    /// Which CPUs these are, as the kernel lists them (`0-3,8`); empty when it does not say.
+    #[serde(default)]
+    pub cpu_list: String,
     pub memory_bytes: u64,
 }
 

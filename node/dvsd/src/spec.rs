@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 
 use abi::Endpoint;
 use abi::limits::{DISKS_PER_DC, NODES_PER_DC, PIDS_PER_NODE};
@@ -14,12 +15,16 @@ const DISK_BLOCK: u64 = 4096;
 const DISK_BYTES_MIN: u64 = 16 << 20;
 /// Sparse, and still within what any file system of a host takes as one file.
 const DISK_BYTES_MAX: u64 = 8 << 40;
-const CPU_WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;
+const CPU_LIST_BYTES_MAX: usize = 256;
+const CPU_WEIGHTS: RangeInclusive<u32> = 1..=10_000;
 /// A program alone needs some; less is a slip of the pen.
 const MEMORY_BYTES_MIN: u64 = 4 << 20;
 
+/// The nodes of the cluster, each with its list of CPUs as the kernel writes it; empty when that is not known.
+pub type KnownNodes = BTreeMap<String, String>;
+
 /// The checked and completed description, or what is wrong with it.
-pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSpec, ErrorBody> {
+pub fn complete(mut spec: DcSpec, known_nodes: &KnownNodes) -> Result<DcSpec, ErrorBody> {
     if !valid_name(&spec.name) {
         return Err(bad(format!("{:?} is not a name for a container", spec.name))
             .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
@@ -31,6 +36,7 @@ pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSp
             .hint("a larger network such as 10.1.0.0/24"));
     }
     check_limits(&spec)?;
+    check_cpus(&spec, known_nodes)?;
     add_missing(&mut spec);
     check_servers(&spec)?;
     check_disks(&spec)?;
@@ -38,15 +44,15 @@ pub fn complete(mut spec: DcSpec, known_nodes: &BTreeSet<String>) -> Result<DcSp
     Ok(spec)
 }
 
-fn check_nodes(spec: &DcSpec, known: &BTreeSet<String>) -> Result<(), ErrorBody> {
+fn check_nodes(spec: &DcSpec, known: &KnownNodes) -> Result<(), ErrorBody> {
     if spec.nodes.is_empty() || spec.nodes.len() > NODES_PER_DC {
         return Err(bad(format!("a container spans 1 to {NODES_PER_DC} nodes, not {}", spec.nodes.len()))
             .hint("name its nodes: --nodes n1,n2"));
     }
     let mut seen = BTreeSet::new();
     for node in &spec.nodes {
-        if !known.contains(node) {
-            let names: Vec<&str> = known.iter().map(String::as_str).collect();
+        if !known.contains_key(node) {
+            let names: Vec<&str> = known.keys().map(String::as_str).collect();
             return Err(
                 bad(format!("there is no node {node:?}")).hint(format!("nodes of this cluster: {}", names.join(", ")))
             );
@@ -73,24 +79,37 @@ fn check_limits(spec: &DcSpec) -> Result<(), ErrorBody> {
     if limits.pids.is_some_and(|pids| !(2..=u64::from(PIDS_PER_NODE)).contains(&pids)) {
         return Err(bad("pids is out of range").hint(format!("2 to {PIDS_PER_NODE}")));
     }
-    if let Some(cpus) = &limits.cpus
-        && !is_cpu_list(cpus)
-    {
-        return Err(bad(format!("{cpus:?} is not a list of CPUs")).hint("a list such as 0-1,3"));
+    Ok(())
+}
+
+/// Every node must have all the CPUs of the list: the kernel refuses a group that names others.
+fn check_cpus(spec: &DcSpec, known: &KnownNodes) -> Result<(), ErrorBody> {
+    let Some(asked) = &spec.limits.cpus else { return Ok(()) };
+    let list = cpu_ranges(asked)
+        .ok_or_else(|| bad(format!("{asked:?} is not a list of CPUs")).hint("a list such as 0-1,3"))?;
+    for node in &spec.nodes {
+        let Some(has) = known.get(node) else { continue };
+        let Some(there) = cpu_ranges(has) else { continue };
+        let lacks = |cpu: &u16| !there.iter().any(|range| range.contains(cpu));
+        if let Some(missing) = list.iter().cloned().flatten().find(lacks) {
+            return Err(bad(format!("node {node} has no CPU {missing}, which the list {asked} names"))
+                .because(format!("its CPUs are {has}"))
+                .hint(format!("--cpu-list {has}, or without a list")));
+        }
     }
     Ok(())
 }
 
-fn is_cpu_list(text: &str) -> bool {
-    text.len() <= 256
-        && text.split(',').all(|part| {
-            let mut ends = part.splitn(2, '-').map(str::parse::<u16>);
-            match (ends.next(), ends.next()) {
-                (Some(Ok(_)), None) => true,
-                (Some(Ok(low)), Some(Ok(high))) => low <= high,
-                _ => false,
-            }
-        })
+fn cpu_ranges(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
+    let range = |part: &str| {
+        let mut ends = part.splitn(2, '-').map(str::parse::<u16>);
+        match (ends.next(), ends.next()) {
+            (Some(Ok(one)), None) => Some(one..=one),
+            (Some(Ok(low)), Some(Ok(high))) if low <= high => Some(low..=high),
+            _ => None,
+        }
+    };
+    if text.len() <= CPU_LIST_BYTES_MAX { text.split(',').map(range).collect() } else { None }
 }
 
 fn add_missing(spec: &mut DcSpec) {
@@ -259,8 +278,8 @@ pub fn gate_endpoint(node_index: usize) -> Option<Endpoint> {
 mod tests {
     use super::*;
 
-    fn known() -> BTreeSet<String> {
-        ["n1", "n2", "n3"].map(str::to_owned).into()
+    fn known() -> KnownNodes {
+        [("n1", "0-1"), ("n2", "0-1,4-7"), ("n3", "")].map(|(name, cpus)| (name.to_owned(), cpus.to_owned())).into()
     }
 
     fn spec(nodes: &[&str]) -> DcSpec {
@@ -318,6 +337,20 @@ mod tests {
         for (what, spec) in wrong {
             assert!(complete(spec, &known()).is_err(), "{what}");
         }
+    }
+
+    #[test]
+    fn list_of_cpus_names_only_those_that_every_node_has() {
+        let with = |nodes: &[&str], cpus: &str| {
+            let mut one = spec(nodes);
+            one.limits.cpus = Some(cpus.to_owned());
+            complete(one, &known()).map_err(|body| body.what)
+        };
+        assert!(with(&["n1", "n2"], "0-1").is_ok());
+        assert!(with(&["n2"], "1,4-6").is_ok());
+        assert!(with(&["n3"], "700").is_ok(), "nothing is known of its CPUs");
+        let refused = with(&["n2", "n1"], "1,4-6").unwrap_err();
+        assert!(refused.contains("node n1 has no CPU 4"), "{refused}");
     }
 
     #[test]

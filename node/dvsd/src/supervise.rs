@@ -150,10 +150,13 @@ impl Supervised {
         self.failed_starts.saturating_add(self.deaths)
     }
 
-    /// A new wish: what failed before does not count against it.
+    /// A new wish: what failed before does not count against it, and need not be waited for.
     pub fn forget_failures(&mut self) {
         self.failed_starts = 0;
         self.deaths = 0;
+        if let Life::Resting { until } = &mut self.life {
+            *until = Instant::now();
+        }
     }
 
     pub fn problem(&self) -> Option<&str> {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Subcommand;
-use mgmt_api::{LinkInfo, Node, NodeState};
+use mgmt_api::{LinkInfo, LinkState, Node, NodeState};
 
 use super::{Outcome, block_on, daemon, print};
 use crate::cli::Global;
@@ -69,6 +69,8 @@ fn state(state: NodeState) -> &'static str {
     match state {
         NodeState::Ready => "ready",
         NodeState::Degraded => "degraded",
+        NodeState::Suspect => "suspect",
+        NodeState::Unreachable => "unreachable",
         NodeState::Down => "down",
     }
 }
@@ -85,19 +87,23 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("memory", output::bytes(node.memory_bytes));
     fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
     facts.print(out)?;
-    if node.links.is_empty() {
-        return Ok(());
-    }
+    let Some(known) = node.links.as_ref().filter(|links| !links.is_empty()) else { return Ok(()) };
     writeln!(out)?;
     let mut links = Table::new(&["LINK TO", "STATE", "TRANSPORT", "CHANNELS", "SENT", "RECEIVED", "RECONNECTS"]);
-    node.links.iter().for_each(|link| links.push(link_cells(link)));
+    known.iter().for_each(|link| links.push(link_cells(link)));
     links.print(out)
 }
 
 fn link_cells(link: &LinkInfo) -> Vec<String> {
     vec![
         link.peer.clone(),
-        if link.up { "up" } else { "down" }.to_owned(),
+        match link.state {
+            LinkState::Up => "up",
+            LinkState::Suspect => "suspect",
+            LinkState::Broken => "broken",
+            LinkState::Down => "down",
+        }
+        .to_owned(),
         format!("{}{}", link.transport, if link.tls { "+tls" } else { "" }),
         link.channels.to_string(),
         output::bytes(link.sent_bytes),

@@ -9,13 +9,13 @@ use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use cluster::{Compare, Op, Outcome};
-use mgmt_api::{ChannelInfo, Dc, DcPhase, DcSpec, ErrorBody, ErrorKind};
+use mgmt_api::{ChannelInfo, Dc, DcPhase, DcSpec, ErrorBody, ErrorKind, NodeShare};
 use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
-use crate::records::{self, DcRecord, DcView, Desired, Images};
+use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
 use crate::spec;
 use crate::uids::DC_ID_MAX;
 
@@ -48,11 +48,12 @@ pub struct DeleteQuery {
 }
 
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Dc>>, Failure> {
-    Ok(Json(api.dcs().await?.values().map(describe).collect()))
+    let unreachable = nodes::unreachable(&api.context);
+    Ok(Json(api.dcs().await?.values().map(|view| describe(view, &unreachable)).collect()))
 }
 
 pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
-    Ok(Json(describe(&api.dc(&dc).await?)))
+    Ok(Json(api.describe(&api.dc(&dc).await?)))
 }
 
 pub async fn create(
@@ -68,7 +69,7 @@ pub async fn create(
     let also = Arc::clone(&api);
     let view = blocking(move || make_record(&also, spec)).await?;
     if !query.start {
-        return Ok((StatusCode::CREATED, Json(describe(&view))));
+        return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
     match start_and_wait(&api, &name).await {
         Ok(dc) => Ok((StatusCode::CREATED, Json(dc))),
@@ -157,27 +158,38 @@ pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Re
     Ok(Json(described.collect()))
 }
 
-pub fn describe(view: &DcView) -> Dc {
-    Dc {
-        id: view.record.id,
-        spec: view.record.spec.clone(),
-        phase: phase(view),
-        shares: view.shares.values().map(|share| share.share.clone()).collect(),
-        created_s: view.record.created_s,
+impl Api {
+    fn describe(&self, view: &DcView) -> Dc {
+        describe(view, &nodes::unreachable(&self.context))
     }
+}
+
+/// What the nodes report, and what this node sees: a share that runs where nobody gets to is of little use.
+fn describe(view: &DcView, unreachable: &BTreeSet<String>) -> Dc {
+    let mut shares: Vec<NodeShare> = view.shares.values().map(|share| share.share.clone()).collect();
+    let mut phase = phase(view);
+    for share in shares.iter_mut().filter(|share| unreachable.contains(&share.node)) {
+        share.problems.push("the node that was asked has no link to it; this is what it reported last".to_owned());
+        if share.phase == DcPhase::Running {
+            share.phase = DcPhase::Degraded;
+        }
+        if phase == DcPhase::Running {
+            phase = DcPhase::Degraded;
+        }
+    }
+    Dc { id: view.record.id, spec: view.record.spec.clone(), phase, shares, created_s: view.record.created_s }
 }
 
 // ---- records
 
 fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
     let engine = &*api.context.engine;
-    let members: BTreeSet<String> = engine
-        .list(records::MEMBERS)?
-        .entries
-        .iter()
-        .map(|entry| entry.key.trim_start_matches(records::MEMBERS).to_owned())
-        .collect();
-    let spec = spec::complete(spec, &members)?;
+    let mut known = spec::KnownNodes::new();
+    for entry in engine.list(records::MEMBERS)?.entries {
+        let node: NodeRecord = records::decode(&entry)?;
+        known.insert(node.name, node.cpu_list);
+    }
+    let spec = spec::complete(spec, &known)?;
     let key = records::dc_key(&spec.name);
     if engine.read(&key)?.is_some() {
         return Err(name_taken(&spec.name));
@@ -208,14 +220,15 @@ fn name_taken(dc: &str) -> Failure {
     )
 }
 
-/// Writes what should be; the same wish again changes nothing.
+/// Writes what should be. The same wish again changes nothing, unless it was answered by a failure: then it is a new one, because
+/// the old answer says nothing about what is tried from now on.
 async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Failure> {
     let (api, dc) = (Arc::clone(api), dc.to_owned());
     blocking(move || {
         let engine = &*api.context.engine;
         loop {
             let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
-            if view.record.desired == desired {
+            if view.record.desired == desired && !has_failed(&view) {
                 return Ok(view);
             }
             if matches!(view.record.desired, Desired::Deleted { .. }) {
@@ -240,6 +253,12 @@ async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Fail
     .await
 }
 
+/// Whether some node has said that the newest wish cannot be.
+fn has_failed(view: &DcView) -> bool {
+    let mut answers = view.shares.values().filter(|share| share.generation == view.record.generation);
+    answers.any(|share| share.share.phase == DcPhase::Failed)
+}
+
 // ---- waiting
 
 async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
@@ -247,7 +266,7 @@ async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     demand_all_alive(api, &view, "cannot start").await?;
     let generation = wish(api, dc, Desired::Running).await?.record.generation;
     let started = wait_until(api, dc, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
-    started.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
+    started.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 
 async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(), Failure> {
@@ -309,7 +328,7 @@ fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u64) -
 async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
     if matches!(view.record.desired, Desired::Stopped { .. }) && phase(&view) == DcPhase::Stopped {
-        return Ok(describe(&view));
+        return Ok(api.describe(&view));
     }
     let generation = wish(api, dc, Desired::Stopped { grace_ms }).await?.record.generation;
     let stopped = wait_until(api, dc, limit, |view, alive| {
@@ -323,7 +342,7 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
         }
     })
     .await?;
-    stopped.map(|view| describe(&view)).ok_or_else(|| no_such_dc(dc))
+    stopped.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 
 enum Progress {

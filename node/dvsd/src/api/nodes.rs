@@ -1,28 +1,53 @@
 //! Nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, State};
+use axum::http::{HeaderMap, Method};
 use cluster::EngineError;
-use mgmt_api::{ErrorKind, Node, NodeState};
+use mgmt_api::{ErrorKind, LinkInfo, LinkState, Node, NodeState, path};
 
 use super::failure::{Failure, failure};
-use super::{Api, blocking};
+use super::remote::Question;
+use super::{Api, blocking, is_forwarded, parse, read_body};
 use crate::context::Context;
 use crate::records::{self, MEMBERS, NODES, NodeHealth, NodeRecord};
+
+/// A node that does not say within this how it sees its links is shown without.
+const LINKS_LIMIT: Duration = Duration::from_secs(2);
 
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Node>>, Failure> {
     Ok(Json(blocking(move || Ok(nodes(&api.context)?)).await?))
 }
 
-pub async fn show(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Json<Node>, Failure> {
-    let found = blocking(move || Ok((nodes(&api.context)?.into_iter().find(|node| node.name == name), name))).await?;
-    match found {
-        (Some(node), _) => Ok(Json(node)),
-        (None, name) => Err(failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls")),
+/// With the node's links as it sees them, when it answers.
+pub async fn show(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Node>, Failure> {
+    let (also, wanted) = (Arc::clone(&api), name.clone());
+    let found = blocking(move || Ok(nodes(&also.context)?.into_iter().find(|node| node.name == wanted))).await?;
+    let mut node =
+        found.ok_or_else(|| failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls"))?;
+    let answers = !matches!(node.state, NodeState::Down | NodeState::Unreachable);
+    if node.links.is_none() && answers && !is_forwarded(&headers) {
+        node.links = tokio::time::timeout(LINKS_LIMIT, links_of(&api, &name)).await.unwrap_or_default();
     }
+    Ok(Json(node))
+}
+
+async fn links_of(api: &Api, name: &str) -> Option<Vec<LinkInfo>> {
+    let record = api.context.member(name)?;
+    let path = path::fill(path::NODE, &[("node", name)]);
+    let question = Question { method: Method::GET, path, body: Bytes::new(), is_stream: false };
+    let answer = api.remote.forward(&record, &question).await.ok().filter(|answer| answer.status().is_success())?;
+    let node: Node = parse(&read_body(answer.into_body()).await.ok()?).ok()?;
+    node.links
 }
 
 /// Whether a node's daemon lives, and what it says of itself.
@@ -31,22 +56,36 @@ pub fn alive(context: &Context) -> Result<BTreeMap<String, NodeHealth>, EngineEr
     entries.iter().map(|entry| Ok((entry.key.trim_start_matches(NODES).to_owned(), records::decode(entry)?))).collect()
 }
 
+/// Nodes to which this one has no link (any more).
+pub fn unreachable(context: &Context) -> BTreeSet<String> {
+    let links = context.proxy.link_states().into_iter();
+    links.filter(|(_, state)| *state == LinkState::Down).map(|(node, _)| node).collect()
+}
+
+/// What is known of a node: what it says of itself as long as its lease runs, and what its link says.
+fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
+    match (health, link) {
+        (None, _) => NodeState::Down,
+        (_, Some(LinkState::Down)) => NodeState::Unreachable,
+        (_, Some(LinkState::Suspect | LinkState::Broken)) => NodeState::Suspect,
+        (Some(health), Some(LinkState::Up) | None) if health.problems.is_empty() => NodeState::Ready,
+        (Some(_), Some(LinkState::Up) | None) => NodeState::Degraded,
+    }
+}
+
 fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let alive = alive(context)?;
+    let reached = context.proxy.link_states();
     let dcs = records::dc_views(&*context.engine)?;
     let members = context.engine.list(MEMBERS)?.entries;
     members
         .iter()
         .map(|entry| {
             let record: NodeRecord = records::decode(entry)?;
-            let state = match alive.get(&record.name) {
-                Some(health) if health.problems.is_empty() => NodeState::Ready,
-                Some(_) => NodeState::Degraded,
-                None => NodeState::Down,
-            };
+            let state = state_of(alive.get(&record.name), reached.get(&record.name).copied());
             let here = dcs.iter().filter(|(_, view)| view.record.spec.nodes.contains(&record.name));
             let dcs = here.map(|(name, _)| name.clone()).collect();
-            let links = if record.name == context.config.node { context.proxy.links() } else { Vec::new() };
+            let links = (record.name == context.config.node).then(|| context.proxy.links());
             Ok(Node {
                 name: record.name,
                 id: record.id,
@@ -62,4 +101,22 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_is_what_it_says_of_itself_unless_its_lease_or_its_link_says_otherwise() {
+        let well = NodeHealth::default();
+        let unwell = NodeHealth { problems: vec!["no proxy".to_owned()] };
+        assert_eq!(state_of(Some(&well), None), NodeState::Ready);
+        assert_eq!(state_of(Some(&well), Some(LinkState::Up)), NodeState::Ready);
+        assert_eq!(state_of(Some(&unwell), Some(LinkState::Up)), NodeState::Degraded);
+        assert_eq!(state_of(Some(&well), Some(LinkState::Suspect)), NodeState::Suspect);
+        assert_eq!(state_of(Some(&well), Some(LinkState::Broken)), NodeState::Suspect);
+        assert_eq!(state_of(Some(&unwell), Some(LinkState::Down)), NodeState::Unreachable);
+        assert_eq!(state_of(None, Some(LinkState::Up)), NodeState::Down);
+    }
 }

@@ -63,6 +63,21 @@ struct Plain {
     made_in: Option<u32>,
     rests_until: Option<Instant>,
     problem: Option<String>,
+    /// In a row.
+    failures: u32,
+}
+
+impl Plain {
+    fn failed(&mut self, now: Instant, problem: String) {
+        self.rests_until = Some(now + REST);
+        self.problem = Some(problem);
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    fn forget_failures(&mut self) {
+        self.rests_until = None;
+        self.failures = 0;
+    }
 }
 
 /// What is done about an image that is not there.
@@ -181,7 +196,14 @@ impl Parts {
 
     /// Failures in a row of the part that fails most.
     pub fn worst_failures(&self) -> u32 {
-        self.processes.values().map(Supervised::failures).max().unwrap_or(0)
+        let plain = self.plain.values().map(|plain| plain.failures);
+        self.processes.values().map(Supervised::failures).chain(plain).max().unwrap_or(0)
+    }
+
+    /// A new wish: what failed before does not count against it, and need not be waited for.
+    pub fn forget_failures(&mut self) {
+        self.processes.values_mut().for_each(Supervised::forget_failures);
+        self.plain.values_mut().for_each(Plain::forget_failures);
     }
 
     /// The next moment at which something rests no more.
@@ -240,8 +262,7 @@ impl Parts {
             Err(error) => {
                 let problem = crate::supervise::causes(&*error);
                 tracing::warn!(dc = self.share.id, ?part, problem, "resting");
-                plain.rests_until = Some(Instant::now() + REST);
-                plain.problem = Some(problem);
+                plain.failed(Instant::now(), problem);
             }
         }
     }
@@ -506,5 +527,19 @@ pub fn remove_tree(path: &Path) -> Result<(), StateError> {
             Err(StateError { doing: "remove", path: path.to_owned(), cause: error })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_that_is_no_process_counts_its_failures_until_somebody_wishes_anew() {
+        let (mut plain, now) = (Plain::default(), Instant::now());
+        (0..3).for_each(|_| plain.failed(now, "no such CPU".to_owned()));
+        assert_eq!((plain.failures, plain.rests_until), (3, Some(now + REST)));
+        plain.forget_failures();
+        assert_eq!((plain.failures, plain.rests_until), (0, None));
     }
 }

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
 use crate::spawn;
 use crate::state;
-use crate::supervise::{Problem, Supervised, causes};
+use crate::supervise::{Problem, causes};
 use crate::waiting;
 
 /// Without anything to do: logs are looked after, reports that failed are made again.
@@ -148,7 +148,7 @@ impl Working {
         if order.record.generation != self.generation {
             self.generation = order.record.generation;
             self.ran = false;
-            self.parts.processes_mut().for_each(Supervised::forget_failures);
+            self.parts.forget_failures();
             if let Err(error) = self.remember(&order.record) {
                 tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remember a container");
             }
