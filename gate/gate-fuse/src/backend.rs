@@ -21,7 +21,7 @@ pub struct Op<'a> {
 }
 
 /// Names an operation in flight. Never used twice by one backend.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
 #[derive(Debug)]

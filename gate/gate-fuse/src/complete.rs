@@ -277,7 +277,7 @@ fn split(timeout: Duration) -> (u64, u32) {
     (timeout.as_secs(), timeout.subsec_nanos())
 }
 
-fn attr_of(data: &impl ReplyData) -> Option<fs::Attr> {
+pub fn attr_of(data: &impl ReplyData) -> Option<fs::Attr> {
     let mut bytes = [0; size_of::<fs::Attr>()];
     if !data.copy_to(&mut bytes) {
         return None;

@@ -1,6 +1,7 @@
 //! Requests in flight: what each operation at the server is for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
 use crate::backend::Token;
 use crate::translate::Then;
@@ -23,12 +24,40 @@ pub struct Flight {
     pub request: Option<Vec<u8>>,
     /// Directory and name that the kernel will trust after the answer.
     pub name: Option<(u64, Vec<u8>)>,
+    pub since: Instant,
+    /// The kernel has an answer already.
+    pub is_left: bool,
+    /// When it will be given one without the server.
+    pub leave_at: Option<Instant>,
+}
+
+impl Flight {
+    /// One that is under way from now on.
+    pub fn new(unique: u64, key: u64, ino: u64, then: Then) -> Flight {
+        Flight {
+            unique,
+            key,
+            ino,
+            then,
+            step: 0,
+            changes: false,
+            waiting_lock: None,
+            locked: None,
+            request: None,
+            name: None,
+            since: Instant::now(),
+            is_left: false,
+            leave_at: None,
+        }
+    }
 }
 
 #[derive(Default)]
 pub struct Flights {
     by_token: HashMap<Token, Flight>,
     by_key: HashMap<u64, Token>,
+    /// Those whose answer is not awaited for ever.
+    leaving: BTreeSet<(Instant, Token)>,
     changes: usize,
     waiting_locks: usize,
 }
@@ -44,13 +73,42 @@ impl Flights {
     pub fn remove(&mut self, token: Token) -> Option<Flight> {
         let flight = self.by_token.remove(&token)?;
         self.by_key.remove(&flight.key);
+        if let Some(at) = flight.leave_at {
+            self.leaving.remove(&(at, token));
+        }
         self.changes -= usize::from(flight.changes);
         self.waiting_locks -= usize::from(flight.waiting_lock.is_some());
         Some(flight)
     }
 
-    pub fn by_key(&self, key: u64) -> Option<&Flight> {
-        self.by_token.get(self.by_key.get(&key)?)
+    pub fn by_key(&self, key: u64) -> Option<(Token, &Flight)> {
+        let token = *self.by_key.get(&key)?;
+        Some((token, self.by_token.get(&token)?))
+    }
+
+    /// Gives a flight a last moment, unless it has one or is left already.
+    pub fn leave_at(&mut self, token: Token, at: Instant) {
+        let Some(flight) = self.by_token.get_mut(&token) else { return };
+        if flight.leave_at.is_none() && !flight.is_left {
+            flight.leave_at = Some(at);
+            self.leaving.insert((at, token));
+        }
+    }
+
+    pub fn next_leave(&self) -> Option<Instant> {
+        self.leaving.first().map(|(at, _)| *at)
+    }
+
+    /// Leaves the next flight whose last moment has come: number of the request, and what would have become of it.
+    pub fn leave_next(&mut self, now: Instant) -> Option<(u64, Then)> {
+        let (_, token) = *self.leaving.first().filter(|(at, _)| *at <= now)?;
+        self.leaving.pop_first();
+        let flight = self.by_token.get_mut(&token)?;
+        flight.is_left = true;
+        flight.leave_at = None;
+        // With the answer the kernel lets go of the pages.
+        flight.locked = None;
+        Some((flight.unique, flight.then))
     }
 
     pub fn len(&self) -> usize {
@@ -79,6 +137,7 @@ impl Flights {
     pub fn drain(&mut self) -> Vec<Flight> {
         (self.changes, self.waiting_locks) = (0, 0);
         self.by_key.clear();
+        self.leaving.clear();
         self.by_token.drain().map(|(_, flight)| flight).collect()
     }
 }

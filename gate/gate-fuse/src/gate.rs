@@ -8,7 +8,10 @@
 //! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table, then
 //! answer; answer, then the journal's slot is free.
 //!
-//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]).
+//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]), programs that do
+//! not want to wait any more ([`interrupt`]).
+
+mod interrupt;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -119,6 +122,7 @@ pub struct Gate<B: Backend> {
     events_paused: bool,
     buffer: Vec<u8>,
     looks: Looks,
+    leftovers: interrupt::Leftovers,
     end: Option<End>,
     counters: Counters,
 }
@@ -149,6 +153,7 @@ impl<B: Backend> Gate<B> {
             events_paused: false,
             buffer: vec![0; BUFFER_BYTES],
             looks: Looks::default(),
+            leftovers: interrupt::Leftovers::default(),
             end: None,
             counters: Counters::default(),
         })
@@ -164,6 +169,8 @@ impl<B: Backend> Gate<B> {
         loop {
             let mut is_busy = self.take_completions()?;
             self.follow_recalls()?;
+            self.leave_due()?;
+            self.clear_up()?;
             is_busy |= self.submit_held()?;
             is_busy |= self.read_requests()?;
             if let Some(end) = self.end {
@@ -382,20 +389,6 @@ impl<B: Backend> Gate<B> {
         }
     }
 
-    /// A signal arrived at a program that waits: only a lock can be given up, everything else ends soon.
-    fn interrupt(&mut self, key: u64) -> Result<Handled, GateError> {
-        let Some(sequence) = self.flights.by_key(key).and_then(|flight| flight.waiting_lock) else {
-            return Ok(Handled::Done);
-        };
-        let cancel = Op { args: [sequence, 0, 0], ..plain(vos_api::fs::CANCEL) };
-        match self.backend.submit(&cancel) {
-            // Its completion says nothing; the lock's own says EINTR.
-            Ok(_) => Ok(Handled::Done),
-            Err(Refused::Full) => Ok(Handled::Later),
-            Err(Refused::TooLong) => Ok(Handled::Done),
-        }
-    }
-
     fn submit(
         &mut self,
         request: &Request<'_>,
@@ -434,12 +427,20 @@ impl<B: Backend> Gate<B> {
             Body::Write { head, .. } => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
             _ => None,
         };
-        let waiting_lock = sequence.filter(|_| waits);
-        let name = name_told(request);
-        let request = (plan.then == Then::Next).then(|| bytes.to_vec());
-        let then = plan.then;
-        self.flights
-            .insert(token, Flight { unique, key, ino, then, step, changes, waiting_lock, locked, request, name });
+        let flight = Flight {
+            step,
+            changes,
+            waiting_lock: sequence.filter(|_| waits),
+            locked,
+            request: (plan.then == Then::Next).then(|| bytes.to_vec()),
+            name: name_told(request),
+            ..Flight::new(unique, key, ino, plan.then)
+        };
+        let since = flight.since;
+        self.flights.insert(token, flight);
+        if matches!(plan.then, Then::Unlocked { .. }) {
+            self.flights.leave_at(token, since + interrupt::PATIENCE);
+        }
         Ok(Handled::Done)
     }
 
@@ -474,6 +475,9 @@ impl<B: Backend> Gate<B> {
     }
 
     fn complete_request(&mut self, flight: Flight, done: &Done<B::Data>) -> Result<(), GateError> {
+        if flight.is_left {
+            return self.complete_left(&flight, done);
+        }
         match (&flight.name, flight.then) {
             (Some((parent, name)), Then::Placed) => self.placed(*parent, name, done.status),
             (Some((parent, name)), _) => self.names.told(*parent, name),
@@ -536,8 +540,10 @@ impl<B: Backend> Gate<B> {
         let flights = self.flights.drain();
         tracing::warn!(in_flight = flights.len(), "the fs server fenced this gate; beginning a new session");
         let can_resend = self.can_resend();
-        if !can_resend {
-            for flight in &flights {
+        for flight in &flights {
+            if flight.is_left {
+                self.leftovers.lost(flight);
+            } else if !can_resend {
                 self.answer(flight.unique, -libc::EIO, &[])?;
             }
         }
@@ -766,7 +772,7 @@ impl<B: Backend> Gate<B> {
     }
 
     fn timeout(&self) -> Option<rustix::event::Timespec> {
-        let deadline = self.recalls.deadline()?;
+        let deadline = self.recalls.deadline().into_iter().chain(self.flights.next_leave()).min()?;
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }

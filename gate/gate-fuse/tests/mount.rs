@@ -196,6 +196,99 @@ fn locks_conflict_wait_and_end_with_their_file() {
 }
 
 #[test]
+fn programs_that_wait_for_a_server_that_is_away_can_be_killed() {
+    use vos_api::fs::{LOOKUP, OPEN, SETATTR, UNLOCK_OWNER, WRITE};
+    in_private_mounts(|| {
+        let world = World::new();
+        let mounted = world.mount("m");
+        for name in ["open", "mode", "append", "lock"] {
+            fs::write(mounted.path.join(name), "content\n").expect("write");
+        }
+        let mut children = [
+            // Opens again what it has open: nothing has to be looked up.
+            Waiting::start(&mounted.path, "f = open('open')", "open(f'/proc/self/fd/{f.fileno()}')"),
+            Waiting::start(&mounted.path, "f = open('mode'); os.stat('mode')", "os.fchmod(f.fileno(), 0o640)"),
+            Waiting::start(&mounted.path, "f = open('append', 'ab', 0)", "f.write(b'more\\n')"),
+            Waiting::start(&mounted.path, "pass", "os.stat('nothing')"),
+            // Waits for no answer; the kernel closes its file, and that asks the server for the lock.
+            Waiting::start(&mounted.path, "f = open('lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX)", "time.sleep(100)"),
+        ];
+        world.server.go_away();
+        children.iter_mut().for_each(Waiting::go);
+        until("they wait", || [OPEN, SETATTR, WRITE, LOOKUP].iter().all(|op| world.server.unanswered().contains(op)));
+        children.iter_mut().for_each(|child| child.process.kill().expect("a signal"));
+        for child in &mut children {
+            let ended = child.process.wait().expect("it ends");
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9));
+        }
+        assert!(world.server.unanswered().contains(&UNLOCK_OWNER));
+        world.server.come_back();
+        // Each happened once, nothing is held for the dead, and the kernel does not go on believing what it was not told is wrong.
+        until("files and locks are free", || {
+            world.server.with_model(|model| (model.open_handles(), model.locks())) == (0, 0)
+        });
+        until("the kernel asks again", || {
+            fs::metadata(mounted.path.join("mode")).is_ok_and(|mode| mode.mode() & 0o777 == 0o640)
+        });
+        assert_eq!(fs::read(mounted.path.join("append")).expect("read"), b"content\nmore\n");
+    });
+}
+
+#[test]
+fn program_that_catches_signals_does_not_notice_a_short_absence() {
+    in_private_mounts(|| {
+        let world = World::new();
+        let mounted = world.mount("m");
+        let mut child =
+            Waiting::start(&mounted.path, "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))", "os.mkdir('made')");
+        world.server.go_away();
+        child.go();
+        until("it waits", || world.server.unanswered().contains(&vos_api::fs::LOOKUP));
+        let pid = rustix::process::Pid::from_child(&child.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("a signal");
+        world.server.come_back();
+        // The handler runs after the call, which was not interrupted.
+        assert_eq!(child.process.wait().expect("it ends").code(), Some(7));
+        assert!(mounted.path.join("made").is_dir());
+    });
+}
+
+/// A program that is set up and waits for [`Waiting::go`].
+struct Waiting {
+    process: std::process::Child,
+}
+
+impl Waiting {
+    fn start(directory: &Path, set_up: &str, then: &str) -> Waiting {
+        use std::process::Stdio;
+        let script =
+            format!("import fcntl, os, signal, sys, time\n{set_up}\nos.write(1, b'r')\nos.read(0, 1)\n{then}\n");
+        let mut process = Command::new("python3")
+            .args(["-c", &script])
+            .current_dir(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        process.stdout.as_mut().expect("a pipe").read_exact(&mut [0; 1]).expect("it is set up");
+        Waiting { process }
+    }
+
+    fn go(&mut self) {
+        self.process.stdin.as_mut().expect("a pipe").write_all(b"g").expect("it reads");
+    }
+}
+
+/// For what other processes reach on their own.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "not reached: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn git_works_on_the_tree() {
     in_private_mounts(|| {
         let world = World::new();

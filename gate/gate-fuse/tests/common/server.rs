@@ -32,6 +32,8 @@ struct Shared {
     /// Locks that wait.
     waiting: Vec<(u64, Submission, Vec<u8>)>,
     stopped: bool,
+    /// Operations that came while the server is away.
+    away: Option<Vec<(u64, Submission, Vec<u8>)>>,
 }
 
 struct Link {
@@ -65,6 +67,24 @@ impl Server {
 
     pub fn waiting_locks(&self) -> usize {
         lock(&self.shared).waiting.len()
+    }
+
+    /// From now on operations wait, as for a server whose disk is lost.
+    pub fn go_away(&self) {
+        lock(&self.shared).away = Some(Vec::new());
+    }
+
+    /// Operations that wait for the server to come back, by their codes.
+    pub fn unanswered(&self) -> Vec<u16> {
+        lock(&self.shared).away.iter().flatten().map(|(_, submission, _)| submission.op).collect()
+    }
+
+    /// Executes what waited, in order.
+    pub fn come_back(&self) {
+        let mut shared = lock(&self.shared);
+        for (link, submission, data) in shared.away.take().unwrap_or_default() {
+            shared.take(link, submission, data);
+        }
     }
 
     /// Forgets all sessions and cuts nothing: the gates learn it from the next answer.
@@ -102,6 +122,8 @@ fn serve(shared: &Mutex<Shared>, stream: UnixStream) {
             shared.links.push(Link { id: link, session, stream, events: None });
             let reply = if known { Reply::default() } else { failed(libc::ESTALE) };
             shared.complete(link, &submission, &reply);
+        } else if let Some(away) = &mut shared.away {
+            away.push((link, submission, data));
         } else {
             shared.take(link, submission, data);
         }

@@ -1,0 +1,133 @@
+//! Signals: what becomes of a request whose program does not want to wait any more.
+//!
+//! The kernel tells us of the first signal that reaches a program in a request, whatever signal it is, and lets the program go only
+//! with our answer: SIGKILL does not end it before. Files of a local disk are never interrupted, and programs that catch signals
+//! rely on it, so an interrupted request goes on as if nothing had happened while the server answers. One that is
+//! older than [`PATIENCE`] waits for a server that is away; it gets EINTR and its flight is `left`: the operation goes on at
+//! the server as one of the session, its completion is dropped, and it happens once or (when this gate dies first) not at all.
+//!
+//! A lock waits for others and not for the server: it is cancelled there at once, and left only when that has no effect either.
+//!
+//! A killed program closes its files on the way out and cannot be interrupted then: FLUSH is answered after the same time, signal or
+//! not. It only unlocks, and whoever wants the lock asks the same server, later.
+//!
+//! What the completion of a left flight must not leave behind: an open file at the server, which is closed here; and things that
+//! the kernel keeps and that the change made wrong, of which it was told nothing: it is made to distrust everything.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use vos_api::fs;
+
+use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, Phase, plain, reopen_key};
+use crate::backend::{Done, Op, Refused};
+use crate::complete::attr_of;
+use crate::flight::Flight;
+use crate::state::Handle;
+use crate::translate::Then;
+
+/// How long a request counts on its answer. Above what the restart of a server takes, so that programs with signal handlers do not
+/// notice one; below what a person with `kill -9` has.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What left flights left behind.
+#[derive(Default)]
+pub struct Leftovers {
+    /// Files that were opened for nobody, by their number in the handle table.
+    to_close: VecDeque<u64>,
+    /// Something changed and the kernel was not told.
+    kernel_is_wrong: bool,
+}
+
+impl Leftovers {
+    /// The session was lost with a closing in flight: the file is opened again with all others, and closed again.
+    pub fn lost(&mut self, flight: &Flight) {
+        if let Then::Release { fh } = flight.then {
+            self.to_close.push_back(fh);
+        }
+    }
+}
+
+impl<B: Backend> Gate<B> {
+    /// A signal arrived at a program that waits for the answer to this request.
+    pub(super) fn interrupt(&mut self, key: u64) -> Result<Handled, GateError> {
+        let Some((token, flight)) = self.flights.by_key(key) else { return Ok(Handled::Done) };
+        let Some(sequence) = flight.waiting_lock else {
+            // Of a request with two operations the second would be lost; nobody waits for those anyway.
+            if !matches!(flight.then, Then::Next | Then::Release { .. }) {
+                let at = flight.since + PATIENCE;
+                self.flights.leave_at(token, at);
+            }
+            return Ok(Handled::Done);
+        };
+        let cancel = Op { args: [sequence, 0, 0], ..plain(fs::CANCEL) };
+        match self.backend.submit(&cancel) {
+            // Its completion says nothing; the lock's own says EINTR.
+            Ok(_) => self.flights.leave_at(token, Instant::now() + PATIENCE),
+            Err(Refused::Full) => return Ok(Handled::Later),
+            Err(Refused::TooLong) => {}
+        }
+        Ok(Handled::Done)
+    }
+
+    /// Answers for requests that waited long enough.
+    pub(super) fn leave_due(&mut self) -> Result<(), GateError> {
+        if self.flights.next_leave().is_none() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        while let Some((unique, then)) = self.flights.leave_next(now) {
+            let errno = if matches!(then, Then::Unlocked { .. }) { 0 } else { libc::EINTR };
+            tracing::info!(unique, errno, "the server is away: a request is answered without it");
+            self.answer(unique, -errno, &[])?;
+        }
+        Ok(())
+    }
+
+    /// The operation of a request that has its answer already.
+    pub(super) fn complete_left(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
+        self.state.answered(flight.key);
+        if let Then::Release { fh } = flight.then {
+            self.state.leave(fh)?;
+            return Ok(());
+        }
+        // What the cache says of locks stays: their owner may have others by now.
+        self.leftovers.kernel_is_wrong |=
+            flight.changes && !matches!(flight.then, Then::Lock { .. } | Then::Unlocked { .. });
+        let opened = match flight.then {
+            _ if done.status != 0 => None,
+            Then::Open { ino, flags } => Some((ino, flags)),
+            Then::Create { flags } => attr_of(&done.data).map(|attr| (attr.ino.get(), flags)),
+            _ => None,
+        };
+        if let Some((ino, flags)) = opened {
+            let fh = self.state.enter(Handle { ino, fs_handle: done.results[0], flags })?;
+            self.leftovers.to_close.push_back(fh);
+        }
+        Ok(())
+    }
+
+    /// Puts right what left flights left behind.
+    pub(super) fn clear_up(&mut self) -> Result<(), GateError> {
+        if self.leftovers.kernel_is_wrong {
+            let everything = self.everything(None);
+            // A full queue: once more, later.
+            self.leftovers.kernel_is_wrong = !self.notifier.give(everything);
+        }
+        while matches!(self.phase, Phase::Serving)
+            && self.flights.len() < IN_FLIGHT_MAX
+            && let Some(fh) = self.leftovers.to_close.pop_front()
+        {
+            let Some(Handle { ino, fs_handle, .. }) = self.state.handle(fh) else { continue };
+            let key = reopen_key(fh);
+            let sequence = Some(self.state.note(key, 0, fs::RELEASE)?);
+            let op = Op { args: [ino, fs_handle, 0], sequence, ..plain(fs::RELEASE) };
+            let Ok(token) = self.backend.submit(&op) else {
+                self.leftovers.to_close.push_front(fh);
+                break;
+            };
+            self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, Then::Release { fh }) });
+        }
+        Ok(())
+    }
+}
