@@ -147,6 +147,9 @@ fn node_whose_wire_is_pulled_is_shown_as_unreachable_until_it_is_plugged_in_agai
     let problem = inspected["shares"][1]["problems"][0].as_str().unwrap_or_default().to_owned();
     assert!(problem.contains("no link"), "{inspected}");
     assert!(cluster.json(&["node", "inspect", "n2", "-o", "json"]).get("links").is_none());
+    let listed = cluster.output(&["ps", "shop"]);
+    let said = String::from_utf8_lossy(&listed.stderr).into_owned();
+    assert!(listed.status.success() && said.contains("missing from node n2"), "{listed:?}");
     cluster.ok(&["dev", "wire", "n2", "up"]);
     settle("ready", "running");
 }

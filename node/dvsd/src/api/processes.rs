@@ -17,6 +17,7 @@ use mgmt_api::{DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, 
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
 use super::failure::{Failure, failure};
 use super::remote::{Question, is_switching};
@@ -27,6 +28,8 @@ use crate::spec;
 
 /// A node that does not list its processes within this is left out.
 const LIST_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// The same for one to which there is no link: its daemon may still be reached, but hardly is.
+const UNREACHABLE_LIMIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
 
@@ -113,23 +116,38 @@ pub async fn list(
     }
     let also = Arc::clone(&api);
     let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
+    let unreachable = nodes::unreachable(&api.context);
+    // All at once: one that does not answer holds up nobody else's answer.
+    let mut asked = JoinSet::new();
+    for node in view.record.spec.nodes.clone() {
+        let (api, view, is_alive) = (Arc::clone(&api), view.clone(), alive.contains_key(&node));
+        let limit = if unreachable.contains(&node) { UNREACHABLE_LIMIT } else { LIST_LIMIT };
+        asked.spawn(async move {
+            let found = if node == api.context.config.node {
+                local_processes(&api, &view).await
+            } else if is_alive {
+                let asked = tokio::time::timeout(limit, remote_processes(&api, &view.record.spec.name, &node)).await;
+                asked.unwrap_or_else(|_| Err(failure(ErrorKind::TimedOut, "it does not answer", "again")))
+            } else if view.record.desired == Desired::Running {
+                Err(failure(ErrorKind::Unavailable, "it is down", "dvs node ls"))
+            } else {
+                Ok(Vec::new())
+            };
+            (node, found)
+        });
+    }
     let (mut processes, mut missing) = (Vec::new(), Vec::new());
-    for node in &view.record.spec.nodes {
-        let found = if *node == api.context.config.node {
-            local_processes(&api, &view).await
-        } else if alive.contains_key(node) {
-            let asked = tokio::time::timeout(LIST_LIMIT, remote_processes(&api, &dc, node)).await;
-            asked.unwrap_or_else(|_| Err(failure(ErrorKind::TimedOut, "it does not answer", "again")))
-        } else if view.record.desired == Desired::Running {
-            Err(failure(ErrorKind::Unavailable, "it is down", "dvs node ls"))
-        } else {
-            Ok(Vec::new())
+    while let Some(answer) = asked.join_next().await {
+        let Ok((node, found)) = answer else {
+            tracing::error!(dc, "a task that asked a node for its processes had panicked");
+            continue;
         };
         match found {
             Ok(found) => processes.extend(found),
             Err(Failure(body)) => missing.push(format!("{node}: {}", body.what)),
         }
     }
+    missing.sort();
     processes.sort_by_key(|process| process.pid);
     let mut response = Json(processes).into_response();
     // A text that is no header would be one that a node made up.

@@ -114,8 +114,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 /// a start that fails and names the node.
 async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
-    let (living, down): (Vec<Node>, Vec<Node>) =
-        nodes.into_iter().partition(|node| !matches!(node.state, NodeState::Down | NodeState::Unreachable));
+    let (living, down): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| node.state != NodeState::Down);
     let names = |nodes: Vec<Node>| nodes.into_iter().map(|node| node.name).collect::<Vec<_>>();
     let (living, down) = (names(living), names(down));
     if living.is_empty() {
