@@ -87,6 +87,29 @@ fn program_that_could_not_be_started_is_gone_when_its_caller_hears_of_it() {
 }
 
 #[test]
+fn launch_that_a_frozen_group_holds_is_given_up_and_leaves_no_process_once_it_thaws() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let state = format!("/sys/fs/cgroup/freezer/dvs/{}/freezer.state", keeper.cgroup.name());
+    if std::fs::write(&state, "FROZEN").is_err() {
+        eprintln!("SKIPPED: this test needs the freezer of control groups of version 1");
+        return;
+    }
+    let refused = keeper.client.run(&request(&["true"]), None, &[]);
+    assert!(matches!(&refused, Err(KeeperError::Refused(body)) if body.kind == ErrorKind::Internal), "{refused:?}");
+    let held = keeper.cgroup.members().expect("members");
+    let ends: Vec<_> = held.iter().map(|pid| sys::pidfd::open(*pid as i32).expect("pidfd")).collect();
+    assert_eq!(ends.len(), 1);
+    std::fs::write(&state, "THAWED").expect("thaw");
+    support::wait_for(&ends.iter().collect::<Vec<_>>());
+    // Long after the keeper heard of that end.
+    assert_eq!(keeper.shell("echo fine").text(), "fine");
+    assert!(!std::path::Path::new(&format!("/proc/{}", held[0])).exists(), "it is buried");
+}
+
+#[test]
 fn user_and_group_are_those_asked_for() {
     if !is_root() {
         return;
