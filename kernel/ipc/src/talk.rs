@@ -129,7 +129,7 @@ impl Talk {
 
     pub fn send(
         &mut self,
-        mut parties: Parties<'_>,
+        parties: &mut Parties<'_>,
         message: &Message,
         data: &[u8],
         wait: Wait,
@@ -138,9 +138,9 @@ impl Talk {
             return self.reply(parties, message, data);
         }
         let deadline = Deadline::after(wait);
-        self.await_free_slot(&mut parties, deadline)?;
+        self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.own, Kind::Send, patience_of(wait), Data::of(data));
-        self.publish(&parties, word, message, data);
+        self.publish(parties, word, message, data);
         let link = parties.link;
         let (own, peer) = (parties.own.number(), parties.peer.number());
         let look = || {
@@ -152,11 +152,11 @@ impl Talk {
         match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
         {
             Ok(Answer::Taken) => Ok(()),
-            Ok(Answer::GiveWay) => match self.give_up(&mut parties, word)? {
+            Ok(Answer::GiveWay) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::Deadlock),
             },
-            Err(Stop::TimedOut) => match self.give_up(&mut parties, word)? {
+            Err(Stop::TimedOut) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::TimedOut),
             },
@@ -168,7 +168,7 @@ impl Talk {
     /// The reply is in the inbox afterwards.
     pub fn sendrec(
         &mut self,
-        mut parties: Parties<'_>,
+        parties: &mut Parties<'_>,
         message: &Message,
         data: &[u8],
         wait: Wait,
@@ -178,19 +178,19 @@ impl Talk {
             return Err(IpcError::Deadlock);
         }
         let deadline = Deadline::after(wait);
-        self.await_free_slot(&mut parties, deadline)?;
+        self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.own, Kind::Request, patience_of(wait), Data::of(data));
-        self.publish(&parties, word, message, data);
-        let result = match self.await_reply(&mut parties, word, deadline) {
-            Ok(Reply::Published(reply)) => self.take_reply(&parties, reply, inbox),
+        self.publish(parties, word, message, data);
+        let result = match self.await_reply(parties, word, deadline) {
+            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
             Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
-            Ok(Reply::GiveWay) => match self.give_up(&mut parties, word) {
+            Ok(Reply::GiveWay) => match self.give_up(parties, word) {
                 // It was taken while we gave way: then its reply comes.
-                Ok(Settled::Taken) => self.late_reply(&mut parties, word, inbox),
+                Ok(Settled::Taken) => self.late_reply(parties, word, inbox),
                 Ok(Settled::Withdrawn) => Err(IpcError::Deadlock),
                 Err(error) => Err(error),
             },
-            Err(Stop::TimedOut) => self.give_up_call(&mut parties, word, inbox),
+            Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
             Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
                 Err(gone.or_died(IpcError::SourceDied))
             }
@@ -201,7 +201,7 @@ impl Talk {
         result
     }
 
-    pub fn reply(&mut self, mut parties: Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+    pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         let link = parties.link;
         let request = self.owes.take().ok_or(IpcError::NotWaiting)?;
         if let Some(gone) = gone(link) {
@@ -213,12 +213,14 @@ impl Talk {
             return Err(IpcError::NotWaiting);
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
-        self.await_free_slot(&mut parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+        if !self.is_free {
+            self.await_free_slot(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+        }
         if request.patience == Patience::Timed {
             let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
             link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
         }
-        self.publish(&parties, Word::reply_to(request, Data::of(data)), message, data);
+        self.publish(parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
     }
 

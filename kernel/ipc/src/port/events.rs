@@ -1,7 +1,7 @@
 //! Waiting for anything.
 //!
 //! One turn: what is pending; notifications of the hot channels; the hot channels in turn; the descriptors. The descriptors
-//! are looked at when nothing is hot, and after [`UNPOLLED_MAX`] events in any case, so that busy channels starve
+//! are looked at when nothing is hot, and now and then in any case, so that busy channels starve
 //! neither new ones nor the waker.
 
 use std::time::Duration;
@@ -18,6 +18,8 @@ use crate::waiting::{SPIN_BATCH, gone, own_end};
 
 /// Events between two looks at the descriptors.
 const UNPOLLED_MAX: u32 = 32;
+/// The same while nobody needs them: the broker may have said that a channel ended.
+const UNPOLLED_IN_MEMORY_MAX: u32 = 1024;
 
 /// What a wait takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,8 +58,13 @@ impl Port {
         if self.is_spinning() {
             self.slots.heat_all();
         }
-        self.unpolled += 1;
-        if self.unpolled > UNPOLLED_MAX && !self.is_all_in_memory() {
+        self.unpolled = self.unpolled.saturating_add(1);
+        let limit = match (self.is_all_in_memory(), self.is_spinning()) {
+            (false, _) => UNPOLLED_MAX,
+            (true, false) => UNPOLLED_IN_MEMORY_MAX,
+            (true, true) => u32::MAX,
+        };
+        if self.unpolled > limit {
             self.poll_descriptors(Some(Duration::ZERO))?;
         }
         if let Some(found) = self.look(wanted) {
@@ -101,10 +108,10 @@ impl Port {
         self.budget.mode() == WaitMode::Spin
     }
 
-    /// Whether a spinning port would see everything that came: its channels are hot, and the broker, which bumps the event of
-    /// the own page with every channel it makes, said nothing since the descriptors were looked at.
+    /// Whether the port would see every message that came without its descriptors: all channels are hot, and the broker, which
+    /// bumps the event of the own page with every channel it makes, said nothing since the descriptors were looked at.
     fn is_all_in_memory(&self) -> bool {
-        self.is_spinning() && self.control.event() == self.polled_event
+        self.slots.hot().len() == self.slots.len() && self.control.event() == self.polled_event
     }
 
     /// Pauses and yields as far as it paid lately.
@@ -233,7 +240,9 @@ impl Port {
         let news = news_of(slot, wanted);
         match news {
             News::None => {}
-            News::Wanted => self.slots.heat(key),
+            News::Wanted => {
+                self.slots.heat(key);
+            }
             News::Unwanted => self.neglected.push(key),
         }
         news

@@ -66,6 +66,8 @@ impl SlotKey {
 pub(super) struct Slots {
     slots: SlotMap<SlotKey, Slot>,
     by_peer: HashMap<Endpoint, SlotKey, RandomState>,
+    /// Whom the port talked with last, as in `by_peer`: a call is mostly to the same.
+    latest: Option<(Endpoint, SlotKey)>,
     by_channel: HashMap<ChannelId, SlotKey, RandomState>,
     hot: VecDeque<SlotKey>,
 }
@@ -88,6 +90,7 @@ impl Slots {
         let key = self.slots.insert(Slot { channel, peer, link, proxied, usage, watch: Watch::Hot, idle_looks: 0 });
         if is_talk {
             self.by_peer.insert(peer, key);
+            self.latest = Some((peer, key));
         }
         self.by_channel.insert(channel, key);
         self.hot.push_back(key);
@@ -100,6 +103,7 @@ impl Slots {
         if self.by_peer.get(&slot.peer) == Some(&key) {
             self.by_peer.remove(&slot.peer);
         }
+        self.latest = None;
         self.hot.retain(|hot| *hot != key);
         Some(slot)
     }
@@ -110,8 +114,18 @@ impl Slots {
     }
 
     /// The channel of messages with `peer`.
-    pub fn talk_with(&self, peer: Endpoint) -> Option<SlotKey> {
-        self.by_peer.get(&peer).copied()
+    #[inline]
+    pub fn talk_with(&mut self, peer: Endpoint) -> Option<SlotKey> {
+        match self.latest {
+            Some((latest, key)) if latest == peer => Some(key),
+            _ => self.find_talk(peer),
+        }
+    }
+
+    fn find_talk(&mut self, peer: Endpoint) -> Option<SlotKey> {
+        let key = self.by_peer.get(&peer).copied()?;
+        self.latest = Some((peer, key));
+        Some(key)
     }
 
     /// From now on every channel is looked at.
@@ -174,13 +188,14 @@ impl Slots {
     }
 
     /// From now on the channel is looked at.
-    pub fn heat(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.link.prepare_sleep(Sleep::Awake);
-            if slot.watch == Watch::Armed {
-                slot.watch = Watch::Hot;
-                self.hot.push_back(key);
-            }
+    #[inline]
+    pub fn heat(&mut self, key: SlotKey) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(key)?;
+        slot.link.prepare_sleep(Sleep::Awake);
+        if slot.watch == Watch::Armed {
+            slot.watch = Watch::Hot;
+            self.hot.push_back(key);
         }
+        Some(slot)
     }
 }
