@@ -123,10 +123,7 @@ impl Link {
     /// afterwards, with [`Link::fence_after_copy`] between.
     #[inline]
     pub fn copy_line(&self, payload: &mut [u8; Message::PAYLOAD_BYTES]) -> i32 {
-        for (index, bytes) in payload.chunks_exact_mut(8).enumerate() {
-            let word = self.peer.load_u64(side::MESSAGE_PAYLOAD + index * 8, Ordering::Relaxed);
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
+        self.peer.copy_out(side::MESSAGE_PAYLOAD, payload).expect("the payload lies inside its side");
         self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32
     }
 
