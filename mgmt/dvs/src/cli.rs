@@ -10,6 +10,8 @@ use crate::commands::{
 };
 use crate::output::Format;
 
+pub const CLUSTER_VARIABLE: &str = "DVS_CLUSTER";
+
 /// One system over several machines: containers that span nodes.
 ///
 /// A container (DC) is a small Linux system whose processes may run on several nodes and still share one
@@ -60,7 +62,7 @@ pub struct Global {
     #[arg(
         long,
         global = true,
-        env = "DVS_CLUSTER",
+        env = CLUSTER_VARIABLE,
         hide_env_values = true,
         hide_short_help = true,
         value_name = "NAME",

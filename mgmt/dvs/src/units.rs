@@ -58,6 +58,10 @@ const SIGNALS: [(&str, i32); 31] = [
 const SIGNAL_MAX: i32 = 64;
 
 /// `TERM`, `SIGTERM`, `sigterm`, `15`. 0 asks whether the process exists.
+pub fn parse_pid(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| "a process is a number that `dvs ps` shows".to_owned())
+}
+
 pub fn parse_signal(text: &str) -> Result<i32, String> {
     if let Ok(number) = text.parse::<i32>() {
         return if (0..=SIGNAL_MAX).contains(&number) {
@@ -123,6 +127,14 @@ mod tests {
         assert_eq!(parse_signal("0"), Ok(0));
         for bad in ["65", "-1", "FOO", ""] {
             assert!(parse_signal(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn process_is_a_positive_number() {
+        assert_eq!(parse_pid("65600"), Ok(65_600));
+        for bad in ["abc", "0", "-1", "", "4294967296"] {
+            assert!(parse_pid(bad).is_err(), "{bad}");
         }
     }
 

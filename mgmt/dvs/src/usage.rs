@@ -9,6 +9,13 @@ use crate::errors::{Failure, RUN_FAILED, USAGE};
 
 /// What is wrong and how the command is typed.
 pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>) -> Failure {
+    if error.kind() == clap::error::ErrorKind::MissingSubcommand {
+        // clap lists all there are, those of the machinery too.
+        let meant = meant(arguments);
+        let words: Vec<&str> = std::iter::once("dvs").chain(meant.iter().map(String::as_str)).collect();
+        let words = words.join(" ");
+        return Failure::usage(format!("'{words}' needs to know what to do")).hint(format!("{words} --help"));
+    }
     let rendered = error.render().to_string();
     let mut paragraphs = rendered.split("\n\n");
     let first = paragraphs.next().unwrap_or_default();
@@ -81,6 +88,13 @@ mod tests {
         assert_eq!((failure.status, failure.hint.unwrap().as_str()), (2, "a similar argument exists: '--file'"));
         assert_eq!(refused("dvs --state-dir /x kill shop").hint.unwrap(), "dvs kill [OPTIONS] <DC> <PID>...");
         assert_eq!(refused("dvs kill -s FOO shop 1").hint.unwrap(), "dvs kill --help");
+    }
+
+    #[test]
+    fn missing_command_is_asked_for_without_naming_those_of_the_machinery() {
+        let failure = refused("dvs --cluster e");
+        assert_eq!((failure.status, failure.hint.as_deref()), (2, Some("dvs --help")));
+        assert!(!failure.what.contains("keeper"), "{}", failure.what);
     }
 
     #[test]

@@ -280,6 +280,55 @@ fn signal(child: &std::process::Child, signal: rustix::process::Signal) {
 }
 
 #[test]
+fn authority_and_certificates_are_made_without_a_daemon_and_the_daemon_says_how() {
+    let directory = tempfile::tempdir().unwrap();
+    let [ca, node] = ["ca", "n1"].map(|name| directory.path().join(name).display().to_string());
+    let make = |arguments: &[&str]| dvs(None, arguments).output().unwrap();
+    let refused = make(&["node", "cert", "n1", "--ca", &ca, "--out", &node]);
+    assert!(stderr(&refused).contains("\n  try: dvs node ca CLUSTER --out DIR"), "{}", stderr(&refused));
+    assert!(make(&["node", "ca", "home", "--out", &ca]).status.success());
+    assert_eq!(make(&["node", "ca", "home", "--out", &ca]).status.code(), Some(1), "never overwritten");
+    let made = make(&["node", "cert", "n1", "--ca", &ca, "--out", &node, "--address", "192.0.2.11", "-o", "json"]);
+    let made: serde_json::Value = serde_json::from_str(&stdout(&made)).unwrap();
+    assert_eq!((made["cluster"].as_str(), made["node"].as_str()), (Some("home"), Some("n1")));
+    assert!(
+        pki::server_config(std::path::Path::new(&node)).is_ok()
+            && pki::client_config(std::path::Path::new(&node)).is_ok()
+    );
+
+    let settings = directory.path().join("dvsd.toml");
+    let under = |name: &str| directory.path().join(name);
+    let text = format!(
+        "node = \"n1\"\ncluster = \"home\"\nadvertise = \"127.0.0.1\"\nstate_dir = {:?}\nrun_dir = {:?}\ntls_dir = {:?}\n",
+        under("state"),
+        under("run"),
+        under("nothing")
+    );
+    std::fs::write(&settings, text).unwrap();
+    let refused = make(&["daemon", "--config", settings.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("\n  try: dvs node cert NODE --ca DIR --out DIR"), "{}", stderr(&refused));
+}
+
+#[test]
+fn what_is_deleted_is_named_for_programs() {
+    let daemon = says(204, "");
+    let output = output(&daemon, &["dc", "delete", "shop", "-o", "name"]);
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("shop\n", "container 'shop' is deleted\n"));
+}
+
+#[test]
+fn file_that_is_no_archive_is_refused_before_it_goes_anywhere() {
+    let daemon = says(500, "");
+    let output = output(&daemon, &["import", "shop", "/etc/passwd", "/data"]);
+    assert_eq!(
+        stderr(&output),
+        "dvs: cannot read /etc/passwd\n  because: it is no tar archive\n  try: a directory, a tar archive, or - for an archive on standard input\n"
+    );
+    assert!(daemon.lines().is_empty());
+}
+
+#[test]
 fn detached_program_answers_with_its_pid() {
     let daemon = says(200, r#"{"pid":65700,"node":"n2"}"#);
     let output = output(&daemon, &["run", "-d", "shop", "--node", "n2", "sleep", "1"]);

@@ -78,7 +78,8 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     let mut hint = "dvs doctor, and dvs daemon --help for its settings";
     while let Some(error) = cause {
         eprintln!("  because: {error}");
-        hint = error.downcast_ref().and_then(what_to_try).unwrap_or(hint);
+        let certificates = error.downcast_ref().map(pki::PkiError::hint);
+        hint = error.downcast_ref().and_then(what_to_try).or(certificates).unwrap_or(hint);
         cause = error.source();
     }
     eprintln!("  try: {hint}");

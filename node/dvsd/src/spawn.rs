@@ -172,7 +172,8 @@ pub fn last_words(path: &Path, from: u64) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes).into_owned();
     // The advice that follows the words of a panic says nothing.
     let tells = |line: &&str| !line.trim().is_empty() && !line.starts_with("note: run with");
-    text.lines().rev().find(tells).map(str::to_owned)
+    // The innermost cause of an error is what it is about.
+    text.lines().rev().find(tells).map(str::trim).map(|line| line.strip_prefix("because: ").unwrap_or(line).to_owned())
 }
 
 /// What a ready descriptor says.

@@ -1,4 +1,4 @@
-//! What can go wrong with certificates, in words that say which file and what to do.
+//! What can go wrong with certificates: which file, and what to try ([`PkiError::hint`]).
 
 use std::path::PathBuf;
 
@@ -6,27 +6,25 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum PkiError {
-    #[error("cannot read {path}: run 'dvs node cert' for this node, or point tls_dir at its certificates")]
+    #[error("cannot read {path}", path = path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("cannot write {path}: check that the directory exists and is writable")]
+    #[error("cannot write {path}", path = path.display())]
     Write {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error(
-        "{path} exists already: it is the authority of a cluster; remove it by hand if it really is to be replaced"
-    )]
+    #[error("{path} exists already: it is the authority of a cluster", path = path.display())]
     AuthorityExists { path: PathBuf },
-    #[error("{path} does not contain {what}: restore the file or issue it again")]
+    #[error("{path} does not contain {what}", path = path.display())]
     Malformed { path: PathBuf, what: &'static str },
-    #[error("{path} may be read by others (mode {mode:03o}): run 'chmod 600 {path}'", path = path.display())]
+    #[error("{path} may be read by others (mode {mode:03o})", path = path.display())]
     KeyExposed { path: PathBuf, mode: u32 },
-    #[error("{key} does not belong to {certificate}: issue both again", key = key.display(), certificate = certificate.display())]
+    #[error("{key} does not belong to {certificate}", key = key.display(), certificate = certificate.display())]
     KeyMismatch { key: PathBuf, certificate: PathBuf },
     #[error("'{name}' cannot be a name: 1 to 32 of a-z, 0-9 and '-', beginning with a letter")]
     BadName { name: String },
@@ -42,4 +40,25 @@ pub enum PkiError {
     },
     #[error("the peer's certificate names no node of cluster '{cluster}'")]
     NotANode { cluster: String },
+}
+
+impl PkiError {
+    /// For people: what to try.
+    pub fn hint(&self) -> &'static str {
+        const ISSUE: &str =
+            "dvs node cert NODE --ca DIR --out DIR makes a node's certificates; tls_dir names where they are";
+        match self {
+            PkiError::Read { .. } | PkiError::NotANode { .. } => ISSUE,
+            PkiError::Malformed { .. } | PkiError::KeyMismatch { .. } | PkiError::Tls { .. } => {
+                "restore the files, or issue them again: dvs node cert NODE --ca DIR --out DIR"
+            }
+            PkiError::Write { .. } | PkiError::Sign(_) => "a directory that exists or can be made, with room, as root",
+            PkiError::AuthorityExists { .. } => {
+                "use it (dvs node cert), or remove it by hand: all certificates under it are worthless then"
+            }
+            PkiError::KeyExposed { .. } => "chmod 600, if nobody read it; new certificates otherwise",
+            PkiError::BadName { .. } => "n1",
+            PkiError::OtherCluster { .. } => "another directory, or the name of its cluster",
+        }
+    }
 }

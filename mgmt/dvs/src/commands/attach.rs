@@ -6,6 +6,7 @@ use super::session::{Input, Manner, converse};
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors;
+use crate::units::parse_pid;
 
 /// Connect to a program that runs
 #[derive(Args, Debug)]
@@ -23,6 +24,7 @@ pub struct Options {
     /// Container.
     dc: String,
     /// Process, from `dvs ps`.
+    #[arg(value_parser = parse_pid)]
     pid: u32,
 }
 

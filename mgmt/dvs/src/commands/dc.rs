@@ -6,7 +6,7 @@ mod view;
 use clap::{Args, Subcommand};
 use client::{BeforeDelete, Data};
 
-use super::{Outcome, block_on, daemon, print, say};
+use super::{Gone, Outcome, block_on, daemon, done, print, say};
 use crate::cli::Global;
 use crate::output;
 
@@ -97,7 +97,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             let data = if keep_data { Data::Keep } else { Data::Remove };
             block_on(daemon.delete_dc(&dc, before, data))??;
             say(&format!("container '{dc}' is deleted"));
-            Ok(std::process::ExitCode::SUCCESS)
+            done(global.output, &Gone::new(&dc))
         }
         Command::Ls => {
             let daemon = daemon(global)?;

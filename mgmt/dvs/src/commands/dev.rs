@@ -10,8 +10,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use client::{DevCluster, Places};
 use serde::Serialize;
 
-use super::{Outcome, print, say};
-use crate::cli::Global;
+use super::{Gone, Outcome, done, print, say};
+use crate::cli::{CLUSTER_VARIABLE, Global};
 use crate::dev::network::Wire;
 use crate::dev::record::Lock;
 use crate::dev::{NODES_MAX, down, machine, processes, restart, up};
@@ -98,7 +98,7 @@ pub struct ExecOptions {
     argv: Vec<String>,
 }
 
-/// Pull or plug the network cable of a node
+/// Unplug the network cable of a node, or plug it in again
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -109,6 +109,7 @@ pub struct WireOptions {
     which: Which,
     /// Node.
     node: String,
+    /// down: unplugged.
     state: WireState,
 }
 
@@ -135,7 +136,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     match command {
         Command::Ls => list(global, &places),
         Command::Up(options) => make(global, &places, &options),
-        Command::Down(which) => remove(&places, &chosen(global, &places, &which)?),
+        Command::Down(which) => remove(global, &places, &chosen(global, &places, &which)?),
         Command::Exec(options) => run(global, &places, &options),
         Command::Kill(Node { which, node }) => change(global, &places, &which, &node, |places, cluster, index| {
             restart::kill(places, cluster, index)?;
@@ -172,11 +173,25 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
     print(|out| output::list(out, global.output, &rows(&cluster)))?;
     let nodes: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
     let last = nodes.last().copied().unwrap_or("n1");
+    let dvs = again(global, name, places.dev_names().len());
     say(&format!(
-        "\nTry next:\n  dvs dc create shop --nodes {} --start\n  dvs run -it shop --node {last} -- bash\n  dvs ps shop\n  dvs dev down",
+        "\nTry next:\n  {dvs} dc create shop --nodes {} --start\n  {dvs} run -it shop --node {last} -- bash\n  {dvs} ps shop\n  {dvs} dev down",
         nodes.join(",")
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// How to call us so that this cluster is meant.
+fn again(global: &Global, name: &str, clusters: usize) -> String {
+    let is_set = |variable: &str| std::env::var_os(variable).is_some();
+    let mut dvs = "dvs".to_owned();
+    if let Some(directory) = global.state_dir.as_ref().filter(|_| !is_set(client::places::STATE_DIR_VARIABLE)) {
+        dvs.push_str(&format!(" --state-dir {}", directory.display()));
+    }
+    if clusters > 1 && !is_set(CLUSTER_VARIABLE) {
+        dvs.push_str(&format!(" --cluster {name}"));
+    }
+    dvs
 }
 
 fn up_failure(name: &str, error: &up::UpError) -> Failure {
@@ -218,7 +233,7 @@ fn chosen(global: &Global, places: &Places, which: &Which) -> Result<String, Fai
     }
 }
 
-fn remove(places: &Places, name: &str) -> Outcome {
+fn remove(global: &Global, places: &Places, name: &str) -> Outcome {
     if !places.dev_names().iter().any(|known| known == name) {
         return Err(Failure::new(format!("no development cluster '{name}'")).hint("dvs dev ls"));
     }
@@ -228,7 +243,7 @@ fn remove(places: &Places, name: &str) -> Outcome {
     })?;
     lock.discard()?;
     say(&format!("cluster '{name}' is gone"));
-    Ok(ExitCode::SUCCESS)
+    done(global.output, &Gone::new(name))
 }
 
 fn locked(places: &Places, name: &str) -> Result<Lock, Failure> {
@@ -264,9 +279,12 @@ fn change(
     let _lock = locked(places, &name)?;
     let mut cluster = record(places, &name)?;
     let index = index_of(&cluster, node)?;
-    let done = work(places, &mut cluster, index).map_err(|error| node_failure(&error))?;
-    say(&format!("node {node} {done}"));
-    Ok(ExitCode::SUCCESS)
+    let said = work(places, &mut cluster, index).map_err(|error| node_failure(&error))?;
+    say(&format!("node {node} {said}"));
+    match rows(&cluster).get(index) {
+        Some(place) => done(global.output, place),
+        None => Ok(ExitCode::SUCCESS),
+    }
 }
 
 fn node_failure(error: &restart::NodeError) -> Failure {
@@ -357,6 +375,12 @@ impl Row for Place {
 
 fn list(global: &Global, places: &Places) -> Outcome {
     let mut all = Vec::new();
+    if global.output == output::Format::Name {
+        // Nodes of several clusters have the same names; what one can take down or aim at is a cluster.
+        return print(|out| {
+            places.dev_names().iter().try_for_each(|name| writeln!(out, "{}", output::printable(name)))
+        });
+    }
     for name in places.dev_names() {
         match places.dev_record(&name) {
             Ok(Some(cluster)) => all.extend(rows(&cluster)),

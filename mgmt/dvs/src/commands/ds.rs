@@ -210,8 +210,8 @@ fn asked(command: Command) -> Result<Asked, Failure> {
         Command::Get { dc, key } => (dc, Ok(Request::Get { key: key.into() })),
         Command::Put { dc, key, value } => (dc, put(key, &value, None)),
         Command::Cas { dc, key, revision, value } => (dc, put(key, &value, Some(revision))),
-        Command::Delete(DeleteOptions { revision: Some(ABSENT), .. }) => {
-            return Err(Failure::usage("no value was written by revision 0").hint("dvs ds ls DC"));
+        Command::Delete(DeleteOptions { revision: Some(ABSENT), dc, .. }) => {
+            return Err(Failure::usage("no value was written by revision 0").hint(format!("dvs ds ls {dc}")));
         }
         Command::Delete(DeleteOptions { dc, key, revision }) => (dc, Ok(Request::Delete { key: key.into(), revision })),
         Command::Ls(ListOptions { after, dc, prefix }) => {

@@ -7,6 +7,7 @@ use super::session::converse;
 use super::{Outcome, block_on, daemon, ps, run};
 use crate::cli::Global;
 use crate::errors;
+use crate::units::parse_pid;
 
 /// Start one more program in a container, beside a process of it
 #[derive(Args, Debug)]
@@ -22,7 +23,7 @@ pub struct Options {
     #[command(flatten)]
     start: run::Start,
     /// Process whose node and root directory to use, from `dvs ps`.
-    #[arg(short, long, value_name = "PID")]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     beside: Option<u32>,
     /// Node of the container to run on [default: its first one].
     #[arg(short, long, conflicts_with = "beside")]

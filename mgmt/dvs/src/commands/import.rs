@@ -11,7 +11,6 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,18 +18,21 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use client::Client;
 use mgmt_api::{RootFs, RunRequest};
+use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::{Outcome, block_on, daemon, say};
+use super::{Outcome, block_on, daemon, done, say};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
-use crate::output;
+use crate::output::{self, Row};
 use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
 
 /// Where programs see the container's tree.
 const TREE: &str = "/dc";
 /// How often a person looks at progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Unit of a tar archive; the first one is a header.
+const TAR_BLOCK_BYTES: usize = 512;
 /// Lines of the unpacking process that are shown.
 const COMPLAINTS_SHOWN: usize = 8;
 const COMPLAINTS_BYTES_MAX: usize = 4096;
@@ -97,8 +99,9 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         Some(Err(_)) => return Err(not_imported(options).because_text("the packing thread failed")),
     };
     notes.lines().iter().for_each(|line| say(line));
-    say(&summary(&progress, started.elapsed(), &destination));
-    Ok(ExitCode::SUCCESS)
+    let imported = Imported::new(options, &progress, started.elapsed(), destination);
+    say(&imported.summary());
+    done(global.output, &imported)
 }
 
 /// `/dc/...`, without a way out. The process inside could not leave the container anyway, but it would surprise.
@@ -134,8 +137,11 @@ fn open(source: &Path, progress: &Arc<Progress>) -> Result<Archive, Failure> {
 /// An archive as it is. Its first bytes say how it is compressed: tar cannot find out from a pipe.
 fn stream(mut source: impl Read + Send + 'static) -> io::Result<Archive> {
     let mut first = Vec::new();
-    source.by_ref().take(6).read_to_end(&mut first)?;
+    source.by_ref().take(TAR_BLOCK_BYTES as u64).read_to_end(&mut first)?;
     let decompress = compression(&first);
+    if decompress.is_none() && !begins_tar(&first) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no tar archive"));
+    }
     let chunks = pump::input_from(io::Cursor::new(first).chain(source));
     Ok(Archive { chunks, decompress, packing: None })
 }
@@ -144,6 +150,21 @@ fn compression(first: &[u8]) -> Option<&'static str> {
     const KNOWN: [(&[u8], &str); 4] =
         [(b"\x1f\x8b", "--gzip"), (b"BZh", "--bzip2"), (b"\xfd7zXZ\0", "--xz"), (b"\x28\xb5\x2f\xfd", "--zstd")];
     KNOWN.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, flag)| *flag)
+}
+
+/// Whether this may be the first block of an archive: a header has its own sum in it, an empty archive has nothing.
+fn begins_tar(first: &[u8]) -> bool {
+    const SUM: std::ops::Range<usize> = 148..156;
+    if first.iter().all(|byte| *byte == 0) {
+        return true;
+    }
+    let Some(field) = first.get(SUM).filter(|_| first.len() == TAR_BLOCK_BYTES) else { return false };
+    let digits: Vec<u8> = field.iter().copied().filter(u8::is_ascii_digit).collect();
+    let told = std::str::from_utf8(&digits).ok().and_then(|digits| u32::from_str_radix(digits, 8).ok());
+    // The sum is made with blanks in its own place.
+    let blanks = u32::from(b' ') * SUM.len() as u32;
+    let own: u32 = field.iter().map(|byte| u32::from(*byte)).sum();
+    told == Some(first.iter().map(|byte| u32::from(*byte)).sum::<u32>() - own + blanks)
 }
 
 /// What a program of a container is before it becomes itself: the keeper, which is this binary.
@@ -297,14 +318,52 @@ fn what_to_try(options: &Options, complaints: &str) -> String {
     format!("the same again when the cause is gone: what is there already is replaced (dvs dc inspect {dc})")
 }
 
-fn summary(progress: &Progress, took: Duration, destination: &str) -> String {
-    let bytes = progress.bytes.load(Ordering::Relaxed);
-    let rate = output::bytes((bytes as f64 / took.as_secs_f64().max(0.001)) as u64);
-    let amount = match progress.entries.load(Ordering::Relaxed) {
-        0 => output::bytes(bytes),
-        entries => format!("{entries} files and directories, {}", output::bytes(bytes)),
-    };
-    format!("imported {amount} to {destination} in {:.1} s ({rate}/s)", took.as_secs_f64())
+/// What was done.
+#[derive(Serialize)]
+struct Imported {
+    dc: String,
+    /// As programs of the container see it.
+    destination: String,
+    /// Files and directories; none when an archive was passed on as it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entries: Option<u64>,
+    /// Of the files, or of the archive.
+    bytes: u64,
+    took_ms: u64,
+}
+
+impl Imported {
+    fn new(options: &Options, progress: &Progress, took: Duration, destination: String) -> Imported {
+        Imported {
+            dc: options.dc.clone(),
+            destination,
+            entries: Some(progress.entries.load(Ordering::Relaxed)).filter(|entries| *entries > 0),
+            bytes: progress.bytes.load(Ordering::Relaxed),
+            took_ms: took.as_millis() as u64,
+        }
+    }
+
+    fn summary(&self) -> String {
+        let bytes = output::bytes(self.bytes);
+        let amount = match self.entries {
+            None => format!("an archive of {bytes}"),
+            Some(entries) => format!("{entries} files and directories, {bytes}"),
+        };
+        let rate = output::bytes(self.bytes.saturating_mul(1000) / self.took_ms.max(1));
+        format!("imported {amount} to {} in {:.1} s ({rate}/s)", self.destination, self.took_ms as f64 / 1000.0)
+    }
+}
+
+impl Row for Imported {
+    const HEADINGS: &'static [&'static str] = &["DC", "DESTINATION", "BYTES"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.dc.clone(), self.destination.clone(), output::bytes(self.bytes)]
+    }
+
+    fn name(&self) -> String {
+        self.destination.clone()
+    }
 }
 
 #[cfg(test)]
@@ -316,6 +375,18 @@ mod tests {
         assert_eq!(in_tree("/www//a/./b/").unwrap(), "/dc/www/a/b");
         assert_eq!(in_tree("/").unwrap(), "/dc");
         assert_eq!(in_tree("a/../../etc").unwrap_err().status, errors::USAGE);
+    }
+
+    #[test]
+    fn tar_archive_is_known_by_the_sum_in_its_header() {
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.append_dir("d", ".").unwrap();
+        let archive = archive.into_inner().unwrap();
+        assert!(begins_tar(&archive[..TAR_BLOCK_BYTES]));
+        assert!(begins_tar(&[]) && begins_tar(&[0; TAR_BLOCK_BYTES]), "an empty one");
+        let mut other = archive[..TAR_BLOCK_BYTES].to_vec();
+        other[0] ^= 1;
+        assert!(!begins_tar(&other) && !begins_tar(b"root:x:0:0:") && !begins_tar(&[b'7'; TAR_BLOCK_BYTES]));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::Args;
 use super::{Outcome, block_on, daemon, say};
 use crate::cli::Global;
 use crate::errors::Failure;
-use crate::units::parse_signal;
+use crate::units::{parse_pid, parse_signal};
 
 /// Send a signal to processes of a container
 #[derive(Args, Debug)]
@@ -23,7 +23,7 @@ pub struct Options {
     /// Container.
     dc: String,
     /// Processes, from `dvs ps`.
-    #[arg(required = true, value_name = "PID")]
+    #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
     pids: Vec<u32>,
 }
 

@@ -9,6 +9,7 @@ use client::LogQuery;
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors::Failure;
+use crate::units::parse_pid;
 
 /// Show what a program wrote
 #[derive(Args, Debug)]
@@ -28,6 +29,7 @@ pub struct Options {
     /// Container.
     dc: String,
     /// Process, from `dvs ps --all`.
+    #[arg(value_parser = parse_pid)]
     pid: u32,
 }
 

@@ -23,9 +23,11 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use client::Client;
+use serde::Serialize;
 
 use crate::cli::{Command, Global};
 use crate::errors::Failure;
+use crate::output::{self, Format, Row};
 
 /// What a command returns: the exit status when it did what it was asked to.
 pub type Outcome = Result<ExitCode, Failure>;
@@ -79,10 +81,40 @@ pub fn print(write: impl FnOnce(&mut StdoutLock<'static>) -> std::io::Result<()>
     Ok(ExitCode::SUCCESS)
 }
 
+/// What was done, for programs; people were told by a message.
+pub fn done(format: Format, item: &impl Row) -> Outcome {
+    print(|out| output::one(out, format, item, |_, _| Ok(())))
+}
+
 /// A message for a person, beside the data.
 pub fn say(text: &str) {
     // Standard error may be closed; then nobody wants to know.
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// What there was, by its name.
+#[derive(Serialize)]
+pub struct Gone {
+    pub name: String,
+    pub state: &'static str,
+}
+
+impl Gone {
+    pub fn new(name: &str) -> Gone {
+        Gone { name: name.to_owned(), state: "gone" }
+    }
+}
+
+impl Row for Gone {
+    const HEADINGS: &'static [&'static str] = &["NAME", "STATE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.name.clone(), self.state.to_owned()]
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
 }
 
 pub fn now_ms() -> u64 {

@@ -1,5 +1,7 @@
 //! `dvs node`: the machines of the cluster.
 
+mod certificate;
+
 use std::io::{self, Write};
 
 use clap::Subcommand;
@@ -17,7 +19,9 @@ use crate::output::{self, Row, Table};
 Examples:
   dvs node ls                  all nodes, and whether they are well
   dvs node inspect n2          one node and its links to the others
-  dvs node ls -o json          the same for programs"
+  dvs node ls -o json          the same for programs
+  dvs node ca home --out ./ca                      the authority of cluster 'home', once
+  dvs node cert n1 --ca ./ca --out ./n1            what node n1 shows the others: its tls_dir"
 )]
 pub enum Command {
     /// List the nodes.
@@ -29,17 +33,20 @@ pub enum Command {
         /// Name of the node, from `dvs node ls`.
         node: String,
     },
+    Ca(certificate::AuthorityOptions),
+    Cert(certificate::NodeOptions),
 }
 
 pub fn execute(global: &Global, command: &Command) -> Outcome {
-    let daemon = daemon(global)?;
     match command {
+        Command::Ca(options) => certificate::make_authority(global, options),
+        Command::Cert(options) => certificate::issue(global, options),
         Command::Ls => {
-            let nodes = block_on(daemon.nodes())??;
+            let nodes = block_on(daemon(global)?.nodes())??;
             print(|out| output::list(out, global.output, &nodes))
         }
         Command::Inspect { node } => {
-            let node = block_on(daemon.node(node))??;
+            let node = block_on(daemon(global)?.node(node))??;
             print(|out| output::one(out, global.output, &node, view))
         }
     }
@@ -82,7 +89,7 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("id", node.id.to_string());
     fact("address", node.address.clone());
     fact("ports", format!("api {}, proxy {}", node.api_port, node.proxy_port));
-    fact("started", format!("{} times", node.epoch));
+    fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
     fact("memory", output::bytes(node.memory_bytes));
     fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
@@ -92,6 +99,10 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     let mut links = Table::new(&["LINK TO", "STATE", "TRANSPORT", "CHANNELS", "SENT", "RECEIVED", "RECONNECTS"]);
     known.iter().for_each(|link| links.push(link_cells(link)));
     links.print(out)
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
 fn link_cells(link: &LinkInfo) -> Vec<String> {

@@ -12,7 +12,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
-use keeper::KeeperClient;
+use keeper::{KeeperClient, KeeperError};
 use mgmt_api::{DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -350,7 +350,12 @@ async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> 
     blocking(move || {
         KeeperClient::connect(socket).map_err(|error| {
             let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not running on {node}"));
-            body.because(error).hint(format!("dvs dc start {dc}")).into()
+            let body = match error {
+                // Says it again, in words of our own.
+                KeeperError::NotThere { .. } => body,
+                other => body.because(other),
+            };
+            body.hint(format!("dvs dc start {dc}")).into()
         })
     })
     .await

@@ -49,11 +49,16 @@ pub fn execute(format: Format, request: Option<Request>) -> Outcome {
     done
 }
 
+/// The container's name, for what people may try.
+fn dc() -> String {
+    std::env::var(super::DC_VARIABLE).unwrap_or_else(|_| "DC".to_owned())
+}
+
 fn connect() -> Result<DsClient, Failure> {
     let failed = |cause: &dyn std::error::Error| {
         Failure::new("the container's key-value server cannot be reached")
             .because(cause)
-            .hint("inside a container; from outside: dvs ds get DC KEY")
+            .hint(format!("dvs dc inspect {}: does the server 'ds' run?", dc()))
     };
     let port = Port::connect(Path::new(BROKER), None).map_err(|cause| failed(&cause))?;
     let connect = PortConnect::new(SharedPort::new(port), Endpoint::DS, SIZE);
@@ -115,10 +120,13 @@ impl Refused {
         };
         let failure = Failure::new(what).because(&self);
         match self {
-            Refused::NoKey => failure.hint("dvs ds ls DC"),
+            Refused::NoKey => failure.hint(format!("dvs ds ls {}", dc())),
             Refused::Exists | Refused::Changed => {
-                failure.hint("look again, dvs ds get -o json DC KEY, and decide anew")
+                let key = request.key().map(Bytes::shown).unwrap_or_default();
+                failure.hint(format!("look again, dvs ds get -o json {} {key}, and decide anew", dc()))
             }
+            Refused::Invalid => failure.hint("a key such as config/leader"),
+            Refused::Full => failure.hint(format!("remove what is not needed: dvs ds ls {}", dc())),
             _ => failure,
         }
     }
@@ -272,7 +280,7 @@ impl Patience {
         let (over, is_over) = channel::<()>();
         std::thread::spawn(move || {
             if is_over.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                say("waiting for the key-value server: dvs dc inspect DC");
+                say(&format!("waiting for the key-value server: dvs dc inspect {}", dc()));
             }
         });
         Patience { _over: over }

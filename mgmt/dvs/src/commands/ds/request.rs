@@ -97,6 +97,16 @@ pub struct Event {
 #[error("'hex' must be an even number of hexadecimal digits")]
 pub struct NoHex;
 
+impl Request {
+    /// The key it names.
+    pub fn key(&self) -> Option<&Bytes> {
+        match self {
+            Request::Get { key } | Request::Put { key, .. } | Request::Delete { key, .. } => Some(key),
+            Request::List { .. } | Request::Publish { .. } | Request::Watch { .. } => None,
+        }
+    }
+}
+
 impl Bytes {
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>, NoHex> {
         match self {

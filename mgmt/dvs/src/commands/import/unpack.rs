@@ -52,6 +52,9 @@ pub struct Options {
 enum UnpackError {
     #[error("the archive cannot be read")]
     Archive(#[source] io::Error),
+    /// Without the cause: it quotes what is there in place of a header.
+    #[error("the archive is damaged after {entries} entries")]
+    Damaged { entries: u64 },
     #[error("cannot make {}", path.display())]
     Make {
         path: PathBuf,
@@ -84,8 +87,14 @@ fn unpack(stream: impl Read, destination: &Path) -> Result<u64, UnpackError> {
     fs::create_dir_all(destination).map_err(make)?;
     let mut unpacker = Unpacker { root: destination.to_owned(), makers: Makers::start()?, directories: Vec::new() };
     let mut archive = Archive::new(BufReader::with_capacity(PIECE_BYTES, stream));
-    for entry in archive.entries().map_err(UnpackError::Archive)? {
-        unpacker.entry(&mut entry.map_err(UnpackError::Archive)?)?;
+    for (entries, entry) in (0..).zip(archive.entries().map_err(UnpackError::Archive)?) {
+        let mut entry = entry.map_err(|error| match error.kind() {
+            io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+                UnpackError::Damaged { entries }
+            }
+            _ => UnpackError::Archive(error),
+        })?;
+        unpacker.entry(&mut entry)?;
     }
     unpacker.makers.settle();
     unpacker.finish_directories();
