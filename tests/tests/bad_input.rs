@@ -69,7 +69,7 @@ fn names_and_numbers_that_nobody_knows_are_refused_by_every_command() {
         &["ps", "nope"][..],
         &["logs", "nope", "65600"],
         &["kill", "nope", "65600"],
-        &["import", "nope", "/etc/hostname", "/x"],
+        &["import", "nope", "/etc/skel", "/x"],
         &["dc", "inspect", "nope"],
         &["dc", "start", "nope"],
         &["dc", "stop", "nope"],

@@ -224,3 +224,30 @@ fn killed_keeper_takes_its_programs_along_but_nothing_they_were_told() {
         assert_eq!(cluster.sh(DC, "n1", "ls /dc | wc -l").trim(), (round + 1).to_string());
     }
 }
+
+/// The container's own programs wait while a node is lost; nobody else may have to.
+#[test]
+fn program_that_waits_for_a_lost_disk_can_be_killed_and_others_go_on_when_it_is_back() {
+    let cluster = cluster_with_container();
+    cluster.sh(DC, "n1", "echo hello > /dc/greeting");
+    cluster.ok(&["dev", "kill", "n3"]);
+    let mut waiting = cluster.spawn(&["run", DC, "--node", "n1", "--workdir", "/", "--", "cat", "/dc/greeting"]);
+    let mut killed = cluster.spawn(&["run", DC, "--node", "n1", "--workdir", "/", "--", "cat", "/dc/greeting"]);
+    let pids = eventually("both wait", SOON, || {
+        let listed = cluster.output(&["ps", DC, "-o", "name"]);
+        let pids: Vec<_> = String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect();
+        (pids.len() == 2).then_some(pids)
+    });
+    // Either of the two: the other one goes on.
+    cluster.ok(&["kill", "-s", "KILL", DC, &pids[0]]);
+    let ended = eventually("it ends though the disk is lost", SOON, || {
+        [&mut waiting, &mut killed].into_iter().find_map(|child| child.try_wait().expect("a child"))
+    });
+    assert_eq!(ended.code(), Some(137));
+    cluster.ok(&["dev", "restart", "n3"]);
+    let statuses = [waiting, killed].map(|child| {
+        let done = child.wait_with_output().expect("it ends");
+        (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
+    });
+    assert!(statuses.contains(&(Some(0), "hello\n".to_owned())), "{statuses:?}{}", cluster.logs());
+}
