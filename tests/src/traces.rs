@@ -78,10 +78,18 @@ impl Traces {
         here.map(|(pid, _)| format!("process {pid} {}", command_of(*pid))).collect()
     }
 
-    /// Held by a process, whoever it is, or mounted.
+    /// Whether it was there already, or is in a control group of the cluster.
+    fn is_ours(&self, pid: u32) -> bool {
+        let was_there = start_of(pid).is_some_and(|start| self.processes.contains(&(pid, start)));
+        was_there || groups_of(pid).iter().any(|group| self.groups.contains(group))
+    }
+
+    /// Held by a process of the cluster, or mounted. Others may hold one of the same name: the kernel gives the number of one that is gone
+    /// to the next.
     fn left_namespaces(&self) -> BTreeSet<String> {
         let own: BTreeSet<String> = namespaces_of(std::process::id()).collect();
-        let mut held: BTreeSet<String> = pids().into_iter().flat_map(namespaces_of).collect();
+        let mut held: BTreeSet<String> =
+            pids().into_iter().filter(|pid| self.is_ours(*pid)).flat_map(namespaces_of).collect();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         held.extend(mounts.lines().filter_map(|line| Some(line.split(' ').nth(3)?.to_owned())));
         self.namespaces.iter().filter(|name| !own.contains(*name) && held.contains(*name)).cloned().collect()

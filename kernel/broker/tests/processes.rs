@@ -13,6 +13,7 @@ use common::OneNode;
 use ipc::conformance::World;
 use ipc::{Endpoint, IpcError, Message, Port, Source, Wait};
 use ipc_shm::{ChannelFiles, Role, Size};
+use rustix::event::{PollFd, PollFlags};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 
@@ -120,25 +121,51 @@ fn caller_learns_that_its_server_died_after_taking_the_request() {
     });
 }
 
-/// From the kill to the typed error at who waits. On an idle machine the median is below 0.5 ms and the 99th of 100 below 5 ms,
-/// which the long run asserts; on a machine that does something else, what is asserted here is that it does not take a time-out.
+/// From the kill to the typed error at who waits. The long run asserts a median below 0.5 ms and 5 ms for 99 of 100, or, on a machine
+/// that wakes its sleepers later than that, three times what the kernel alone takes to tell of a death; the short run only
+/// that it does not take a time-out.
 #[test]
 fn death_is_told_to_who_waits_within_its_bound() {
     let is_long = std::env::var_os("DVS_TEST_LONG").is_some();
     let rounds = if is_long { 500 } else { 60 };
-    let mut delays: Vec<Duration> = (0..rounds).map(|_| delay_of_a_death()).collect();
+    let (mut ours, mut kernels) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        ours.push(delay_of_a_death());
+        kernels.push(delay_of_an_end());
+    }
+    let ((half, most), (kernels_half, kernels_most)) = (told("the error", ours), told("the kernel's word", kernels));
+    let limit = |long, short, kernels: Duration| {
+        if is_long { Duration::from_micros(long).max(3 * kernels) } else { Duration::from_micros(short) }
+    };
+    let (half_max, most_max) = (limit(500, 20_000, kernels_half), limit(5_000, 500_000, kernels_most));
+    assert!(half < half_max && most < most_max, "p50 {half:?} of {half_max:?}, p99 {most:?} of {most_max:?}");
+}
+
+/// Median and 99th percentile.
+fn told(until: &str, mut delays: Vec<Duration>) -> (Duration, Duration) {
     delays.sort();
     let percentile = |percent: usize| delays[(delays.len() * percent / 100).min(delays.len() - 1)];
-    let (half, most, worst) = (percentile(50), percentile(99), delays[delays.len() - 1]);
-    eprintln!(
-        "death until the error, {rounds} times: p50 {half:?}, p90 {:?}, p99 {most:?}, worst {worst:?}",
-        percentile(90)
-    );
-    let (half_max, most_max) = if is_long { (500, 5_000) } else { (20_000, 500_000) };
-    assert!(
-        half < Duration::from_micros(half_max) && most < Duration::from_micros(most_max),
-        "p50 {half:?}, p99 {most:?}"
-    );
+    let (half, most, count) = (percentile(50), percentile(99), delays.len());
+    eprintln!("death until {until}, {count} times: p50 {half:?}, p90 {:?}, p99 {most:?}", percentile(90));
+    (half, most)
+}
+
+/// What a death takes without us: until a thread that polls the process's descriptor hears of it.
+fn delay_of_an_end() -> Duration {
+    let world = OneNode::new();
+    let (mut program, _endpoint) = Program::start(&world, "never receives");
+    let pidfd = sys::pidfd::open(program.child.id() as i32).unwrap();
+    thread::scope(|scope| {
+        let polling = scope.spawn(|| {
+            let mut descriptors = [PollFd::new(&pidfd, PollFlags::IN)];
+            rustix::event::poll(&mut descriptors, None).unwrap();
+            Instant::now()
+        });
+        thread::sleep(Duration::from_millis(2));
+        let killed = Instant::now();
+        program.child.kill().unwrap();
+        polling.join().unwrap().saturating_duration_since(killed)
+    })
 }
 
 fn delay_of_a_death() -> Duration {
