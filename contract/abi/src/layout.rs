@@ -27,6 +27,12 @@ pub mod side {
     /// Entries of the peer's ring that the owner has consumed so far, modulo 2^32.
     pub const RING_HEAD: usize = 384;
 
+    /// Two words that change with every message and that the peer seldom reads: apart from those it reads at every message.
+    /// The publication word of the last message of the peer that the owner took,
+    pub const TAKEN: usize = 512;
+    /// and that of the request that the owner of this side waits to be answered, 0 when none.
+    pub const AWAITS: usize = 516;
+
     /// Three words of 64 bits of a proxy that plays the owner of this side; they outlive it. The number of the last
     /// notification it took from the peer for the far side,
     pub const CARRIED_NUMBER: usize = 640;
@@ -34,12 +40,6 @@ pub mod side {
     pub const CARRIED_BITS: usize = 648;
     /// and the number of the last notification of the far side that it posted here.
     pub const POSTED_NUMBER: usize = 656;
-
-    /// Two words that change with every message and that the peer seldom reads: apart from those it reads at every message.
-    /// The publication word of the last message of the peer that the owner took,
-    pub const TAKEN: usize = 512;
-    /// and that of the request that the owner of this side waits to be answered, 0 when none.
-    pub const AWAITS: usize = 516;
 
     /// Bytes of the data that travels with a message flagged [`super::word::INLINE`],
     pub const INLINE_BYTES: usize = 1024;

@@ -214,7 +214,7 @@ impl Talk {
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
         if !self.is_free {
-            self.await_free_slot(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+            self.await_taking(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
         }
         if request.patience == Patience::Timed {
             let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));

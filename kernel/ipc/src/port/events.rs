@@ -34,8 +34,9 @@ impl Port {
     /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on.
     pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
+        let deadline = Deadline::after(wait);
         loop {
-            match self.wait_for_any(Wanted::Everything, Deadline::after(wait))? {
+            match self.wait_for_any(Wanted::Everything, deadline)? {
                 Found::Message => return Ok(Event::Message(self.inbox.message)),
                 Found::Pending => {
                     if let Some(event) = self.pending.pop_front() {
