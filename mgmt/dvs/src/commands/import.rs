@@ -154,17 +154,16 @@ fn compression(first: &[u8]) -> Option<&'static str> {
 
 /// Whether this may be the first block of an archive: a header has its own sum in it, an empty archive has nothing.
 fn begins_tar(first: &[u8]) -> bool {
-    const SUM: std::ops::Range<usize> = 148..156;
     if first.iter().all(|byte| *byte == 0) {
         return true;
     }
-    let Some(field) = first.get(SUM).filter(|_| first.len() == TAR_BLOCK_BYTES) else { return false };
-    let digits: Vec<u8> = field.iter().copied().filter(u8::is_ascii_digit).collect();
-    let told = std::str::from_utf8(&digits).ok().and_then(|digits| u32::from_str_radix(digits, 8).ok());
-    // The sum is made with blanks in its own place.
-    let blanks = u32::from(b' ') * SUM.len() as u32;
-    let own: u32 = field.iter().map(|byte| u32::from(*byte)).sum();
-    told == Some(first.iter().map(|byte| u32::from(*byte)).sum::<u32>() - own + blanks)
+    if first.len() != TAR_BLOCK_BYTES {
+        return false;
+    }
+    let header = tar::Header::from_byte_slice(first);
+    let mut right = header.clone();
+    right.set_cksum();
+    header.cksum().is_ok_and(|told| right.cksum().is_ok_and(|sum| sum == told))
 }
 
 /// What a program of a container is before it becomes itself: the keeper, which is this binary.
