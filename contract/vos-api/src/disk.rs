@@ -3,9 +3,22 @@
 //! A write that was completed survives the death of the server process; [`FLUSH`] makes all writes completed before
 //! it was submitted survive loss of power. Reads and writes may be repeated (idempotent), so none has a sequence.
 //! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
-//! failed, `EROFS`, `ESTALE` the epoch is old.
+//! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE` the epoch is old.
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const BLOCK_BYTES: u32 = 4096;
+/// Spans of one [`READV`].
+pub const SPANS_MAX: usize = 256;
+
+/// A range of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Span {
+    pub offset: U64,
+    pub bytes: U64,
+}
 
 /// `results`: size in bytes, block bytes, flags ([`READ_ONLY`]), epoch of the volume.
 pub const INFO: u16 = 16;
@@ -16,6 +29,8 @@ pub const WRITE: u16 = 18;
 pub const FLUSH: u16 = 19;
 /// `args`: offset, bytes. The range reads as zeros afterwards; space may be given back.
 pub const DISCARD: u16 = 20;
+/// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at most one transfer.
+pub const READV: u16 = 21;
 
 /// Flag of [`WRITE`].
 pub const FUA: u16 = 1;

@@ -118,7 +118,11 @@ pub const LINK: u16 = 27;
 pub const OPEN: u16 = 28;
 /// *seq.* `args[0]` inode, `args[1]` handle. Frees the last claim on an unlinked file.
 pub const RELEASE: u16 = 29;
-/// `args[0]` inode, `args[1]` offset, `args[2]` bytes. Reply data: bytes, fewer at the end of the file.
+/// `args[0]` inode, `args[1]` offset, `args[2]` bytes. Reply data: bytes, fewer at the end of the file. `results[0]`: how many.
+///
+/// With the flag [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there itself: `results[3]` has [`PLACES`],
+/// `results[1]` is a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data begins with; behind them a CRC-32 of each block, u32. The bytes are
+/// the file's while the lease of this answer lasts. A block without its checksum is not: ask again without the flag.
 pub const READ: u16 = 30;
 /// *seq.* `args[0]` inode, `args[1]` offset, `args[2]` time_ns. Request data: bytes. `results`: bytes written, new size.
 /// `flags`: [`APPEND`] ignores the offset and writes at the end.
@@ -168,8 +172,12 @@ pub const APPEND: u16 = 1;
 /// Flag of [`WRITE`], [`OPEN`] with `O_TRUNC`, [`FALLOCATE`] and [`COPY_RANGE`]: in the same step, a regular file loses set-user-id,
 /// and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
 pub const KILL_SUID: u16 = 1 << 8;
+/// Flag of [`READ`]: the client can read the volume.
+pub const WHERE: u16 = 1;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
+/// Bit of `results[3]` of [`READ`]: the reply data says where the bytes lie.
+pub const PLACES: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

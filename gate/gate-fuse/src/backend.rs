@@ -4,6 +4,7 @@
 //! completion, across restarts of the server: the gate never repeats by itself. Only [`Event::SessionLost`] is the gate's to act on.
 
 pub mod session;
+mod volume;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -77,6 +78,9 @@ pub trait Backend {
 
     /// The next thing that happened, if any.
     fn poll(&mut self) -> Option<Event<Self::Data>>;
+
+    /// The server takes back what it told of this inode, `None`: of all. What was read by its word and has not arrived must be asked for again.
+    fn recalled(&mut self, ino: Option<u64>);
 
     /// Readable when [`Backend::poll`] may have something; only asked after [`Backend::may_sleep`] said yes.
     fn fd(&self) -> BorrowedFd<'_>;

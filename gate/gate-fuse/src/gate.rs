@@ -615,6 +615,11 @@ impl<B: Backend> Gate<B> {
             }
             is_news = true;
             self.counters.recalls += 1;
+            match event.what {
+                What::Inode { ino } => self.backend.recalled(Some(ino)),
+                What::Name { .. } => {}
+                What::Everything => self.backend.recalled(None),
+            }
             let job = self.job_for(event.recall, event.what);
             self.give(job);
         }

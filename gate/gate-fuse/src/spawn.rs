@@ -1,7 +1,8 @@
 //! How a gate process begins: `dvs gate fuse`, started by the node daemon.
 //!
 //! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs` (endpoint of
-//! the fs server, default [`Endpoint::FS`]), `entries` and `arena_bytes` of the ring.
+//! the fs server, default [`Endpoint::FS`]), `disk` (endpoint of its disk; without it every read goes through the fs server), `entries` and `arena_bytes` of the
+//! ring to the fs server.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -22,6 +23,9 @@ const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64, l
 /// As many in flight as the gate takes, room for 64 transfers of 1 MiB.
 const SIZE: Size = Size { entries: 512, arena_bytes: 64 << 20 };
 
+/// To the disk: as many long reads as the kernel has under way at a time.
+const DISK_SIZE: Size = Size { entries: 64, arena_bytes: 32 << 20 };
+
 /// Runs a gate process to its end: 0 when it was unmounted or asked to stop.
 pub fn main_from_spawn() -> ExitCode {
     let filter = EnvFilter::try_from_env("DVS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -39,7 +43,8 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut spawn = Spawn::from_env()?;
     let number = spawn.endpoint.ok_or(SpawnError::Missing("endpoint"))?;
     let endpoint = Endpoint::new(number).ok_or_else(|| SpawnError::BadOption("endpoint".to_owned()))?;
-    let server = endpoint_option(&spawn)?;
+    let server = endpoint_option(&spawn, "fs")?.unwrap_or(Endpoint::FS);
+    let disk = endpoint_option(&spawn, "disk")?;
     let size = size_option(&spawn)?;
     let fuse = spawn.take_fd("fuse").ok_or(SpawnError::Missing("fuse"))?;
     let state = spawn.take_fd("state").ok_or(SpawnError::Missing("state"))?;
@@ -48,8 +53,13 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])?;
     give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
     let port = SharedPort::new(Port::from_socket(broker, Some(endpoint))?);
+    let disk = disk.map(|disk| PortConnect::new(port.clone(), disk, DISK_SIZE));
     let connector: Connector = Box::new(move || Box::new(PortConnect::new(port.clone(), server, size)));
-    let mut gate = Gate::new(fuse, state, SessionBackend::new(connector, size)?)?;
+    let mut backend = SessionBackend::new(connector, size)?;
+    if let Some(disk) = disk {
+        backend = backend.reading_from(Box::new(disk), DISK_SIZE)?;
+    }
+    let mut gate = Gate::new(fuse, state, backend)?;
     restrict_system_calls(SYSTEM_CALLS)?;
     spawn.ready();
     tracing::info!(dc = spawn.dc, dc_name = spawn.dc_name, %endpoint, %server, "serving");
@@ -62,10 +72,10 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-fn endpoint_option(spawn: &Spawn) -> Result<Endpoint, SpawnError> {
-    let Some(number) = spawn.option_u64("fs")? else { return Ok(Endpoint::FS) };
+fn endpoint_option(spawn: &Spawn, name: &str) -> Result<Option<Endpoint>, SpawnError> {
+    let Some(number) = spawn.option_u64(name)? else { return Ok(None) };
     let endpoint = u32::try_from(number).ok().and_then(Endpoint::new);
-    endpoint.ok_or_else(|| SpawnError::BadOption("fs".to_owned()))
+    endpoint.map(Some).ok_or_else(|| SpawnError::BadOption(name.to_owned()))
 }
 
 fn size_option(spawn: &Spawn) -> Result<Size, SpawnError> {

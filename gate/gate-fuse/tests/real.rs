@@ -5,8 +5,10 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{World, in_private_mounts};
 use zerocopy::IntoBytes;
@@ -115,8 +117,8 @@ fn place(directory: &File, name: &str, mode: u32, content: &[u8]) -> std::io::Re
 }
 
 /// Of a name that did not exist the kernel is told by the thread for notifications.
-fn eventually(path: &std::path::Path) -> fs::Metadata {
-    let limit = Instant::now() + std::time::Duration::from_secs(5);
+fn eventually(path: &Path) -> fs::Metadata {
+    let limit = Instant::now() + Duration::from_secs(5);
     loop {
         match fs::metadata(path) {
             Err(_) if Instant::now() < limit => std::thread::yield_now(),
@@ -238,6 +240,129 @@ fn names_seen_before_another_name_changed_are_not_believed() {
             fs::hard_link(one.path.join(&name), one.path.join(format!("old{round}"))).expect("link");
             fs::rename(one.path.join("new"), one.path.join(&name)).expect("rename");
             assert_eq!(fs::read_to_string(two.path.join(&name)).expect("read"), "second");
+        }
+    });
+}
+
+/// Reads a file as somebody does who never saw it.
+fn read_cold(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    fs::read(path)
+}
+
+fn pattern(bytes: u32, seed: u32) -> Vec<u8> {
+    (0..bytes).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8).collect()
+}
+
+/// Reads until the gate goes to the disk by itself: its session with it begins in the background.
+fn read_until_direct(world: &World, path: &Path, expected: &[u8]) {
+    let real = world.real.as_ref().expect("real");
+    let (before, limit) = (real.disk_requests(), Instant::now() + Duration::from_secs(10));
+    while real.disk_requests() == before {
+        assert!(Instant::now() < limit, "the disk is asked for nothing");
+        assert!(read_cold(path).expect("read") == expected);
+    }
+}
+
+#[test]
+fn long_reads_come_from_the_disk_and_a_damaged_block_is_an_error() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        // Not a whole number of blocks, with something before it that moves the blocks of the two files among each other.
+        let data = pattern((9 << 20) + 1234, 1);
+        let mut files = [&path, &mounted.path.join("g")].map(|path| File::create(path).expect("create"));
+        for piece in data.chunks(300_000) {
+            files.iter_mut().for_each(|file| file.write_all(piece).expect("write"));
+        }
+        read_until_direct(&world, &path, &data);
+        let real = world.real.as_ref().expect("real");
+        let before = real.disk_requests();
+        assert!(read_cold(&path).expect("read") == data);
+        let asked = real.disk_requests() - before;
+        assert!((6..=80).contains(&asked), "{asked} requests for 9 MiB");
+        // A hole is nowhere on the disk.
+        files[0].set_len(12 << 20).expect("longer");
+        let mut longer = data.clone();
+        longer.resize(12 << 20, 0);
+        assert!(read_cold(&path).expect("read") == longer);
+
+        let needle = &data[5 << 20..(5 << 20) + 4096];
+        let place = (0..1 << 18).find(|block| {
+            let mut here = [0; 4096];
+            real.image().read_exact_at(&mut here, block * 4096).expect("image");
+            here == needle
+        });
+        let place = place.expect("the block is on the volume") * 4096;
+        real.image().write_all_at(b"damaged", place + 100).expect("image");
+        assert_eq!(read_cold(&path).expect_err("damage is seen").raw_os_error(), Some(libc::EIO));
+        real.image().write_all_at(needle, place).expect("image");
+        assert!(read_cold(&path).expect("read") == longer);
+    });
+}
+
+#[test]
+fn what_one_node_wrote_the_other_reads_from_the_disk() {
+    const BYTES: usize = 4 << 20;
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let (here, there) = (one.path.join("f"), two.path.join("f"));
+        // Every eight bytes say which write they are of.
+        let version = |n: u64| n.to_le_bytes().repeat(BYTES / 8);
+        fs::write(&here, version(0)).expect("write");
+        read_until_direct(&world, &there, &version(0));
+        let before = world.real.as_ref().expect("real").disk_requests();
+        let written = AtomicU64::new(0);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let file = OpenOptions::new().write(true).open(&here).expect("open");
+                for n in 1..=60 {
+                    file.write_all_at(&version(n), 0).expect("write");
+                    written.store(n, Ordering::SeqCst);
+                }
+                is_over.store(true, Ordering::SeqCst);
+            });
+            while !is_over.load(Ordering::SeqCst) {
+                let oldest = written.load(Ordering::SeqCst);
+                let read = read_cold(&there).expect("read");
+                // The one after is being written.
+                let newest = written.load(Ordering::SeqCst) + 1;
+                assert_eq!(read.len(), BYTES);
+                for (at, bytes) in read.chunks_exact(8).enumerate() {
+                    let found = u64::from_le_bytes(bytes.try_into().expect("eight"));
+                    assert!((oldest..=newest).contains(&found), "byte {}: {found}, not {oldest} to {newest}", at * 8);
+                }
+            }
+        });
+        assert!(world.real.as_ref().expect("real").disk_requests() > before + 10);
+    });
+}
+
+#[test]
+fn reads_go_through_the_server_while_the_disk_is_out_of_reach() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let mounted = world.mount("m");
+        for round in 0..5 {
+            // What the server has read once it answers from its cache.
+            let path = mounted.path.join(format!("f{round}"));
+            let data = pattern(8 << 20, round);
+            fs::write(&path, &data).expect("write");
+            read_until_direct(&world, &path, &data);
+            let (reader, expected) = (path.clone(), data.clone());
+            let reading = std::thread::spawn(move || {
+                for _ in 0..5 {
+                    assert!(read_cold(&reader).expect("read") == expected);
+                }
+            });
+            world.real.as_mut().expect("real").cut_disk();
+            reading.join().expect("every byte is right");
+            assert!(read_cold(&path).expect("read") == data);
+            world.real.as_mut().expect("real").replace_disk();
         }
     });
 }

@@ -1,9 +1,11 @@
 //! The disk server's process: from its spawn record to a service and back.
 //!
-//! Spawn record: descriptor `image`; options `bytes` (size the volume must have) and `read_only` (1).
+//! Spawn record: descriptor `image`; options `bytes` (size the volume must have), `read_only` (1) and `owner` (the one
+//! endpoint that may change the volume; without it everybody may).
 
 use std::process::ExitCode;
 
+use abi::Endpoint;
 use vos_rt::{Boot, Failure, Kind, SpawnError, run};
 
 use crate::service::Disk;
@@ -28,5 +30,8 @@ fn open(boot: &mut Boot) -> Result<Disk, Failure> {
     };
     let volume = Volume::open(Image { file, bytes, access })?;
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
-    Ok(Disk::new(volume, boot.spawn.epoch)?)
+    let disk = Disk::new(volume, boot.spawn.epoch)?;
+    let Some(owner) = boot.spawn.option_u64("owner")? else { return Ok(disk) };
+    let owner = u32::try_from(owner).ok().and_then(Endpoint::new);
+    Ok(disk.owned_by(owner.ok_or_else(|| SpawnError::BadOption("owner".to_owned()))?))
 }

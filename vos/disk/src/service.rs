@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use rustix::io::Errno;
-use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, WRITE};
+use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, READV, SPANS_MAX, Span, WRITE};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
+use zerocopy::FromBytes;
 
 use crate::rings::{Rings, Ticket};
 use crate::volume::{Access, Volume};
@@ -39,6 +40,8 @@ pub struct Disk {
     rings: Arc<Rings>,
     pool: WorkerPool,
     epoch: u64,
+    /// Who may change the volume; `None` for everybody.
+    owner: Option<Endpoint>,
     /// Until then writes go to the pool.
     slow_until: Option<Instant>,
 }
@@ -47,7 +50,12 @@ impl Disk {
     pub fn new(volume: Volume, epoch: u64) -> Result<Disk, PoolError> {
         let pool = WorkerPool::new("disk", WORKERS)?;
         let (volume, flusher, rings) = (Arc::new(volume), Arc::default(), Arc::default());
-        Ok(Disk { volume, flusher, rings, pool, epoch, slow_until: None })
+        Ok(Disk { volume, flusher, rings, pool, epoch, owner: None, slow_until: None })
+    }
+
+    /// Changes are taken from this endpoint alone; everybody who may open a ring reads.
+    pub fn owned_by(self, owner: Endpoint) -> Disk {
+        Disk { owner: Some(owner), ..self }
     }
 
     /// Finishes what was taken and brings everything to the medium.
@@ -117,9 +125,14 @@ impl Service for Disk {
     fn submit(&mut self, request: Request) {
         // The client of a ring that was replaced asks again over the new one.
         let Some(ticket) = self.rings.begin(request.from(), request.client()) else { return request.fail(Errno::IO) };
+        let changes = matches!(request.op(), WRITE | DISCARD);
+        if changes && self.owner.is_some_and(|owner| owner != request.from()) {
+            return request.fail(Errno::ACCESS);
+        }
         match request.op() {
             INFO => self.info(request),
             READ => self.read(request, ticket),
+            READV => self.spawn(request, ticket, read_spans),
             WRITE => self.write(request, ticket),
             DISCARD => self.spawn(request, ticket, discard),
             FLUSH => self.flush(request),
@@ -145,6 +158,34 @@ fn read(volume: &Volume, request: Request) {
         Ok(bytes) => request.reply([0; 4], bytes),
         Err(errno) => request.fail(answer_of(volume, errno)),
     }
+}
+
+fn read_spans(volume: &Volume, request: Request) {
+    match put_spans(volume, &request) {
+        Ok(bytes) => request.reply([0; 4], bytes),
+        Err(errno) => request.fail(answer_of(volume, errno)),
+    }
+}
+
+fn put_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
+    if request.out_bytes() as usize > SPANS_MAX * size_of::<Span>() {
+        return Err(Errno::INVAL);
+    }
+    // Copied out before the reply is put over them.
+    let data = request.data();
+    let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
+    let mut at = 0;
+    for span in spans {
+        let (offset, bytes) = (span.offset.get(), span.bytes.get());
+        volume.check_read(offset, bytes)?;
+        let wanted = u32::try_from(bytes).map_err(|_| Errno::RANGE)?;
+        if request.put_from_file(at, volume.fd(), offset, wanted)? != wanted {
+            return Err(Errno::IO);
+        }
+        // Within the room for the reply, which is a u32.
+        at += wanted;
+    }
+    Ok(at)
 }
 
 fn write(volume: &Volume, request: Request) {

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use abi::Endpoint;
-use libvos::{DiskClient, Durability, Size};
+use libvos::{DiskClient, Durability, Op, Size};
 use rustix::io::Errno;
 use serde_json::json;
+use vos_api::disk::{READV, Span};
 use vos_rt::testkit::{Ended, Process, Program, World};
+use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
@@ -22,6 +24,8 @@ fn main() -> std::process::ExitCode {
                 "acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error",
                 acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error,
             ),
+            ("scattered_blocks_come_in_one_transfer", scattered_blocks_come_in_one_transfer),
+            ("who_does_not_own_the_volume_only_reads_it", who_does_not_own_the_volume_only_reads_it),
             ("large_transfers_are_split_and_come_back_whole", large_transfers_are_split_and_come_back_whole),
         ],
     )
@@ -106,6 +110,47 @@ fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
     }
     eprintln!("{KILLS} kills, {restarts} new rings");
     assert!(restarts > 0);
+}
+
+fn scattered_blocks_come_in_one_transfer() {
+    let (world, image) = (World::new(), Image::new());
+    let server = start(&world, &image);
+    let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    for index in [3, 4, 9] {
+        client.write(index * BLOCK as u64, &block(index, 1), Durability::Server).expect("write");
+    }
+    let read = |spans: &[(u64, u64)], room: u32| {
+        let spans: Vec<Span> = spans
+            .iter()
+            .map(|&(first, blocks)| Span {
+                offset: (first * BLOCK as u64).into(),
+                bytes: blocks.saturating_mul(BLOCK as u64).into(),
+            })
+            .collect();
+        let answer = client.session().call(Op::new(READV, [0; 3]).out(spans.as_bytes()).room(room));
+        answer.map(|answer| answer.data)
+    };
+    let expected = [block(9, 1), block(3, 1), block(4, 1), vec![0; BLOCK]].concat();
+    assert_eq!(read(&[(9, 1), (3, 3)], 1 << 20), Ok(expected));
+    assert_eq!(read(&[], 1 << 20), Ok(Vec::new()));
+    assert_eq!(read(&[(BLOCKS - 1, 2)], 1 << 20), Err(Errno::INVAL));
+    assert_eq!(read(&[(0, 1), (0, u64::MAX)], 1 << 20), Err(Errno::INVAL));
+    assert_eq!(read(&[(0, 1), (3, 2)], 2 * BLOCK as u32), Err(Errno::RANGE));
+    assert_eq!(read(&[(0, 1); 257], 1 << 20), Err(Errno::INVAL));
+    let torn = client.session().call(Op::new(READV, [0; 3]).out(&[0; 17]).room(4096));
+    assert_eq!(torn.map(|answer| answer.data), Err(Errno::INVAL));
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}
+
+fn who_does_not_own_the_volume_only_reads_it() {
+    let (world, image) = (World::new(), Image::new());
+    let options = json!({ "bytes": BLOCKS * BLOCK as u64, "owner": Endpoint::FS.number() });
+    let server = world.start(Program { endpoint: Endpoint::DISK, image: Some(image.open()), options });
+    let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    assert_eq!(client.write(0, &[1; BLOCK], Durability::Server), Err(Errno::ACCESS));
+    assert_eq!(client.discard(0, BLOCK as u64), Err(Errno::ACCESS));
+    assert_eq!(client.read(0, BLOCK), Ok(vec![0; BLOCK]));
+    assert_eq!(server.terminate(), Ended::Exit(0));
 }
 
 fn large_transfers_are_split_and_come_back_whole() {

@@ -117,6 +117,11 @@ impl Data {
         self.bytes == 0
     }
 
+    /// Forgets what lies behind the first `bytes`.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.bytes = self.bytes.min(u32::try_from(bytes).unwrap_or(u32::MAX));
+    }
+
     /// The arena that holds the bytes and where they begin, to hand them to a file without a copy.
     pub fn arena(&self) -> Option<(&Arena, usize)> {
         let place = self.place.as_ref()?;

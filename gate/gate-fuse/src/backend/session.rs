@@ -1,11 +1,18 @@
 //! The fs server behind a session of libvos: the real backend.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libvos::{Armed, Connect, Data, Identity, Sequenced, Session, Size, SubmitError};
+use rustix::event::epoll;
+use vos_api::fs::{READ, WHERE};
 
+use super::volume::{self, Asked, Outcome, Volume};
 use super::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
+
+/// From this length on a read may go past the server.
+const DIRECT_BYTES_MIN: u32 = 128 << 10;
 
 /// Makes connectors: one for each session that is begun.
 pub type Connector = Box<dyn FnMut() -> Box<dyn Connect>>;
@@ -14,16 +21,89 @@ pub struct SessionBackend {
     connector: Connector,
     size: Size,
     session: Option<Session>,
-    /// Readable never: what is waited on before the session begins.
-    nothing: OwnedFd,
+    /// Where long reads go by themselves, if the container has a disk that this gate knows.
+    volume: Option<Volume>,
+    /// Reads whose answer may say where the bytes lie; by their number in the session.
+    asked: HashMap<libvos::Token, Asked>,
+    /// Reads that were asked again: what the gate knows them as.
+    repeated: HashMap<libvos::Token, libvos::Token>,
+    /// For which the session had no room.
+    repeats: VecDeque<Asked>,
+    /// Both sessions in one descriptor.
+    epoll: OwnedFd,
 }
 
 impl SessionBackend {
     pub fn new(connector: Connector, size: Size) -> io::Result<SessionBackend> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let nothing = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(SessionBackend { connector, size, session: None, nothing })
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(SessionBackend {
+            connector,
+            size,
+            session: None,
+            volume: None,
+            asked: HashMap::new(),
+            repeated: HashMap::new(),
+            repeats: VecDeque::new(),
+            epoll,
+        })
     }
+
+    /// Long reads go to this disk, by what the fs server says of it.
+    pub fn reading_from(mut self, disk: Box<dyn Connect>, size: Size) -> io::Result<SessionBackend> {
+        let volume = Volume::open(disk, size)?;
+        watch(&self.epoll, volume.fd())?;
+        self.volume = Some(volume);
+        Ok(self)
+    }
+
+    /// Asks the fs server for the bytes themselves, as far as it takes more.
+    fn repeat(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        while let Some(asked) = self.repeats.front() {
+            let op = libvos::Op::new(READ, asked.args).room(asked.in_capacity);
+            let Ok(token) = session.submit(op) else { return };
+            self.repeated.insert(token, asked.token);
+            self.repeats.pop_front();
+        }
+    }
+
+    fn poll_session(&mut self) -> Option<Event<Data>> {
+        loop {
+            let done = self.session.as_mut()?.complete()?;
+            match (self.asked.remove(&done.token), &mut self.volume) {
+                (Some(asked), Some(volume)) if volume::is_told(&done) => volume.read(asked, &done),
+                _ => return Some(self.done(done)),
+            }
+        }
+    }
+
+    fn done(&mut self, done: libvos::Done) -> Event<Data> {
+        let token = self.repeated.remove(&done.token).unwrap_or(done.token);
+        Event::Done(Done {
+            token: Token(token.0),
+            status: done.error.map_or(0, |errno| errno.raw_os_error() as u32),
+            results: done.results,
+            data: done.data,
+        })
+    }
+
+    fn poll_volume(&mut self) -> Option<Event<Data>> {
+        loop {
+            match self.volume.as_mut()?.poll()? {
+                Outcome::Read(token, data, results) => {
+                    return Some(Event::Done(Done { token: Token(token.0), status: 0, results, data }));
+                }
+                Outcome::Again(asked) => {
+                    self.repeats.push_back(asked);
+                    self.repeat();
+                }
+            }
+        }
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
+    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(io::Error::from)
 }
 
 impl Backend for SessionBackend {
@@ -31,12 +111,19 @@ impl Backend for SessionBackend {
 
     fn begin(&mut self, start: Start) -> Result<(), BackendError> {
         self.session = None;
+        self.asked.clear();
+        self.repeated.clear();
+        self.repeats.clear();
+        if let Some(volume) = &mut self.volume {
+            volume.forget();
+        }
         let identity = Identity {
             session: Some(start.session),
             next_sequence: start.next_sequence,
             repeats_from: Some(start.acknowledged + 1),
         };
         let session = Session::open((self.connector)(), self.size, identity);
+        let session = session.and_then(|session| watch(&self.epoll, session.fd()).map(|()| session));
         self.session = Some(session.map_err(|cause| BackendError::Begin(Box::new(cause)))?);
         Ok(())
     }
@@ -48,42 +135,56 @@ impl Backend for SessionBackend {
             Some(sequence) if sequence == session.next_sequence() => Sequenced::Yes,
             Some(sequence) => Sequenced::As(sequence),
         };
+        let is_direct =
+            op.op == READ && op.in_capacity >= DIRECT_BYTES_MIN && self.volume.as_ref().is_some_and(Volume::is_up);
         let op = libvos::Op {
             op: op.op,
-            flags: op.flags,
+            flags: if is_direct { op.flags | WHERE } else { op.flags },
             args: op.args,
             out: op.out,
             in_capacity: op.in_capacity,
             sequenced,
         };
         match session.submit(op) {
-            Ok(token) => Ok(Token(token.0)),
+            Ok(token) => {
+                if is_direct {
+                    self.asked.insert(token, Asked { token, args: op.args, in_capacity: op.in_capacity });
+                }
+                Ok(Token(token.0))
+            }
             Err(SubmitError::Full) => Err(Refused::Full),
             Err(SubmitError::TooLong) => Err(Refused::TooLong),
         }
     }
 
     fn poll(&mut self) -> Option<Event<Data>> {
-        let done = self.session.as_mut()?.complete()?;
-        Some(Event::Done(Done {
-            token: Token(done.token.0),
-            status: done.error.map_or(0, |errno| errno.raw_os_error() as u32),
-            results: done.results,
-            data: done.data,
-        }))
+        self.repeat();
+        // The session first, so that a recall is known before what was read by the word it takes back.
+        self.poll_session().or_else(|| self.poll_volume())
+    }
+
+    fn recalled(&mut self, ino: Option<u64>) {
+        if let Some(volume) = &mut self.volume {
+            volume.recalled(ino);
+        }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.session.as_ref().map_or(self.nothing.as_fd(), Session::fd)
+        self.epoll.as_fd()
     }
 
     fn may_sleep(&mut self) -> bool {
-        self.session.as_mut().is_none_or(|session| session.arm() == Armed::Sleep)
+        // Completions make room for what waits to be repeated.
+        let volume = self.volume.as_mut().is_none_or(Volume::may_sleep);
+        volume && self.session.as_mut().is_none_or(|session| session.arm() == Armed::Sleep)
     }
 
     fn awake(&mut self) {
         if let Some(session) = &mut self.session {
             session.on_ready();
+        }
+        if let Some(volume) = &mut self.volume {
+            volume.awake();
         }
     }
 }

@@ -1,25 +1,77 @@
-//! The real fs server on a disk in memory, behind real rings; it can be cut off as if killed.
+//! The real fs server and the real disk server on an image, behind real rings; each can be cut off as if killed.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
+use disk::{Access, Disk, Image, Volume};
 use fs::FsService;
-use fs::testing::MemoryDevice;
+use fs::device::{BlockDevice, DeviceError};
 use gate_fuse::backend::session::SessionBackend;
 use libvos::{PortConnect, SharedPort, Size};
 use vos_rt::testkit::{self, Server};
+use vos_rt::{ClientId, Hello, HelloReply, Request, Service};
 
 const VOLUME_BYTES: u64 = 1 << 30;
 const CACHE_BYTES: usize = 32 << 20;
 
 pub struct Real {
     world: Arc<testkit::World>,
-    device: Arc<MemoryDevice>,
+    image: Arc<ImageFile>,
     server: Option<Server<FsService>>,
+    disk: Option<Server<ReadersDisk>>,
     gates: AtomicU32,
+    reads: Arc<AtomicU64>,
+}
+
+/// The image as the fs server writes it, without a way to the disk server between.
+pub struct ImageFile(File);
+
+impl BlockDevice for ImageFile {
+    fn bytes(&self) -> u64 {
+        VOLUME_BYTES
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_exact_at(out, offset).map_err(|_| DeviceError(libc::EIO))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_all_at(data, offset).map_err(|_| DeviceError(libc::EIO))
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.write(offset, &vec![0; bytes as usize])
+    }
+}
+
+/// The disk server of the gates; counts what they ask of it.
+pub struct ReadersDisk {
+    disk: Disk,
+    reads: Arc<AtomicU64>,
+}
+
+impl Service for ReadersDisk {
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        self.disk.opened(client, from, hello)
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.disk.submit(request);
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.disk.closed(client);
+    }
 }
 
 /// Sockets of the broker for the gates of one mount, one incarnation after the other.
@@ -31,9 +83,12 @@ pub struct Sockets {
 impl Real {
     pub fn start() -> Real {
         let world = Arc::new(testkit::World::new());
-        let device = Arc::new(MemoryDevice::new(VOLUME_BYTES));
-        let server = Some(serve(&world, &device));
-        Real { world, device, server, gates: AtomicU32::new(0) }
+        let file = tempfile::tempfile().expect("an image");
+        file.set_len(VOLUME_BYTES).expect("its size");
+        let (image, reads) = (Arc::new(ImageFile(file)), Arc::default());
+        let server = Some(serve(&world, &image));
+        let disk = Some(serve_disk(&world, &image, &reads));
+        Real { world, image, server, disk, gates: AtomicU32::new(0), reads }
     }
 
     pub fn sockets(&self) -> Sockets {
@@ -47,14 +102,44 @@ impl Real {
         if let Some(server) = self.server.take() {
             server.cut();
         }
-        self.server = Some(serve(&self.world, &self.device));
+        self.server = Some(serve(&self.world, &self.image));
+    }
+
+    pub fn cut_disk(&mut self) {
+        if let Some(disk) = self.disk.take() {
+            disk.cut();
+        }
+    }
+
+    pub fn replace_disk(&mut self) {
+        self.cut_disk();
+        self.disk = Some(serve_disk(&self.world, &self.image, &self.reads));
+    }
+
+    /// What gates asked of the disk so far.
+    pub fn disk_requests(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    pub fn image(&self) -> &File {
+        &self.image.0
     }
 }
 
-fn serve(world: &testkit::World, device: &Arc<MemoryDevice>) -> Server<FsService> {
-    let device = Arc::clone(device);
+fn serve(world: &testkit::World, image: &Arc<ImageFile>) -> Server<FsService> {
+    let device = Arc::clone(image);
     world.serve(Endpoint::FS, move |start| {
         FsService::open(device, CACHE_BYTES, start.handle.clone()).expect("the volume opens")
+    })
+}
+
+fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<AtomicU64>) -> Server<ReadersDisk> {
+    let file = image.0.try_clone().expect("the image").into();
+    let reads = Arc::clone(reads);
+    world.serve(Endpoint::DISK, move |_| {
+        let volume = Volume::open(Image { file, bytes: None, access: Access::ReadWrite }).expect("a volume");
+        let disk = Disk::new(volume, 1).expect("threads").owned_by(Endpoint::FS);
+        ReadersDisk { disk, reads }
     })
 }
 
@@ -69,7 +154,10 @@ impl Sockets {
 pub fn backend(broker: OwnedFd) -> SessionBackend {
     let size = Size { entries: 512, arena_bytes: 64 << 20 };
     let port = SharedPort::new(ipc::Port::from_socket(broker, None).expect("the endpoint is ours"));
+    let (disk_port, disk_size) = (port.clone(), Size { entries: 16, arena_bytes: 8 << 20 });
     let connector =
         move || -> Box<dyn libvos::Connect> { Box::new(PortConnect::new(port.clone(), Endpoint::FS, size)) };
-    SessionBackend::new(Box::new(connector), size).expect("a backend")
+    let disk = Box::new(PortConnect::new(disk_port, Endpoint::DISK, disk_size));
+    let backend = SessionBackend::new(Box::new(connector), size).expect("a backend");
+    backend.reading_from(disk, disk_size).expect("a session with the disk")
 }

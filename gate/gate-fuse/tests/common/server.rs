@@ -323,6 +323,8 @@ impl Backend for SocketBackend {
         self.ready.pop_front()
     }
 
+    fn recalled(&mut self, _ino: Option<u64>) {}
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_ref().expect("begun").as_fd()
     }

@@ -90,6 +90,11 @@ enum Image {
 /// What a server gets beside the common fields: arguments, options, descriptors by role.
 type ServerDetails = (Vec<&'static str>, Value, BTreeMap<String, OwnedFd>);
 
+/// The disk that the file tree lies on.
+fn tree_disk() -> Result<Endpoint, Problem> {
+    crate::spec::disk_endpoint(0).ok_or_else(|| "no such disk".into())
+}
+
 impl Parts {
     /// With what an earlier daemon left.
     pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
@@ -418,11 +423,15 @@ impl Parts {
             Part::Disk(index) => {
                 let disk = self.share.disk(*index).ok_or("no such disk")?;
                 let image = self.open_image(&disk.name, Some(disk.bytes), found)?;
-                (vec!["server", "disk"], json!({ "bytes": disk.bytes }), one("image", image.into()))
+                (
+                    vec!["server", "disk"],
+                    json!({ "bytes": disk.bytes, "owner": abi::Endpoint::FS.number() }),
+                    one("image", image.into()),
+                )
             }
             Part::Ds => (vec!["server", "ds"], json!({}), one("image", self.open_image("ds", None, found)?.into())),
             Part::Fs => {
-                let disk = crate::spec::disk_endpoint(0).ok_or("no such disk")?;
+                let disk = tree_disk()?;
                 (vec!["server", "fs"], json!({ "disk": disk.number() }), BTreeMap::new())
             }
             Part::Gate => {
@@ -432,7 +441,8 @@ impl Parts {
                 };
                 let mut fds = one("fuse", fetch(FUSE)?);
                 fds.insert("state".to_owned(), fetch(GATE_STATE)?);
-                let options = json!({ "fs": abi::Endpoint::FS.number(), "node_index": self.share.index });
+                let (fs, disk) = (abi::Endpoint::FS.number(), tree_disk()?.number());
+                let options = json!({ "fs": fs, "disk": disk, "node_index": self.share.index });
                 (vec!["gate", "fuse"], options, fds)
             }
             Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => {

@@ -8,7 +8,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use vos_api::disk::{SPANS_MAX, Span};
 use vos_api::fs as api;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
 
 use crate::alloc::{Claim, Generation};
 use crate::cache::Part;
@@ -25,6 +28,8 @@ use crate::txn::Txn;
 
 /// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
 const CACHED_BYTES_MAX: usize = 128 << 10;
+/// From this length on a client that can read the volume is told where the bytes lie: what that saves is more than its round trip to the disk.
+const TOLD_BYTES_MIN: u64 = 128 << 10;
 pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
 
@@ -32,9 +37,15 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     let [ino, offset, bytes] = call.args;
     fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
-    if let Some(parts) = fs.read_parts(ino, offset, bytes)? {
+    // Such a client reads ahead by itself, and what it reads does not come by here.
+    let is_told = call.flags & api::WHERE != 0 && bytes >= TOLD_BYTES_MIN;
+    let ahead = if is_told { Ahead::No } else { Ahead::Yes };
+    if let Some(parts) = fs.read_parts(ino, offset, bytes, ahead)? {
         let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
         return Ok(Reply { parts, ..Reply::done([got, 0, 0, 0]) }.lease_on([ino]));
+    }
+    if is_told && let Some(reply) = fs.places(ino, offset, bytes)? {
+        return Ok(reply.lease_on([ino]));
     }
     let mut data = vec![0; bytes as usize];
     let got = fs.read_range(ino, offset, &mut data)?;
@@ -42,9 +53,53 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     Ok(Reply::with_data([got as u64, 0, 0, 0], data).lease_on([ino]))
 }
 
+/// Whether more is loaded than was asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    Yes,
+    No,
+}
+
 impl Fs {
+    /// Where a range of a file lies, with the checksums of its blocks; `None` when it has holes, begins inside a block or is still on its way to
+    /// the volume. The blocks stay the file's until its lease is recalled: no change frees them before.
+    fn places(&self, ino: u64, offset: u64, bytes: u64) -> Result<Option<Reply>, Errno> {
+        let inode = self.read_inode(ino)?;
+        check_file(&inode)?;
+        let bytes = inode.bytes.saturating_sub(offset).min(bytes);
+        if bytes == 0 || !offset.is_multiple_of(BLOCK64) {
+            return Ok(None);
+        }
+        let (mut spans, mut crcs) = (Vec::<Span>::new(), Vec::new());
+        let blocks = offset / BLOCK64..(offset + bytes).div_ceil(BLOCK64);
+        for number in blocks.start / WINDOW_BLOCKS..blocks.end.div_ceil(WINDOW_BLOCKS) {
+            let Some(window) = self.read_window(ino, number)? else { return Ok(None) };
+            let first = number * WINDOW_BLOCKS;
+            let from = blocks.start.max(first) - first;
+            let to = blocks.end.min(first + WINDOW_BLOCKS) - first;
+            for piece in window.pieces(from as usize, to as usize) {
+                let end = piece.run.start.checked_add(piece.run.count);
+                if end.is_none_or(|end| end > self.layout.data_blocks) {
+                    return Ok(None);
+                }
+                let (at, bytes) = (self.layout.data_offset(piece.run.start), piece.run.count * BLOCK64);
+                if self.log.is_unwritten(at, bytes) {
+                    return Ok(None);
+                }
+                spans.push(Span { offset: at.into(), bytes: bytes.into() });
+                crcs.extend(piece.places.iter().flatten().map(|place| U32::new(place.crc)));
+            }
+        }
+        let has_holes = crcs.len() as u64 != blocks.end - blocks.start;
+        if has_holes || spans.len() > SPANS_MAX {
+            return Ok(None);
+        }
+        let data = [spans.as_bytes(), crcs.as_bytes()].concat();
+        Ok(Some(Reply::with_data([bytes, spans.len() as u64, 0, api::PLACES], data)))
+    }
+
     /// A range of a file as pieces of the cache, without a copy; `None` when not all of it lies there.
-    fn read_parts(&self, ino: u64, offset: u64, bytes: u64) -> Result<Option<Vec<Part>>, Errno> {
+    fn read_parts(&self, ino: u64, offset: u64, bytes: u64, ahead: Ahead) -> Result<Option<Vec<Part>>, Errno> {
         // As in `read_range`.
         let generation = self.generation();
         let inode = self.read_inode(ino)?;
@@ -63,7 +118,9 @@ impl Fs {
             }
             at = until;
         }
-        self.read_ahead(ino, &inode, offset, bytes, &generation);
+        if ahead == Ahead::Yes {
+            self.read_ahead(ino, &inode, offset, bytes, &generation);
+        }
         Ok(Some(parts))
     }
 
