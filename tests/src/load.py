@@ -67,7 +67,8 @@ class Load:
         self.model[at : at + length] = text
 
     def read_data(self):
-        at, length = self.random.randrange(DATA_BYTES), self.random.choice([100, 4096, 30000])
+        length = self.random.choice([100, 4096, 30000, DATA_BYTES])
+        at = 0 if length == DATA_BYTES else self.random.randrange(DATA_BYTES)
         if self.random.random() < 0.3:
             os.posix_fadvise(self.data, 0, 0, os.POSIX_FADV_DONTNEED)
         expect("data at %d" % at, os.pread(self.data, length, at), bytes(self.model[at : at + length]))

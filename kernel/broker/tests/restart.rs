@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity, Shelf};
 use common::{DC, wait_readable};
 use ipc::stand_in::{StandInEvent, StandInPort};
-use ipc::{Completion, DcId, Endpoint, Epoch, Event, IpcError, Message, NodeId, Port, RingSpec, Submission, Wait};
+use ipc::{
+    Completion, DcId, Endpoint, Epoch, Event, IpcError, Message, NodeId, Port, RingSpec, Submission, Wait, WaitMode,
+};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 const SPEC: RingSpec = RingSpec { entries: 8, arena_bytes: 0 };
@@ -405,6 +407,51 @@ fn proxied_channels_of_the_last_broker_are_handed_to_a_new_proxy() {
         if let StandInEvent::Closed { reason, .. } = proxy.wait_event(SOON).unwrap() {
             break assert_eq!(reason, IpcError::NoLink);
         }
+    }
+}
+
+/// What a proxy published and was killed before it woke anybody for.
+#[test]
+fn completion_put_by_a_killed_proxy_reaches_a_client_that_sleeps() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
+    assert!(matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::AllResumed));
+    let mut client = Port::connect(&socket_of(directory.path()), None).unwrap();
+    client.set_wait_mode(WaitMode::Park);
+    let ring = client.open_ring(Endpoint::DS, SPEC, SOON).unwrap();
+    let StandInEvent::OpenOut(channel) = proxy.wait_event(SOON).unwrap() else { panic!("not told of the ring") };
+    ring.submit(&Submission { tag: 7, ..Submission::default() }).unwrap();
+    ring.publish();
+    let (said, thread_id) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            said.send(rustix::thread::gettid()).unwrap();
+            let began = Instant::now();
+            ring.wait(SOON).unwrap();
+            (ring.poll().unwrap().map(|completion| completion.tag), began.elapsed())
+        });
+        await_sleep(thread_id.recv().unwrap());
+        // Without a `kick`: here it is killed.
+        channel.put_completion(&Completion { tag: 7, ..Completion::default() }).unwrap();
+        drop((channel, proxy));
+        let mut next = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
+        let StandInEvent::Resumed(_channel) = next.wait_event(SOON).unwrap() else { panic!("not handed over") };
+        let (tag, elapsed) = waiting.join().unwrap();
+        assert_eq!(tag, Some(7));
+        assert!(elapsed < Duration::from_secs(10), "found by the time-out alone, after {elapsed:?}");
+    });
+}
+
+/// Returns when a thread of this process sleeps on a futex.
+fn await_sleep(thread: rustix::thread::Pid) {
+    let number = libc::SYS_futex_waitv.to_string();
+    let limit = Instant::now() + Duration::from_secs(10);
+    let path = format!("/proc/self/task/{}/syscall", thread.as_raw_nonzero());
+    while std::fs::read_to_string(&path).unwrap_or_default().split(' ').next() != Some(&number) {
+        assert!(Instant::now() < limit, "it does not sleep");
+        thread::yield_now();
     }
 }
 

@@ -340,7 +340,12 @@ impl ProxiedChannel {
             return Ok(());
         }
         let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-        self.link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)
+        match self.link.exchange_reply_state(Direction::Peer, waiting, answered) {
+            Ok(()) => Ok(()),
+            // Won by a proxy that was killed before it published the reply: the caller waits for it.
+            Err(found) if found == answered => Ok(()),
+            Err(_) => Err(IpcError::NotWaiting),
+        }
     }
 
     fn waiting_entries(&self) -> Result<Cursor, IpcError> {

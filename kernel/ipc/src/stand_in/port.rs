@@ -262,7 +262,11 @@ impl StandInPort {
             Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice) },
             Op::Accepted | Op::Resumed => match self.adopt(notice) {
                 Ok(channel) if packet.op == Op::Accepted => StandInEvent::OpenOut(channel),
-                Ok(channel) => StandInEvent::Resumed(channel),
+                Ok(channel) => {
+                    // The last proxy may have been killed between what it published and the wake-up for it.
+                    channel.kick();
+                    StandInEvent::Resumed(channel)
+                }
                 Err(error) => {
                     // The local party must not wait for a proxy that could not map its channel.
                     let close = Packet { channel: packet.channel, value: error.code(), ..Packet::new(Op::Close) };
