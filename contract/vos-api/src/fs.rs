@@ -174,6 +174,8 @@ pub const APPEND: u16 = 1;
 pub const KILL_SUID: u16 = 1 << 8;
 /// Flag of [`READ`]: the client can read the volume.
 pub const WHERE: u16 = 1;
+/// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the disk.
+pub const WHERE_BYTES_MIN: u32 = 128 << 10;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
 /// Bit of `results[3]` of [`READ`]: the reply data says where the bytes lie.

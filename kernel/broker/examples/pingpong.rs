@@ -12,8 +12,9 @@ use broker::{Broker, BrokerConfig, DcOptions, Peers, Privileges};
 use ipc::{DcId, Endpoint, Message, Port, Wait};
 
 const ROUNDS: usize = 7;
-const PIPE_TRIPS: u32 = 20_000;
-const IPC_TRIPS: u32 = 400_000;
+/// About a second each: where the two processes run at first counts little.
+const PIPE_TRIPS: u32 = 60_000;
+const IPC_TRIPS: u32 = 1_500_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();

@@ -6,13 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libvos::{Armed, Connect, Data, Identity, Sequenced, Session, Size, SubmitError};
 use rustix::event::epoll;
-use vos_api::fs::{READ, WHERE};
+use vos_api::fs::{READ, WHERE, WHERE_BYTES_MIN};
 
 use super::volume::{self, Asked, Outcome, Volume};
 use super::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
-
-/// From this length on a read may go past the server.
-const DIRECT_BYTES_MIN: u32 = 128 << 10;
 
 /// Makes connectors: one for each session that is begun.
 pub type Connector = Box<dyn FnMut() -> Box<dyn Connect>>;
@@ -136,7 +133,7 @@ impl Backend for SessionBackend {
             Some(sequence) => Sequenced::As(sequence),
         };
         let is_direct =
-            op.op == READ && op.in_capacity >= DIRECT_BYTES_MIN && self.volume.as_ref().is_some_and(Volume::is_up);
+            op.op == READ && op.in_capacity >= WHERE_BYTES_MIN && self.volume.as_ref().is_some_and(Volume::is_up);
         let op = libvos::Op {
             op: op.op,
             flags: if is_direct { op.flags | WHERE } else { op.flags },

@@ -73,18 +73,24 @@ impl Volume {
     pub fn read(&mut self, asked: Asked, told: &Done) {
         let places = Some(&told.results).filter(|results| results[3] & LEASE != 0);
         match places.and_then(|results| Places::parse(results, asked.in_capacity, &told.data.to_vec())) {
-            Some(places) => self.submit(Reading { asked, places }),
+            Some(places) => {
+                self.waiting.push_back(Reading { asked, places });
+                self.submit();
+            }
             None => self.again.push_back(asked),
         }
     }
 
-    fn submit(&mut self, reading: Reading) {
-        let room = (reading.places.crcs.len() * BLOCK) as u32;
-        let op = libvos::Op::new(READV, [0; 3]).out(&reading.places.spans).room(room);
-        match self.session.submit(op) {
-            Ok(token) => drop(self.reading.insert(token, reading)),
-            Err(SubmitError::Full) => self.waiting.push_back(reading),
-            Err(SubmitError::TooLong) => self.again.push_back(reading.asked),
+    /// As far as the ring takes more, in order.
+    fn submit(&mut self) {
+        while let Some(reading) = self.waiting.pop_front() {
+            let room = (reading.places.crcs.len() * BLOCK) as u32;
+            let op = libvos::Op::new(READV, [0; 3]).out(&reading.places.spans).room(room);
+            match self.session.submit(op) {
+                Ok(token) => drop(self.reading.insert(token, reading)),
+                Err(SubmitError::TooLong) => self.again.push_back(reading.asked),
+                Err(SubmitError::Full) => return self.waiting.push_front(reading),
+            }
         }
     }
 
@@ -92,12 +98,13 @@ impl Volume {
     pub fn poll(&mut self) -> Option<Outcome> {
         while let Some(done) = self.session.complete() {
             // Given up meanwhile, if it is none of ours.
-            let Some(reading) = self.reading.remove(&done.token) else { continue };
-            if let Some(next) = self.waiting.pop_front() {
-                self.submit(next);
+            if let Some(reading) = self.reading.remove(&done.token) {
+                return Some(finish(reading, done));
             }
-            return Some(finish(reading, done));
         }
+        // What was completed left room, in the ring and in the arena.
+        self.submit();
+        self.session.flush();
         if !self.session.is_up() {
             // The fs server may have another way to the disk; if not, it waits as it always did.
             self.give_up(|_| true);

@@ -28,8 +28,6 @@ use crate::txn::Txn;
 
 /// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
 const CACHED_BYTES_MAX: usize = 128 << 10;
-/// From this length on a client that can read the volume is told where the bytes lie: what that saves is more than its round trip to the disk.
-const TOLD_BYTES_MIN: u64 = 128 << 10;
 pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
 
@@ -38,7 +36,7 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
     // Such a client reads ahead by itself, and what it reads does not come by here.
-    let is_told = call.flags & api::WHERE != 0 && bytes >= TOLD_BYTES_MIN;
+    let is_told = call.flags & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
     let ahead = if is_told { Ahead::No } else { Ahead::Yes };
     if let Some(parts) = fs.read_parts(ino, offset, bytes, ahead)? {
         let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
