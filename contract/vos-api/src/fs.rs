@@ -122,7 +122,7 @@ pub const RELEASE: u16 = 29;
 ///
 /// With the flag [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there itself: `results[3]` has [`PLACES`],
 /// `results[1]` is a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data begins with; behind them a CRC-32 of each block, u32. The bytes are
-/// the file's while the lease of this answer lasts. A block without its checksum is not: ask again without the flag.
+/// the file's while the lease of this answer lasts and the session changes nothing in them itself. A block without its checksum is not: ask again without the flag.
 pub const READ: u16 = 30;
 /// *seq.* `args[0]` inode, `args[1]` offset, `args[2]` time_ns. Request data: bytes. `results`: bytes written, new size.
 /// `flags`: [`APPEND`] ignores the offset and writes at the end.

@@ -499,6 +499,7 @@ impl<B: Backend> Gate<B> {
         }
         self.state.answered(flight.key);
         if let After::DropPages { ino } = after {
+            self.backend.recalled(Some(ino));
             // A full queue only delays what the next open does anyway.
             let _ = self.notifier.give(Job::Drop { ino });
         }
@@ -615,10 +616,8 @@ impl<B: Backend> Gate<B> {
             }
             is_news = true;
             self.counters.recalls += 1;
-            match event.what {
-                What::Inode { ino } => self.backend.recalled(Some(ino)),
-                What::Name { .. } => {}
-                What::Everything => self.backend.recalled(None),
+            if let What::Inode { ino } = event.what {
+                self.backend.recalled(Some(ino));
             }
             let job = self.job_for(event.recall, event.what);
             self.give(job);
@@ -643,6 +642,8 @@ impl<B: Backend> Gate<B> {
 
     /// Drops all that the kernel was ever told to keep, one by one.
     fn everything(&mut self, recall: Option<u64>) -> Job {
+        // The notifier waits for pages that are being read: for none longer than a server takes.
+        self.backend.recalled(None);
         self.cache.lost();
         let names_expire = self.unknown_names_expire(Instant::now());
         Job::Everything { recall, inos: self.state.cached(), names: self.names.take_all(), names_expire }

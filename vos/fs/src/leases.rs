@@ -128,11 +128,15 @@ impl Leases {
         }
     }
 
+    /// Whether the session could keep what it is told of this inode, if it were answered now.
+    pub fn holds(&self, session: u64, ino: u64) -> bool {
+        self.lock().holds(session, ino)
+    }
+
     /// Calls `answer` with whether all of `inos` may be kept, in order with the session's events.
     pub fn deliver(&self, session: u64, inos: &[u64], answer: impl FnOnce(bool)) {
         let state = self.lock();
-        let holds = |ino: &u64| state.holders.get(ino).is_some_and(|holders| holders.get(&session) == Some(&None));
-        answer(session != 0 && !inos.is_empty() && inos.iter().all(holds));
+        answer(session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino)));
     }
 
     /// Blocks `touch` for new leases and asks the others for theirs; [`Leases::wait`] follows.
@@ -288,6 +292,10 @@ impl Leases {
 }
 
 impl State {
+    fn holds(&self, session: u64, ino: u64) -> bool {
+        self.holders.get(&ino).is_some_and(|holders| holders.get(&session) == Some(&None))
+    }
+
     fn may_hold(&self, session: u64) -> bool {
         self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.is_kept && mailbox.leases < LEASES_PER_SESSION_MAX)
     }

@@ -71,7 +71,7 @@ impl Volume {
 
     /// Fetches what the fs server told of.
     pub fn read(&mut self, asked: Asked, told: &Done) {
-        let places = Some(&told.results).filter(|results| results[3] & LEASE != 0);
+        let places = Some(&told.results).filter(|results| results[3] & LEASE != 0 && self.session.is_up());
         match places.and_then(|results| Places::parse(results, asked.in_capacity, &told.data.to_vec())) {
             Some(places) => {
                 self.waiting.push_back(Reading { asked, places });
@@ -134,7 +134,10 @@ impl Volume {
     }
 
     pub fn may_sleep(&mut self) -> bool {
-        self.again.is_empty() && self.session.arm() == Armed::Sleep
+        let is_quiet = self.session.arm() == Armed::Sleep;
+        // Arming may have found the ring lost: what is under way must be given up first, nothing else would wake us for it.
+        let is_idle = self.reading.is_empty() && self.waiting.is_empty();
+        is_quiet && (is_idle || self.session.is_up()) && self.again.is_empty()
     }
 
     pub fn awake(&mut self) {

@@ -36,7 +36,8 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
     // Such a client reads ahead by itself, and what it reads does not come by here.
-    let is_told = call.flags & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
+    let is_long = call.flags & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
+    let is_told = is_long && fs.leases.holds(call.session, ino);
     let ahead = if is_told { Ahead::No } else { Ahead::Yes };
     if let Some(parts) = fs.read_parts(ino, offset, bytes, ahead)? {
         let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
@@ -60,7 +61,8 @@ enum Ahead {
 
 impl Fs {
     /// Where a range of a file lies, with the checksums of its blocks; `None` when it has holes, begins inside a block or is still on its way to
-    /// the volume. The blocks stay the file's until its lease is recalled: no change frees them before.
+    /// the volume. No change of others frees the blocks before it has recalled the lease of whoever is told, and what a change of its own freed shows by the
+    /// checksum once it is used again.
     fn places(&self, ino: u64, offset: u64, bytes: u64) -> Result<Option<Reply>, Errno> {
         let inode = self.read_inode(ino)?;
         check_file(&inode)?;
