@@ -490,12 +490,12 @@ impl Keeper {
 
     /// When nobody does, cutting off frees nobody, and what is not written yet would be lost for nothing.
     fn somebody_waits_for_the_gate(&self) -> bool {
-        self.fuse.is_some_and(|connection| connection.waiting().is_none_or(|requests| requests > 0))
+        self.fuse.as_ref().is_some_and(|connection| connection.waiting().is_none_or(|requests| requests > 0))
     }
 
     /// Who waits for the gate is let go.
     fn cut_off(&self) {
-        if let Some(Err(error)) = self.fuse.map(Connection::abort) {
+        if let Some(Err(error)) = self.fuse.as_ref().map(Connection::abort) {
             tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");
         }
     }
@@ -564,7 +564,7 @@ impl Keeper {
     }
 
     pub fn unmount_fuse(&mut self) -> Result<(), mgmt_api::ErrorBody> {
-        let connection = self.fuse;
+        let connection = self.fuse.as_ref();
         self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, connection, namespaces), "unmount the file tree")?;
         // Detached only: programs that are in it, and wait for a gate that does not answer, must get to know.
         self.cut_off();

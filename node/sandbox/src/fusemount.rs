@@ -47,45 +47,49 @@ pub enum FuseMountError {
     },
 }
 
-/// A mount's connection to its gate, as the kernel numbers it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Connection(u32);
+/// A mount's connection to its gate. Its control files are opened while the mount is there: the kernel gives the number of a mount that is gone
+/// to the next one, which may be another container's. What is open stays with this connection, and does nothing once it is gone.
+#[derive(Debug)]
+pub struct Connection {
+    number: u32,
+    abort: rustix::io::Result<OwnedFd>,
+    waiting: rustix::io::Result<OwnedFd>,
+}
 
 impl Connection {
     fn of_device(device: &str) -> Result<Connection, FuseMountError> {
         let minor = device.split_once(':').and_then(|(_, minor)| minor.parse().ok());
-        minor.map(Connection).ok_or_else(|| FuseMountError::NoDevice(device.to_owned()))
+        let number = minor.ok_or_else(|| FuseMountError::NoDevice(device.to_owned()))?;
+        let abort = control(number, "abort", OFlags::WRONLY);
+        Ok(Connection { number, abort, waiting: control(number, "waiting", OFlags::RDONLY) })
     }
 
     /// Every request under way and to come fails. A connection that is gone already is no error. The caller must be the host's
     /// root.
-    pub fn abort(self) -> Result<(), FuseMountError> {
-        match self.try_abort() {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
-            Err(cause) => Err(FuseMountError::Abort { connection: self.0, cause: cause.into() }),
+    pub fn abort(&self) -> Result<(), FuseMountError> {
+        let file = self.abort.as_ref().map_err(|errno| *errno);
+        let aborted = file.and_then(|file| rustix::io::write(file, b"1"));
+        let connection = self.number;
+        aborted.map(drop).map_err(|cause| FuseMountError::Abort { connection, cause: cause.into() })
+    }
+
+    /// Requests that the gate has not answered yet, 0 when the connection is gone. `None`: the kernel does not tell.
+    pub fn waiting(&self) -> Option<u64> {
+        let mut text = [0; 24];
+        // The kernel counts when it is read from the beginning.
+        match rustix::io::pread(self.waiting.as_ref().ok()?, &mut text, 0).ok()? {
+            0 => Some(0),
+            got => std::str::from_utf8(text.get(..got)?).ok()?.trim().parse().ok(),
         }
     }
+}
 
-    /// Requests that the gate has not answered yet. `None`: the kernel does not tell.
-    pub fn waiting(self) -> Option<u64> {
-        let mut text = [0; 24];
-        let file = self.control("waiting", OFlags::RDONLY).ok()?;
-        let got = rustix::io::read(&file, &mut text).ok()?;
-        std::str::from_utf8(text.get(..got)?).ok()?.trim().parse().ok()
-    }
-
-    fn try_abort(self) -> rustix::io::Result<()> {
-        let abort = self.control("abort", OFlags::WRONLY)?;
-        rustix::io::write(&abort, b"1").map(drop)
-    }
-
-    /// Through a mount of the control file system that nobody else sees: the host need not have one.
-    fn control(self, file: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_create(&context)?;
-        let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-        openat(&root, format!("{}/{file}", self.0), flags | OFlags::CLOEXEC, Mode::empty())
-    }
+/// Through a mount of the control file system that nobody else sees: the host need not have one.
+fn control(connection: u32, file: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    openat(&root, format!("{connection}/{file}"), flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Whose the mount will be, and where; descriptors from `/proc/PID/ns`. (A pidfd would not do: after the first step the
@@ -133,7 +137,7 @@ impl FuseMount<'_> {
     /// Takes the mount away. Nothing there is no error. When its gate does not answer, the connection is cut off.
     pub fn unmount(
         place: &str,
-        connection: Option<Connection>,
+        connection: Option<&Connection>,
         namespaces: Namespaces<'_>,
     ) -> Result<(), FuseMountError> {
         let free = || {

@@ -9,6 +9,8 @@ pub mod model;
 pub mod real;
 pub mod server;
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -51,7 +53,7 @@ pub struct Mounted {
     process: Child,
     /// Where gates get their socket of the broker, when the server is the real one.
     sockets: Option<real::Sockets>,
-    abort: PathBuf,
+    abort: Arc<File>,
     watchdog: Sender<()>,
     _directory: Arc<tempfile::TempDir>,
 }
@@ -93,7 +95,7 @@ impl World {
         let socket = root.join(format!("{name}.control"));
         let control = sys::seqpacket::listen(&socket, 8).expect("a control socket");
         let abort = abort_file(root, &path);
-        let watchdog = watch(abort.clone());
+        let watchdog = watch(Arc::clone(&abort));
         let process = child_process("launcher_child", &socket, &root.join("fs"));
         wait_readable(&control);
         let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
@@ -139,7 +141,7 @@ impl Drop for Mounted {
         let _ = self.watchdog.send(());
         // Nothing may wait for a gate any more, then the mount goes, then the launcher with its gate.
         let _ = unmount(self.path.as_path(), UnmountFlags::DETACH);
-        let _ = std::fs::write(&self.abort, b"1");
+        let _ = (&*self.abort).write(b"1");
         let _ = sys::seqpacket::send(&self.launcher, &[END], &[] as &[OwnedFd]);
         let _ = self.process.wait();
     }
@@ -194,8 +196,9 @@ pub fn run_launcher_child() {
     }
 }
 
-/// The file that aborts the connection of `path`, in a control file system of our own.
-fn abort_file(root: &Path, path: &Path) -> PathBuf {
+/// The file that aborts the connection of `path`, in a control file system of our own. Opened while the mount is there: its number goes to the next
+/// mount, another test's maybe.
+fn abort_file(root: &Path, path: &Path) -> Arc<File> {
     let control = root.join("fusectl");
     if !control.exists() {
         std::fs::create_dir(&control).expect("a mount point");
@@ -205,15 +208,15 @@ fn abort_file(root: &Path, path: &Path) -> PathBuf {
     let wanted = path.to_string_lossy();
     let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some(&wanted)).expect("our mount");
     let device = line.split(' ').nth(2).and_then(|device| device.split(':').nth(1)).expect("a device number");
-    control.join(device).join("abort")
+    Arc::new(File::options().write(true).open(control.join(device).join("abort")).expect("the abort file"))
 }
 
-fn watch(abort: PathBuf) -> Sender<()> {
+fn watch(abort: Arc<File>) -> Sender<()> {
     let (sender, ended) = channel();
     std::thread::spawn(move || {
         if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             eprintln!("HANGS: aborting the connection");
-            let _ = std::fs::write(abort, b"1");
+            let _ = (&*abort).write(b"1");
         }
     });
     sender
