@@ -6,7 +6,7 @@ DVS = $(TARGET_DIR)/dvs
 # The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
 BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build demo test test-long check clean help
+.PHONY: all build demo test test-long bench check clean help
 
 all: build
 
@@ -14,6 +14,7 @@ help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
+	@echo "make bench        M3-IPC beside other mechanisms, about ten minutes (ARGS='--help' says what else)"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make check        format, lints, the room rule, fast tests"
 
@@ -38,6 +39,10 @@ test:
 test-long:
 	@scripts/setup.sh test
 	$(CARGO) xtask test-long
+
+bench:
+	@scripts/setup.sh build
+	cd bench && $(CARGO) test --release --quiet && $(CARGO) run --release --quiet -- ipc $(ARGS)
 
 clean:
 	$(CARGO) clean

@@ -1,0 +1,169 @@
+//! One process of a pair: keeps to its CPU, says when it is ready, measures when it is told to, reports.
+//!
+//! It speaks with the orchestrator over a Unix socket, a line at a time: `ready ADDRESS`; `go` to a client; then a report as JSON. The client warms
+//! up first, so that what is measured does not contain where the scheduler happened to put two new processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::Outcome;
+use crate::mechanism::{Caller, Mechanism, STOP, Use};
+use crate::places::{Side, keep_to};
+
+/// Calls between two looks at the clock.
+const CALLS_PER_LOOK: u64 = 64;
+const WARM_UP: Duration = Duration::from_millis(100);
+const LATENCY_MAX_NS: u64 = 10_000_000_000;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[arg(long)]
+    pub side: Side,
+    #[arg(long)]
+    pub mechanism: Mechanism,
+    #[arg(long)]
+    pub control: PathBuf,
+    #[arg(long)]
+    pub broker: PathBuf,
+    #[arg(long, default_value = "-")]
+    pub address: String,
+    #[arg(long)]
+    pub cpu: Option<usize>,
+    #[arg(long)]
+    pub seconds: f64,
+    /// How many clients a server has; it ends with the last of them.
+    #[arg(long, default_value_t = 1)]
+    pub clients: u32,
+}
+
+/// What a client saw.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Report {
+    pub trips: u64,
+    pub seconds: f64,
+    /// With those of warming up and of the latencies.
+    pub all_trips: u64,
+    pub cpu_seconds: f64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+}
+
+/// What a server used.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Used {
+    pub cpu_seconds: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome<()> {
+    if let Some(cpu) = arguments.cpu {
+        keep_to(cpu)?;
+    }
+    let mut control = UnixStream::connect(&arguments.control)?;
+    let report = match arguments.side {
+        Side::Server => {
+            let before = cpu_seconds();
+            let mut said = control.try_clone()?;
+            let ready = |address: &str| Ok(writeln!(said, "ready {address}")?);
+            match arguments.clients {
+                1 => arguments.mechanism.serve(&arguments.broker, ready)?,
+                clients => arguments.mechanism.serve_many(&arguments.broker, clients, ready)?,
+            }
+            serde_json::to_string(&Used { cpu_seconds: cpu_seconds() - before })?
+        }
+        Side::Client => {
+            let measuring = Measuring { control: control.try_clone()?, seconds: arguments.seconds };
+            let Arguments { mechanism, broker, address, clients, .. } = arguments;
+            let report = match clients {
+                1 => mechanism.call(broker, address, measuring)?,
+                _ => mechanism.call_among_many(broker, address, measuring)?,
+            };
+            serde_json::to_string(&report)?
+        }
+    };
+    writeln!(control, "{report}")?;
+    Ok(())
+}
+
+struct Measuring {
+    control: UnixStream,
+    seconds: f64,
+}
+
+impl Use for Measuring {
+    type Given = Report;
+
+    fn on<C: Caller>(mut self, mut caller: C) -> Outcome<Report> {
+        writeln!(self.control, "ready -")?;
+        let mut told = String::new();
+        BufReader::new(&self.control).read_line(&mut told)?;
+        if told != "go\n" {
+            return Err("the orchestrator is gone".into());
+        }
+        let before = cpu_seconds();
+        let (warm, _) = trips(&mut caller, WARM_UP)?;
+        let (counted, elapsed) = trips(&mut caller, Duration::from_secs_f64(self.seconds))?;
+        let latencies = latencies(&mut caller, Duration::from_secs_f64(self.seconds / 3.0))?;
+        let used = cpu_seconds() - before;
+        call(&mut caller, STOP)?;
+        Ok(Report {
+            trips: counted,
+            seconds: elapsed.as_secs_f64(),
+            all_trips: warm + counted + latencies.len(),
+            cpu_seconds: used,
+            p50_ns: latencies.value_at_quantile(0.5),
+            p99_ns: latencies.value_at_quantile(0.99),
+            p999_ns: latencies.value_at_quantile(0.999),
+        })
+    }
+}
+
+fn call<C: Caller>(caller: &mut C, number: u64) -> Outcome<()> {
+    match caller.call(number)? {
+        answer if answer == number => Ok(()),
+        answer => Err(format!("frame {number} was answered with {answer}").into()),
+    }
+}
+
+fn trips<C: Caller>(caller: &mut C, for_how_long: Duration) -> Outcome<(u64, Duration)> {
+    let (mut count, began) = (0, Instant::now());
+    loop {
+        for number in count..count + CALLS_PER_LOOK {
+            call(caller, number)?;
+        }
+        count += CALLS_PER_LOOK;
+        let elapsed = began.elapsed();
+        if elapsed >= for_how_long {
+            return Ok((count, elapsed));
+        }
+    }
+}
+
+/// Looks at the clock at every call: apart from the counting, which it would slow down.
+fn latencies<C: Caller>(caller: &mut C, for_how_long: Duration) -> Outcome<Histogram<u64>> {
+    let mut histogram = Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?;
+    let began = Instant::now();
+    let mut last = began;
+    for number in 0.. {
+        call(caller, number)?;
+        let now = Instant::now();
+        histogram.saturating_record(now.duration_since(last).as_nanos().max(1) as u64);
+        if now.duration_since(began) >= for_how_long {
+            break;
+        }
+        last = now;
+    }
+    Ok(histogram)
+}
+
+/// Of this process, since it began.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
