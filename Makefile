@@ -14,7 +14,7 @@ help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
-	@echo "make bench        M3-IPC beside other mechanisms, about ten minutes (ARGS='--help' says what else)"
+	@echo "make bench        M3-IPC beside other mechanisms, minutes (ARGS='--help' says what else)"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make check        format, lints, the room rule, fast tests"
 

@@ -34,7 +34,7 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
-  dvs-bench ipc                                          everything, about eight minutes
+  dvs-bench ipc                                          everything, about three minutes
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --rounds 9
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached
 

@@ -28,6 +28,11 @@ impl Endpoint {
         if number < limits::ENDPOINTS_PER_DC { Some(Endpoint(number)) } else { None }
     }
 
+    /// As [`Endpoint::new`], of a number as a spawn record has it.
+    pub fn from_u64(number: u64) -> Option<Endpoint> {
+        u32::try_from(number).ok().and_then(Endpoint::new)
+    }
+
     pub const fn number(self) -> u32 {
         self.0
     }

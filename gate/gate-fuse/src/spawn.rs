@@ -43,8 +43,8 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut spawn = Spawn::from_env()?;
     let number = spawn.endpoint.ok_or(SpawnError::Missing("endpoint"))?;
     let endpoint = Endpoint::new(number).ok_or_else(|| SpawnError::BadOption("endpoint".to_owned()))?;
-    let server = endpoint_option(&spawn, "fs")?.unwrap_or(Endpoint::FS);
-    let disk = endpoint_option(&spawn, "disk")?;
+    let server = spawn.option_as("fs", Endpoint::from_u64)?.unwrap_or(Endpoint::FS);
+    let disk = spawn.option_as("disk", Endpoint::from_u64)?;
     let size = size_option(&spawn)?;
     let fuse = spawn.take_fd("fuse").ok_or(SpawnError::Missing("fuse"))?;
     let state = spawn.take_fd("state").ok_or(SpawnError::Missing("state"))?;
@@ -72,18 +72,12 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-fn endpoint_option(spawn: &Spawn, name: &str) -> Result<Option<Endpoint>, SpawnError> {
-    let Some(number) = spawn.option_u64(name)? else { return Ok(None) };
-    let endpoint = u32::try_from(number).ok().and_then(Endpoint::new);
-    endpoint.map(Some).ok_or_else(|| SpawnError::BadOption(name.to_owned()))
-}
-
 fn size_option(spawn: &Spawn) -> Result<Size, SpawnError> {
-    let option = |name: &str, default: u32| match spawn.option_u64(name)? {
-        None => Ok(default),
-        Some(number) => u32::try_from(number).map_err(|_| SpawnError::BadOption(name.to_owned())),
-    };
-    Ok(Size { entries: option("entries", SIZE.entries)?, arena_bytes: option("arena_bytes", SIZE.arena_bytes)? })
+    let option = |name| spawn.option_as(name, |number| u32::try_from(number).ok());
+    Ok(Size {
+        entries: option("entries")?.unwrap_or(SIZE.entries),
+        arena_bytes: option("arena_bytes")?.unwrap_or(SIZE.arena_bytes),
+    })
 }
 
 fn print_causes(error: &(dyn Error + 'static)) {

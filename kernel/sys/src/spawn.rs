@@ -145,6 +145,12 @@ impl Spawn {
         }
     }
 
+    /// What `convert` makes of a number among the options, `None` when absent. A number it refuses is a bad option.
+    pub fn option_as<T>(&self, name: &str, convert: impl FnOnce(u64) -> Option<T>) -> Result<Option<T>, SpawnError> {
+        let Some(number) = self.option_u64(name)? else { return Ok(None) };
+        convert(number).map(Some).ok_or_else(|| SpawnError::BadOption(name.to_owned()))
+    }
+
     /// A text among the options, `None` when absent.
     pub fn option_str(&self, name: &str) -> Result<Option<&str>, SpawnError> {
         match self.options.get(name) {

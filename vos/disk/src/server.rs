@@ -31,7 +31,8 @@ fn open(boot: &mut Boot) -> Result<Disk, Failure> {
     let volume = Volume::open(Image { file, bytes, access })?;
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let disk = Disk::new(volume, boot.spawn.epoch)?;
-    let Some(owner) = boot.spawn.option_u64("owner")? else { return Ok(disk) };
-    let owner = u32::try_from(owner).ok().and_then(Endpoint::new);
-    Ok(disk.owned_by(owner.ok_or_else(|| SpawnError::BadOption("owner".to_owned()))?))
+    Ok(match boot.spawn.option_as("owner", Endpoint::from_u64)? {
+        Some(owner) => disk.owned_by(owner),
+        None => disk,
+    })
 }

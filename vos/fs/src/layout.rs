@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
 use crate::error::OpenError;
+use crate::extents::Run;
 
 pub const MAGIC: [u8; 8] = *b"DVSFSvol";
 pub const VERSION: u32 = 1;
@@ -87,6 +88,11 @@ impl Layout {
 
     pub fn files_max(&self) -> u64 {
         self.meta_limit() / META_BYTES_PER_FILE
+    }
+
+    /// Whether these blocks are of the data region.
+    pub fn has(&self, run: Run) -> bool {
+        run.start.checked_add(run.count).is_some_and(|end| end <= self.data_blocks)
     }
 
     /// Byte offset of a data block.

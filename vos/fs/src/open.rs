@@ -104,7 +104,7 @@ fn recover(device: Arc<dyn BlockDevice>, layout: Layout, options: Options) -> Re
             break;
         }
         for run in found.record.allocated.iter().chain(&found.record.freed) {
-            if run.start.checked_add(run.count).is_none_or(|end| end > layout.data_blocks) {
+            if !layout.has(*run) {
                 return Err(OpenError::Damaged("a log record names blocks outside the volume"));
             }
         }
@@ -162,7 +162,7 @@ fn is_data_there(device: &dyn BlockDevice, layout: &Layout, record: &Record) -> 
         let window = Window::decode(bytes)?;
         for piece in window.pieces(0, window.places.len()) {
             let Run { start, count } = piece.run;
-            if start.checked_add(count).is_none_or(|end| end > layout.data_blocks) {
+            if !layout.has(piece.run) {
                 return Err(OpenError::Damaged("a log record names blocks outside the volume"));
             }
             if !(start..start + count).any(is_new) {

@@ -15,7 +15,7 @@ use abi::Endpoint;
 use libvos::{BlockingSession, DiskClient, Durability, Identity, PortConnect, Size};
 use rustix::io::Errno as Os;
 use vos_api::fs as api;
-use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, SpawnError, WorkerPool, run};
+use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
 use crate::calls::{Call, Reply};
 use crate::core::{Fs, Options};
@@ -42,9 +42,7 @@ pub fn main_from_spawn() -> ExitCode {
 }
 
 fn open(boot: &mut Boot) -> Result<FsService, Failure> {
-    let disk = boot.spawn.option_u64("disk")?.unwrap_or(u64::from(Endpoint::DISK.number()));
-    let disk = u32::try_from(disk).ok().and_then(Endpoint::new);
-    let disk = disk.ok_or_else(|| SpawnError::BadOption("disk".to_owned()))?;
+    let disk = boot.spawn.option_as("disk", Endpoint::from_u64)?.unwrap_or(Endpoint::DISK);
     let cache_bytes = boot.spawn.option_u64("cache_bytes")?.unwrap_or(CACHE_BYTES);
     let connect = PortConnect::new(boot.port.clone(), disk, DISK_RING);
     let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity::default())?;

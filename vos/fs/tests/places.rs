@@ -15,6 +15,15 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const BYTES_MAX: u64 = 3 << 20;
 
+/// A new volume with one file, and a session that may hold leases.
+fn empty_file() -> (Arc<MemoryDevice>, Client, u64) {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = Fs::open(device.clone(), Options::inline(1)).expect("the volume opens");
+    let mut client = Client::new(&fs, 7);
+    let ino = attr_of(&client.make(api::MKNOD, 1, "f", 0o100_600, 1)).ino.get();
+    (device, client, ino)
+}
+
 fn ask(client: &Client, ino: u64, offset: u64, bytes: u64) -> Reply {
     let (session, args) = (client.session, [ino, offset, bytes]);
     let call = Call { session, op: api::READ, flags: api::WHERE, args, capacity: 1 << 20, ..Call::default() };
@@ -45,10 +54,7 @@ fn fetch(device: &MemoryDevice, reply: &Reply) -> (bool, Vec<u8>) {
 
 #[test]
 fn bytes_at_the_places_are_those_of_the_file_after_any_changes() {
-    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
-    let fs = Fs::open(device.clone(), Options::inline(1)).expect("the volume opens");
-    let mut client = Client::new(&fs, 7);
-    let ino = attr_of(&client.make(api::MKNOD, 1, "f", 0o100_600, 1)).ino.get();
+    let (device, mut client, ino) = empty_file();
     let mut model: Vec<u8> = Vec::new();
     let (mut random, mut told, mut given) = (Random::new(11), 0, 0);
     for step in 0..400_u64 {
@@ -74,7 +80,7 @@ fn bytes_at_the_places_are_those_of_the_file_after_any_changes() {
             *if is_told { &mut told } else { &mut given } += 1;
         }
         if random.chance(5) {
-            fs.checkpoint().expect("a checkpoint");
+            client.fs.checkpoint().expect("a checkpoint");
         }
     }
     assert!(told > 100 && given > 100, "{told} told, {given} given");
@@ -87,10 +93,7 @@ fn size(bytes: u64) -> Vec<u8> {
 
 #[test]
 fn short_reads_holes_and_starts_inside_a_block_are_answered_with_bytes() {
-    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
-    let fs = Fs::open(device.clone(), Options::inline(1)).expect("the volume opens");
-    let mut client = Client::new(&fs, 7);
-    let ino = attr_of(&client.make(api::MKNOD, 1, "f", 0o100_600, 1)).ino.get();
+    let (device, mut client, ino) = empty_file();
     assert_eq!(client.write(ino, 0, &[1; 512 << 10], 2).status, 0);
     assert_eq!(client.write(ino, 600 << 10, &[2; 512 << 10], 2).status, 0);
     let is_told = |offset, bytes| fetch(&device, &ask(&client, ino, offset, bytes)).0;

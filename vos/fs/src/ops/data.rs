@@ -78,8 +78,8 @@ impl Fs {
             let from = blocks.start.max(first) - first;
             let to = blocks.end.min(first + WINDOW_BLOCKS) - first;
             for piece in window.pieces(from as usize, to as usize) {
-                let end = piece.run.start.checked_add(piece.run.count);
-                if end.is_none_or(|end| end > self.layout.data_blocks) {
+                // What lies outside the volume is for an ordinary read to report.
+                if !self.layout.has(piece.run) {
                     return Ok(None);
                 }
                 let (at, bytes) = (self.layout.data_offset(piece.run.start), piece.run.count * BLOCK64);
@@ -223,7 +223,7 @@ impl Fs {
         if self.cache.read(run, out) {
             return Ok(());
         }
-        if run.start.checked_add(run.count).is_none_or(|end| end > self.layout.data_blocks) {
+        if !self.layout.has(run) {
             tracing::error!(ino, "its extents lie outside the volume");
             return Err(Errno::Io);
         }
