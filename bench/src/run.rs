@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use broker::{Broker, BrokerConfig, DcOptions, Peers, Privileges};
+use broker::{Broker, BrokerConfig, DcOptions, Privileges};
 use clap::ValueEnum;
 use ipc::DcId;
 
@@ -106,7 +106,7 @@ impl Bench {
     fn start(seconds: f64) -> Outcome<Bench> {
         let directory = tempfile::Builder::new().prefix("dvs-bench-").tempdir()?;
         let broker = Broker::start(BrokerConfig::local())?;
-        let programs = Privileges { messages: Peers::Any, rings: Peers::Any };
+        let programs = Privileges::server();
         let listen = Some(directory.path().join("m3ipc"));
         broker.add_dc(DcId(1), DcOptions { listen, program_privileges: programs, ..DcOptions::default() })?;
         let control = UnixListener::bind(directory.path().join("control"))?;

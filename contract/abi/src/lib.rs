@@ -14,9 +14,11 @@ mod ident;
 pub mod layout;
 pub mod limits;
 mod message;
+mod privileges;
 pub mod ring;
 
 pub use copy::{Direction, GrantId};
 pub use error::{IpcError, errno};
 pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, Source};
 pub use message::Message;
+pub use privileges::{Calls, ParseError, Peers, Privileges};

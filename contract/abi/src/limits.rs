@@ -44,6 +44,11 @@ pub const COPY_ENTRIES: u32 = 16;
 /// Peers that may copy from and to one endpoint at a time: a waiter sleeps on a word of each, and the kernel takes 128.
 pub const COPIERS_PER_ENDPOINT: usize = 61;
 
+/// Ranges in one set of peers.
+pub const PEER_RANGES_MAX: usize = 64;
+/// Bytes of an endpoint's privileges as they travel: three sets of four bytes a range, their lengths, the calls.
+pub const PRIVILEGES_BYTES_MAX: usize = 1024;
+
 /// Names of containers, nodes, servers: 1 to 32 of `[a-z0-9-]`, beginning with a letter.
 pub const NAME_BYTES_MAX: usize = 32;
 

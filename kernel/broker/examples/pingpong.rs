@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use broker::{Broker, BrokerConfig, DcOptions, Peers, Privileges};
+use broker::{Broker, BrokerConfig, DcOptions, Privileges};
 use ipc::{DcId, Endpoint, Message, Port, Wait};
 
 const ROUNDS: usize = 7;
@@ -30,7 +30,7 @@ fn compare(rounds: usize) {
     std::fs::create_dir_all(&directory).expect("a directory for the socket");
     let path = directory.join("m3ipc");
     let broker = Broker::start(BrokerConfig::local()).expect("a broker");
-    let open = Privileges { messages: Peers::Any, rings: Peers::Any };
+    let open = Privileges::server();
     let options = DcOptions { listen: Some(path.clone()), program_privileges: open, ..DcOptions::default() };
     broker.add_dc(DcId(1), options).expect("a container");
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

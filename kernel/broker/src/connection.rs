@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint};
-use ipc::protocol::Packet;
 
 use crate::limits::OUTBOX_MAX;
 use crate::{Privileges, ServerIdentity};
@@ -45,7 +44,7 @@ pub(crate) struct Connection {
     pub bound: Option<Bound>,
     /// Whether the poller reports when the socket takes more.
     pub waits_to_write: bool,
-    outbox: VecDeque<(Packet, Vec<OwnedFd>)>,
+    outbox: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// The first request this broker read, and the highest.
     requests_read: Option<(u32, u32)>,
 }
@@ -92,17 +91,17 @@ impl Connection {
     }
 
     /// Sends or queues; never blocks.
-    pub fn send(&mut self, packet: Packet, descriptors: Vec<OwnedFd>) -> Sent {
+    pub fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Sent {
         if self.outbox.len() >= OUTBOX_MAX {
             return Sent::Lost;
         }
-        self.outbox.push_back((packet, descriptors));
+        self.outbox.push_back((message, descriptors));
         self.flush()
     }
 
     pub fn flush(&mut self) -> Sent {
-        while let Some((packet, descriptors)) = self.outbox.front() {
-            match sys::seqpacket::send(&self.socket, &packet.to_bytes(), descriptors) {
+        while let Some((message, descriptors)) = self.outbox.front() {
+            match sys::seqpacket::send(&self.socket, message, descriptors) {
                 Ok(()) => drop(self.outbox.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Waiting,
                 Err(_) => return Sent::Lost,

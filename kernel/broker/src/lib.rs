@@ -13,12 +13,11 @@ mod engine;
 mod handle;
 mod info;
 pub mod limits;
-mod privileges;
 pub mod shelf;
 
+pub use abi::{Calls, Peers, Privileges};
 pub use config::{BrokerConfig, DcOptions, ServerIdentity};
 pub use directory::{Directory, LocalOnly, Location};
 pub use handle::{Broker, BrokerError};
 pub use info::{ChannelInfo, DcInfo, EndpointInfo, Home, Snapshot};
-pub use privileges::{Peers, Privileges};
 pub use shelf::{Shelf, ShelfError};

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use broker::{BrokerError, DcOptions, Privileges, ServerIdentity};
+use broker::{BrokerError, DcOptions, ServerIdentity};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
 use ipc::{DcId, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
@@ -96,17 +96,6 @@ fn manager_wakes_up_a_receiver() {
         manager.wakeup(Endpoint::FS).unwrap();
         assert_eq!(waiter.join().unwrap(), Err(IpcError::WokenUp));
     });
-}
-
-#[test]
-fn program_opens_only_what_its_privileges_allow() {
-    let world = OneNode::with(Privileges::program());
-    let _fs = world.server(Endpoint::FS, 1);
-    let other = world.program();
-    let mut program = world.program();
-    assert_eq!(program.send(other.endpoint(), &Message::new(1), SOON), Err(IpcError::Denied));
-    assert_eq!(program.open_ring(Endpoint::FS, SPEC, SOON).unwrap_err(), IpcError::Denied);
-    assert_eq!(program.send(Endpoint::FS, &Message::new(1), NEVER_MIND), Err(IpcError::TimedOut));
 }
 
 #[test]

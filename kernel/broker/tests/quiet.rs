@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use broker::{Broker, BrokerConfig, DcOptions, Peers, Privileges};
+use broker::{Broker, BrokerConfig, DcOptions, Privileges};
 use ipc::{DcId, Endpoint, Message, Port, WAIT_MODE_VARIABLE, Wait};
 
 const WARM_UP: i32 = 1000;
@@ -22,7 +22,7 @@ fn child_process() {
     let (Ok(role), Ok(path)) = (std::env::var("M3IPC_CHILD"), std::env::var("M3IPC_SOCKET")) else { return };
     match role.as_str() {
         "broker" => {
-            let privileges = Privileges { messages: Peers::Any, rings: Peers::Any };
+            let privileges = Privileges::server();
             let broker = Broker::start(BrokerConfig::local()).unwrap();
             let listen = Some(path.into());
             broker

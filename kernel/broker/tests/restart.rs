@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity, Shelf};
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf};
 use common::{DC, wait_readable};
 use ipc::stand_in::{StandInEvent, StandInPort};
 use ipc::{
@@ -106,7 +106,7 @@ fn socket_of(directory: &Path) -> PathBuf {
 }
 
 fn options(directory: &Path) -> DcOptions {
-    let program_privileges = Privileges { messages: Peers::Any, rings: Peers::Any };
+    let program_privileges = Privileges::server();
     DcOptions { listen: Some(socket_of(directory)), program_privileges, ..DcOptions::default() }
 }
 

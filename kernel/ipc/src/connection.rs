@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::IpcError;
+use ipc_core::ChannelId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{Op, Packet};
+use crate::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use crate::wait::{Deadline, Wait};
 
 /// Notices kept while an answer is awaited.
@@ -29,6 +30,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Notice {
     pub packet: Packet,
+    /// Empty but for operations with a body.
+    pub body: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -72,18 +75,29 @@ impl Connection {
         self.call_waiting(packet, Wait::For(ANSWER_LIMIT))
     }
 
+    /// `call` of a packet with a body.
+    pub fn call_with_body(&mut self, packet: Packet, body: &[u8]) -> Result<Notice, IpcError> {
+        self.call_for(packet, body, Wait::For(ANSWER_LIMIT))
+    }
+
     /// Sends a request whose answer may take time; a wait that ends first is cancelled. The broker's answer counts, so
     /// that nothing it did is lost.
     pub fn call_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
+        self.call_for(packet, &[], wait)
+    }
+
+    fn call_for(&mut self, packet: Packet, body: &[u8], wait: Wait) -> Result<Notice, IpcError> {
         let deadline = Deadline::after(wait);
-        let request = self.send_request(packet)?;
-        let asked = Packet { request, ..packet };
-        if let Some(answer) = self.answer(request, &[asked], deadline)? {
+        let asked = Packet { request: self.new_request(), ..packet };
+        self.send_with_body(&asked, body)?;
+        let request = asked.request;
+        if let Some(answer) = self.answer(request, &[(asked, body)], deadline)? {
             return answered(answer);
         }
         let cancel = Packet { value: request, ..Packet::new(Op::Cancel) };
         self.send(&cancel)?;
-        match self.answer(request, &[asked, cancel], Deadline::after(Wait::For(ANSWER_LIMIT)))? {
+        let asked = [(asked, body), (cancel, &[])];
+        match self.answer(request, &asked, Deadline::after(Wait::For(ANSWER_LIMIT)))? {
             Some(answer) => answered(answer),
             // The broker is stopped, or away and not yet back. Its answer is read with the notices when it comes.
             None => {
@@ -102,20 +116,30 @@ impl Connection {
 
     /// Sends a request whose answer is read with the notices.
     pub fn send_request(&mut self, packet: Packet) -> Result<u32, IpcError> {
-        let request = self.next_request;
-        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
+        let request = self.new_request();
         self.send(&Packet { request, ..packet })?;
         Ok(request)
     }
 
+    fn new_request(&mut self) -> u32 {
+        let request = self.next_request;
+        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
+        request
+    }
+
     /// Sends without asking for an answer.
     pub fn send(&mut self, packet: &Packet) -> Result<(), IpcError> {
+        self.send_with_body(packet, &[])
+    }
+
+    pub fn send_with_body(&mut self, packet: &Packet, body: &[u8]) -> Result<(), IpcError> {
         if self.lost {
             return Err(IpcError::NoBroker);
         }
         let deadline = Deadline::after(Wait::For(ANSWER_LIMIT));
+        let message = packet.with_body(body);
         loop {
-            match sys::seqpacket::send(&*self.socket, &packet.to_bytes(), &[] as &[OwnedFd]) {
+            match sys::seqpacket::send(&*self.socket, &message, &[] as &[OwnedFd]) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !deadline.has_passed() => {
                     self.poll(PollFlags::OUT, deadline);
@@ -151,6 +175,12 @@ impl Connection {
         }
     }
 
+    /// Why a channel ended, when that lies among what was kept.
+    pub fn ended(&self, channel: ChannelId) -> Option<IpcError> {
+        let notice = |it: &&Notice| it.packet.op == Op::Ended && it.packet.channel == channel;
+        self.unasked.iter().find(notice).map(|it| it.packet.error())
+    }
+
     /// Takes the lanes for copies that others opened out of what was kept.
     pub fn take_copy_lanes(&mut self) -> Vec<Notice> {
         let is_lane = |notice: &Notice| notice.packet.op == Op::Accepted && notice.packet.lane.is_for_copies();
@@ -163,13 +193,18 @@ impl Connection {
     }
 
     /// `None` when the deadline passed. `asked` is said again to a broker that was restarted.
-    fn answer(&mut self, request: u32, asked: &[Packet], deadline: Deadline) -> Result<Option<Notice>, IpcError> {
+    fn answer(
+        &mut self,
+        request: u32,
+        asked: &[(Packet, &[u8])],
+        deadline: Deadline,
+    ) -> Result<Option<Notice>, IpcError> {
         loop {
             match self.read()? {
                 Some(notice) if notice.packet.request == request => return Ok(Some(notice)),
                 Some(notice) if notice.packet.op == Op::Restarted => {
-                    for packet in asked {
-                        self.send(packet)?;
+                    for (packet, body) in asked {
+                        self.send_with_body(packet, body)?;
                     }
                 }
                 Some(notice) if self.unasked.len() < UNASKED_MAX => self.unasked.push_back(notice),
@@ -187,12 +222,13 @@ impl Connection {
         if self.lost {
             return Err(IpcError::NoBroker);
         }
-        let mut buffer = [0; Packet::BYTES + 1];
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
         match sys::seqpacket::receive(&*self.socket, &mut buffer) {
             Ok(received) => {
                 let bytes = buffer.get(..received.bytes).unwrap_or(&[]);
-                if let Some(packet) = Packet::from_bytes(bytes) {
-                    return Ok(Some(Notice { packet, descriptors: received.descriptors }));
+                if let Some((packet, body)) = Packet::split(bytes) {
+                    let body = body.to_vec();
+                    return Ok(Some(Notice { packet, body, descriptors: received.descriptors }));
                 }
                 self.lost = true;
                 Err(IpcError::NoBroker)

@@ -25,6 +25,7 @@ mod waiting;
 mod waker;
 
 pub use abi::ring::{Completion, Submission};
+pub use abi::{Calls, Peers, Privileges};
 pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
 pub use abi::{Direction, GrantId};
 pub use copy::{COPY_SPEC, Place};

@@ -1,8 +1,8 @@
 //! What ports and proxies say to their broker over a sequenced Unix socket, and what it says to them.
 //!
-//! Every message is one packet of [`Packet::BYTES`] bytes, little-endian, and up to six descriptors. Fields that an operation
-//! does not use are 0. A packet that is shorter, longer, or of an unknown operation is an error of its sender, who is
-//! dropped.
+//! Every message is one packet of [`Packet::BYTES`] bytes, little-endian, for some operations a body of at most [`BODY_BYTES_MAX`]
+//! behind it, and up to six descriptors. Fields that an operation does not use are 0. A packet that is shorter, longer, or of
+//! an unknown operation is an error of its sender, who is dropped.
 //!
 //! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else the
 //! broker says comes unasked.
@@ -15,7 +15,8 @@
 
 use std::os::fd::OwnedFd;
 
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use abi::limits::PRIVILEGES_BYTES_MAX;
+use abi::{Calls, DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use ipc_core::ChannelId;
 use ipc_shm::{PartyFiles, Role, Size};
 
@@ -41,22 +42,31 @@ pub enum Op {
     Close = 8,
     /// Of a manager: ends the wait of `peer`.
     WakeUp = 9,
+    /// Of a manager, with [`abi::Privileges`] behind the packet: those of `peer` from now on. Answered by `Done` once every channel that
+    /// they forbid was closed.
+    SetPrivileges = 10,
+    /// Those of `peer`; anybody may ask.
+    GetPrivileges = 11,
     /// Of a proxy: a channel from `peer` on `node` to `own`.
     OpenIn = 20,
     /// Of a proxy: `peer` on `node` ended, `value` is the code of the reason.
     RemoteGone = 21,
     /// Of a proxy: `value` is 1 for up, 0 for down.
     Link = 22,
+    /// Of a proxy and to it: what the broker of `node` says, or is to be told, lies behind the packet. It may come twice.
+    Parcel = 23,
 
     /// `own`, `epoch`; descriptor: the own control page.
     Bound = 100,
-    /// A channel: see [`ChannelNotice`].
+    /// A channel; `value`: see [`Packet::with_calls`]; descriptors: see [`channel_descriptors`].
     Opened = 101,
     Done = 102,
     /// `peer`.
     Found = 103,
     /// `value`: the code of the error.
     Failed = 104,
+    /// With [`abi::Privileges`] behind the packet.
+    Privileges = 105,
     /// Somebody opened this channel to the receiver.
     Accepted = 110,
     /// `channel`, `value`: the code of the reason.
@@ -70,6 +80,10 @@ pub enum Op {
 }
 
 impl Op {
+    fn may_have_body(self) -> bool {
+        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel)
+    }
+
     fn of(number: u16) -> Option<Op> {
         Some(match number {
             1 => Op::Bind,
@@ -81,14 +95,18 @@ impl Op {
             7 => Op::GetEndpoint,
             8 => Op::Close,
             9 => Op::WakeUp,
+            10 => Op::SetPrivileges,
+            11 => Op::GetPrivileges,
             20 => Op::OpenIn,
             21 => Op::RemoteGone,
             22 => Op::Link,
+            23 => Op::Parcel,
             100 => Op::Bound,
             101 => Op::Opened,
             102 => Op::Done,
             103 => Op::Found,
             104 => Op::Failed,
+            105 => Op::Privileges,
             110 => Op::Accepted,
             111 => Op::Ended,
             112 => Op::Resumed,
@@ -129,6 +147,11 @@ pub enum Patience {
 }
 
 const NO_ENDPOINT: u32 = u32::MAX;
+
+/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker.
+pub const BODY_BYTES_MAX: usize = Packet::BYTES + PRIVILEGES_BYTES_MAX;
+/// Bytes of the longest message.
+pub const MESSAGE_BYTES_MAX: usize = Packet::BYTES + BODY_BYTES_MAX;
 
 impl Packet {
     pub const BYTES: usize = 64;
@@ -222,6 +245,32 @@ impl Packet {
     /// The channel's node of the remote party, when a proxy plays it.
     pub fn proxied(&self) -> Option<NodeId> {
         (self.node.0 != 0).then_some(self.node)
+    }
+
+    /// A channel's notice that says which calls its reader may make over it, and which its peer may.
+    #[must_use]
+    pub fn with_calls(self, own: Calls, peer: Calls) -> Packet {
+        Packet { value: u32::from(own.bits()) | u32::from(peer.bits()) << 16, ..self }
+    }
+
+    pub fn own_calls(&self) -> Calls {
+        Calls::of(self.value as u16).unwrap_or(Calls::NONE)
+    }
+
+    pub fn peer_calls(&self) -> Calls {
+        Calls::of((self.value >> 16) as u16).unwrap_or(Calls::NONE)
+    }
+
+    /// The packet as it is sent, with what belongs behind it.
+    pub fn with_body(&self, body: &[u8]) -> Vec<u8> {
+        [&self.to_bytes()[..], body].concat()
+    }
+
+    /// Reads one message: the packet, and what lies behind it. `None` for what nobody of ours sends.
+    pub fn split(message: &[u8]) -> Option<(Packet, &[u8])> {
+        let (packet, body) = message.split_at_checked(Packet::BYTES)?;
+        let packet = Packet::from_bytes(packet)?;
+        (packet.op.may_have_body() || body.is_empty()).then_some((packet, body))
     }
 
     /// The error of `Failed` and `Ended`.

@@ -6,11 +6,12 @@
 use std::time::Duration;
 
 use abi::layout::state;
-use abi::{Endpoint, IpcError, Message};
+use abi::{Calls, Endpoint, IpcError, Message};
 use ipc_core::{Both, Budget, Data, Kind, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
 
 use crate::copy::Attend;
+use crate::protocol::Packet;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, WakeUps, gone, wait_for};
 
@@ -29,7 +30,34 @@ pub(crate) struct Talk {
     /// Whether the own word is known to be taken, so that nobody has to ask the peer's memory.
     is_free: bool,
     /// The peer's count of notifications that was looked at last.
-    pub notified: u32,
+    notified: u32,
+    pub rights: Rights,
+}
+
+/// Which calls the parties of a channel may make; an answer needs no right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rights {
+    pub own: Calls,
+    pub peer: Calls,
+}
+
+impl Rights {
+    pub fn of(notice: &Packet) -> Rights {
+        Rights { own: notice.own_calls(), peer: notice.peer_calls() }
+    }
+
+    pub fn check_own(&self, call: Calls) -> Result<(), IpcError> {
+        if self.own.contains(call) { Ok(()) } else { Err(IpcError::Denied) }
+    }
+}
+
+/// The right that a message of this kind needs.
+pub(crate) fn right_for(kind: Kind) -> Calls {
+    match kind {
+        Kind::Send => Calls::SEND,
+        Kind::Request => Calls::SENDREC,
+        Kind::Reply => Calls::NONE,
+    }
 }
 
 /// Where messages are taken to. One place, because each move of a message that was just written stalls the processor for as long as
@@ -73,8 +101,8 @@ enum Reply {
 }
 
 impl Talk {
-    pub fn over(link: &Link) -> Talk {
-        Talk { seen: 0, owes: None, own: link.own_word(), is_free: false, notified: 0 }
+    pub fn over(link: &Link, rights: Rights) -> Talk {
+        Talk { seen: 0, owes: None, own: link.own_word(), is_free: false, notified: 0, rights }
     }
 
     /// The peer's message that can be taken now, if its kind is wanted.
@@ -85,6 +113,9 @@ impl Talk {
             return Ok(None);
         }
         let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
+        if !self.rights.peer.contains(right_for(word.kind)) {
+            return Err(IpcError::Corrupt);
+        }
         if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
             self.seen = raw;
             return Ok(None);
@@ -137,6 +168,7 @@ impl Talk {
         if self.is_owing(parties.link) {
             return self.reply(parties, message, data);
         }
+        self.rights.check_own(Calls::SEND)?;
         let deadline = Deadline::after(wait);
         self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.own, Kind::Send, patience_of(wait), Data::of(data));
@@ -177,6 +209,7 @@ impl Talk {
         if self.is_owing(parties.link) {
             return Err(IpcError::Deadlock);
         }
+        self.rights.check_own(Calls::SENDREC)?;
         let deadline = Deadline::after(wait);
         self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.own, Kind::Request, patience_of(wait), Data::of(data));
@@ -224,17 +257,17 @@ impl Talk {
         Ok(())
     }
 
+    /// What a peer posted that may not is never looked at.
     pub fn has_notifications(&self, link: &Link) -> bool {
-        link.peer_notified() != self.notified
+        link.peer_notified() != self.notified && self.rights.peer.contains(Calls::NOTIFY)
     }
 
     /// Bits the peer posted since the last look; 0 for none.
     pub fn take_notifications(&mut self, link: &Link) -> u64 {
-        let posted = link.peer_notified();
-        if posted == self.notified {
+        if !self.has_notifications(link) {
             return 0;
         }
-        self.notified = posted;
+        self.notified = link.peer_notified();
         link.take_notifications()
     }
 

@@ -145,7 +145,8 @@ fn sleep_for<T>(
         attend.prepare_sleep();
         let is_served = attend.serve();
         let limit = deadline.left();
-        let outcome = match last_look(link, own, wake_ups, look) {
+        let ended = || attend.ended().map(|error| Err(Stop::PeerGone(Gone::For(error))));
+        let outcome = match last_look(link, own, wake_ups, look).or_else(ended) {
             None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
             None if is_served => None,
             None => match link.sleep_among(seen, own, attend.sleeping_on(), limit) {

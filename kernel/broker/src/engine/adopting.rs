@@ -79,7 +79,7 @@ impl Engine {
                 let options = DcOptions {
                     listen,
                     program_endpoints: programs.0..programs.1,
-                    program_privileges: privileges.into(),
+                    program_privileges: privileges.read()?,
                 };
                 self.adopt_dc(DcId(dc), options, descriptors.into_iter().next())?;
             }
@@ -120,7 +120,7 @@ impl Engine {
             let pidfd = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
             self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level)?;
             let record::Bound { pid, inner_pid, privileges, .. } = bound;
-            connection.bound = Some(Bound { endpoint, pid, inner_pid, pidfd, privileges: privileges.into() });
+            connection.bound = Some(Bound { endpoint, pid, inner_pid, pidfd, privileges: privileges.read()? });
         }
         self.poller.add(&connection.socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
         match (&connection.party, connection.dc().and_then(|dc| self.containers.get_mut(&dc))) {
@@ -278,7 +278,7 @@ fn party_of(party: record::Party) -> io::Result<Party> {
         record::Party::Program { dc, pid } => Party::Program { dc: DcId(dc), pid },
         record::Party::Server { dc, endpoint, epoch, uid, privileges } => {
             let endpoint = Endpoint::new(endpoint).ok_or(io::ErrorKind::InvalidData)?;
-            let identity = ServerIdentity { endpoint, epoch: Epoch(epoch), uid, privileges: privileges.into() };
+            let identity = ServerIdentity { endpoint, epoch: Epoch(epoch), uid, privileges: privileges.read()? };
             Party::Server { dc: DcId(dc), identity }
         }
         record::Party::Proxy => Party::Proxy,

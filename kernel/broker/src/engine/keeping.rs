@@ -17,7 +17,7 @@ use crate::connection::Party;
 use crate::container::{Container, Kept};
 use crate::shelf::outgoing::Outgoing;
 use crate::shelf::record::{self, Record, key};
-use crate::{BrokerError, Peers, Privileges, Shelf};
+use crate::{BrokerError, Shelf};
 
 impl Engine {
     /// Another shelf, instead of one that failed: gets everything there is. What it holds already is of nobody.
@@ -208,28 +208,4 @@ fn channel_record(container: &Container, dc: DcId, channel: ChannelId, told: rec
         far,
         told,
     }))
-}
-
-impl From<&Privileges> for record::Privileges {
-    fn from(privileges: &Privileges) -> record::Privileges {
-        let peers = |peers: &Peers| match peers {
-            Peers::None => record::Peers::None,
-            Peers::WellKnown => record::Peers::WellKnown,
-            Peers::Any => record::Peers::Any,
-            Peers::Only(listed) => record::Peers::Only(listed.iter().map(|one| one.number()).collect()),
-        };
-        record::Privileges { messages: peers(&privileges.messages), rings: peers(&privileges.rings) }
-    }
-}
-
-impl From<record::Privileges> for Privileges {
-    fn from(kept: record::Privileges) -> Privileges {
-        let peers = |peers: record::Peers| match peers {
-            record::Peers::None => Peers::None,
-            record::Peers::WellKnown => Peers::WellKnown,
-            record::Peers::Any => Peers::Any,
-            record::Peers::Only(listed) => Peers::Only(listed.into_iter().filter_map(Endpoint::new).collect()),
-        };
-        Privileges { messages: peers(kept.messages), rings: peers(kept.rings) }
-    }
 }

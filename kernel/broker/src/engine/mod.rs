@@ -5,7 +5,7 @@
 //! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
-//! follows. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! follows. `privileges.rs`: who may. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
 mod adopting;
@@ -13,6 +13,7 @@ mod commands;
 mod ending;
 mod keeping;
 mod opening;
+mod privileges;
 mod proxying;
 mod requests;
 
@@ -24,7 +25,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use abi::{DcId, IpcError, NodeId};
-use ipc::protocol::Packet;
+use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
@@ -190,10 +191,10 @@ impl Engine {
         self.flush(owner);
         for _ in 0..REQUESTS_PER_TURN {
             let Some(connection) = self.connections.get(&owner) else { return };
-            let mut buffer = [0; Packet::BYTES + 1];
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
             match sys::seqpacket::receive(&connection.socket, &mut buffer) {
-                Ok(received) => match buffer.get(..received.bytes).and_then(Packet::from_bytes) {
-                    Some(packet) => self.take_request(owner, packet, received),
+                Ok(received) => match buffer.get(..received.bytes).and_then(Packet::split) {
+                    Some((packet, body)) => self.take_request(owner, packet, body, received),
                     // The end of the connection, or garbage.
                     None => return self.doom(owner),
                 },
@@ -204,8 +205,16 @@ impl Engine {
     }
 
     fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) -> Sent {
+        self.send_message(owner, packet.to_bytes().to_vec(), descriptors)
+    }
+
+    fn send_with_body(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) -> Sent {
+        self.send_message(owner, packet.with_body(body), Vec::new())
+    }
+
+    fn send_message(&mut self, owner: OwnerId, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Sent {
         let Some(connection) = self.connections.get_mut(&owner) else { return Sent::Lost };
-        let sent = connection.send(packet, descriptors);
+        let sent = connection.send(message, descriptors);
         self.after_send(owner, sent);
         sent
     }

@@ -80,6 +80,7 @@ impl Engine {
                 Role::Right => (channel.right, notice(Op::Accepted, dc, channel, role)),
                 Role::Left => (channel.left, Packet { request, ..notice(Op::Opened, dc, channel, role) }),
             };
+            let packet = self.with_calls(dc, packet);
             let descriptors = self.party_descriptors(dc, channel, files, role)?;
             match (self.home(dc, party), self.proxy) {
                 (Some(Home::Local { owner }), _) => notices.push((owner, packet, descriptors)),
@@ -92,6 +93,16 @@ impl Engine {
             }
         }
         Ok(notices)
+    }
+
+    /// Says in a channel's notice what its parties may do.
+    pub(super) fn with_calls(&self, dc: DcId, notice: Packet) -> Packet {
+        match (notice.own, notice.peer) {
+            (Some(own), Some(peer)) => {
+                notice.with_calls(self.calls_over(dc, own, peer), self.calls_over(dc, peer, own))
+            }
+            _ => notice,
+        }
     }
 
     pub(super) fn tell(&mut self, dc: DcId, channel: ChannelId, notices: Vec<(OwnerId, Packet, Vec<OwnedFd>)>) {

@@ -68,7 +68,7 @@ impl Engine {
                 match self.party_descriptors(*dc, channel, files, role) {
                     Ok(descriptors) => {
                         let packet = Packet { far: *far, ..notice(Op::Resumed, *dc, channel, role) };
-                        packets.push((flipped(packet), descriptors));
+                        packets.push((flipped(self.with_calls(*dc, packet)), descriptors));
                     }
                     Err(error) => {
                         tracing::error!(channel = %channel.id, %error, "a channel was not handed to the proxy")
@@ -82,7 +82,7 @@ impl Engine {
         self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
     }
 
-    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet) {
+    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, _body: &[u8]) {
         if self.proxy != Some(owner) {
             return self.doom(owner);
         }
@@ -113,6 +113,7 @@ impl Engine {
             }
             _ => return Err(IpcError::DcNotRunning),
         }
+        self.may_be_called(packet.dc, caller, target, packet.lane)?;
         self.bind_caller(packet.dc, caller, packet.node)?;
         self.settle_glare(packet.dc, caller, target, packet.lane)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
@@ -259,7 +260,8 @@ impl Engine {
     }
 }
 
-/// To a proxy, "own" is the endpoint of this node and "peer" the remote one that it plays.
+/// To a proxy, "own" is the endpoint of this node and "peer" the remote one that it plays; what the parties may do stays as it is
+/// for the remote one.
 pub(super) fn flipped(packet: Packet) -> Packet {
     Packet { own: packet.peer, peer: packet.own, ..packet }
 }

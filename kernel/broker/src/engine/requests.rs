@@ -1,6 +1,6 @@
 //! What programs and servers ask.
 
-use abi::{DcId, Endpoint, IpcError, Lane};
+use abi::{Calls, DcId, Endpoint, IpcError, Privileges};
 use ipc::protocol::{Op, Packet, Patience};
 use ipc_core::table::{Awaited, Home, OwnerId, Waiter};
 use ipc_shm::Life;
@@ -12,21 +12,21 @@ use super::{Engine, Token};
 use crate::connection::{Bound, Party};
 
 impl Engine {
-    pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, received: Received) {
+    pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8], received: Received) {
         // The kernel's word on who sent it: a socket that a forked child inherited is not its own.
         let Some(sender) = received.sender else { return self.doom(owner) };
         let Some(connection) = self.connections.get_mut(&owner) else { return };
         if !connection.is_new_request(packet.request) {
             return;
         }
-        let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet) };
+        let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet, body) };
         let result = match (&connection.bound, packet.op) {
             (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
             (None, _) => Err(IpcError::NotBound),
             (Some(bound), _) if bound.pid != sender.pid => Err(IpcError::NotBound),
             (Some(bound), op) => {
                 let own = bound.endpoint;
-                self.take_bound_request(owner, dc, own, Packet { op, ..packet })
+                self.take_bound_request(owner, dc, own, Packet { op, ..packet }, body)
             }
         };
         if let Err(error) = result {
@@ -34,7 +34,14 @@ impl Engine {
         }
     }
 
-    fn take_bound_request(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: Packet) -> Result<(), IpcError> {
+    fn take_bound_request(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        own: Endpoint,
+        packet: Packet,
+        body: &[u8],
+    ) -> Result<(), IpcError> {
         let peer = || packet.peer.ok_or(IpcError::BadEndpoint);
         match packet.op {
             // The broker that did it died before it said so.
@@ -77,7 +84,9 @@ impl Engine {
                 self.close_by_party(dc, own, &packet);
                 Ok(())
             }
-            Op::WakeUp => self.wake_up(owner, dc, peer()?, packet.request),
+            Op::WakeUp => self.wake_up(owner, dc, own, peer()?, packet.request),
+            Op::SetPrivileges => self.set_privileges(owner, dc, own, packet, body),
+            Op::GetPrivileges => self.get_privileges(owner, dc, packet),
             _ => {
                 self.doom(owner);
                 Ok(())
@@ -168,19 +177,8 @@ impl Engine {
         if to == own {
             return Err(IpcError::BadEndpoint);
         }
-        let bound = self.connections.get(&owner).and_then(|connection| connection.bound.as_ref());
-        let privileges = &bound.ok_or(IpcError::NotBound)?.privileges;
-        let ring = packet.ring();
-        let is_allowed = match ring {
-            None => privileges.messages.contains(to),
-            // A server copies from whoever calls it.
-            Some(_) if packet.lane.is_for_copies() => privileges.messages.contains(to) || self.talk(dc, own, to),
-            Some(_) => privileges.rings.contains(to),
-        };
-        if !is_allowed {
-            return Err(IpcError::Denied);
-        }
-        match ring {
+        self.may_open(dc, own, to, &packet)?;
+        match packet.ring() {
             Some(ring) if packet.lane.is_for_copies() && ring != ipc::COPY_SPEC => return Err(IpcError::BadArgument),
             Some(ring) => drop(ring.check()?),
             None => {}
@@ -194,12 +192,6 @@ impl Engine {
             }
             Err(error) => Err(error),
         }
-    }
-
-    /// Whether the two have a channel of messages.
-    fn talk(&self, dc: DcId, one: Endpoint, other: Endpoint) -> bool {
-        let container = self.containers.get(&dc);
-        container.is_some_and(|it| it.table.channels().of_pair(one, other, Lane::MESSAGES).is_some())
     }
 
     fn add_waiter(
@@ -243,12 +235,35 @@ impl Engine {
             .map(|bound| bound.endpoint)
     }
 
-    /// Only servers manage others.
-    fn wake_up(&mut self, owner: OwnerId, dc: DcId, endpoint: Endpoint, request: u32) -> Result<(), IpcError> {
-        let party = self.connections.get(&owner).map(|connection| &connection.party);
-        if !matches!(party, Some(Party::Server { .. })) {
-            return Err(IpcError::Denied);
-        }
+    fn set_privileges(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        own: Endpoint,
+        packet: Packet,
+        body: &[u8],
+    ) -> Result<(), IpcError> {
+        self.check_manager(dc, own)?;
+        let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
+        self.change_privileges(dc, packet.peer.ok_or(IpcError::BadEndpoint)?, privileges)?;
+        self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
+        Ok(())
+    }
+
+    fn check_manager(&self, dc: DcId, own: Endpoint) -> Result<(), IpcError> {
+        let privileges = self.privileges_of(dc, own).ok_or(IpcError::NotBound)?;
+        if privileges.calls.contains(Calls::MANAGE) { Ok(()) } else { Err(IpcError::Denied) }
+    }
+
+    fn wake_up(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        own: Endpoint,
+        endpoint: Endpoint,
+        request: u32,
+    ) -> Result<(), IpcError> {
+        self.check_manager(dc, own)?;
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let Some(Home::Local { owner: target }) = container.table.binding(endpoint).map(|binding| binding.home) else {
             return Err(IpcError::NoSuchEndpoint);

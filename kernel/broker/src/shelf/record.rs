@@ -90,18 +90,20 @@ pub(crate) enum Told {
     Surely,
 }
 
+/// As they travel, see `abi::Privileges::to_bytes`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Privileges {
-    pub messages: Peers,
-    pub rings: Peers,
+pub(crate) struct Privileges(Vec<u8>);
+
+impl From<&abi::Privileges> for Privileges {
+    fn from(privileges: &abi::Privileges) -> Privileges {
+        Privileges(privileges.to_bytes())
+    }
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Peers {
-    None,
-    WellKnown,
-    Any,
-    Only(Vec<u32>),
+impl Privileges {
+    pub fn read(&self) -> std::io::Result<abi::Privileges> {
+        abi::Privileges::from_bytes(&self.0).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+    }
 }
 
 impl Record {

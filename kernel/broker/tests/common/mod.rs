@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity};
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
 use ipc::conformance::World;
 use ipc::stand_in::{LocalRole, OpenIn, ProxiedChannel, RequestId, Settled, StandInEvent, StandInPort};
 use ipc::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, Port, Wait, Waker};
@@ -18,8 +18,9 @@ use ipc::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, Port, Wait, Waker}
 pub const DC: DcId = DcId(7);
 const NODES: [NodeId; 2] = [NodeId(1), NodeId(2)];
 
+/// Programs that may open anything, but manage nobody.
 fn open_privileges() -> Privileges {
-    Privileges { messages: Peers::Any, rings: Peers::Any }
+    Privileges { calls: Privileges::program().calls, ..Privileges::server() }
 }
 
 fn server_port(broker: &Broker, endpoint: Endpoint, epoch: u64) -> Result<Port, IpcError> {

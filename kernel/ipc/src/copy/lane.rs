@@ -7,7 +7,7 @@ use abi::copy::{Chunk, Request};
 use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
 use abi::ring::Completion;
 use abi::{GrantId, IpcError};
-use ipc_core::Budget;
+use ipc_core::{Budget, ChannelId};
 use ipc_shm::{Arena, ControlPage};
 
 use super::Attend;
@@ -82,6 +82,10 @@ struct Progress {
 impl CopyLane {
     pub fn new(ring: RingClient) -> CopyLane {
         CopyLane { ring, slots: [Slot::Free; COPY_ENTRIES as usize] }
+    }
+
+    pub fn channel(&self) -> ChannelId {
+        self.ring.channel()
     }
 
     pub fn is_closed(&self) -> bool {

@@ -123,6 +123,8 @@ impl Copying {
 pub(crate) struct Attend<'a> {
     pub copying: &'a mut Copying,
     pub connection: &'a mut Connection,
+    /// What is waited on.
+    pub channel: ChannelId,
 }
 
 impl Attend<'_> {
@@ -146,6 +148,11 @@ impl Attend<'_> {
         for notice in self.connection.take_copy_lanes() {
             self.accept(notice);
         }
+    }
+
+    /// Whether the broker said that the channel ended: nothing in memory says so when it may be used no more.
+    pub fn ended(&self) -> Option<IpcError> {
+        self.connection.ended(self.channel)
     }
 
     /// The lanes wake this wait from now on. Serve once more before sleeping.

@@ -1,7 +1,7 @@
 //! Calls with messages.
 
 use abi::limits::INLINE_BYTES_MAX;
-use abi::{Endpoint, IpcError, Message, Source};
+use abi::{Calls, Endpoint, IpcError, Message, Source};
 use ipc_core::Kind;
 
 use super::Port;
@@ -57,6 +57,9 @@ impl Port {
         self.check_bound()?;
         let key = self.talk_with(to)?;
         let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+        if let Use::Messages(talk) = &slot.usage {
+            talk.rights.check_own(Calls::NOTIFY)?;
+        }
         slot.link.post_notification(mask);
         slot.link.kick();
         Ok(())
@@ -98,11 +101,13 @@ impl Port {
                 return Err(IpcError::BadEndpoint);
             };
             let look = || talk.offered(&link).transpose();
-            let mut attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+            let mut attend =
+                Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
             let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, &mut attend, look);
             match found {
                 Ok(Ok(word)) => {
-                    let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+                    let attend =
+                        Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
                     let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
                     if talk.take(&parties, word, &mut self.inbox)? {
                         return Ok(self.inbox.message);
@@ -144,7 +149,7 @@ impl Port {
         if wanted == Wanted::Requests && word.kind != Kind::Request {
             return Ok(false);
         }
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
         let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
         talk.take(&parties, word, &mut self.inbox)
     }
@@ -197,7 +202,8 @@ impl Port {
     ) -> Result<T, IpcError> {
         // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
         let slot = self.slots.heat(key).ok_or(IpcError::NotBound)?;
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+        let channel = slot.channel;
+        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
         let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
         let result = call(talk, &mut parties, &mut self.inbox);
         match &result {
@@ -209,6 +215,8 @@ impl Port {
                 | IpcError::Fenced
                 | IpcError::EndpointInUse),
             ) => self.end_slot(key, *error),
+            // Revoked, and not merely refused by the library.
+            Err(IpcError::Denied) if self.connection.ended(channel).is_some() => self.end_slot(key, IpcError::Denied),
             _ => {}
         }
         result

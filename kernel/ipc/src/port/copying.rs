@@ -87,11 +87,13 @@ impl Port {
             return Err(IpcError::BadEndpoint);
         }
         let mut lane = self.copy_lane(place.owner, local.owner_died())?;
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection };
+        let channel = lane.channel();
+        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel };
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
         let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64 };
         let result = lane.run(job, waiting);
-        if !lane.is_closed() && result != Err(IpcError::Corrupt) {
+        // A lane that was revoked looks like one whose owner refused.
+        if !lane.is_closed() && !matches!(result, Err(IpcError::Corrupt | IpcError::Denied)) {
             self.copying.lanes.insert(place.owner, lane);
         }
         result

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use abi::limits::CHANNELS_PER_PROCESS;
-use abi::{Endpoint, IpcError};
+use abi::{Endpoint, IpcError, Privileges};
 use ipc_shm::{ControlPage, Link, Role};
 use sys::eventfd::Trigger;
 
@@ -13,7 +13,7 @@ use super::{Event, Port, os};
 use crate::connection::Notice;
 use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
-use crate::talk::{Proxied, Talk};
+use crate::talk::{Proxied, Rights, Talk};
 use crate::wait::Wait;
 use crate::waiting::gone;
 
@@ -45,6 +45,22 @@ impl Port {
         self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
     }
 
+    /// What `endpoint` may do, and who may call it.
+    pub fn privileges(&mut self, endpoint: Endpoint) -> Result<Privileges, IpcError> {
+        self.check_bound()?;
+        let answer = self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::GetPrivileges) })?;
+        Privileges::from_bytes(&answer.body).ok_or(IpcError::NoBroker)
+    }
+
+    /// Of a manager: what `endpoint` may do from now on. Channels that this forbids, and channels of messages whose calls it
+    /// changes, end before this returns: calls under way over them answer `Denied`, and whether the peer acted is
+    /// unknown. Doing it again is safe.
+    pub fn set_privileges(&mut self, endpoint: Endpoint, privileges: &Privileges) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::SetPrivileges) };
+        self.connection.call_with_body(request, &privileges.to_bytes()).map(drop)
+    }
+
     /// Opens a ring to `to`, waiting until it is bound.
     pub fn open_ring(&mut self, to: Endpoint, spec: RingSpec, wait: Wait) -> Result<RingClient, IpcError> {
         self.check_bound()?;
@@ -69,6 +85,11 @@ impl Port {
     pub(super) fn talk_with(&mut self, peer: Endpoint) -> Result<SlotKey, IpcError> {
         if peer == self.endpoint {
             return Err(IpcError::BadEndpoint);
+        }
+        if self.control.event() != self.polled_event {
+            // A channel may have been revoked, which its memory does not say.
+            self.polled_event = self.control.event();
+            self.take_notices();
         }
         for _ in 0..OPENS_MAX {
             if let Some(key) = self.live_talk(peer) {
@@ -148,6 +169,7 @@ impl Port {
             }
             Op::Ended => {
                 if let Some(key) = self.slots.by_channel(notice.packet.channel) {
+                    self.say_revoked(key, notice.packet.error());
                     self.end_slot(key, notice.packet.error());
                 }
                 self.copying.forget(notice.packet.channel);
@@ -167,6 +189,16 @@ impl Port {
         }
     }
 
+    /// The other end of a ring that was revoked may be a client that reads no notices.
+    fn say_revoked(&mut self, key: SlotKey, reason: IpcError) {
+        if reason == IpcError::Denied
+            && let Some(slot) = self.slots.get_mut(key)
+        {
+            slot.link.set_own_closed(reason.code());
+            slot.link.kick();
+        }
+    }
+
     fn adopt_channel(&mut self, notice: Notice) -> Result<SlotKey, IpcError> {
         if self.slots.len() >= CHANNELS_PER_PROCESS {
             return Err(IpcError::TableFull);
@@ -177,7 +209,7 @@ impl Port {
         let spec = packet.ring().map(RingSpec::check).transpose()?;
         let link = Arc::new(map_channel(notice, spec)?);
         let usage = match spec {
-            None => Use::Messages(Talk::over(&link)),
+            None => Use::Messages(Talk::over(&link, Rights::of(&packet))),
             Some(_) if packet.lane.is_for_copies() => {
                 Use::Copies(self.copying.adopt(&packet, link.clone(), &self.connection)?)
             }

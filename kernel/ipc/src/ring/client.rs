@@ -83,6 +83,10 @@ impl RingClient {
         }
     }
 
+    pub(crate) fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
     }

@@ -6,14 +6,15 @@
 
 use std::sync::Arc;
 
-use abi::IpcError;
 use abi::layout::state;
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::{Completion, Submission};
+use abi::{Calls, IpcError};
 use ipc_core::{Data, Kind, Patience, Word};
 use ipc_shm::{Arena, Direction, Link};
 
 use super::ProxiedInfo;
+use crate::talk::right_for;
 use crate::waiting::gone;
 
 /// A message as it travels. `word` says what it is: see [`abi::layout::word`].
@@ -80,6 +81,9 @@ impl ProxiedChannel {
             return Ok(None);
         }
         let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
+        if !self.info.calls.contains(right_for(word.kind)) {
+            return Err(IpcError::Corrupt);
+        }
         if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
             return Ok(None);
         }
@@ -217,6 +221,9 @@ impl ProxiedChannel {
     /// Number and bits of what the local party posted and the far side has not confirmed. The same until it has, also for the next
     /// proxy; meanwhile further bits coalesce where the local party posts them.
     pub fn pending_notification(&self) -> Option<(u64, u64)> {
+        if !self.info.calls.contains(Calls::NOTIFY) {
+            return None;
+        }
         self.link.carried_notification().or_else(|| self.link.carry_notification())
     }
 

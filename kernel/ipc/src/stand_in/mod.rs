@@ -15,7 +15,7 @@ mod watch;
 pub use channel::{Carried, Cursor, ProxiedChannel, Settled};
 pub use port::StandInPort;
 
-use abi::{DcId, Endpoint, IpcError, Lane, NodeId};
+use abi::{Calls, DcId, Endpoint, IpcError, Lane, NodeId};
 use ipc_core::ChannelId;
 
 use crate::RingSpec;
@@ -41,6 +41,8 @@ pub struct ProxiedInfo {
     /// `None` for lane 0, which carries messages.
     pub ring: Option<RingSpec>,
     pub role: LocalRole,
+    /// What the local party may do to the remote one.
+    pub calls: Calls,
     /// What [`OpenIn::peer_channel`] said, so that a later proxy can tell which channel of the far node this is; 0 when
     /// the local party opened it.
     pub peer_channel: u64,

@@ -310,6 +310,7 @@ impl StandInPort {
             lane: packet.lane,
             ring,
             role: if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server },
+            calls: packet.peer_calls(),
             peer_channel: packet.far,
         };
         let size = ring.map(RingSpec::size).unwrap_or_default();

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity};
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_link::LinkTimes;
@@ -125,7 +125,7 @@ impl Node {
         let options = DcOptions {
             listen: Some(socket.clone()),
             program_endpoints: first..first + 1000,
-            program_privileges: Privileges { messages: Peers::Any, rings: Peers::Any },
+            program_privileges: Privileges::server(),
         };
         broker.add_dc(DC, options).expect("container");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
