@@ -1,6 +1,6 @@
 //! Two nodes over loopback: round trips of a remote call and bytes of a ring, beside plain TCP in the same run.
 //!
-//! `cargo run -p proxy-tcp --example link_bench` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
+//! `cargo run -p proxy-host --example link_bench` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use abi::{Endpoint, Message};
 use common::{Pair, Which, calm_times};
 use ipc::{Completion, Event, Port, RingSpec, Submission, Wait};
-use proxy_tcp::transport::Encryption;
+use proxy_host::transport::Encryption;
 
 const SERVER: Endpoint = Endpoint::FS;
 const CLIENT: Endpoint = Endpoint::GATE;

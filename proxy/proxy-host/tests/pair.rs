@@ -8,8 +8,8 @@ use std::time::Duration;
 use abi::{Endpoint, IpcError, Message};
 use common::{PATIENCE, Pair, Which, calm_times};
 use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Submission, Wait};
+use proxy_host::transport::Encryption;
 use proxy_link::LinkTimes;
-use proxy_tcp::transport::Encryption;
 
 const SERVER: Endpoint = Endpoint::FS;
 const CLIENT: Endpoint = Endpoint::GATE;

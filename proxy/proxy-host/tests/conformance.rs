@@ -6,7 +6,7 @@ use abi::{Endpoint, Epoch};
 use common::{Pair, RunningProxy, Which, calm_times};
 use ipc::Port;
 use ipc::conformance::{CASES, World};
-use proxy_tcp::transport::Encryption;
+use proxy_host::transport::Encryption;
 
 struct TwoNodes {
     // Proxies end before their brokers.

@@ -19,7 +19,7 @@ const DOWN_MS: u64 = 10_000;
 #[test]
 fn proxy_process() {
     if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_tcp::main_from_spawn();
+        let ended = proxy_host::main_from_spawn();
         assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
     }
 }

@@ -16,10 +16,10 @@ use abi::{DcId, Endpoint, Epoch, NodeId};
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privileges, ServerIdentity};
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
+use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
+use proxy_host::transport::Encryption;
+use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
-use proxy_tcp::control::{FromProxy, LinkState, PeerAddress, ToProxy};
-use proxy_tcp::transport::Encryption;
-use proxy_tcp::{Proxy, ProxyConfig};
 
 pub const DC: DcId = DcId(7);
 pub const CLUSTER: &str = "c1";
@@ -220,7 +220,7 @@ impl Control {
         let mut ready = Vec::new();
         poller.wait(&mut ready, Some(PATIENCE)).expect("epoll");
         assert!(!ready.is_empty(), "the proxy says nothing");
-        let mut buffer = vec![0; proxy_tcp::control::MESSAGE_BYTES_MAX];
+        let mut buffer = vec![0; proxy_host::control::MESSAGE_BYTES_MAX];
         let received = sys::seqpacket::receive(&self.socket, &mut buffer).expect("received");
         serde_json::from_slice(&buffer[..received.bytes]).expect("json")
     }
