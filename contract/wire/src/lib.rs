@@ -14,7 +14,7 @@
 //! gives a frame whose lengths, enumerations and identifiers lie inside the limits, or a [`WireError`]; it never panics
 //! and never allocates more than the bytes it was given. What a frame means for a channel is in `proxy-link`.
 //!
-//! Not here: batching, credit, reconnection (`proxy-link`), sockets and encryption (`proxy-tcp`).
+//! Not here: batching, credit, reconnection (`proxy-link`), sockets and encryption (`proxy-host`).
 
 #![forbid(unsafe_code)]
 

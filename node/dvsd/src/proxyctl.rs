@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mgmt_api::{LinkInfo, LinkState};
-use proxy_tcp::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
+use proxy_host::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
 use serde_json::{Map, json};
 use sys::launch::PidNamespace;
 

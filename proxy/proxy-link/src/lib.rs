@@ -1,7 +1,7 @@
 //! One link between the proxies of two nodes, without I/O.
 //!
 //! A [`Peer`] holds the link to one other node and every channel that crosses it. Bytes and the time are passed in,
-//! bytes and [`Action`]s come out; sockets, encryption and the broker are the caller's (`proxy-tcp`). The simulation in
+//! bytes and [`Action`]s come out; sockets, encryption and the broker are the caller's (`proxy-host`). The simulation in
 //! `tests/` drives two of them through a pipe that cuts and delays.
 //!
 //! **Where state lives.** A channel's memory holds everything that must survive: words, heads, tails. A link only keeps

@@ -114,7 +114,7 @@ mod machinery {
     }
 
     pub fn proxy() -> ExitCode {
-        proxy_tcp::main_from_spawn()
+        proxy_host::main_from_spawn()
     }
 
     pub fn shelf() -> ExitCode {

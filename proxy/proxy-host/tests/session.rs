@@ -5,8 +5,8 @@ use std::path::Path;
 use std::thread;
 
 use pki::{Authority, NodeRequest, Validity};
+use proxy_host::secure::{Credentials, Session};
 use proxy_link::InBuffer;
-use proxy_tcp::secure::{Credentials, Session};
 
 fn issue(authority: &Authority, node: &str, dir: &Path) -> Credentials {
     let request = NodeRequest { node, addresses: &[], valid: Validity::of_a_node() };

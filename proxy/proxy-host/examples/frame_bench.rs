@@ -1,6 +1,6 @@
 //! The most a link can carry: frames, encryption and sockets without broker or processes. One thread per node.
 //!
-//! `cargo run -p proxy-tcp --example frame_bench`
+//! `cargo run -p proxy-host --example frame_bench`
 
 use std::cell::{Cell, RefCell};
 use std::net::{TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use pki::{Authority, NodeRequest, Validity};
+use proxy_host::secure::{Credentials, Flow, Session};
 use proxy_link::{
     Action, Carried, Cursor, Ends, Identity, InBuffer, LinkTimes, LocalChannel, Peer, Phase, RingSpec, Role, Settled,
 };
-use proxy_tcp::secure::{Credentials, Flow, Session};
 
 const BYTES: u32 = 1 << 20;
 const DEPTH: u32 = 8;

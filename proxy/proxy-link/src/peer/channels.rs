@@ -1,0 +1,159 @@
+//! Channels come and go: by word of this node's broker, and with the link.
+
+use abi::IpcError;
+use wire::WireChannel;
+
+use super::{Action, Draining, News, Peer, Slot};
+use crate::channel::{Ends, LocalChannel};
+use crate::limits;
+use crate::link::{Link, Phase};
+use crate::relay::{Asking, Relay, Stage};
+
+impl<C: LocalChannel> Peer<C> {
+    /// A local endpoint opened a channel to the peer's node.
+    ///
+    /// # Errors
+    /// The channel and why it cannot be: close it at the broker.
+    pub fn open_out(&mut self, number: u64, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
+        let channel = WireChannel { opener: self.link.me.id, number };
+        self.admit(channel, ends, local, |channel, ends, local| {
+            Relay::new(channel, ends, local, Stage::Opening(Asking::Untold))
+        })
+    }
+
+    /// A channel that a proxy before this one held. Call it before the first connection.
+    pub fn resume(&mut self, channel: WireChannel, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
+        self.admit(channel, ends, local, Relay::resumed)
+    }
+
+    fn admit(
+        &mut self,
+        channel: WireChannel,
+        ends: Ends,
+        local: C,
+        make: impl FnOnce(WireChannel, Ends, C) -> Relay<C>,
+    ) -> Result<WireChannel, (C, IpcError)> {
+        if self.given_up {
+            return Err((local, IpcError::NoLink));
+        }
+        if self.slots.len() >= limits::CHANNELS_PER_LINK {
+            return Err((local, IpcError::TableFull));
+        }
+        let relay = make(channel, ends, local);
+        self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+        self.active(channel);
+        Ok(channel)
+    }
+
+    /// The broker's answer to [`Action::OpenIn`].
+    ///
+    /// # Errors
+    /// The peer does not want the channel any more: close it at the broker.
+    pub fn opened_in(&mut self, channel: WireChannel, ends: Ends, result: Result<C, IpcError>) -> Result<(), C> {
+        let asked = matches!(self.slots.get(&channel), Some(Slot::Asked { .. }));
+        match result {
+            Ok(local) if asked => {
+                let mut relay = Relay::new(channel, ends, local, Stage::Open);
+                relay.listed = true;
+                self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+                self.news.push_back(News::Opened(channel, Ok(())));
+                self.active(channel);
+                Ok(())
+            }
+            Ok(local) => Err(local),
+            Err(error) => {
+                if asked {
+                    self.slots.remove(&channel);
+                    self.news.push_back(News::Opened(channel, Err(error)));
+                    self.ask_again_for(ends.pair());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The broker says that the channel ended on this node. What the local party had published is still sent.
+    pub fn closed_here(&mut self, channel: WireChannel, reason: IpcError) {
+        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
+            match relay.stage {
+                Stage::Open => {
+                    relay.stage = Stage::Draining(reason);
+                    self.draining.insert(relay.ends.pair(), Draining { channel, next: None });
+                }
+                Stage::Draining(_) => {}
+                // The peer may have been asked: it learns by CLOSE that nobody waits any more.
+                Stage::Opening(_) => self.end_slot(channel, reason, Ended::Here),
+            }
+        }
+        self.active(channel);
+    }
+
+    /// The local party of the channel did something.
+    pub fn active(&mut self, channel: WireChannel) {
+        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
+            && !relay.queued
+        {
+            relay.queued = true;
+            match relay.stage {
+                Stage::Opening(Asking::Untold) => self.news.push_back(News::Open(channel)),
+                _ => self.ready.push_back(channel),
+            }
+        }
+    }
+
+    /// Removes the channel and says so where it is not known.
+    pub(super) fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
+        let Some(slot) = self.slots.remove(&channel) else { return };
+        keep_body(&mut self.link, channel, &slot);
+        if ended != Ended::There && self.link.phase == Phase::Up {
+            self.news.push_back(News::Close(channel, reason));
+        }
+        let pair = match &slot {
+            Slot::Asked { ends, .. } => ends.pair(),
+            Slot::Relay(relay) => relay.ends.pair(),
+        };
+        match slot {
+            Slot::Asked { .. } => self.ask_again_for(pair),
+            Slot::Relay(relay) => self.end_relay(channel, *relay, reason, ended),
+        }
+        // Behind the CLOSE.
+        if self.draining.get(&pair).is_some_and(|draining| draining.channel == channel)
+            && let Some(next) = self.draining.remove(&pair).and_then(|draining| draining.next)
+        {
+            self.active(next);
+        }
+    }
+
+    fn end_relay(&mut self, channel: WireChannel, relay: Relay<C>, reason: IpcError, ended: Ended) {
+        self.giving_way.retain(|giving_way| *giving_way != channel);
+        let Relay { local, stage, unkicked, .. } = relay;
+        if unkicked {
+            local.kick();
+        }
+        let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_));
+        self.actions.push_back(match known_here {
+            true => Action::Forget { channel, local },
+            false => Action::Close { channel, local, reason },
+        });
+    }
+}
+
+/// The channel's memory goes, perhaps in the middle of a frame.
+pub(super) fn keep_body<C: LocalChannel>(link: &mut Link, channel: WireChannel, slot: &Slot<C>) {
+    if let (Some(body), Slot::Relay(relay)) = (&mut link.body, slot)
+        && body.channel == channel
+    {
+        body.keep(&relay.local);
+    }
+}
+
+/// Where a channel ended first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ended {
+    /// The broker of this node said so.
+    Here,
+    /// The peer said so.
+    There,
+    /// One of the parties broke the protocol: both must be told.
+    Broken,
+}

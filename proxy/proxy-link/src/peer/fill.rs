@@ -1,0 +1,109 @@
+//! Frames for the peer: what is due first goes first, and nothing is built that the transport has no room for.
+
+use std::time::Duration;
+
+use wire::{Frame, WireChannel};
+
+use super::channels::Ended;
+use super::{News, Peer, Slot};
+use crate::buffer::OutBuffer;
+use crate::channel::LocalChannel;
+use crate::link::{Class, Phase};
+use crate::relay::{Asking, Stage, Turn};
+
+impl<C: LocalChannel> Peer<C> {
+    /// Bytes to send. After sending, call [`Peer::sent`].
+    pub fn outgoing(&self) -> &OutBuffer {
+        &self.link.out
+    }
+
+    pub fn sent(&mut self, now: Duration, bytes: usize) {
+        self.link.sent(now, bytes);
+    }
+
+    /// Builds frames until nothing is left to tell or there is no more room. `true`: there is more; call again after
+    /// something was sent or credit came.
+    pub fn fill(&mut self, now: Duration) -> bool {
+        if !self.fill_body() {
+            return true;
+        }
+        self.link.keep_alive(now);
+        match self.link.phase {
+            Phase::Apart | Phase::Greeting => false,
+            Phase::Resyncing => self.fill_resync(),
+            Phase::Up => self.fill_channels(),
+        }
+    }
+
+    /// The rest of the frame that was put last. `false` when there is no room for all of it.
+    fn fill_body(&mut self) -> bool {
+        let Some(channel) = self.link.body.as_ref().map(|body| body.channel) else { return true };
+        let local = match self.slots.get(&channel) {
+            Some(Slot::Relay(relay)) => Some(&relay.local),
+            _ => None,
+        };
+        self.link.go_on(local)
+    }
+
+    pub(super) fn fill_channels(&mut self) -> bool {
+        if !self.fill_news() {
+            return true;
+        }
+        while self.link.body.is_none()
+            && let Some(channel) = self.ready.pop_front()
+        {
+            let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { continue };
+            if relay.stage == Stage::Opening(Asking::Untold) {
+                // A new connection: it is to be asked for again.
+                relay.queued = false;
+                self.active(channel);
+                continue;
+            }
+            match relay.tell(&mut self.link) {
+                Ok(Turn::Idle) => relay.queued = false,
+                Ok(Turn::More) => self.ready.push_back(channel),
+                Ok(Turn::Blocked) => {
+                    self.ready.push_front(channel);
+                    return true;
+                }
+                Ok(Turn::Drained(reason)) => self.end_slot(channel, reason, Ended::Here),
+                Err(error) => self.end_slot(channel, error, Ended::Broken),
+            }
+        }
+        !self.fill_news() || self.link.body.is_some()
+    }
+
+    /// `false` when there is no room.
+    fn fill_news(&mut self) -> bool {
+        while let Some(news) = self.news.front().copied() {
+            let told = match news {
+                News::Open(channel) => self.fill_open(channel),
+                News::Opened(channel, result) => self.link.put(&Frame::Opened { channel, result }, Class::Control),
+                News::Close(channel, reason) => self.link.put(&Frame::Close { channel, reason }, Class::Control),
+            };
+            if !told {
+                return false;
+            }
+            self.news.pop_front();
+        }
+        true
+    }
+
+    /// `false` when there is no room.
+    fn fill_open(&mut self, channel: WireChannel) -> bool {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return true };
+        if relay.stage != Stage::Opening(Asking::Untold) {
+            // The peer listed it: it is open.
+            relay.queued = false;
+            self.active(channel);
+            return true;
+        }
+        if let Some(draining) = self.draining.get_mut(&relay.ends.pair()) {
+            draining.next = Some(channel);
+        } else if !relay.tell_open(&mut self.link) {
+            return false;
+        }
+        relay.queued = false;
+        true
+    }
+}

@@ -1,0 +1,185 @@
+//! What the peer's bytes say.
+
+use std::time::Duration;
+
+use abi::IpcError;
+use wire::{Frame, Next, RingHead, WireChannel};
+
+use super::channels::Ended;
+use super::{Peer, Slot};
+use crate::LinkError;
+use crate::body::Incoming;
+use crate::buffer::InBuffer;
+use crate::channel::{Ends, LocalChannel};
+use crate::link::Phase;
+
+impl<C: LocalChannel> Peer<C> {
+    /// Decodes every whole frame in `input` and does what it says; data of a ring's frame is taken as it comes.
+    ///
+    /// # Errors
+    /// The connection must be cut; `Refuse` is told to the peer before.
+    pub fn receive(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
+        let result = self.receive_frames(input, now);
+        for channel in std::mem::take(&mut self.unkicked) {
+            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
+                && std::mem::take(&mut relay.unkicked)
+            {
+                relay.local.kick();
+            }
+        }
+        result
+    }
+
+    fn receive_frames(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
+        while self.take_data(input, now) {
+            let bytes = match wire::next(input.waiting())? {
+                Next::Incomplete => break,
+                Next::Frame(frame, bytes) => {
+                    self.hear(&frame)?;
+                    bytes
+                }
+                Next::Ring(head) => {
+                    self.hear_head(&head)?;
+                    Frame::RING_OVERHEAD_BYTES
+                }
+            };
+            self.link.heard_frame(now, bytes);
+            input.consume(bytes);
+        }
+        Ok(())
+    }
+
+    /// Goes on with the data that is due, if any. `false` when there is more to come.
+    fn take_data(&mut self, input: &mut InBuffer, now: Duration) -> bool {
+        let Some(mut incoming) = self.incoming.take() else { return true };
+        let waiting = input.waiting();
+        let count = waiting.len().min(incoming.left as usize);
+        let piece = waiting.get(..count).unwrap_or(&[]);
+        incoming.left -= count as u32;
+        if let Some(at) = incoming.at {
+            incoming.at = self.hear_piece(&incoming, at, piece).then_some(at + count as u32);
+        }
+        self.link.heard(now, count);
+        input.consume(count);
+        let is_complete = incoming.left == 0;
+        if !is_complete {
+            self.incoming = Some(incoming);
+        }
+        is_complete
+    }
+
+    /// `false` when nobody wants the rest.
+    fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
+        let channel = incoming.channel;
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return false };
+        let mut result = relay.local.copy_in(at, piece);
+        if result.is_ok() && incoming.left == 0 {
+            result = relay.hear_entry(&incoming.entry);
+        }
+        if result.is_err() || incoming.left == 0 {
+            self.heard(channel, result);
+        }
+        result.is_ok()
+    }
+
+    fn hear_head(&mut self, head: &RingHead) -> Result<(), LinkError> {
+        match self.link.phase {
+            Phase::Apart | Phase::Greeting => return Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }),
+            Phase::Resyncing if !self.end_heard => {
+                return Err(LinkError::OutOfPlace { frame: "data before RESYNC_END" });
+            }
+            Phase::Resyncing | Phase::Up => {}
+        }
+        let RingHead { channel, entry, data_bytes: left, .. } = *head;
+        let at = match self.slots.get_mut(&channel) {
+            Some(Slot::Relay(relay)) => relay.hear_head(head),
+            // Frames for a channel that ended here meanwhile are late, not wrong.
+            _ => Err(IpcError::NotBound),
+        };
+        if let Err(error) = at {
+            self.heard(channel, Err(error));
+        }
+        self.incoming = Some(Incoming { channel, entry, at: at.ok(), left });
+        Ok(())
+    }
+
+    fn hear(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+        match (self.link.phase, frame) {
+            (_, Frame::Refuse { refusal, reason }) => {
+                Err(LinkError::Refused { refusal: *refusal, reason: (*reason).to_owned() })
+            }
+            (Phase::Greeting, Frame::Hello(hello)) => {
+                self.link.greeted(hello)?;
+                self.begin_resync();
+                Ok(())
+            }
+            (Phase::Apart | Phase::Greeting, _) => Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }),
+            (_, Frame::Hello(_)) => Err(LinkError::OutOfPlace { frame: "a second HELLO" }),
+            (_, Frame::Heartbeat { seq, .. }) => {
+                self.link.heartbeat_came(*seq);
+                Ok(())
+            }
+            (_, Frame::Credit { processed }) => self.link.credit_came(*processed),
+            (Phase::Resyncing, Frame::Resync(resync)) if !self.end_heard => {
+                self.hear_resync(resync);
+                Ok(())
+            }
+            (Phase::Resyncing, Frame::ResyncEnd) if !self.end_heard => {
+                self.end_heard = true;
+                self.compare();
+                self.go_up();
+                Ok(())
+            }
+            (_, Frame::Resync(_) | Frame::ResyncEnd) => Err(LinkError::OutOfPlace { frame: "RESYNC" }),
+            // The peer sends data when it has both end marks, so its own came before.
+            (Phase::Resyncing, _) if !self.end_heard => Err(LinkError::OutOfPlace { frame: "data before RESYNC_END" }),
+            (_, frame) => self.hear_channel(frame),
+        }
+    }
+
+    fn hear_channel(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+        match frame {
+            Frame::Open { channel, dc, from, to, lane, ring } => {
+                self.hear_open(*channel, Ends { dc: *dc, from: *from, to: *to, lane: *lane, ring: *ring })
+            }
+            Frame::Opened { channel, result } => {
+                self.hear_opened(*channel, *result);
+                Ok(())
+            }
+            Frame::Close { channel, reason } => {
+                self.end_slot(*channel, *reason, Ended::There);
+                Ok(())
+            }
+            Frame::Message { channel, .. }
+            | Frame::Taken { channel, .. }
+            | Frame::Withdraw { channel, .. }
+            | Frame::Withdrawn { channel, .. }
+            | Frame::Notify { channel, .. }
+            | Frame::Notified { channel, .. }
+            | Frame::Produced { channel, .. } => {
+                self.hear_data(*channel, frame);
+                Ok(())
+            }
+            _ => Err(LinkError::OutOfPlace { frame: "a frame of no channel" }),
+        }
+    }
+
+    /// Frames for a channel that ended here meanwhile are late, not wrong.
+    fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        let result = relay.hear(frame);
+        self.heard(channel, result);
+    }
+
+    /// What follows from having heard something for a channel.
+    pub(super) fn heard(&mut self, channel: WireChannel, result: Result<(), IpcError>) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        if relay.unkicked && self.unkicked.last() != Some(&channel) {
+            self.unkicked.push(channel);
+        }
+        match result {
+            Ok(()) => self.active(channel),
+            Err(error) => self.end_slot(channel, error, Ended::Broken),
+        }
+    }
+}
