@@ -49,6 +49,9 @@ pub const PEER_RANGES_MAX: usize = 64;
 /// Bytes of an endpoint's privileges as they travel: three sets of four bytes a range, their lengths, the calls.
 pub const PRIVILEGES_BYTES_MAX: usize = 1024;
 
+/// Bytes that a broker tells another at a time: a packet with privileges behind it.
+pub const PARCEL_BYTES_MAX: usize = 64 + PRIVILEGES_BYTES_MAX;
+
 /// Names of containers, nodes, servers: 1 to 32 of `[a-z0-9-]`, beginning with a letter.
 pub const NAME_BYTES_MAX: usize = 32;
 

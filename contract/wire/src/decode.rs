@@ -1,6 +1,8 @@
 //! From bytes nobody has checked to a frame.
 
-use abi::limits::{ARENA_BYTES_MAX, INLINE_BYTES_MAX, LANES_PER_PAIR, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX};
+use abi::limits::{
+    ARENA_BYTES_MAX, INLINE_BYTES_MAX, LANES_PER_PAIR, PARCEL_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX,
+};
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 
@@ -18,7 +20,7 @@ pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     if version != VERSION {
         return Err(WireError::Version(version));
     }
-    if kind == 0 || kind > kind::CREDIT {
+    if kind == 0 || kind > kind::LAST {
         return Err(WireError::UnknownKind(kind));
     }
     if zero0 != 0 || zero1 != 0 {
@@ -97,8 +99,17 @@ fn body<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
         kind::PRODUCED => Frame::Produced { channel: channel(fields)?, produced: fields.u32()? },
         kind::HEARTBEAT => Frame::Heartbeat { seq: fields.u64()?, echo: fields.u64()? },
         kind::CREDIT => Frame::Credit { processed: fields.u64()? },
+        kind::PARCEL => parcel(fields)?,
         other => return Err(WireError::UnknownKind(other)),
     })
+}
+
+fn parcel<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
+    let length = fields.u32()? as usize;
+    if length > PARCEL_BYTES_MAX {
+        return Err(WireError::Field("parcel"));
+    }
+    Ok(Frame::Parcel { bytes: fields.bytes(length)? })
 }
 
 fn hello<'a>(fields: &mut Fields<'a>) -> Result<Hello<'a>, WireError> {

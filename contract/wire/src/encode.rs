@@ -89,6 +89,7 @@ impl Frame<'_> {
             Frame::Submit { data, .. } | Frame::Complete { data, .. } => Frame::RING_FIXED_BYTES + data.len(),
             Frame::Heartbeat { .. } => 16,
             Frame::Credit { .. } => 8,
+            Frame::Parcel { bytes } => 4 + bytes.len(),
         }
     }
 
@@ -112,6 +113,7 @@ impl Frame<'_> {
             Frame::Produced { .. } => kind::PRODUCED,
             Frame::Heartbeat { .. } => kind::HEARTBEAT,
             Frame::Credit { .. } => kind::CREDIT,
+            Frame::Parcel { .. } => kind::PARCEL,
         }
     }
 
@@ -172,6 +174,10 @@ impl Frame<'_> {
                 out.put(&echo.to_le_bytes());
             }
             Frame::Credit { processed } => out.put(&processed.to_le_bytes()),
+            Frame::Parcel { bytes } => {
+                out.put(&(bytes.len() as u32).to_le_bytes());
+                out.put(bytes);
+            }
         }
     }
 }

@@ -23,6 +23,9 @@ pub mod kind {
     pub const PRODUCED: u8 = 16;
     pub const HEARTBEAT: u8 = 17;
     pub const CREDIT: u8 = 18;
+    pub const PARCEL: u8 = 19;
+    /// The highest.
+    pub const LAST: u8 = PARCEL;
 }
 
 /// Names a channel between two nodes: the node of the process that opened it, and a number this node's broker never
@@ -214,5 +217,9 @@ pub enum Frame<'a> {
     /// Bytes of credited frames the speaker has processed since the connection began.
     Credit {
         processed: u64,
+    },
+    /// From the speaker's broker to the hearer's. Lost with its connection.
+    Parcel {
+        bytes: &'a [u8],
     },
 }

@@ -30,7 +30,7 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
     let channel = WireChannel { opener: NodeId(node.max(1)), number: c };
     let word = a.max(1);
     let fault = if b.is_multiple_of(3) { IpcError::Os(a as i32) } else { IpcError::NoLink };
-    match select % 18 {
+    match select % 19 {
         0 => Frame::Hello(Hello {
             cluster: "c1",
             node: "n-1",
@@ -83,7 +83,8 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
         },
         15 => Frame::Produced { channel, produced: a },
         16 => Frame::Heartbeat { seq: c, echo: !c },
-        _ => Frame::Credit { processed: c },
+        17 => Frame::Credit { processed: c },
+        _ => Frame::Parcel { bytes: bulk.data.get(..bulk.data.len().min(1000)).unwrap_or(&[]) },
     }
 }
 

@@ -15,5 +15,7 @@ pub const COMMANDS_MAX: usize = 256;
 /// Bits of a channel's number below the milliseconds of its broker's start: making one takes tens of microseconds, so a
 /// broker never gets ahead of the clock.
 pub const CHANNELS_PER_MILLI_BITS: u32 = 14;
+/// What other brokers may be asked at a time, by all endpoints of this node.
+pub const ERRANDS_MAX: usize = 512;
 /// Nodes whose link is down: every node there may be.
 pub const NODES_DOWN_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;

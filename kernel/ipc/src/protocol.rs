@@ -15,7 +15,7 @@
 
 use std::os::fd::OwnedFd;
 
-use abi::limits::PRIVILEGES_BYTES_MAX;
+use abi::limits::{PARCEL_BYTES_MAX, PRIVILEGES_BYTES_MAX};
 use abi::{Calls, DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use ipc_core::ChannelId;
 use ipc_shm::{PartyFiles, Role, Size};
@@ -147,9 +147,10 @@ pub enum Patience {
 }
 
 const NO_ENDPOINT: u32 = u32::MAX;
+const _: () = assert!(Packet::BYTES + PRIVILEGES_BYTES_MAX <= PARCEL_BYTES_MAX);
 
 /// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker.
-pub const BODY_BYTES_MAX: usize = Packet::BYTES + PRIVILEGES_BYTES_MAX;
+pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 /// Bytes of the longest message.
 pub const MESSAGE_BYTES_MAX: usize = Packet::BYTES + BODY_BYTES_MAX;
 

@@ -115,6 +115,11 @@ impl Standing {
                 }
                 self.orphans.retain(|orphan| orphan.channel.info().channel != channel);
             }
+            StandInEvent::Parcel { node, bytes } => {
+                if let Some(entry) = peers.get_mut(&node) {
+                    entry.peer.send_parcel(bytes);
+                }
+            }
             StandInEvent::Woken => {}
         }
     }
@@ -203,6 +208,11 @@ impl Standing {
                 self.close(id, reason);
             }
             Action::Forget { local, .. } => drop(self.channels.remove(&local.channel.info().channel)),
+            Action::Parcel(bytes) => {
+                if let Err(error) = self.port.parcel(node, &bytes) {
+                    tracing::debug!("the broker was not told what that of node {node} says: {error}");
+                }
+            }
             Action::Up => {
                 self.tell_link(node, LinkState::Up);
                 return Changed::Yes;

@@ -29,6 +29,8 @@ pub const REFUSALS_MAX: u32 = 16;
 pub const TURN_BYTES: usize = 256 * 1024;
 /// Ring entries of one turn.
 pub const TURN_ENTRIES: usize = 64;
+/// Parcels that wait for room: what a broker asks of another at a time and what it answers, each at most 512.
+pub const PARCELS_MAX: usize = 1024;
 
 const _: () = assert!(WINDOW_BYTES >= WINDOW_BYTES_MIN);
 const _: () = assert!(IN_BYTES >= 2 * WHOLE_FRAME_BYTES_MAX);

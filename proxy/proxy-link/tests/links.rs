@@ -519,6 +519,7 @@ fn hostile_frame(kind: u8, n: [u32; 4], channel: WireChannel) -> Vec<u8> {
         11 => wire::Frame::Notified { channel, number: n[1].into() },
         12 => wire::Frame::Produced { channel, produced: n[1] % 3 },
         13 => wire::Frame::Heartbeat { seq: n[0].into(), echo: n[1].into() },
+        16 => wire::Frame::Parcel { bytes: data },
         14 => wire::Frame::Credit { processed: (n[0] % 4096).into() },
         15 => {
             wire::Frame::Open { channel, dc: DcId(1), from: Endpoint::FS, to: Endpoint::FS, lane: Lane(0), ring: None }

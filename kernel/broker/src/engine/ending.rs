@@ -26,6 +26,7 @@ impl Engine {
             container.connections = container.connections.saturating_sub(1);
             container.table.waiters_mut().forget(owner);
         }
+        self.errands.forget(owner);
         self.waiting_opens.retain(|(waiting, _), _| *waiting != owner);
         if self.proxy == Some(owner) {
             // Its channels stay for its successor.

@@ -5,12 +5,14 @@
 //! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
-//! follows. `privileges.rs`: who may. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
+//! asked. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
 mod adopting;
 mod commands;
 mod ending;
+mod errands;
 mod keeping;
 mod opening;
 mod privileges;
@@ -25,6 +27,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use abi::{DcId, IpcError, NodeId};
+use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
@@ -47,6 +50,7 @@ pub(crate) struct Engine {
     proxy: Option<OwnerId>,
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
+    errands: Errands,
     nodes_down: HashSet<NodeId>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
     doomed: Vec<OwnerId>,
@@ -115,6 +119,7 @@ impl Engine {
             connections: HashMap::new(),
             proxy: None,
             waiting_opens: HashMap::new(),
+            errands: Errands::default(),
             nodes_down: HashSet::new(),
             doomed: Vec::new(),
             shelf: None,

@@ -49,14 +49,6 @@ impl Engine {
         }
     }
 
-    pub(super) fn get_privileges(&mut self, owner: OwnerId, dc: DcId, packet: Packet) -> Result<(), IpcError> {
-        let of = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        let body = self.privileges_of(dc, of).ok_or(IpcError::NoSuchEndpoint)?.to_bytes();
-        let answer = Packet { request: packet.request, peer: Some(of), ..Packet::new(Op::Privileges) };
-        self.send_with_body(owner, answer, &body);
-        Ok(())
-    }
-
     /// From now on; channels that they forbid, and those whose parties were told other calls, end with `Denied`.
     pub(super) fn change_privileges(
         &mut self,
@@ -126,6 +118,11 @@ impl Engine {
             Home::Local { owner } => Some(owner),
             Home::Remote { .. } => None,
         }
+    }
+
+    pub(super) fn check_manager(&self, dc: DcId, own: Endpoint) -> Result<(), IpcError> {
+        let privileges = self.privileges_of(dc, own).ok_or(IpcError::NotBound)?;
+        if privileges.calls.contains(Calls::MANAGE) { Ok(()) } else { Err(IpcError::Denied) }
     }
 
     fn bound_mut(&mut self, owner: OwnerId) -> Option<&mut Bound> {

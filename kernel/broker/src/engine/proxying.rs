@@ -80,9 +80,10 @@ impl Engine {
             self.send(proxy, packet, descriptors);
         }
         self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
+        self.send_errands_again(None);
     }
 
-    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, _body: &[u8]) {
+    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) {
         if self.proxy != Some(owner) {
             return self.doom(owner);
         }
@@ -96,6 +97,7 @@ impl Engine {
             Op::Link if packet.value != 0 => self.link_up(packet.node),
             Op::Link => self.link_down(packet.node),
             Op::Close => self.close_by_proxy(packet),
+            Op::Parcel => self.hear_parcel(packet.node, body),
             _ => self.doom(owner),
         }
     }
@@ -206,6 +208,7 @@ impl Engine {
     }
 
     fn link_down(&mut self, node: NodeId) {
+        self.end_errands(node);
         if self.nodes_down.len() < NODES_DOWN_MAX {
             self.nodes_down.insert(node);
             self.keep_node_down(node);
@@ -222,6 +225,8 @@ impl Engine {
 
     /// Whoever waited for an endpoint of that node goes on.
     fn link_up(&mut self, node: NodeId) {
+        // It may be another connection than that over which they went.
+        self.send_errands_again(Some(node));
         if !self.nodes_down.remove(&node) {
             return;
         }

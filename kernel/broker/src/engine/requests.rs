@@ -1,8 +1,8 @@
 //! What programs and servers ask.
 
-use abi::{Calls, DcId, Endpoint, IpcError, Privileges};
+use abi::{DcId, Endpoint, IpcError};
 use ipc::protocol::{Op, Packet, Patience};
-use ipc_core::table::{Awaited, Home, OwnerId, Waiter};
+use ipc_core::table::{Awaited, OwnerId, Waiter};
 use ipc_shm::Life;
 use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
@@ -84,9 +84,8 @@ impl Engine {
                 self.close_by_party(dc, own, &packet);
                 Ok(())
             }
-            Op::WakeUp => self.wake_up(owner, dc, own, peer()?, packet.request),
-            Op::SetPrivileges => self.set_privileges(owner, dc, own, packet, body),
-            Op::GetPrivileges => self.get_privileges(owner, dc, packet),
+            Op::WakeUp => self.run_errand(owner, dc, own, packet, body),
+            Op::SetPrivileges | Op::GetPrivileges => self.run_errand(owner, dc, own, packet, body),
             _ => {
                 self.doom(owner);
                 Ok(())
@@ -213,7 +212,7 @@ impl Engine {
     fn cancel(&mut self, owner: OwnerId, dc: DcId, request: u32) {
         let waiter = self.containers.get_mut(&dc).and_then(|it| it.table.waiters_mut().cancel(owner, request));
         self.waiting_opens.remove(&(owner, request));
-        if waiter.is_some() {
+        if waiter.is_some() || self.errands.cancel(owner, request) {
             self.fail(owner, request, IpcError::TimedOut);
         }
     }
@@ -233,46 +232,5 @@ impl Engine {
             .filter_map(|connection| connection.bound.as_ref())
             .find(|bound| bound.inner_pid == inner_pid)
             .map(|bound| bound.endpoint)
-    }
-
-    fn set_privileges(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        own: Endpoint,
-        packet: Packet,
-        body: &[u8],
-    ) -> Result<(), IpcError> {
-        self.check_manager(dc, own)?;
-        let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
-        self.change_privileges(dc, packet.peer.ok_or(IpcError::BadEndpoint)?, privileges)?;
-        self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
-        Ok(())
-    }
-
-    fn check_manager(&self, dc: DcId, own: Endpoint) -> Result<(), IpcError> {
-        let privileges = self.privileges_of(dc, own).ok_or(IpcError::NotBound)?;
-        if privileges.calls.contains(Calls::MANAGE) { Ok(()) } else { Err(IpcError::Denied) }
-    }
-
-    fn wake_up(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        own: Endpoint,
-        endpoint: Endpoint,
-        request: u32,
-    ) -> Result<(), IpcError> {
-        self.check_manager(dc, own)?;
-        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        let Some(Home::Local { owner: target }) = container.table.binding(endpoint).map(|binding| binding.home) else {
-            return Err(IpcError::NoSuchEndpoint);
-        };
-        if let Some(page) = container.pages.get(&endpoint) {
-            page.wake_up();
-        }
-        self.send(target, Packet::new(Op::WakeUp), Vec::new());
-        self.answer(owner, Packet { request, ..Packet::new(Op::Done) });
-        Ok(())
     }
 }

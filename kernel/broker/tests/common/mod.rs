@@ -300,6 +300,7 @@ impl Pump {
                     self.join_resumed();
                 }
             }
+            StandInEvent::Parcel { bytes, .. } => self.sides[1 - side].parcel(NODES[side], &bytes).unwrap(),
             StandInEvent::Active(channel) => {
                 if let Some(index) = self.by_channel.get(&(side, channel)).copied() {
                     self.pump(index);

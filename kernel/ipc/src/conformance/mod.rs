@@ -7,6 +7,7 @@
 
 mod copies;
 mod messages;
+mod privileges;
 mod rings;
 
 use std::time::Duration;
@@ -75,6 +76,23 @@ pub const CASES: &[Case] = &[
     ("number_is_bound_once_and_free_after_unbind", messages::number_is_bound_once_and_free_after_unbind),
     ("program_is_found_by_its_pid_from_everywhere", messages::program_is_found_by_its_pid_from_everywhere),
     ("many_clients_are_all_served", messages::many_clients_are_all_served),
+    ("privileges_that_were_set_are_those_that_are_told", privileges::privileges_that_were_set_are_those_that_are_told),
+    ("who_is_no_manager_changes_nothing", privileges::who_is_no_manager_changes_nothing),
+    (
+        "manager_ends_the_wait_of_a_receiver_wherever_it_is",
+        privileges::manager_ends_the_wait_of_a_receiver_wherever_it_is,
+    ),
+    (
+        "call_that_the_privileges_leave_out_is_refused_and_the_others_go_on",
+        privileges::call_that_the_privileges_leave_out_is_refused_and_the_others_go_on,
+    ),
+    ("answering_needs_no_privilege", privileges::answering_needs_no_privilege),
+    ("server_is_called_only_by_those_it_is_open_to", privileges::server_is_called_only_by_those_it_is_open_to),
+    (
+        "revocation_ends_a_call_that_waits_and_later_ones_until_it_is_taken_back",
+        privileges::revocation_ends_a_call_that_waits_and_later_ones_until_it_is_taken_back,
+    ),
+    ("revocation_ends_rings_and_copies", privileges::revocation_ends_rings_and_copies),
 ];
 
 /// Long enough for anything that happens at all.

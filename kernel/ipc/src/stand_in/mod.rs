@@ -94,5 +94,10 @@ pub enum StandInEvent {
         channel: ChannelId,
         reason: IpcError,
     },
+    /// The broker has something to tell the broker of a node.
+    Parcel {
+        node: NodeId,
+        bytes: Vec<u8>,
+    },
     Woken,
 }

@@ -166,6 +166,11 @@ impl StandInPort {
         self.connection.send(&Packet { node, value, ..Packet::new(Op::Link) })
     }
 
+    /// What the broker of `node` tells ours.
+    pub fn parcel(&mut self, node: NodeId, bytes: &[u8]) -> Result<(), IpcError> {
+        self.connection.send_with_body(&Packet { node, ..Packet::new(Op::Parcel) }, bytes)
+    }
+
     /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`. The broker
     /// confirms with `Closed`.
     pub fn close(&mut self, channel: ChannelId, reason: IpcError) -> Result<(), IpcError> {
@@ -286,6 +291,7 @@ impl StandInPort {
                 }
                 StandInEvent::Closed { channel: packet.channel, reason: packet.error() }
             }
+            Op::Parcel => StandInEvent::Parcel { node: packet.node, bytes: notice.body },
             _ => return,
         };
         self.pending.push_back(event);

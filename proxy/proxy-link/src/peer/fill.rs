@@ -46,7 +46,7 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     pub(super) fn fill_channels(&mut self) -> bool {
-        if !self.fill_news() {
+        if !self.fill_news() || !self.fill_parcels() {
             return true;
         }
         while self.link.body.is_none()
@@ -85,6 +85,17 @@ impl<C: LocalChannel> Peer<C> {
                 return false;
             }
             self.news.pop_front();
+        }
+        true
+    }
+
+    /// `false` when there is no room.
+    fn fill_parcels(&mut self) -> bool {
+        while let Some(bytes) = self.parcels.front() {
+            if !self.link.put(&Frame::Parcel { bytes }, Class::Control) {
+                return false;
+            }
+            self.parcels.pop_front();
         }
         true
     }

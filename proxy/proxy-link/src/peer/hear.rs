@@ -6,7 +6,7 @@ use abi::IpcError;
 use wire::{Frame, Next, RingHead, WireChannel};
 
 use super::channels::Ended;
-use super::{Peer, Slot};
+use super::{Action, Peer, Slot};
 use crate::LinkError;
 use crate::body::Incoming;
 use crate::buffer::InBuffer;
@@ -158,6 +158,10 @@ impl<C: LocalChannel> Peer<C> {
             | Frame::Notified { channel, .. }
             | Frame::Produced { channel, .. } => {
                 self.hear_data(*channel, frame);
+                Ok(())
+            }
+            Frame::Parcel { bytes } => {
+                self.actions.push_back(Action::Parcel(bytes.to_vec()));
                 Ok(())
             }
             _ => Err(LinkError::OutOfPlace { frame: "a frame of no channel" }),

@@ -19,6 +19,7 @@ use wire::{Frame, Hello, WireChannel};
 use crate::LinkError;
 use crate::body::Incoming;
 use crate::channel::{Ends, LocalChannel, Pair};
+use crate::limits::PARCELS_MAX;
 use crate::link::{Counters, Identity, Link, LinkTimes, Phase};
 use crate::relay::Relay;
 
@@ -41,6 +42,8 @@ pub enum Action<C> {
         channel: WireChannel,
         local: C,
     },
+    /// What the peer's broker tells ours.
+    Parcel(Vec<u8>),
     /// All channels were compared: the peer's endpoints can be reached.
     Up,
     Suspect,
@@ -82,6 +85,7 @@ pub struct Peer<C> {
     /// Channels that may have something to tell; each once.
     ready: VecDeque<WireChannel>,
     news: VecDeque<News>,
+    parcels: VecDeque<Vec<u8>>,
     /// The channel of a pair that is `Draining`; the pair's next OPEN goes behind its CLOSE.
     draining: HashMap<Pair, Draining>,
     /// Channels that give way to one of the peer's ([`Asking::GivingWay`]): few, and each for a moment.
@@ -107,6 +111,7 @@ impl<C: LocalChannel> Peer<C> {
             slots: HashMap::new(),
             ready: VecDeque::new(),
             news: VecDeque::new(),
+            parcels: VecDeque::new(),
             draining: HashMap::new(),
             giving_way: Vec::new(),
             unlisted: Vec::new(),
@@ -159,6 +164,14 @@ impl<C: LocalChannel> Peer<C> {
     pub fn next_action(&mut self) -> Option<Action<C>> {
         self.actions.pop_front()
     }
+    /// Tells the peer's broker something of ours. Lost when the link is not up, or cut before it went: brokers ask again
+    /// when they hear that it is up.
+    pub fn send_parcel(&mut self, bytes: Vec<u8>) {
+        if self.link.phase == Phase::Up && self.parcels.len() < PARCELS_MAX {
+            self.parcels.push_back(bytes);
+        }
+    }
+
     // ---- Connections.
 
     /// A connection that this side dialled stands.
@@ -187,6 +200,7 @@ impl<C: LocalChannel> Peer<C> {
     pub(super) fn forget_connection(&mut self) {
         // An OPEN is wanted in the next connection too; the rest follows from what both list.
         self.news.retain(|news| matches!(news, News::Open(_)));
+        self.parcels.clear();
         self.unlisted.clear();
         self.incoming = None;
         (self.end_told, self.end_heard) = (false, false);

@@ -114,6 +114,8 @@ impl Node {
                 Action::Up => self.knows_all = true,
                 Action::Forget { .. } | Action::Suspect => {}
                 Action::Down => self.downs += 1,
+                // Brokers are not simulated.
+                Action::Parcel(_) => {}
             }
         }
     }
