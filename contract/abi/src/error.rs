@@ -25,7 +25,8 @@ pub enum IpcError {
     WokenUp,
     /// `reply` to somebody who does not wait for it.
     NotWaiting,
-    /// Both sides send to each other: the higher endpoint is refused.
+    /// The peer waits for the caller, directly or over others: the highest endpoint of the circle is refused. A message was not
+    /// delivered; a request may have been taken by a peer that something else freed meanwhile.
     Deadlock,
     /// The caller's privileges do not allow this call or this peer.
     Denied,

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use abi::{Endpoint, Epoch};
 use ipc_core::ChannelId;
 use ipc_core::table::DcTable;
+use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
@@ -33,6 +34,10 @@ pub(crate) struct Container {
     /// way. Nobody opens anything to them.
     pub leaving: HashSet<Endpoint>,
     pub origin: Origin,
+    /// Waits of this node's endpoints that only their peer can end.
+    pub waits: Waits,
+    /// Chases that go on when a wait is confirmed: the latest of each endpoint.
+    pub asked: HashMap<Endpoint, (Waiting, Probe)>,
 }
 
 /// Who said that a container is here.
@@ -55,6 +60,8 @@ impl Container {
             kept: HashMap::new(),
             leaving: HashSet::new(),
             origin: Origin::Daemon,
+            waits: Waits::default(),
+            asked: HashMap::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! - [`Budget`]: how long a waiter looks before it parks.
 //! - [`grants`]: what an endpoint has lent.
 //! - [`wake`]: the protocol of sleeping and waking, with its model.
+//! - [`waits`]: who waits for whom, and cycles in it.
 //! - [`table`]: the broker's table of one container.
 //!
 //! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
@@ -13,6 +14,7 @@
 mod budget;
 pub mod grants;
 pub mod table;
+pub mod waits;
 pub mod wake;
 mod word;
 

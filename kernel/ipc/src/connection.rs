@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi::IpcError;
+use abi::{Endpoint, IpcError};
 use ipc_core::ChannelId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -42,6 +42,9 @@ pub(crate) struct Connection {
     next_request: u32,
     /// Calls that ended without an answer, the newest first.
     given_up: VecDeque<u32>,
+    /// The wait that the broker was told of and that is not over.
+    told_wait: Option<(u32, Endpoint)>,
+    last_wait: u32,
     lost: bool,
 }
 
@@ -53,6 +56,8 @@ impl Connection {
             unasked: VecDeque::new(),
             next_request: 1,
             given_up: VecDeque::new(),
+            told_wait: None,
+            last_wait: 0,
             lost: false,
         }
     }
@@ -179,6 +184,40 @@ impl Connection {
     pub fn ended(&self, channel: ChannelId) -> Option<IpcError> {
         let notice = |it: &&Notice| it.packet.op == Op::Ended && it.packet.channel == channel;
         self.unasked.iter().find(notice).map(|it| it.packet.error())
+    }
+
+    /// The caller waits for `peer` until it is told to be over. A broker that is lost needs no telling.
+    pub fn tell_wait(&mut self, peer: Endpoint) {
+        self.last_wait = self.last_wait.wrapping_add(1);
+        self.told_wait = Some((self.last_wait, peer));
+        let _ = self.send(&Packet { peer: Some(peer), value: self.last_wait, ..Packet::new(Op::Waits) });
+    }
+
+    pub fn tell_wait_is_over(&mut self) {
+        if let Some((serial, _)) = self.told_wait.take() {
+            let _ = self.send(&Packet { value: serial, ..Packet::new(Op::WaitOver) });
+        }
+    }
+
+    /// Answers what the broker asked about the wait that was told, and tells it again to a broker that is new.
+    pub fn confirm_wait(&mut self) {
+        let Some((serial, peer)) = self.told_wait else { return };
+        let is_about_it = |notice: &Notice| match notice.packet.op {
+            Op::AskWait => notice.packet.value == serial,
+            Op::Restarted => true,
+            _ => false,
+        };
+        while let Some(at) = self.unasked.iter().position(is_about_it) {
+            match self.unasked.remove(at).map(|notice| notice.packet.op) {
+                Some(Op::Restarted) => self.tell_wait(peer),
+                _ => drop(self.send(&Packet { value: serial, ..Packet::new(Op::StillWaiting) })),
+            }
+        }
+    }
+
+    pub fn is_wait_refused(&self) -> bool {
+        let refuses = |serial, it: &Notice| it.packet.op == Op::RefuseWait && it.packet.value == serial;
+        self.told_wait.is_some_and(|(serial, _)| self.unasked.iter().any(|notice| refuses(serial, notice)))
     }
 
     /// Takes the lanes for copies that others opened out of what was kept.

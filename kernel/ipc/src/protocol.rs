@@ -47,6 +47,12 @@ pub enum Op {
     SetPrivileges = 10,
     /// Those of `peer`; anybody may ask.
     GetPrivileges = 11,
+    /// The sender waits for `peer` and nothing else ends its wait; `value`: which wait it is.
+    Waits = 12,
+    /// `value`: which wait is over.
+    WaitOver = 13,
+    /// `value`: which wait goes on. The answer to `AskWait`.
+    StillWaiting = 14,
     /// Of a proxy: a channel from `peer` on `node` to `own`.
     OpenIn = 20,
     /// Of a proxy: `peer` on `node` ended, `value` is the code of the reason.
@@ -55,6 +61,10 @@ pub enum Op {
     Link = 22,
     /// Of a proxy and to it: what the broker of `node` says, or is to be told, lies behind the packet. It may come twice.
     Parcel = 23,
+    /// Of another broker, with a probe behind the packet that goes on at `peer`.
+    Probe = 24,
+    /// Of another broker: the wait `value` of `peer` is to be refused.
+    Refuse = 25,
 
     /// `own`, `epoch`; descriptor: the own control page.
     Bound = 100,
@@ -77,11 +87,15 @@ pub enum Op {
     AllResumed = 113,
     /// Another broker reads this connection from now on: what has no answer is to be asked again, with its number.
     Restarted = 114,
+    /// `value`: a wait of the receiver's. Whoever is still in it, and finds nothing, says so.
+    AskWait = 115,
+    /// `value`: a wait of the receiver's, to be given up: it is part of a deadlock.
+    RefuseWait = 116,
 }
 
 impl Op {
     fn may_have_body(self) -> bool {
-        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel)
+        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe)
     }
 
     fn of(number: u16) -> Option<Op> {
@@ -97,10 +111,15 @@ impl Op {
             9 => Op::WakeUp,
             10 => Op::SetPrivileges,
             11 => Op::GetPrivileges,
+            12 => Op::Waits,
+            13 => Op::WaitOver,
+            14 => Op::StillWaiting,
             20 => Op::OpenIn,
             21 => Op::RemoteGone,
             22 => Op::Link,
             23 => Op::Parcel,
+            24 => Op::Probe,
+            25 => Op::Refuse,
             100 => Op::Bound,
             101 => Op::Opened,
             102 => Op::Done,
@@ -112,6 +131,8 @@ impl Op {
             112 => Op::Resumed,
             113 => Op::AllResumed,
             114 => Op::Restarted,
+            115 => Op::AskWait,
+            116 => Op::RefuseWait,
             _ => return None,
         })
     }

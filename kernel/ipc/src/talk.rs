@@ -13,10 +13,13 @@ use ipc_shm::{ControlPage, Direction, Link};
 use crate::copy::Attend;
 use crate::protocol::Packet;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{Stop, WakeUps, gone, wait_for};
+use crate::waiting::{Stop, Terms, gone, wait_for};
 
 /// How long a peer may take between winning a state word and what must follow at once; longer is a broken peer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Exchanges of a state word that may fail: an honest peer changes it once.
+const SETTLE_TRIES_MAX: u32 = 16;
 
 /// What a party remembers of its talk with one peer.
 #[derive(Clone, Copy, Debug)]
@@ -132,12 +135,9 @@ impl Talk {
     /// Takes an offered message; `false` when its sender withdrew it first.
     pub fn take(&mut self, parties: &Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<bool, IpcError> {
         let link = parties.link;
-        if word.patience == Patience::Timed && word.kind != Kind::Reply {
-            let won = link.exchange_state(Direction::Peer, word.in_state(state::OFFERED), word.in_state(state::TAKEN));
-            if won.is_err() {
-                self.seen = word.raw();
-                return Ok(false);
-            }
+        if !win_message(link, word) {
+            self.seen = word.raw();
+            return Ok(false);
         }
         copy(link, word, parties.peer, inbox)?;
         self.seen = word.raw();
@@ -181,10 +181,10 @@ impl Talk {
             }
             give_way(link, self.seen, word, own, peer).then_some(Answer::GiveWay)
         };
-        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
-        {
+        let terms = Terms::until(deadline).calling(parties.peer);
+        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(Answer::Taken) => Ok(()),
-            Ok(Answer::GiveWay) => match self.give_up(parties, word)? {
+            Ok(Answer::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::Deadlock),
             },
@@ -224,6 +224,8 @@ impl Talk {
                 Err(error) => Err(error),
             },
             Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
+            // A peer that took it is stuck and answers nothing.
+            Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock)),
             Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
                 Err(gone.or_died(IpcError::SourceDied))
             }
@@ -309,12 +311,13 @@ impl Talk {
             let is_free = link.peer_taken() == last || word.state_of(link.state(Direction::Own)) == state::WITHDRAWN;
             is_free.then_some(())
         };
-        match wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
-        {
+        let terms = Terms::until(deadline);
+        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
             Err(Stop::Own(error)) => Err(error),
+            Err(Stop::Deadlock) => Err(IpcError::Deadlock),
         }
     }
 
@@ -335,7 +338,8 @@ impl Talk {
                 None => Some(Reply::Corrupt),
             }
         };
-        wait_for(link, parties.own_control, parties.budget, deadline, WakeUps::Ignored, &mut parties.attend, look)
+        let terms = Terms::until(deadline).calling(parties.peer);
+        wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look)
     }
 
     fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
@@ -355,7 +359,7 @@ impl Talk {
             Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error),
-            Ok(_) | Err(Stop::TimedOut) => Err(IpcError::Corrupt),
+            Ok(_) | Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt),
         }
     }
 
@@ -379,7 +383,13 @@ impl Talk {
             Proxied::Yes => state::CANCEL,
         };
         match word.patience {
-            // The peer is stuck in a send of its own, so nobody changes the word at the same time.
+            // A peer that was stuck may be freed at this moment.
+            Patience::Untimed if word.kind == Kind::Send && parties.proxied == Proxied::No => {
+                if !settle(link, Direction::Own, word, wish) {
+                    return Ok(Settled::Taken);
+                }
+            }
+            // The proxy settles it; and who takes a request that is withdrawn at this moment finds nobody to answer.
             Patience::Untimed => link.set_state(Direction::Own, word.in_state(wish)),
             Patience::Timed => {
                 let won = link.exchange_state(Direction::Own, word.in_state(state::OFFERED), word.in_state(wish));
@@ -398,21 +408,43 @@ impl Talk {
             _ => (link.peer_taken() == word.raw()).then_some(Settled::Taken),
         };
         // The proxy settles it, or reports the link as down, after which the page is dead.
-        match wait_for(
-            link,
-            parties.own_control,
-            parties.budget,
-            Deadline::Never,
-            WakeUps::Ignored,
-            &mut parties.attend,
-            look,
-        ) {
+        let terms = Terms::until(Deadline::Never);
+        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(settled) => Ok(settled),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error),
-            Err(Stop::TimedOut) => Err(IpcError::Corrupt),
+            Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt),
         }
     }
+}
+
+/// Agrees with the sender that the message is taken. `false` when it was withdrawn first.
+fn win_message(link: &Link, word: Word) -> bool {
+    match (word.kind, word.patience) {
+        (Kind::Send | Kind::Request, Patience::Timed) => {
+            let (offered, taken) = (word.in_state(state::OFFERED), word.in_state(state::TAKEN));
+            link.exchange_state(Direction::Peer, offered, taken).is_ok()
+        }
+        (Kind::Send, Patience::Untimed) => settle(link, Direction::Peer, word, state::TAKEN),
+        // Its sender waits for the answer in any case.
+        (Kind::Request, Patience::Untimed) | (Kind::Reply, _) => true,
+    }
+}
+
+/// Brings an untimed message to its end, which both parties try in their own way; nothing was said of it before. `false` when the
+/// other was first.
+pub(crate) fn settle(link: &Link, direction: Direction, word: Word, end: u32) -> bool {
+    let mut found = link.state(direction);
+    for _ in 0..SETTLE_TRIES_MAX {
+        if word.state_of(found) != state::IDLE {
+            break;
+        }
+        match link.exchange_state(direction, found, word.in_state(end)) {
+            Ok(()) => return true,
+            Err(now) => found = now,
+        }
+    }
+    found == word.in_state(end)
 }
 
 /// How a message that was to be withdrawn ended.

@@ -1,13 +1,14 @@
 //! A wait for one peer: look, pause, yield, park; the sleeping half of the protocol in `docs/design/channel.md`.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use abi::IpcError;
+use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
 use crate::copy::Attend;
-use crate::wait::Deadline;
+use crate::wait::{Deadline, Wait};
 
 /// Why a wait ended without what it waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +18,8 @@ pub(crate) enum Stop {
     PeerGone(Gone),
     /// The waiter's own binding ended, or a manager woke it.
     Own(IpcError),
+    /// The peer waits for the waiter, perhaps over others, and this is the call to be refused.
+    Deadlock,
 }
 
 /// How a peer went. A death means different errors before and after it took a message.
@@ -42,6 +45,30 @@ pub(crate) enum WakeUps {
     /// The count that was seen before.
     Since(u32),
 }
+
+/// What a wait is for, besides what it looks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub deadline: Deadline,
+    pub wake_ups: WakeUps,
+    /// A wait that only this endpoint can end takes part in the search for deadlocks.
+    pub waits_for: Option<Endpoint>,
+}
+
+impl Terms {
+    pub fn until(deadline: Deadline) -> Terms {
+        Terms { deadline, wake_ups: WakeUps::Ignored, waits_for: None }
+    }
+
+    /// Of a call to `peer`; one with a limit ends by itself.
+    #[must_use]
+    pub fn calling(self, peer: Endpoint) -> Terms {
+        Terms { waits_for: matches!(self.deadline, Deadline::Never).then_some(peer), ..self }
+    }
+}
+
+/// How long a wait goes on before others are told of it: most end much earlier.
+const UNTOLD: Duration = Duration::from_millis(5);
 
 /// Whether and how the peer of a link went.
 #[inline]
@@ -103,8 +130,7 @@ pub(crate) fn wait_for<T>(
     link: &Link,
     own: &ControlPage,
     budget: &mut Budget,
-    deadline: Deadline,
-    wake_ups: WakeUps,
+    terms: Terms,
     attend: &mut Attend<'_>,
     mut look: impl FnMut() -> Option<T>,
 ) -> Result<T, Stop> {
@@ -117,12 +143,14 @@ pub(crate) fn wait_for<T>(
             attend.serve();
             look()
         };
-        let mut is_over = || gone(link).is_some() || own.event() != seen_event || deadline.has_passed();
+        let mut is_over = || gone(link).is_some() || own.event() != seen_event || terms.deadline.has_passed();
         if let Some(found) = look_awake(budget, &mut is_over, &mut look_and_serve) {
             return Ok(found);
         }
         budget.learn(Ended::Parked);
-        if let Some(outcome) = sleep_for(link, own, deadline, wake_ups, attend, &mut look) {
+        let outcome = sleep_for(link, own, terms, attend, &mut look);
+        attend.tell_wait_is_over();
+        if let Some(outcome) = outcome {
             return outcome;
         }
         // A copier was served: it is likely to ask for more at once.
@@ -133,26 +161,30 @@ pub(crate) fn wait_for<T>(
 fn sleep_for<T>(
     link: &Link,
     own: &ControlPage,
-    deadline: Deadline,
-    wake_ups: WakeUps,
+    terms: Terms,
     attend: &mut Attend<'_>,
     look: &mut impl FnMut() -> Option<T>,
 ) -> Option<Result<T, Stop>> {
+    let mut untold = terms.waits_for.map(|peer| (peer, Deadline::after(Wait::For(UNTOLD))));
     loop {
         let seen = link.seen(own);
         attend.take_news(seen.own_control);
         link.prepare_sleep(Sleep::Futex);
         attend.prepare_sleep();
         let is_served = attend.serve();
-        let limit = deadline.left();
+        let limit = terms.deadline.left();
         let ended = || attend.ended().map(|error| Err(Stop::PeerGone(Gone::For(error))));
-        let outcome = match last_look(link, own, wake_ups, look).or_else(ended) {
+        let outcome = match last_look(link, own, terms.wake_ups, look).or_else(ended) {
             None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
             None if is_served => None,
-            None => match link.sleep_among(seen, own, attend.sleeping_on(), limit) {
-                Ok(_) => None,
-                Err(error) => Some(Err(Stop::Own(IpcError::Os(error.raw_os_error().unwrap_or(0))))),
-            },
+            None if attend.is_refused() => Some(Err(Stop::Deadlock)),
+            None => {
+                let limit = tell_wait(&mut untold, attend).or(limit);
+                match link.sleep_among(seen, own, attend.sleeping_on(), limit) {
+                    Ok(_) => None,
+                    Err(error) => Some(Err(Stop::Own(IpcError::Os(error.raw_os_error().unwrap_or(0))))),
+                }
+            }
             some => some,
         };
         link.prepare_sleep(Sleep::Awake);
@@ -161,6 +193,20 @@ fn sleep_for<T>(
             return outcome;
         }
     }
+}
+
+/// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found nothing. Until
+/// then: how long to sleep at most.
+fn tell_wait(untold: &mut Option<(Endpoint, Deadline)>, attend: &mut Attend<'_>) -> Option<Duration> {
+    match *untold {
+        Some((_, since)) if !since.has_passed() => return since.left(),
+        Some((peer, _)) => {
+            *untold = None;
+            attend.tell_wait(peer);
+        }
+        None => attend.confirm_wait(),
+    }
+    None
 }
 
 /// The part of a wait that costs CPU and no wake-up. A spinning waiter asks `is_over` now and then.

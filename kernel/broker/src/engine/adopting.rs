@@ -269,6 +269,8 @@ impl Engine {
         let owners: Vec<OwnerId> = self.connections.keys().copied().collect();
         for owner in owners {
             self.send(owner, Packet::new(Op::Restarted), Vec::new());
+            // Whoever waits for one peer tells it again.
+            self.announce(owner);
         }
     }
 }

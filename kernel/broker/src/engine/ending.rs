@@ -58,6 +58,7 @@ impl Engine {
         }
         container.leaving.remove(&endpoint);
         let channels = container.table.unbind(endpoint);
+        self.forget_waits(dc, endpoint);
         self.keep_binding(dc, endpoint);
         for channel in channels {
             self.channel_ended(dc, channel, Some(endpoint), reason);

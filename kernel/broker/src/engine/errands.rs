@@ -121,7 +121,7 @@ impl Engine {
     }
 
     /// Says something to the broker of another node. Without a proxy it is lost.
-    fn tell_broker(&mut self, node: NodeId, message: &[u8]) {
+    pub(super) fn tell_broker(&mut self, node: NodeId, message: &[u8]) {
         if let Some(proxy) = self.proxy {
             self.send_with_body(proxy, Packet { node, ..Packet::new(Op::Parcel) }, message);
         }
@@ -133,6 +133,7 @@ impl Engine {
             return;
         };
         match packet.op {
+            Op::Probe | Op::Refuse => self.hear_chase(&packet, body),
             Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
             _ => {
                 let done = self

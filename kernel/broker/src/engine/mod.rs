@@ -6,7 +6,7 @@
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! asked. `waits.rs`: deadlocks. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
 mod adopting;
@@ -18,6 +18,7 @@ mod opening;
 mod privileges;
 mod proxying;
 mod requests;
+mod waits;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

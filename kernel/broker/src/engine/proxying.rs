@@ -227,6 +227,7 @@ impl Engine {
     fn link_up(&mut self, node: NodeId) {
         // It may be another connection than that over which they went.
         self.send_errands_again(Some(node));
+        self.chase_again();
         if !self.nodes_down.remove(&node) {
             return;
         }

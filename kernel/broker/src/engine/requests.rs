@@ -80,6 +80,15 @@ impl Engine {
                 self.answer(owner, found);
                 Ok(())
             }
+            Op::Waits => self.wait_told(dc, own, &packet),
+            Op::WaitOver => {
+                self.wait_over(dc, own, packet.value);
+                Ok(())
+            }
+            Op::StillWaiting => {
+                self.wait_confirmed(dc, own, packet.value);
+                Ok(())
+            }
             Op::Close => {
                 self.close_by_party(dc, own, &packet);
                 Ok(())

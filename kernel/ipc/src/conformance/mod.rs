@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod copies;
+mod deadlocks;
 mod messages;
 mod privileges;
 mod rings;
@@ -76,6 +77,11 @@ pub const CASES: &[Case] = &[
     ("number_is_bound_once_and_free_after_unbind", messages::number_is_bound_once_and_free_after_unbind),
     ("program_is_found_by_its_pid_from_everywhere", messages::program_is_found_by_its_pid_from_everywhere),
     ("many_clients_are_all_served", messages::many_clients_are_all_served),
+    ("circle_of_calls_is_broken_at_its_highest_endpoint", deadlocks::circle_of_calls_is_broken_at_its_highest_endpoint),
+    ("circle_of_sends_loses_and_doubles_nothing", deadlocks::circle_of_sends_loses_and_doubles_nothing),
+    ("circle_with_a_receiver_is_broken", deadlocks::circle_with_a_receiver_is_broken),
+    ("chain_of_calls_that_ends_is_left_alone", deadlocks::chain_of_calls_that_ends_is_left_alone),
+    ("circle_with_a_limit_is_left_to_the_limit", deadlocks::circle_with_a_limit_is_left_to_the_limit),
     ("privileges_that_were_set_are_those_that_are_told", privileges::privileges_that_were_set_are_those_that_are_told),
     ("who_is_no_manager_changes_nothing", privileges::who_is_no_manager_changes_nothing),
     (

@@ -13,7 +13,7 @@ use ipc_shm::{Arena, ControlPage};
 use super::Attend;
 use crate::ring::RingClient;
 use crate::wait::Deadline;
-use crate::waiting::{Stop, WakeUps, wait_for};
+use crate::waiting::{Stop, Terms, wait_for};
 
 /// The copier's own end of the bytes.
 pub(crate) enum Local<'a> {
@@ -202,11 +202,12 @@ impl CopyLane {
         let ring = &self.ring;
         let look = || ring.has_news().then_some(());
         let Waiting { own_control, budget, deadline, attend } = waiting;
-        match wait_for(ring.link(), own_control, budget, *deadline, WakeUps::Ignored, attend, look) {
+        match wait_for(ring.link(), own_control, budget, Terms::until(*deadline), attend, look) {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error),
+            Err(Stop::Deadlock) => Err(IpcError::Deadlock),
         }
     }
 }

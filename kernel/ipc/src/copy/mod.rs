@@ -155,6 +155,24 @@ impl Attend<'_> {
         self.connection.ended(self.channel)
     }
 
+    pub fn tell_wait(&mut self, peer: Endpoint) {
+        self.connection.tell_wait(peer);
+    }
+
+    /// The wait goes on: says so if the broker asked.
+    pub fn confirm_wait(&mut self) {
+        self.connection.confirm_wait();
+    }
+
+    pub fn tell_wait_is_over(&mut self) {
+        self.connection.tell_wait_is_over();
+    }
+
+    /// Whether the wait is the one of a deadlock that is to be given up.
+    pub fn is_refused(&self) -> bool {
+        self.connection.is_wait_refused()
+    }
+
     /// The lanes wake this wait from now on. Serve once more before sleeping.
     pub fn prepare_sleep(&mut self) {
         self.copying.serving.retain(|served| served.server.is_closed().is_none());

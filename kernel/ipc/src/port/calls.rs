@@ -10,7 +10,7 @@ use super::slots::{Slot, SlotKey, Use};
 use crate::copy::Attend;
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{Stop, WakeUps, wait_for};
+use crate::waiting::{Stop, Terms, WakeUps, wait_for};
 
 impl Port {
     /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
@@ -96,6 +96,7 @@ impl Port {
         let mut glares = 0;
         loop {
             let wake_ups = WakeUps::Since(self.seen_wakeups);
+            let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
             let slot = self.slots.get_mut(key).ok_or(IpcError::SourceDied)?;
             let (link, Use::Messages(talk)) = (slot.link.clone(), &mut slot.usage) else {
                 return Err(IpcError::BadEndpoint);
@@ -103,7 +104,7 @@ impl Port {
             let look = || talk.offered(&link).transpose();
             let mut attend =
                 Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
-            let found = wait_for(&link, &self.control, &mut self.budget, deadline, wake_ups, &mut attend, look);
+            let found = wait_for(&link, &self.control, &mut self.budget, terms, &mut attend, look);
             match found {
                 Ok(Ok(word)) => {
                     let attend =
@@ -118,6 +119,7 @@ impl Port {
                     return Err(error);
                 }
                 Err(Stop::TimedOut) => return Err(IpcError::TimedOut),
+                Err(Stop::Deadlock) => return Err(IpcError::Deadlock),
                 Err(Stop::PeerGone(gone)) => {
                     let error = gone.or_died(IpcError::SourceDied);
                     self.end_slot(key, error);

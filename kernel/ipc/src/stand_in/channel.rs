@@ -14,7 +14,7 @@ use ipc_core::{Data, Kind, Patience, Word};
 use ipc_shm::{Arena, Direction, Link};
 
 use super::ProxiedInfo;
-use crate::talk::right_for;
+use crate::talk::{right_for, settle};
 use crate::waiting::gone;
 
 /// A message as it travels. `word` says what it is: see [`abi::layout::word`].
@@ -206,7 +206,12 @@ impl ProxiedChannel {
                     Err(_) => return Settled::Taken,
                 }
             }
-            // An untimed sender withdraws only while the local party is stuck in a send of its own.
+            // An untimed sender withdraws while the local party is stuck, which may be freed at this moment.
+            Patience::Untimed if ours.kind == Kind::Send => {
+                if !settle(link, Direction::Own, ours, state::WITHDRAWN) {
+                    return Settled::Taken;
+                }
+            }
             Patience::Untimed => link.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
         }
         if ours.kind == Kind::Request {
