@@ -28,6 +28,10 @@ const OWN_WORDS: usize = 3;
 pub const OTHERS_MAX: usize = sys::futex::WORDS_MAX - OWN_WORDS;
 const _: () = assert!(OTHERS_MAX >= abi::limits::COPIERS_PER_ENDPOINT);
 
+/// A sleeper looks again after this long at the latest. Every member that talks to an endpoint maps its control page, and the kernel lets
+/// whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake does not find them.
+const SLEEP_LIMIT: Duration = Duration::from_secs(5);
+
 /// How a party sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
@@ -352,9 +356,9 @@ impl Link {
         wake::prepare_sleep(self, word);
     }
 
-    /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen.
+    /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen, or for no reason.
     pub fn sleep(&self, seen: Seen, own_control: &ControlPage, limit: Option<Duration>) -> io::Result<Woken> {
-        sys::futex::wait(&self.words(seen, own_control), limit)
+        sys::futex::wait(&self.words(seen, own_control), bounded(limit))
     }
 
     /// `sleep` that also ends with an event of one of `others`, each with the value that was seen of it: at most
@@ -374,7 +378,7 @@ impl Link {
             *place = other.expect_event(event);
             count += 1;
         }
-        sys::futex::wait(words.get(..count).unwrap_or(&words), limit)
+        sys::futex::wait(words.get(..count).unwrap_or(&words), bounded(limit))
     }
 
     fn words(&self, seen: Seen, own_control: &ControlPage) -> [Expected; OWN_WORDS] {
@@ -449,6 +453,10 @@ impl Link {
         }
         entry
     }
+}
+
+fn bounded(limit: Option<Duration>) -> Option<Duration> {
+    Some(limit.map_or(SLEEP_LIMIT, |limit| limit.min(SLEEP_LIMIT)))
 }
 
 impl Words for Link {

@@ -41,7 +41,8 @@ impl Role {
     }
 }
 
-/// What one party maps. The bells are event descriptors: `bell_in` is rung by the peer, `bell_out` by this party.
+/// What one party maps, and its bells: `bell_in` is an ear ([`sys::eventfd::ear`]) for the peer and the broker, `bell_out` the event that this
+/// party signals. Nobody else but the broker holds it, so a peer cannot make the signal block.
 #[derive(Debug)]
 pub struct PartyFiles {
     pub own: OwnedFd,
@@ -51,7 +52,8 @@ pub struct PartyFiles {
     pub bell_out: OwnedFd,
 }
 
-/// The three objects and two bells of a channel, writable, as their maker holds them.
+/// The three objects and the bells of a channel, writable, as their maker holds them. Each party is woken by two events: one that its
+/// peer signals and one that the broker does. They are apart, because whoever can signal can also make the other's signal block.
 #[derive(Debug)]
 pub struct ChannelFiles {
     left: OwnedFd,
@@ -59,7 +61,12 @@ pub struct ChannelFiles {
     shared: OwnedFd,
     bell_left: OwnedFd,
     bell_right: OwnedFd,
+    broker_bell_left: OwnedFd,
+    broker_bell_right: OwnedFd,
 }
+
+/// Descriptors of one [`ChannelFiles`].
+pub const CHANNEL_DESCRIPTORS: usize = 7;
 
 impl ChannelFiles {
     pub fn create(size: Size) -> io::Result<ChannelFiles> {
@@ -70,32 +77,35 @@ impl ChannelFiles {
             shared: sys::memfd::create_sealed("dvs-shared", size.shared_bytes() as u64)?,
             bell_left: sys::eventfd::create()?,
             bell_right: sys::eventfd::create()?,
+            broker_bell_left: sys::eventfd::create()?,
+            broker_bell_right: sys::eventfd::create()?,
         })
     }
 
     /// Descriptors for one party; the peer's side is read-only for good.
     pub fn party(&self, role: Role) -> io::Result<PartyFiles> {
-        let (own, peer, bell_in, bell_out) = match role {
-            Role::Left => (&self.left, &self.right, &self.bell_left, &self.bell_right),
-            Role::Right => (&self.right, &self.left, &self.bell_right, &self.bell_left),
+        let (own, peer, bells, bell_out) = match role {
+            Role::Left => (&self.left, &self.right, [&self.bell_left, &self.broker_bell_left], &self.bell_right),
+            Role::Right => (&self.right, &self.left, [&self.bell_right, &self.broker_bell_right], &self.bell_left),
         };
         Ok(PartyFiles {
             own: own.try_clone()?,
             peer: sys::memfd::reopen_read_only(peer.as_fd())?,
             shared: self.shared.try_clone()?,
-            bell_in: bell_in.try_clone()?,
+            bell_in: sys::eventfd::ear(bells.map(AsFd::as_fd))?,
             bell_out: bell_out.try_clone()?,
         })
     }
 
     /// What an earlier broker made: in the order of [`ChannelFiles::descriptors`].
-    pub fn adopt([left, right, shared, bell_left, bell_right]: [OwnedFd; 5]) -> ChannelFiles {
-        ChannelFiles { left, right, shared, bell_left, bell_right }
+    pub fn adopt(descriptors: [OwnedFd; CHANNEL_DESCRIPTORS]) -> ChannelFiles {
+        let [left, right, shared, bell_left, bell_right, broker_bell_left, broker_bell_right] = descriptors;
+        ChannelFiles { left, right, shared, bell_left, bell_right, broker_bell_left, broker_bell_right }
     }
 
-    /// The event descriptors that wake the left and the right party; the rest is closed.
+    /// The events by which the broker wakes the left and the right party; the rest is closed.
     pub fn into_bells(self) -> (OwnedFd, OwnedFd) {
-        (self.bell_left, self.bell_right)
+        (self.broker_bell_left, self.broker_bell_right)
     }
 
     /// Second descriptors of the same objects.
@@ -106,19 +116,22 @@ impl ChannelFiles {
             shared: self.shared.try_clone()?,
             bell_left: self.bell_left.try_clone()?,
             bell_right: self.bell_right.try_clone()?,
+            broker_bell_left: self.broker_bell_left.try_clone()?,
+            broker_bell_right: self.broker_bell_right.try_clone()?,
         })
     }
 
     /// All of it, writable: for whoever keeps it over the broker's restart, for nobody else.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 5] {
-        [&self.left, &self.right, &self.shared, &self.bell_left, &self.bell_right].map(AsFd::as_fd)
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; CHANNEL_DESCRIPTORS] {
+        let ChannelFiles { left, right, shared, bell_left, bell_right, broker_bell_left, broker_bell_right } = self;
+        [left, right, shared, bell_left, bell_right, broker_bell_left, broker_bell_right].map(AsFd::as_fd)
     }
 
-    /// A second descriptor of the event descriptor that wakes the party of this role.
-    pub fn bell(&self, role: Role) -> io::Result<OwnedFd> {
+    /// The event by which the broker wakes the party of this role.
+    pub fn bell(&self, role: Role) -> BorrowedFd<'_> {
         match role {
-            Role::Left => self.bell_left.try_clone(),
-            Role::Right => self.bell_right.try_clone(),
+            Role::Left => self.broker_bell_left.as_fd(),
+            Role::Right => self.broker_bell_right.as_fd(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Event descriptors and epoll, in the few forms that M3-IPC uses.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, epoll};
@@ -14,6 +14,22 @@ pub fn create() -> io::Result<OwnedFd> {
 /// Makes the descriptor readable. A full counter is readable already, so nothing is lost when it refuses more.
 pub fn signal(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// One descriptor that is readable when one of `events` was signalled since it was heard last. Whoever holds nothing else can listen, but
+/// neither signal nor fill an event, nor make its next signal block: flags of a descriptor belong to all who share it.
+pub fn ear(events: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
+    let poller = Poller::new()?;
+    for event in events {
+        poller.add(event, 0, Trigger::Edge)?;
+    }
+    Ok(poller.epoll)
+}
+
+/// Makes an ear unreadable until the next signal.
+pub fn hear(ear: impl AsFd) {
+    let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+    let _ = epoll::wait(ear, &mut [empty; 2][..], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
 }
 
 /// Makes the descriptor unreadable again.
@@ -102,6 +118,37 @@ fn rounded_up(limit: Duration) -> Timespec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn is_readable(descriptor: &OwnedFd) -> bool {
+        let mut polled = [rustix::event::PollFd::new(descriptor, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn ear_is_readable_from_a_signal_until_it_is_heard() {
+        let (one, other) = (create().unwrap(), create().unwrap());
+        let ear = ear([one.as_fd(), other.as_fd()]).unwrap();
+        for event in [&one, &other, &one] {
+            assert!(!is_readable(&ear));
+            signal(event);
+            assert!(is_readable(&ear));
+            hear(&ear);
+        }
+    }
+
+    #[test]
+    fn poller_is_told_of_every_signal_of_an_ear_that_nobody_empties() {
+        let (one, other) = (create().unwrap(), create().unwrap());
+        let (poller, ear) = (Poller::new().unwrap(), ear([one.as_fd(), other.as_fd()]).unwrap());
+        poller.add(&ear, 7, Trigger::Edge).unwrap();
+        for event in [&one, &one, &other, &one] {
+            signal(event);
+            let mut ready = Vec::new();
+            poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready, [7]);
+        }
+    }
 
     #[test]
     fn edge_is_told_once_for_each_signal() {

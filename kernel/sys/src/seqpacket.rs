@@ -67,12 +67,16 @@ pub fn peer(socket: impl AsFd) -> io::Result<Sender> {
 
 /// From now on the kernel adds to every message who sent it, and a descriptor of that process where it can.
 pub fn ask_for_sender(socket: impl AsFd) -> io::Result<()> {
-    set_option(&socket, libc::SO_PASSCRED)?;
+    set_option(&socket, libc::SO_PASSCRED, 1)?;
     const SO_PASSPIDFD: i32 = 76;
-    match set_option(&socket, SO_PASSPIDFD) {
-        Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
-        _ => Ok(()),
-    }
+    where_known(set_option(&socket, SO_PASSPIDFD, 1))
+}
+
+/// From now on nobody can send descriptors to this socket. Whoever receives one has to close it, and closing can block for hours: a
+/// stream with a long linger and a peer that does not read, a file of a server that is stopped. Kernels before Linux 6.16 cannot.
+pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
+    const SO_PASSRIGHTS: i32 = 83;
+    where_known(set_option(&socket, SO_PASSRIGHTS, 0))
 }
 
 /// Sends one message; never blocks, never raises SIGPIPE. `WouldBlock` when the other end does not read.
@@ -195,15 +199,22 @@ fn unix_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-fn set_option(socket: &impl AsFd, option: i32) -> io::Result<()> {
-    let on: i32 = 1;
-    // SAFETY: the option's value is the int that `on` is.
+/// An option that an older kernel does not have stays as it is.
+fn where_known(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn set_option(socket: &impl AsFd, option: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the option's value is an int.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             option,
-            (&raw const on).cast(),
+            (&raw const value).cast(),
             size_of::<i32>() as libc::socklen_t,
         )
     };

@@ -19,7 +19,7 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use ipc::protocol::{Op, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::{Binding, Channel, Home, OwnerId, Told};
-use ipc_shm::{ChannelFiles, ControlWriter, Life};
+use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
 use sys::eventfd::Trigger;
 
 use super::opening::bells_of;
@@ -175,7 +175,7 @@ impl Engine {
         self.next_channel = self.next_channel.max(kept.id.saturating_add(1));
         let container = self.containers.get_mut(&dc).ok_or(io::ErrorKind::NotFound)?;
         let far = kept.far;
-        let (held, unfinished) = match (<[OwnedFd; 5]>::try_from(descriptors), kept.told) {
+        let (held, unfinished) = match (<[OwnedFd; CHANNEL_DESCRIPTORS]>::try_from(descriptors), kept.told) {
             (Ok(all), told) => {
                 let files = ChannelFiles::adopt(all);
                 let unfinished = match told {

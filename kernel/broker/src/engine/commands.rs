@@ -71,6 +71,7 @@ impl Engine {
                     .map_err(|cause| os("listen at the container's path", cause))?;
                 // Accepted sockets inherit it; asked for after the accept, it would miss what was sent before.
                 sys::seqpacket::ask_for_sender(&listener).map_err(|cause| os("ask who its callers are", cause))?;
+                sys::seqpacket::refuse_descriptors(&listener).map_err(|cause| os("refuse descriptors", cause))?;
                 // Every program of the container may ask; who it is, the kernel says.
                 let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o666);
                 std::fs::set_permissions(path, everybody).map_err(|cause| os("open its socket to programs", cause))?;

@@ -123,11 +123,7 @@ fn ring_bell(kept: Option<&Kept>, role: Role) {
     match (kept, role) {
         (Some(Kept::Bells { left, .. }), Role::Left) => sys::eventfd::signal(left),
         (Some(Kept::Bells { right, .. }), Role::Right) => sys::eventfd::signal(right),
-        (Some(Kept::Proxied { files, .. }), role) => {
-            if let Ok(bell) = files.bell(role) {
-                sys::eventfd::signal(bell);
-            }
-        }
+        (Some(Kept::Proxied { files, .. }), role) => sys::eventfd::signal(files.bell(role)),
         (None, _) => {}
     }
 }

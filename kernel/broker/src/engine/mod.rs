@@ -182,6 +182,8 @@ impl Engine {
         let owner = OwnerId(self.next_owner);
         self.next_owner += 1;
         sys::seqpacket::ask_for_sender(&socket)?;
+        // Nobody sends the broker any, and to close one may block.
+        sys::seqpacket::refuse_descriptors(&socket)?;
         self.poller.add(&socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
         let connection = Connection::new(socket, party);
         if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {

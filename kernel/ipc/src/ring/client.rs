@@ -191,7 +191,7 @@ impl RingClient {
     /// Call after sleeping on `fd`, before polling.
     pub fn disarm(&self) {
         self.link.prepare_sleep(Sleep::Awake);
-        sys::eventfd::drain(self.link.bell_in());
+        sys::eventfd::hear(self.link.bell_in());
     }
 
     /// Why the ring ended, when it has. Completions may still be there.

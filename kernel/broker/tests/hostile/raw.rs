@@ -1,0 +1,155 @@
+//! A member of the container without the library: the broker's socket and the bare memory of its channels.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ipc::protocol::{Op, Packet};
+use ipc::{Endpoint, IpcError, RingSpec};
+use ipc_shm::{Access, Mapping};
+
+/// splitmix64
+pub struct Chance(pub u64);
+
+impl Chance {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// Small, near a power of two, or anything.
+    pub fn word(&mut self) -> u32 {
+        match self.below(4) {
+            0 => self.below(64) as u32,
+            1 => (1u32 << self.below(32)).wrapping_add(self.below(3) as u32).wrapping_sub(1),
+            _ => self.next() as u32,
+        }
+    }
+}
+
+pub struct Member {
+    pub socket: OwnedFd,
+    pub endpoint: Endpoint,
+    /// The own control page, as it was handed over.
+    pub page: OwnedFd,
+    request: u32,
+}
+
+impl Member {
+    pub fn join(path: &Path) -> Member {
+        Member::try_join(path).expect("the broker binds programs")
+    }
+
+    pub fn try_join(path: &Path) -> Option<Member> {
+        let socket = sys::seqpacket::connect(path).ok()?;
+        let (answer, pages) = ask(&socket, Packet { request: 1, ..Packet::new(Op::Bind) })?;
+        if answer.op != Op::Bound {
+            return None;
+        }
+        Some(Member { socket, endpoint: answer.own?, page: pages.into_iter().next()?, request: 1 })
+    }
+
+    /// `None` when the broker hung up.
+    pub fn ask(&mut self, packet: Packet) -> Option<(Packet, Vec<OwnedFd>)> {
+        self.request += 1;
+        ask(&self.socket, Packet { request: self.request, ..packet })
+    }
+
+    /// A channel as its opener has it. `None` when the broker hung up.
+    pub fn open(&mut self, to: Endpoint, ring: Option<RingSpec>) -> Option<Result<Channel, IpcError>> {
+        let size = ring.map(RingSpec::size).unwrap_or_default();
+        let (answer, files) = self.ask(Packet { peer: Some(to), size, ..Packet::new(Op::Open) })?;
+        Some(match answer.op {
+            Op::Opened => Ok(Channel::map(answer, files)),
+            _ => Err(answer.error()),
+        })
+    }
+
+    pub fn close(&self, channel: &Channel) {
+        let packet = Packet { channel: channel.packet.channel, value: 5, ..Packet::new(Op::Close) };
+        say(&self.socket, &packet);
+    }
+}
+
+/// Sends without waiting for room.
+pub fn say(socket: &OwnedFd, packet: &Packet) -> bool {
+    sys::seqpacket::send(socket, &packet.to_bytes(), &[] as &[OwnedFd]).is_ok()
+}
+
+/// Sends and reads until the answer comes; what comes besides is thrown away.
+pub fn ask(socket: &OwnedFd, packet: Packet) -> Option<(Packet, Vec<OwnedFd>)> {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !say(socket, &packet) {
+        read(socket)?;
+        assert!(Instant::now() < until, "the broker takes nothing");
+    }
+    loop {
+        if let Some((answer, files)) = read(socket)?
+            && answer.request == packet.request
+        {
+            return Some((answer, files));
+        }
+        assert!(Instant::now() < until, "the broker does not answer");
+    }
+}
+
+/// `None`: hung up; `Some(None)`: nothing there for a while.
+fn read(socket: &OwnedFd) -> Option<Option<(Packet, Vec<OwnedFd>)>> {
+    let mut buffer = [0; Packet::BYTES + 1];
+    match sys::seqpacket::receive(socket, &mut buffer) {
+        Ok(received) => {
+            Packet::from_bytes(&buffer[..received.bytes]).map(|packet| Some((packet, received.descriptors)))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            let mut polled = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+            let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let _ = rustix::event::poll(&mut polled, Some(&limit));
+            Some(None)
+        }
+        Err(_) => None,
+    }
+}
+
+pub struct Channel {
+    pub packet: Packet,
+    pub own: Mapping,
+    pub peer: Mapping,
+    pub shared: Mapping,
+    /// In the order of the protocol: own, peer, shared, bell in, bell out, the peer's control page.
+    pub files: Vec<OwnedFd>,
+}
+
+impl Channel {
+    pub fn map(packet: Packet, files: Vec<OwnedFd>) -> Channel {
+        let size = packet.size;
+        let map = |index: usize, bytes: usize, access| Mapping::of(&files[index], bytes, access).unwrap();
+        Channel {
+            packet,
+            own: map(0, size.side_bytes(), Access::ReadWrite),
+            peer: map(1, size.side_bytes(), Access::Read),
+            shared: map(2, size.shared_bytes(), Access::ReadWrite),
+            files,
+        }
+    }
+
+    /// Wakes the peer in both ways.
+    pub fn wake_peer(&self) {
+        use abi::layout::side;
+        self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+        sys::futex::wake_all(self.own.address_u32(side::EVENT));
+        sys::eventfd::signal(self.files[4].as_fd());
+    }
+
+    /// Whether the peer has closed it.
+    pub fn is_closed(&self) -> bool {
+        self.peer.load(abi::layout::side::CLOSED, Ordering::Acquire) != 0
+    }
+}
