@@ -16,7 +16,7 @@ use crate::DcOptions;
 #[derive(Debug)]
 pub(crate) enum Kept {
     /// Between two processes of this node: only what wakes them when the other dies.
-    Bells { left: OwnedFd, right: OwnedFd },
+    Lines { left: OwnedFd, right: OwnedFd },
     /// With a party on another node: everything, so that the next proxy can have it.
     Proxied { files: ChannelFiles, far: u64 },
 }

@@ -279,7 +279,10 @@ fn forked_child_that_goes_on_after_its_parent_keeps_no_endpoint() {
         let killed = Instant::now();
         // The parent; the child still holds the socket, the bells and the memory, and writes.
         attacker.child.kill().unwrap();
-        assert!(matches!(calling.join().unwrap(), Err(IpcError::SourceDied | IpcError::DestinationDied)));
+        let ended = calling.join().unwrap();
+        // The last when the kill was quicker than the call.
+        let is_told = matches!(ended, Err(IpcError::SourceDied | IpcError::DestinationDied | IpcError::NoSuchEndpoint));
+        assert!(is_told, "{ended:?}");
         killed.elapsed()
     });
     assert!(told < Duration::from_secs(2), "{told:?}");

@@ -58,6 +58,8 @@ pub struct Link {
     shared: Arc<Mapping>,
     bell_in: OwnedFd,
     bell_out: OwnedFd,
+    /// Held for `bell_in`, which hears it.
+    _lifeline: OwnedFd,
     role: Role,
     size: Size,
     peer_control: Arc<ControlPage>,
@@ -72,6 +74,7 @@ impl Link {
             shared: Arc::new(Mapping::of(&files.shared, size.shared_bytes(), Access::ReadWrite)?),
             bell_in: files.bell_in,
             bell_out: files.bell_out,
+            _lifeline: files.lifeline,
             role,
             size,
             peer_control,

@@ -1,7 +1,7 @@
 //! What ports and proxies say to their broker over a sequenced Unix socket, and what it says to them.
 //!
 //! Every message is one packet of [`Packet::BYTES`] bytes, little-endian, for some operations a body of at most [`BODY_BYTES_MAX`]
-//! behind it, and up to six descriptors. Fields that an operation does not use are 0. A packet that is shorter, longer, or of
+//! behind it, and up to seven descriptors. Fields that an operation does not use are 0. A packet that is shorter, longer, or of
 //! an unknown operation is an error of its sender, who is dropped.
 //!
 //! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else the
@@ -303,13 +303,13 @@ impl Packet {
 
 /// Descriptors of a channel in the order in which they travel; the peer's control page is the last.
 pub fn channel_descriptors(files: PartyFiles, peer_control: OwnedFd) -> Vec<OwnedFd> {
-    vec![files.own, files.peer, files.shared, files.bell_in, files.bell_out, peer_control]
+    vec![files.own, files.peer, files.shared, files.bell_in, files.bell_out, files.lifeline, peer_control]
 }
 
 /// The reverse; `None` when it is another number of descriptors.
 pub fn take_channel_descriptors(descriptors: Vec<OwnedFd>) -> Option<(PartyFiles, OwnedFd)> {
-    let [own, peer, shared, bell_in, bell_out, control] = <[OwnedFd; 6]>::try_from(descriptors).ok()?;
-    Some((PartyFiles { own, peer, shared, bell_in, bell_out }, control))
+    let [own, peer, shared, bell_in, bell_out, lifeline, control] = <[OwnedFd; 7]>::try_from(descriptors).ok()?;
+    Some((PartyFiles { own, peer, shared, bell_in, bell_out, lifeline }, control))
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ pub fn signal(event: impl AsFd) {
 }
 
 /// One descriptor that is readable when one of `events` was signalled since it was heard last. Whoever holds nothing else can listen, but
-/// neither signal nor fill an event, nor make its next signal block: flags of a descriptor belong to all who share it.
+/// neither signal nor fill an event, nor make its next signal block: flags of a descriptor belong to all who share it. An event that nobody
+/// holds any more is forgotten, even if it was signalled.
 pub fn ear(events: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
     let poller = Poller::new()?;
     for event in events {
@@ -133,6 +134,22 @@ mod tests {
             signal(event);
             assert!(is_readable(&ear));
             hear(&ear);
+        }
+    }
+
+    #[test]
+    fn what_a_pipe_said_before_its_writer_closed_is_heard_by_an_ear_over_an_end_that_is_held() {
+        let event = create().unwrap();
+        for _ in 0..2 {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let (poller, ear) = (Poller::new().unwrap(), ear([event.as_fd(), reader.as_fd()]).unwrap());
+            poller.add(&ear, 7, Trigger::Edge).unwrap();
+            rustix::io::write(&writer, &[1]).unwrap();
+            drop(writer);
+            let mut ready = Vec::new();
+            poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready, [7]);
+            assert!(is_readable(&ear));
         }
     }
 

@@ -22,7 +22,7 @@ use ipc_core::table::{Binding, Channel, Home, OwnerId, Told};
 use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
 use sys::eventfd::Trigger;
 
-use super::opening::bells_of;
+use super::opening::lines_of;
 use super::{Engine, Token};
 use crate::connection::{Bound, Connection, Party};
 use crate::container::{Container, Kept, Origin};
@@ -184,12 +184,12 @@ impl Engine {
                     }
                     record::Told::Surely => None,
                 };
-                let held = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { bells_of(files) };
+                let held = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { lines_of(files) };
                 (held, unfinished)
             }
             (Err(some), _) => {
                 let [left, right] = <[OwnedFd; 2]>::try_from(some).map_err(|_| io::ErrorKind::InvalidData)?;
-                (Kept::Bells { left, right }, None)
+                (Kept::Lines { left, right }, None)
             }
         };
         container.kept.insert(channel.id, held);

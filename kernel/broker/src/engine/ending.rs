@@ -1,9 +1,9 @@
-//! Deaths, and what follows: pages, bells, notices.
+//! Deaths, and what follows: pages, lines, notices.
 
 use abi::{DcId, Endpoint, IpcError};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Awaited, Channel, Home, OwnerId};
-use ipc_shm::{Life, Role};
+use ipc_shm::{Life, Role, ring_line};
 
 use super::Engine;
 use crate::container::Kept;
@@ -121,9 +121,9 @@ impl Engine {
 
 fn ring_bell(kept: Option<&Kept>, role: Role) {
     match (kept, role) {
-        (Some(Kept::Bells { left, .. }), Role::Left) => sys::eventfd::signal(left),
-        (Some(Kept::Bells { right, .. }), Role::Right) => sys::eventfd::signal(right),
-        (Some(Kept::Proxied { files, .. }), role) => sys::eventfd::signal(files.bell(role)),
+        (Some(Kept::Lines { left, .. }), Role::Left) => ring_line(left),
+        (Some(Kept::Lines { right, .. }), Role::Right) => ring_line(right),
+        (Some(Kept::Proxied { files, .. }), role) => ring_line(files.line(role)),
         (None, _) => {}
     }
 }

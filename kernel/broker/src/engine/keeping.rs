@@ -140,7 +140,7 @@ impl Engine {
         let Some(record) = channel_record(container, dc, channel, told) else { return };
         let descriptors: Vec<BorrowedFd<'_>> = match (files, container.kept.get(&channel)) {
             (Some(files), _) | (None, Some(Kept::Proxied { files, .. })) => files.descriptors().to_vec(),
-            (None, Some(Kept::Bells { left, right })) => vec![left.as_fd(), right.as_fd()],
+            (None, Some(Kept::Lines { left, right })) => vec![left.as_fd(), right.as_fd()],
             (None, None) => return,
         };
         let result = keep_in(&mut self.shelf, |shelf| shelf.put(&record, &descriptors));
@@ -194,7 +194,7 @@ fn channel_record(container: &Container, dc: DcId, channel: ChannelId, told: rec
     let of = container.table.channels().get(channel)?;
     let far = match container.kept.get(&channel) {
         Some(Kept::Proxied { far, .. }) => *far,
-        Some(Kept::Bells { .. }) | None => 0,
+        Some(Kept::Lines { .. }) | None => 0,
     };
     Some(Record::Channel(record::Channel {
         dc: dc.0,

@@ -58,7 +58,7 @@ impl Engine {
         let notices = self.notices(dc, channel, &files, request, far)?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let copies = files.try_clone().map_err(os)?;
-        let kept = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { bells_of(files) };
+        let kept = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { lines_of(files) };
         container.kept.insert(channel.id, kept);
         self.keep_untold_channel(dc, channel.id, request, &copies);
         self.tell(dc, channel.id, notices);
@@ -195,10 +195,10 @@ impl Engine {
     }
 }
 
-/// Between parties of this node only the bells are kept.
-pub(super) fn bells_of(files: ChannelFiles) -> Kept {
-    let (left, right) = files.into_bells();
-    Kept::Bells { left, right }
+/// Between parties of this node only the lines are kept.
+pub(super) fn lines_of(files: ChannelFiles) -> Kept {
+    let (left, right) = files.into_lines();
+    Kept::Lines { left, right }
 }
 
 /// What a party is told of a channel.

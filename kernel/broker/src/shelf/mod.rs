@@ -1,7 +1,7 @@
 //! The shelf: a process that holds what must outlive a broker, and does nothing else.
 //!
 //! A broker that is killed takes its sockets, pidfds and descriptors with it, unless somebody holds copies. The shelf does:
-//! of every listening socket, every connection, the pidfd of every bound process, every control page, every channel's bells
+//! of every listening socket, every connection, the pidfd of every bound process, every control page, every channel's lines
 //! (of a proxied channel all its objects), each under a key and with a [`record::Record`]. So while there is no broker nobody
 //! notices: connections stay open, requests wait in them. The next broker takes everything back ([`Shelf::connect`]) and is
 //! the same broker to everybody: nothing is bound anew, nobody has to prove who he is, and no process number can have

@@ -5,7 +5,7 @@
 //! | `Dc` | the listening socket, if it has one |
 //! | `Connection` | the socket; when bound, the pidfd |
 //! | `Binding` | the control page, writable; none when `Free` |
-//! | `Channel` | the bells when `Told` and both parties are of this node; else all its objects |
+//! | `Channel` | the lines to its parties when `Told` and both are of this node; else all its objects |
 //! | `NodeDown` | |
 
 use std::path::PathBuf;

@@ -311,7 +311,7 @@ fn reopens(path: &Path) -> String {
         }
     };
     let read_only =
-        [("peer's side", &channel.files[1]), ("peer's page", &channel.files[5]), ("own page", &member.page)];
+        [("peer's side", &channel.files[1]), ("peer's page", &channel.files[6]), ("own page", &member.page)];
     for (name, file) in read_only {
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
@@ -358,7 +358,7 @@ fn reopens(path: &Path) -> String {
 
 /// Fills every bell that this party holds, as far as it can, and makes the next signal block.
 fn block(channel: &Channel) {
-    for bell in &channel.files[3..5] {
+    for bell in &channel.files[3..6] {
         let _ = rustix::io::ioctl_fionbio(bell, true);
         let _ = rustix::io::read(bell, &mut [0; 8]);
         let _ = rustix::io::write(bell, &(u64::MAX - 1).to_ne_bytes());
@@ -446,7 +446,7 @@ fn moves_sleepers(path: &Path) -> String {
     request(&channel);
     channel.wake_peer();
     wait_for_the_end();
-    let page = Mapping::of(&channel.files[5], abi::layout::control::PAGE_BYTES, Access::Read).unwrap();
+    let page = Mapping::of(&channel.files[6], abi::layout::control::PAGE_BYTES, Access::Read).unwrap();
     let from = page.address_u32(abi::layout::control::EVENT);
     let to = channel.own.address_u32(side::INLINE);
     // SAFETY: the kernel uses both addresses as keys.

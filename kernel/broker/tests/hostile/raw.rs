@@ -123,7 +123,7 @@ pub struct Channel {
     pub own: Mapping,
     pub peer: Mapping,
     pub shared: Mapping,
-    /// In the order of the protocol: own, peer, shared, bell in, bell out, the peer's control page.
+    /// In the order of the protocol: own, peer, shared, bell in, bell out, lifeline, the peer's control page.
     pub files: Vec<OwnedFd>,
 }
 
