@@ -121,7 +121,7 @@ impl ProxyControl {
         let peers = others.filter_map(|member| {
             let address: std::net::IpAddr = member.address.parse().ok()?;
             let addr = SocketAddr::new(address, member.proxy_port).to_string();
-            Some(PeerAddress { name: member.name.clone(), id: member.id, addr, tls: None })
+            Some(PeerAddress { name: member.name.clone(), id: member.id, transport: None, addr, tls: None })
         });
         self.shared.lock().peers = peers.collect();
         sys::eventfd::signal(&self.shared.bell);

@@ -1,6 +1,6 @@
 //! Two nodes over loopback: round trips of a remote call and bytes of a ring, beside plain TCP in the same run.
 //!
-//! `cargo run -p proxy-host --example link_bench` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
+//! `cargo run -p proxy-host --example link_bench [unix]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use abi::{Endpoint, Message};
-use common::{Pair, Which, calm_times};
+use common::{Pair, Way, Which, calm_times};
 use ipc::{Completion, Event, Port, RingSpec, Submission, Wait};
 use proxy_host::transport::Encryption;
 
@@ -25,8 +25,9 @@ const READS: u32 = 1_000;
 const DEPTH: u32 = 8;
 
 fn main() {
+    let way = if std::env::args().any(|word| word == "unix") { Way::Unix } else { Way::Tcp };
     for encryption in [Encryption::Tls, Encryption::Plain] {
-        let mut pair = Pair::new();
+        let mut pair = Pair::over(way);
         let _proxies = pair.start_proxies(encryption, calm_times());
         let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
         thread::spawn(move || serve(&mut server));

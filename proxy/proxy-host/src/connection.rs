@@ -6,6 +6,7 @@ use abi::NodeId;
 use proxy_link::InBuffer;
 use sys::eventfd::{Poller, WriteInterest};
 
+use crate::carriers::Carrier;
 use crate::error::CutReason;
 use crate::secure::{Flow, Session};
 use crate::transport::Stream;
@@ -20,8 +21,9 @@ pub(crate) enum Stage {
     Joined(NodeId),
 }
 
-pub(crate) struct Connection<S> {
-    pub(crate) stream: S,
+pub(crate) struct Connection {
+    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) carrier: Carrier,
     pub(crate) session: Session,
     pub(crate) input: InBuffer,
     pub(crate) stage: Stage,
@@ -29,9 +31,15 @@ pub(crate) struct Connection<S> {
     interest: WriteInterest,
 }
 
-impl<S: Stream> Connection<S> {
-    pub(crate) fn new(stream: S, session: Session, stage: Stage, since: Duration) -> Connection<S> {
-        Connection { stream, session, input: InBuffer::new(), stage, since, interest: WriteInterest::None }
+impl Connection {
+    pub(crate) fn new(
+        stream: Box<dyn Stream>,
+        carrier: Carrier,
+        session: Session,
+        stage: Stage,
+        since: Duration,
+    ) -> Connection {
+        Connection { stream, carrier, session, input: InBuffer::new(), stage, since, interest: WriteInterest::None }
     }
 
     /// The node whose link stands or falls with this connection.
@@ -52,15 +60,17 @@ impl<S: Stream> Connection<S> {
         self.session.write(&mut self.stream, out)
     }
 
-    /// Asks to be told when the stream takes bytes again, or not any more.
+    /// Asks to be told when the stream takes bytes again, or not any more. One without a descriptor is asked in every round.
     pub(crate) fn set_interest(
         &mut self,
         poller: &Poller,
         token: u64,
         interest: WriteInterest,
     ) -> Result<(), CutReason> {
-        if interest != self.interest {
-            poller.set_writable_interest(&self.stream, token, interest)?;
+        if interest != self.interest
+            && let Some(descriptor) = self.stream.descriptor()
+        {
+            poller.set_writable_interest(descriptor, token, interest)?;
             self.interest = interest;
         }
         Ok(())

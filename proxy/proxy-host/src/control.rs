@@ -3,6 +3,8 @@
 //! The daemon tells the whole list of peers each time it changes ([`ToProxy`]); the proxy answers every message with
 //! the state of all its links ([`FromProxy`]), and sends it unasked when a link goes up, falls silent or is given up.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one message: some 400 peers with their counters, and less than a socket's default buffer.
@@ -20,7 +22,10 @@ pub struct ToProxy {
 pub struct PeerAddress {
     pub name: String,
     pub id: u16,
-    /// `address:port` of its proxy. A numeric address: the proxy resolves no names.
+    /// Name of the transport that is dialled; the first of this proxy's when nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
+    /// Where its proxy listens, in the transport's form: `address:port` with a numeric address, a path.
     pub addr: String,
     /// `None`: as the spawn record says for all links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,8 +35,8 @@ pub struct PeerAddress {
 /// From the proxy.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FromProxy {
-    /// Where it listens, for a port that was given as 0.
-    pub listen: String,
+    /// Where it listens, by transport: for a port that was given as 0.
+    pub listen: BTreeMap<String, String>,
     pub links: Vec<LinkStatus>,
     /// Set when the last list of peers was not taken, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,6 +60,8 @@ pub struct LinkStatus {
     pub peer: String,
     pub id: u16,
     pub state: LinkState,
+    /// Of the connection there is, else of the next that is dialled.
+    pub transport: String,
     pub tls: bool,
     pub sent_frames: u64,
     pub sent_bytes: u64,

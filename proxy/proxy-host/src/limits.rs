@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Peers one proxy keeps links with: all nodes of the largest cluster.
 pub const PEERS_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;
+/// Transports of one proxy: far more than exist.
+pub const TRANSPORTS_MAX: usize = 16;
 /// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.
 pub const STRANGERS_MAX: usize = 64;
 /// A connection must be encrypted and greeted within this time.

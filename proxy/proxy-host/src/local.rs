@@ -1,16 +1,42 @@
 //! A proxied channel of the broker, as a link sees it.
 
+use std::sync::Arc;
+
 use abi::IpcError;
 use abi::ring::{Completion, Submission};
 use ipc::stand_in::{self, LocalRole, ProxiedChannel, ProxiedInfo};
 use proxy_link::{Carried, Cursor, Ends, LocalChannel, RingSpec, Role, Settled};
 
+use crate::inspect::{Inspector, Passing};
+
 /// See the module.
-#[derive(Debug)]
-pub struct Local(pub ProxiedChannel);
+pub(crate) struct Local {
+    pub(crate) channel: ProxiedChannel,
+    inspector: Option<Arc<dyn Inspector>>,
+}
+
+impl Local {
+    pub(crate) fn new(channel: ProxiedChannel, inspector: Option<Arc<dyn Inspector>>) -> Local {
+        Local { channel, inspector }
+    }
+
+    fn get_to_remote(&self, what: Passing<'_>) -> Result<(), IpcError> {
+        match &self.inspector {
+            None => Ok(()),
+            Some(inspector) => inspector.get_to_remote(&ends(self.channel.info()), what),
+        }
+    }
+
+    fn put_to_local(&self, what: Passing<'_>) -> Result<(), IpcError> {
+        match &self.inspector {
+            None => Ok(()),
+            Some(inspector) => inspector.put_to_local(&ends(self.channel.info()), what),
+        }
+    }
+}
 
 /// Who opened the channel to whom, in the words of the wire.
-pub fn ends(info: &ProxiedInfo) -> Ends {
+pub(crate) fn ends(info: &ProxiedInfo) -> Ends {
     let (from, to) = match info.role {
         LocalRole::Client => (info.local, info.remote),
         LocalRole::Server => (info.remote, info.local),
@@ -25,7 +51,7 @@ fn cursor(cursor: stand_in::Cursor) -> Cursor {
 
 impl LocalChannel for Local {
     fn role(&self) -> Role {
-        match self.0.info().role {
+        match self.channel.info().role {
             LocalRole::Client => Role::Client,
             LocalRole::Server => Role::Server,
         }
@@ -39,23 +65,28 @@ impl LocalChannel for Local {
             inline: m.inline,
             inline_bytes: m.inline_bytes,
         };
-        Ok(self.0.outbound()?.map(carried))
+        let outbound = self.channel.outbound()?.map(carried);
+        if let Some(message) = &outbound {
+            self.get_to_remote(Passing::Message(message))?;
+        }
+        Ok(outbound)
     }
 
     fn mark_taken(&self, word: u32) {
-        self.0.mark_taken(word);
+        self.channel.mark_taken(word);
     }
 
     fn cancel_requested(&self) -> Option<u32> {
-        self.0.cancel_requested()
+        self.channel.cancel_requested()
     }
 
     fn settle_withdrawn(&self, word: u32) {
-        self.0.settle_withdrawn(word);
+        self.channel.settle_withdrawn(word);
     }
 
     fn publish(&self, m: &Carried) -> Result<(), IpcError> {
-        self.0.publish(&stand_in::Carried {
+        self.put_to_local(Passing::Message(m))?;
+        self.channel.publish(&stand_in::Carried {
             word: m.word,
             kind: m.kind,
             payload: m.payload,
@@ -65,86 +96,92 @@ impl LocalChannel for Local {
     }
 
     fn published(&self) -> u32 {
-        self.0.published()
+        self.channel.published()
     }
 
     fn taken(&self) -> u32 {
-        self.0.taken()
+        self.channel.taken()
     }
 
     fn withdraw(&self, word: u32) -> Settled {
-        match self.0.withdraw(word) {
+        match self.channel.withdraw(word) {
             stand_in::Settled::Taken => Settled::Taken,
             stand_in::Settled::Withdrawn => Settled::Withdrawn,
         }
     }
 
     fn pending_notification(&self) -> Option<(u64, u64)> {
-        self.0.pending_notification()
+        self.channel.pending_notification()
     }
 
     fn confirm_notification(&self, number: u64) {
-        self.0.confirm_notification(number);
+        self.channel.confirm_notification(number);
     }
 
     fn notify(&self, number: u64, mask: u64) {
-        self.0.notify(number, mask);
+        self.channel.notify(number, mask);
     }
 
     fn notified(&self) -> u64 {
-        self.0.notified()
+        self.channel.notified()
     }
 
     fn entries(&self) -> Result<Cursor, IpcError> {
         match self.role() {
-            Role::Client => self.0.submissions().map(cursor),
-            Role::Server => self.0.completions().map(cursor),
+            Role::Client => self.channel.submissions().map(cursor),
+            Role::Server => self.channel.completions().map(cursor),
         }
     }
 
     fn confirm(&self, head: u32) {
         match self.role() {
-            Role::Client => self.0.confirm_submissions(head),
-            Role::Server => self.0.confirm_completions(head),
+            Role::Client => self.channel.confirm_submissions(head),
+            Role::Server => self.channel.confirm_completions(head),
         }
     }
 
     fn put_count(&self) -> u32 {
         match self.role() {
-            Role::Client => self.0.completions_put(),
-            Role::Server => self.0.submissions_put(),
+            Role::Client => self.channel.completions_put(),
+            Role::Server => self.channel.submissions_put(),
         }
     }
 
     fn submission(&self, index: u32) -> Result<Submission, IpcError> {
-        self.0.submission(index)
+        let submission = self.channel.submission(index)?;
+        self.get_to_remote(Passing::Submission(&submission))?;
+        Ok(submission)
     }
 
     fn completion(&self, index: u32) -> Result<Completion, IpcError> {
-        self.0.completion(index)
+        let completion = self.channel.completion(index)?;
+        self.get_to_remote(Passing::Completion(&completion))?;
+        Ok(completion)
     }
 
     fn put_submission(&self, submission: &Submission) -> Result<(), IpcError> {
-        self.0.put_submission(submission)
+        self.put_to_local(Passing::Submission(submission))?;
+        self.channel.put_submission(submission)
     }
 
     fn put_completion(&self, completion: &Completion) -> Result<(), IpcError> {
-        self.0.put_completion(completion)
+        self.put_to_local(Passing::Completion(completion))?;
+        self.channel.put_completion(completion)
     }
 
     fn kick(&self) {
-        self.0.kick();
+        self.channel.kick();
     }
 
     fn arena_bytes(&self) -> u32 {
-        u32::try_from(self.0.arena().len()).unwrap_or(u32::MAX)
+        u32::try_from(self.channel.arena().len()).unwrap_or(u32::MAX)
     }
 
     fn copy_out(&self, offset: u32, data: &mut [u8]) -> Result<(), IpcError> {
-        Ok(self.0.arena().copy_out(offset as usize, data)?)
+        Ok(self.channel.arena().copy_out(offset as usize, data)?)
     }
 
     fn copy_in(&self, offset: u32, data: &[u8]) -> Result<(), IpcError> {
-        Ok(self.0.arena().copy_in(offset as usize, data)?)
+        Ok(self.channel.arena().copy_in(offset as usize, data)?)
     }
 }

@@ -1,21 +1,28 @@
 //! The nodes this proxy keeps links with.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use abi::{Epoch, NodeId};
 use proxy_link::{Identity, LinkTimes, Peer, Phase};
 
+use crate::carriers::{Carrier, Carriers};
 use crate::control::{LinkState, LinkStatus, PeerAddress};
 use crate::limits;
 use crate::local::Local;
 use crate::transport::Encryption;
 
+/// Where a node is dialled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Address {
+    pub(crate) carrier: Carrier,
+    pub(crate) text: String,
+}
+
 /// One node and how to reach it.
 pub(crate) struct Entry {
     pub(crate) peer: Peer<Local>,
-    pub(crate) address: SocketAddr,
+    pub(crate) address: Address,
     pub(crate) encryption: Encryption,
     /// The connection that is being dialled or carries the link.
     pub(crate) token: Option<u64>,
@@ -37,7 +44,7 @@ impl Entry {
         self.pause = (self.pause * 2).min(limits::REDIAL_MAX);
     }
 
-    pub(crate) fn status(&self, now: Duration) -> LinkStatus {
+    pub(crate) fn status(&self, now: Duration, transport: &str) -> LinkStatus {
         let counters = self.peer.counters();
         let state = match self.peer.phase() {
             _ if self.peer.is_given_up() => LinkState::Down,
@@ -51,6 +58,7 @@ impl Entry {
             peer: self.peer.identity().node.clone(),
             id: self.peer.identity().id.0,
             state,
+            transport: transport.to_owned(),
             tls: self.encryption == Encryption::Tls,
             sent_frames: counters.sent_frames,
             sent_bytes: counters.sent_bytes,
@@ -93,9 +101,10 @@ pub(crate) fn update(
     table: &mut Table,
     list: &[PeerAddress],
     common: &Common,
+    carriers: &Carriers,
     now: Duration,
 ) -> Result<Changes, String> {
-    let wanted = check(list, common)?;
+    let wanted = check(list, common, carriers)?;
     let mut changes = Changes { added: Vec::new(), removed: Vec::new(), moved: Vec::new() };
     let gone = |(node, entry): (&NodeId, &Entry)| {
         let same = wanted.get(node).is_some_and(|(name, ..)| *name == entry.peer.identity().node);
@@ -131,16 +140,15 @@ pub(crate) fn update(
     Ok(changes)
 }
 
-type Wanted<'a> = HashMap<NodeId, (&'a str, SocketAddr, Encryption)>;
+type Wanted<'a> = HashMap<NodeId, (&'a str, Address, Encryption)>;
 
-fn check<'a>(list: &'a [PeerAddress], common: &Common) -> Result<Wanted<'a>, String> {
+fn check<'a>(list: &'a [PeerAddress], common: &Common, carriers: &Carriers) -> Result<Wanted<'a>, String> {
     if list.len() > limits::PEERS_MAX {
         return Err(format!("{} peers are more than the limit of {}", list.len(), limits::PEERS_MAX));
     }
     let mut wanted = HashMap::new();
     for peer in list {
-        let address =
-            peer.addr.parse().map_err(|_| format!("'{}' of peer '{}' is no address", peer.addr, peer.name))?;
+        let address = address_of(peer, carriers)?;
         let encryption = match peer.tls {
             None => common.encryption,
             Some(true) => Encryption::Tls,
@@ -157,4 +165,17 @@ fn check<'a>(list: &'a [PeerAddress], common: &Common) -> Result<Wanted<'a>, Str
         }
     }
     Ok(wanted)
+}
+
+fn address_of(peer: &PeerAddress, carriers: &Carriers) -> Result<Address, String> {
+    let name = peer.transport.as_deref();
+    let carrier = carriers.named(name).ok_or_else(|| {
+        format!(
+            "the link with '{}' needs transport '{}', which this proxy has not",
+            peer.name,
+            name.unwrap_or_default()
+        )
+    })?;
+    carriers.check(carrier, &peer.addr).map_err(|why| format!("address of peer '{}': {why}", peer.name))?;
+    Ok(Address { carrier, text: peer.addr.clone() })
 }

@@ -1,7 +1,6 @@
 //! The loop: local events, sockets, links, time.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +9,7 @@ use ipc::stand_in::StandInPort;
 use proxy_link::{Identity, LinkError, Phase, Refusal};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
+use crate::carriers::{Carrier, Carriers};
 use crate::connection::{Connection, Stage};
 use crate::control::FromProxy;
 use crate::controller::{Controller, Said};
@@ -18,7 +18,7 @@ use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
 use crate::secure::{Credentials, Flow, Session};
 use crate::standing::{Changed, Glance, Standing};
-use crate::transport::{Encryption, Stream, Tcp, Transport};
+use crate::transport::Encryption;
 use crate::{ProxyConfig, ProxyError, limits};
 
 /// Why the loop ended.
@@ -30,23 +30,23 @@ pub enum Stopped {
 
 mod token {
     pub(super) const BROKER: u64 = 0;
-    pub(super) const LISTENER: u64 = 1;
-    pub(super) const CONTROL: u64 = 2;
-    pub(super) const STOP: u64 = 3;
-    pub(super) const FIRST_CONNECTION: u64 = 16;
+    pub(super) const CONTROL: u64 = 1;
+    pub(super) const STOP: u64 = 2;
+    pub(super) const FIRST_CARRIER: u64 = 16;
+    pub(super) const FIRST_CONNECTION: u64 = FIRST_CARRIER + crate::limits::TRANSPORTS_MAX as u64;
 }
 
 /// See the crate's head.
 pub struct Proxy {
     common: Common,
-    transport: Tcp,
+    carriers: Carriers,
     credentials: Option<Credentials>,
     standing: Standing,
     controller: Option<Controller>,
     stop: Option<OwnedFd>,
     poller: Poller,
     peers: Table,
-    connections: HashMap<u64, Connection<TcpStream>>,
+    connections: HashMap<u64, Connection>,
     next_token: u64,
     origin: Instant,
     next_due: Duration,
@@ -64,12 +64,12 @@ impl Proxy {
             (None, Encryption::Tls) => return Err(ProxyError::NoTlsDir),
             (None, Encryption::Plain) => None,
         };
-        let transport = Tcp::new(config.listener).map_err(ProxyError::Poll)?;
+        let carriers = Carriers::new(config.transports)?;
         let port = StandInPort::from_socket(config.broker).map_err(ProxyError::Broker)?;
         let controller = config.control.map(Controller::new).transpose().map_err(ProxyError::Poll)?;
         let poller = Poller::new().map_err(ProxyError::Poll)?;
         poller.add(port.fd(), token::BROKER, Trigger::Level).map_err(ProxyError::Poll)?;
-        poller.add(transport.listener(), token::LISTENER, Trigger::Level).map_err(ProxyError::Poll)?;
+        carriers.watch(&poller, token::FIRST_CARRIER).map_err(ProxyError::Poll)?;
         if let Some(controller) = &controller {
             poller.add(controller, token::CONTROL, Trigger::Level).map_err(ProxyError::Poll)?;
         }
@@ -83,9 +83,9 @@ impl Proxy {
                 can_encrypt: credentials.is_some(),
                 first_connection: microseconds_since_1970(),
             },
-            transport,
+            carriers,
             credentials,
-            standing: Standing::new(port, config.node_id),
+            standing: Standing::new(port, config.node_id, config.inspector),
             controller,
             stop: None,
             poller,
@@ -107,9 +107,14 @@ impl Proxy {
         Ok(())
     }
 
-    /// Where it listens.
-    pub fn local_address(&self) -> Result<SocketAddr, ProxyError> {
-        self.transport.local_address().map_err(ProxyError::Poll)
+    /// Where it listens: names of transports with their addresses.
+    pub fn local_addresses(&self) -> impl Iterator<Item = (String, String)> {
+        self.carriers.addresses()
+    }
+
+    /// System calls of its transports.
+    pub(crate) fn system_calls(&self) -> Vec<i64> {
+        self.carriers.system_calls()
     }
 
     /// Runs until it is told to stop.
@@ -118,6 +123,7 @@ impl Proxy {
         loop {
             let now = self.now();
             let mut found = self.standing.take_events(Glance::Busy, &mut self.peers, now);
+            found |= self.turn_due();
             found |= self.serve_unfinished();
             if self.poll(Duration::ZERO, &mut found)? == Asked::ToStop {
                 return Ok(Stopped::Asked);
@@ -125,6 +131,7 @@ impl Proxy {
             found |= self.send_all();
             found |= self.act();
             self.tick_if_due();
+            self.mind_carriers();
             if found {
                 pace.found();
                 continue;
@@ -162,9 +169,13 @@ impl Proxy {
             match *token {
                 // Its events are taken at the head of every round.
                 token::BROKER => {}
-                token::LISTENER => self.accept_all(),
                 token::CONTROL => self.hear_daemon(),
                 token::STOP => return Ok(Asked::ToStop),
+                carrier @ token::FIRST_CARRIER..token::FIRST_CONNECTION => {
+                    if let Some(carrier) = self.carriers.at(carrier - token::FIRST_CARRIER) {
+                        *found |= self.turn(carrier);
+                    }
+                }
                 connection => *found |= self.serve(connection),
             }
         }
@@ -172,20 +183,48 @@ impl Proxy {
         Ok(Asked::Nothing)
     }
 
-    fn accept_all(&mut self) {
-        while let Ok(stream) = self.transport.accept() {
+    /// A transport has something: streams without a descriptor are asked one by one. `true` when frames came.
+    fn turn(&mut self, carrier: Carrier) -> bool {
+        self.carriers.turn(carrier);
+        self.accept_all(carrier);
+        let shares = |(token, connection): (&u64, &Connection)| {
+            (connection.carrier == carrier && connection.stream.descriptor().is_none()).then_some(*token)
+        };
+        let sharing: Vec<u64> = self.connections.iter().filter_map(shares).collect();
+        sharing.into_iter().filter(|token| self.serve(*token)).count() > 0
+    }
+
+    fn turn_due(&mut self) -> bool {
+        if self.carriers.next_due().is_none_or(|due| due > Instant::now()) {
+            return false;
+        }
+        let due = self.carriers.due_by(Instant::now());
+        due.into_iter().filter(|carrier| self.turn(*carrier)).count() > 0
+    }
+
+    /// A transport may have sent something that is to be repeated: do not sleep longer than it says.
+    fn mind_carriers(&mut self) {
+        if let Some(due) = self.carriers.next_due() {
+            self.next_due = self.next_due.min(due.saturating_duration_since(self.origin));
+        }
+    }
+
+    fn accept_all(&mut self, carrier: Carrier) {
+        while let Ok(stream) = self.carriers.accept(carrier) {
             let strangers = self.connections.values().filter(|c| c.stage == Stage::Stranger).count();
             if !self.standing.is_complete || strangers >= limits::STRANGERS_MAX {
                 continue;
             }
             let session = Session::accepting(self.credentials.clone());
-            self.add(Connection::new(stream, session, Stage::Stranger, self.now()));
+            self.add(Connection::new(stream, carrier, session, Stage::Stranger, self.now()));
         }
     }
 
-    fn add(&mut self, connection: Connection<TcpStream>) -> Option<u64> {
+    fn add(&mut self, connection: Connection) -> Option<u64> {
         let token = self.next_token;
-        if let Err(error) = self.poller.add(&connection.stream, token, Trigger::Level) {
+        if let Some(descriptor) = connection.stream.descriptor()
+            && let Err(error) = self.poller.add(descriptor, token, Trigger::Level)
+        {
             tracing::warn!("a connection cannot be watched: {error}");
             return None;
         }
@@ -331,8 +370,9 @@ impl Proxy {
             (Encryption::Tls, None) => return Err(CutReason::NoCredentials),
             (Encryption::Tls, Some(credentials)) => Session::dialling(credentials, &entry.peer.identity().node)?,
         };
-        let stream = self.transport.dial(&entry.address)?;
-        let token = self.add(Connection::new(stream, session, Stage::Dialling(node), now));
+        let carrier = entry.address.carrier;
+        let stream = self.carriers.dial(carrier, &entry.address.text)?;
+        let token = self.add(Connection::new(stream, carrier, session, Stage::Dialling(node), now));
         let token = token.ok_or(CutReason::Closed)?;
         if let Some(connection) = self.connections.get_mut(&token) {
             connection.set_interest(&self.poller, token, WriteInterest::Waiting)?;
@@ -404,7 +444,7 @@ impl Proxy {
                 silent.push((token, error.into()));
             }
         }
-        let late = |(token, connection): (&u64, &Connection<TcpStream>)| {
+        let late = |(token, connection): (&u64, &Connection)| {
             let greeted = match connection.stage {
                 Stage::Joined(node) => self.peers.get(&node).is_some_and(|e| e.peer.phase() != Phase::Greeting),
                 Stage::Dialling(_) | Stage::Stranger => false,
@@ -468,7 +508,7 @@ impl Proxy {
     /// Nothing was changed; the text says why.
     pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
         let now = self.now();
-        let changes = peers::update(&mut self.peers, list, &self.common, now)?;
+        let changes = peers::update(&mut self.peers, list, &self.common, &self.carriers, now)?;
         for entry in changes.removed {
             if let Some(token) = entry.token {
                 self.connections.remove(&token);
@@ -490,9 +530,13 @@ impl Proxy {
     fn tell_daemon(&self) {
         let Some(controller) = &self.controller else { return };
         let now = self.now();
-        let mut links: Vec<_> = self.peers.values().map(|entry| entry.status(now)).collect();
+        let transport = |entry: &peers::Entry| {
+            let connection = entry.token.and_then(|token| self.connections.get(&token));
+            self.carriers.name(connection.map_or(entry.address.carrier, |connection| connection.carrier))
+        };
+        let mut links: Vec<_> = self.peers.values().map(|entry| entry.status(now, transport(entry))).collect();
         links.sort_by_key(|link| link.id);
-        let listen = self.transport.local_address().map_or_else(|_| String::new(), |address| address.to_string());
+        let listen = self.carriers.addresses().collect();
         controller.tell(&FromProxy { listen, links, refused: self.refused.clone() });
     }
 }
@@ -525,11 +569,7 @@ impl Served {
 }
 
 /// Reads and does what came, up to a bound.
-fn read_frames(
-    connection: &mut Connection<TcpStream>,
-    entry: &mut peers::Entry,
-    now: Duration,
-) -> Result<Served, CutReason> {
+fn read_frames(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Served, CutReason> {
     let mut bytes = 0;
     loop {
         let flow = connection.read(&mut bytes)?;
@@ -548,7 +588,7 @@ struct Sent {
     interest: WriteInterest,
 }
 
-fn send(connection: &mut Connection<TcpStream>, entry: &mut peers::Entry, now: Duration) -> Result<Sent, CutReason> {
+fn send(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Sent, CutReason> {
     let mut bytes = 0;
     loop {
         let more = entry.peer.fill(now);

@@ -5,7 +5,8 @@
 //! | field | `node`, `node_id`, `cluster` | who this node is |
 //! | field | `broker_fd` | the broker's proxy socket |
 //! | `fds` | `control` | SEQPACKET socket to the daemon, see [`crate::control`] |
-//! | `fds` | `listen` | a listening TCP socket; else option `listen` |
+//! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
+//! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
@@ -13,7 +14,9 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use abi::{Epoch, NodeId};
@@ -22,7 +25,8 @@ use serde_json::Value;
 use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
-use crate::transport::Encryption;
+use crate::inspect::Inspector;
+use crate::transport::{Encryption, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -31,7 +35,9 @@ pub struct ProxyConfig {
     pub cluster: String,
     pub incarnation: Epoch,
     pub times: LinkTimes,
-    pub listener: TcpListener,
+    /// The first is dialled where a peer's address names none.
+    pub transports: Vec<Box<dyn Transport>>,
+    pub inspector: Option<Arc<dyn Inspector>>,
     pub encryption: Encryption,
     /// Needed when any link is encrypted.
     pub tls_dir: Option<PathBuf>,
@@ -40,7 +46,7 @@ pub struct ProxyConfig {
 }
 
 impl ProxyConfig {
-    pub(crate) fn from_spawn(spawn: &mut Spawn) -> Result<ProxyConfig, ProxyError> {
+    pub(crate) fn from_spawn(spawn: &mut Spawn, parts: Parts) -> Result<ProxyConfig, ProxyError> {
         let tls_dir = spawn.option_str("tls_dir")?.map(PathBuf::from);
         let encryption = match spawn.option_str("tls")? {
             None | Some("on") => Encryption::Tls,
@@ -60,7 +66,8 @@ impl ProxyConfig {
             cluster: field_str(spawn, "cluster")?,
             incarnation: Epoch(spawn.epoch),
             times,
-            listener: listener(spawn)?,
+            transports: parts.transports,
+            inspector: parts.inspector,
             encryption,
             tls_dir,
             control: spawn.take_fd("control"),
@@ -69,13 +76,35 @@ impl ProxyConfig {
     }
 }
 
-fn listener(spawn: &mut Spawn) -> Result<TcpListener, ProxyError> {
-    if let Some(fd) = spawn.take_fd("listen") {
-        return Ok(TcpListener::from(fd));
+/// What a program may bring of its own ([`crate::main_with`]).
+#[derive(Default)]
+pub struct Parts {
+    pub transports: Vec<Box<dyn Transport>>,
+    pub inspector: Option<Arc<dyn Inspector>>,
+}
+
+impl Parts {
+    /// The transports of this crate for which the record brings a socket.
+    pub fn from_spawn(spawn: &mut Spawn) -> Result<Parts, ProxyError> {
+        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        if let Some(listener) = tcp_listener(spawn)? {
+            transports.push(Box::new(Tcp::new(listener).map_err(ProxyError::Poll)?));
+        }
+        if let Some(fd) = spawn.take_fd("listen_unix") {
+            transports.push(Box::new(Unix::new(UnixListener::from(fd)).map_err(ProxyError::Poll)?));
+        }
+        Ok(Parts { transports, inspector: None })
     }
-    let text = spawn.option_str("listen")?.ok_or(SpawnError::Missing("listen"))?;
+}
+
+/// The TCP socket that the record hands over or describes.
+pub fn tcp_listener(spawn: &mut Spawn) -> Result<Option<TcpListener>, ProxyError> {
+    if let Some(fd) = spawn.take_fd("listen") {
+        return Ok(Some(TcpListener::from(fd)));
+    }
+    let Some(text) = spawn.option_str("listen")? else { return Ok(None) };
     let address: SocketAddr = text.parse().map_err(|_| SpawnError::BadOption("listen".to_owned()))?;
-    TcpListener::bind(address).map_err(|source| ProxyError::Listen { address, source })
+    TcpListener::bind(address).map(Some).map_err(|source| ProxyError::Listen { address, source })
 }
 
 fn field_str(spawn: &Spawn, name: &'static str) -> Result<String, SpawnError> {

@@ -1,6 +1,7 @@
 //! The broker's side of the proxy: which channel belongs to which peer, and what the broker is asked.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use abi::{IpcError, NodeId};
@@ -8,6 +9,7 @@ use ipc::stand_in::{LinkState, LocalRole, OpenIn, ProxiedChannel, RequestId, Sta
 use ipc::{ChannelId, RingSpec, Wait};
 use proxy_link::{Action, Ends, WireChannel};
 
+use crate::inspect::Inspector;
 use crate::limits;
 use crate::local::{Local, ends};
 use crate::peers::Table;
@@ -52,10 +54,11 @@ pub(crate) struct Standing {
     /// The broker's end closed: channels go on, nothing new can be opened.
     pub(crate) is_alone: bool,
     me: NodeId,
+    inspector: Option<Arc<dyn Inspector>>,
 }
 
 impl Standing {
-    pub(crate) fn new(port: StandInPort, me: NodeId) -> Standing {
+    pub(crate) fn new(port: StandInPort, me: NodeId, inspector: Option<Arc<dyn Inspector>>) -> Standing {
         Standing {
             port,
             channels: HashMap::new(),
@@ -64,6 +67,7 @@ impl Standing {
             is_complete: false,
             is_alone: false,
             me,
+            inspector,
         }
     }
 
@@ -123,15 +127,16 @@ impl Standing {
             }
             return self.orphans.push(Orphan { channel, origin, since: now });
         };
+        let local = Local::new(channel, self.inspector.clone());
         let admitted = match (origin, info.role) {
-            (Origin::Opened, _) => entry.peer.open_out(info.channel.0, ends(&info), Local(channel)),
+            (Origin::Opened, _) => entry.peer.open_out(info.channel.0, ends(&info), local),
             (Origin::Resumed, LocalRole::Client) => {
                 let wire = WireChannel { opener: self.me, number: info.channel.0 };
-                entry.peer.resume(wire, ends(&info), Local(channel))
+                entry.peer.resume(wire, ends(&info), local)
             }
             (Origin::Resumed, LocalRole::Server) => {
                 let wire = WireChannel { opener: info.node, number: info.peer_channel };
-                entry.peer.resume(wire, ends(&info), Local(channel))
+                entry.peer.resume(wire, ends(&info), local)
             }
         };
         match admitted {
@@ -167,9 +172,10 @@ impl Standing {
             return;
         };
         let id = result.as_ref().ok().map(|channel| channel.info().channel);
+        let local = |channel| Local::new(channel, self.inspector.clone());
         let answer = match peers.get_mut(&asked.node) {
-            Some(entry) => entry.peer.opened_in(asked.channel, asked.ends, result.map(Local)),
-            None => result.map_or(Ok(()), |channel| Err(Local(channel))),
+            Some(entry) => entry.peer.opened_in(asked.channel, asked.ends, result.map(local)),
+            None => result.map_or(Ok(()), |channel| Err(local(channel))),
         };
         match (answer, id) {
             (Ok(()), Some(id)) => drop(self.channels.insert(id, (asked.node, asked.channel))),
@@ -183,7 +189,7 @@ impl Standing {
         match action {
             Action::OpenIn { channel, ends } => self.open_in(node, channel, ends, peers),
             Action::Close { local, reason, .. } => {
-                let info = local.0.info();
+                let info = local.channel.info();
                 let id = info.channel;
                 if reason == IpcError::Corrupt {
                     tracing::warn!(
@@ -196,7 +202,7 @@ impl Standing {
                 self.channels.remove(&id);
                 self.close(id, reason);
             }
-            Action::Forget { local, .. } => drop(self.channels.remove(&local.0.info().channel)),
+            Action::Forget { local, .. } => drop(self.channels.remove(&local.channel.info().channel)),
             Action::Up => {
                 self.tell_link(node, LinkState::Up);
                 return Changed::Yes;

@@ -3,7 +3,7 @@
 mod common;
 
 use abi::{Endpoint, Epoch};
-use common::{Pair, RunningProxy, Which, calm_times};
+use common::{Pair, RunningProxy, Way, Which, calm_times};
 use ipc::Port;
 use ipc::conformance::{CASES, World};
 use proxy_host::transport::Encryption;
@@ -28,14 +28,15 @@ impl World for TwoNodes {
     }
 }
 
-#[test]
-fn peers_behind_two_proxies_keep_every_promise() {
+fn peers_behind_two_proxies_keep_every_promise(way: Way) {
     for encryption in [Encryption::Tls, Encryption::Plain] {
         for (name, case) in CASES {
-            eprintln!("case: {name}, {encryption:?}");
-            let mut pair = Pair::new();
+            eprintln!("case: {name}, {way:?}, {encryption:?}");
+            let mut pair = Pair::over(way);
             let proxies = pair.start_proxies(encryption, calm_times());
             case(&TwoNodes { _proxies: proxies, pair });
         }
     }
 }
+
+over_each_transport!(peers_behind_two_proxies_keep_every_promise);

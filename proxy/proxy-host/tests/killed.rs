@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use abi::{Endpoint, Message};
-use common::{PATIENCE, Pair, RunningProxy, Which};
+use common::{PATIENCE, Pair, RunningProxy, Way, Which};
 use ipc::{Completion, Event, Port, RingServer, RingSpec, Submission, Wait};
 
 const SERVER: Endpoint = Endpoint::FS;
@@ -60,9 +60,8 @@ fn serve(server: &mut Port) -> Vec<u64> {
     }
 }
 
-#[test]
-fn ring_survives_killed_proxies_without_loss_or_repetition() {
-    let mut pair = Pair::new();
+fn ring_survives_killed_proxies_without_loss_or_repetition(way: Way) {
+    let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
     let (mut proxy_a, mut control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
     let (mut proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
@@ -124,9 +123,8 @@ fn ring_survives_killed_proxies_without_loss_or_repetition() {
     assert_eq!(answered, seen);
 }
 
-#[test]
-fn calls_go_on_when_a_proxy_is_killed_between_and_under_them() {
-    let mut pair = Pair::new();
+fn calls_go_on_when_a_proxy_is_killed_between_and_under_them(way: Way) {
+    let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
     let (mut proxy_a, _control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
     let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
@@ -163,9 +161,8 @@ fn ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().expect("user") + fields[12].parse::<u64>().expect("system")
 }
 
-#[test]
-fn idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that() {
-    let mut pair = Pair::new();
+fn idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that(way: Way) {
+    let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
     let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
     let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
@@ -182,3 +179,9 @@ fn idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that() {
     drop(ring);
     served.join().expect("served");
 }
+
+over_each_transport!(
+    ring_survives_killed_proxies_without_loss_or_repetition,
+    calls_go_on_when_a_proxy_is_killed_between_and_under_them,
+    idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that,
+);

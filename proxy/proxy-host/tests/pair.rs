@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use abi::{Endpoint, IpcError, Message};
-use common::{PATIENCE, Pair, Which, calm_times};
+use common::{PATIENCE, Pair, Way, Which, calm_times};
 use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Submission, Wait};
 use proxy_host::transport::Encryption;
 use proxy_link::LinkTimes;
@@ -33,8 +33,8 @@ fn call(client: &mut Port, number: u64) {
     assert_eq!(client.inline(), &data[..]);
 }
 
-fn calls_pass(encryption: Encryption) {
-    let mut pair = Pair::new();
+fn calls_pass(way: Way, encryption: Encryption) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(encryption, calm_times());
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let served = thread::spawn(move || answer(&mut server, 300));
@@ -42,19 +42,16 @@ fn calls_pass(encryption: Encryption) {
     served.join().expect("served");
 }
 
-#[test]
-fn call_reaches_a_server_of_another_node_and_its_answer_comes_back() {
-    calls_pass(Encryption::Tls);
+fn call_reaches_a_server_of_another_node_and_its_answer_comes_back(way: Way) {
+    calls_pass(way, Encryption::Tls);
 }
 
-#[test]
-fn links_the_operator_trusts_work_without_encryption() {
-    calls_pass(Encryption::Plain);
+fn links_the_operator_trusts_work_without_encryption(way: Way) {
+    calls_pass(way, Encryption::Plain);
 }
 
-#[test]
-fn node_with_the_higher_number_calls_as_well() {
-    let mut pair = Pair::new();
+fn node_with_the_higher_number_calls_as_well(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, mut server) = (pair.bind(Which::B, CLIENT), pair.bind(Which::A, SERVER));
     let served = thread::spawn(move || answer(&mut server, 20));
@@ -62,9 +59,8 @@ fn node_with_the_higher_number_calls_as_well() {
     served.join().expect("served");
 }
 
-#[test]
-fn notification_crosses_nodes() {
-    let mut pair = Pair::new();
+fn notification_crosses_nodes(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     client.notify(SERVER, 0b101).expect("posted");
@@ -74,9 +70,8 @@ fn notification_crosses_nodes() {
     }
 }
 
-#[test]
-fn timed_send_that_nobody_takes_is_withdrawn_on_the_other_node() {
-    let mut pair = Pair::new();
+fn timed_send_that_nobody_takes_is_withdrawn_on_the_other_node(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let early = client.send(SERVER, &Message::new(1), Wait::For(Duration::from_millis(200)));
@@ -168,9 +163,8 @@ fn run_ring(ring: &RingClient, count: u64, mut each: impl FnMut(u64)) {
     }
 }
 
-#[test]
-fn ring_carries_data_both_ways_between_nodes() {
-    let mut pair = Pair::new();
+fn ring_carries_data_both_ways_between_nodes(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let served = thread::spawn(move || serve_ring(&mut server));
@@ -180,9 +174,8 @@ fn ring_carries_data_both_ways_between_nodes() {
     assert_eq!(served.join().expect("served"), 2000);
 }
 
-#[test]
-fn client_learns_that_the_server_on_the_other_node_died() {
-    let mut pair = Pair::new();
+fn client_learns_that_the_server_on_the_other_node_died(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let died = thread::spawn(move || {
@@ -194,9 +187,8 @@ fn client_learns_that_the_server_on_the_other_node_died() {
     died.join().expect("ended");
 }
 
-#[test]
-fn call_to_an_endpoint_nobody_holds_any_more_is_refused_and_not_silent() {
-    let mut pair = Pair::new();
+fn call_to_an_endpoint_nobody_holds_any_more_is_refused_and_not_silent(way: Way) {
+    let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
     let (mut client, server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     drop(server);
@@ -207,9 +199,8 @@ fn call_to_an_endpoint_nobody_holds_any_more_is_refused_and_not_silent() {
     );
 }
 
-#[test]
-fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back() {
-    let mut pair = Pair::new();
+fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back(way: Way) {
+    let mut pair = Pair::over(way);
     let times = LinkTimes::default();
     let (_proxy_a, proxy_b) = pair.start_proxies(Encryption::Tls, times);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
@@ -230,3 +221,15 @@ fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back() {
     call(&mut client, 2);
     served.join().expect("served");
 }
+
+over_each_transport!(
+    call_reaches_a_server_of_another_node_and_its_answer_comes_back,
+    links_the_operator_trusts_work_without_encryption,
+    node_with_the_higher_number_calls_as_well,
+    notification_crosses_nodes,
+    timed_send_that_nobody_takes_is_withdrawn_on_the_other_node,
+    ring_carries_data_both_ways_between_nodes,
+    client_learns_that_the_server_on_the_other_node_died,
+    call_to_an_endpoint_nobody_holds_any_more_is_refused_and_not_silent,
+    cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back,
+);

@@ -1,10 +1,11 @@
-//! Two nodes on one machine: two brokers, two proxies over loopback, and a register of who is where.
+//! Two nodes on one machine: two brokers, two proxies over any transport, and a register of who is where.
 
 #![allow(dead_code)] // Each test binary uses its part.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,7 +18,7 @@ use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privil
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
-use proxy_host::transport::Encryption;
+use proxy_host::transport::{Encryption, Tcp, Transport, Unix};
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 
@@ -99,20 +100,71 @@ impl Drop for RunningProxy {
     }
 }
 
+/// What carries the bytes between the two nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    Tcp,
+    Unix,
+}
+
+/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`.
+#[macro_export]
+macro_rules! over_each_transport {
+    ($($name:ident),* $(,)?) => {
+        mod tcp {
+            $(#[test] fn $name() { super::$name(super::common::Way::Tcp); })*
+        }
+        mod unix {
+            $(#[test] fn $name() { super::$name(super::common::Way::Unix); })*
+        }
+    };
+}
+
+/// The socket that outlives a node's proxies.
+enum Listening {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listening {
+    fn new(way: Way, path: &Path) -> Listening {
+        match way {
+            Way::Tcp => Listening::Tcp(TcpListener::bind("127.0.0.1:0").expect("a port")),
+            Way::Unix => Listening::Unix(UnixListener::bind(path).expect("a socket")),
+        }
+    }
+
+    fn transport(&self) -> Box<dyn Transport> {
+        match self {
+            Listening::Tcp(listener) => Box::new(Tcp::new(listener.try_clone().expect("listener")).expect("tcp")),
+            Listening::Unix(listener) => Box::new(Unix::new(listener.try_clone().expect("listener")).expect("unix")),
+        }
+    }
+
+    /// The descriptor as the spawn record names it.
+    fn handed_over(&self) -> (&'static str, OwnedFd) {
+        match self {
+            Listening::Tcp(listener) => ("listen", listener.try_clone().expect("listener").into()),
+            Listening::Unix(listener) => ("listen_unix", listener.try_clone().expect("listener").into()),
+        }
+    }
+}
+
 pub struct Node {
     pub name: String,
     pub id: NodeId,
     pub broker: Arc<Broker>,
     /// Where programs of this node connect.
     pub socket: PathBuf,
-    pub address: SocketAddr,
+    /// Name of the transport, and where it is dialled.
+    pub address: (&'static str, String),
     pub tls_dir: PathBuf,
-    listener: TcpListener,
+    listening: Listening,
     incarnation: u64,
 }
 
 impl Node {
-    fn new(number: u16, dir: &Path, authority: &Authority, places: &Places, news: &Sender<News>) -> Node {
+    fn new(number: u16, way: Way, dir: &Path, authority: &Authority, places: &Places, news: &Sender<News>) -> Node {
         let name = format!("n{number}");
         let tls_dir = dir.join(&name);
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
@@ -128,13 +180,15 @@ impl Node {
             program_privileges: Privileges { messages: Peers::Any, rings: Peers::Any },
         };
         broker.add_dc(DC, options).expect("container");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("address");
-        Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listener, incarnation: 0 }
+        let listening = Listening::new(way, &dir.join(format!("proxy-{number}")));
+        let transport = listening.transport();
+        let address = (transport.name(), transport.local_address());
+        Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
     }
 
     pub fn as_peer(&self) -> PeerAddress {
-        PeerAddress { name: self.name.clone(), id: self.id.0, addr: self.address.to_string(), tls: None }
+        let (transport, addr) = self.address.clone();
+        PeerAddress { name: self.name.clone(), id: self.id.0, transport: Some(transport.to_owned()), addr, tls: None }
     }
 
     /// A proxy in a thread of this process.
@@ -152,7 +206,8 @@ impl Node {
             cluster: CLUSTER.to_owned(),
             incarnation: Epoch(self.incarnation),
             times,
-            listener: self.listener.try_clone().expect("listener"),
+            transports: vec![self.listening.transport()],
+            inspector: None,
             encryption,
             tls_dir: Some(self.tls_dir.clone()),
             broker: self.broker.proxy_socket().expect("proxy socket"),
@@ -175,7 +230,7 @@ impl Node {
         let (control, childs_control) = sys::seqpacket::pair().expect("pair");
         let (ready, childs_ready) = rustix::pipe::pipe().expect("pipe");
         let broker = self.broker.proxy_socket().expect("proxy socket");
-        let listener = OwnedFd::from(self.listener.try_clone().expect("listener"));
+        let (listen, listener) = self.listening.handed_over();
         let number = |fd: &OwnedFd| {
             rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("inheritable");
             std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())
@@ -183,7 +238,7 @@ impl Node {
         let record = serde_json::json!({
             "node": self.name, "node_id": self.id.0, "cluster": CLUSTER, "epoch": self.incarnation,
             "broker_fd": number(&broker), "ready_fd": number(&childs_ready),
-            "fds": { "control": number(&childs_control), "listen": number(&listener) },
+            "fds": { "control": number(&childs_control), listen: number(&listener) },
             "options": { "tls_dir": self.tls_dir, "down_ms": down_ms },
         });
         let child = Command::new(std::env::current_exe().expect("own path"))
@@ -256,13 +311,13 @@ pub enum Which {
 }
 
 impl Pair {
-    pub fn new() -> Pair {
+    pub fn over(way: Way) -> Pair {
         let dir = tempfile::tempdir().expect("directory");
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let places = Places::default();
         let (news, heard) = channel();
-        let a = Node::new(1, dir.path(), &authority, &places, &news);
-        let b = Node::new(2, dir.path(), &authority, &places, &news);
+        let a = Node::new(1, way, dir.path(), &authority, &places, &news);
+        let b = Node::new(2, way, dir.path(), &authority, &places, &news);
         let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
         let gossip = std::thread::spawn(move || gossip(&brokers, &heard));
         Pair { a, b, epochs: 0, news, gossip: Some(gossip), _dir: dir }
