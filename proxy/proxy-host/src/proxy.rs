@@ -281,6 +281,8 @@ impl Proxy {
         if let Some(entry) = self.peers.get_mut(&node) {
             entry.peer.dialled(now);
         }
+        // From here on there are heartbeats.
+        self.next_due = now;
         Ok(())
     }
 
@@ -308,6 +310,7 @@ impl Proxy {
             return Err(CutReason::NotEncrypted);
         }
         entry.peer.accepted(now, &hello)?;
+        self.next_due = now;
         connection.input.consume(whole);
         connection.stage = Stage::Joined(node);
         if let Some(old) = entry.token.replace(token) {

@@ -24,6 +24,7 @@ use proxy_link::LinkTimes;
 
 pub const DC: DcId = DcId(7);
 pub const CLUSTER: &str = "c1";
+pub const UP: LinkState = LinkState::Up;
 /// Longer than anything here takes, so that a hang is a failure and not a wait.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -226,6 +227,19 @@ impl Node {
     /// A proxy as the daemon starts it: a process of its own with a spawn record. `test` is the name of the test in this
     /// binary that calls `main_from_spawn`.
     pub fn spawn_proxy(&mut self, peer: &PeerAddress, test: &str, down_ms: u64) -> (RunningProxy, Control) {
+        let mut command = Command::new(std::env::current_exe().expect("own path"));
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]).stdout(std::process::Stdio::null());
+        self.spawn_program(peer, command, serde_json::json!({ "down_ms": down_ms }))
+    }
+
+    /// Any program as a proxy.
+    pub fn spawn_program(
+        &mut self,
+        peer: &PeerAddress,
+        mut command: Command,
+        mut options: serde_json::Value,
+    ) -> (RunningProxy, Control) {
+        options["tls_dir"] = self.tls_dir.display().to_string().into();
         self.incarnation += 1;
         let (control, childs_control) = sys::seqpacket::pair().expect("pair");
         let (ready, childs_ready) = rustix::pipe::pipe().expect("pipe");
@@ -239,14 +253,9 @@ impl Node {
             "node": self.name, "node_id": self.id.0, "cluster": CLUSTER, "epoch": self.incarnation,
             "broker_fd": number(&broker), "ready_fd": number(&childs_ready),
             "fds": { "control": number(&childs_control), listen: number(&listener) },
-            "options": { "tls_dir": self.tls_dir, "down_ms": down_ms },
+            "options": options,
         });
-        let child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env("DVS_SPAWN", record.to_string())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .expect("started");
+        let child = command.env("DVS_SPAWN", record.to_string()).spawn().expect("started");
         drop((broker, listener, childs_control, childs_ready));
         let mut byte = [0];
         assert_eq!(rustix::io::read(&ready, &mut byte).expect("pipe"), 1, "the proxy did not become ready");

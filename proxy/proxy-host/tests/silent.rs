@@ -1,0 +1,52 @@
+//! A peer that says nothing any more, and does not close: suspected, given up, and taken back.
+
+mod common;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use common::{Pair, RunningProxy, Way};
+use proxy_host::control::LinkState;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Not a test: the proxy's process, started by the tests below.
+#[test]
+fn proxy_process() {
+    if std::env::var_os("DVS_SPAWN").is_some() {
+        let ended = proxy_host::main_from_spawn();
+        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
+    }
+}
+
+const SUSPECT: Duration = Duration::from_millis(300);
+const DOWN: Duration = Duration::from_millis(1500);
+/// What a loaded machine may add.
+const SLACK: Duration = Duration::from_millis(700);
+
+fn silent_peer_is_suspected_in_300_ms_given_up_at_the_limit_and_taken_back(way: Way) {
+    let mut pair = Pair::over(way);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let down_ms = DOWN.as_millis() as u64;
+    let (_proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", down_ms);
+    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", down_ms);
+    control_a.wait_until_up();
+    let RunningProxy::Process(child) = &proxy_b else { panic!("a process") };
+    let pid = Pid::from_child(child);
+
+    kill_process(pid, Signal::STOP).expect("stopped");
+    let stopped = Instant::now();
+    let is = |state| move |status: &proxy_host::control::FromProxy| status.links.iter().any(|link| link.state == state);
+    control_a.wait_until(is(LinkState::Suspect));
+    let suspected = stopped.elapsed();
+    control_a.wait_until(is(LinkState::Down));
+    let given_up = stopped.elapsed();
+    kill_process(pid, Signal::CONT).expect("goes on");
+    control_a.wait_until(is(LinkState::Up));
+
+    eprintln!("{way:?}: suspected after {suspected:?}, given up after {given_up:?}");
+    // It was heard last at most one heartbeat before it was stopped.
+    assert!(suspected >= SUSPECT - Duration::from_millis(150) && suspected < SUSPECT + SLACK, "{suspected:?}");
+    assert!(given_up >= DOWN - Duration::from_millis(150) && given_up < DOWN + SLACK, "{given_up:?}");
+}
+
+over_each_transport!(silent_peer_is_suspected_in_300_ms_given_up_at_the_limit_and_taken_back);
