@@ -81,6 +81,7 @@ impl Proxy {
                 times: config.times,
                 encryption: config.encryption,
                 can_encrypt: credentials.is_some(),
+                compression: config.compression,
                 first_connection: microseconds_since_1970(),
             },
             carriers,

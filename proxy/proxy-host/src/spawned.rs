@@ -10,6 +10,7 @@
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
+//! | option | `compression` | `"lz4"` (default): long data may be packed where that pays; or `"off"` |
 //! | option | `suspect_ms`, `down_ms` | when a silent peer is suspected, and when it is given up |
 
 use std::net::{SocketAddr, TcpListener};
@@ -26,7 +27,7 @@ use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
 use crate::inspect::Inspector;
-use crate::transport::{Encryption, Tcp, Transport, Unix};
+use crate::transport::{Compression, Encryption, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -39,6 +40,7 @@ pub struct ProxyConfig {
     pub transports: Vec<Box<dyn Transport>>,
     pub inspector: Option<Arc<dyn Inspector>>,
     pub encryption: Encryption,
+    pub compression: Compression,
     /// Needed when any link is encrypted.
     pub tls_dir: Option<PathBuf>,
     pub broker: OwnedFd,
@@ -52,6 +54,11 @@ impl ProxyConfig {
             None | Some("on") => Encryption::Tls,
             Some("off") => Encryption::Plain,
             Some(_) => return Err(SpawnError::BadOption("tls".to_owned()).into()),
+        };
+        let compression = match spawn.option_str("compression")? {
+            None | Some("lz4") => Compression::Lz4,
+            Some("off") => Compression::Off,
+            Some(_) => return Err(SpawnError::BadOption("compression".to_owned()).into()),
         };
         let defaults = LinkTimes::default();
         let millis = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
@@ -69,6 +76,7 @@ impl ProxyConfig {
             transports: parts.transports,
             inspector: parts.inspector,
             encryption,
+            compression,
             tls_dir,
             control: spawn.take_fd("control"),
             broker: spawn.take_broker()?,

@@ -31,6 +31,14 @@ pub enum Encryption {
     Plain,
 }
 
+/// Whether long data may be packed, where the peer can unpack it and where it pays (`proxy-link` decides).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compression {
+    #[default]
+    Lz4,
+    Off,
+}
+
 /// A reliable, ordered, non-blocking stream of bytes with one other proxy. `read` and `write` answer `WouldBlock`
 /// instead of waiting, and `read` answers 0 when the peer has closed.
 pub trait Stream: Read + Write + Send {

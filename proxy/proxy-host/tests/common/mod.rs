@@ -18,7 +18,7 @@ use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Peers, Privil
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
-use proxy_host::transport::{Encryption, Tcp, Transport, Unix};
+use proxy_host::transport::{Compression, Encryption, Tcp, Transport, Unix};
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 
@@ -210,6 +210,7 @@ impl Node {
             transports: vec![self.listening.transport()],
             inspector: None,
             encryption,
+            compression: Compression::default(),
             tls_dir: Some(self.tls_dir.clone()),
             broker: self.broker.proxy_socket().expect("proxy socket"),
             control: Some(proxys_control),
@@ -272,8 +273,16 @@ pub struct Control {
 
 impl Control {
     pub fn set_peers(&self, peers: &[PeerAddress]) {
-        let message = ToProxy { peers: Some(peers.to_vec()) };
-        let bytes = serde_json::to_vec(&message).expect("json");
+        self.tell(&ToProxy { peers: Some(peers.to_vec()) });
+    }
+
+    /// Asks for the states of links.
+    pub fn ask(&self) {
+        self.tell(&ToProxy { peers: None });
+    }
+
+    fn tell(&self, message: &ToProxy) {
+        let bytes = serde_json::to_vec(message).expect("json");
         sys::seqpacket::send(&self.socket, &bytes, &[] as &[OwnedFd]).expect("sent");
     }
 
