@@ -30,7 +30,7 @@ pub struct Settings {
     pub proxy_port: Option<u16>,
     /// What carries links, the preferred first. `["tcp"]`.
     pub transports: Option<Vec<Transport>>,
-    /// The proxy's Unix socket. `RUN_DIR/proxy.sock`.
+    /// The proxy's Unix socket, in a directory that other nodes' proxies may pass through. `RUN_DIR/proxy.sock`.
     pub proxy_socket: Option<PathBuf>,
     /// Whether links are encrypted. They are, unless an operator trusts the wire.
     pub link_tls: Option<bool>,

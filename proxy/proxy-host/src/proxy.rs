@@ -337,7 +337,8 @@ impl Proxy {
             Some(entry) if entry.token == Some(token) => {
                 let was_up = entry.peer.phase() == Phase::Up;
                 let node = entry.peer.identity().node.clone();
-                entry.lost(now, reason.to_string());
+                let reason = reason.in_full();
+                entry.lost(now, reason.clone());
                 self.next_due = self.next_due.min(entry.next_dial);
                 match was_up {
                     true => tracing::warn!("link with {node} is cut: {reason}"),
@@ -362,7 +363,7 @@ impl Proxy {
             if let Err(reason) = self.dial(node, now)
                 && let Some(entry) = self.peers.get_mut(&node)
             {
-                entry.lost(now, reason.to_string());
+                entry.lost(now, reason.in_full());
             }
         }
     }

@@ -88,7 +88,11 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("state", state(node.state).to_owned());
     fact("id", node.id.to_string());
     fact("address", node.address.clone());
-    fact("ports", format!("api {}, proxy {}", node.api_port, node.proxy_port));
+    let proxy = match node.proxy_port {
+        0 => "-".to_owned(),
+        port => port.to_string(),
+    };
+    fact("ports", format!("api {}, proxy {proxy}", node.api_port));
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
     fact("memory", output::bytes(node.memory_bytes));
