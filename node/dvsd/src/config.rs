@@ -32,6 +32,8 @@ pub struct Settings {
     pub transports: Option<Vec<Transport>>,
     /// The proxy's Unix socket, in a directory that other nodes' proxies may pass through. `RUN_DIR/proxy.sock`.
     pub proxy_socket: Option<PathBuf>,
+    /// Interface for raw Ethernet; needed when `transports` has it.
+    pub ethernet: Option<String>,
     /// Whether links are encrypted. They are, unless an operator trusts the wire.
     pub link_tls: Option<bool>,
     /// Links with certain nodes that differ; in the file only.
@@ -62,6 +64,7 @@ pub struct Config {
     pub proxy_port: u16,
     pub transports: Vec<Transport>,
     pub proxy_socket: PathBuf,
+    pub ethernet: Option<String>,
     pub link_tls: bool,
     pub links: BTreeMap<String, LinkSettings>,
     pub vxlan_port: u16,
@@ -128,8 +131,9 @@ impl Settings {
             advertise: parsed(&get, "DVS_ADVERTISE", "address")?,
             api_port: parsed(&get, "DVS_API_PORT", "port")?,
             proxy_port: parsed(&get, "DVS_PROXY_PORT", "port")?,
-            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix)")?,
+            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth)")?,
             proxy_socket: path("DVS_PROXY_SOCKET"),
+            ethernet: get("DVS_ETHERNET"),
             link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,
             links: None,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
@@ -154,6 +158,7 @@ impl Settings {
             proxy_port: over.proxy_port.or(self.proxy_port),
             transports: over.transports.or(self.transports),
             proxy_socket: over.proxy_socket.or(self.proxy_socket),
+            ethernet: over.ethernet.or(self.ethernet),
             link_tls: over.link_tls.or(self.link_tls),
             links: over.links.or(self.links),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
@@ -183,6 +188,7 @@ impl Settings {
             proxy_port: self.proxy_port.unwrap_or(PROXY_PORT),
             transports: self.transports.unwrap_or_else(|| vec![Transport::Tcp]),
             proxy_socket: self.proxy_socket.unwrap_or_else(|| run_dir.join("proxy.sock")),
+            ethernet: self.ethernet,
             link_tls: self.link_tls.unwrap_or(true),
             links: self.links.unwrap_or_default(),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),

@@ -81,9 +81,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let socket = serve::bind_unix(&config.socket)?;
     let api_listener = listen(&config)?;
     let sockets = proxyctl::listen(&config)?;
-    let ports = Ports { api: port_of(&api_listener), proxy: sockets.tcp_port() };
+    let ports = Ports { api: port_of(&api_listener), proxy: sockets.tcp_port(), proxy_mac: sockets.mac() };
 
-    let node = presence::register(&*engine, &config, ports)?;
+    let node = presence::register(&*engine, &config, ports.clone())?;
     let own = NodeId(node.id);
     let (shelving, shelf) = Shelving::open(&config)?;
     // Of an earlier daemon's endpoints those stay that the broker takes back.

@@ -42,6 +42,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         address: config.advertise.to_string(),
         proxy_port: ports.proxy,
         proxy_socket: config.transports.contains(&Transport::Unix).then(|| config.proxy_socket.display().to_string()),
+        proxy_mac: ports.proxy_mac,
         boot_id: transports::boot_id().to_owned(),
         api_port: ports.api,
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
@@ -52,10 +53,11 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
     Ok(record)
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Ports {
     pub api: u16,
     pub proxy: u16,
+    pub proxy_mac: Option<String>,
 }
 
 /// Keeps the node's lease; ends when dropped (the lease is then revoked).

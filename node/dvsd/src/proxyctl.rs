@@ -204,6 +204,9 @@ impl Keeper {
             control = Some(ours);
             let mut fds = sockets.handed_over()?;
             fds.insert("control".to_owned(), theirs);
+            let mut options = sockets.options();
+            options.insert("tls".to_owned(), json!(if *link_tls { "on" } else { "off" }));
+            options.insert("tls_dir".to_owned(), json!(tls_dir));
             let fields = Map::from_iter([
                 ("node".to_owned(), json!(node.name)),
                 ("node_id".to_owned(), json!(node.id)),
@@ -213,7 +216,7 @@ impl Keeper {
                 name: NAME.to_owned(),
                 arguments: vec!["proxy"],
                 fields,
-                options: json!({ "tls": if *link_tls { "on" } else { "off" }, "tls_dir": tls_dir }),
+                options: json!(options),
                 broker: Some(broker()?),
                 fds,
                 uid: Some(UID),

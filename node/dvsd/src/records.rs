@@ -33,6 +33,9 @@ pub struct NodeRecord {
     /// Of its proxy, for nodes on the same machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_socket: Option<String>,
+    /// Of its proxy, for nodes on the same Ethernet segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_mac: Option<String>,
     /// Of its machine.
     #[serde(default)]
     pub boot_id: String,

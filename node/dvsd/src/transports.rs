@@ -2,7 +2,8 @@
 //!
 //! A node says in its record where it can be dialled, by transport. Of two nodes the one with the smaller number dials, and takes the
 //! first of **its** transports that the other one offers; the other one accepts whatever comes, if it is encrypted as its own
-//! settings ask. A Unix socket counts as offered on the same machine only, told by the boot id.
+//! settings ask. A Unix socket counts as offered on the same machine only, told by the boot id; raw Ethernet is offered to everybody,
+//! and reaches those on the same segment.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use proxy_host::control::PeerAddress;
+use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
 use serde::{Deserialize, Serialize};
+use sys::packet::Mac;
 
 use crate::config::Config;
 use crate::records::NodeRecord;
@@ -23,6 +26,7 @@ use crate::records::NodeRecord;
 pub enum Transport {
     Tcp,
     Unix,
+    Eth,
 }
 
 impl Transport {
@@ -31,6 +35,7 @@ impl Transport {
         match self {
             Transport::Tcp => "tcp",
             Transport::Unix => "unix",
+            Transport::Eth => "eth",
         }
     }
 }
@@ -39,7 +44,10 @@ impl std::str::FromStr for Transport {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Transport, ()> {
-        [Transport::Tcp, Transport::Unix].into_iter().find(|transport| transport.name() == text).ok_or(())
+        [Transport::Tcp, Transport::Unix, Transport::Eth]
+            .into_iter()
+            .find(|transport| transport.name() == text)
+            .ok_or(())
     }
 }
 
@@ -59,6 +67,14 @@ pub enum ListenError {
         #[source]
         cause: std::io::Error,
     },
+    #[error("raw Ethernet needs the setting 'ethernet', the network interface that leads to the other nodes")]
+    NoInterface,
+    #[error("the proxy cannot send and receive frames on interface {interface}")]
+    Eth {
+        interface: String,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("the proxy cannot listen at {}", .path.display())]
     Unix {
         path: PathBuf,
@@ -72,6 +88,13 @@ pub enum ListenError {
 pub struct Sockets {
     tcp: Option<TcpListener>,
     unix: Option<UnixListener>,
+    eth: Option<Interface>,
+}
+
+struct Interface {
+    socket: OwnedFd,
+    mac: Mac,
+    mtu: usize,
 }
 
 impl Sockets {
@@ -86,7 +109,11 @@ impl Sockets {
             let path = config.proxy_socket.clone();
             bind_unix(&path, proxy_uid).map_err(|cause| ListenError::Unix { path, cause })
         });
-        Ok(Sockets { tcp: tcp.transpose()?, unix: unix.transpose()? })
+        let eth = wants(Transport::Eth).then(|| {
+            let interface = config.ethernet.as_deref().ok_or(ListenError::NoInterface)?;
+            open_interface(interface).map_err(|cause| ListenError::Eth { interface: interface.to_owned(), cause })
+        });
+        Ok(Sockets { tcp: tcp.transpose()?, unix: unix.transpose()?, eth: eth.transpose()? })
     }
 
     /// 0: it does not listen there.
@@ -104,8 +131,29 @@ impl Sockets {
         if let Some(listener) = &self.unix {
             fds.insert("listen_unix".to_owned(), OwnedFd::from(listener.try_clone()?));
         }
+        if let Some(interface) = &self.eth {
+            fds.insert("eth".to_owned(), interface.socket.try_clone()?);
+        }
         Ok(fds)
     }
+
+    /// What belongs to the descriptors, for the same record.
+    pub fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+        let options = self.eth.iter().flat_map(|interface| {
+            [("eth_mac".to_owned(), show_mac(interface.mac).into()), ("eth_mtu".to_owned(), interface.mtu.into())]
+        });
+        options.collect()
+    }
+
+    /// Where nodes on the same segment reach it.
+    pub fn mac(&self) -> Option<String> {
+        self.eth.as_ref().map(|interface| show_mac(interface.mac))
+    }
+}
+
+fn open_interface(name: &str) -> std::io::Result<Interface> {
+    let (mac, mtu) = sys::packet::interface(name)?;
+    Ok(Interface { socket: sys::packet::open(name, ETHER_TYPE)?, mac, mtu })
 }
 
 /// The socket of an earlier daemon is replaced: its proxy has been ended, and this daemon is the node's only one.
@@ -152,6 +200,7 @@ fn offered(transport: Transport, member: &NodeRecord) -> Option<String> {
             let address: std::net::IpAddr = member.address.parse().ok()?;
             (member.proxy_port != 0).then(|| SocketAddr::new(address, member.proxy_port).to_string())
         }
+        Transport::Eth => member.proxy_mac.clone(),
         Transport::Unix => {
             let is_here = !member.boot_id.is_empty() && member.boot_id == boot_id();
             member.proxy_socket.clone().filter(|_| is_here)
@@ -167,7 +216,7 @@ mod tests {
     fn member(boot_id: &str) -> NodeRecord {
         let text = format!(
             r#"{{"name":"n2","id":2,"epoch":1,"address":"10.0.0.2","proxy_port":7421,"api_port":1,"cpus":1,
-                "memory_bytes":1,"proxy_socket":"/run/n2/proxy.sock","boot_id":"{boot_id}"}}"#
+                "memory_bytes":1,"proxy_socket":"/run/n2/proxy.sock","proxy_mac":"02:00:00:00:00:02","boot_id":"{boot_id}"}}"#
         );
         serde_json::from_str(&text).unwrap()
     }
@@ -176,7 +225,12 @@ mod tests {
         let settings: Settings =
             toml::from_str(&format!("node = \"n1\"\nadvertise = \"10.0.0.1\"\n{settings}")).unwrap();
         let address = address(&settings.settle().unwrap(), member)?;
-        assert_eq!(address.transport.as_deref(), Some(if address.addr.starts_with('/') { "unix" } else { "tcp" }));
+        let transport = match address.addr.as_str() {
+            "02:00:00:00:00:02" => "eth",
+            path if path.starts_with('/') => "unix",
+            _ => "tcp",
+        };
+        assert_eq!(address.transport.as_deref(), Some(transport));
         Some((address.addr, address.tls))
     }
 
@@ -189,6 +243,8 @@ mod tests {
         assert_eq!(dialled("transports = [\"unix\", \"tcp\"]", &near), unix);
         assert_eq!(dialled("transports = [\"unix\", \"tcp\"]", &far), tcp);
         assert_eq!(dialled("transports = [\"unix\"]", &far), None);
+        let eth = Some(("02:00:00:00:00:02".to_owned(), None));
+        assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
     }
 
     #[test]

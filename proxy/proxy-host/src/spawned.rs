@@ -7,6 +7,7 @@
 //! | `fds` | `control` | SEQPACKET socket to the daemon, see [`crate::control`] |
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
+//! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
@@ -27,7 +28,8 @@ use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
 use crate::inspect::Inspector;
-use crate::transport::{Compression, Encryption, Tcp, Transport, Unix};
+use crate::transport::eth::parse_mac;
+use crate::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -100,6 +102,12 @@ impl Parts {
         }
         if let Some(fd) = spawn.take_fd("listen_unix") {
             transports.push(Box::new(Unix::new(UnixListener::from(fd)).map_err(ProxyError::Poll)?));
+        }
+        if let Some(socket) = spawn.take_fd("eth") {
+            let mac = spawn.option_str("eth_mac")?.and_then(parse_mac).ok_or(SpawnError::Missing("eth_mac"))?;
+            let mtu = spawn.option_u64("eth_mtu")?.ok_or(SpawnError::Missing("eth_mtu"))?;
+            let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
+            transports.push(Box::new(Eth::new(socket, mac, mtu).map_err(ProxyError::Poll)?));
         }
         Ok(Parts { transports, inspector: None })
     }

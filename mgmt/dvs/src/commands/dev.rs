@@ -76,6 +76,8 @@ pub enum Transport {
     Tcp,
     /// Stays up when a node is unplugged: it does not use the network.
     Unix,
+    /// Raw Ethernet frames over the simulated network.
+    Eth,
 }
 
 impl Transport {
@@ -83,6 +85,7 @@ impl Transport {
         match self {
             Transport::Tcp => "tcp",
             Transport::Unix => "unix",
+            Transport::Eth => "eth",
         }
     }
 }

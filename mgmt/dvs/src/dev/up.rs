@@ -264,6 +264,7 @@ struct DaemonFile<'a> {
     tls_dir: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     transports: Option<Vec<&'a str>>,
+    ethernet: &'a str,
     log: &'a str,
 }
 
@@ -301,6 +302,7 @@ fn write_settings(places: &Places, cluster: &str, transport: Option<&str>, node:
         engine_volatile: places.dev_run(cluster).join("engine"),
         tls_dir: node.state_dir.join("tls"),
         transports: transport.map(|transport| vec![transport]),
+        ethernet: network::INSIDE,
         log: "info",
     };
     let write = |source| UpError::Write { path: node.config.clone(), source };

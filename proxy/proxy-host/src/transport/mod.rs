@@ -14,6 +14,8 @@
 //!
 //! A program that brings a transport of its own calls [`crate::main_with`]; `examples/shaped_proxy.rs` is one.
 
+pub mod arq;
+pub mod eth;
 mod tcp;
 mod unix;
 
@@ -21,6 +23,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+pub use eth::Eth;
 pub use tcp::Tcp;
 pub use unix::Unix;
 
