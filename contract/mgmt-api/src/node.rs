@@ -73,8 +73,31 @@ pub struct LinkInfo {
     pub sent_bytes: u64,
     pub received_frames: u64,
     pub received_bytes: u64,
+    /// Messages and entries of rings among the frames.
+    #[serde(default)]
+    pub sent_messages: u64,
+    #[serde(default)]
+    pub received_messages: u64,
+    #[serde(default)]
+    pub sent_entries: u64,
+    #[serde(default)]
+    pub received_entries: u64,
+    /// Plain bytes of data that was packed, and what they became on the wire.
+    #[serde(default)]
+    pub packed_from: u64,
+    #[serde(default)]
+    pub packed_to: u64,
     pub reconnects: u64,
     pub channels: u32,
+    /// Milliseconds since the last byte from the peer, when there is a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent_ms: Option<u64>,
+    /// Microseconds of a round trip, as heartbeats measured it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<u64>,
+    /// Why the last connection failed or ended, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

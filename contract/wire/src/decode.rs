@@ -8,14 +8,14 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 
 use crate::codec::Fields;
 use crate::frame::{
-    Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, kind,
+    Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, kind,
 };
 use crate::{HEAD_BYTES, Next, VERSION, WireError, fault, limits};
 
 /// See [`crate::frame_bytes`].
 pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
-    let [b0, b1, b2, b3, kind, version, zero0, zero1] = *head;
+    let [b0, b1, b2, b3, kind, version, packing, zero] = *head;
     let body = u32::from_le_bytes([b0, b1, b2, b3]);
     if version != VERSION {
         return Err(WireError::Version(version));
@@ -23,8 +23,8 @@ pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     if kind == 0 || kind > kind::LAST {
         return Err(WireError::UnknownKind(kind));
     }
-    if zero0 != 0 || zero1 != 0 {
-        return Err(WireError::Field("reserved"));
+    if zero != 0 || packing > PACKING_LZ4 || packing != 0 && !is_ring(kind) {
+        return Err(WireError::Field("packing"));
     }
     let body_max = if is_ring(kind) { limits::BODY_BYTES_MAX } else { limits::WHOLE_BODY_BYTES_MAX };
     if body as usize > body_max {
@@ -32,6 +32,9 @@ pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     }
     Ok(Some(HEAD_BYTES + body as usize))
 }
+
+/// In a frame's head.
+pub(crate) const PACKING_LZ4: u8 = 1;
 
 fn is_ring(kind: u8) -> bool {
     matches!(kind, kind::SUBMIT | kind::COMPLETE)
@@ -43,9 +46,10 @@ pub(crate) fn next(bytes: &[u8]) -> Result<Next<'_>, WireError> {
     if bytes.get(4).is_some_and(|kind| is_ring(*kind)) {
         let Some(head) = bytes.get(..Frame::RING_OVERHEAD_BYTES) else { return Ok(Next::Incomplete) };
         let mut fields = Fields::new(head);
-        let kind = fields.array::<HEAD_BYTES>()?[4];
+        let [_, _, _, _, kind, _, packing, _] = *fields.array::<HEAD_BYTES>()?;
+        let packing = if packing == PACKING_LZ4 { Packing::Lz4 } else { Packing::Plain };
         let data_bytes = whole.checked_sub(Frame::RING_OVERHEAD_BYTES).ok_or(WireError::Short)?;
-        return ring_head(kind, &mut fields, data_bytes).map(Next::Ring);
+        return ring_head(kind, packing, &mut fields, data_bytes).map(Next::Ring);
     }
     match bytes.get(..whole) {
         Some(frame) => Ok(Next::Frame(Frame::decode(frame)?, whole)),
@@ -64,7 +68,10 @@ impl<'a> Frame<'a> {
             return Err(WireError::Short);
         }
         let mut fields = Fields::new(bytes);
-        let kind = fields.array::<HEAD_BYTES>()?[4];
+        let [_, _, _, _, kind, _, packing, _] = *fields.array::<HEAD_BYTES>()?;
+        if packing != 0 {
+            return Err(WireError::Field("packing"));
+        }
         let frame = body(kind, &mut fields)?;
         fields.end()?;
         Ok(frame)
@@ -180,7 +187,7 @@ fn message<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
 }
 
 /// The fixed fields of SUBMIT or COMPLETE, behind which `data_bytes` follow.
-fn ring_head(kind: u8, fields: &mut Fields<'_>, data_bytes: usize) -> Result<RingHead, WireError> {
+fn ring_head(kind: u8, packing: Packing, fields: &mut Fields<'_>, data_bytes: usize) -> Result<RingHead, WireError> {
     let (channel, index, produced) = (channel(fields)?, fields.u32()?, fields.u32()?);
     let (entry, announced) = match kind {
         kind::SUBMIT => {
@@ -201,12 +208,12 @@ fn ring_head(kind: u8, fields: &mut Fields<'_>, data_bytes: usize) -> Result<Rin
     if data_bytes != announced as usize {
         return Err(WireError::Field("bytes of data"));
     }
-    Ok(RingHead { channel, index, produced, entry, data_bytes: announced })
+    Ok(RingHead { channel, index, produced, entry, data_bytes: announced, packing })
 }
 
 fn ring<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
     let data_bytes = fields.left().checked_sub(Frame::RING_FIXED_BYTES).ok_or(WireError::Short)?;
-    let RingHead { channel, index, produced, entry, .. } = ring_head(kind, fields, data_bytes)?;
+    let RingHead { channel, index, produced, entry, .. } = ring_head(kind, Packing::Plain, fields, data_bytes)?;
     let data = fields.rest();
     Ok(match entry {
         RingEntry::Submission(entry) => Frame::Submit { channel, index, produced, entry, data },

@@ -3,31 +3,32 @@
 use abi::ring::{Completion, Submission};
 
 use crate::codec::Sink;
-use crate::frame::{Frame, Hello, OpenTag, OpenTags, Refusal, Resync, RingSpec, WireChannel, kind};
+use crate::decode::PACKING_LZ4;
+use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingSpec, WireChannel, kind};
 use crate::{HEAD_BYTES, VERSION, fault, limits};
 
-/// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire.
+/// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire, in blocks when it is packed.
 pub fn submit_head(
     out: &mut impl Sink,
     channel: WireChannel,
     index: u32,
     produced: u32,
     entry: &Submission,
-    data_bytes: u32,
+    data: (u32, Packing),
 ) {
-    ring_head(out, kind::SUBMIT, channel, index, produced, &entry.to_bytes(), data_bytes);
+    ring_head(out, kind::SUBMIT, channel, index, produced, &entry.to_bytes(), data);
 }
 
-/// Head and fixed fields of COMPLETE; exactly `data_bytes` of data must follow it on the wire.
+/// Head and fixed fields of COMPLETE; what follows is as behind [`submit_head`].
 pub fn complete_head(
     out: &mut impl Sink,
     channel: WireChannel,
     index: u32,
     produced: u32,
     entry: &Completion,
-    data_bytes: u32,
+    data: (u32, Packing),
 ) {
-    ring_head(out, kind::COMPLETE, channel, index, produced, &entry.to_bytes(), data_bytes);
+    ring_head(out, kind::COMPLETE, channel, index, produced, &entry.to_bytes(), data);
 }
 
 fn ring_head(
@@ -37,9 +38,9 @@ fn ring_head(
     index: u32,
     produced: u32,
     entry: &[u8; 64],
-    data: u32,
+    (data_bytes, packing): (u32, Packing),
 ) {
-    head(out, kind, Frame::RING_FIXED_BYTES as u32 + data);
+    packed_head(out, kind, Frame::RING_FIXED_BYTES as u32 + data_bytes, packing);
     put_channel(out, channel);
     out.put(&index.to_le_bytes());
     out.put(&produced.to_le_bytes());
@@ -47,10 +48,15 @@ fn ring_head(
 }
 
 fn head(out: &mut impl Sink, kind: u8, body_bytes: u32) {
+    packed_head(out, kind, body_bytes, Packing::Plain);
+}
+
+fn packed_head(out: &mut impl Sink, kind: u8, body_bytes: u32, packing: Packing) {
     let mut bytes = [0; HEAD_BYTES];
     bytes[0..4].copy_from_slice(&body_bytes.to_le_bytes());
     bytes[4] = kind;
     bytes[5] = VERSION;
+    bytes[6] = if packing == Packing::Lz4 { PACKING_LZ4 } else { 0 };
     out.put(&bytes);
 }
 

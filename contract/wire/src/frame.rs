@@ -28,6 +28,21 @@ pub mod kind {
     pub const LAST: u8 = PARCEL;
 }
 
+/// Bits of [`Hello::features`].
+pub mod feature {
+    /// The speaker takes data of ring entries in LZ4 blocks.
+    pub const LZ4: u32 = 1;
+}
+
+/// How the data of a ring entry travels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Packing {
+    #[default]
+    Plain,
+    /// In blocks, see [`crate::Block`].
+    Lz4,
+}
+
 /// Names a channel between two nodes: the node of the process that opened it, and a number this node's broker never
 /// gives twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -46,7 +61,7 @@ pub struct Hello<'a> {
     pub incarnation: Epoch,
     /// Of the dialling side: counts its connections, so that an older connection never replaces a newer one.
     pub connection: u64,
-    /// Bits of optional features; both sides use what both offer. None is defined in version 1.
+    /// Bits of optional features; both sides use what both offer, see [`feature`].
     pub features: u32,
     /// Longest frame the speaker takes.
     pub frame_bytes_max: u32,
@@ -97,8 +112,9 @@ pub struct RingHead {
     pub index: u32,
     pub produced: u32,
     pub entry: RingEntry,
-    /// Bytes that follow.
+    /// Bytes that follow, once they are unpacked.
     pub data_bytes: u32,
+    pub packing: Packing,
 }
 
 /// What one side holds of a channel, told after every connection.

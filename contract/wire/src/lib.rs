@@ -6,8 +6,9 @@
 //! 0  body_bytes  u32   everything is little-endian
 //! 4  kind        u8    [`frame::kind`]
 //! 5  version     u8    [`VERSION`]
-//! 6  zero        u16   reserved, must be 0
-//! 8  body
+//! 6  packing     u8    0; SUBMIT and COMPLETE only: 1, the data comes in blocks ([`Block`])
+//! 7  zero        u8    reserved, must be 0
+//! 8  body              of packed data `body_bytes` counts what it is unpacked
 //! ```
 //!
 //! Every field is written and read by name; no structure is dumped. [`Frame::decode`] takes bytes nobody has checked and
@@ -18,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block;
 mod codec;
 mod decode;
 mod encode;
@@ -26,10 +28,11 @@ pub mod fault;
 pub mod frame;
 pub mod limits;
 
+pub use block::Block;
 pub use codec::Sink;
 pub use encode::{complete_head, submit_head};
 pub use error::WireError;
-pub use frame::{Frame, Hello, OpenTag, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel};
+pub use frame::{Frame, Hello, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel};
 
 /// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
 pub const VERSION: u8 = 1;
@@ -37,7 +40,7 @@ pub const VERSION: u8 = 1;
 /// Length of a frame's head.
 pub const HEAD_BYTES: usize = 8;
 
-/// Bytes the whole frame at the beginning of `bytes` takes, as soon as its head is there.
+/// Bytes the whole frame at the beginning of `bytes` takes, as soon as its head is there; of packed data, what it unpacks to.
 ///
 /// # Errors
 /// A head that no peer of this version writes, so that nobody waits for a gigabyte that never comes.
@@ -52,7 +55,7 @@ pub enum Next<'a> {
     Incomplete,
     /// A whole frame, and its length.
     Frame(Frame<'a>, usize),
-    /// The first [`Frame::RING_OVERHEAD_BYTES`] of SUBMIT or COMPLETE; its data may be there, or on its way.
+    /// The first [`Frame::RING_OVERHEAD_BYTES`] of SUBMIT or COMPLETE; its data, packed or not, may be there, or on its way.
     Ring(RingHead),
 }
 

@@ -14,6 +14,8 @@ pub(crate) const OPEN_TAG_BYTES: usize = 12;
 pub const WHOLE_BODY_BYTES_MAX: usize = OPEN_TAGS_MAX * OPEN_TAG_BYTES + 128;
 /// Longest frame that is taken as a whole.
 pub const WHOLE_FRAME_BYTES_MAX: usize = WHOLE_BODY_BYTES_MAX + crate::HEAD_BYTES;
+/// What a block of packed data unpacks to: long enough to pack well, short enough to stay in the nearest caches.
+pub const BLOCK_BYTES: usize = 32 * 1024;
 /// Names in HELLO.
 pub const NAME_MAX: usize = NAME_BYTES_MAX;
 /// Words for people in REFUSE.

@@ -4,7 +4,9 @@ use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proptest::prelude::*;
 use wire::frame::{OpenTags, kind};
-use wire::{Frame, Hello, Next, OpenTag, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, WireError};
+use wire::{
+    Block, Frame, Hello, Next, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, WireError,
+};
 
 /// What a frame borrows.
 #[derive(Debug)]
@@ -160,7 +162,7 @@ fn submission_whose_data_is_longer_than_it_says_is_refused() {
     let channel = WireChannel { opener: NodeId(1), number: 1 };
     let mut bytes = Vec::new();
     let entry = Submission { out_bytes: 3, ..Submission::default() };
-    wire::submit_head(&mut bytes, channel, 0, 0, &entry, 4);
+    wire::submit_head(&mut bytes, channel, 0, 0, &entry, (4, Packing::Plain));
     bytes.extend([0; 4]);
     assert_eq!(Frame::decode(&bytes), Err(WireError::Field("bytes of data")));
 }
@@ -170,9 +172,20 @@ fn head_of_a_ring_frame_is_taken_before_its_data_and_any_other_frame_as_a_whole(
     let channel = WireChannel { opener: NodeId(1), number: 1 };
     let entry = Completion { in_bytes: 1000, ..Completion::default() };
     let mut bytes = Vec::new();
-    wire::complete_head(&mut bytes, channel, 3, 4, &entry, 1000);
-    let head = RingHead { channel, index: 3, produced: 4, entry: RingEntry::Completion(entry), data_bytes: 1000 };
+    wire::complete_head(&mut bytes, channel, 3, 4, &entry, (1000, Packing::Plain));
+    let mut head = RingHead {
+        channel,
+        index: 3,
+        produced: 4,
+        entry: RingEntry::Completion(entry),
+        data_bytes: 1000,
+        packing: Packing::Plain,
+    };
     assert_eq!(wire::next(&bytes), Ok(Next::Ring(head)));
+    let mut packed = Vec::new();
+    wire::complete_head(&mut packed, channel, 3, 4, &entry, (1000, Packing::Lz4));
+    head.packing = Packing::Lz4;
+    assert_eq!(wire::next(&packed), Ok(Next::Ring(head)));
     assert_eq!(wire::next(&bytes[..bytes.len() - 1]), Ok(Next::Incomplete));
     let mut bytes = Vec::new();
     Frame::Credit { processed: 7 }.encode(&mut bytes);
@@ -186,4 +199,28 @@ fn only_a_ring_frame_may_be_as_long_as_a_transfer() {
     assert_eq!(wire::frame_bytes(&head(kind::COMPLETE)), Ok(Some((1 << 20) + wire::HEAD_BYTES)));
     assert_eq!(wire::frame_bytes(&head(kind::HEARTBEAT)), Err(WireError::TooLong(1 << 20)));
     assert_eq!(wire::frame_bytes(&head(kind::RESYNC)), Err(WireError::TooLong(1 << 20)));
+}
+
+#[test]
+fn packing_is_for_data_of_rings_only_and_of_a_known_kind() {
+    let head = |kind, packing| [100, 0, 0, 0, kind, wire::VERSION, packing, 0];
+    assert_eq!(wire::frame_bytes(&head(kind::SUBMIT, 1)), Ok(Some(108)));
+    for (kind, packing) in [(kind::SUBMIT, 2), (kind::MESSAGE, 1), (kind::HELLO, 1)] {
+        assert_eq!(wire::frame_bytes(&head(kind, packing)), Err(WireError::Field("packing")));
+    }
+}
+
+#[test]
+fn block_is_shorter_than_what_it_unpacks_to_or_stored() {
+    let head = |word: u32| word.to_le_bytes();
+    let block = |bytes, is_stored| Ok(Some(Block { bytes, is_stored }));
+    assert_eq!(Block::decode(&head(99), 100), block(99, false));
+    assert_eq!(Block::decode(&head(100 | 1 << 31), 100), block(100, true));
+    for wrong in [0, 100, 101, 1 << 30, 99 | 1 << 31, 101 | 1 << 31, u32::MAX] {
+        assert_eq!(Block::decode(&head(wrong), 100), Err(WireError::Field("block length")));
+    }
+    assert_eq!(Block::decode(&[1, 0, 0], 100), Ok(None));
+    let mut bytes = Vec::new();
+    Block { bytes: 70_000, is_stored: true }.encode(&mut bytes);
+    assert_eq!(Block::decode(&bytes, 70_000), block(70_000, true));
 }

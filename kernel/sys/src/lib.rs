@@ -9,6 +9,7 @@ pub mod launch;
 pub mod memfd;
 pub mod mount;
 pub mod ns;
+pub mod packet;
 pub mod pidfd;
 pub mod seqpacket;
 pub mod signals;

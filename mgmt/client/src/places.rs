@@ -86,6 +86,9 @@ pub struct DevCluster {
     pub boot_id: String,
     /// The binary whose `daemon` command the nodes run.
     pub program: PathBuf,
+    /// What carries the links between its nodes; the daemon's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// Holds the network namespace with the bridge that joins the nodes.
     pub hub: Option<ProcessId>,
     pub nodes: Vec<DevNode>,
@@ -195,6 +198,7 @@ mod tests {
             name: name.to_owned(),
             boot_id: String::new(),
             program: "/dvs".into(),
+            transport: None,
             hub: None,
             nodes: vec![node("n1"), node("n2")],
         };

@@ -1,9 +1,12 @@
 //! What a daemon is told: a file, `DVS_*` variables and flags, later ones winning; what nobody said has a default.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+
+use crate::transports::{LinkSettings, Transport};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -25,6 +28,16 @@ pub struct Settings {
     /// 0: any free one.
     pub api_port: Option<u16>,
     pub proxy_port: Option<u16>,
+    /// What carries links, the preferred first. `["tcp"]`.
+    pub transports: Option<Vec<Transport>>,
+    /// The proxy's Unix socket, in a directory that other nodes' proxies may pass through. `RUN_DIR/proxy.sock`.
+    pub proxy_socket: Option<PathBuf>,
+    /// Interface for raw Ethernet; needed when `transports` has it.
+    pub ethernet: Option<String>,
+    /// Whether links are encrypted. They are, unless an operator trusts the wire.
+    pub link_tls: Option<bool>,
+    /// Links with certain nodes that differ; in the file only.
+    pub links: Option<BTreeMap<String, LinkSettings>>,
     /// UDP port of the containers' networks.
     pub vxlan_port: Option<u16>,
     /// File of the local cluster engine. `STATE_DIR/engine.db`.
@@ -49,6 +62,11 @@ pub struct Config {
     pub advertise: IpAddr,
     pub api_port: u16,
     pub proxy_port: u16,
+    pub transports: Vec<Transport>,
+    pub proxy_socket: PathBuf,
+    pub ethernet: Option<String>,
+    pub link_tls: bool,
+    pub links: BTreeMap<String, LinkSettings>,
     pub vxlan_port: u16,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
@@ -83,6 +101,8 @@ pub enum ConfigError {
     BadName { setting: &'static str, name: String },
     #[error("other nodes cannot reach {0}: say the setting 'advertise'")]
     NoAddress(IpAddr),
+    #[error("a node needs at least one transport")]
+    NoTransport,
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -111,6 +131,11 @@ impl Settings {
             advertise: parsed(&get, "DVS_ADVERTISE", "address")?,
             api_port: parsed(&get, "DVS_API_PORT", "port")?,
             proxy_port: parsed(&get, "DVS_PROXY_PORT", "port")?,
+            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth)")?,
+            proxy_socket: path("DVS_PROXY_SOCKET"),
+            ethernet: get("DVS_ETHERNET"),
+            link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,
+            links: None,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
@@ -131,6 +156,11 @@ impl Settings {
             advertise: over.advertise.or(self.advertise),
             api_port: over.api_port.or(self.api_port),
             proxy_port: over.proxy_port.or(self.proxy_port),
+            transports: over.transports.or(self.transports),
+            proxy_socket: over.proxy_socket.or(self.proxy_socket),
+            ethernet: over.ethernet.or(self.ethernet),
+            link_tls: over.link_tls.or(self.link_tls),
+            links: over.links.or(self.links),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
@@ -156,6 +186,11 @@ impl Settings {
             advertise,
             api_port: self.api_port.unwrap_or(API_PORT),
             proxy_port: self.proxy_port.unwrap_or(PROXY_PORT),
+            transports: self.transports.unwrap_or_else(|| vec![Transport::Tcp]),
+            proxy_socket: self.proxy_socket.unwrap_or_else(|| run_dir.join("proxy.sock")),
+            ethernet: self.ethernet,
+            link_tls: self.link_tls.unwrap_or(true),
+            links: self.links.unwrap_or_default(),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
@@ -164,7 +199,11 @@ impl Settings {
             state_dir,
             run_dir,
         };
-        for path in [&config.socket, &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")] {
+        let lists = config.links.values().filter_map(|link| link.transports.as_ref());
+        if lists.chain([&config.transports]).any(Vec::is_empty) {
+            return Err(ConfigError::NoTransport);
+        }
+        for path in [&config.socket, &config.proxy_socket, &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")] {
             if path.as_os_str().len() >= SOCKET_PATH_BYTES {
                 return Err(ConfigError::LongPath(path.clone()));
             }
@@ -200,6 +239,17 @@ fn parsed<T: std::str::FromStr>(
     value.parse().map(Some).map_err(|_| ConfigError::BadVariable { name: name.to_owned(), value, wanted })
 }
 
+/// Words with commas between.
+fn listed<T: std::str::FromStr>(
+    get: &impl Fn(&str) -> Option<String>,
+    name: &str,
+    wanted: &'static str,
+) -> Result<Option<Vec<T>>, ConfigError> {
+    let Some(value) = get(name) else { return Ok(None) };
+    let words: Result<Vec<T>, _> = value.split(',').map(|word| word.trim().parse()).collect();
+    words.map(Some).map_err(|_| ConfigError::BadVariable { name: name.to_owned(), value, wanted })
+}
+
 fn named(setting: &'static str, name: String) -> Result<String, ConfigError> {
     if mgmt_api::valid_name(&name) { Ok(name) } else { Err(ConfigError::BadName { setting, name }) }
 }
@@ -213,6 +263,15 @@ fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn transports_are_listed_in_order_of_preference() {
+        let from = |value: &str| Settings::from_variables(|name| (name == "DVS_TRANSPORTS").then(|| value.to_owned()));
+        assert_eq!(from("unix, tcp").unwrap().transports, Some(vec![Transport::Unix, Transport::Tcp]));
+        assert!(matches!(from("carrier-pigeon"), Err(ConfigError::BadVariable { .. })));
+        let none = Settings { transports: Some(vec![]), advertise: Some([10, 0, 0, 1].into()), ..Settings::default() };
+        assert!(matches!(none.settle(), Err(ConfigError::NoTransport)));
+    }
 
     #[test]
     fn flags_win_over_environment_and_file() {

@@ -80,10 +80,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     // Two daemons of one node would fight over its containers.
     let socket = serve::bind_unix(&config.socket)?;
     let api_listener = listen(&config)?;
-    let proxy_listener = proxyctl::listen(&config)?;
-    let ports = Ports { api: port_of(&api_listener), proxy: port_of(&proxy_listener) };
+    let sockets = proxyctl::listen(&config)?;
+    let ports = Ports { api: port_of(&api_listener), proxy: sockets.tcp_port(), proxy_mac: sockets.mac() };
 
-    let node = presence::register(&*engine, &config, ports)?;
+    let node = presence::register(&*engine, &config, ports.clone())?;
     let own = NodeId(node.id);
     let (shelving, shelf) = Shelving::open(&config)?;
     // Of an earlier daemon's endpoints those stay that the broker takes back.
@@ -105,7 +105,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
     let for_proxy = Arc::clone(&context);
-    context.proxy.start(&context.config, &context.node, proxy_listener, move || for_proxy.broker.proxy_socket())?;
+    context.proxy.start(&context.config, &context.node, sockets, move || for_proxy.broker.proxy_socket())?;
 
     let reconciler = Arc::new(Reconciler::new(&context));
     let also = Arc::clone(&reconciler);

@@ -35,6 +35,7 @@ mod spawn;
 mod spec;
 mod state;
 mod supervise;
+mod transports;
 mod uids;
 mod waiting;
 

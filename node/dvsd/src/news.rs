@@ -109,7 +109,7 @@ impl News {
 
     fn tell_proxy(&self) {
         let members = self.context.members.read().unwrap_or_else(PoisonError::into_inner).clone();
-        self.context.proxy.set_peers(&members, &self.context.config.node);
+        self.context.proxy.set_peers(&members, &self.context.config);
     }
 
     fn take_dc(&mut self, event: &Event) {

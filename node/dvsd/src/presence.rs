@@ -13,6 +13,7 @@ use cluster::{Engine, EngineError, LeaseId, Op};
 
 use crate::config::Config;
 use crate::records::{self, NodeHealth, NodeRecord};
+use crate::transports::{self, Transport};
 
 /// Slow backstop; links notice a dead node in a fraction of it.
 const LEASE: Duration = Duration::from_secs(5);
@@ -40,6 +41,9 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         epoch,
         address: config.advertise.to_string(),
         proxy_port: ports.proxy,
+        proxy_socket: config.transports.contains(&Transport::Unix).then(|| config.proxy_socket.display().to_string()),
+        proxy_mac: ports.proxy_mac,
+        boot_id: transports::boot_id().to_owned(),
         api_port: ports.api,
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         cpu_list: cpu_list(),
@@ -49,10 +53,11 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
     Ok(record)
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Ports {
     pub api: u16,
     pub proxy: u16,
+    pub proxy_mac: Option<String>,
 }
 
 /// Keeps the node's lease; ends when dropped (the lease is then revoked).

@@ -1,12 +1,10 @@
 //! The node's proxy: started, told who the other nodes are, asked how its links are.
 //!
-//! One thread owns the process and its control socket. The listening socket is the daemon's, so that the port stays the same over
-//! restarts of the proxy. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
+//! One thread owns the process and its control socket. Where the proxy listens and what is dialled: `transports`. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
 //!
 //! Lock order: `Shared` has one mutex, held for assignments only.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,6 +21,7 @@ use crate::records::NodeRecord;
 use crate::spawn::Role;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
+use crate::transports::{self, ListenError, Sockets};
 use crate::waiting;
 
 const NAME: &str = "proxy";
@@ -35,24 +34,19 @@ const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    #[error("the proxy cannot listen at {address}")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        cause: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("the proxy of an earlier daemon cannot be ended")]
     Earlier(#[from] StateError),
     #[error("no thread or descriptor for the proxy")]
     Thread(#[source] std::io::Error),
 }
 
-/// Takes the port, after ending a proxy that an earlier daemon left.
-pub fn listen(config: &Config) -> Result<TcpListener, ProxyError> {
+/// Takes the port and the other places, after ending a proxy that an earlier daemon left.
+pub fn listen(config: &Config) -> Result<Sockets, ProxyError> {
     let (run_dir, log_dir) = dirs(config);
     Supervised::adopt(NAME, &run_dir, &log_dir, OnAdoption::MustBeReplaced)?.end(GRACE)?;
-    let address = SocketAddr::new(config.listen, config.proxy_port);
-    TcpListener::bind(address).map_err(|cause| ProxyError::Listen { address, cause })
+    Ok(Sockets::open(config, UID)?)
 }
 
 fn dirs(config: &Config) -> (std::path::PathBuf, std::path::PathBuf) {
@@ -75,6 +69,8 @@ struct Inner {
     peers: Vec<PeerAddress>,
     links: Vec<LinkInfo>,
     problem: Option<String>,
+    /// Nodes that cannot be dialled, for people.
+    cut_off: Option<String>,
     stopping: bool,
 }
 
@@ -90,7 +86,7 @@ impl ProxyControl {
         &self,
         config: &Config,
         node: &NodeRecord,
-        listener: TcpListener,
+        sockets: Sockets,
         broker: impl Fn() -> Result<OwnedFd, broker::BrokerError> + Send + 'static,
     ) -> Result<(), ProxyError> {
         let (run_dir, log_dir) = dirs(config);
@@ -100,7 +96,8 @@ impl ProxyControl {
             node: node.clone(),
             cluster: config.cluster.clone(),
             tls_dir: config.tls_dir.display().to_string(),
-            listener,
+            link_tls: config.link_tls,
+            sockets,
             process,
             control: None,
             told: None,
@@ -116,14 +113,18 @@ impl ProxyControl {
     }
 
     /// All other nodes.
-    pub fn set_peers(&self, members: &BTreeMap<String, NodeRecord>, own: &str) {
-        let others = members.values().filter(|member| member.name != own);
-        let peers = others.filter_map(|member| {
-            let address: std::net::IpAddr = member.address.parse().ok()?;
-            let addr = SocketAddr::new(address, member.proxy_port).to_string();
-            Some(PeerAddress { name: member.name.clone(), id: member.id, addr, transport: None, tls: None })
-        });
-        self.shared.lock().peers = peers.collect();
+    pub fn set_peers(&self, members: &BTreeMap<String, NodeRecord>, config: &Config) {
+        let (mut peers, mut cut_off) = (Vec::new(), Vec::new());
+        for member in members.values().filter(|member| member.name != config.node) {
+            match transports::address(config, member) {
+                Some(address) => peers.push(address),
+                None => cut_off.push(member.name.as_str()),
+            }
+        }
+        let cut_off = (!cut_off.is_empty()).then(|| format!("no transport in common with {}", cut_off.join(", ")));
+        let mut inner = self.shared.lock();
+        (inner.peers, inner.cut_off) = (peers, cut_off);
+        drop(inner);
         sys::eventfd::signal(&self.shared.bell);
     }
 
@@ -138,7 +139,8 @@ impl ProxyControl {
 
     /// Why the proxy is not well.
     pub fn problem(&self) -> Option<String> {
-        self.shared.lock().problem.clone()
+        let inner = self.shared.lock();
+        inner.problem.clone().or_else(|| inner.cut_off.clone())
     }
 
     /// Ends the thread; the proxy goes on and serves its channels.
@@ -164,7 +166,8 @@ struct Keeper {
     node: NodeRecord,
     cluster: String,
     tls_dir: String,
-    listener: TcpListener,
+    link_tls: bool,
+    sockets: Sockets,
     process: Supervised,
     control: Option<OwnedFd>,
     /// The peers this proxy was told.
@@ -195,14 +198,15 @@ impl Keeper {
         self.told = None;
         self.control = None;
         let mut control = None;
-        let Keeper { node, cluster, tls_dir, listener, broker, process, .. } = self;
+        let Keeper { node, cluster, tls_dir, link_tls, sockets, broker, process, .. } = self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
             control = Some(ours);
-            let fds = BTreeMap::from([
-                ("control".to_owned(), theirs),
-                ("listen".to_owned(), OwnedFd::from(listener.try_clone()?)),
-            ]);
+            let mut fds = sockets.handed_over()?;
+            fds.insert("control".to_owned(), theirs);
+            let mut options = sockets.options();
+            options.insert("tls".to_owned(), json!(if *link_tls { "on" } else { "off" }));
+            options.insert("tls_dir".to_owned(), json!(tls_dir));
             let fields = Map::from_iter([
                 ("node".to_owned(), json!(node.name)),
                 ("node_id".to_owned(), json!(node.id)),
@@ -212,7 +216,7 @@ impl Keeper {
                 name: NAME.to_owned(),
                 arguments: vec!["proxy"],
                 fields,
-                options: json!({ "tls": "on", "tls_dir": tls_dir }),
+                options: json!(options),
                 broker: Some(broker()?),
                 fds,
                 uid: Some(UID),
@@ -267,7 +271,7 @@ impl Keeper {
         }
         let link = |link: control::LinkStatus| LinkInfo {
             peer: link.peer,
-            transport: "tcp".to_owned(),
+            transport: link.transport,
             state: match link.state {
                 control::LinkState::Up => LinkState::Up,
                 control::LinkState::Suspect => LinkState::Suspect,
@@ -279,8 +283,17 @@ impl Keeper {
             sent_bytes: link.sent_bytes,
             received_frames: link.received_frames,
             received_bytes: link.received_bytes,
+            sent_messages: link.sent_messages,
+            received_messages: link.received_messages,
+            sent_entries: link.sent_entries,
+            received_entries: link.received_entries,
+            packed_from: link.packed_from,
+            packed_to: link.packed_to,
             reconnects: link.reconnects,
             channels: link.channels,
+            silent_ms: link.silent_ms,
+            round_trip_us: link.round_trip_us,
+            last_error: link.last_error,
         };
         self.shared.lock().links = said.links.into_iter().map(link).collect();
     }

@@ -28,7 +28,17 @@ pub struct NodeRecord {
     pub id: u16,
     pub epoch: u64,
     pub address: String,
+    /// 0: its proxy does not listen on TCP.
     pub proxy_port: u16,
+    /// Of its proxy, for nodes on the same machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_socket: Option<String>,
+    /// Of its proxy, for nodes on the same Ethernet segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_mac: Option<String>,
+    /// Of its machine.
+    #[serde(default)]
+    pub boot_id: String,
     pub api_port: u16,
     pub cpus: u32,
     /// Which CPUs these are, as the kernel lists them (`0-3,8`); empty when it does not say.

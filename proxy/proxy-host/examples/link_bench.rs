@@ -1,6 +1,6 @@
 //! Two nodes over loopback: round trips of a remote call and bytes of a ring, beside plain TCP in the same run.
 //!
-//! `cargo run -p proxy-host --example link_bench [unix]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
+//! `cargo run -p proxy-host --example link_bench [unix|eth]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -25,7 +25,11 @@ const READS: u32 = 1_000;
 const DEPTH: u32 = 8;
 
 fn main() {
-    let way = if std::env::args().any(|word| word == "unix") { Way::Unix } else { Way::Tcp };
+    let way = match std::env::args().nth(1).as_deref() {
+        Some("unix") => Way::Unix,
+        Some("eth") => Way::Eth,
+        _ => Way::Tcp,
+    };
     for encryption in [Encryption::Tls, Encryption::Plain] {
         let mut pair = Pair::over(way);
         let _proxies = pair.start_proxies(encryption, calm_times());

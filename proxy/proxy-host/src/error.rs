@@ -75,6 +75,24 @@ pub enum CutReason {
     Moved,
 }
 
+impl CutReason {
+    /// In one line, with its causes.
+    pub(crate) fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let more = error.to_string();
+            // Some causes are told by the error itself.
+            if !text.ends_with(&more) {
+                text.push_str(": ");
+                text.push_str(&more);
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
 /// Writes an error and its causes as people read them.
 pub fn tell(error: &dyn std::error::Error) {
     tracing::error!("{error}");

@@ -30,6 +30,7 @@ mod error;
 pub mod inspect;
 mod limits;
 mod local;
+mod lz4;
 mod pace;
 mod peers;
 mod proxy;

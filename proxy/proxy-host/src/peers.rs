@@ -10,7 +10,8 @@ use crate::carriers::{Carrier, Carriers};
 use crate::control::{LinkState, LinkStatus, PeerAddress};
 use crate::limits;
 use crate::local::Local;
-use crate::transport::Encryption;
+use crate::lz4::Lz4;
+use crate::transport::{Compression, Encryption};
 
 /// Where a node is dialled.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -64,9 +65,16 @@ impl Entry {
             sent_bytes: counters.sent_bytes,
             received_frames: counters.received_frames,
             received_bytes: counters.received_bytes,
+            sent_messages: counters.sent_messages,
+            received_messages: counters.received_messages,
+            sent_entries: counters.sent_entries,
+            received_entries: counters.received_entries,
+            packed_from: counters.packed_from,
+            packed_to: counters.packed_to,
             reconnects: counters.connections.saturating_sub(1),
             channels: self.peer.channel_count() as u32,
             silent_ms: silent,
+            round_trip_us: self.peer.round_trip().map(|time| time.as_micros() as u64),
             last_error: self.last_error.clone(),
         }
     }
@@ -79,6 +87,7 @@ pub(crate) struct Common {
     pub(crate) times: LinkTimes,
     pub(crate) encryption: Encryption,
     pub(crate) can_encrypt: bool,
+    pub(crate) compression: Compression,
     /// Grows over the lives of this node's proxies.
     pub(crate) first_connection: u64,
 }
@@ -123,6 +132,9 @@ pub(crate) fn update(
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
                 let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
                 peer.count_connections_from(common.first_connection);
+                if common.compression == Compression::Lz4 {
+                    peer.pack_with(Box::new(Lz4::default()));
+                }
                 let entry = Entry {
                     peer,
                     address,

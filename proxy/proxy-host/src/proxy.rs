@@ -81,6 +81,7 @@ impl Proxy {
                 times: config.times,
                 encryption: config.encryption,
                 can_encrypt: credentials.is_some(),
+                compression: config.compression,
                 first_connection: microseconds_since_1970(),
             },
             carriers,
@@ -281,6 +282,8 @@ impl Proxy {
         if let Some(entry) = self.peers.get_mut(&node) {
             entry.peer.dialled(now);
         }
+        // From here on there are heartbeats.
+        self.next_due = now;
         Ok(())
     }
 
@@ -308,6 +311,7 @@ impl Proxy {
             return Err(CutReason::NotEncrypted);
         }
         entry.peer.accepted(now, &hello)?;
+        self.next_due = now;
         connection.input.consume(whole);
         connection.stage = Stage::Joined(node);
         if let Some(old) = entry.token.replace(token) {
@@ -333,7 +337,8 @@ impl Proxy {
             Some(entry) if entry.token == Some(token) => {
                 let was_up = entry.peer.phase() == Phase::Up;
                 let node = entry.peer.identity().node.clone();
-                entry.lost(now, reason.to_string());
+                let reason = reason.in_full();
+                entry.lost(now, reason.clone());
                 self.next_due = self.next_due.min(entry.next_dial);
                 match was_up {
                     true => tracing::warn!("link with {node} is cut: {reason}"),
@@ -358,7 +363,7 @@ impl Proxy {
             if let Err(reason) = self.dial(node, now)
                 && let Some(entry) = self.peers.get_mut(&node)
             {
-                entry.lost(now, reason.to_string());
+                entry.lost(now, reason.in_full());
             }
         }
     }

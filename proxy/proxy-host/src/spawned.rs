@@ -7,9 +7,11 @@
 //! | `fds` | `control` | SEQPACKET socket to the daemon, see [`crate::control`] |
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
+//! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
+//! | option | `compression` | `"lz4"` (default): long data may be packed where that pays; or `"off"` |
 //! | option | `suspect_ms`, `down_ms` | when a silent peer is suspected, and when it is given up |
 
 use std::net::{SocketAddr, TcpListener};
@@ -26,7 +28,8 @@ use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
 use crate::inspect::Inspector;
-use crate::transport::{Encryption, Tcp, Transport, Unix};
+use crate::transport::eth::parse_mac;
+use crate::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -39,6 +42,7 @@ pub struct ProxyConfig {
     pub transports: Vec<Box<dyn Transport>>,
     pub inspector: Option<Arc<dyn Inspector>>,
     pub encryption: Encryption,
+    pub compression: Compression,
     /// Needed when any link is encrypted.
     pub tls_dir: Option<PathBuf>,
     pub broker: OwnedFd,
@@ -52,6 +56,11 @@ impl ProxyConfig {
             None | Some("on") => Encryption::Tls,
             Some("off") => Encryption::Plain,
             Some(_) => return Err(SpawnError::BadOption("tls".to_owned()).into()),
+        };
+        let compression = match spawn.option_str("compression")? {
+            None | Some("lz4") => Compression::Lz4,
+            Some("off") => Compression::Off,
+            Some(_) => return Err(SpawnError::BadOption("compression".to_owned()).into()),
         };
         let defaults = LinkTimes::default();
         let millis = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
@@ -69,6 +78,7 @@ impl ProxyConfig {
             transports: parts.transports,
             inspector: parts.inspector,
             encryption,
+            compression,
             tls_dir,
             control: spawn.take_fd("control"),
             broker: spawn.take_broker()?,
@@ -92,6 +102,12 @@ impl Parts {
         }
         if let Some(fd) = spawn.take_fd("listen_unix") {
             transports.push(Box::new(Unix::new(UnixListener::from(fd)).map_err(ProxyError::Poll)?));
+        }
+        if let Some(socket) = spawn.take_fd("eth") {
+            let mac = spawn.option_str("eth_mac")?.and_then(parse_mac).ok_or(SpawnError::Missing("eth_mac"))?;
+            let mtu = spawn.option_u64("eth_mtu")?.ok_or(SpawnError::Missing("eth_mtu"))?;
+            let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
+            transports.push(Box::new(Eth::new(socket, mac, mtu).map_err(ProxyError::Poll)?));
         }
         Ok(Parts { transports, inspector: None })
     }

@@ -59,6 +59,31 @@ fn node_with_the_higher_number_calls_as_well(way: Way) {
     served.join().expect("served");
 }
 
+fn state_of_a_link_says_how_it_goes_and_what_passed(way: Way) {
+    let mut pair = Pair::over(way);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (_proxy_a, control) = pair.a.start_proxy(&peer_b, Encryption::Tls, calm_times());
+    let _proxy_b = pair.b.start_proxy(&peer_a, Encryption::Tls, calm_times());
+    control.wait_until_up();
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || answer(&mut server, 20));
+    (0..20).for_each(|number| call(&mut client, number));
+    served.join().expect("served");
+    // Asked until it is idle for as long as it takes to measure.
+    let status = loop {
+        control.ask();
+        let status = control.next();
+        if status.links[0].round_trip_us.is_some() {
+            break status;
+        }
+        thread::yield_now();
+    };
+    let link = &status.links[0];
+    assert_eq!((link.sent_messages, link.received_messages), (20, 20));
+    assert_eq!((link.transport.as_str(), link.tls, link.reconnects), (pair.a.address.0, true, 0));
+    assert!(link.sent_bytes > 20 * 64, "{link:?}");
+}
+
 fn notification_crosses_nodes(way: Way) {
     let mut pair = Pair::over(way);
     let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
@@ -227,6 +252,7 @@ over_each_transport!(
     links_the_operator_trusts_work_without_encryption,
     node_with_the_higher_number_calls_as_well,
     notification_crosses_nodes,
+    state_of_a_link_says_how_it_goes_and_what_passed,
     timed_send_that_nobody_takes_is_withdrawn_on_the_other_node,
     ring_carries_data_both_ways_between_nodes,
     client_learns_that_the_server_on_the_other_node_died,

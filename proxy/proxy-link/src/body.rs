@@ -10,10 +10,11 @@
 //! range belongs to its request.
 
 use abi::IpcError;
-use wire::{RingEntry, WireChannel};
+use wire::{Block, Packing, RingEntry, Sink, WireChannel};
 
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
+use crate::thrift::Thrift;
 
 /// Data that must follow a head that was put, before any other frame.
 pub(crate) struct Outgoing {
@@ -22,6 +23,7 @@ pub(crate) struct Outgoing {
     at: u32,
     left: u32,
     rest: Rest,
+    packing: Packing,
 }
 
 enum Rest {
@@ -33,8 +35,8 @@ enum Rest {
 }
 
 impl Outgoing {
-    pub(crate) fn new(channel: WireChannel, at: u32, bytes: u32) -> Outgoing {
-        Outgoing { channel, at, left: bytes, rest: Rest::InArena }
+    pub(crate) fn new(channel: WireChannel, at: u32, bytes: u32, packing: Packing) -> Outgoing {
+        Outgoing { channel, at, left: bytes, rest: Rest::InArena, packing }
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -48,24 +50,69 @@ impl Outgoing {
     /// Puts as much as `out` takes of a batch. `local` is the channel's, as long as there is one.
     pub(crate) fn put<C: LocalChannel>(&mut self, out: &mut OutBuffer, local: Option<&C>) -> Result<(), IpcError> {
         let count = out.room_in_batch().min(self.left as usize);
-        let piece = out.grow(count);
+        if let Err(error) = self.copy_next(out.grow(count), local) {
+            out.shrink(count);
+            return Err(error);
+        }
+        self.advance(count);
+        Ok(())
+    }
+
+    /// The same for data that travels in blocks: as many as the batch takes. Answers the plain bytes that went, and what they
+    /// became.
+    pub(crate) fn put_blocks<C: LocalChannel>(
+        &mut self,
+        out: &mut OutBuffer,
+        local: Option<&C>,
+        thrift: &mut Thrift,
+    ) -> Result<(u64, u64), IpcError> {
+        let (mut from, mut to) = (0, 0);
+        while self.left > 0 {
+            let count = Block::plain_bytes(self.left as usize);
+            if out.room_in_batch() < Block::HEAD_BYTES + count {
+                break;
+            }
+            match self.copy_next(thrift.plain(count), local) {
+                // What went before it is on its way: the connection is cut, as `rest` is lost.
+                Err(_) if from > 0 => break,
+                copied => copied?,
+            }
+            let (block, bytes) = thrift.pack(count);
+            block.encode(out);
+            out.put(bytes);
+            self.advance(count);
+            (from, to) = (from + count as u64, to + (Block::HEAD_BYTES + bytes.len()) as u64);
+        }
+        Ok((from, to))
+    }
+
+    pub(crate) fn left(&self) -> u32 {
+        self.left
+    }
+
+    pub(crate) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    fn copy_next<C: LocalChannel>(&mut self, piece: &mut [u8], local: Option<&C>) -> Result<(), IpcError> {
         let copied = match (&self.rest, local) {
             (Rest::InArena, Some(local)) => local.copy_out(self.at, piece),
             (Rest::Kept(bytes), _) => {
                 let from = bytes.len() - self.left as usize;
-                piece.copy_from_slice(&bytes[from..from + count]);
+                piece.copy_from_slice(&bytes[from..from + piece.len()]);
                 Ok(())
             }
             (Rest::InArena, None) | (Rest::Lost, _) => Err(IpcError::SourceDied),
         };
-        if let Err(error) = copied {
-            out.shrink(count);
+        if copied.is_err() {
             self.rest = Rest::Lost;
-            return Err(error);
         }
+        copied
+    }
+
+    fn advance(&mut self, count: usize) {
         self.at += count as u32;
         self.left -= count as u32;
-        Ok(())
     }
 
     /// The channel's memory goes: the far side still gets what the head announced.
@@ -85,4 +132,5 @@ pub(crate) struct Incoming {
     /// Where its next byte goes in the arena; `None` when nobody wants it any more.
     pub(crate) at: Option<u32>,
     pub(crate) left: u32,
+    pub(crate) packing: Packing,
 }

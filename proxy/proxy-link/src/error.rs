@@ -17,6 +17,8 @@ pub enum LinkError {
     Silent { silent_ms: u64, limit_ms: u64 },
     #[error("entry {got} of channel {channel:?} came where {expected} was due")]
     Order { channel: WireChannel, got: u32, expected: u32 },
+    #[error("the peer sent packed data that cannot be unpacked")]
+    Packing,
     #[error("a frame that was begun cannot be finished")]
     Unfinished,
     #[error("the peer holds more than {0} channels")]

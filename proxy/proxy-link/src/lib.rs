@@ -41,10 +41,12 @@ mod link;
 mod peer;
 mod relay;
 mod tags;
+mod thrift;
 
 pub use buffer::{InBuffer, OutBuffer};
 pub use channel::{Carried, Cursor, Ends, LocalChannel, Role, Settled};
 pub use error::LinkError;
 pub use link::{Counters, Identity, LinkTimes, Phase};
 pub use peer::{Action, Peer, refusal};
+pub use thrift::{NotPacked, Packer};
 pub use wire::{Hello, Refusal, RingSpec, WireChannel};

@@ -20,6 +20,13 @@ pub const CREDIT_STEP_BYTES: u64 = WINDOW_BYTES as u64 / 8;
 pub const WINDOW_BYTES_MIN: u32 = 2 * FRAME_BYTES_MAX as u32;
 /// Channels over one link: the broker's own limit per process.
 pub const CHANNELS_PER_LINK: usize = abi::limits::CHANNELS_PER_PROCESS;
+/// Data of ring entries shorter than this is never packed: it is hardly shorter on the wire, and the wait is for the round trip.
+pub const PACKED_BYTES_MIN: u32 = 16 * 1024;
+/// Long entries between two samples of whether packing pays, at first and at most.
+pub const SKIP_MIN: u32 = 8;
+pub const SKIP_MAX: u32 = 1024;
+/// Heartbeats of which one measures the round trip: once a second on an idle link.
+pub const HEARTBEATS_PER_PROBE: u64 = 10;
 /// Untold news (OPEN, OPENED, CLOSE) beyond which a peer's further OPEN cuts the link: an answer and an end for each channel.
 pub const NEWS_MAX: usize = 2 * CHANNELS_PER_LINK;
 /// Times an OPEN is repeated whose peer named a channel of its own instead that came to nothing: each is a round trip in
@@ -34,4 +41,5 @@ pub const PARCELS_MAX: usize = 1024;
 
 const _: () = assert!(WINDOW_BYTES >= WINDOW_BYTES_MIN);
 const _: () = assert!(IN_BYTES >= 2 * WHOLE_FRAME_BYTES_MAX);
+const _: () = assert!(BATCH_BYTES >= wire::limits::BLOCK_BYTES + wire::Block::HEAD_BYTES);
 const _: () = assert!(BATCH_BYTES > wire::Frame::RING_OVERHEAD_BYTES);

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use abi::{Epoch, IpcError, NodeId};
-use wire::{Frame, Hello, Refusal};
+use wire::frame::feature;
+use wire::{Frame, Hello, Packing, Refusal};
 
 use crate::body::Outgoing;
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
+use crate::thrift::{Packer, Thrift};
 use crate::{LinkError, limits};
 
 /// Who a node is.
@@ -58,6 +60,15 @@ pub struct Counters {
     pub sent_bytes: u64,
     pub received_frames: u64,
     pub received_bytes: u64,
+    /// Messages among the frames.
+    pub sent_messages: u64,
+    pub received_messages: u64,
+    /// Entries of rings among the frames.
+    pub sent_entries: u64,
+    pub received_entries: u64,
+    /// Plain bytes of data that was packed, and what they became on the wire.
+    pub packed_from: u64,
+    pub packed_to: u64,
     /// Connections that reached `Up`.
     pub connections: u64,
 }
@@ -79,6 +90,9 @@ pub(crate) struct Link {
     /// Data of the frame that was put last, if it is not all in the out buffer yet: nothing else is put before.
     pub(crate) body: Option<Outgoing>,
     pub(crate) counters: Counters,
+    /// Packs data, if this side can; and whether the peer can too.
+    thrift: Option<Thrift>,
+    peer_unpacks: bool,
     /// Highest incarnation of the peer that was ever let in, and its connection number.
     seen: (Epoch, u64),
     /// Connections we dialled.
@@ -87,6 +101,11 @@ pub(crate) struct Link {
     last_sent: Duration,
     heartbeat: u64,
     heartbeat_echo: u64,
+    /// A heartbeat that the peer answers at once, and when it went.
+    probe: Option<(u64, Duration)>,
+    /// The peer's probe is to be answered.
+    answer_due: bool,
+    pub(crate) round_trip: Option<Duration>,
     /// Bytes of this connection that were processed, and what of it was told.
     processed: u64,
     processed_told: u64,
@@ -106,17 +125,37 @@ impl Link {
             out: OutBuffer::new(),
             body: None,
             counters: Counters::default(),
+            thrift: None,
+            peer_unpacks: false,
             seen: (Epoch(0), 0),
             dialled: 0,
             last_heard: now,
             last_sent: now,
             heartbeat: 0,
             heartbeat_echo: 0,
+            probe: None,
+            answer_due: false,
+            round_trip: None,
             processed: 0,
             processed_told: 0,
             peer_processed: 0,
             peer_window: u64::from(limits::WINDOW_BYTES_MIN),
         }
+    }
+
+    pub(crate) fn pack_with(&mut self, packer: Box<dyn Packer>) {
+        self.thrift = Some(Thrift::new(packer));
+    }
+
+    /// What unpacks the data that the peer packs; only if it was told that we can.
+    pub(crate) fn unpacker(&mut self) -> &mut Option<Thrift> {
+        &mut self.thrift
+    }
+
+    /// How the data of the next entry is to travel.
+    pub(crate) fn packing(&mut self, data_bytes: u32) -> Packing {
+        let packs = self.peer_unpacks && self.thrift.as_mut().is_some_and(|thrift| thrift.packs(data_bytes));
+        if packs { Packing::Lz4 } else { Packing::Plain }
     }
 
     pub(crate) fn count_connections_from(&mut self, first: u64) {
@@ -140,6 +179,7 @@ impl Link {
         self.begin(now, Phase::Resyncing);
         self.seen = claim;
         self.peer_window = u64::from(hello.window_bytes);
+        self.peer_unpacks = hello.features & feature::LZ4 != 0;
         self.greet(hello.connection);
         Ok(())
     }
@@ -155,6 +195,7 @@ impl Link {
         }
         self.seen = (hello.incarnation, 0);
         self.peer_window = u64::from(hello.window_bytes);
+        self.peer_unpacks = hello.features & feature::LZ4 != 0;
         self.phase = Phase::Resyncing;
         Ok(())
     }
@@ -178,7 +219,11 @@ impl Link {
         self.body = None;
         self.phase = phase;
         (self.last_heard, self.last_sent) = (now, now);
+        if let Some(thrift) = &mut self.thrift {
+            thrift.restart();
+        }
         (self.processed, self.processed_told, self.peer_processed) = (0, 0, 0);
+        (self.heartbeat_echo, self.probe, self.answer_due) = (0, None, false);
     }
 
     fn greet(&mut self, connection: u64) {
@@ -188,7 +233,7 @@ impl Link {
             node_id: self.me.id,
             incarnation: self.incarnation,
             connection,
-            features: 0,
+            features: if self.thrift.is_some() { feature::LZ4 } else { 0 },
             frame_bytes_max: wire::limits::FRAME_BYTES_MAX as u32,
             window_bytes: limits::WINDOW_BYTES,
         });
@@ -215,8 +260,13 @@ impl Link {
         self.counters.received_bytes += bytes as u64;
     }
 
-    pub(crate) fn heartbeat_came(&mut self, seq: u64) {
+    pub(crate) fn heartbeat_came(&mut self, now: Duration, seq: u64, echo: u64) {
+        // An answer repeats the speaker's last number, so that it is not answered in turn.
+        self.answer_due |= seq > self.heartbeat_echo && is_probe(seq);
         self.heartbeat_echo = seq;
+        if let Some((_, sent)) = self.probe.take_if(|(probe, _)| *probe <= echo) {
+            self.round_trip = Some(now.saturating_sub(sent));
+        }
     }
 
     pub(crate) fn credit_came(&mut self, processed: u64) -> Result<(), LinkError> {
@@ -250,24 +300,33 @@ impl Link {
     /// The data behind a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]). After an
     /// error the head is taken back.
     pub(crate) fn put_data<C: LocalChannel>(&mut self, mut body: Outgoing, local: &C) -> Result<(), IpcError> {
-        if let Err(error) = body.put(&mut self.out, Some(local)) {
+        if let Err(error) = self.put_body(&mut body, Some(local)) {
             self.out.shrink(Frame::RING_OVERHEAD_BYTES);
             return Err(error);
         }
         self.counters.sent_frames += 1;
+        self.counters.sent_entries += 1;
         self.body = (!body.is_complete()).then_some(body);
         Ok(())
     }
 
     /// Goes on with the data of the frame that was put last. `false` when there is more of it than room.
     pub(crate) fn go_on<C: LocalChannel>(&mut self, local: Option<&C>) -> bool {
-        if let Some(body) = &mut self.body
-            && body.put(&mut self.out, local).is_ok()
-            && body.is_complete()
-        {
-            self.body = None;
+        if let Some(mut body) = self.body.take() {
+            let put = self.put_body(&mut body, local);
+            self.body = (put.is_err() || !body.is_complete()).then_some(body);
         }
         self.body.is_none()
+    }
+
+    fn put_body<C: LocalChannel>(&mut self, body: &mut Outgoing, local: Option<&C>) -> Result<(), IpcError> {
+        let (Packing::Lz4, Some(thrift)) = (body.packing(), &mut self.thrift) else {
+            return body.put(&mut self.out, local);
+        };
+        let (from, to) = body.put_blocks(&mut self.out, local, thrift)?;
+        self.counters.packed_from += from;
+        self.counters.packed_to += to;
+        Ok(())
     }
 
     /// Puts the frame when there is room for it; otherwise the caller tries again when something was sent.
@@ -277,6 +336,7 @@ impl Link {
         if room {
             frame.encode(&mut self.out);
             self.counters.sent_frames += 1;
+            self.counters.sent_messages += u64::from(matches!(frame, Frame::Message { .. }));
         }
         room
     }
@@ -292,11 +352,15 @@ impl Link {
                 self.processed_told = self.processed;
             }
         }
-        if now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty() {
-            let frame = Frame::Heartbeat { seq: self.heartbeat + 1, echo: self.heartbeat_echo };
-            if self.put_from_reserve(&frame) {
-                self.heartbeat += 1;
-                self.last_sent = now;
+        let is_due = now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty();
+        if !is_due && !self.answer_due {
+            return;
+        }
+        let seq = self.heartbeat + u64::from(is_due);
+        if self.put_from_reserve(&Frame::Heartbeat { seq, echo: self.heartbeat_echo }) {
+            (self.heartbeat, self.last_sent, self.answer_due) = (seq, now, false);
+            if is_due && is_probe(seq) {
+                self.probe = Some((seq, now));
             }
         }
     }
@@ -314,6 +378,9 @@ impl Link {
     pub(crate) fn sent(&mut self, now: Duration, bytes: usize) {
         self.out.sent(bytes);
         self.counters.sent_bytes += bytes as u64;
+        if let Some(thrift) = &mut self.thrift {
+            thrift.sent(now, bytes, !self.out.pending().is_empty());
+        }
         if bytes > 0 {
             self.last_sent = now;
         }
@@ -333,6 +400,12 @@ impl Link {
         let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
         silence.chain(beat).filter(|due| *due > now).min()
     }
+}
+
+/// Whether the heartbeat of that number is answered at once, which tells the round trip: one in a while, since an answer is a
+/// wake-up more on both nodes.
+fn is_probe(seq: u64) -> bool {
+    seq % limits::HEARTBEATS_PER_PROBE == 1
 }
 
 fn refuse(refusal: Refusal, reason: &str) -> LinkError {

@@ -379,8 +379,9 @@ impl<C: LocalChannel> Relay<C> {
             return Err(IpcError::Corrupt);
         }
         let put = self.local.put_count();
-        wire::submit_head(&mut link.out, self.wire, self.sent, put, &entry, entry.out_bytes);
-        self.put_data(link, entry.arena_offset, entry.out_bytes, put).map(Some)
+        let packing = link.packing(entry.out_bytes);
+        wire::submit_head(&mut link.out, self.wire, self.sent, put, &entry, (entry.out_bytes, packing));
+        self.put_data(link, Outgoing::new(self.wire, entry.arena_offset, entry.out_bytes, packing), put).map(Some)
     }
 
     fn tell_completion(&mut self, link: &mut Link) -> Result<Option<usize>, IpcError> {
@@ -395,15 +396,17 @@ impl<C: LocalChannel> Relay<C> {
             return Ok(None);
         }
         let put = self.local.put_count();
-        wire::complete_head(&mut link.out, self.wire, self.sent, put, &entry, entry.in_bytes);
-        let bytes = self.put_data(link, offset, entry.in_bytes, put)?;
+        let packing = link.packing(entry.in_bytes);
+        wire::complete_head(&mut link.out, self.wire, self.sent, put, &entry, (entry.in_bytes, packing));
+        let bytes = self.put_data(link, Outgoing::new(self.wire, offset, entry.in_bytes, packing), put)?;
         self.tags.completion_sent(entry.tag);
         Ok(Some(bytes))
     }
 
     /// The data behind a head that was put just now; the bytes of the whole frame.
-    fn put_data(&mut self, link: &mut Link, offset: u32, bytes: u32, put: u32) -> Result<usize, IpcError> {
-        link.put_data(Outgoing::new(self.wire, offset, bytes), &self.local)?;
+    fn put_data(&mut self, link: &mut Link, data: Outgoing, put: u32) -> Result<usize, IpcError> {
+        let bytes = data.left();
+        link.put_data(data, &self.local)?;
         self.put_told = put;
         self.sent = self.sent.wrapping_add(1);
         Ok(Frame::RING_OVERHEAD_BYTES + bytes as usize)

@@ -155,6 +155,22 @@ fn heartbeats_keep_an_idle_link_from_suspicion() {
 }
 
 #[test]
+fn heartbeat_that_measures_is_answered_at_once_and_the_answer_is_not() {
+    let (mut a, mut b) = linked();
+    assert_eq!(a.round_trip(), None);
+    let millis = Duration::from_millis;
+    a.tick(NOW + millis(100)).expect("alive");
+    carry(&mut a, &mut b, NOW + millis(102)).expect("correct");
+    let (sent_a, sent_b) = (a.counters().sent_frames, b.counters().sent_frames);
+    carry(&mut b, &mut a, NOW + millis(104)).expect("correct");
+    assert_eq!(a.round_trip(), Some(millis(4)));
+    exchange(&mut a, &mut b, NOW + millis(104)).expect("correct");
+    // The answer was a heartbeat that was due and measures too, so it was answered; and that is all.
+    assert_eq!((a.counters().sent_frames, b.counters().sent_frames), (sent_a + 1, sent_b + 1));
+    assert_eq!(b.round_trip(), Some(Duration::ZERO));
+}
+
+#[test]
 fn proxy_that_was_replaced_cannot_come_back() {
     let mut b = peer(2, 1, 1);
     let mut newer = peer(1, 5, 2);

@@ -50,7 +50,8 @@ pub enum Command {
 #[command(after_help = "\
 Examples:
   dvs dev up
-  dvs dev up --nodes 5 --name big")]
+  dvs dev up --nodes 5 --name big
+  dvs dev up --transport unix          links over Unix sockets instead of the simulated network")]
 pub struct UpOptions {
     /// How many nodes, named n1, n2 …
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
@@ -61,9 +62,32 @@ pub struct UpOptions {
     /// Seconds to wait for all nodes to be ready.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     wait: u64,
+    /// What carries the links between nodes [default: tcp].
+    #[arg(long, value_enum)]
+    transport: Option<Transport>,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
     daemon: Option<PathBuf>,
+}
+
+/// Names of `dvsd`'s setting `transports`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Transport {
+    Tcp,
+    /// Stays up when a node is unplugged: it does not use the network.
+    Unix,
+    /// Raw Ethernet frames over the simulated network.
+    Eth,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Tcp => "tcp",
+            Transport::Unix => "unix",
+            Transport::Eth => "eth",
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -165,6 +189,7 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
     let wish = up::Wish {
         name,
         nodes: options.nodes,
+        transport: options.transport.map(Transport::name),
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),
     };

@@ -88,7 +88,11 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("state", state(node.state).to_owned());
     fact("id", node.id.to_string());
     fact("address", node.address.clone());
-    fact("ports", format!("api {}, proxy {}", node.api_port, node.proxy_port));
+    let proxy = match node.proxy_port {
+        0 => "-".to_owned(),
+        port => port.to_string(),
+    };
+    fact("ports", format!("api {}, proxy {proxy}", node.api_port));
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
     fact("memory", output::bytes(node.memory_bytes));
@@ -96,13 +100,38 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     facts.print(out)?;
     let Some(known) = node.links.as_ref().filter(|links| !links.is_empty()) else { return Ok(()) };
     writeln!(out)?;
-    let mut links = Table::new(&["LINK TO", "STATE", "TRANSPORT", "CHANNELS", "SENT", "RECEIVED", "RECONNECTS"]);
+    let mut links = Table::new(&[
+        "LINK TO",
+        "STATE",
+        "TRANSPORT",
+        "ROUND TRIP",
+        "CHANNELS",
+        "MESSAGES",
+        "RING ENTRIES",
+        "SENT",
+        "RECEIVED",
+        "PACKED",
+        "RECONNECTS",
+    ]);
     known.iter().for_each(|link| links.push(link_cells(link)));
-    links.print(out)
+    links.print(out)?;
+    let failures = known.iter().filter(|link| link.state != LinkState::Up);
+    for (link, why) in failures.filter_map(|link| Some((link, link.last_error.as_ref()?))) {
+        writeln!(out, "\nlink to {}: {}", link.peer, output::printable(why))?;
+    }
+    Ok(())
 }
 
 fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+/// How short data became that was packed.
+fn packed(link: &LinkInfo) -> String {
+    match (link.packed_to * 100).checked_div(link.packed_from) {
+        None => "-".to_owned(),
+        Some(percent) => format!("{} to {percent}%", output::bytes(link.packed_from)),
+    }
 }
 
 fn link_cells(link: &LinkInfo) -> Vec<String> {
@@ -116,9 +145,13 @@ fn link_cells(link: &LinkInfo) -> Vec<String> {
         }
         .to_owned(),
         format!("{}{}", link.transport, if link.tls { "+tls" } else { "" }),
+        link.round_trip_us.map_or("-".to_owned(), |time| format!("{time} us")),
         link.channels.to_string(),
+        format!("{}/{}", link.sent_messages, link.received_messages),
+        format!("{}/{}", link.sent_entries, link.received_entries),
         output::bytes(link.sent_bytes),
         output::bytes(link.received_bytes),
+        packed(link),
         link.reconnects.to_string(),
     ]
 }

@@ -8,7 +8,8 @@ use sandbox::links::{LinkError, Links, Mac};
 use super::machine::{MachineError, network_of};
 
 const BRIDGE: &str = "dvs0";
-const INSIDE: &str = "eth0";
+/// A node's end.
+pub const INSIDE: &str = "eth0";
 const PREFIX_BITS: u8 = 24;
 
 #[derive(Debug, thiserror::Error)]

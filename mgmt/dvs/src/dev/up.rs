@@ -94,6 +94,8 @@ fn last_words(log: &str) -> Vec<String> {
 pub struct Wish<'a> {
     pub name: &'a str,
     pub nodes: u16,
+    /// What carries links; the daemon's default when absent.
+    pub transport: Option<&'static str>,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
     /// How long to wait until all nodes are ready.
@@ -176,6 +178,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         name: name.to_owned(),
         boot_id: processes::boot_id(),
         program: program.map_err(UpError::Program)?,
+        transport: wish.transport.map(str::to_owned),
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
     })
@@ -259,19 +262,22 @@ struct DaemonFile<'a> {
     engine: PathBuf,
     engine_volatile: PathBuf,
     tls_dir: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transports: Option<Vec<&'a str>>,
+    ethernet: &'a str,
     log: &'a str,
 }
 
 /// Writes the settings of a node and starts its daemon in its machine.
 pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
-    let cluster_name = cluster.name.clone();
+    let (cluster_name, transport) = (cluster.name.clone(), cluster.transport.clone());
     let program = cluster.program.to_string_lossy().into_owned();
     let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
     let failed = |source| UpError::Daemon { node: node.name.clone(), source };
     for directory in [&node.run_dir, &node.state_dir] {
         make_dir(directory)?;
     }
-    write_settings(places, &cluster_name, node)?;
+    write_settings(places, &cluster_name, transport.as_deref(), node)?;
     let machine = node.machine.ok_or(MachineError::Gone).map_err(failed)?;
     let config = node.config.to_string_lossy().into_owned();
     let argv = [program.as_str(), "daemon", "--config", config.as_str()];
@@ -283,7 +289,7 @@ pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> 
     save(places, cluster)
 }
 
-fn write_settings(places: &Places, cluster: &str, node: &DevNode) -> Result<(), UpError> {
+fn write_settings(places: &Places, cluster: &str, transport: Option<&str>, node: &DevNode) -> Result<(), UpError> {
     let settings = DaemonFile {
         node: &node.name,
         cluster,
@@ -295,6 +301,8 @@ fn write_settings(places: &Places, cluster: &str, node: &DevNode) -> Result<(), 
         engine: places.dev_state(cluster).join("engine.db"),
         engine_volatile: places.dev_run(cluster).join("engine"),
         tls_dir: node.state_dir.join("tls"),
+        transports: transport.map(|transport| vec![transport]),
+        ethernet: network::INSIDE,
         log: "info",
     };
     let write = |source| UpError::Write { path: node.config.clone(), source };

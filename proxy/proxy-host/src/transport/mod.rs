@@ -14,6 +14,8 @@
 //!
 //! A program that brings a transport of its own calls [`crate::main_with`]; `examples/shaped_proxy.rs` is one.
 
+pub mod arq;
+pub mod eth;
 mod tcp;
 mod unix;
 
@@ -21,6 +23,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+pub use eth::Eth;
 pub use tcp::Tcp;
 pub use unix::Unix;
 
@@ -29,6 +32,14 @@ pub use unix::Unix;
 pub enum Encryption {
     Tls,
     Plain,
+}
+
+/// Whether long data may be packed, where the peer can unpack it and where it pays (`proxy-link` decides).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compression {
+    #[default]
+    Lz4,
+    Off,
 }
 
 /// A reliable, ordered, non-blocking stream of bytes with one other proxy. `read` and `write` answer `WouldBlock`

@@ -18,12 +18,17 @@ use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, S
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
-use proxy_host::transport::{Encryption, Tcp, Transport, Unix};
+use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
+use proxy_host::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
+use sandbox::links::Links;
+use sandbox::netns;
+use sys::packet::Mac;
 
 pub const DC: DcId = DcId(7);
 pub const CLUSTER: &str = "c1";
+pub const UP: LinkState = LinkState::Up;
 /// Longer than anything here takes, so that a hang is a failure and not a wait.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -105,9 +110,19 @@ impl Drop for RunningProxy {
 pub enum Way {
     Tcp,
     Unix,
+    Eth,
 }
 
-/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`.
+/// Raw Ethernet needs a wire, which two network namespaces have between them.
+pub fn can_use_namespaces() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: this test needs root, to make network namespaces");
+    }
+    root
+}
+
+/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`, `eth::NAME`.
 #[macro_export]
 macro_rules! over_each_transport {
     ($($name:ident),* $(,)?) => {
@@ -117,6 +132,13 @@ macro_rules! over_each_transport {
         mod unix {
             $(#[test] fn $name() { super::$name(super::common::Way::Unix); })*
         }
+        mod eth {
+            $(#[test] fn $name() {
+                if super::common::can_use_namespaces() {
+                    super::$name(super::common::Way::Eth);
+                }
+            })*
+        }
     };
 }
 
@@ -124,13 +146,55 @@ macro_rules! over_each_transport {
 enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener),
+    Eth { socket: OwnedFd, mac: Mac, mtu: usize },
+}
+
+/// Two network namespaces with a cable between them. Anonymous: when the test ends, however it ends, the kernel removes them.
+pub struct Cable {
+    pub ends: [OwnedFd; 2],
+}
+
+const INTERFACE: &str = "cable";
+
+impl Cable {
+    fn new() -> Cable {
+        let ends = [netns::create_anonymous().expect("namespace"), netns::create_anonymous().expect("namespace")];
+        Links::within(&ends[0]).expect("links").ensure_veth(INTERFACE, INTERFACE, &ends[1]).expect("cable");
+        let cable = Cable { ends };
+        cable.plug();
+        cable
+    }
+
+    pub fn plug(&self) {
+        for end in &self.ends {
+            let mut links = Links::within(end).expect("links");
+            let link = links.get(INTERFACE).expect("cable");
+            links.set_up(&link).expect("up");
+        }
+    }
+
+    /// No frame passes any more, and nobody is told.
+    pub fn pull(&self) {
+        let mut links = Links::within(&self.ends[1]).expect("links");
+        let link = links.get(INTERFACE).expect("cable");
+        links.set_down(&link).expect("down");
+    }
 }
 
 impl Listening {
-    fn new(way: Way, path: &Path) -> Listening {
+    fn new(way: Way, path: &Path, cable: Option<&OwnedFd>) -> Listening {
         match way {
             Way::Tcp => Listening::Tcp(TcpListener::bind("127.0.0.1:0").expect("a port")),
             Way::Unix => Listening::Unix(UnixListener::bind(path).expect("a socket")),
+            Way::Eth => {
+                let opened = netns::within(cable.expect("a cable"), || {
+                    let (mac, mtu) = sys::packet::interface(INTERFACE)?;
+                    Ok((sys::packet::open(INTERFACE, ETHER_TYPE)?, mac, mtu))
+                });
+                let opened: std::io::Result<_> = opened.expect("a thread in the namespace");
+                let (socket, mac, mtu) = opened.expect("a packet socket");
+                Listening::Eth { socket, mac, mtu }
+            }
         }
     }
 
@@ -138,6 +202,9 @@ impl Listening {
         match self {
             Listening::Tcp(listener) => Box::new(Tcp::new(listener.try_clone().expect("listener")).expect("tcp")),
             Listening::Unix(listener) => Box::new(Unix::new(listener.try_clone().expect("listener")).expect("unix")),
+            Listening::Eth { socket, mac, mtu } => {
+                Box::new(Eth::new(socket.try_clone().expect("socket"), *mac, *mtu).expect("eth"))
+            }
         }
     }
 
@@ -146,6 +213,7 @@ impl Listening {
         match self {
             Listening::Tcp(listener) => ("listen", listener.try_clone().expect("listener").into()),
             Listening::Unix(listener) => ("listen_unix", listener.try_clone().expect("listener").into()),
+            Listening::Eth { socket, .. } => ("eth", socket.try_clone().expect("socket")),
         }
     }
 }
@@ -164,7 +232,15 @@ pub struct Node {
 }
 
 impl Node {
-    fn new(number: u16, way: Way, dir: &Path, authority: &Authority, places: &Places, news: &Sender<News>) -> Node {
+    fn new(
+        number: u16,
+        way: Way,
+        cable: Option<&Cable>,
+        dir: &Path,
+        authority: &Authority,
+        places: &Places,
+        news: &Sender<News>,
+    ) -> Node {
         let name = format!("n{number}");
         let tls_dir = dir.join(&name);
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
@@ -180,7 +256,11 @@ impl Node {
             program_privileges: Privileges::server(),
         };
         broker.add_dc(DC, options).expect("container");
-        let listening = Listening::new(way, &dir.join(format!("proxy-{number}")));
+        let listening = Listening::new(
+            way,
+            &dir.join(format!("proxy-{number}")),
+            cable.map(|cable| &cable.ends[usize::from(number) - 1]),
+        );
         let transport = listening.transport();
         let address = (transport.name(), transport.local_address());
         Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
@@ -209,6 +289,7 @@ impl Node {
             transports: vec![self.listening.transport()],
             inspector: None,
             encryption,
+            compression: Compression::default(),
             tls_dir: Some(self.tls_dir.clone()),
             broker: self.broker.proxy_socket().expect("proxy socket"),
             control: Some(proxys_control),
@@ -226,6 +307,23 @@ impl Node {
     /// A proxy as the daemon starts it: a process of its own with a spawn record. `test` is the name of the test in this
     /// binary that calls `main_from_spawn`.
     pub fn spawn_proxy(&mut self, peer: &PeerAddress, test: &str, down_ms: u64) -> (RunningProxy, Control) {
+        let mut command = Command::new(std::env::current_exe().expect("own path"));
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]).stdout(std::process::Stdio::null());
+        self.spawn_program(peer, command, serde_json::json!({ "down_ms": down_ms }))
+    }
+
+    /// Any program as a proxy.
+    pub fn spawn_program(
+        &mut self,
+        peer: &PeerAddress,
+        mut command: Command,
+        mut options: serde_json::Value,
+    ) -> (RunningProxy, Control) {
+        options["tls_dir"] = self.tls_dir.display().to_string().into();
+        if let Listening::Eth { mac, mtu, .. } = &self.listening {
+            options["eth_mac"] = show_mac(*mac).into();
+            options["eth_mtu"] = (*mtu).into();
+        }
         self.incarnation += 1;
         let (control, childs_control) = sys::seqpacket::pair().expect("pair");
         let (ready, childs_ready) = rustix::pipe::pipe().expect("pipe");
@@ -239,14 +337,9 @@ impl Node {
             "node": self.name, "node_id": self.id.0, "cluster": CLUSTER, "epoch": self.incarnation,
             "broker_fd": number(&broker), "ready_fd": number(&childs_ready),
             "fds": { "control": number(&childs_control), listen: number(&listener) },
-            "options": { "tls_dir": self.tls_dir, "down_ms": down_ms },
+            "options": options,
         });
-        let child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env("DVS_SPAWN", record.to_string())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .expect("started");
+        let child = command.env("DVS_SPAWN", record.to_string()).spawn().expect("started");
         drop((broker, listener, childs_control, childs_ready));
         let mut byte = [0];
         assert_eq!(rustix::io::read(&ready, &mut byte).expect("pipe"), 1, "the proxy did not become ready");
@@ -263,8 +356,16 @@ pub struct Control {
 
 impl Control {
     pub fn set_peers(&self, peers: &[PeerAddress]) {
-        let message = ToProxy { peers: Some(peers.to_vec()) };
-        let bytes = serde_json::to_vec(&message).expect("json");
+        self.tell(&ToProxy { peers: Some(peers.to_vec()) });
+    }
+
+    /// Asks for the states of links.
+    pub fn ask(&self) {
+        self.tell(&ToProxy { peers: None });
+    }
+
+    fn tell(&self, message: &ToProxy) {
+        let bytes = serde_json::to_vec(message).expect("json");
         sys::seqpacket::send(&self.socket, &bytes, &[] as &[OwnedFd]).expect("sent");
     }
 
@@ -301,6 +402,7 @@ pub struct Pair {
     epochs: u64,
     news: Sender<News>,
     gossip: Option<JoinHandle<()>>,
+    pub cable: Option<Cable>,
     _dir: tempfile::TempDir,
 }
 
@@ -315,12 +417,13 @@ impl Pair {
         let dir = tempfile::tempdir().expect("directory");
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let places = Places::default();
+        let cable = (way == Way::Eth).then(Cable::new);
         let (news, heard) = channel();
-        let a = Node::new(1, way, dir.path(), &authority, &places, &news);
-        let b = Node::new(2, way, dir.path(), &authority, &places, &news);
+        let a = Node::new(1, way, cable.as_ref(), dir.path(), &authority, &places, &news);
+        let b = Node::new(2, way, cable.as_ref(), dir.path(), &authority, &places, &news);
         let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
         let gossip = std::thread::spawn(move || gossip(&brokers, &heard));
-        Pair { a, b, epochs: 0, news, gossip: Some(gossip), _dir: dir }
+        Pair { a, b, epochs: 0, news, gossip: Some(gossip), cable, _dir: dir }
     }
 
     /// Proxies in threads of this process; the link is up.

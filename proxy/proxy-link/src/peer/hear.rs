@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use abi::IpcError;
-use wire::{Frame, Next, RingHead, WireChannel};
+use wire::{Block, Frame, Next, Packing, RingHead, WireChannel};
 
 use super::channels::Ended;
 use super::{Action, Peer, Slot};
@@ -31,11 +31,11 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn receive_frames(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
-        while self.take_data(input, now) {
+        while self.take_data(input, now)? {
             let bytes = match wire::next(input.waiting())? {
                 Next::Incomplete => break,
                 Next::Frame(frame, bytes) => {
-                    self.hear(&frame)?;
+                    self.hear(now, &frame)?;
                     bytes
                 }
                 Next::Ring(head) => {
@@ -50,7 +50,53 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     /// Goes on with the data that is due, if any. `false` when there is more to come.
-    fn take_data(&mut self, input: &mut InBuffer, now: Duration) -> bool {
+    fn take_data(&mut self, input: &mut InBuffer, now: Duration) -> Result<bool, LinkError> {
+        match &self.incoming {
+            None => Ok(true),
+            Some(incoming) if incoming.packing == Packing::Plain || incoming.left == 0 => {
+                Ok(self.take_plain(input, now))
+            }
+            Some(_) => {
+                while self.take_block(input, now)? {}
+                Ok(self.incoming.is_none())
+            }
+        }
+    }
+
+    /// A whole block of packed data, when it is there and due.
+    fn take_block(&mut self, input: &mut InBuffer, now: Duration) -> Result<bool, LinkError> {
+        let Some(mut incoming) = self.incoming.take_if(|incoming| incoming.left > 0) else { return Ok(false) };
+        let count = Block::plain_bytes(incoming.left as usize);
+        let waiting = input.waiting();
+        let block = Block::decode(waiting, count)?;
+        let bytes = block.and_then(|block| waiting.get(Block::HEAD_BYTES..Block::HEAD_BYTES + block.bytes));
+        let (Some(block), Some(bytes)) = (block, bytes) else {
+            self.incoming = Some(incoming);
+            return Ok(false);
+        };
+        incoming.left -= count as u32;
+        if let Some(at) = incoming.at {
+            // Out of the link for a moment: the channels are needed beside it.
+            let mut thrift = self.link.unpacker().take().ok_or(LinkError::Packing)?;
+            let plain = match block.is_stored {
+                true => Ok(bytes),
+                false => thrift.unpack(bytes, count),
+            };
+            let wanted = plain.map(|plain| self.hear_piece(&incoming, at, plain));
+            *self.link.unpacker() = Some(thrift);
+            let wanted = wanted.map_err(|_| LinkError::Packing)?;
+            incoming.at = wanted.then_some(at + count as u32);
+        }
+        let whole = Block::HEAD_BYTES + block.bytes;
+        self.link.heard(now, whole);
+        input.consume(whole);
+        if incoming.left > 0 {
+            self.incoming = Some(incoming);
+        }
+        Ok(true)
+    }
+
+    fn take_plain(&mut self, input: &mut InBuffer, now: Duration) -> bool {
         let Some(mut incoming) = self.incoming.take() else { return true };
         let waiting = input.waiting();
         let count = waiting.len().min(incoming.left as usize);
@@ -90,7 +136,11 @@ impl<C: LocalChannel> Peer<C> {
             }
             Phase::Resyncing | Phase::Up => {}
         }
-        let RingHead { channel, entry, data_bytes: left, .. } = *head;
+        if head.packing == Packing::Lz4 && self.link.unpacker().is_none() {
+            return Err(LinkError::OutOfPlace { frame: "packed data" });
+        }
+        self.link.counters.received_entries += 1;
+        let RingHead { channel, entry, data_bytes: left, packing, .. } = *head;
         let at = match self.slots.get_mut(&channel) {
             Some(Slot::Relay(relay)) => relay.hear_head(head),
             // Frames for a channel that ended here meanwhile are late, not wrong.
@@ -99,11 +149,11 @@ impl<C: LocalChannel> Peer<C> {
         if let Err(error) = at {
             self.heard(channel, Err(error));
         }
-        self.incoming = Some(Incoming { channel, entry, at: at.ok(), left });
+        self.incoming = Some(Incoming { channel, entry, at: at.ok(), left, packing });
         Ok(())
     }
 
-    fn hear(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+    fn hear(&mut self, now: Duration, frame: &Frame<'_>) -> Result<(), LinkError> {
         match (self.link.phase, frame) {
             (_, Frame::Refuse { refusal, reason }) => {
                 Err(LinkError::Refused { refusal: *refusal, reason: (*reason).to_owned() })
@@ -115,8 +165,8 @@ impl<C: LocalChannel> Peer<C> {
             }
             (Phase::Apart | Phase::Greeting, _) => Err(LinkError::OutOfPlace { frame: "a frame before HELLO" }),
             (_, Frame::Hello(_)) => Err(LinkError::OutOfPlace { frame: "a second HELLO" }),
-            (_, Frame::Heartbeat { seq, .. }) => {
-                self.link.heartbeat_came(*seq);
+            (_, Frame::Heartbeat { seq, echo }) => {
+                self.link.heartbeat_came(now, *seq, *echo);
                 Ok(())
             }
             (_, Frame::Credit { processed }) => self.link.credit_came(*processed),
@@ -171,6 +221,7 @@ impl<C: LocalChannel> Peer<C> {
     /// Frames for a channel that ended here meanwhile are late, not wrong.
     fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
         let result = relay.hear(frame);
         self.heard(channel, result);
     }

@@ -22,6 +22,7 @@ use crate::channel::{Ends, LocalChannel, Pair};
 use crate::limits::PARCELS_MAX;
 use crate::link::{Counters, Identity, Link, LinkTimes, Phase};
 use crate::relay::Relay;
+use crate::thrift::Packer;
 
 /// What the caller has to do.
 #[derive(Debug)]
@@ -132,6 +133,12 @@ impl<C: LocalChannel> Peer<C> {
         self.link.count_connections_from(first);
     }
 
+    /// The peer is told that packed data is understood here, and long data is packed for it where that pays. Before the first
+    /// connection.
+    pub fn pack_with(&mut self, packer: Box<dyn Packer>) {
+        self.link.pack_with(packer);
+    }
+
     pub fn identity(&self) -> &Identity {
         &self.link.peer
     }
@@ -151,6 +158,11 @@ impl<C: LocalChannel> Peer<C> {
 
     pub fn counters(&self) -> Counters {
         self.link.counters
+    }
+
+    /// As heartbeats measured it last, while the link was idle.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.link.round_trip
     }
 
     pub fn channel_count(&self) -> usize {

@@ -1,0 +1,405 @@
+//! Raw Ethernet: packets of [`super::arq`] in frames of an EtherType of their own, over one network interface. Addresses are
+//! hardware addresses, `02:00:00:00:00:01`.
+//!
+//! No IP, no routing: both nodes are on one segment. One packet socket carries all sessions of the node; a packet names its session
+//! by the number its receiver gave, and must come from that session's peer. Numbers are drawn at random, so that a proxy that
+//! was restarted answers packets for its predecessor with RST, and links are made anew at once.
+//!
+//! Who shares the segment can read, forge and drop frames; TLS sees to it that this ends a link at most.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sys::packet::{self, HEAD_BYTES, Mac};
+
+use super::arq::{Kind, Packet, Session, State};
+use super::{Stream, Transport};
+
+/// Reserved for experiments and private use by IEEE 802.
+pub const ETHER_TYPE: u16 = 0x88b5;
+/// Sessions of one node: a link to every other node, and as many that are just beginning or ending.
+const SESSIONS_MAX: usize = 2 * abi::limits::NODES_PER_CLUSTER as usize;
+/// Sessions nobody has accepted yet.
+const BACKLOG_MAX: usize = 64;
+/// Frames taken in one turn, so that other things get theirs, and acknowledgements go well before a window is full.
+const FRAMES_PER_TURN: usize = 256;
+/// Longest payload that is used, whatever the interface takes.
+const PAYLOAD_BYTES_MAX: usize = 9000;
+/// Shortest that makes sense.
+const PAYLOAD_BYTES_MIN: usize = 576;
+
+pub struct Eth {
+    shared: Arc<Mutex<Core>>,
+    /// The core's socket, to be watched.
+    socket: OwnedFd,
+    own: Mac,
+}
+
+struct Core {
+    socket: OwnedFd,
+    own: Mac,
+    payload_bytes: usize,
+    sessions: HashMap<u32, Entry>,
+    /// Sessions that others dialled, by who they are there.
+    accepted: HashMap<(Mac, u32), u32>,
+    backlog: VecDeque<u32>,
+    origin: Instant,
+    frame: Vec<u8>,
+    buffer: Vec<u8>,
+}
+
+struct Entry {
+    session: Session,
+    peer: Mac,
+    /// Of a session that the peer dialled: its number there.
+    dialled_as: Option<u32>,
+    /// A [`EthStream`] will ask for it, or the backlog.
+    is_held: bool,
+}
+
+impl Eth {
+    /// `socket` comes from [`sys::packet::open`], `own` and `mtu` from [`sys::packet::interface`] of the same interface.
+    pub fn new(socket: OwnedFd, own: Mac, mtu: usize) -> io::Result<Eth> {
+        if mtu < PAYLOAD_BYTES_MIN {
+            return Err(io::Error::other(format!("an interface with frames of {mtu} bytes carries no links")));
+        }
+        let payload_bytes = mtu.min(PAYLOAD_BYTES_MAX);
+        let core = Core {
+            socket: socket.try_clone()?,
+            own,
+            payload_bytes,
+            sessions: HashMap::new(),
+            accepted: HashMap::new(),
+            backlog: VecDeque::new(),
+            origin: Instant::now(),
+            frame: Vec::with_capacity(HEAD_BYTES + payload_bytes),
+            buffer: vec![0; HEAD_BYTES + PAYLOAD_BYTES_MAX],
+        };
+        Ok(Eth { shared: Arc::new(Mutex::new(core)), socket, own })
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.shared)
+    }
+
+    fn stream(&self, id: u32) -> Box<dyn Stream> {
+        Box::new(EthStream { shared: Arc::clone(&self.shared), id })
+    }
+}
+
+/// One thread uses it, so nobody ever waits here.
+fn lock(shared: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Six bytes in hexadecimal with colons between.
+pub fn parse_mac(text: &str) -> Option<Mac> {
+    let mut mac = [0; 6];
+    let mut words = text.split(':');
+    for byte in &mut mac {
+        *byte = words.next().filter(|word| word.len() == 2).and_then(|word| u8::from_str_radix(word, 16).ok())?;
+    }
+    words.next().is_none().then_some(mac)
+}
+
+pub fn show_mac(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+impl Transport for Eth {
+    fn name(&self) -> &'static str {
+        "eth"
+    }
+
+    fn check(&self, address: &str) -> Result<(), String> {
+        match parse_mac(address) {
+            Some(mac) if mac[0] & 1 == 0 => Ok(()),
+            _ => Err(format!("'{address}' is no hardware address of one interface")),
+        }
+    }
+
+    fn local_address(&self) -> String {
+        show_mac(self.own)
+    }
+
+    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>> {
+        let peer = parse_mac(address).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut core = self.core();
+        let (id, now) = (core.free_id()?, core.now());
+        let session = Session::dial(id, core.payload_bytes, now);
+        core.sessions.insert(id, Entry { session, peer, dialled_as: None, is_held: true });
+        core.flush(id);
+        drop(core);
+        Ok(self.stream(id))
+    }
+
+    fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
+        let id = self.core().backlog.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        Ok(self.stream(id))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let mut core = self.core();
+        let touched = core.take_frames()?;
+        let now = core.now();
+        let is_due = |(id, entry): (&u32, &Entry)| entry.session.due().is_some_and(|due| due <= now).then_some(*id);
+        let due: Vec<u32> = core.sessions.iter().filter_map(is_due).collect();
+        for id in &due {
+            if let Some(entry) = core.sessions.get_mut(id) {
+                entry.session.tick(now);
+            }
+        }
+        for id in touched.into_iter().chain(due) {
+            core.flush(id);
+        }
+        Ok(())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let core = self.core();
+        let due = core.sessions.values().filter_map(|entry| entry.session.due()).min();
+        due.map(|due| core.origin + due)
+    }
+
+    /// Frames are sent and received by calls that every process may make.
+    fn system_calls(&self) -> &'static [i64] {
+        &[]
+    }
+}
+
+impl Core {
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    fn free_id(&self) -> io::Result<u32> {
+        if self.sessions.len() >= SESSIONS_MAX {
+            return Err(io::Error::other("too many sessions"));
+        }
+        loop {
+            let mut bytes = [0; 4];
+            rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+            let id = u32::from_le_bytes(bytes);
+            if id != 0 && !self.sessions.contains_key(&id) {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Takes what came, up to a bound; the sessions it was for, each once for every run of its packets.
+    fn take_frames(&mut self) -> io::Result<Vec<u32>> {
+        let mut touched = Vec::new();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut result = Ok(());
+        for _ in 0..FRAMES_PER_TURN {
+            match packet::receive(&self.socket, &mut buffer) {
+                Ok(bytes) => {
+                    let id = buffer.get(..bytes).and_then(|frame| self.take_frame(frame));
+                    if let Some(id) = id.filter(|id| touched.last() != Some(id)) {
+                        touched.push(id);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // The interface is down, say: told once, and silence does the rest.
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        self.buffer = buffer;
+        result.map(|()| touched)
+    }
+
+    fn take_frame(&mut self, frame: &[u8]) -> Option<u32> {
+        let (head, payload) = frame.split_first_chunk::<HEAD_BYTES>()?;
+        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, ..] = *head;
+        let (to, peer) = ([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5]);
+        if to != self.own {
+            return None;
+        }
+        let packet = Packet::decode(payload)?;
+        if packet.kind == Kind::Syn {
+            return self.take_syn(peer, &packet);
+        }
+        let now = self.now();
+        match self.sessions.get_mut(&packet.to).filter(|entry| entry.peer == peer) {
+            Some(entry) => {
+                entry.session.receive(&packet, now);
+                Some(packet.to)
+            }
+            None => {
+                if packet.kind != Kind::Rst {
+                    self.refuse(peer, &packet);
+                }
+                None
+            }
+        }
+    }
+
+    fn take_syn(&mut self, peer: Mac, packet: &Packet<'_>) -> Option<u32> {
+        let now = self.now();
+        if let Some(id) = self.accepted.get(&(peer, packet.from)).copied() {
+            self.sessions.get_mut(&id)?.session.receive(packet, now);
+            return Some(id);
+        }
+        if self.backlog.len() >= BACKLOG_MAX {
+            return None;
+        }
+        let id = self.free_id().ok()?;
+        let session = Session::accept(id, packet.from, self.payload_bytes, now);
+        self.sessions.insert(id, Entry { session, peer, dialled_as: Some(packet.from), is_held: true });
+        self.accepted.insert((peer, packet.from), id);
+        self.backlog.push_back(id);
+        Some(id)
+    }
+
+    /// There is no such session (any more): its peer need not wait for silence to find out.
+    fn refuse(&mut self, peer: Mac, packet: &Packet<'_>) {
+        self.begin_frame(peer);
+        let refusal = Packet {
+            kind: Kind::Rst,
+            to: packet.from,
+            from: packet.to,
+            offset: 0,
+            ack: 0,
+            window: 0,
+            stamp: 0,
+            echo: 0,
+            fin: false,
+            ranges: super::arq::Ranges::NONE,
+            data: &[],
+        };
+        refusal.encode(&mut self.frame);
+        self.send_frame();
+    }
+
+    fn begin_frame(&mut self, peer: Mac) {
+        self.frame.clear();
+        self.frame.extend_from_slice(&peer);
+        self.frame.extend_from_slice(&self.own);
+        self.frame.extend_from_slice(&ETHER_TYPE.to_be_bytes());
+    }
+
+    /// A frame that the interface does not take is lost, as it may be on the wire.
+    fn send_frame(&self) -> bool {
+        packet::send(&self.socket, &self.frame).is_ok()
+    }
+
+    /// Sends what the session has to send, and forgets it when it has ended and nobody holds it.
+    fn flush(&mut self, id: u32) {
+        let now = self.now();
+        loop {
+            let Some(peer) = self.sessions.get(&id).map(|entry| entry.peer) else { return };
+            self.begin_frame(peer);
+            let Some(entry) = self.sessions.get_mut(&id) else { return };
+            if !entry.session.transmit(now, &mut self.frame) {
+                break;
+            }
+            if !self.send_frame() {
+                // Full: the rest would be lost too. What was is repeated in time.
+                break;
+            }
+        }
+        let has_ended = |entry: &Entry| matches!(entry.session.state(), State::Closed | State::Failed(_));
+        if self.sessions.get(&id).is_some_and(|entry| !entry.is_held && has_ended(entry)) {
+            self.forget(id);
+        }
+    }
+
+    fn forget(&mut self, id: u32) {
+        if let Some(Entry { peer, dialled_as: Some(number), .. }) = self.sessions.remove(&id) {
+            self.accepted.remove(&(peer, number));
+        }
+    }
+}
+
+struct EthStream {
+    shared: Arc<Mutex<Core>>,
+    id: u32,
+}
+
+impl EthStream {
+    fn with<T>(&self, work: impl FnOnce(&mut Session) -> io::Result<T>) -> io::Result<T> {
+        let mut core = lock(&self.shared);
+        let entry = core.sessions.get_mut(&self.id).ok_or(io::ErrorKind::NotConnected)?;
+        let result = work(&mut entry.session)?;
+        core.flush(self.id);
+        Ok(result)
+    }
+}
+
+impl Read for EthStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.with(|session| session.read(buffer))
+    }
+}
+
+impl Write for EthStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.with(|session| session.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream for EthStream {
+    fn established(&mut self) -> Option<io::Result<()>> {
+        let core = lock(&self.shared);
+        match core.sessions.get(&self.id).map(|entry| entry.session.state()) {
+            Some(State::Dialling) => None,
+            Some(State::Open | State::Closing) => Some(Ok(())),
+            Some(State::Failed(kind)) => Some(Err(kind.into())),
+            Some(State::Closed) | None => Some(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        lock(&self.shared).sessions.get(&self.id).and_then(|entry| entry.session.round_trip())
+    }
+}
+
+impl Drop for EthStream {
+    fn drop(&mut self) {
+        let mut core = lock(&self.shared);
+        let now = core.now();
+        let Some(entry) = core.sessions.get_mut(&self.id) else { return };
+        entry.session.close(now);
+        entry.is_held = false;
+        match entry.session.state() {
+            // Delivered, for a while, from `turn`.
+            State::Closing => core.flush(self.id),
+            _ => core.forget(self.id),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_addresses_are_read_as_they_are_written() {
+        let mac = [0x02, 0, 0xab, 0, 0, 0x0f];
+        assert_eq!(parse_mac(&show_mac(mac)), Some(mac));
+        for wrong in
+            ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "2:0:0:0:0:1", "02:00:00:00:00:zz", "02-00-00-00-00-01"]
+        {
+            assert_eq!(parse_mac(wrong), None, "{wrong}");
+        }
+    }
+}

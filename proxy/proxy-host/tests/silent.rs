@@ -1,0 +1,94 @@
+//! A peer that says nothing any more, and does not close: suspected, given up, and taken back.
+
+mod common;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use abi::{Endpoint, Message};
+use common::{PATIENCE, Pair, RunningProxy, Way, Which};
+use ipc::Wait;
+use proxy_host::control::LinkState;
+use proxy_host::transport::Encryption;
+use proxy_link::LinkTimes;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Not a test: the proxy's process, started by the tests below.
+#[test]
+fn proxy_process() {
+    if std::env::var_os("DVS_SPAWN").is_some() {
+        let ended = proxy_host::main_from_spawn();
+        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
+    }
+}
+
+const SERVER: Endpoint = Endpoint::FS;
+const CLIENT: Endpoint = Endpoint::GATE;
+const WAIT: Wait = Wait::For(PATIENCE);
+const SUSPECT: Duration = Duration::from_millis(300);
+const DOWN: Duration = Duration::from_millis(1500);
+/// What a loaded machine may add.
+const SLACK: Duration = Duration::from_millis(700);
+
+fn silent_peer_is_suspected_in_300_ms_given_up_at_the_limit_and_taken_back(way: Way) {
+    let mut pair = Pair::over(way);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let down_ms = DOWN.as_millis() as u64;
+    let (_proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", down_ms);
+    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", down_ms);
+    control_a.wait_until_up();
+    let RunningProxy::Process(child) = &proxy_b else { panic!("a process") };
+    let pid = Pid::from_child(child);
+
+    kill_process(pid, Signal::STOP).expect("stopped");
+    let stopped = Instant::now();
+    let is = |state| move |status: &proxy_host::control::FromProxy| status.links.iter().any(|link| link.state == state);
+    control_a.wait_until(is(LinkState::Suspect));
+    let suspected = stopped.elapsed();
+    control_a.wait_until(is(LinkState::Down));
+    let given_up = stopped.elapsed();
+    kill_process(pid, Signal::CONT).expect("goes on");
+    control_a.wait_until(is(LinkState::Up));
+
+    eprintln!("{way:?}: suspected after {suspected:?}, given up after {given_up:?}");
+    // It was heard last at most one heartbeat before it was stopped.
+    assert!(suspected >= SUSPECT - Duration::from_millis(150) && suspected < SUSPECT + SLACK, "{suspected:?}");
+    assert!(given_up >= DOWN - Duration::from_millis(150) && given_up < DOWN + SLACK, "{given_up:?}");
+}
+
+/// A cable that is pulled, and plugged in again: the session of the transport and then the link come back by themselves.
+#[test]
+fn pulled_cable_is_suspected_in_300_ms_and_what_waits_is_delivered_when_it_is_back() {
+    if !common::can_use_namespaces() {
+        return;
+    }
+    let mut pair = Pair::over(Way::Eth);
+    let times = LinkTimes { down: Duration::from_secs(10), ..LinkTimes::default() };
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (_proxy_a, control_a) = pair.a.start_proxy(&peer_b, Encryption::Tls, times);
+    let (_proxy_b, _control_b) = pair.b.start_proxy(&peer_a, Encryption::Tls, times);
+    control_a.wait_until_up();
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let served = thread::spawn(move || {
+        for _ in 0..2 {
+            let request = server.rcvrqst(WAIT).expect("a request");
+            server.reply(request.source.expect("a source"), &request).expect("replied");
+        }
+    });
+    client.sendrec(SERVER, &Message::new(1), WAIT).expect("answered");
+
+    let cable = pair.cable.as_ref().expect("a cable");
+    cable.pull();
+    let pulled = Instant::now();
+    let caller = thread::spawn(move || client.sendrec(SERVER, &Message::new(2), WAIT).expect("answered").kind);
+    control_a.wait_until(|status| status.links.iter().any(|link| link.state == LinkState::Suspect));
+    let suspected = pulled.elapsed();
+    cable.plug();
+    assert_eq!(caller.join().expect("answered"), 2);
+    served.join().expect("served");
+    eprintln!("suspected after {suspected:?}");
+    assert!(suspected >= SUSPECT - Duration::from_millis(150) && suspected < SUSPECT + SLACK, "{suspected:?}");
+}
+
+over_each_transport!(silent_peer_is_suspected_in_300_ms_given_up_at_the_limit_and_taken_back);
