@@ -44,6 +44,8 @@ pub const COPY_ENTRIES: u32 = 16;
 /// Peers that may copy from and to one endpoint at a time: a waiter sleeps on a word of each, and the kernel takes 128.
 pub const COPIERS_PER_ENDPOINT: usize = 61;
 
+/// Numbers that managers of one container keep for processes that have not bound yet, on one node.
+pub const RESERVATIONS_PER_DC: usize = 1024;
 /// Ranges in one set of peers.
 pub const PEER_RANGES_MAX: usize = 64;
 /// Bytes of an endpoint's privileges as they travel: three sets of four bytes a range, their lengths, the calls.

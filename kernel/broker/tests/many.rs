@@ -18,7 +18,7 @@ const PROMISED: usize = 4096;
 /// A process has descriptors for so many ports.
 const PORTS_EACH: usize = 1024;
 const _: () = assert!(PROMISED + WELL_KNOWN_ENDPOINTS as usize <= ENDPOINTS_PER_DC as usize);
-const _: () = assert!(PROMISED % PORTS_EACH == 0);
+const _: () = assert!(PROMISED.is_multiple_of(PORTS_EACH));
 
 /// Not a test: a process with many endpoints, of which all answer.
 #[test]

@@ -517,3 +517,48 @@ fn shelf_gives_up_a_broker_that_sends_garbage_and_keeps_what_it_had() {
     let broker = broker_of_two_nodes(directory.path());
     assert_eq!(broker.snapshot().unwrap().dcs.len(), 1);
 }
+
+#[test]
+fn what_a_manager_said_outlives_the_broker() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let identity = ServerIdentity::new(Endpoint::PM, Epoch(1));
+    let mut manager = Port::from_socket(broker.server_socket(DC, identity).unwrap(), None).unwrap();
+    let mut program = Port::connect(&socket_of(directory.path()), None).unwrap();
+    let alone = broker::Privileges { to: broker::Peers::none(), ..broker::Privileges::program() };
+    manager.set_privileges(program.endpoint(), &alone).unwrap();
+    let kept = manager.bind_for(std::process::id() as i32, None).unwrap();
+    broker.shutdown();
+    let _broker = broker_of_two_nodes(directory.path());
+    assert_eq!(manager.privileges(program.endpoint()), Ok(alone));
+    assert_eq!(program.notify(Endpoint::PM, 1), Err(IpcError::Denied));
+    assert_eq!(Port::connect(&socket_of(directory.path()), None).map(|port| port.endpoint()), Ok(kept));
+}
+
+/// Two calls that wait for each other over a third: told to a broker that is killed before it can say so.
+#[test]
+fn deadlock_is_found_by_the_next_broker() {
+    let mut node = Node::new();
+    let mut ports: Vec<Port> = (0..3).map(|_| node.port()).collect();
+    ports.sort_by_key(Port::endpoint);
+    let [low, middle, high] = <[Port; 3]>::try_from(ports).unwrap();
+    let numbers = [low.endpoint(), middle.endpoint(), high.endpoint()];
+    thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for (mut port, to) in [(low, numbers[1]), (middle, numbers[2])] {
+            waiting.push(scope.spawn(move || port.sendrec(to, &Message::new(1), Wait::Forever)));
+        }
+        // Both have told of their waits when this one ends at its limit.
+        let mut high = high;
+        let limit = Wait::For(Duration::from_millis(50));
+        assert_eq!(high.sendrec(numbers[0], &Message::new(1), limit), Err(IpcError::TimedOut));
+        node.restart_broker();
+        assert_eq!(high.sendrec(numbers[0], &Message::new(1), Wait::Forever), Err(IpcError::Deadlock));
+        drop(high);
+        for call in waiting {
+            let ended = call.join().unwrap();
+            assert!(matches!(ended, Err(IpcError::SourceDied | IpcError::DestinationDied)), "{ended:?}");
+        }
+    });
+}

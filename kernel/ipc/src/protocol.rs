@@ -26,7 +26,7 @@ use crate::RingSpec;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Op {
-    /// `own`: the number wished, or none.
+    /// `own`: the number wished, or none; `patience`: whether to wait until a manager has kept a number for the sender.
     Bind = 1,
     Unbind = 2,
     /// `peer`, `size`, `wait`.
@@ -53,6 +53,8 @@ pub enum Op {
     WaitOver = 13,
     /// `value`: which wait goes on. The answer to `AskWait`.
     StillWaiting = 14,
+    /// Of a manager: keeps a number, `own` or a free one, for the process `value` of this node. Answered by `Found`.
+    BindFor = 15,
     /// Of a proxy: a channel from `peer` on `node` to `own`.
     OpenIn = 20,
     /// Of a proxy: `peer` on `node` ended, `value` is the code of the reason.
@@ -114,6 +116,7 @@ impl Op {
             12 => Op::Waits,
             13 => Op::WaitOver,
             14 => Op::StillWaiting,
+            15 => Op::BindFor,
             20 => Op::OpenIn,
             21 => Op::RemoteGone,
             22 => Op::Link,

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use ipc::protocol::{Op, Packet};
 use ipc_core::ChannelId;
-use ipc_core::table::{Binding, Channel, Home, OwnerId, Told};
+use ipc_core::table::{Binding, Channel, Home, OwnerId, Reservation, Told};
 use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
 use sys::eventfd::Trigger;
 
@@ -47,7 +47,7 @@ impl Engine {
             Record::Dc { .. } => 1,
             Record::Connection { .. } => 2,
             Record::Binding { .. } => 3,
-            Record::Channel(_) => 4,
+            Record::Channel(_) | Record::Reservation { .. } => 4,
         });
         let records = held.len();
         let mut unfinished = Vec::new();
@@ -91,6 +91,12 @@ impl Engine {
                 self.adopt_binding(DcId(dc), endpoint, Epoch(epoch), home, descriptors)?;
             }
             Record::Channel(channel) => return self.adopt_channel(channel, descriptors),
+            Record::Reservation { dc, endpoint, pid, by } => {
+                let endpoint = Endpoint::new(endpoint).ok_or(io::ErrorKind::InvalidData)?;
+                let container = self.containers.get_mut(&DcId(dc)).ok_or(io::ErrorKind::NotFound)?;
+                // One that was used at the moment the last broker was killed is refused, and was not needed any more.
+                let _ = container.table.reserve(Some(endpoint), Reservation { pid, by: OwnerId(by) });
+            }
         }
         Ok(None)
     }

@@ -27,6 +27,10 @@ impl Engine {
             container.table.waiters_mut().forget(owner);
         }
         self.errands.forget(owner);
+        self.waiting_binds.remove(&owner);
+        if let Some(dc) = connection.dc() {
+            self.end_reservations(dc, owner);
+        }
         self.waiting_opens.retain(|(waiting, _), _| *waiting != owner);
         if self.proxy == Some(owner) {
             // Its channels stay for its successor.

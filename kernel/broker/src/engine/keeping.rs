@@ -38,8 +38,10 @@ impl Engine {
         let Some(container) = self.containers.get(&dc) else { return };
         let numbers: HashSet<Endpoint> = container.table.epochs().map(|(endpoint, _)| endpoint).collect();
         let channels: Vec<_> = container.table.channels().iter().map(|channel| channel.id).collect();
+        let reserved: Vec<_> = container.table.reservations().iter().map(|(endpoint, _)| endpoint).collect();
         numbers.into_iter().for_each(|endpoint| self.keep_binding(dc, endpoint));
         channels.into_iter().for_each(|channel| self.keep_channel(dc, channel));
+        reserved.into_iter().for_each(|endpoint| self.keep_reservation(dc, endpoint));
     }
 
     pub(super) fn connect_shelf(&mut self, socket: std::os::fd::OwnedFd) -> std::io::Result<()> {
@@ -149,6 +151,17 @@ impl Engine {
 
     pub(super) fn drop_kept_channel(&mut self, dc: DcId, channel: ChannelId) {
         self.keep(|shelf| shelf.drop_one(&key::channel(dc.0, channel.0)));
+    }
+
+    pub(super) fn keep_reservation(&mut self, dc: DcId, endpoint: Endpoint) {
+        let Some(container) = self.containers.get(&dc) else { return };
+        let Some((_, of)) = container.table.reservations().iter().find(|(kept, _)| *kept == endpoint) else { return };
+        let record = Record::Reservation { dc: dc.0, endpoint: endpoint.number(), pid: of.pid, by: of.by.0 };
+        self.keep(|shelf| shelf.put(&record, &[]));
+    }
+
+    pub(super) fn drop_kept_reservation(&mut self, dc: DcId, endpoint: Endpoint) {
+        self.keep(|shelf| shelf.drop_one(&key::reservation(dc.0, endpoint.number())));
     }
 
     pub(super) fn keep_node_down(&mut self, node: NodeId) {

@@ -6,7 +6,8 @@
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `waits.rs`: deadlocks. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! asked. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
+//! for others. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
 mod adopting;
@@ -18,6 +19,7 @@ mod opening;
 mod privileges;
 mod proxying;
 mod requests;
+mod reserving;
 mod waits;
 
 use std::collections::{HashMap, HashSet};
@@ -32,6 +34,7 @@ use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
+use reserving::WaitingBind;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use crate::command::Command;
@@ -52,6 +55,7 @@ pub(crate) struct Engine {
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
+    waiting_binds: HashMap<OwnerId, WaitingBind>,
     nodes_down: HashSet<NodeId>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
     doomed: Vec<OwnerId>,
@@ -121,6 +125,7 @@ impl Engine {
             proxy: None,
             waiting_opens: HashMap::new(),
             errands: Errands::default(),
+            waiting_binds: HashMap::new(),
             nodes_down: HashSet::new(),
             doomed: Vec::new(),
             shelf: None,

@@ -21,7 +21,14 @@ impl Engine {
         }
         let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet, body) };
         let result = match (&connection.bound, packet.op) {
+            (None, Op::Bind) if packet.patience == Patience::UntilBound && packet.own.is_none() => {
+                self.wait_for_manager(owner, dc, packet, sender, received)
+            }
             (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
+            (None, Op::Cancel) => {
+                self.cancel_bind(owner, packet.value);
+                Ok(())
+            }
             (None, _) => Err(IpcError::NotBound),
             (Some(bound), _) if bound.pid != sender.pid => Err(IpcError::NotBound),
             (Some(bound), op) => {
@@ -93,6 +100,7 @@ impl Engine {
                 self.close_by_party(dc, own, &packet);
                 Ok(())
             }
+            Op::BindFor => self.bind_for(owner, dc, own, &packet),
             Op::WakeUp => self.run_errand(owner, dc, own, packet, body),
             Op::SetPrivileges | Op::GetPrivileges => self.run_errand(owner, dc, own, packet, body),
             _ => {
@@ -102,7 +110,7 @@ impl Engine {
         }
     }
 
-    fn bind(
+    pub(super) fn bind(
         &mut self,
         owner: OwnerId,
         dc: DcId,
@@ -121,7 +129,8 @@ impl Engine {
                 if *pid != sender.pid {
                     return Err(IpcError::Denied);
                 }
-                let (endpoint, epoch) = container.table.bind_program(packet.own, owner)?;
+                let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+                let (endpoint, epoch) = container.table.bind_program(packet.own, inner_pid, owner)?;
                 (endpoint, epoch, container.options.program_privileges.clone(), Vec::new())
             }
             Party::Server { identity, .. } => {
@@ -161,6 +170,7 @@ impl Engine {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
         let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
+        self.drop_kept_reservation(dc, endpoint);
         // In this order: a binding whose connection does not know of it is taken back by a successor.
         self.keep_binding(dc, endpoint);
         self.keep_connection(owner);

@@ -6,7 +6,7 @@
 //! | `Connection` | the socket; when bound, the pidfd |
 //! | `Binding` | the control page, writable; none when `Free` |
 //! | `Channel` | the lines to its parties when `Told` and both are of this node; else all its objects |
-//! | `NodeDown` | |
+//! | `Reservation`, `NodeDown` | |
 
 use std::path::PathBuf;
 
@@ -32,6 +32,13 @@ pub(crate) enum Record {
         home: Home,
     },
     Channel(Channel),
+    /// A manager keeps the number for a process.
+    Reservation {
+        dc: u32,
+        endpoint: u32,
+        pid: i32,
+        by: u64,
+    },
     /// The proxy said that the link to this node is down.
     NodeDown {
         node: u16,
@@ -113,6 +120,7 @@ impl Record {
             Record::Connection { owner, .. } => key::connection(*owner),
             Record::Binding { dc, endpoint, .. } => key::binding(*dc, *endpoint),
             Record::Channel(channel) => key::channel(channel.dc, channel.id),
+            Record::Reservation { dc, endpoint, .. } => key::reservation(*dc, *endpoint),
             Record::NodeDown { node } => key::node_down(*node),
         }
     }
@@ -143,6 +151,10 @@ pub(crate) mod key {
 
     pub fn channel(dc: u32, id: u64) -> String {
         format!("dc{dc}/channel{id}")
+    }
+
+    pub fn reservation(dc: u32, endpoint: u32) -> String {
+        format!("dc{dc}/reserved{endpoint}")
     }
 
     pub fn node_down(node: u16) -> String {

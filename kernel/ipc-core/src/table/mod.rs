@@ -7,9 +7,11 @@
 //! Not here: memory objects, sockets, processes (`kernel/broker`), where endpoints live in the cluster (`node/`).
 
 mod channels;
+mod reservations;
 mod waiters;
 
 pub use channels::{Channel, Channels, LaneWish};
+pub use reservations::{Reservation, Reservations};
 pub use waiters::{Awaited, Waiter, Waiters};
 
 use std::collections::BTreeMap;
@@ -65,6 +67,7 @@ pub struct DcTable {
     /// The highest epoch each number ever had: at most one entry for each number.
     epochs: BTreeMap<Endpoint, Epoch>,
     channels: Channels,
+    reservations: Reservations,
     waiters: Waiters,
 }
 
@@ -78,6 +81,7 @@ impl DcTable {
             bindings: BTreeMap::new(),
             epochs: BTreeMap::new(),
             channels: Channels::default(),
+            reservations: Reservations::default(),
             waiters: Waiters::default(),
         }
     }
@@ -102,6 +106,14 @@ impl DcTable {
 
     pub fn channels(&self) -> &Channels {
         &self.channels
+    }
+
+    pub fn reservations(&self) -> &Reservations {
+        &self.reservations
+    }
+
+    pub fn reservations_mut(&mut self) -> &mut Reservations {
+        &mut self.reservations
     }
 
     pub fn waiters(&self) -> &Waiters {
@@ -129,12 +141,38 @@ impl DcTable {
         Ok(ended)
     }
 
-    /// Binds a program at the number it wishes, or at a free one.
-    pub fn bind_program(&mut self, wish: Option<Endpoint>, owner: OwnerId) -> Result<(Endpoint, Epoch), IpcError> {
-        let endpoint = match wish {
+    /// Keeps the number `wish`, or a free one, for a process.
+    pub fn reserve(&mut self, wish: Option<Endpoint>, reservation: Reservation) -> Result<Endpoint, IpcError> {
+        let kept = self.reservations.of_process(reservation.pid);
+        let endpoint = match wish.or(kept) {
+            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) if !endpoint.is_well_known() && !self.programs.contains(&endpoint.number()) => {
+                return Err(IpcError::BadEndpoint);
+            }
+            Some(endpoint) => endpoint,
+            None => self.free_program().ok_or(IpcError::TableFull)?,
+        };
+        self.reservations.insert(endpoint, reservation)?;
+        Ok(endpoint)
+    }
+
+    /// Binds a program at the number it wishes, at the one that is kept for it, or at a free one. `pid` is the container's.
+    pub fn bind_program(
+        &mut self,
+        wish: Option<Endpoint>,
+        pid: i32,
+        owner: OwnerId,
+    ) -> Result<(Endpoint, Epoch), IpcError> {
+        let kept = self.reservations.of_process(pid);
+        let endpoint = match wish.or(kept) {
+            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) if kept == Some(endpoint) => {
+                self.reservations.remove(endpoint);
+                endpoint
+            }
             Some(endpoint) if endpoint.is_well_known() => return Err(IpcError::Denied),
             Some(endpoint) if !self.programs.contains(&endpoint.number()) => return Err(IpcError::BadEndpoint),
-            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) if self.reservations.has(endpoint) => return Err(IpcError::EndpointInUse),
             Some(endpoint) => endpoint,
             None => self.free_program().ok_or(IpcError::TableFull)?,
         };
@@ -227,7 +265,9 @@ impl DcTable {
             let number = self.next_program;
             self.next_program = if number + 1 >= self.programs.end { self.programs.start } else { number + 1 };
             match Endpoint::new(number) {
-                Some(endpoint) if !self.bindings.contains_key(&endpoint) => return Some(endpoint),
+                Some(endpoint) if !self.bindings.contains_key(&endpoint) && !self.reservations.has(endpoint) => {
+                    return Some(endpoint);
+                }
                 _ => {}
             }
         }

@@ -22,32 +22,32 @@ fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
 #[test]
 fn program_cannot_take_the_number_of_a_server() {
     let mut table = DcTable::new(256..300);
-    assert_eq!(table.bind_program(Some(Endpoint::FS), OwnerId(1)), Err(IpcError::Denied));
-    assert_eq!(table.bind_program(Some(endpoint(300)), OwnerId(1)), Err(IpcError::BadEndpoint));
+    assert_eq!(table.bind_program(Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
+    assert_eq!(table.bind_program(Some(endpoint(300)), 0, OwnerId(1)), Err(IpcError::BadEndpoint));
 }
 
 #[test]
 fn number_that_became_free_is_not_given_out_at_once() {
     let mut table = DcTable::new(256..300);
-    let (first, _) = table.bind_program(None, OwnerId(1)).unwrap();
+    let (first, _) = table.bind_program(None, 0, OwnerId(1)).unwrap();
     table.unbind(first);
-    assert_ne!(table.bind_program(None, OwnerId(1)).unwrap().0, first);
+    assert_ne!(table.bind_program(None, 0, OwnerId(1)).unwrap().0, first);
 }
 
 #[test]
 fn program_finds_the_table_full_when_its_range_is_used_up() {
     let mut table = DcTable::new(256..258);
-    table.bind_program(None, OwnerId(1)).unwrap();
-    table.bind_program(None, OwnerId(2)).unwrap();
-    assert_eq!(table.bind_program(None, OwnerId(3)), Err(IpcError::TableFull));
+    table.bind_program(None, 0, OwnerId(1)).unwrap();
+    table.bind_program(None, 0, OwnerId(2)).unwrap();
+    assert_eq!(table.bind_program(None, 0, OwnerId(3)), Err(IpcError::TableFull));
 }
 
 #[test]
 fn rebound_number_gets_a_higher_epoch() {
     let mut table = DcTable::new(256..258);
-    let (number, first) = table.bind_program(Some(endpoint(256)), OwnerId(1)).unwrap();
+    let (number, first) = table.bind_program(Some(endpoint(256)), 0, OwnerId(1)).unwrap();
     table.unbind(number);
-    let (_, second) = table.bind_program(Some(number), OwnerId(1)).unwrap();
+    let (_, second) = table.bind_program(Some(number), 0, OwnerId(1)).unwrap();
     assert!(second > first);
 }
 
@@ -68,7 +68,7 @@ fn server_of_an_old_epoch_is_fenced() {
 fn newer_owner_elsewhere_ends_the_channels_of_the_old_one() {
     let mut table = DcTable::new(256..300);
     table.bind_remote(Endpoint::FS, NodeId(2), Epoch(1), Told::ByDirectory);
-    table.bind_program(Some(endpoint(256)), OwnerId(1)).unwrap();
+    table.bind_program(Some(endpoint(256)), 0, OwnerId(1)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
     let RemoteBinding::Bound { ended } = table.bind_remote(Endpoint::FS, NodeId(3), Epoch(2), Told::ByDirectory) else {
         panic!("refused")
@@ -92,7 +92,7 @@ fn caller_known_by_its_first_message_keeps_its_channels_when_the_directory_tells
 fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
     let mut table = DcTable::new(256..300);
     table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
-    table.bind_program(Some(endpoint(256)), OwnerId(2)).unwrap();
+    table.bind_program(Some(endpoint(256)), 0, OwnerId(2)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
     assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Messages), Err(IpcError::EndpointInUse));
     for lane in 1..abi::limits::RING_LANES_END {
@@ -106,7 +106,7 @@ fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
 fn each_of_a_pair_has_its_own_lane_for_copies() {
     let mut table = DcTable::new(256..300);
     table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
-    table.bind_program(Some(endpoint(256)), OwnerId(2)).unwrap();
+    table.bind_program(Some(endpoint(256)), 0, OwnerId(2)).unwrap();
     let lower = table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Copies).unwrap();
     let higher = table.lane_for(endpoint(256), Endpoint::FS, LaneWish::Copies).unwrap();
     assert!(lower != higher && lower.is_for_copies() && higher.is_for_copies());
@@ -170,7 +170,7 @@ proptest! {
             let owner = OwnerId(index as u64);
             match step {
                 Step::Server(number, epoch) => drop(table.bind_server(endpoint(number), owner, Epoch(epoch))),
-                Step::Program(wish) => drop(table.bind_program(wish.map(endpoint), owner)),
+                Step::Program(wish) => drop(table.bind_program(wish.map(endpoint), 0, owner)),
                 Step::Remote(number, node, epoch) => {
                     drop(table.bind_remote(endpoint(number), NodeId(node), Epoch(epoch), Told::ByDirectory));
                 }
@@ -196,4 +196,27 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn reserved_number_is_for_its_process_only_and_ends_with_its_manager() {
+    let mut table = DcTable::new(256..260);
+    let by = OwnerId(9);
+    assert_eq!(table.reserve(Some(endpoint(257)), Reservation { pid: 7, by }), Ok(endpoint(257)));
+    assert_eq!(table.reserve(None, Reservation { pid: 7, by }), Ok(endpoint(257)), "again");
+    assert_eq!(table.reserve(Some(endpoint(257)), Reservation { pid: 8, by }), Err(IpcError::EndpointInUse));
+    assert_eq!(table.reserve(Some(endpoint(300)), Reservation { pid: 8, by }), Err(IpcError::BadEndpoint));
+    assert_eq!(table.bind_program(Some(endpoint(257)), 8, OwnerId(1)), Err(IpcError::EndpointInUse));
+    let others: Vec<_> = (1..4).map(|owner| table.bind_program(None, 8, OwnerId(owner)).unwrap().0).collect();
+    assert!(!others.contains(&endpoint(257)));
+    assert_eq!(table.bind_program(None, 8, OwnerId(4)), Err(IpcError::TableFull));
+    assert_eq!(table.bind_program(None, 7, OwnerId(4)).unwrap().0, endpoint(257));
+    table.unbind(endpoint(257));
+    assert_eq!(
+        table.reserve(Some(Endpoint::IS), Reservation { pid: 7, by }),
+        Ok(Endpoint::IS),
+        "managers make servers"
+    );
+    assert_eq!(table.reservations_mut().remove_of(by), [Endpoint::IS]);
+    assert_eq!(table.bind_program(Some(Endpoint::IS), 7, OwnerId(4)), Err(IpcError::Denied));
 }

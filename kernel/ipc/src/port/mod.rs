@@ -22,11 +22,12 @@ use ipc_core::{Budget, WaitMode};
 use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Notice};
 use crate::copy::Copying;
-use crate::protocol::{Op, Packet};
+use crate::protocol::{Op, Packet, Patience};
 use crate::ring::{RingId, RingServer};
 use crate::talk::Inbox;
+use crate::wait::Wait;
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
 pub(crate) use opening::map_channel;
@@ -87,6 +88,19 @@ impl Port {
     pub fn from_socket(broker: OwnedFd, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
         let answer = connection.call(Packet { own: endpoint, ..Packet::new(Op::Bind) })?;
+        Port::bound(connection, answer)
+    }
+
+    /// Connects as [`Port::connect`] does and waits until a manager has bound this process: [`Port::bind_for`].
+    pub fn connect_when_bound(path: &Path, wait: Wait) -> Result<Port, IpcError> {
+        let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
+        let mut connection = Connection::new(socket);
+        let answer =
+            connection.call_waiting(Packet { patience: Patience::UntilBound, ..Packet::new(Op::Bind) }, wait)?;
+        Port::bound(connection, answer)
+    }
+
+    fn bound(connection: Connection, answer: Notice) -> Result<Port, IpcError> {
         let control = answer.descriptors.into_iter().next().ok_or(IpcError::NoBroker)?;
         let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
         poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;

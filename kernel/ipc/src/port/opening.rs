@@ -45,6 +45,16 @@ impl Port {
         self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
     }
 
+    /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The process has it
+    /// when it connects, without asking for it; until then nobody else gets it. It is given back when this endpoint ends.
+    /// Doing it again is safe. `EndpointInUse` when the number or the process has another already.
+    pub fn bind_for(&mut self, pid: i32, endpoint: Option<Endpoint>) -> Result<Endpoint, IpcError> {
+        self.check_bound()?;
+        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
+        let answer = self.connection.call(Packet { own: endpoint, value, ..Packet::new(Op::BindFor) })?;
+        answer.packet.peer.ok_or(IpcError::NoBroker)
+    }
+
     /// What `endpoint` may do, and who may call it.
     pub fn privileges(&mut self, endpoint: Endpoint) -> Result<Privileges, IpcError> {
         self.check_bound()?;

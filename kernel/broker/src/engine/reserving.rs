@@ -1,0 +1,86 @@
+//! Numbers that a manager keeps for a process, and processes that wait for that.
+//!
+//! The process need not have connected, nor is it asked whether it exists: a reservation is the manager's to take back, and ends with
+//! it.
+
+use abi::{DcId, Endpoint, IpcError};
+use ipc::protocol::{Op, Packet};
+use ipc_core::table::{OwnerId, Reservation};
+use sys::seqpacket::{Received, Sender};
+
+use super::Engine;
+
+/// A process that asked to be bound when a manager has kept a number for it.
+#[derive(Debug)]
+pub(super) struct WaitingBind {
+    dc: DcId,
+    /// As the container knows it.
+    pid: i32,
+    packet: Packet,
+    sender: Sender,
+    received: Received,
+}
+
+impl Engine {
+    pub(super) fn bind_for(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        own: Endpoint,
+        packet: &Packet,
+    ) -> Result<(), IpcError> {
+        self.check_manager(dc, own)?;
+        let pid = i32::try_from(packet.value).ok().filter(|pid| *pid > 0).ok_or(IpcError::BadArgument)?;
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let endpoint = container.table.reserve(packet.own, Reservation { pid, by: owner })?;
+        self.keep_reservation(dc, endpoint);
+        self.answer(owner, Packet { request: packet.request, peer: Some(endpoint), ..Packet::new(Op::Found) });
+        self.bind_who_waits(dc, pid);
+        Ok(())
+    }
+
+    /// Lets the bind wait, when there is no number for its process yet.
+    pub(super) fn wait_for_manager(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        packet: Packet,
+        sender: Sender,
+        received: Received,
+    ) -> Result<(), IpcError> {
+        let pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        if packet.request == 0 || container.table.reservations().of_process(pid).is_some() {
+            return self.bind(owner, dc, packet, sender, received);
+        }
+        // One connection binds once, so this is bounded as they are.
+        self.waiting_binds.insert(owner, WaitingBind { dc, pid, packet, sender, received });
+        Ok(())
+    }
+
+    pub(super) fn cancel_bind(&mut self, owner: OwnerId, request: u32) {
+        if self.waiting_binds.get(&owner).is_some_and(|waiting| waiting.packet.request == request) {
+            self.waiting_binds.remove(&owner);
+            self.fail(owner, request, IpcError::TimedOut);
+        }
+    }
+
+    fn bind_who_waits(&mut self, dc: DcId, pid: i32) {
+        let is_for = |waiting: &WaitingBind| waiting.dc == dc && waiting.pid == pid;
+        let found = self.waiting_binds.iter().find(|(_, waiting)| is_for(waiting)).map(|(owner, _)| *owner);
+        let Some((owner, waiting)) = found.and_then(|owner| Some((owner, self.waiting_binds.remove(&owner)?))) else {
+            return;
+        };
+        if let Err(error) = self.bind(owner, dc, waiting.packet, waiting.sender, waiting.received) {
+            self.fail(owner, waiting.packet.request, error);
+        }
+    }
+
+    /// A manager is gone.
+    pub(super) fn end_reservations(&mut self, dc: DcId, by: OwnerId) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        for endpoint in container.table.reservations_mut().remove_of(by) {
+            self.drop_kept_reservation(dc, endpoint);
+        }
+    }
+}
