@@ -61,8 +61,8 @@ pub enum Source {
     From(Endpoint),
 }
 
-/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring; the last two carry
-/// the copies of the lower and of the higher endpoint.
+/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring; the last four carry
+/// what the lower and the higher endpoint delegate, and their copies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane(pub u16);
 
@@ -71,10 +71,24 @@ impl Lane {
 
     /// The lane over which `copier` copies from and to what `owner` granted.
     pub const fn copies(copier: Endpoint, owner: Endpoint) -> Lane {
-        Lane(if copier.0 < owner.0 { limits::RING_LANES_END } else { limits::RING_LANES_END + 1 })
+        Lane(limits::DELEGATE_LANES_END + (copier.0 > owner.0) as u16)
+    }
+
+    /// The lane over which `delegator` relays requests to `target` and notifies it for others.
+    pub const fn delegation(delegator: Endpoint, target: Endpoint) -> Lane {
+        Lane(limits::RING_LANES_END + (delegator.0 > target.0) as u16)
     }
 
     pub const fn is_for_copies(self) -> bool {
+        self.0 >= limits::DELEGATE_LANES_END
+    }
+
+    pub const fn is_for_delegation(self) -> bool {
+        limits::RING_LANES_END <= self.0 && self.0 < limits::DELEGATE_LANES_END
+    }
+
+    /// Whether the library serves the lane by itself.
+    pub const fn is_reserved(self) -> bool {
         self.0 >= limits::RING_LANES_END
     }
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+pub mod delegation;
 mod error;
 mod ident;
 pub mod layout;

@@ -20,10 +20,12 @@ pub const UIDS_PER_DC: u32 = 65_536;
 
 /// Channels one process may hold: each costs up to four descriptors while it is being mapped and one eventfd after.
 pub const CHANNELS_PER_PROCESS: usize = 4096;
-/// Lanes between two endpoints: one of messages, those of rings, and one of copies for each of the two.
+/// Lanes between two endpoints: one of messages, those of rings, and for each of the two one of delegation and one of copies.
 pub const LANES_PER_PAIR: u16 = 16;
 /// Lanes of rings are 1 up to here.
-pub const RING_LANES_END: u16 = LANES_PER_PAIR - 2;
+pub const RING_LANES_END: u16 = DELEGATE_LANES_END - 2;
+/// Those of delegation lie between, those of copies behind.
+pub const DELEGATE_LANES_END: u16 = LANES_PER_PAIR - 2;
 
 /// Bytes that may travel with a message inside the channel itself.
 pub const INLINE_BYTES_MAX: usize = 2048;
@@ -41,7 +43,7 @@ pub const GRANTS_PER_ENDPOINT: usize = 4096;
 pub const COPY_CHUNK_BYTES: u32 = 64 << 10;
 /// Requests of a copy lane in flight: bandwidth times delay of 10 Gbit/s and 0.8 ms.
 pub const COPY_ENTRIES: u32 = 16;
-/// Peers that may copy from and to one endpoint at a time: a waiter sleeps on a word of each, and the kernel takes 128.
+/// Peers that may copy from and to one endpoint at a time: a waiter sleeps on a word of each.
 pub const COPIERS_PER_ENDPOINT: usize = 61;
 
 /// Numbers that managers of one container keep for processes that have not bound yet, on one node.
@@ -54,6 +56,18 @@ pub const PRIVILEGES_BYTES_MAX: usize = 1024;
 /// Bytes that a broker tells another at a time: a packet with privileges behind it.
 pub const PARCEL_BYTES_MAX: usize = 64 + PRIVILEGES_BYTES_MAX;
 
+/// Entries of a delegate lane: relays in flight, and the next.
+pub const DELEGATE_ENTRIES: u32 = 64;
+/// Relays that one lane may carry at a time. The rest is kept for notifications, which a server may need to hear of before
+/// it can answer what it was passed.
+pub const RELAYS_PER_LANE: u32 = 48;
+/// Servers that may delegate to one endpoint at a time.
+pub const DELEGATORS_PER_ENDPOINT: usize = 32;
+/// Endpoints to which one server may be delegating at a time: a waiter sleeps on two words of each.
+pub const DELEGATES_PER_ENDPOINT: usize = 16;
+/// Words a waiter for one peer sleeps on besides those of that peer and its own.
+pub const WORDS_OF_LANES: usize = COPIERS_PER_ENDPOINT + DELEGATORS_PER_ENDPOINT + 2 * DELEGATES_PER_ENDPOINT;
+
 /// Names of containers, nodes, servers: 1 to 32 of `[a-z0-9-]`, beginning with a letter.
 pub const NAME_BYTES_MAX: usize = 32;
 
@@ -61,4 +75,6 @@ const _: () = assert!(RING_ENTRIES_MAX.is_power_of_two());
 const _: () = assert!(TRANSFER_BYTES_MAX <= ARENA_BYTES_MAX);
 const _: () = assert!((NODES_PER_DC as u32 + 1) * PIDS_PER_NODE <= 4_194_304);
 const _: () = assert!(COPY_CHUNK_BYTES <= TRANSFER_BYTES_MAX && COPY_ENTRIES <= RING_ENTRIES_MAX);
+const _: () = assert!(RELAYS_PER_LANE < DELEGATE_ENTRIES && DELEGATE_ENTRIES <= RING_ENTRIES_MAX);
+const _: () = assert!(WORDS_OF_LANES + 3 <= 128, "the kernel takes no more in one wait");
 const _: () = assert!(WELL_KNOWN_ENDPOINTS < ENDPOINTS_PER_DC);

@@ -3,6 +3,7 @@
 //! - [`Word`] and [`both_send`]: what a publication word says.
 //! - [`Budget`]: how long a waiter looks before it parks.
 //! - [`grants`]: what an endpoint has lent.
+//! - [`judge`]: which of two requests of one client may be forgotten.
 //! - [`wake`]: the protocol of sleeping and waking, with its model.
 //! - [`waits`]: who waits for whom, and cycles in it.
 //! - [`table`]: the broker's table of one container.
@@ -13,12 +14,14 @@
 
 mod budget;
 pub mod grants;
+mod owed;
 pub mod table;
 pub mod waits;
 pub mod wake;
 mod word;
 
 pub use budget::{Budget, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};
+pub use owed::{Owed, Verdict, judge};
 pub use word::{Both, Data, Kind, Patience, Word, both_send};
 
 use std::fmt;

@@ -20,7 +20,7 @@ mod objects;
 pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
-pub use link::{Direction, Link, Seen, Sleep};
+pub use link::{Direction, Link, Other, Seen, Sleep};
 pub use mapping::{Access, Mapping};
 pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, Role, Size, ring_line};
 pub use sys::futex::Woken;

@@ -24,9 +24,19 @@ use crate::objects::{PartyFiles, Role, Size};
 
 /// Words a sleeper on one link waits for in any case.
 const OWN_WORDS: usize = 3;
-/// Other links whose events may end a sleep on one link.
+/// Words of other links that may end a sleep on one link.
 pub const OTHERS_MAX: usize = sys::futex::WORDS_MAX - OWN_WORDS;
-const _: () = assert!(OTHERS_MAX >= abi::limits::COPIERS_PER_ENDPOINT);
+const _: () = assert!(OTHERS_MAX >= abi::limits::WORDS_OF_LANES);
+
+/// Another link whose news end a sleep on one link.
+#[derive(Debug)]
+pub struct Other<'a> {
+    pub link: &'a Link,
+    /// Its peer's event, as it was seen.
+    pub event: u32,
+    /// The event of its peer's control page, when the end of the peer is news too.
+    pub peer_control: Option<u32>,
+}
 
 /// A sleeper looks again after this long at the latest. Every member that talks to an endpoint maps its control page, and the kernel lets
 /// whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake does not find them.
@@ -364,21 +374,28 @@ impl Link {
         sys::futex::wait(&self.words(seen, own_control), bounded(limit))
     }
 
-    /// `sleep` that also ends with an event of one of `others`, each with the value that was seen of it: at most
-    /// [`OTHERS_MAX`].
+    /// `sleep` that also ends with news of one of `others`: at most [`OTHERS_MAX`] words.
     pub fn sleep_among<'a>(
         &self,
         seen: Seen,
         own_control: &ControlPage,
-        others: impl Iterator<Item = (&'a Link, u32)>,
+        others: impl Iterator<Item = Other<'a>>,
         limit: Option<Duration>,
     ) -> io::Result<Woken> {
+        let mut others = others.peekable();
+        if others.peek().is_none() {
+            return self.sleep(seen, own_control, limit);
+        }
         let mut words = [self.expect_event(seen.event); sys::futex::WORDS_MAX];
         let (first, rest) = words.split_at_mut(OWN_WORDS);
         first.copy_from_slice(&self.words(seen, own_control));
+        let expected = others.flat_map(|other| {
+            let control = other.peer_control.map(|value| other.link.peer_control.expect(value));
+            [Some(other.link.expect_event(other.event)), control].into_iter().flatten()
+        });
         let mut count = OWN_WORDS;
-        for (place, (other, event)) in rest.iter_mut().zip(others) {
-            *place = other.expect_event(event);
+        for (place, word) in rest.iter_mut().zip(expected) {
+            *place = word;
             count += 1;
         }
         sys::futex::wait(words.get(..count).unwrap_or(&words), bounded(limit))

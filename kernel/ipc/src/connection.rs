@@ -220,9 +220,9 @@ impl Connection {
         self.told_wait.is_some_and(|(serial, _)| self.unasked.iter().any(|notice| refuses(serial, notice)))
     }
 
-    /// Takes the lanes for copies that others opened out of what was kept.
-    pub fn take_copy_lanes(&mut self) -> Vec<Notice> {
-        let is_lane = |notice: &Notice| notice.packet.op == Op::Accepted && notice.packet.lane.is_for_copies();
+    /// Takes the lanes that others opened and the library serves out of what was kept.
+    pub fn take_reserved_lanes(&mut self) -> Vec<Notice> {
+        let is_lane = |notice: &Notice| notice.packet.op == Op::Accepted && notice.packet.lane.is_reserved();
         if !self.unasked.iter().any(is_lane) {
             return Vec::new();
         }

@@ -1,6 +1,7 @@
 //! M3-IPC: the calls.
 //!
-//! - [`Port`]: a bound endpoint; messages, notifications, grants and copies, opening and accepting rings.
+//! - [`Port`]: a bound endpoint; messages, notifications, both also on behalf of others, grants and copies, opening and
+//!   accepting rings.
 //! - [`RingClient`], [`RingServer`]: the two ends of a ring.
 //! - [`Waker`]: lets another thread end a wait of a port.
 //! - [`stand_in`]: what a proxy needs to stand in for endpoints of other nodes.
@@ -15,6 +16,8 @@
 pub mod conformance;
 mod connection;
 mod copy;
+mod delegate;
+mod lanes;
 mod port;
 pub mod protocol;
 mod ring;
@@ -29,6 +32,7 @@ pub use abi::{Calls, Peers, Privileges};
 pub use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Source};
 pub use abi::{Direction, GrantId};
 pub use copy::{COPY_SPEC, Place};
+pub use delegate::DELEGATE_SPEC;
 pub use ipc_core::{ChannelId, WaitMode};
 pub use ipc_shm::{Arena, OutOfArena};
 pub use port::{Event, Port};

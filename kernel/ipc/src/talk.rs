@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use abi::layout::state;
 use abi::{Calls, Endpoint, IpcError, Message};
-use ipc_core::{Both, Budget, Data, Kind, Patience, Word, both_send};
+use ipc_core::{Both, Budget, Data, Kind, Owed, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
 
-use crate::copy::Attend;
+use crate::lanes::Attend;
 use crate::protocol::Packet;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, Terms, gone, wait_for};
@@ -26,8 +26,8 @@ const SETTLE_TRIES_MAX: u32 = 16;
 pub(crate) struct Talk {
     /// The peer's word that was taken or passed over last.
     seen: u32,
-    /// The request that was taken and not answered.
-    owes: Option<Word>,
+    /// The request that was taken last, until it is answered.
+    owes: Owes,
     /// The own word. Not read from the own line, which is with the peer that read it.
     own: u32,
     /// Whether the own word is known to be taken, so that nobody has to ask the peer's memory.
@@ -61,6 +61,16 @@ pub(crate) fn right_for(kind: Kind) -> Calls {
         Kind::Request => Calls::SENDREC,
         Kind::Reply => Calls::NONE,
     }
+}
+
+/// What is owed to the peer.
+#[derive(Clone, Copy, Debug)]
+enum Owes {
+    Nothing,
+    Answer(Word),
+    /// The request with this word was relayed. Its answer is published in the slot behind this talk's back, which therefore does not
+    /// know what the slot holds.
+    Relayed(u32),
 }
 
 /// Where messages are taken to. One place, because each move of a message that was just written stalls the processor for as long as
@@ -105,7 +115,7 @@ enum Reply {
 
 impl Talk {
     pub fn over(link: &Link, rights: Rights) -> Talk {
-        Talk { seen: 0, owes: None, own: link.own_word(), is_free: false, notified: 0, rights }
+        Talk { seen: 0, owes: Owes::Nothing, own: link.own_word(), is_free: false, notified: 0, rights }
     }
 
     /// The peer's message that can be taken now, if its kind is wanted.
@@ -143,7 +153,10 @@ impl Talk {
         self.seen = word.raw();
         link.set_own_taken(word.raw());
         if word.kind == Kind::Request {
-            self.owes = Some(word);
+            if let Owes::Relayed(_) = self.owes {
+                self.learn_own(link);
+            }
+            self.owes = Owes::Answer(word);
             self.know_reply_taken(parties);
         }
         // A caller waits for the reply, not for this; everybody else does.
@@ -153,11 +166,6 @@ impl Talk {
         Ok(true)
     }
 
-    /// Whether the peer waits for our answer.
-    pub fn is_owing(&self, link: &Link) -> bool {
-        self.owes.is_some_and(|word| link.peer_awaits() == word.raw())
-    }
-
     pub fn send(
         &mut self,
         parties: &mut Parties<'_>,
@@ -165,8 +173,10 @@ impl Talk {
         data: &[u8],
         wait: Wait,
     ) -> Result<(), IpcError> {
-        if self.is_owing(parties.link) {
-            return self.reply(parties, message, data);
+        match self.waits(parties) {
+            Waits::ForUs => return self.reply(parties, message, data),
+            Waits::ForAnother => return Err(IpcError::Deadlock),
+            Waits::No => {}
         }
         self.rights.check_own(Calls::SEND)?;
         let deadline = Deadline::after(wait);
@@ -206,7 +216,7 @@ impl Talk {
         wait: Wait,
         inbox: &mut Inbox,
     ) -> Result<(), IpcError> {
-        if self.is_owing(parties.link) {
+        if self.waits(parties) != Waits::No {
             return Err(IpcError::Deadlock);
         }
         self.rights.check_own(Calls::SENDREC)?;
@@ -238,7 +248,8 @@ impl Talk {
 
     pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         let link = parties.link;
-        let request = self.owes.take().ok_or(IpcError::NotWaiting)?;
+        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting) };
+        self.owes = Owes::Nothing;
         if let Some(gone) = gone(link) {
             return Err(gone.or_died(IpcError::DestinationDied));
         }
@@ -257,6 +268,72 @@ impl Talk {
         }
         self.publish(parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
+    }
+
+    /// The request that is owed an answer, ready to be relayed: the slot for the answer is free.
+    pub fn request_to_relay(&mut self, parties: &mut Parties<'_>) -> Result<Word, IpcError> {
+        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting) };
+        if let Some(gone) = gone(parties.link) {
+            return Err(gone.or_died(IpcError::DestinationDied));
+        }
+        if parties.link.peer_awaits() != request.raw() {
+            self.owes = Owes::Nothing;
+            return Err(IpcError::NotWaiting);
+        }
+        self.await_free_slot(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+        Ok(request)
+    }
+
+    /// From now on the answer is not ours to give.
+    pub fn was_relayed(&mut self) {
+        if let Owes::Answer(request) = self.owes {
+            self.owes = Owes::Relayed(request.raw());
+        }
+    }
+
+    /// What is owed to the peer, as far as one can see.
+    pub fn owed(&self, link: &Link, proxied: Proxied) -> Owed {
+        match self.owes {
+            Owes::Answer(request) if gone(link).is_some() || link.peer_awaits() != request.raw() => Owed::GivenUp,
+            Owes::Answer(_) if proxied == Proxied::No => Owed::Awaited,
+            Owes::Answer(request) => Owed::Unseen(request.patience),
+            Owes::Nothing | Owes::Relayed(_) => Owed::Nothing,
+        }
+    }
+
+    /// The request that was taken last is not answered any more: the peer gave it up.
+    pub fn forget_request(&mut self) {
+        if let Owes::Answer(_) = self.owes {
+            self.owes = Owes::Nothing;
+        }
+    }
+
+    /// For whose answer the peer waits that cannot take a message of ours.
+    #[inline]
+    fn waits(&mut self, parties: &Parties<'_>) -> Waits {
+        match self.owes {
+            Owes::Nothing => Waits::No,
+            Owes::Answer(request) if parties.link.peer_awaits() == request.raw() => Waits::ForUs,
+            Owes::Answer(_) => Waits::No,
+            Owes::Relayed(request) => self.waits_for_another(parties, request),
+        }
+    }
+
+    /// Until it is answered, or the peer is heard of again. Not by what the peer says it awaits, which a proxy does not tell.
+    #[cold]
+    fn waits_for_another(&mut self, parties: &Parties<'_>, request: u32) -> Waits {
+        let link = parties.link;
+        if link.own_taken() == request && parties.attend.lanes.relays_from(link, request) {
+            return Waits::ForAnother;
+        }
+        self.learn_own(link);
+        self.owes = Owes::Nothing;
+        Waits::No
+    }
+
+    /// An answer may have been published since.
+    fn learn_own(&mut self, link: &Link) {
+        (self.own, self.is_free) = (link.own_word(), false);
     }
 
     /// What a peer posted that may not is never looked at.
@@ -445,6 +522,42 @@ pub(crate) fn settle(link: &Link, direction: Direction, word: Word, end: u32) ->
         }
     }
     found == word.in_state(end)
+}
+
+/// Whether the peer waits for an answer, and so takes no message of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Waits {
+    No,
+    ForUs,
+    /// It is to come from the one to whom its request was relayed.
+    ForAnother,
+}
+
+/// Answers a request that was relayed, unless its caller waits for it no more. Nothing else was published or taken on this link
+/// since the request was relayed, or its caller gave it up.
+pub(crate) fn answer_relayed(link: &Link, request: Word, message: &Message, data: &[u8]) {
+    if !claim_reply(link, request) {
+        return;
+    }
+    let word = Word::reply_to(request, Data::of(data));
+    if word.state_of(link.state(Direction::Own)) != state::IDLE {
+        link.set_state(Direction::Own, state::IDLE);
+    }
+    link.publish_message(word, message.kind, &message.payload, data);
+    link.kick();
+}
+
+/// Whether the caller of a request that was relayed waits for its answer. It cannot give up any more afterwards.
+pub(crate) fn claim_reply(link: &Link, request: Word) -> bool {
+    let is_latest = link.own_taken() == request.raw() && link.peer_awaits() == request.raw();
+    if !is_latest || link.own_closed() != 0 || gone(link).is_some() {
+        return false;
+    }
+    if request.patience == Patience::Untimed {
+        return true;
+    }
+    let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
+    link.exchange_reply_state(Direction::Peer, waiting, answered).is_ok()
 }
 
 /// How a message that was to be withdrawn ended.

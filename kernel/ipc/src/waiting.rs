@@ -7,7 +7,7 @@ use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
-use crate::copy::Attend;
+use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
 
 /// Why a wait ended without what it waited for.
@@ -125,7 +125,7 @@ pub(crate) fn new_budget() -> Budget {
     Budget::new(mode, cpus)
 }
 
-/// Waits until `look` finds something. `look` is called often and must be cheap. Copiers are served meanwhile.
+/// Waits until `look` finds something. `look` is called often and must be cheap. Lanes are served meanwhile.
 pub(crate) fn wait_for<T>(
     link: &Link,
     own: &ControlPage,
@@ -153,11 +153,11 @@ pub(crate) fn wait_for<T>(
         if let Some(outcome) = outcome {
             return outcome;
         }
-        // A copier was served: it is likely to ask for more at once.
+        // Whoever was served is likely to ask for more at once.
     }
 }
 
-/// Sleeps until `look` finds something, or something ends the wait; `None` when a copier was served.
+/// Sleeps until `look` finds something, or something ends the wait; `None` when a lane was served.
 fn sleep_for<T>(
     link: &Link,
     own: &ControlPage,

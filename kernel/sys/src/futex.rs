@@ -21,28 +21,37 @@ pub enum Woken {
     TimedOut,
 }
 
-/// Words one wait may name here; the kernel takes 128.
-pub const WORDS_MAX: usize = 64;
+/// Words one wait may name: the kernel's limit.
+pub const WORDS_MAX: usize = 128;
+/// Words of nearly every wait. Of more, the room has to be cleared first.
+const WORDS_MOSTLY: usize = 4;
 
 /// Sleeps until one of `words` is woken, unless one has changed already. `limit` is relative; `None` waits for ever.
 pub fn wait(words: &[Expected], limit: Option<Duration>) -> io::Result<Woken> {
-    if words.is_empty() || words.len() > WORDS_MAX {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    match words.len() {
+        0 => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+        count if count <= WORDS_MOSTLY => wait_among(words, &mut [EMPTY; WORDS_MOSTLY], limit),
+        count if count <= WORDS_MAX => wait_among(words, &mut [EMPTY; WORDS_MAX], limit),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
     }
-    const FUTEX_32: u32 = 2;
-    const EMPTY: Waiter = Waiter { value: 0, address: 0, flags: FUTEX_32, reserved: 0 };
-    let mut waiters = [EMPTY; WORDS_MAX];
+}
+
+const FUTEX_32: u32 = 2;
+const EMPTY: Waiter = Waiter { value: 0, address: 0, flags: FUTEX_32, reserved: 0 };
+
+/// `waiters` has room for all words.
+fn wait_among(words: &[Expected], waiters: &mut [Waiter], limit: Option<Duration>) -> io::Result<Woken> {
     for (waiter, expected) in waiters.iter_mut().zip(words) {
         waiter.value = u64::from(expected.value);
         waiter.address = expected.word as u64;
     }
+    let count = words.len().min(waiters.len()) as u32;
     let deadline = limit.map(deadline_after);
     let timeout = deadline.as_ref().map_or(std::ptr::null(), |time| time as *const libc::timespec);
     // SAFETY: 1. `waiters` and `deadline` live until the call returns. 2. The kernel only reads the words, and checks
     // that they are mapped.
-    let result = unsafe {
-        libc::syscall(libc::SYS_futex_waitv, waiters.as_ptr(), words.len() as u32, 0u32, timeout, libc::CLOCK_MONOTONIC)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_futex_waitv, waiters.as_ptr(), count, 0u32, timeout, libc::CLOCK_MONOTONIC) };
     if result >= 0 {
         return Ok(Woken::Look);
     }

@@ -31,6 +31,7 @@ impl Engine {
         let wish = match packet.ring() {
             None => LaneWish::Messages,
             Some(_) if packet.lane.is_for_copies() => LaneWish::Copies,
+            Some(_) if packet.lane.is_for_delegation() => LaneWish::Delegation,
             Some(_) => LaneWish::AnyRing,
         };
         let made = self.make_channel(dc, own, to, wish, packet.size)?;

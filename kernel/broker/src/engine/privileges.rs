@@ -20,6 +20,8 @@ impl Engine {
             Some(_) if packet.lane.is_for_copies() => {
                 privileges.calls.contains(Calls::COPY) && self.may_copy(dc, own, to)
             }
+            // Whoever has one names others as the source.
+            Some(_) if packet.lane.is_for_delegation() => privileges.calls.contains(Calls::DELEGATE) && may_talk,
             Some(_) => privileges.calls.contains(Calls::RING) && privileges.rings.contains(to),
         };
         if is_allowed { self.may_be_called(dc, own, to, packet.lane) } else { Err(IpcError::Denied) }

@@ -198,6 +198,9 @@ impl Engine {
         self.may_open(dc, own, to, &packet)?;
         match packet.ring() {
             Some(ring) if packet.lane.is_for_copies() && ring != ipc::COPY_SPEC => return Err(IpcError::BadArgument),
+            Some(ring) if packet.lane.is_for_delegation() && ring != ipc::DELEGATE_SPEC => {
+                return Err(IpcError::BadArgument);
+            }
             Some(ring) => drop(ring.check()?),
             None => {}
         }

@@ -43,6 +43,8 @@ pub enum LaneWish {
     AnyRing,
     /// The one lane over which the initiator copies.
     Copies,
+    /// The one lane over which the initiator delegates.
+    Delegation,
     /// The lane another node's broker chose.
     Exactly(Lane),
 }
@@ -92,8 +94,11 @@ impl Channels {
             LaneWish::AnyRing => {
                 (1..RING_LANES_END).rev().map(Lane).find(|lane| is_free(*lane)).ok_or(IpcError::TableFull)
             }
-            LaneWish::Copies if is_free(Lane::copies(one, other)) => Ok(Lane::copies(one, other)),
-            LaneWish::Copies => Err(IpcError::EndpointInUse),
+            LaneWish::Copies | LaneWish::Delegation => {
+                let lane =
+                    if wish == LaneWish::Copies { Lane::copies(one, other) } else { Lane::delegation(one, other) };
+                if is_free(lane) { Ok(lane) } else { Err(IpcError::EndpointInUse) }
+            }
             LaneWish::Exactly(lane) if lane.0 >= LANES_PER_PAIR => Err(IpcError::BadArgument),
             LaneWish::Exactly(lane) if is_free(lane) => Ok(lane),
             LaneWish::Exactly(_) => Err(IpcError::TableFull),

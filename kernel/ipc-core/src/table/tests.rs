@@ -103,15 +103,23 @@ fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
 }
 
 #[test]
-fn each_of_a_pair_has_its_own_lane_for_copies() {
+fn each_of_a_pair_has_its_own_lanes_for_copies_and_delegation() {
     let mut table = DcTable::new(256..300);
     table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
     table.bind_program(Some(endpoint(256)), 0, OwnerId(2)).unwrap();
-    let lower = table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Copies).unwrap();
-    let higher = table.lane_for(endpoint(256), Endpoint::FS, LaneWish::Copies).unwrap();
-    assert!(lower != higher && lower.is_for_copies() && higher.is_for_copies());
-    table.open(channel(1, 256, 1, higher.0)).unwrap();
-    assert_eq!(table.lane_for(endpoint(256), Endpoint::FS, LaneWish::Copies), Err(IpcError::EndpointInUse));
+    let mut lanes = Vec::new();
+    for wish in [LaneWish::Copies, LaneWish::Delegation] {
+        lanes.push(table.lane_for(Endpoint::FS, endpoint(256), wish).unwrap());
+        let higher = table.lane_for(endpoint(256), Endpoint::FS, wish).unwrap();
+        table.open(channel(u64::from(higher.0), 256, 1, higher.0)).unwrap();
+        assert_eq!(table.lane_for(endpoint(256), Endpoint::FS, wish), Err(IpcError::EndpointInUse));
+        lanes.push(higher);
+    }
+    let purposes = |lane: &Lane| (lane.is_reserved(), lane.is_for_copies(), lane.is_for_delegation());
+    let found = lanes.iter().map(purposes).collect::<Vec<_>>();
+    assert_eq!(found, [(true, true, false), (true, true, false), (true, false, true), (true, false, true)]);
+    lanes.sort();
+    assert!(lanes.windows(2).all(|two| two[0] != two[1]), "{lanes:?}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 mod copies;
 mod deadlocks;
+mod delegation;
 mod messages;
 mod privileges;
 mod rings;
@@ -71,6 +72,62 @@ pub const CASES: &[Case] = &[
         copies::later_owner_of_a_number_does_not_inherit_its_grants,
     ),
     ("many_copiers_are_all_served", copies::many_copiers_are_all_served),
+    (
+        "relayed_request_is_answered_by_its_target_in_the_name_of_its_client",
+        delegation::relayed_request_is_answered_by_its_target_in_the_name_of_its_client,
+    ),
+    (
+        "many_relays_are_under_way_and_answered_in_any_order",
+        delegation::many_relays_are_under_way_and_answered_in_any_order,
+    ),
+    (
+        "relayed_request_is_answered_once_and_by_nobody_else",
+        delegation::relayed_request_is_answered_once_and_by_nobody_else,
+    ),
+    (
+        "request_that_cannot_be_relayed_stays_with_its_server",
+        delegation::request_that_cannot_be_relayed_stays_with_its_server,
+    ),
+    (
+        "full_lane_refuses_relays_and_still_carries_notifications",
+        delegation::full_lane_refuses_relays_and_still_carries_notifications,
+    ),
+    (
+        "client_learns_that_the_target_of_its_request_died",
+        delegation::client_learns_that_the_target_of_its_request_died,
+    ),
+    (
+        "client_learns_that_its_delegator_died_and_the_target_that_nobody_waits",
+        delegation::client_learns_that_its_delegator_died_and_the_target_that_nobody_waits,
+    ),
+    (
+        "late_reply_to_a_relayed_request_is_taken_for_no_other",
+        delegation::late_reply_to_a_relayed_request_is_taken_for_no_other,
+    ),
+    ("client_that_died_is_no_trouble_to_who_answers_it", delegation::client_that_died_is_no_trouble_to_who_answers_it),
+    (
+        "client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to_that",
+        delegation::client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to_that,
+    ),
+    (
+        "client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relayed_then",
+        delegation::client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relayed_then,
+    ),
+    ("receive_from_a_client_takes_what_comes_by_relay", delegation::receive_from_a_client_takes_what_comes_by_relay),
+    (
+        "delegator_hands_answers_on_while_it_waits_for_another",
+        delegation::delegator_hands_answers_on_while_it_waits_for_another,
+    ),
+    (
+        "relayed_request_can_be_relayed_on_and_comes_back_the_same_way",
+        delegation::relayed_request_can_be_relayed_on_and_comes_back_the_same_way,
+    ),
+    ("client_learns_that_the_last_of_a_chain_died", delegation::client_learns_that_the_last_of_a_chain_died),
+    (
+        "notifications_for_others_merge_by_source_and_every_bit_arrives",
+        delegation::notifications_for_others_merge_by_source_and_every_bit_arrives,
+    ),
+    ("clients_of_several_delegators_are_all_served", delegation::clients_of_several_delegators_are_all_served),
     ("every_blocking_call_ends_at_its_limit", messages::every_blocking_call_ends_at_its_limit),
     ("receive_from_one_passes_over_all_others", messages::receive_from_one_passes_over_all_others),
     ("reply_goes_only_to_who_waits_for_it", messages::reply_goes_only_to_who_waits_for_it),

@@ -10,7 +10,7 @@ use abi::{GrantId, IpcError};
 use ipc_core::{Budget, ChannelId};
 use ipc_shm::{Arena, ControlPage};
 
-use super::Attend;
+use crate::lanes::Attend;
 use crate::ring::RingClient;
 use crate::wait::Deadline;
 use crate::waiting::{Stop, Terms, wait_for};

@@ -2,12 +2,12 @@
 
 use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
-use ipc_core::Kind;
+use ipc_core::{Kind, Word};
 
 use super::Port;
 use super::events::{Found, Wanted};
 use super::slots::{Slot, SlotKey, Use};
-use crate::copy::Attend;
+use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, Terms, WakeUps, wait_for};
@@ -20,6 +20,10 @@ impl Port {
 
     /// `send` with up to [`INLINE_BYTES_MAX`] bytes of data.
     pub fn send_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<(), IpcError> {
+        if self.lanes.delegating.is_involved() && self.owes_passed(to) {
+            self.check_call(data)?;
+            return self.answer_passed(to, message, data);
+        }
         self.with_talk(to, data, |talk, parties, _| talk.send(parties, message, data, wait))
     }
 
@@ -36,6 +40,9 @@ impl Port {
         data: &[u8],
         wait: Wait,
     ) -> Result<Message, IpcError> {
+        if self.lanes.delegating.is_involved() && self.owes_passed(to) {
+            return Err(IpcError::Deadlock);
+        }
         self.with_talk(to, data, |talk, parties, inbox| talk.sendrec(parties, message, data, wait, inbox))?;
         Ok(self.inbox.message)
     }
@@ -47,14 +54,23 @@ impl Port {
 
     pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         self.check_call(data)?;
-        // Who has no channel asked nothing.
-        let key = self.slots.talk_with(to).ok_or(IpcError::NotWaiting)?;
-        self.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data))
+        let result = match self.slots.talk_with(to) {
+            Some(key) => self.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)),
+            // Who has no channel asked nothing.
+            None => Err(IpcError::NotWaiting),
+        };
+        match result {
+            Err(IpcError::NotWaiting) => self.answer_passed(to, message, data),
+            result => result,
+        }
     }
 
     /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time.
     pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         self.check_bound()?;
+        if self.lanes.delegating.is_involved() {
+            self.begin_call();
+        }
         let key = self.talk_with(to)?;
         let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
         if let Use::Messages(talk) = &slot.usage {
@@ -91,28 +107,43 @@ impl Port {
 
     fn receive_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Message, IpcError> {
         let deadline = Deadline::after(wait);
+        if self.lanes.delegating.is_involved() {
+            self.begin_call();
+        }
         let mut key = self.talk_with(peer)?;
         self.slots.heat(key);
         let mut glares = 0;
         loop {
+            if self.lanes.has_requests() && self.take_passed_of(peer) {
+                return Ok(self.inbox.message);
+            }
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
             let slot = self.slots.get_mut(key).ok_or(IpcError::SourceDied)?;
             let (link, Use::Messages(talk)) = (slot.link.clone(), &mut slot.usage) else {
                 return Err(IpcError::BadEndpoint);
             };
-            let look = || talk.offered(&link).transpose();
-            let mut attend =
-                Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
+            let expected = Expected::of(peer);
+            let look = || match talk.offered(&link) {
+                Ok(Some(word)) => Some(Ok(Seen::Offered(word))),
+                Ok(None) if expected.came.get() => Some(Ok(Seen::Relayed)),
+                Ok(None) => (link.own_closed() != 0).then_some(Ok(Seen::Ended)),
+                Err(error) => Some(Err(error)),
+            };
+            let (expected, channel) = (Some(&expected), slot.channel);
+            let mut attend = Attend { lanes: &mut self.lanes, connection: &mut self.connection, channel, expected };
             let found = wait_for(&link, &self.control, &mut self.budget, terms, &mut attend, look);
             match found {
-                Ok(Ok(word)) => {
-                    let attend =
-                        Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
-                    let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
-                    if talk.take(&parties, word, &mut self.inbox)? {
+                Ok(Ok(Seen::Offered(word))) => {
+                    if self.take_offered(key, word)? {
                         return Ok(self.inbox.message);
                     }
+                }
+                Ok(Ok(Seen::Relayed)) => {}
+                Ok(Ok(Seen::Ended)) => {
+                    self.settle_ended();
+                    key = self.talk_with(peer)?;
+                    self.slots.heat(key);
                 }
                 Ok(Err(error)) => {
                     self.close_slot(key, error);
@@ -151,9 +182,19 @@ impl Port {
         if wanted == Wanted::Requests && word.kind != Kind::Request {
             return Ok(false);
         }
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
+        self.take_offered(key, word)
+    }
+
+    fn take_offered(&mut self, key: SlotKey, word: Word) -> Result<bool, IpcError> {
+        let Some(slot) = self.slots.get_mut(key) else { return Ok(false) };
+        let peer = slot.peer;
+        let attend = Attend::of(&mut self.lanes, &mut self.connection, slot.channel);
         let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
-        talk.take(&parties, word, &mut self.inbox)
+        let is_taken = talk.take(&parties, word, &mut self.inbox)?;
+        if is_taken && word.kind == Kind::Request && self.lanes.delegating.is_involved() {
+            self.forget_passed(peer);
+        }
+        Ok(is_taken)
     }
 
     /// Closes a channel whose peer broke the protocol.
@@ -191,13 +232,13 @@ impl Port {
         Err(IpcError::DestinationDied)
     }
 
-    fn check_call(&self, data: &[u8]) -> Result<(), IpcError> {
+    pub(super) fn check_call(&self, data: &[u8]) -> Result<(), IpcError> {
         self.check_bound()?;
         if data.len() > INLINE_BYTES_MAX { Err(IpcError::BadArgument) } else { Ok(()) }
     }
 
     /// Runs one call on a channel, and forgets it when it turned out to be over.
-    fn talk_over<T>(
+    pub(super) fn talk_over<T>(
         &mut self,
         key: SlotKey,
         call: &impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox) -> Result<T, IpcError>,
@@ -205,7 +246,7 @@ impl Port {
         // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
         let slot = self.slots.heat(key).ok_or(IpcError::NotBound)?;
         let channel = slot.channel;
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
+        let attend = Attend::of(&mut self.lanes, &mut self.connection, channel);
         let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
         let result = call(talk, &mut parties, &mut self.inbox);
         match &result {
@@ -223,6 +264,15 @@ impl Port {
         }
         result
     }
+}
+
+/// What a wait for one peer's message saw.
+enum Seen {
+    Offered(Word),
+    /// A request of the peer may have come by relay.
+    Relayed,
+    /// The channel was ended from here, to tell the peer that a request it waited for came to nothing.
+    Ended,
 }
 
 /// Times a channel may give way to the peer's own during one call: the peer's is there when ours ends, so each further one is
@@ -243,6 +293,6 @@ fn parties<'a>(
         Use::Messages(talk) => {
             Ok((Parties { link: &slot.link, own_control, own, peer, proxied, budget, attend }, talk))
         }
-        Use::Ring(_) | Use::Copies(_) => Err(IpcError::BadEndpoint),
+        Use::Ring(_) | Use::Copies(_) | Use::Delegation { .. } => Err(IpcError::BadEndpoint),
     }
 }

@@ -1,15 +1,13 @@
 //! Calls with grants.
 
-use std::sync::Arc;
-
 use abi::limits::VCOPY_BYTES_MAX;
 use abi::{Direction, Endpoint, GrantId, IpcError, Lane};
 use ipc_shm::Arena;
 
 use super::opening::map_channel;
-use super::slots::Use;
 use super::{Port, os};
-use crate::copy::{Attend, COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
+use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
+use crate::lanes::Attend;
 use crate::protocol::{Op, Packet};
 use crate::ring::{RingClient, RingParts};
 use crate::wait::{Deadline, Wait};
@@ -28,13 +26,13 @@ impl Port {
         let key = self.slots.talk_with(to);
         let slot = key.and_then(|key| self.slots.get_mut(key));
         let incarnation = slot.map(|slot| slot.link.peer_control().serial());
-        self.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
+        self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
     }
 
     /// Takes a grant back: from now on nothing touches its memory.
     pub fn revoke(&mut self, grant: GrantId) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.copying.grants.revoke(grant).map(drop)
+        self.lanes.copying.grants.revoke(grant).map(drop)
     }
 
     /// Copies `bytes` bytes between granted memory of two endpoints, of which one may be this one. At most
@@ -75,7 +73,7 @@ impl Port {
 
     fn own_memory(&self, place: Place, bytes: usize) -> Result<(Arena, usize), IpcError> {
         let end = place.offset.checked_add(bytes as u64).ok_or(IpcError::OutOfGrant)?;
-        let memory = self.copying.grants.own(place.grant, place.offset, end)?;
+        let memory = self.lanes.copying.grants.own(place.grant, place.offset, end)?;
         Ok((memory.clone(), place.offset as usize))
     }
 
@@ -88,13 +86,13 @@ impl Port {
         }
         let mut lane = self.copy_lane(place.owner, local.owner_died())?;
         let channel = lane.channel();
-        let attend = Attend { copying: &mut self.copying, connection: &mut self.connection, channel };
+        let attend = Attend::of(&mut self.lanes, &mut self.connection, channel);
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
         let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64 };
         let result = lane.run(job, waiting);
         // A lane that was revoked looks like one whose owner refused.
         if !lane.is_closed() && !matches!(result, Err(IpcError::Corrupt | IpcError::Denied)) {
-            self.copying.lanes.insert(place.owner, lane);
+            self.lanes.copying.lanes.insert(place.owner, lane);
         }
         result
     }
@@ -129,7 +127,7 @@ impl Port {
 
     /// The lane over which we copy from and to `owner`; taken out, so that the wait may use the rest of the port.
     fn copy_lane(&mut self, owner: Endpoint, died: IpcError) -> Result<CopyLane, IpcError> {
-        if let Some(lane) = self.copying.lanes.remove(&owner)
+        if let Some(lane) = self.lanes.copying.lanes.remove(&owner)
             && !lane.is_closed()
         {
             return Ok(lane);
@@ -152,32 +150,5 @@ impl Port {
             spec: COPY_SPEC,
         });
         Ok(CopyLane::new(ring))
-    }
-
-    /// Before a wait for anything: lanes that came or were disturbed during a wait for one peer ring again.
-    pub(super) fn settle_copy_lanes(&mut self) {
-        for server in self.copying.take_unslotted() {
-            let channel = ipc_core::ChannelId(server.id().0);
-            if let Err(error) = self.watch_copy_lane(channel, server) {
-                self.copying.forget(channel);
-                let close = Packet { channel, value: error.code(), ..Packet::new(Op::Close) };
-                let _ = self.connection.send(&close);
-            }
-        }
-        if self.copying.take_disturbed() {
-            for key in self.slots.copy_lanes() {
-                self.slots.heat(key);
-            }
-        }
-    }
-
-    /// Makes a copier's lane ring this port.
-    pub(super) fn watch_copy_lane(
-        &mut self,
-        channel: ipc_core::ChannelId,
-        server: Arc<crate::ring::RingServer>,
-    ) -> Result<(), IpcError> {
-        let (peer, link) = (server.client(), server.link().clone());
-        self.watch(channel, peer, link, crate::talk::Proxied::No, Use::Copies(server)).map(drop)
     }
 }

@@ -55,7 +55,7 @@ impl Port {
         if self.connection.has_kept_notices() {
             self.take_notices();
         }
-        self.settle_copy_lanes();
+        self.settle_lanes();
         if self.is_spinning() {
             self.slots.heat_all();
         }
@@ -175,12 +175,15 @@ impl Port {
     }
 
     /// To be reported next.
-    fn found(&mut self, event: Event) -> Found {
+    pub(super) fn found(&mut self, event: Event) -> Found {
         self.pending.push_front(event);
         Found::Pending
     }
 
     fn look_for_notifications(&mut self) -> Option<Event> {
+        if let Some(event) = self.notification_for_another() {
+            return Some(event);
+        }
         for position in 0..self.slots.hot().len() {
             let key = self.slots.hot().get(position).copied()?;
             if let Some(event) = self.look_for_notification(key) {
@@ -203,11 +206,12 @@ impl Port {
         let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
         match &slot.usage {
             Use::Copies(lane) => {
-                if serve(lane, &mut self.copying.grants) {
+                if serve(lane, &mut self.lanes.copying.grants) {
                     self.slots.stay_hot(key);
                 }
                 Ok(None)
             }
+            Use::Delegation { .. } => self.look_at_delegation(key, wanted),
             Use::Ring(_) if wanted != Wanted::Everything => Ok(None),
             Use::Ring(ring) => match ring.closed_here() {
                 Some(reason) => Err(reason),
@@ -238,7 +242,10 @@ impl Port {
     fn arm(&mut self, key: SlotKey, wanted: Wanted) -> News {
         self.slots.arm(key);
         let Some(slot) = self.slots.get_mut(key) else { return News::None };
-        let news = news_of(slot, wanted);
+        let news = match slot.usage {
+            Use::Delegation { .. } => self.news_of_delegation(key),
+            _ => news_of(slot, wanted),
+        };
         match news {
             News::None => {}
             News::Wanted => {
@@ -288,7 +295,7 @@ pub(super) enum Found {
 
 /// What lies in a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum News {
+pub(super) enum News {
     None,
     Wanted,
     /// Only what this wait does not take.
@@ -298,6 +305,7 @@ enum News {
 fn news_of(slot: &mut Slot, wanted: Wanted) -> News {
     let (is_any, is_wanted) = match &mut slot.usage {
         Use::Copies(lane) => (lane.has_submissions(), lane.has_submissions() && lane.is_closed().is_none()),
+        Use::Delegation { .. } => (false, false),
         Use::Ring(ring) => {
             let is_any = ring.closed_here().is_some() || ring.has_submissions();
             (is_any, is_any && wanted == Wanted::Everything)

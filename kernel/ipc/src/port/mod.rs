@@ -3,11 +3,12 @@
 //! One thread uses a port at a time. Calls to one peer sleep on that channel's futex; `wait_event`, `receive` from any and
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
-//! `calls.rs`: messages. `copying.rs`: grants and copies. `events.rs`: waiting for anything. `opening.rs`: channels and the broker. `slots.rs`: which channel
-//! is looked at.
+//! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
+//! anything. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at.
 
 mod calls;
 mod copying;
+mod delegating;
 mod events;
 mod opening;
 mod slots;
@@ -23,7 +24,7 @@ use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
 use crate::connection::{Connection, Notice};
-use crate::copy::Copying;
+use crate::lanes::Lanes;
 use crate::protocol::{Op, Packet, Patience};
 use crate::ring::{RingId, RingServer};
 use crate::talk::Inbox;
@@ -68,7 +69,7 @@ pub struct Port {
     neglected: Vec<SlotKey>,
     inbox: Inbox,
     budget: Budget,
-    copying: Copying,
+    lanes: Lanes,
     /// Events reported since the descriptors were last looked at.
     unpolled: u32,
     /// The event of the own page before that look.
@@ -107,12 +108,13 @@ impl Port {
         poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
         let guard = ForkGuard::new().map_err(os)?;
         let control = Arc::new(ControlPage::of(control).map_err(os)?);
+        let endpoint = answer.packet.own.ok_or(IpcError::NoBroker)?;
         Ok(Port {
             guard,
             connection,
-            endpoint: answer.packet.own.ok_or(IpcError::NoBroker)?,
+            endpoint,
             epoch: answer.packet.epoch,
-            copying: Copying::new(guard, &control),
+            lanes: Lanes::new(guard, endpoint, &control),
             control,
             slots: Slots::default(),
             poller,

@@ -11,6 +11,7 @@ use sys::eventfd::Trigger;
 use super::slots::{SlotKey, Use};
 use super::{Event, Port, os};
 use crate::connection::Notice;
+use crate::lanes::Purpose;
 use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
 use crate::talk::{Proxied, Rights, Talk};
@@ -135,8 +136,8 @@ impl Port {
     pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
         if let Some(slot) = self.slots.remove(key) {
             let _ = self.poller.remove(slot.link.bell_in());
-            if let Use::Copies(_) = slot.usage {
-                self.copying.forget(slot.channel);
+            if let Use::Copies(_) | Use::Delegation { .. } = slot.usage {
+                self.forget_lane(slot.channel, reason);
             }
             if let (Use::Messages(_), code @ 1..) = (&slot.usage, slot.link.peer_closed()) {
                 // The broker may hear of it from the peer later than from us that we open the next.
@@ -147,6 +148,9 @@ impl Port {
                 // An end that was closed on purpose and one that died are the same to the other end.
                 let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
                 self.pending.push_back(Event::RingClosed(RingId(slot.channel.0), reason));
+            }
+            if self.lanes.has_requests() {
+                self.heat_lanes();
             }
         }
     }
@@ -169,7 +173,7 @@ impl Port {
             Op::Accepted => {
                 let channel = notice.packet.channel;
                 // A restarted broker says again what its predecessor may not have said.
-                if self.slots.by_channel(channel).is_some() || self.copying.knows(channel) {
+                if self.slots.by_channel(channel).is_some() || self.lanes.knows(channel) {
                     return;
                 }
                 if let Err(error) = self.adopt_channel(notice) {
@@ -182,7 +186,7 @@ impl Port {
                     self.say_revoked(key, notice.packet.error());
                     self.end_slot(key, notice.packet.error());
                 }
-                self.copying.forget(notice.packet.channel);
+                self.forget_lane(notice.packet.channel, notice.packet.error());
             }
             Op::WakeUp => self.woken_up = true,
             // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
@@ -220,9 +224,7 @@ impl Port {
         let link = Arc::new(map_channel(notice, spec)?);
         let usage = match spec {
             None => Use::Messages(Talk::over(&link, Rights::of(&packet))),
-            Some(_) if packet.lane.is_for_copies() => {
-                Use::Copies(self.copying.adopt(&packet, link.clone(), &self.connection)?)
-            }
+            Some(_) if packet.lane.is_reserved() => self.lanes.adopt(&packet, link.clone(), &self.connection)?.into(),
             Some(spec) => {
                 let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
                 let socket = self.connection.shared_socket();
@@ -245,8 +247,10 @@ impl Port {
     ) -> Result<SlotKey, IpcError> {
         let key = self.slots.insert(channel, peer, link.clone(), proxied, usage);
         if let Err(error) = self.poller.add(link.bell_in(), key.token(), Trigger::Edge) {
+            let error = os(error);
             self.slots.remove(key);
-            return Err(os(error));
+            self.forget_lane(channel, error);
+            return Err(error);
         }
         Ok(key)
     }
@@ -255,6 +259,15 @@ impl Port {
 /// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
 /// the broker at our word, before the next. More means a peer that opens and closes all the time.
 const OPENS_MAX: u32 = 8;
+
+impl From<Purpose> for Use {
+    fn from(purpose: Purpose) -> Use {
+        match purpose {
+            Purpose::Copies(server) => Use::Copies(server),
+            Purpose::Delegation => Use::Delegation { turns: 0 },
+        }
+    }
+}
 
 /// Maps what the broker handed over with a channel.
 pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {

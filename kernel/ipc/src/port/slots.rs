@@ -30,6 +30,10 @@ pub(super) enum Use {
     Ring(Arc<RingShared>),
     /// The peer copies from and to what was granted to it.
     Copies(Arc<RingServer>),
+    /// A delegate lane, of either party. Clients whose requests have their turn before the channel has had its own.
+    Delegation {
+        turns: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -138,9 +142,9 @@ impl Slots {
         }
     }
 
-    /// The lanes over which others copy.
-    pub fn copy_lanes(&self) -> Vec<SlotKey> {
-        let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_)));
+    /// The lanes that the library serves by itself.
+    pub fn lanes(&self) -> Vec<SlotKey> {
+        let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_) | Use::Delegation { .. }));
         lanes.map(|(key, _)| key).collect()
     }
 
@@ -153,13 +157,16 @@ impl Slots {
         &self.hot
     }
 
-    /// Puts a channel that was served behind the others.
+    /// Puts a channel that was served behind the others, unless its turn goes on.
     pub fn served(&mut self, position: usize, key: SlotKey) {
-        self.hot.remove(position);
-        self.hot.push_back(key);
         if let Some(slot) = self.slots.get_mut(key) {
             slot.idle_looks = 0;
+            if let Use::Delegation { turns: 1.. } = slot.usage {
+                return;
+            }
         }
+        self.hot.remove(position);
+        self.hot.push_back(key);
     }
 
     /// Something was found that is no event of its own.

@@ -178,6 +178,11 @@ impl RingServer {
         self.shared.end()
     }
 
+    /// Why this end closed it.
+    pub(crate) fn is_closed_here(&self) -> Option<IpcError> {
+        self.shared.closed_here()
+    }
+
     fn close(&self, reason: IpcError) -> IpcError {
         self.shared.closed.store(reason.code(), Ordering::Release);
         self.shared.link.set_own_closed(reason.code());

@@ -1,0 +1,314 @@
+//! Calls that concern requests passed on and notifications on behalf of others.
+
+use abi::{Endpoint, IpcError, Lane, Message};
+use ipc_core::{ChannelId, Owed, Verdict, judge};
+
+use super::events::{Found, News, Wanted};
+use super::opening::map_channel;
+use super::slots::{SlotKey, Use};
+use super::{Event, Port};
+use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
+use crate::lanes::{Attend, Purpose};
+use crate::protocol::{Op, Packet};
+use crate::ring::{RingClient, RingParts};
+use crate::talk::Proxied;
+
+impl Port {
+    /// Passes the request that was taken from `of` last on to `to`, which sees it as a request of `of`; its reply reaches `of` as the
+    /// reply to the call it made here, whenever this port waits in a call or begins one. Only for servers. Never waits for `to`. After an error the
+    /// request is still to be answered here; errors are those of `docs/design/delegation.md`.
+    pub fn relay(&mut self, of: Endpoint, to: Endpoint, message: &Message) -> Result<(), IpcError> {
+        self.relay_inline(of, to, message, &[])
+    }
+
+    /// `relay` with up to [`abi::limits::INLINE_BYTES_MAX`] bytes of data.
+    pub fn relay_inline(&mut self, of: Endpoint, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        self.check_call(data)?;
+        if to == of {
+            return Err(IpcError::BadEndpoint);
+        }
+        self.begin_call();
+        let origin = self.origin_of(of)?;
+        self.lane_to(to)?.relay(Relay { origin, client: of, message, data })?;
+        self.lanes.delegating.in_flight += 1;
+        if self.lanes.delegating.passed.remove(&of).is_none()
+            && let Some(key) = self.slots.talk_with(of)
+            && let Some(Use::Messages(talk)) = self.slots.get_mut(key).map(|slot| &mut slot.usage)
+        {
+            talk.was_relayed();
+        }
+        Ok(())
+    }
+
+    /// Sets bits at `to` in the name of `source`. Only for servers. Never waits for `to`; only the broker is asked, the first time.
+    pub fn notify_for(&mut self, source: Endpoint, to: Endpoint, mask: u64) -> Result<(), IpcError> {
+        if source == self.endpoint {
+            return self.notify(to, mask);
+        }
+        self.check_bound()?;
+        if source == to {
+            return Err(IpcError::BadEndpoint);
+        }
+        self.begin_call();
+        self.lane_to(to)?.notify(source, mask);
+        Ok(())
+    }
+
+    /// Serves the lanes, as every call of one that has relays under way does.
+    #[cold]
+    pub(super) fn begin_call(&mut self) {
+        self.attend(ChannelId(0)).serve();
+        self.settle_ended();
+    }
+
+    /// Begins a call to `client`. Whether it waits for our answer to a request that came by relay.
+    #[cold]
+    pub(super) fn owes_passed(&mut self, client: Endpoint) -> bool {
+        self.begin_call();
+        self.lanes.delegating.passed.contains_key(&client)
+    }
+
+    /// Answers a request that came by relay.
+    #[cold]
+    pub(super) fn answer_passed(&mut self, client: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        let passed = self.lanes.delegating.passed.remove(&client).ok_or(IpcError::NotWaiting)?;
+        let lane = self.lanes.inward(passed.lane).ok_or(IpcError::NotWaiting)?;
+        lane.answer(&passed, message, data)
+    }
+
+    /// The client has asked again since, so it does not wait for the answer to what came by relay.
+    #[cold]
+    pub(super) fn forget_passed(&mut self, client: Endpoint) {
+        if let Some(passed) = self.lanes.delegating.passed.remove(&client)
+            && let Some(lane) = self.lanes.inward(passed.lane)
+        {
+            lane.pass_over(&passed);
+        }
+    }
+
+    /// Takes a request of this client that came by relay; it is in the inbox then.
+    #[cold]
+    pub(super) fn take_passed_of(&mut self, client: Endpoint) -> bool {
+        let lanes = Vec::from_iter(self.lanes.with_requests());
+        lanes.into_iter().any(|lane| self.take_passed(lane, |came| came.client == client))
+    }
+
+    /// What others posted in somebody's name, with what that one posted itself.
+    #[inline]
+    pub(super) fn notification_for_another(&mut self) -> Option<Event> {
+        if self.lanes.delegating.notified.is_empty() {
+            return None;
+        }
+        let (from, mut mask) = self.lanes.delegating.notified.pop()?;
+        if let Some(key) = self.slots.talk_with(from)
+            && let Some(slot) = self.slots.get_mut(key)
+            && let Use::Messages(talk) = &mut slot.usage
+        {
+            mask |= talk.take_notifications(&slot.link);
+        }
+        Some(Event::Notified { from, mask })
+    }
+
+    /// A delegate lane's turn.
+    pub(super) fn look_at_delegation(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
+        let Some(lane) = self.slots.get_mut(key).map(|slot| slot.channel) else { return Ok(None) };
+        if self.attend(lane).serve_one(lane) {
+            self.slots.stay_hot(key);
+            self.settle_ended();
+        }
+        if let Some(reason) = self.lanes.inward(lane).and_then(|lane| lane.broken()) {
+            return Err(reason);
+        }
+        if wanted == Wanted::Everything
+            && let Some(event) = self.notification_for_another()
+        {
+            return Ok(Some(self.found(event)));
+        }
+        let waiting = self.lanes.inward(lane).map_or(0, |lane| lane.came.len() as u32);
+        let is_taken = waiting > 0 && self.take_passed(lane, |_| true);
+        if let Some(Use::Delegation { turns }) = self.slots.get_mut(key).map(|slot| &mut slot.usage) {
+            // A turn that begins is that of all clients whose requests are there.
+            *turns = if *turns == 0 { waiting } else { *turns };
+            *turns = if is_taken { *turns - 1 } else { 0 };
+        }
+        Ok(is_taken.then_some(Found::Message))
+    }
+
+    /// What a delegate lane holds.
+    pub(super) fn news_of_delegation(&mut self, key: SlotKey) -> News {
+        let Some(lane) = self.slots.get_mut(key).map(|slot| slot.channel) else { return News::None };
+        if self.lanes.has_entries(lane) {
+            return News::Wanted;
+        }
+        let Some(came) = self.lanes.inward(lane).map(|lane| lane.came.clone()) else { return News::None };
+        match came.iter().any(|came| self.verdict(came) != Verdict::HoldBack) {
+            true => News::Wanted,
+            false if came.is_empty() => News::None,
+            false => News::Unwanted,
+        }
+    }
+
+    /// Before a wait for anything: lanes that came or were disturbed during a wait for one peer ring again.
+    #[inline]
+    pub(super) fn settle_lanes(&mut self) {
+        for accepted in self.lanes.take_unslotted() {
+            if let Err(error) = self.watch_lane(accepted.channel, accepted.peer, accepted.link, accepted.purpose) {
+                let close = Packet { channel: accepted.channel, value: error.code(), ..Packet::new(Op::Close) };
+                let _ = self.connection.send(&close);
+            }
+        }
+        if self.lanes.take_disturbed() {
+            self.heat_lanes();
+        }
+        self.settle_ended();
+    }
+
+    /// Has all lanes looked at: after they were disturbed, or when what is held back may go on.
+    pub(super) fn heat_lanes(&mut self) {
+        for key in self.slots.lanes() {
+            self.slots.heat(key);
+        }
+    }
+
+    /// Forgets channels that ended while something else was waited for.
+    pub(super) fn settle_ended(&mut self) {
+        while let Some((channel, reason)) = self.lanes.delegating.ended.pop() {
+            if let Some(key) = self.slots.by_channel(channel) {
+                self.end_slot(key, reason);
+            }
+        }
+    }
+
+    /// A lane that the library served is over.
+    pub(super) fn forget_lane(&mut self, channel: ChannelId, reason: IpcError) {
+        self.attend(channel).forget(channel, reason);
+    }
+
+    fn watch_lane(
+        &mut self,
+        channel: ChannelId,
+        peer: Endpoint,
+        link: std::sync::Arc<ipc_shm::Link>,
+        purpose: Purpose,
+    ) -> Result<(), IpcError> {
+        self.watch(channel, peer, link, Proxied::No, purpose.into()).map(drop)
+    }
+
+    fn attend(&mut self, channel: ChannelId) -> Attend<'_> {
+        Attend::of(&mut self.lanes, &mut self.connection, channel)
+    }
+
+    /// The request of `client` that is ours to answer.
+    fn origin_of(&mut self, client: Endpoint) -> Result<Origin, IpcError> {
+        if let Some(passed) = self.lanes.delegating.passed.get(&client) {
+            return Ok(Origin::Delegator(*passed));
+        }
+        let key = self.slots.talk_with(client).ok_or(IpcError::NotWaiting)?;
+        let request = self.talk_over(key, &|talk, parties, _| talk.request_to_relay(parties))?;
+        let slot = self.slots.get_mut(key).ok_or(IpcError::NotWaiting)?;
+        Ok(Origin::Caller { link: slot.link.clone(), channel: slot.channel, request })
+    }
+
+    /// The lane to a target, opened on first use.
+    fn lane_to(&mut self, to: Endpoint) -> Result<&mut Outward, IpcError> {
+        if to == self.endpoint {
+            return Err(IpcError::BadEndpoint);
+        }
+        let known = self.lanes.outward_to(to).map(|(channel, lane)| (channel, lane.is_over()));
+        match known {
+            Some((_, false)) => {}
+            Some((channel, true)) => {
+                self.end_lane(channel);
+                self.open_lane(to)?;
+            }
+            None => self.open_lane(to)?,
+        }
+        self.lanes.outward_to(to).map(|(_, lane)| lane).ok_or(IpcError::NoSuchEndpoint)
+    }
+
+    fn open_lane(&mut self, to: Endpoint) -> Result<(), IpcError> {
+        if self.slots.len() >= abi::limits::CHANNELS_PER_PROCESS {
+            return Err(IpcError::TableFull);
+        }
+        if let Some(idle) = self.lanes.room_outward()? {
+            self.end_lane(idle);
+        }
+        let lane = Lane::delegation(self.endpoint, to);
+        let request = Packet { peer: Some(to), size: DELEGATE_SPEC.size(), lane, ..Packet::new(Op::Open) };
+        let answer = self.connection.call(request)?;
+        let channel = answer.packet.channel;
+        let ring = RingClient::new(RingParts {
+            link: map_channel(answer, Some(DELEGATE_SPEC))?,
+            own_control: self.control.clone(),
+            guard: self.guard,
+            socket: self.connection.shared_socket(),
+            channel,
+            peer: to,
+            spec: DELEGATE_SPEC,
+        });
+        let link = ring.link().clone();
+        self.lanes.add_outward(channel, ring);
+        self.watch_lane(channel, to, link, Purpose::Delegation)
+    }
+
+    /// Gives up a lane of ours; whatever was under way on it ends.
+    fn end_lane(&mut self, channel: ChannelId) {
+        match self.slots.by_channel(channel) {
+            Some(key) => self.end_slot(key, IpcError::SourceDied),
+            None => self.forget_lane(channel, IpcError::SourceDied),
+        }
+        self.settle_ended();
+    }
+
+    /// Takes the first request of a lane that may be taken now and is `wanted`. Those whose client waits for something else
+    /// are completed.
+    fn take_passed(&mut self, lane: ChannelId, wanted: impl Fn(&Came) -> bool) -> bool {
+        let mut position = 0;
+        while let Some(came) = self.lanes.inward(lane).and_then(|lane| lane.came.get(position).copied()) {
+            let verdict = if wanted(&came) { self.verdict(&came) } else { Verdict::HoldBack };
+            if verdict == Verdict::HoldBack {
+                position += 1;
+                continue;
+            }
+            let Some(inward) = self.lanes.inward(lane) else { return false };
+            inward.came.remove(position);
+            if verdict == Verdict::PassOver {
+                inward.pass_over(&came.passed);
+            } else if inward.take(&came, &mut self.inbox) {
+                self.owe(&came);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What may be done with a request that came.
+    fn verdict(&mut self, came: &Came) -> Verdict {
+        let owed = match self.lanes.delegating.passed.get(&came.client).copied() {
+            Some(earlier) if earlier.lane == came.passed.lane => Owed::BySameLane,
+            Some(earlier) => match self.lanes.inward(earlier.lane) {
+                Some(lane) if lane.end().is_none() => Owed::Unseen(earlier.patience),
+                _ => Owed::GivenUp,
+            },
+            None => {
+                let key = self.slots.talk_with(came.client);
+                match key.and_then(|key| self.slots.get_mut(key)).map(|slot| (&slot.usage, &slot.link, slot.proxied)) {
+                    Some((Use::Messages(talk), link, proxied)) => talk.owed(link, proxied),
+                    _ => Owed::Nothing,
+                }
+            }
+        };
+        judge(owed, came.passed.patience)
+    }
+
+    /// Remembers a request that was taken, instead of an earlier one of the same client.
+    fn owe(&mut self, came: &Came) {
+        self.forget_passed(came.client);
+        if let Some(key) = self.slots.talk_with(came.client)
+            && let Some(Use::Messages(talk)) = self.slots.get_mut(key).map(|slot| &mut slot.usage)
+        {
+            talk.forget_request();
+        }
+        self.lanes.delegating.passed.insert(came.client, came.passed);
+    }
+}
