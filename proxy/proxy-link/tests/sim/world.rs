@@ -1,4 +1,4 @@
-//! Two proxies, a pipe that delays, splits and cuts, and parties that never stop talking.
+//! Two proxies, a pipe that delays, splits, stalls and cuts, and parties that never stop talking.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,6 +52,19 @@ pub enum Weather {
     Calm,
     Cuts,
     CutsAndKilledProxies,
+    /// The dialler dials again while its connection still carries bytes; links are cut off for long, or go silent one way.
+    Storm,
+}
+
+impl Weather {
+    fn is_storm(self) -> bool {
+        self == Weather::Storm
+    }
+}
+
+/// A connection the dialler made while the acceptor knows only the one before.
+struct Redialled {
+    from_dialler: VecDeque<u8>,
 }
 
 pub struct Node {
@@ -106,6 +119,16 @@ impl Node {
         }
     }
 
+    /// The first frame of a connection that the far side dialled; `false` while it is not all here.
+    fn hear_hello(&mut self, now: Duration) -> bool {
+        let Ok(Some(whole)) = wire::frame_bytes(self.input.waiting()) else { return false };
+        let Some(first) = self.input.waiting().get(..whole) else { return false };
+        let Ok(wire::Frame::Hello(hello)) = wire::Frame::decode(first) else { panic!("HELLO comes first") };
+        self.peer.accepted(now, &hello).expect("let in");
+        self.input.consume(whole);
+        true
+    }
+
     fn do_actions(&mut self) {
         while let Some(action) = self.peer.next_action() {
             match action {
@@ -136,6 +159,10 @@ pub struct World {
     pub nodes: [Node; 2],
     pipes: [VecDeque<u8>; 2],
     connected: bool,
+    redialled: Option<Redialled>,
+    /// Steps until it can be dialled again, and until bytes of each direction arrive again.
+    partition: u64,
+    silence: [u64; 2],
     pub now: Duration,
     pub goal: u64,
 }
@@ -147,6 +174,9 @@ impl World {
             nodes: [Node::new(1, 2), Node::new(2, 1)],
             pipes: [VecDeque::new(), VecDeque::new()],
             connected: false,
+            redialled: None,
+            partition: 0,
+            silence: [0, 0],
             now: Duration::ZERO,
             goal,
         };
@@ -171,25 +201,23 @@ impl World {
 
     pub fn step(&mut self, weather: Weather) {
         self.now += Duration::from_millis(self.chance.below(4));
-        if weather != Weather::Calm && self.connected && self.chance.one_in(60) {
-            self.cut();
-        }
+        self.suffer(weather);
         if weather == Weather::CutsAndKilledProxies && self.chance.one_in(150) {
-            self.cut();
-            // Ranges of open requests live in the two proxies: one of them must know them. Both lost is a test of its own.
             let victim = self.chance.below(2) as usize;
-            if self.nodes[1 - victim].knows_all {
-                self.nodes[victim].replace_proxy(self.now);
+            self.cut();
+            if self.can_lose_proxy(victim) {
+                self.kill_proxy(victim);
             }
         }
-        if !self.connected && (weather == Weather::Calm || self.chance.one_in(4)) {
+        let is_reachable = weather == Weather::Calm || self.partition == 0 && self.chance.one_in(4);
+        if !self.connected && is_reachable {
             self.nodes[0].peer.dialled(self.now);
             self.connected = true;
         }
         for node in 0..2 {
             self.parties_act(node);
             self.transmit(node);
-            if self.chance.one_in(3) {
+            if self.chance.one_in(3) && (self.silence[node] == 0 || weather == Weather::Calm) {
                 self.deliver(node);
             }
             let node = &mut self.nodes[node];
@@ -201,8 +229,51 @@ impl World {
         }
     }
 
+    /// What the weather does to the link.
+    fn suffer(&mut self, weather: Weather) {
+        self.partition = self.partition.saturating_sub(1);
+        self.silence = self.silence.map(|steps| steps.saturating_sub(1));
+        if weather != Weather::Calm && self.connected && self.chance.one_in(60) {
+            self.cut();
+            if weather.is_storm() && self.chance.one_in(4) {
+                self.partition = self.chance.below(200);
+            }
+        }
+        if !weather.is_storm() || !self.connected {
+            return;
+        }
+        if self.chance.one_in(80) {
+            self.silence[self.chance.0 as usize % 2] = self.chance.below(60);
+        }
+        if self.redialled.is_none() && self.chance.one_in(60) {
+            self.redial();
+        }
+    }
+
+    /// Ranges of open requests live in the two proxies: one of them must know them. Both lost is a test of its own.
+    pub fn can_lose_proxy(&self, victim: usize) -> bool {
+        self.nodes[1 - victim].knows_all
+    }
+
+    pub fn kill_proxy(&mut self, victim: usize) {
+        self.cut();
+        self.nodes[victim].replace_proxy(self.now);
+    }
+
+    /// Another connection beside the first, which the acceptor takes for the current one until it hears HELLO on the new one. What it
+    /// sends over the old one meanwhile is lost.
+    fn redial(&mut self) {
+        let dialler = &mut self.nodes[0];
+        dialler.peer.cut();
+        dialler.input.clear();
+        dialler.peer.dialled(self.now);
+        self.pipes[1].clear();
+        self.redialled = Some(Redialled { from_dialler: VecDeque::new() });
+    }
+
     fn cut(&mut self) {
         self.connected = false;
+        self.redialled = None;
         for node in &mut self.nodes {
             node.peer.cut();
             node.input.clear();
@@ -219,24 +290,42 @@ impl World {
         }
         let pending = node.peer.outgoing().pending();
         let count = self.chance.moved_bytes().min(pending.len());
-        self.pipes[from].extend(&pending[..count]);
+        match (&mut self.redialled, from) {
+            (None, _) => self.pipes[from].extend(&pending[..count]),
+            (Some(new), 0) => new.from_dialler.extend(&pending[..count]),
+            // Into a connection that its other end gave up.
+            (Some(_), _) => {}
+        }
         node.peer.sent(self.now, count);
     }
 
     /// From the pipe to the other node, in pieces. The accepting node learns by HELLO that there is a connection.
     fn deliver(&mut self, from: usize) {
+        if from == 0
+            && self.redialled.as_ref().is_some_and(|new| is_whole_hello(&new.from_dialler))
+            && self.chance.one_in(3)
+        {
+            self.accept_redialled();
+        }
         let node = &mut self.nodes[1 - from];
         let count = self.chance.moved_bytes().min(self.pipes[from].len());
         let bytes: Vec<u8> = self.pipes[from].drain(..count).collect();
         assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
-        if node.peer.phase() == Phase::Apart {
-            let Ok(Some(whole)) = wire::frame_bytes(node.input.waiting()) else { return };
-            let Some(first) = node.input.waiting().get(..whole) else { return };
-            let Ok(wire::Frame::Hello(hello)) = wire::Frame::decode(first) else { panic!("HELLO comes first") };
-            node.peer.accepted(self.now, &hello).expect("let in");
-            node.input.consume(whole);
+        if node.peer.phase() == Phase::Apart && !node.hear_hello(self.now) {
+            return;
         }
         node.peer.receive(&mut node.input, self.now).expect("the peer is correct");
+    }
+
+    /// The acceptor turns to the new connection; what is still under way on the old one is dropped.
+    fn accept_redialled(&mut self) {
+        let Some(new) = self.redialled.take() else { return };
+        self.pipes = [new.from_dialler, VecDeque::new()];
+        let node = &mut self.nodes[1];
+        node.input.clear();
+        let bytes: Vec<u8> = self.pipes[0].drain(..).collect();
+        assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
+        assert!(node.hear_hello(self.now));
     }
 
     fn parties_act(&mut self, node: usize) {
@@ -269,6 +358,7 @@ impl World {
                             && party.last_word == 0
                             && memory.out_state != State::Pending
                             && memory.mask_out == 0
+                            && memory.carried.1 == 0
                             && memory.mask_in == 0
                             && !party.awaits
                             && party.owes.is_none()
@@ -280,6 +370,11 @@ impl World {
             })
         }) && self.nodes.iter().map(|node| node.channels.len()).sum::<usize>() == 8
     }
+}
+
+fn is_whole_hello(bytes: &VecDeque<u8>) -> bool {
+    let bytes: Vec<u8> = bytes.iter().copied().take(4096).collect();
+    matches!(wire::frame_bytes(&bytes), Ok(Some(whole)) if whole <= bytes.len())
 }
 
 /// Sends numbered messages, some timed and withdrawn, some requests; answers requests; notifies.

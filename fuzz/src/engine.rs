@@ -1,0 +1,57 @@
+//! Arbitrary packets to a running broker.
+//!
+//! An input is a list of packets, each behind a byte that says over which connection it goes; the top bit asks for a new one.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+
+use broker::ServerIdentity;
+use ipc::protocol::{Op, Packet};
+use ipc::{Endpoint, Epoch};
+
+use crate::bytes::Bytes;
+use crate::member::{DC, World};
+
+const CONNECTIONS: usize = 4;
+const PACKETS_MAX: usize = 64;
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::new(World::new());
+}
+
+pub fn engine(data: &[u8]) {
+    WORLD.with_borrow_mut(|world| {
+        let mut bytes = Bytes(data);
+        let mut connections: [Option<OwnedFd>; CONNECTIONS] = Default::default();
+        for _ in 0..PACKETS_MAX {
+            if bytes.is_over() {
+                break;
+            }
+            let choice = bytes.u8();
+            let place = choice as usize % CONNECTIONS;
+            if choice & 0x80 != 0 || connections[place].is_none() {
+                connections[place] = Some(connect(world, place));
+            }
+            let socket = connections[place].as_ref().expect("was made");
+            let packet = bytes.take(Packet::BYTES);
+            let _ = sys::seqpacket::send(socket, packet, &[] as &[OwnedFd]);
+            // What it answers is thrown away, so that it has to write.
+            let _ = sys::seqpacket::receive(socket, &mut [0; Packet::BYTES + 1]);
+        }
+        drop(connections);
+        assert!(world.broker.snapshot().is_ok(), "the broker lives");
+    });
+}
+
+/// A server's socket, bound already but for the last; the last is a proxy's.
+fn connect(world: &World, place: usize) -> OwnedFd {
+    if place == CONNECTIONS - 1 {
+        return world.broker.proxy_socket().unwrap();
+    }
+    let number = Endpoint::new(100 + place as u32).expect("in range");
+    let socket = world.broker.server_socket(DC, ServerIdentity::new(number, Epoch(1))).unwrap();
+    if place != 0 {
+        crate::member::say(&socket, &Packet { request: 1, ..Packet::new(Op::Bind) });
+    }
+    socket
+}

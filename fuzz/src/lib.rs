@@ -1,0 +1,74 @@
+//! What comes from outside M3-IPC and is not to be believed, each as a function of arbitrary bytes that must return: no panic, no hang,
+//! nothing allocated without a bound.
+//!
+//! | target | the bytes are |
+//! |---|---|
+//! | [`packets`] | one packet of the broker's socket |
+//! | [`frames`] | frames between proxies, as they lie in a buffer |
+//! | [`engine`] | packets to a running broker, from programs and servers |
+//! | [`messages`], [`requests`], [`completions`] | what a peer writes into a channel while the library makes calls on it |
+//! | [`link`] | a peer proxy, after or instead of its greeting |
+//!
+//! The same functions run under libFuzzer (`fuzz/libfuzzer`) and, over seeds of [`corpus`] and their mutations, in `tests/smoke.rs`.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod bytes;
+mod channel;
+pub mod corpus;
+mod engine;
+mod link;
+mod member;
+
+pub use channel::{completions, messages, requests};
+pub use engine::engine;
+pub use link::link;
+
+use ipc::protocol::Packet;
+use wire::Frame;
+
+/// A body, by the name of its libFuzzer target.
+pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
+
+pub const TARGETS: &[Target] = &[
+    ("packets", packets, corpus::packets),
+    ("frames", frames, corpus::frames),
+    ("engine", engine, corpus::engine),
+    ("messages", messages, corpus::messages),
+    ("requests", requests, corpus::requests),
+    ("completions", completions, corpus::completions),
+    ("link", link, corpus::link),
+];
+
+/// Runs one target. Panics when there is none of the name.
+pub fn run(name: &str, data: &[u8]) {
+    let (_, target, _) = TARGETS.iter().find(|(known, ..)| *known == name).expect("a target's name");
+    target(data);
+}
+
+/// What is read as a packet is written as the same bytes.
+pub fn packets(data: &[u8]) {
+    if let Some(packet) = Packet::from_bytes(data) {
+        assert_eq!(packet.to_bytes(), data);
+    }
+}
+
+/// What is read as a frame is written, and read again, as the same frame; a length is never beyond the limit.
+pub fn frames(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Some(whole)) = wire::frame_bytes(rest) {
+        let Some((first, others)) = rest.split_at_checked(whole) else { return };
+        if let Ok(frame) = Frame::decode(first) {
+            let mut written = Vec::new();
+            frame.encode(&mut written);
+            assert_eq!(written.len(), frame.encoded_bytes());
+            assert_eq!(format!("{frame:?}"), format!("{:?}", Frame::decode(&written).expect("was just written")));
+        }
+        rest = others;
+        if whole == 0 {
+            return;
+        }
+    }
+    let _ = wire::next(data);
+}
