@@ -2,11 +2,11 @@
 
 use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
-use ipc_core::Kind;
+use ipc_core::{Kind, Word};
 
-use super::Port;
 use super::events::{Found, Wanted};
 use super::slots::{Slot, SlotKey, Use};
+use super::{Event, Port};
 use crate::copy::Attend;
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
@@ -70,7 +70,18 @@ impl Port {
         self.check_bound()?;
         match source {
             Source::Any => self.receive_any(Wanted::Messages, wait),
-            Source::From(peer) => self.receive_from(peer, wait),
+            Source::From(peer) => match self.receive_from(peer, Wanted::Messages, wait)? {
+                Offer::Message | Offer::Notified(_) => Ok(self.inbox.message),
+            },
+        }
+    }
+
+    /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays.
+    pub fn wait_event_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Event, IpcError> {
+        self.check_bound()?;
+        match self.receive_from(peer, Wanted::Everything, wait)? {
+            Offer::Message => Ok(Event::Message(self.inbox.message)),
+            Offer::Notified(mask) => Ok(Event::Notified { from: peer, mask }),
         }
     }
 
@@ -89,7 +100,8 @@ impl Port {
         }
     }
 
-    fn receive_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Message, IpcError> {
+    /// A message is then in the inbox.
+    fn receive_from(&mut self, peer: Endpoint, wanted: Wanted, wait: Wait) -> Result<Offer, IpcError> {
         let deadline = Deadline::after(wait);
         let mut key = self.talk_with(peer)?;
         self.slots.heat(key);
@@ -101,17 +113,25 @@ impl Port {
             let (link, Use::Messages(talk)) = (slot.link.clone(), &mut slot.usage) else {
                 return Err(IpcError::BadEndpoint);
             };
-            let look = || talk.offered(&link).transpose();
+            let look = || {
+                if wanted == Wanted::Everything
+                    && let mask @ 1.. = talk.take_notifications(&link)
+                {
+                    return Some(Ok(Look::Notified(mask)));
+                }
+                Some(talk.offered(&link).transpose()?.map(Look::Offered))
+            };
             let mut attend =
                 Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
             let found = wait_for(&link, &self.control, &mut self.budget, terms, &mut attend, look);
             match found {
-                Ok(Ok(word)) => {
+                Ok(Ok(Look::Notified(mask))) => return Ok(Offer::Notified(mask)),
+                Ok(Ok(Look::Offered(word))) => {
                     let attend =
                         Attend { copying: &mut self.copying, connection: &mut self.connection, channel: slot.channel };
                     let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
                     if talk.take(&parties, word, &mut self.inbox)? {
-                        return Ok(self.inbox.message);
+                        return Ok(Offer::Message);
                     }
                 }
                 Ok(Err(error)) => {
@@ -223,6 +243,18 @@ impl Port {
         }
         result
     }
+}
+
+/// What one peer had for us.
+enum Offer {
+    Message,
+    Notified(u64),
+}
+
+/// What a look at its channel found.
+enum Look {
+    Offered(Word),
+    Notified(u64),
 }
 
 /// Times a channel may give way to the peer's own during one call: the peer's is there when ours ends, so each further one is
