@@ -311,6 +311,45 @@ int m3_ring_server_publish(m3_ring_server *ring);
 void *m3_ring_server_arena(m3_ring_server *ring, size_t *bytes);
 int m3_ring_server_close(m3_ring_server *ring);
 
+/* ---- managers: m3_set_privileges(3) ------------------------------------ */
+
+/* Calls that an endpoint may make. Receiving and answering need none. */
+#define M3_CALL_SEND     1  /* m3_send() to whom does not wait for it */
+#define M3_CALL_SENDREC  2
+#define M3_CALL_NOTIFY   4
+#define M3_CALL_COPY     8  /* copies from and to grants of others */
+#define M3_CALL_RING     16 /* opening rings */
+#define M3_CALL_DELEGATE 32 /* speaking for another endpoint */
+#define M3_CALL_MANAGE   64 /* the calls of this section */
+
+#define M3_PEER_RANGES_MAX 64
+
+typedef struct m3_range {
+    uint16_t first;
+    uint16_t last;
+} m3_range;
+
+/* The endpoints in the first `count` ranges. */
+typedef struct m3_peers {
+    uint32_t count;
+    m3_range ranges[M3_PEER_RANGES_MAX];
+} m3_peers;
+
+typedef struct m3_privileges {
+    uint32_t calls;
+    m3_peers to;    /* to whom it may open a channel */
+    m3_peers from;  /* who may open a channel to it */
+    m3_peers rings; /* to whom it may open a ring */
+} m3_privileges;
+
+/* What `endpoint` may do, and who may call it; from now on. */
+int m3_get_privileges(m3_port *port, int endpoint, m3_privileges *privileges);
+int m3_set_privileges(m3_port *port, int endpoint,
+                      const m3_privileges *privileges);
+
+/* Ends a wait of `endpoint` for a message or event with M3_EWOKENUP. */
+int m3_wakeup(m3_port *port, int endpoint);
+
 #ifdef __cplusplus
 }
 #endif

@@ -179,6 +179,8 @@ int dvk_rcvrqst_T(message *m, int timeout_ms);
 int dvk_reply(int dst, const message *m);
 int dvk_reply_T(int dst, const message *m, int timeout_ms);
 int dvk_notify(int dst);
+/* Of a manager: ends a wait of `dst` with EDVSWOKENUP. */
+int dvk_wakeup(int dcid, int dst);
 
 /* An address is an address where the party is the caller, and the number of a
  * grant (m3_grant()) as a pointer where it is not. Waits up to 30 s. */

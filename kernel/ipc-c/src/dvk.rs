@@ -16,6 +16,7 @@ use ipc_shm::Access;
 
 use crate::copying::lent;
 use crate::failure::{DONE, Failure, Outcome, entry};
+use crate::managing::m3_wakeup;
 use crate::message::{m3_notify, m3_rcvrqst, m3_reply, m3_send, m3_sendrec};
 use crate::pointer;
 use crate::port::{self, Handle, broker, connect, hand_out, m3_getep, m3_wait4bind, m3_wait4unbind, with};
@@ -196,6 +197,12 @@ pub unsafe extern "C" fn dvk_reply_T(dst: c_int, message: *const CMessage, _time
 pub extern "C" fn dvk_notify(dst: c_int) -> c_int {
     // SAFETY: the port is this thread's.
     unsafe { m3_notify(own(), dst, 1) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_wakeup(_dcid: c_int, dst: c_int) -> c_int {
+    // SAFETY: the port is this thread's.
+    unsafe { m3_wakeup(own(), dst) }
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! M3-IPC for C: what `libm3ipc` is made of.
 //!
-//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`waker`], [`strings`]): ports and rings by handle.
+//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`managing`], [`waker`], [`strings`]): ports and rings by handle.
 //! - `dvk_*` ([`dvk`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the library itself,
@@ -18,6 +18,7 @@ mod cell;
 mod copying;
 mod dvk;
 mod failure;
+mod managing;
 mod message;
 mod pointer;
 mod port;

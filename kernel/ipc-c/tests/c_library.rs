@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use broker::DcOptions;
 use common::{Container, Library, Linked, has, ok, source, text};
-use ipc::{Endpoint, IpcError, Message, Peers, Privileges, Wait};
+use ipc::{Endpoint, Message, Peers, Privileges, Wait};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const C99: &[&str] = &["-std=gnu99"];
@@ -191,24 +191,11 @@ fn event_loop_example_sees_messages_and_notifications_through_its_descriptor() {
 }
 
 #[test]
-fn manager_ends_the_wait_of_a_program_and_a_server_binds_over_its_socket() {
+fn manager_binds_over_the_socket_it_is_handed_wakes_programs_and_confines_them() {
     let program = library().compile("cc", C99, "tests/c/woken.c", Linked::Shared);
     let container = Container::open();
-    let mut manager = container.server(Endpoint::FS);
-    let mut command = Command::new(&program);
-    command.env("M3IPC_BROKER", container.socket()).stdout(Stdio::piped());
-    command.stdin(Stdio::from(container.server_socket(Endpoint::new(5).unwrap())));
-    let mut child = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let number = line.trim().strip_prefix("endpoint ").unwrap().parse().unwrap();
-    while child.try_wait().unwrap().is_none() {
-        match manager.wakeup(Endpoint::new(number).unwrap()) {
-            Ok(()) | Err(IpcError::NoSuchEndpoint) => std::thread::yield_now(),
-            Err(error) => panic!("{error}"),
-        }
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let socket = container.server_socket(Endpoint::new(5).unwrap());
+    ok(container.command(&program).stdin(Stdio::from(socket)));
 }
 
 #[test]

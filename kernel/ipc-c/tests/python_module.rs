@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Container, Library, has, source};
+use ipc::Endpoint;
 
 #[test]
 fn tests_of_the_python_module_pass() {
@@ -17,6 +18,7 @@ fn tests_of_the_python_module_pass() {
     let mut command: Command = container.command("python3".as_ref());
     command.args(["-B", "-W", "error", "-m", "unittest", "discover", "--start-directory"]);
     command.arg(source("python/tests")).env("PYTHONPATH", source("python")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.stdin(Stdio::from(container.server_socket(Endpoint::new(5).unwrap()))).env("M3IPC_SERVER_FD", "0");
     common::ok(command.env("M3IPC_LIBRARY", library.lib().join("libm3ipc.so.0")));
 }
 

@@ -19,15 +19,18 @@ from ._library import Completion, Submission, lib
 from .errors import *  # noqa: F403
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
 from .port import READ, WRITE, Grant, Port, Waker
+from .privileges import Calls, Privileges
 from .rings import Ring, RingServer
 
 __all__ = [name for name, value in vars(errors).items() if isinstance(value, type)] + [
+    "Calls",
     "Completion",
     "Grant",
     "Message",
     "Notified",
     "Place",
     "Port",
+    "Privileges",
     "READ",
     "Ring",
     "RingClosed",

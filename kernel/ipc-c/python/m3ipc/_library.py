@@ -67,6 +67,18 @@ class Completion(Structure):
     ]
 
 
+class CRange(Structure):
+    _fields_ = [("first", c_uint16), ("last", c_uint16)]
+
+
+class CPeers(Structure):
+    _fields_ = [("count", c_uint32), ("ranges", CRange * 64)]
+
+
+class CPrivileges(Structure):
+    _fields_ = [("calls", c_uint32), ("to", CPeers), ("from_", CPeers), ("rings", CPeers)]
+
+
 _HANDLE = c_void_p
 _MESSAGE = POINTER(CMessage)
 _PLACE = POINTER(CPlace)
@@ -114,6 +126,9 @@ _ARGUMENTS = {
     "m3_ring_server_publish": [_HANDLE],
     "m3_ring_server_arena": [_HANDLE, POINTER(c_size_t)],
     "m3_ring_server_close": [_HANDLE],
+    "m3_wakeup": [_HANDLE, c_int],
+    "m3_get_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
+    "m3_set_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
     "m3_strerror": [c_int],
     "m3_version": [],
 }

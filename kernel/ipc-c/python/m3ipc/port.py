@@ -6,9 +6,10 @@ import os
 import time
 from ctypes import byref, c_uint64, c_void_p
 
-from ._library import ANY, CEvent, CMessage, CPlace, checked, lib, milliseconds, opened
+from ._library import ANY, CEvent, CMessage, CPlace, CPrivileges, checked, lib, milliseconds, opened
 from .errors import Busy, M3Error, NotBound, TimedOut, error_of
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
+from .privileges import Privileges
 from .rings import Ring, RingServer
 
 READ = 1
@@ -30,6 +31,14 @@ class Port:
         self._handle, self._lent = None, {}
         name = None if path is None else os.fsencode(path)
         self._handle = opened(lib.m3_connect, name, ANY if endpoint is None else endpoint)
+
+    @classmethod
+    def from_fd(cls, fd, endpoint=None):
+        """Binds over a socket that the node daemon handed to this process; the descriptor is the port's from then on."""
+        port = cls.__new__(cls)
+        port._handle, port._lent = None, {}
+        port._handle = opened(lib.m3_connect_fd, fd, ANY if endpoint is None else endpoint)
+        return port
 
     def __enter__(self):
         return self
@@ -161,6 +170,22 @@ class Port:
         """Opens a ring to `to`, waiting until it is bound."""
         limit = milliseconds(timeout)
         return Ring(opened(lib.m3_ring_open, self._live(), to, entries, arena_bytes, limit))
+
+    # Managers
+
+    def wakeup(self, endpoint):
+        """Ends a wait of `endpoint` with `WokenUp`."""
+        self._call(lib.m3_wakeup, endpoint)
+
+    def privileges(self, endpoint):
+        """What `endpoint` may do, and who may call it."""
+        found = CPrivileges()
+        self._call(lib.m3_get_privileges, endpoint, byref(found))
+        return Privileges.of_c(found)
+
+    def set_privileges(self, endpoint, privileges):
+        """What it may do from now on; what that forbids ends at once."""
+        self._call(lib.m3_set_privileges, endpoint, byref(privileges.to_c()))
 
     def _live(self):
         if self._handle is None:

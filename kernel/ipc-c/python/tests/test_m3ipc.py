@@ -283,6 +283,33 @@ class EventLoop(unittest.TestCase):
             serving.result()
 
 
+class Managers(unittest.TestCase):
+    def test_program_sees_privileges_and_changes_none(self):
+        with Port() as one, Port() as other:
+            found = one.privileges(other.endpoint)
+            self.assertIn(m3ipc.Calls.SENDREC, found.calls)
+            self.assertEqual((found.to, found.from_), (((0, 8191),), ((0, 8191),)))
+            with self.assertRaises(m3ipc.Denied):
+                one.set_privileges(other.endpoint, found)
+            with self.assertRaises(m3ipc.Denied):
+                one.wakeup(other.endpoint)
+            with self.assertRaises(m3ipc.BadArgument):
+                one.set_privileges(other.endpoint, m3ipc.Privileges(m3ipc.Calls(0), ((5, 4),), (), ()))
+
+    @unittest.skipUnless("M3IPC_SERVER_FD" in os.environ, "nobody handed over a server's socket")
+    def test_server_confines_a_program(self):
+        with Port.from_fd(int(os.environ["M3IPC_SERVER_FD"])) as manager, Port() as program, Port() as other:
+            had = manager.privileges(program.endpoint)
+            few = m3ipc.Privileges(had.calls, ((0, 255),), had.from_, ())
+            manager.set_privileges(program.endpoint, few)
+            self.assertEqual(manager.privileges(program.endpoint), few)
+            with self.assertRaises(m3ipc.Denied):
+                program.notify(other.endpoint)
+            manager.set_privileges(program.endpoint, had)
+            program.notify(other.endpoint)
+            manager.wakeup(other.endpoint)
+
+
 class Installation(unittest.TestCase):
     def test_wheel_is_built_without_anything_else_and_can_be_imported(self):
         with TemporaryDirectory() as directory:
@@ -317,8 +344,8 @@ class Layout(unittest.TestCase):
     def test_structures_have_the_sizes_of_the_c_library(self):
         from m3ipc import _library
 
-        kinds = (_library.CMessage, _library.CEvent, _library.CPlace, m3ipc.Submission, m3ipc.Completion)
-        self.assertEqual([ctypes.sizeof(kind) for kind in kinds], [64, 128, 24, 56, 64])
+        kinds = (_library.CMessage, _library.CEvent, _library.CPlace, _library.CPrivileges, m3ipc.Submission, m3ipc.Completion)
+        self.assertEqual([ctypes.sizeof(kind) for kind in kinds], [64, 128, 24, 784, 56, 64])
 
 
 if __name__ == "__main__":

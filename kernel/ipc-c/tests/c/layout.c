@@ -42,6 +42,9 @@ int main(void)
     IS(offsetof(m3_completion, in_bytes), 16);
     IS(offsetof(m3_completion, epoch), 24);
     IS(offsetof(m3_completion, results), 32);
+    IS(sizeof(m3_privileges), 784);
+    IS(offsetof(m3_privileges, to), 4);
+    IS(offsetof(m3_privileges, rings), 524);
     IS(sizeof(mess_1) <= 56 && sizeof(mess_2) <= 56 && sizeof(mess_3) <= 56 && sizeof(mess_4) <= 56, 1);
     IS(sizeof(mess_5) <= 56 && sizeof(mess_6) <= 56 && sizeof(mess_7) <= 56 && sizeof(mess_8) <= 56, 1);
     IS(sizeof(mess_9) <= 56 && sizeof(mess_A) <= 56 && sizeof(mess_B) <= 56 && sizeof(mess_C) <= 56, 1);

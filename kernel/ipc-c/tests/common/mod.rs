@@ -75,12 +75,17 @@ impl Library {
     }
 }
 
-/// Cargo puts it beside the programs it builds.
+/// Cargo puts it beside this test, under a name of its own for each selection of features. All are of the same sources; the
+/// newest is there for sure.
 fn archive() -> PathBuf {
     let this_test = std::env::current_exe().unwrap();
-    let beside = this_test.ancestors().nth(2).unwrap().join("libipc_c.a");
-    assert!(beside.exists(), "{} was not built: cargo build -p ipc-c", beside.display());
-    beside
+    let beside = this_test.parent().unwrap().read_dir().unwrap().map(|entry| entry.unwrap());
+    let archives = beside.filter(|entry| {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        name.starts_with("libipc_c-") && name.ends_with(".a")
+    });
+    let newest = archives.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok());
+    newest.expect("cargo builds the archive with this test").path()
 }
 
 /// One container on one node.
