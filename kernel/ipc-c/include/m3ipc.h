@@ -41,7 +41,7 @@ const char *m3_version(void);
 #define M3_ERANGE      (-34)  /* the copy lies outside the granted memory */
 #define M3_ECORRUPT    (-60)  /* the peer wrote garbage into the channel */
 #define M3_ETIMEDOUT   (-61)  /* the time limit passed */
-#define M3_EDEADLOCK   (-101) /* both sides were sending to each other */
+#define M3_EDEADLOCK   (-101) /* calls would have waited for each other */
 #define M3_ESRCDIED    (-108) /* the peer died before it answered */
 #define M3_EDSTDIED    (-109) /* ... before it took the message */
 #define M3_ENOTRUNNING (-303) /* the container is not running on this node */

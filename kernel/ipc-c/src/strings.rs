@@ -31,7 +31,7 @@ fn of_error(error: IpcError) -> Text {
         IpcError::TimedOut => text(c"M3_ETIMEDOUT", c"the time limit passed"),
         IpcError::WokenUp => text(c"M3_EWOKENUP", c"the wait was ended by a wake-up"),
         IpcError::NotWaiting => text(c"M3_ENOTWAITING", c"the destination does not wait for this reply"),
-        IpcError::Deadlock => text(c"M3_EDEADLOCK", c"both sides were sending to each other"),
+        IpcError::Deadlock => text(c"M3_EDEADLOCK", c"calls would have waited for each other for ever"),
         IpcError::Denied => text(c"M3_EDENIED", c"privileges do not allow this call or this peer"),
         IpcError::OutOfGrant => text(c"M3_ERANGE", c"the copy lies outside the granted memory"),
         IpcError::BadArgument => text(c"M3_EINVALID", c"a length or argument is out of range"),

@@ -56,7 +56,7 @@ class NotWaiting(M3Error):
 
 
 class Deadlock(M3Error):
-    """Both sides were sending to each other; the higher endpoint is refused."""
+    """Calls would have waited for each other for ever; this one was refused."""
 
 
 class Denied(M3Error, PermissionError):
