@@ -6,7 +6,8 @@ import asyncio
 async def events(port):
     """Everything that concerns the port, as it comes: `async for event in events(port)`.
 
-    Nothing but this may wait on the port meanwhile; replies and notifications may be sent.
+    The port rings only when its last call was a `poll` without a result, as `m3_fd` says. So use it between two events; a task that
+    uses it at another time, to reply later for instance, calls `wake()` of a waker of the port afterwards.
     """
     loop = asyncio.get_running_loop()
     rings = asyncio.Event()

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import m3ipc
 from m3ipc import Message, Place, Port
+from m3ipc.aio import events
 
 SOON = 10
 NEVER_MIND = 0.03
@@ -280,6 +281,30 @@ class EventLoop(unittest.TestCase):
                 ticks, notified = reply.unpack("qq")
             self.assertEqual(notified, 1)
             client.sendrec(to, Message(0), SOON)
+            serving.result()
+
+
+    def test_task_that_replies_later_wakes_the_loop_and_nothing_is_lost(self):
+        async def serve(port, rounds):
+            async def later(request):
+                await asyncio.sleep(0.005)
+                port.reply(request.source, Message(request.type + 1))
+                waker.wake()
+
+            with port.waker() as waker:
+                tasks = []
+                async for event in events(port):
+                    if isinstance(event, Message):
+                        tasks.append(asyncio.create_task(later(event)))
+                    if len(tasks) == rounds:
+                        break
+                await asyncio.gather(*tasks)
+
+        with Port() as server, Port() as client:
+            to = server.endpoint
+            serving = Beside(lambda: asyncio.run(serve(server, 30)))
+            for number in range(30):
+                self.assertEqual(client.sendrec(to, Message(number), SOON).type, number + 1)
             serving.result()
 
 
