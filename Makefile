@@ -6,7 +6,7 @@ DVS = $(TARGET_DIR)/dvs
 # The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
 BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build demo test test-long bench check clean help
+.PHONY: all build install-lib demo test test-long bench check clean help
 
 all: build
 
@@ -16,11 +16,21 @@ help:
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
 	@echo "make bench        M3-IPC beside other mechanisms, minutes (ARGS='--help' says what else)"
 	@echo "make build        the one binary: $(DVS)"
+	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
 	@echo "make check        format, lints, the room rule, fast tests"
 
 build:
 	@scripts/setup.sh build
 	$(BUILD)
+
+# A build of its own, optimised: nothing of the daemon is in it.
+install-lib: export PREFIX ?= /usr/local
+install-lib: export DESTDIR ?=
+install-lib:
+	@scripts/setup.sh build
+	$(CARGO) build --release --package ipc-c
+	kernel/ipc-c/library.sh link $(dir $(TARGET_DIR))release/libipc_c.a $(dir $(TARGET_DIR))lib
+	kernel/ipc-c/library.sh install $(dir $(TARGET_DIR))lib
 
 demo:
 	@scripts/setup.sh demo

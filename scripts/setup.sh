@@ -21,7 +21,7 @@ iproute2:lets you look at the network namespaces of the nodes
 ca-certificates:curl wants it
 "
 test_packages="
-python3:one of the unmodified programs that the tests run
+python3:the Python module, and one of the unmodified programs that the tests run
 git:likewise
 sqlite3:likewise
 redis-server:likewise, with its command line
@@ -30,6 +30,9 @@ postgresql:likewise
 strace:shows that the message path makes no system calls
 busybox-static:a small root file system
 debootstrap:a Debian root file system (long tests only)
+g++:compiles the headers of the C library as C++
+pkg-config|pkgconf:finds the C library, as its users do
+mandoc:checks the manual pages
 procps:ps and pkill inside containers
 "
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::run::{Outcome, workspace};
 
 /// Crates that may contain unsafe code.
-const UNSAFE_ROOMS: &[&str] = &["sys", "ipc-shm"];
+const UNSAFE_ROOMS: &[&str] = &["sys", "ipc-shm", "ipc-c"];
 
 #[derive(Default, PartialEq, Eq)]
 struct Imports {

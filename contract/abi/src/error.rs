@@ -58,6 +58,32 @@ impl IpcError {
     /// Kernel errors carry their errno in the low bits of the code.
     const OS: u32 = 1 << 16;
 
+    /// Every error but those of the kernel, in the order of their codes.
+    pub const ALL: &[IpcError] = &[
+        IpcError::NotBound,
+        IpcError::BadEndpoint,
+        IpcError::NoSuchEndpoint,
+        IpcError::EndpointInUse,
+        IpcError::TableFull,
+        IpcError::DestinationDied,
+        IpcError::SourceDied,
+        IpcError::TimedOut,
+        IpcError::WokenUp,
+        IpcError::NotWaiting,
+        IpcError::Deadlock,
+        IpcError::Denied,
+        IpcError::OutOfGrant,
+        IpcError::BadArgument,
+        IpcError::NoLink,
+        IpcError::Fenced,
+        IpcError::Corrupt,
+        IpcError::NoBroker,
+        IpcError::DcNotRunning,
+        IpcError::UnknownGrant,
+        IpcError::Revoked,
+        IpcError::WrongDirection,
+    ];
+
     /// The number by which this error travels between processes; never 0.
     pub const fn code(self) -> u32 {
         match self {
@@ -117,34 +143,57 @@ impl IpcError {
     }
 }
 
-/// The error numbers of the published `dvk_*` interface.
+/// The error numbers of the published `dvk_*` interface, which the C library answers. No two errors share one: a number says
+/// which error it was.
+///
+/// | published name | number | here |
+/// |---|---|---|
+/// | those of POSIX | -1 to -75 | what the interface has no name for; a time limit that passed |
+/// | `LOCKED` … `DSTDIED` | -101 to -110 | between two endpoints |
+/// | `DCNOTRUN` … `WOKENUP` | -301 to -348 | container, binding, privileges |
+/// | `PRIMARY` | -401 | fencing |
+/// | - | -1001 to -5095 | the kernel's own, -1000 less errno: beside the above they would mean something else |
 pub mod errno {
     use super::IpcError;
 
-    pub fn published(error: IpcError) -> i32 {
+    /// Errors of the kernel are this less their errno.
+    const OS: i32 = -1000;
+    const OS_LAST: i32 = OS - 4095;
+
+    pub const fn published(error: IpcError) -> i32 {
         match error {
+            IpcError::WrongDirection => -13,
+            IpcError::UnknownGrant => -14,
+            IpcError::OutOfGrant => -34,
+            IpcError::Corrupt => -60,
+            IpcError::TimedOut => -61,
+            IpcError::Deadlock => -101,
+            IpcError::SourceDied => -108,
+            IpcError::DestinationDied => -109,
+            IpcError::DcNotRunning => -303,
+            IpcError::NoSuchEndpoint => -304,
+            IpcError::BadEndpoint => -306,
+            IpcError::NoLink => -307,
             IpcError::NotBound => -310,
-            IpcError::BadEndpoint | IpcError::NoSuchEndpoint => -306,
+            IpcError::NoBroker => -318,
+            IpcError::NotWaiting => -324,
+            IpcError::Revoked => -331,
+            IpcError::Denied => -335,
             IpcError::EndpointInUse => -337,
             IpcError::TableFull => -338,
-            IpcError::DestinationDied => -109,
-            IpcError::SourceDied => -108,
-            IpcError::TimedOut => -61,
-            IpcError::WokenUp => -348,
-            IpcError::NotWaiting => -324,
-            IpcError::Deadlock => -101,
-            IpcError::Denied => -335,
-            IpcError::OutOfGrant => -338,
             IpcError::BadArgument => -339,
-            IpcError::NoLink => -307,
+            IpcError::WokenUp => -348,
             IpcError::Fenced => -401,
-            IpcError::Corrupt => -339,
-            IpcError::NoBroker => -318,
-            IpcError::DcNotRunning => -302,
-            IpcError::UnknownGrant | IpcError::Revoked => -339,
-            IpcError::WrongDirection => -335,
-            IpcError::Os(number) => -number,
+            IpcError::Os(number) => OS - (number & 0xfff),
         }
+    }
+
+    /// The reverse; `None` for a number that no error has.
+    pub fn from_published(number: i32) -> Option<IpcError> {
+        if (OS_LAST..=OS).contains(&number) {
+            return Some(IpcError::Os(OS - number));
+        }
+        IpcError::ALL.iter().copied().find(|error| published(*error) == number)
     }
 }
 
@@ -183,14 +232,30 @@ impl core::error::Error for IpcError {}
 
 #[cfg(test)]
 mod tests {
-    use super::IpcError;
+    use super::{IpcError, errno};
 
     #[test]
     fn every_code_names_the_error_it_came_from() {
-        for code in 1..=22 {
-            assert_eq!(IpcError::from_code(code).code(), code);
+        for (index, error) in IpcError::ALL.iter().enumerate() {
+            assert_eq!(error.code(), index as u32 + 1, "the list is in the order of the codes, without a gap");
+            assert_eq!(IpcError::from_code(error.code()), *error);
         }
+        let after_the_last = IpcError::ALL.len() as u32 + 1;
+        assert_eq!(IpcError::from_code(after_the_last), IpcError::Corrupt, "an error is missing in the list");
         assert_eq!(IpcError::from_code(IpcError::Os(11).code()), IpcError::Os(11));
         assert_eq!(IpcError::from_code(u32::MAX), IpcError::Corrupt);
+    }
+
+    #[test]
+    fn published_number_says_which_error_it_was() {
+        let of_the_kernel = [1, 11, 110, 133, 4095].map(IpcError::Os);
+        for error in IpcError::ALL.iter().chain(&of_the_kernel) {
+            let number = errno::published(*error);
+            assert!(number < 0, "{error:?}");
+            assert_eq!(errno::from_published(number), Some(*error));
+        }
+        for number in [0, 1, -2, -999, -5096, i32::MIN] {
+            assert_eq!(errno::from_published(number), None, "{number}");
+        }
     }
 }

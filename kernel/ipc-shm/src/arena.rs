@@ -5,11 +5,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use abi::IpcError;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Access, Mapping};
 
 /// A range that is not inside the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +54,23 @@ impl Arena {
     /// Memory of this process alone, zeroed: what it lends from when nobody maps it.
     pub fn private(bytes: usize) -> io::Result<Arena> {
         Ok(Arena { object: Arc::new(Mapping::private(bytes)?), first: 0, bytes })
+    }
+
+    /// Memory of the program itself, for programs that cannot be asked to keep their data in an arena. Only a read or a
+    /// write that `access` allows touches it.
+    ///
+    /// # Safety
+    /// As for [`Mapping::lent`], as long as a clone of this value lives.
+    pub unsafe fn lent(base: NonNull<u8>, bytes: usize, access: Access) -> Arena {
+        // SAFETY: as our caller promised.
+        let memory = unsafe { Mapping::lent(base, bytes, access) };
+        Arena { object: Arc::new(memory), first: 0, bytes }
+    }
+
+    /// Where it lies, for programs that read and write it in place; the peer may do so at the same time. Valid as long as a
+    /// clone of this value lives.
+    pub fn address(&self) -> *mut u8 {
+        self.object.range(self.first, self.bytes).unwrap_or(std::ptr::null_mut())
     }
 
     /// A part of the same memory.
@@ -193,7 +211,6 @@ fn signed(file_offset: u64) -> io::Result<libc::off_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::Access;
 
     fn arena(bytes: usize) -> Arena {
         let file = sys::memfd::create_sealed("arena", bytes as u64 + 4096).unwrap();
@@ -217,6 +234,21 @@ mod tests {
         assert_eq!(whole.to_vec(100, 10).unwrap(), b"0123456789");
         assert_eq!(part.copy_in(1, b"0123456789"), Err(OutOfArena));
         assert!(part.part(5, 6).is_err());
+    }
+
+    #[test]
+    fn memory_of_the_program_is_used_where_it_lies_and_left_to_it() {
+        let mut buffer = [7u8; 16];
+        let base = NonNull::from(&mut buffer).cast();
+        // SAFETY: the buffer outlives both arenas and is not referred to meanwhile.
+        let (whole, fixed) = unsafe { (Arena::lent(base, 16, Access::ReadWrite), Arena::lent(base, 16, Access::Read)) };
+        whole.copy_in(3, b"abc").unwrap();
+        assert_eq!(fixed.to_vec(2, 5).unwrap(), [7, b'a', b'b', b'c', 7]);
+        assert_eq!(fixed.copy_in(0, b"x"), Err(OutOfArena));
+        assert_eq!(whole.copy_in(14, b"abc"), Err(OutOfArena));
+        assert_eq!(whole.part(3, 3).unwrap().address(), base.as_ptr().wrapping_add(3));
+        drop((whole, fixed));
+        assert_eq!(&buffer[3..6], b"abc");
     }
 
     #[test]

@@ -20,12 +20,21 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A mapped object. Unmapped when dropped.
+/// A mapped object, unmapped when dropped; or memory of the program.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     access: Access,
+    owner: Owner,
+}
+
+/// Whose the address space is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owner {
+    Us,
+    /// The program's: not ours to unmap.
+    Program,
 }
 
 // SAFETY: 1. The mapping belongs to this value alone and stays where it is. 2. All access is atomic or a racy copy of
@@ -47,7 +56,7 @@ impl Mapping {
         // SAFETY: 1. The kernel chooses a place that is free. 2. Nothing else refers to the new mapping.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Mapping { base, bytes, access })
+        Ok(Mapping { base, bytes, access, owner: Owner::Us })
     }
 
     /// Zeroed memory that no other process maps.
@@ -59,7 +68,16 @@ impl Mapping {
         // SAFETY: 1. The kernel chooses a place that is free. 2. Nothing else refers to the new mapping.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Mapping { base, bytes, access: Access::ReadWrite })
+        Ok(Mapping { base, bytes, access: Access::ReadWrite, owner: Owner::Us })
+    }
+
+    /// Memory of the program itself, wherever that has it.
+    ///
+    /// # Safety
+    /// From `base`, `bytes` bytes are mapped with `access` as long as this value lives, and nobody holds a Rust reference into
+    /// them meanwhile.
+    pub unsafe fn lent(base: NonNull<u8>, bytes: usize, access: Access) -> Mapping {
+        Mapping { base, bytes, access, owner: Owner::Program }
     }
 
     #[inline]
@@ -211,6 +229,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.owner == Owner::Program {
+            return;
+        }
         // SAFETY: the mapping is ours, and no pointer into it outlives this value.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

@@ -253,7 +253,7 @@ pub(crate) struct Attend<'a> {
     pub connection: &'a mut Connection,
     /// What is waited on.
     pub channel: ChannelId,
-    /// Whose request the waiter would also take when it comes by relay, and where that is said.
+    /// Whose request or bits the waiter would also take when they come by others, and where that is said.
     pub expected: Option<&'a Expected>,
 }
 
@@ -383,7 +383,9 @@ impl Attend<'_> {
         if any {
             self.hand_out_answers();
             if let Some(expected) = self.expected {
-                expected.came.set(expected.came.get() || self.lanes.has_request_of(expected.client));
+                let came = self.lanes.has_request_of(expected.client);
+                let bits = self.lanes.delegating.notified.has(expected.client);
+                expected.came.set(expected.came.get() || came || bits);
             }
         }
         any

@@ -9,6 +9,12 @@
 //! A port is one connection to the broker and so one endpoint; a process may have several. A call on a port that a
 //! forked child inherited answers `NotBound`.
 //!
+//! An echo server and its client, as in `examples/echo.rs`:
+//!
+//! ```no_run
+#![doc = include_str!("../examples/echo.rs")]
+//! ```
+//!
 //! Not here: the memory (`kernel/ipc-shm`), who may do what (`kernel/broker`).
 
 #![forbid(unsafe_code)]

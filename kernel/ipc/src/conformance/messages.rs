@@ -167,6 +167,35 @@ pub(super) fn opening_waits_until_the_server_is_bound(world: &dyn World) {
     });
 }
 
+pub(super) fn wait_for_one_peer_takes_its_notifications_before_its_messages_and_leaves_others(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let (mut wanted, mut other) = (world.program(), world.program());
+    let (from, others) = (wanted.endpoint(), other.endpoint());
+    assert_eq!(server.wait_event_from(from, NEVER_MIND).unwrap_err(), IpcError::TimedOut);
+    other.notify(Endpoint::FS, 4).unwrap();
+    wanted.notify(Endpoint::FS, 2).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| wanted.send(Endpoint::FS, &Message::new(1), SOON).unwrap());
+        let (mut mask, mut messages) = (0, Vec::new());
+        while mask == 0 || messages.is_empty() {
+            match server.wait_event_from(from, SOON).unwrap() {
+                Event::Notified { from: source, mask: bits } if source == from => mask |= bits,
+                Event::Message(message) => messages.push((message.source, message.kind)),
+                event => panic!("{event:?}"),
+            }
+        }
+        assert_eq!((mask, messages), (2, vec![(Some(from), 1)]));
+    });
+    assert_eq!(server.wait_event_from(from, NEVER_MIND).unwrap_err(), IpcError::TimedOut);
+    let left = server.wait_event(SOON).unwrap();
+    assert!(matches!(left, Event::Notified { from, mask: 4 } if from == others), "{left:?}");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| server.wait_event_from(from, SOON));
+        wanted.notify(Endpoint::FS, 8).unwrap();
+        assert!(matches!(waiter.join().unwrap(), Ok(Event::Notified { mask: 8, .. })));
+    });
+}
+
 pub(super) fn many_clients_are_all_served(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     const CLIENTS: usize = 16;

@@ -130,6 +130,10 @@ pub const CASES: &[Case] = &[
     ("clients_of_several_delegators_are_all_served", delegation::clients_of_several_delegators_are_all_served),
     ("every_blocking_call_ends_at_its_limit", messages::every_blocking_call_ends_at_its_limit),
     ("receive_from_one_passes_over_all_others", messages::receive_from_one_passes_over_all_others),
+    (
+        "wait_for_one_peer_takes_its_notifications_before_its_messages_and_leaves_others",
+        messages::wait_for_one_peer_takes_its_notifications_before_its_messages_and_leaves_others,
+    ),
     ("reply_goes_only_to_who_waits_for_it", messages::reply_goes_only_to_who_waits_for_it),
     ("number_is_bound_once_and_free_after_unbind", messages::number_is_bound_once_and_free_after_unbind),
     ("program_is_found_by_its_pid_from_everywhere", messages::program_is_found_by_its_pid_from_everywhere),

@@ -28,6 +28,17 @@ impl Bits {
         Some((source, self.masks.remove(&source)?))
     }
 
+    /// Those of one source.
+    pub fn take_of(&mut self, source: Endpoint) -> Option<u64> {
+        let mask = self.masks.remove(&source)?;
+        self.turns.retain(|waiting| *waiting != source);
+        Some(mask)
+    }
+
+    pub fn has(&self, source: Endpoint) -> bool {
+        self.masks.contains_key(&source)
+    }
+
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
@@ -48,6 +59,9 @@ mod tests {
         bits.add(Endpoint::FS, 8);
         assert_eq!(bits.pop(), Some((Endpoint::DS, 2)));
         assert_eq!(bits.pop(), Some((Endpoint::FS, 8)));
+        bits.add(Endpoint::DS, 1);
+        assert!(bits.has(Endpoint::DS) && !bits.has(Endpoint::FS));
+        assert_eq!((bits.take_of(Endpoint::FS), bits.take_of(Endpoint::DS)), (None, Some(1)));
         assert!(bits.is_empty() && bits.pop().is_none());
     }
 }

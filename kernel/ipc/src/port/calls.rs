@@ -4,9 +4,9 @@ use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
 use ipc_core::{Kind, Word};
 
-use super::Port;
 use super::events::{Found, Wanted};
 use super::slots::{Slot, SlotKey, Use};
+use super::{Event, Port};
 use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
@@ -86,7 +86,18 @@ impl Port {
         self.check_bound()?;
         match source {
             Source::Any => self.receive_any(Wanted::Messages, wait),
-            Source::From(peer) => self.receive_from(peer, wait),
+            Source::From(peer) => match self.receive_from(peer, Wanted::Messages, wait)? {
+                Offer::Message | Offer::Notified(_) => Ok(self.inbox.message),
+            },
+        }
+    }
+
+    /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays.
+    pub fn wait_event_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Event, IpcError> {
+        self.check_bound()?;
+        match self.receive_from(peer, Wanted::Everything, wait)? {
+            Offer::Message => Ok(Event::Message(self.inbox.message)),
+            Offer::Notified(mask) => Ok(Event::Notified { from: peer, mask }),
         }
     }
 
@@ -105,7 +116,8 @@ impl Port {
         }
     }
 
-    fn receive_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Message, IpcError> {
+    /// A message is then in the inbox.
+    fn receive_from(&mut self, peer: Endpoint, wanted: Wanted, wait: Wait) -> Result<Offer, IpcError> {
         let deadline = Deadline::after(wait);
         if self.lanes.delegating.is_involved() {
             self.begin_call();
@@ -115,7 +127,12 @@ impl Port {
         let mut glares = 0;
         loop {
             if self.lanes.has_requests() && self.take_passed_of(peer) {
-                return Ok(self.inbox.message);
+                return Ok(Offer::Message);
+            }
+            if wanted == Wanted::Everything
+                && let Some(mask) = self.lanes.delegating.notified.take_of(peer)
+            {
+                return Ok(Offer::Notified(mask));
             }
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
@@ -124,19 +141,27 @@ impl Port {
                 return Err(IpcError::BadEndpoint);
             };
             let expected = Expected::of(peer);
-            let look = || match talk.offered(&link) {
-                Ok(Some(word)) => Some(Ok(Seen::Offered(word))),
-                Ok(None) if expected.came.get() => Some(Ok(Seen::Relayed)),
-                Ok(None) => (link.own_closed() != 0).then_some(Ok(Seen::Ended)),
-                Err(error) => Some(Err(error)),
+            let look = || {
+                if wanted == Wanted::Everything
+                    && let mask @ 1.. = talk.take_notifications(&link)
+                {
+                    return Some(Ok(Seen::Notified(mask)));
+                }
+                match talk.offered(&link) {
+                    Ok(Some(word)) => Some(Ok(Seen::Offered(word))),
+                    Ok(None) if expected.came.get() => Some(Ok(Seen::Relayed)),
+                    Ok(None) => (link.own_closed() != 0).then_some(Ok(Seen::Ended)),
+                    Err(error) => Some(Err(error)),
+                }
             };
             let (expected, channel) = (Some(&expected), slot.channel);
             let mut attend = Attend { lanes: &mut self.lanes, connection: &mut self.connection, channel, expected };
             let found = wait_for(&link, &self.control, &mut self.budget, terms, &mut attend, look);
             match found {
+                Ok(Ok(Seen::Notified(mask))) => return Ok(Offer::Notified(mask)),
                 Ok(Ok(Seen::Offered(word))) => {
                     if self.take_offered(key, word)? {
-                        return Ok(self.inbox.message);
+                        return Ok(Offer::Message);
                     }
                 }
                 Ok(Ok(Seen::Relayed)) => {}
@@ -266,10 +291,17 @@ impl Port {
     }
 }
 
-/// What a wait for one peer's message saw.
+/// What one peer had for us.
+enum Offer {
+    Message,
+    Notified(u64),
+}
+
+/// What a wait for one peer saw.
 enum Seen {
     Offered(Word),
-    /// A request of the peer may have come by relay.
+    Notified(u64),
+    /// Something of the peer may have come by others.
     Relayed,
     /// The channel was ended from here, to tell the peer that a request it waited for came to nothing.
     Ended,

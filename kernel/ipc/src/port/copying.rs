@@ -71,6 +71,18 @@ impl Port {
         self.copy(to, Local::From(data), data.len(), Deadline::after(wait))
     }
 
+    /// [`Port::copy_from`] into memory that others may use meanwhile; all of `memory` is filled.
+    pub fn copy_into_memory(&mut self, from: Place, memory: &Arena, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        self.copy(from, Local::IntoMemory(memory, 0), memory.len(), Deadline::after(wait))
+    }
+
+    /// [`Port::copy_to`] from memory that others may use meanwhile; all of `memory` is copied.
+    pub fn copy_out_of_memory(&mut self, memory: &Arena, to: Place, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        self.copy(to, Local::FromMemory(memory, 0), memory.len(), Deadline::after(wait))
+    }
+
     fn own_memory(&self, place: Place, bytes: usize) -> Result<(Arena, usize), IpcError> {
         let end = place.offset.checked_add(bytes as u64).ok_or(IpcError::OutOfGrant)?;
         let memory = self.lanes.copying.grants.own(place.grant, place.offset, end)?;

@@ -192,6 +192,11 @@ impl Port {
         self.connection.is_lost()
     }
 
+    /// Whether calls can succeed: not in a child that inherited the port, nor after the binding ended.
+    pub fn is_bound(&self) -> bool {
+        self.check_bound().is_ok()
+    }
+
     fn check_bound(&self) -> Result<(), IpcError> {
         if !self.guard.holds() {
             return Err(IpcError::NotBound);

@@ -1,0 +1,357 @@
+/*
+ * M3-IPC: messages, notifications, copies and rings between the processes of
+ * a container, wherever they run.
+ *
+ * Overview: m3ipc(7). Every function has a manual page; dvk(3) describes the
+ * published names, which are in m3ipc_dvk.h.
+ *
+ * Results. A function returns 0, or what its comment says (never negative),
+ * or one of the error numbers below. m3_strerror() says what a number means.
+ *
+ * Threads. A port belongs to one thread at a time: a call on a port that is
+ * inside another call answers M3_EBUSY. Threads that talk at the same time
+ * connect a port each, and so have an endpoint each. Rings and wakers may be
+ * used by several threads.
+ *
+ * Fork. A child inherits no endpoint: calls on inherited ports answer
+ * M3_ENOTBOUND, and closing one only frees it. The child connects anew.
+ */
+#ifndef M3IPC_H
+#define M3IPC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define M3_VERSION_MAJOR 0
+#define M3_VERSION_MINOR 1
+#define M3_VERSION_PATCH 0
+
+/* "MAJOR.MINOR.PATCH" of the library that runs. */
+const char *m3_version(void);
+
+/* ---- errors ------------------------------------------------------------ */
+
+#define M3_EACCESS     (-13)  /* the grant does not allow this direction */
+#define M3_EGRANT      (-14)  /* no such grant was ever given */
+#define M3_EBUSY       (-16)  /* in use by another call, or the ring is full */
+#define M3_ERANGE      (-34)  /* the copy lies outside the granted memory */
+#define M3_ECORRUPT    (-60)  /* the peer wrote garbage into the channel */
+#define M3_ETIMEDOUT   (-61)  /* the time limit passed */
+#define M3_EDEADLOCK   (-101) /* calls would have waited for each other */
+#define M3_ESRCDIED    (-108) /* the peer died before it answered */
+#define M3_EDSTDIED    (-109) /* ... before it took the message */
+#define M3_ENOTRUNNING (-303) /* the container is not running on this node */
+#define M3_ENOENDPOINT (-304) /* nobody is bound to this endpoint */
+#define M3_EENDPOINT   (-306) /* not a valid endpoint for this call */
+#define M3_ENOLINK     (-307) /* no link to the node of the peer */
+#define M3_ENOTBOUND   (-310) /* not bound; port closed or inherited by fork */
+#define M3_ENOBROKER   (-318) /* the node daemon cannot be reached */
+#define M3_ENOTWAITING (-324) /* the destination awaits no reply of ours */
+#define M3_EREVOKED    (-331) /* the grant was taken back */
+#define M3_EDENIED     (-335) /* privileges do not allow this */
+#define M3_EINUSE      (-337) /* the endpoint is already bound */
+#define M3_EFULL       (-338) /* a table is full */
+#define M3_EINVALID    (-339) /* a length or argument is out of range */
+#define M3_EWOKENUP    (-348) /* the wait was ended by a wake-up */
+#define M3_EFENCED     (-401) /* another owner of the endpoint was promoted */
+#define M3_ELIBRARY    (-999) /* an error inside the library */
+
+/* Errors of the kernel are -1000 less errno. */
+#define M3_IS_OS_ERROR(error) ((error) <= -1000 && (error) >= -5095)
+#define M3_OS_ERRNO(error)    (-1000 - (error))
+
+/* A sentence without a full stop. Never NULL. That of a kernel error is valid
+ * until the thread asks for another one. */
+const char *m3_strerror(int error);
+
+/* The constant, "M3_ETIMEDOUT"; "M3_EOS" for every error of the kernel. */
+const char *m3_errname(int error);
+
+/* ---- ports: m3_connect(3) ---------------------------------------------- */
+
+/* Where a port's endpoint is wanted: any number, any sender. */
+#define M3_ANY (-1)
+
+/* Time limits are milliseconds. */
+#define M3_NOWAIT  0
+#define M3_FOREVER (-1)
+
+/* Endpoints below this belong to servers of the container. */
+#define M3_FIRST_PROGRAM 256
+#define M3_ENDPOINTS     8192
+
+typedef struct m3_port m3_port;
+
+/* Binds an endpoint. `path` is the broker's socket; NULL for that of this
+ * container ($M3IPC_BROKER, else /run/dvs/broker). `endpoint` is a number, or
+ * M3_ANY for one that the broker chooses. */
+int m3_connect(const char *path, int endpoint, m3_port **port);
+
+/* Binds over a socket that the node daemon handed to this process. The
+ * descriptor is the library's from now on, also when the call fails, unless
+ * with M3_EINVALID. */
+int m3_connect_fd(int fd, int endpoint, m3_port **port);
+
+/* Gives the endpoint up and frees the port. Who waits for it is told. */
+int m3_close(m3_port *port);
+
+/* The port's endpoint. */
+int m3_endpoint(m3_port *port);
+
+/* The incarnation of the binding: higher than that of every earlier owner of
+ * the number. */
+int m3_epoch(m3_port *port, uint64_t *epoch);
+
+/* How the port waits. At first as $DVS_WAIT says (adaptive, park, spin). */
+#define M3_WAIT_ADAPTIVE 0 /* look a little, as far as it pays, then sleep */
+#define M3_WAIT_PARK     1 /* sleep at once */
+#define M3_WAIT_SPIN     2 /* look for about a second: takes a CPU */
+int m3_set_wait_mode(m3_port *port, int mode);
+
+/* The endpoint of a process of the container, by its pid there. */
+int m3_getep(m3_port *port, int pid);
+
+/* Waits until somebody is bound to `endpoint`, or nobody. */
+int m3_wait4bind(m3_port *port, int endpoint, int timeout_ms);
+int m3_wait4unbind(m3_port *port, int endpoint, int timeout_ms);
+
+/* ---- messages: m3_send(3) ---------------------------------------------- */
+
+#define M3_PAYLOAD_BYTES 56
+#define M3_DATA_BYTES_MAX 2048
+
+/* `type` and `payload` are the sender's; `source` is filled in on arrival by
+ * the receiver's library and ignored on sending. Numbers travel as they are:
+ * nodes of a cluster have one byte order. */
+typedef struct m3_message {
+    int32_t source;
+    int32_t type;
+    union {
+        unsigned char bytes[M3_PAYLOAD_BYTES];
+        char text[M3_PAYLOAD_BYTES];
+        int32_t i32[14];
+        uint32_t u32[14];
+        int64_t i64[7];
+        uint64_t u64[7];
+        double f64[7];
+    } payload;
+} m3_message;
+
+/* Sends and waits until the peer has taken the message. To a peer that waits
+ * for our reply it is the reply. */
+int m3_send(m3_port *port, int to, const m3_message *message, int timeout_ms);
+
+/* Sends a request and waits for its reply, which replaces `message`. */
+int m3_sendrec(m3_port *port, int to, m3_message *message, int timeout_ms);
+
+/* Takes a message of `from`, or of anybody (M3_ANY). Notifications stay. */
+int m3_receive(m3_port *port, int from, m3_message *message, int timeout_ms);
+
+/* Takes the next request of anybody; plain messages stay. */
+int m3_rcvrqst(m3_port *port, m3_message *message, int timeout_ms);
+
+/* Answers the request that was taken from `to` last. Never waits. */
+int m3_reply(m3_port *port, int to, const m3_message *message);
+
+/* Sets bits at `to`; they merge until it looks. Never waits. */
+int m3_notify(m3_port *port, int to, uint64_t mask);
+
+/* The same with up to M3_DATA_BYTES_MAX bytes of data beside the message. */
+int m3_send_data(m3_port *port, int to, const m3_message *message,
+                 const void *data, size_t bytes, int timeout_ms);
+int m3_sendrec_data(m3_port *port, int to, m3_message *message,
+                    const void *data, size_t bytes, int timeout_ms);
+int m3_reply_data(m3_port *port, int to, const m3_message *message,
+                  const void *data, size_t bytes);
+
+/* The data that came with the last message or reply: returns its length and
+ * sets `data`, which is valid until the next call on the port. */
+int m3_data(m3_port *port, const void **data);
+
+/* ---- waiting for anything: m3_wait(3) ---------------------------------- */
+
+typedef struct m3_ring_server m3_ring_server;
+
+#define M3_EVENT_MESSAGE     1 /* message; its data is in m3_data() */
+#define M3_EVENT_NOTIFIED    2 /* source, mask */
+#define M3_EVENT_RING_OPENED 3 /* source, ring_id, ring: yours to close */
+#define M3_EVENT_RING_READY  4 /* ring_id: take its submissions */
+#define M3_EVENT_RING_CLOSED 5 /* ring_id, error */
+#define M3_EVENT_WOKEN       6 /* m3_wake() was called */
+
+typedef struct m3_event {
+    int32_t kind;
+    int32_t source;
+    int32_t error;
+    int32_t reserved;
+    uint64_t mask;
+    uint64_t ring_id;
+    m3_ring_server *ring;
+    uint64_t spare[3];
+    m3_message message;
+} m3_event;
+
+/* The next thing that concerns the port, notifications first. */
+int m3_wait(m3_port *port, m3_event *event, int timeout_ms);
+
+/* The next message or notification of one peer; all else stays. */
+int m3_wait_from(m3_port *port, int from, m3_event *event, int timeout_ms);
+
+/* For event loops: a descriptor that becomes readable when m3_wait() has
+ * something, provided that the last m3_wait() answered M3_ETIMEDOUT. It is the
+ * port's: do not read, write or close it. */
+int m3_fd(m3_port *port);
+
+typedef struct m3_waker m3_waker;
+
+/* Ends a wait in m3_wait() with M3_EVENT_WOKEN, from any thread. A waker may
+ * outlive its port. Closing one is its thread's last use of it. */
+int m3_waker_open(m3_port *port, m3_waker **waker);
+int m3_wake(m3_waker *waker);
+int m3_waker_close(m3_waker *waker);
+
+/* ---- grants and copies: m3_grant(3) ------------------------------------ */
+
+#define M3_READ  1 /* the peer may read */
+#define M3_WRITE 2 /* the peer may write */
+
+/* Lends memory to one endpoint. The memory stays mapped until the grant is
+ * revoked or the port closed. What the peer does with it happens while this
+ * port is inside a call. No grant is 0. */
+int m3_grant(m3_port *port, int to, void *memory, size_t bytes, int access,
+             uint64_t *grant);
+
+/* Takes a grant back: nobody touches the memory after this. */
+int m3_revoke(m3_port *port, uint64_t grant);
+
+/* A place in granted memory. `reserved` is 0. */
+typedef struct m3_place {
+    int32_t owner;
+    int32_t reserved;
+    uint64_t grant;
+    uint64_t offset;
+} m3_place;
+
+/* Copies between memory of a peer and our own. */
+int m3_copy_from(m3_port *port, const m3_place *from, void *data, size_t bytes,
+                 int timeout_ms);
+int m3_copy_to(m3_port *port, const void *data, size_t bytes,
+               const m3_place *to, int timeout_ms);
+
+/* Copies between two grants, of which one may be our own. */
+int m3_vcopy(m3_port *port, const m3_place *from, const m3_place *to,
+             size_t bytes, int timeout_ms);
+
+/* ---- rings: m3_ring(3) ------------------------------------------------- */
+
+typedef struct m3_ring m3_ring;
+
+/* A request. Its data lies in the ring's arena: `out_bytes` bytes go with it,
+ * up to `in_capacity` come back to the same place. */
+typedef struct m3_submission {
+    uint32_t tag; /* comes back; unique among those in flight */
+    uint16_t op;
+    uint16_t flags;
+    uint64_t sequence;
+    uint32_t arena_offset;
+    uint32_t out_bytes;
+    uint32_t in_capacity;
+    uint32_t reserved; /* 0 */
+    uint64_t args[3];
+} m3_submission;
+
+typedef struct m3_completion {
+    uint32_t tag;
+    uint32_t status; /* 0, or an errno as a positive number */
+    uint64_t sequence;
+    uint32_t in_bytes;
+    uint32_t reserved; /* 0 */
+    uint64_t epoch;
+    uint64_t results[4];
+} m3_completion;
+
+/* Opens a ring to `to`, waiting until it is bound. `entries` is a power of
+ * two, at most 1024; `arena_bytes` a multiple of 4096, at most 256 MiB. */
+int m3_ring_open(m3_port *port, int to, uint32_t entries, uint32_t arena_bytes,
+                 int timeout_ms, m3_ring **ring);
+int m3_ring_close(m3_ring *ring);
+
+/* Writes a request; the server sees it after m3_ring_publish(). M3_EBUSY when
+ * as many are in flight as the ring has entries. */
+int m3_ring_submit(m3_ring *ring, const m3_submission *submission);
+int m3_ring_publish(m3_ring *ring);
+
+/* Takes a completion: 1; 0 when there is none. An error is final. */
+int m3_ring_poll(m3_ring *ring, m3_completion *completion);
+
+/* Waits until m3_ring_poll() has something to say. */
+int m3_ring_wait(m3_ring *ring, int timeout_ms);
+
+/* For event loops: arm, and when that answers 0, sleep on the descriptor, then
+ * disarm and poll the ring. When it answers 1 something is there already. */
+int m3_ring_fd(m3_ring *ring);
+int m3_ring_arm(m3_ring *ring);
+int m3_ring_disarm(m3_ring *ring);
+
+/* The memory both ends share, and its length; NULL when there is none. Valid
+ * until the ring is closed. The peer may change it at any time: copy what you
+ * check. */
+void *m3_ring_arena(m3_ring *ring, size_t *bytes);
+
+/* The server's end, from M3_EVENT_RING_OPENED. Next: 1, or 0 when there is no
+ * request. One completion for each. */
+int m3_ring_server_next(m3_ring_server *ring, m3_submission *submission);
+int m3_ring_server_complete(m3_ring_server *ring,
+                            const m3_completion *completion);
+int m3_ring_server_publish(m3_ring_server *ring);
+void *m3_ring_server_arena(m3_ring_server *ring, size_t *bytes);
+int m3_ring_server_close(m3_ring_server *ring);
+
+/* ---- managers: m3_set_privileges(3) ------------------------------------ */
+
+/* Calls that an endpoint may make. Receiving and answering need none. */
+#define M3_CALL_SEND     1  /* m3_send() to whom does not wait for it */
+#define M3_CALL_SENDREC  2
+#define M3_CALL_NOTIFY   4
+#define M3_CALL_COPY     8  /* copies from and to grants of others */
+#define M3_CALL_RING     16 /* opening rings */
+#define M3_CALL_DELEGATE 32 /* speaking for another endpoint */
+#define M3_CALL_MANAGE   64 /* the calls of this section */
+
+#define M3_PEER_RANGES_MAX 64
+
+typedef struct m3_range {
+    uint16_t first;
+    uint16_t last;
+} m3_range;
+
+/* The endpoints in the first `count` ranges. */
+typedef struct m3_peers {
+    uint32_t count;
+    m3_range ranges[M3_PEER_RANGES_MAX];
+} m3_peers;
+
+typedef struct m3_privileges {
+    uint32_t calls;
+    m3_peers to;    /* to whom it may open a channel */
+    m3_peers from;  /* who may open a channel to it */
+    m3_peers rings; /* to whom it may open a ring */
+} m3_privileges;
+
+/* What `endpoint` may do, and who may call it; from now on. */
+int m3_get_privileges(m3_port *port, int endpoint, m3_privileges *privileges);
+int m3_set_privileges(m3_port *port, int endpoint,
+                      const m3_privileges *privileges);
+
+/* Ends a wait of `endpoint` for a message or event with M3_EWOKENUP. */
+int m3_wakeup(m3_port *port, int endpoint);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,49 @@
+"""M3-IPC: messages, copies and rings between the processes of a distributed container.
+
+An echo server and its client::
+
+    with m3ipc.Port() as port:
+        print("endpoint", port.endpoint)
+        while True:
+            request = port.rcvrqst()
+            port.reply(request.source, request)
+
+    with m3ipc.Port() as port:
+        reply = port.sendrec(server, m3ipc.Message(1, data=b"hello"), timeout=10)
+
+What each call promises is said in the manual pages of the C library, m3ipc(7). Errors are exceptions, all of them `M3Error`.
+"""
+
+from . import errors
+from ._library import Completion, Submission, lib
+from .errors import *  # noqa: F403
+from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
+from .port import READ, WRITE, Grant, Port, Waker
+from .privileges import Calls, Privileges
+from .rings import Ring, RingServer
+
+__all__ = [name for name, value in vars(errors).items() if isinstance(value, type)] + [
+    "Calls",
+    "Completion",
+    "Grant",
+    "Message",
+    "Notified",
+    "Place",
+    "Port",
+    "Privileges",
+    "READ",
+    "Ring",
+    "RingClosed",
+    "RingOpened",
+    "RingReady",
+    "RingServer",
+    "Submission",
+    "WRITE",
+    "Waker",
+    "Woken",
+]
+
+
+def version():
+    """Of the C library."""
+    return lib.m3_version().decode()

@@ -1,0 +1,183 @@
+"""The functions of libm3ipc, by ctypes. A call lets other threads run meanwhile."""
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint16, c_uint32, c_uint64
+from ctypes import c_ubyte, c_void_p
+
+from .errors import error_of
+
+PAYLOAD_BYTES = 56
+DATA_BYTES_MAX = 2048
+ANY = -1
+
+
+CPayload = c_ubyte * PAYLOAD_BYTES
+
+
+class CMessage(Structure):
+    _fields_ = [("source", c_int32), ("type", c_int32), ("payload", CPayload)]
+
+
+class CEvent(Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("source", c_int32),
+        ("error", c_int32),
+        ("reserved", c_int32),
+        ("mask", c_uint64),
+        ("ring_id", c_uint64),
+        ("ring", c_void_p),
+        ("spare", c_uint64 * 3),
+        ("message", CMessage),
+    ]
+
+
+class CPlace(Structure):
+    _fields_ = [("owner", c_int32), ("reserved", c_int32), ("grant", c_uint64), ("offset", c_uint64)]
+
+
+class Submission(Structure):
+    """A request of a ring; its data lies in the ring's arena from `arena_offset`."""
+
+    _fields_ = [
+        ("tag", c_uint32),
+        ("op", c_uint16),
+        ("flags", c_uint16),
+        ("sequence", c_uint64),
+        ("arena_offset", c_uint32),
+        ("out_bytes", c_uint32),
+        ("in_capacity", c_uint32),
+        ("reserved", c_uint32),
+        ("args", c_uint64 * 3),
+    ]
+
+
+class Completion(Structure):
+    """The answer to a submission. `status` is 0, or an errno as a positive number."""
+
+    _fields_ = [
+        ("tag", c_uint32),
+        ("status", c_uint32),
+        ("sequence", c_uint64),
+        ("in_bytes", c_uint32),
+        ("reserved", c_uint32),
+        ("epoch", c_uint64),
+        ("results", c_uint64 * 4),
+    ]
+
+
+class CRange(Structure):
+    _fields_ = [("first", c_uint16), ("last", c_uint16)]
+
+
+class CPeers(Structure):
+    _fields_ = [("count", c_uint32), ("ranges", CRange * 64)]
+
+
+class CPrivileges(Structure):
+    _fields_ = [("calls", c_uint32), ("to", CPeers), ("from_", CPeers), ("rings", CPeers)]
+
+
+_HANDLE = c_void_p
+_MESSAGE = POINTER(CMessage)
+_PLACE = POINTER(CPlace)
+
+_ARGUMENTS = {
+    "m3_connect": [c_char_p, c_int, POINTER(_HANDLE)],
+    "m3_connect_fd": [c_int, c_int, POINTER(_HANDLE)],
+    "m3_close": [_HANDLE],
+    "m3_endpoint": [_HANDLE],
+    "m3_epoch": [_HANDLE, POINTER(c_uint64)],
+    "m3_set_wait_mode": [_HANDLE, c_int],
+    "m3_getep": [_HANDLE, c_int],
+    "m3_wait4bind": [_HANDLE, c_int, c_int],
+    "m3_wait4unbind": [_HANDLE, c_int, c_int],
+    "m3_send_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t, c_int],
+    "m3_sendrec_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t, c_int],
+    "m3_receive": [_HANDLE, c_int, _MESSAGE, c_int],
+    "m3_rcvrqst": [_HANDLE, _MESSAGE, c_int],
+    "m3_reply_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t],
+    "m3_notify": [_HANDLE, c_int, c_uint64],
+    "m3_data": [_HANDLE, POINTER(c_void_p)],
+    "m3_wait": [_HANDLE, POINTER(CEvent), c_int],
+    "m3_wait_from": [_HANDLE, c_int, POINTER(CEvent), c_int],
+    "m3_fd": [_HANDLE],
+    "m3_waker_open": [_HANDLE, POINTER(_HANDLE)],
+    "m3_wake": [_HANDLE],
+    "m3_waker_close": [_HANDLE],
+    "m3_grant": [_HANDLE, c_int, c_void_p, c_size_t, c_int, POINTER(c_uint64)],
+    "m3_revoke": [_HANDLE, c_uint64],
+    "m3_copy_from": [_HANDLE, _PLACE, c_void_p, c_size_t, c_int],
+    "m3_copy_to": [_HANDLE, c_void_p, c_size_t, _PLACE, c_int],
+    "m3_vcopy": [_HANDLE, _PLACE, _PLACE, c_size_t, c_int],
+    "m3_ring_open": [_HANDLE, c_int, c_uint32, c_uint32, c_int, POINTER(_HANDLE)],
+    "m3_ring_close": [_HANDLE],
+    "m3_ring_submit": [_HANDLE, POINTER(Submission)],
+    "m3_ring_publish": [_HANDLE],
+    "m3_ring_poll": [_HANDLE, POINTER(Completion)],
+    "m3_ring_wait": [_HANDLE, c_int],
+    "m3_ring_fd": [_HANDLE],
+    "m3_ring_arm": [_HANDLE],
+    "m3_ring_disarm": [_HANDLE],
+    "m3_ring_arena": [_HANDLE, POINTER(c_size_t)],
+    "m3_ring_server_next": [_HANDLE, POINTER(Submission)],
+    "m3_ring_server_complete": [_HANDLE, POINTER(Completion)],
+    "m3_ring_server_publish": [_HANDLE],
+    "m3_ring_server_arena": [_HANDLE, POINTER(c_size_t)],
+    "m3_ring_server_close": [_HANDLE],
+    "m3_wakeup": [_HANDLE, c_int],
+    "m3_get_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
+    "m3_set_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
+    "m3_strerror": [c_int],
+    "m3_version": [],
+}
+_RESULTS = {
+    "m3_strerror": c_char_p,
+    "m3_version": c_char_p,
+    "m3_ring_arena": c_void_p,
+    "m3_ring_server_arena": c_void_p,
+}
+
+
+def _load():
+    library = ctypes.CDLL(os.environ.get("M3IPC_LIBRARY") or "libm3ipc.so.0")
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, _RESULTS.get(name, c_int)
+    return library
+
+
+lib = _load()
+
+
+def checked(result):
+    """The result of a function, which is no error."""
+    if result < 0:
+        raise error_of(result, lib.m3_strerror(result).decode())
+    return result
+
+
+def opened(function, *arguments):
+    """The handle that a function makes."""
+    handle = _HANDLE()
+    checked(function(*arguments, byref(handle)))
+    return handle
+
+
+def milliseconds(seconds):
+    """A time limit for C: `None` for ever, 0 for what can be done at once, else rounded up."""
+    if seconds is None:
+        return -1
+    if seconds < 0:
+        raise ValueError("a time limit is not negative")
+    return min(-int(-seconds * 1000 // 1), 2**31 - 1)
+
+
+def arena_of(function, handle):
+    """The memory of a ring, used in place."""
+    size = c_size_t()
+    address = function(handle, byref(size))
+    if not address:
+        return memoryview(bytearray())
+    return memoryview((c_char * size.value).from_address(address)).cast("B")
