@@ -18,7 +18,7 @@ pub mod waits;
 pub mod wake;
 mod word;
 
-pub use budget::{Budget, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};
+pub use budget::{Budget, CROWDED_AFTER, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_MAX};
 pub use word::{Both, Data, Kind, Patience, Word, both_send};
 
 use std::fmt;
