@@ -14,7 +14,7 @@ help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
-	@echo "make bench        M3-IPC beside other mechanisms, minutes (ARGS='--help' says what else)"
+	@echo "make bench        M3-IPC beside other mechanisms, a quarter of an hour (BENCH=ipc or proxy for one half, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
 	@echo "make check        format, lints, the room rule, fast tests"
@@ -50,9 +50,13 @@ test-long:
 	@scripts/setup.sh test
 	$(CARGO) xtask test-long
 
+# Between processes of one machine, and between two nodes, which needs root.
+BENCH ?= ipc proxy
+
 bench:
-	@scripts/setup.sh build
-	cd bench && $(CARGO) test --release --quiet && $(CARGO) run --release --quiet -- ipc $(ARGS)
+	@scripts/setup.sh bench
+	cd bench && $(CARGO) test --release --quiet
+	@status=0; for half in $(BENCH); do (cd bench && $(CARGO) run --release --quiet -- $$half $(ARGS)) || status=1; done; exit $$status
 
 clean:
 	$(CARGO) clean

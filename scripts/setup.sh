@@ -2,6 +2,7 @@
 # Installs the distribution packages that DVS needs to be built, demonstrated and tested on Debian 12 or 13.
 #
 #   scripts/setup.sh build|demo|test     each includes the one before it; default: demo
+#   scripts/setup.sh bench               what 'build' has, and what the benchmark's peers need
 #
 # Idempotent: a package that is there is not touched, and with nothing missing no privilege is needed.
 set -eu
@@ -36,11 +37,16 @@ mandoc:checks the manual pages
 procps:ps and pkill inside containers
 "
 
+bench_packages="
+g++:compiles ZeroMQ, one of the peers
+"
+
 case $purpose in
     build) wanted=$build_packages ;;
     demo) wanted="$build_packages$demo_packages" ;;
     test) wanted="$build_packages$demo_packages$test_packages" ;;
-    *) echo "setup: unknown purpose '$purpose'" >&2; echo "  try: scripts/setup.sh build|demo|test" >&2; exit 2 ;;
+    bench) wanted="$build_packages$bench_packages" ;;
+    *) echo "setup: unknown purpose '$purpose'" >&2; echo "  try: scripts/setup.sh build|demo|test|bench" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null 2>&1; then

@@ -1,16 +1,19 @@
-//! What was measured, and what follows from it: medians over rounds, ratios within rounds, bars.
+//! What was measured, and what follows from it: medians over rounds, ratios within rounds.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::mechanism::Mechanism;
+use crate::death::Deaths;
+use crate::mechanism::{Family, Mechanism};
 use crate::places::Placement;
 use crate::role::{Report, Used};
 
 /// What is compared with each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct Group {
+    /// 2 when client and server are on a node each.
+    pub nodes: u32,
     /// Of each server.
     pub clients: u32,
     /// Servers.
@@ -22,26 +25,36 @@ pub struct Group {
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
     pub mechanism: Mechanism,
+    /// How it waits.
+    pub mode: &'static str,
     #[serde(flatten)]
     pub group: Group,
+    /// Bytes that a trip moves in its larger direction.
+    pub size: usize,
     pub round: u32,
     pub trips_per_second: f64,
     pub p50_us: f64,
     pub p99_us: f64,
     pub p999_us: f64,
-    /// Clients and servers together.
+    /// Of all processes, proxies included.
     pub cpu_seconds_per_million: f64,
     /// Of all CPU time, what the host took away.
     pub steal_percent: f64,
+    /// Of all CPU time, what processes used that are none of the bench's.
+    pub foreign_percent: f64,
 }
+
+/// Bumped when a field changes its meaning or goes.
+const SCHEMA: u32 = 1;
 
 #[derive(Debug, Serialize)]
 pub struct Figures {
+    pub schema: u32,
     pub cpus: usize,
-    pub frame_bytes: usize,
     pub kernel: String,
     pub processor: String,
     pub samples: Vec<Sample>,
+    pub deaths: Vec<Deaths>,
 }
 
 /// A median with its spread.
@@ -52,58 +65,12 @@ pub struct Spread {
     pub most: f64,
 }
 
-/// A ratio that is to be reached.
-struct Bar {
-    what: &'static str,
-    ours: Mechanism,
-    theirs: Mechanism,
-    group: Group,
-    at_least: f64,
-}
-
-const fn bar(what: &'static str, theirs: Mechanism, (placement, pairs): (Placement, u32), at_least: f64) -> Bar {
-    Bar { what, ours: Mechanism::M3ipcAdaptive, theirs, group: Group { clients: 1, pairs, placement }, at_least }
-}
-
-const fn crowd(what: &'static str, ours: Mechanism, at_least: f64) -> Bar {
-    let group = Group { clients: 64, pairs: 1, placement: Placement::Free };
-    Bar { what, ours, theirs: Mechanism::UnixSeqpacket, group, at_least }
-}
-
-const BARS: [Bar; 9] = [
-    bar("sendrec, one pair, free", Mechanism::Pipe, (Placement::Free, 1), 40.0),
-    bar("sendrec, one pair, free", Mechanism::UnixSeqpacket, (Placement::Free, 1), 40.0),
-    bar("sendrec, one pair, two CPUs", Mechanism::Pipe, (Placement::Two, 1), 100.0),
-    bar("sendrec, one pair, two CPUs", Mechanism::SharedMemory, (Placement::Two, 1), 0.7),
-    bar("sendrec, one pair, same CPU", Mechanism::Pipe, (Placement::Same, 1), 1.3),
-    bar("sendrec, four pairs, free", Mechanism::Pipe, (Placement::Free, 4), 1.7),
-    bar("sendrec, four pairs, free", Mechanism::UnixSeqpacket, (Placement::Free, 4), 2.5),
-    crowd("64 clients of one server, adaptive", Mechanism::M3ipcAdaptive, 4.0),
-    crowd("64 clients of one server, park", Mechanism::M3ipcPark, 1.3),
-];
-
-/// A bar and how far we came; no ratio when it was not measured.
-pub struct Reached {
-    pub what: &'static str,
-    pub theirs: Mechanism,
-    pub ratio: Option<Spread>,
-    pub at_least: f64,
-}
-
-impl Reached {
-    pub fn is_reached(&self) -> bool {
-        self.ratio.is_some_and(|ratio| ratio.median >= self.at_least)
-    }
-}
-
-impl std::fmt::Display for Reached {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, {} x {}: ", self.what, self.at_least, self.theirs)?;
-        match self.ratio {
-            Some(Spread { median, least, most }) => write!(f, "{median:.2} ({least:.2} to {most:.2})"),
-            None => f.write_str("not measured"),
-        }
-    }
+/// What the machine and the proxies did during a measurement.
+#[derive(Clone, Copy, Default)]
+pub struct Others {
+    /// Of the proxies.
+    pub cpu_seconds: f64,
+    pub machine: Spent,
 }
 
 impl Sample {
@@ -112,22 +79,25 @@ impl Sample {
         group: Group,
         round: u32,
         (clients, servers): (&[Report], &[Used]),
-        steal_percent: f64,
+        others: Others,
     ) -> Sample {
         let worst = |of: fn(&Report) -> u64| clients.iter().map(of).max().unwrap_or(0) as f64 / 1e3;
         let trips: u64 = clients.iter().map(|report| report.all_trips).sum();
         let cpu: f64 = clients.iter().map(|report| report.cpu_seconds).sum();
-        let cpu = cpu + servers.iter().map(|used| used.cpu_seconds).sum::<f64>();
+        let cpu = cpu + servers.iter().map(|used| used.cpu_seconds).sum::<f64>() + others.cpu_seconds;
         Sample {
             mechanism,
+            mode: mechanism.mode(),
             group,
+            size: mechanism.family().bytes(),
             round,
             trips_per_second: clients.iter().map(|report| report.trips as f64 / report.seconds).sum(),
             p50_us: worst(|report| report.p50_ns),
             p99_us: worst(|report| report.p99_ns),
             p999_us: worst(|report| report.p999_ns),
             cpu_seconds_per_million: cpu / trips.max(1) as f64 * 1e6,
-            steal_percent,
+            steal_percent: others.machine.steal_percent,
+            foreign_percent: others.machine.foreign_percent(cpu),
         }
     }
 }
@@ -138,11 +108,12 @@ impl Figures {
         let info = read("/proc/cpuinfo");
         let processor = info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
         Figures {
+            schema: SCHEMA,
             cpus,
-            frame_bytes: crate::mechanism::FRAME_BYTES,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             processor: processor.trim_start_matches([' ', '\t', ':']).to_owned(),
             samples: Vec::new(),
+            deaths: Vec::new(),
         }
     }
 
@@ -151,11 +122,21 @@ impl Figures {
     }
 
     /// What was measured, in the order in which it is shown.
-    pub fn groups(&self) -> Vec<Group> {
-        let mut groups: Vec<_> = self.samples.iter().map(|sample| sample.group).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        groups
+    pub fn tables(&self) -> Vec<(Group, Family)> {
+        let mut tables: Vec<_> = self.samples.iter().map(|sample| (sample.mechanism.family(), sample.group)).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        tables.into_iter().map(|(family, group)| (group, family)).collect()
+    }
+
+    /// The mechanisms of a table.
+    pub fn mechanisms_of(&self, group: Group, family: Family) -> Vec<Mechanism> {
+        let samples = self.samples.iter().filter(|sample| sample.group == group);
+        let mut mechanisms: Vec<_> =
+            samples.map(|sample| sample.mechanism).filter(|mechanism| mechanism.family() == family).collect();
+        mechanisms.sort_unstable();
+        mechanisms.dedup();
+        mechanisms
     }
 
     /// Of one mechanism in one group, by round.
@@ -164,22 +145,12 @@ impl Figures {
     }
 
     /// Ratios of the rates, each within its round; `None` when there is none.
-    pub fn ratio(&self, ours: Mechanism, theirs: Mechanism, group: Group) -> Option<Spread> {
+    pub fn ratio(&self, ours: (Mechanism, Group), theirs: (Mechanism, Group)) -> Option<Spread> {
         let theirs: BTreeMap<u32, f64> =
-            self.of(theirs, group).into_iter().map(|sample| (sample.round, sample.trips_per_second)).collect();
-        let ours = self.of(ours, group);
+            self.of(theirs.0, theirs.1).into_iter().map(|sample| (sample.round, sample.trips_per_second)).collect();
+        let ours = self.of(ours.0, ours.1);
         let ratios = ours.into_iter().filter_map(|sample| Some(sample.trips_per_second / theirs.get(&sample.round)?));
         Spread::of(ratios.collect())
-    }
-
-    pub fn bars(&self) -> Vec<Reached> {
-        let reached = |bar: &Bar| Reached {
-            what: bar.what,
-            theirs: bar.theirs,
-            ratio: self.ratio(bar.ours, bar.theirs, bar.group),
-            at_least: bar.at_least,
-        };
-        BARS.iter().map(reached).collect()
     }
 }
 
@@ -194,25 +165,44 @@ impl Spread {
     }
 }
 
-/// Ticks of all CPUs: stolen by the host, and in all.
-pub struct Steal {
+/// What the CPUs did so far, in seconds of all of them together.
+pub struct Account {
+    busy: f64,
     stolen: f64,
     total: f64,
 }
 
-impl Steal {
-    pub fn now() -> Steal {
+/// What they did in a measurement.
+#[derive(Clone, Copy, Default)]
+pub struct Spent {
+    busy: f64,
+    total: f64,
+    pub steal_percent: f64,
+}
+
+impl Account {
+    pub fn now() -> Account {
         let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         let line = text.lines().next().unwrap_or_default();
         // user nice system idle iowait irq softirq steal; guest time is part of user's.
         let ticks: Vec<f64> = line.split_whitespace().skip(1).take(8).filter_map(|one| one.parse().ok()).collect();
-        Steal { stolen: ticks.get(7).copied().unwrap_or(0.0), total: ticks.iter().sum() }
+        let of =
+            |index: usize| ticks.get(index).copied().unwrap_or(0.0) / rustix::param::clock_ticks_per_second() as f64;
+        let total = (0..8).map(of).sum::<f64>();
+        Account { busy: total - of(3) - of(4) - of(7), stolen: of(7), total }
     }
 
-    /// Percent of all time that the host took away since.
-    pub fn until_now(&self) -> f64 {
-        let now = Steal::now();
-        100.0 * (now.stolen - self.stolen) / (now.total - self.total).max(1.0)
+    pub fn until_now(&self) -> Spent {
+        let now = Account::now();
+        let total = (now.total - self.total).max(0.01);
+        Spent { busy: now.busy - self.busy, total, steal_percent: 100.0 * (now.stolen - self.stolen) / total }
+    }
+}
+
+impl Spent {
+    /// Percent of all time that went to others than those who used `own` seconds.
+    fn foreign_percent(&self, own: f64) -> f64 {
+        100.0 * (self.busy - own).max(0.0) / self.total.max(0.01)
     }
 }
 
@@ -220,10 +210,10 @@ impl Steal {
 mod tests {
     use super::*;
 
-    const FREE: Group = Group { clients: 1, pairs: 1, placement: Placement::Free };
+    const FREE: Group = Group { nodes: 1, clients: 1, pairs: 1, placement: Placement::Free };
 
     fn sample(mechanism: Mechanism, round: u32, trips_per_second: f64) -> Sample {
-        Sample { trips_per_second, ..Sample::of(mechanism, FREE, round, (&[], &[]), 0.0) }
+        Sample { trips_per_second, ..Sample::of(mechanism, FREE, round, (&[], &[]), Others::default()) }
     }
 
     #[test]
@@ -240,13 +230,7 @@ mod tests {
             figures.add(sample(Mechanism::M3ipcAdaptive, round, ours));
         }
         figures.add(sample(Mechanism::M3ipcAdaptive, 3, 1.0));
-        let ratio = figures.ratio(Mechanism::M3ipcAdaptive, Mechanism::Pipe, FREE);
+        let ratio = figures.ratio((Mechanism::M3ipcAdaptive, FREE), (Mechanism::Pipe, FREE));
         assert_eq!(ratio, Some(Spread { median: 40.0, least: 20.0, most: 60.0 }));
-    }
-
-    #[test]
-    fn bar_that_was_not_measured_is_not_reached() {
-        let figures = Figures::new(2);
-        assert!(figures.bars().iter().all(|bar| !bar.is_reached() && bar.to_string().ends_with("not measured")));
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,22 @@ use broker::{Broker, BrokerConfig, DcOptions, Privileges};
 use clap::ValueEnum;
 use ipc::DcId;
 
-use crate::figures::{Figures, Group, Sample, Steal};
-use crate::mechanism::{ALL, Handed, Mechanism};
+use crate::death::{self, Load};
+use crate::figures::{Account, Figures, Group, Others, Sample};
+use crate::mechanism::{Family, Handed, Mechanism, Site, iceoryx};
+use crate::nodes::{Lan, Nodes};
 use crate::places::{Placement, Side, cpu_of, cpus};
 use crate::role::{Report, Used};
-use crate::{IpcArguments, Outcome};
+use crate::{Common, IpcArguments, Outcome, Section};
 
 /// Beyond what is measured, for a process to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A measurement during which the host or others took more than this is made again,
+const DISTURBED_PERCENT: f64 = 10.0;
+/// so often; then it counts as it is, and its table says so.
+const ATTEMPTS: u32 = 3;
+/// Of the shell, for a program that was told to end.
+const STATUS_INTERRUPTED: i32 = 130;
 
 /// What one measurement is of.
 #[derive(Clone, Copy)]
@@ -29,53 +37,64 @@ struct Case {
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Group { clients, pairs, placement } = self.group;
+        let Group { clients, pairs, placement, .. } = self.group;
         write!(f, "{}, clients {clients}, pairs {pairs}, {placement}", self.mechanism)
     }
 }
 
-pub fn all(arguments: &IpcArguments) -> Outcome<Figures> {
-    let bench = Bench::start(arguments.seconds)?;
-    let cases = cases(arguments);
-    if cases.is_empty() {
-        return Err("nothing to measure: spinning mechanisms need two CPUs, several pairs the placement 'free'".into());
-    }
-    let mut figures = Figures::new(bench.cpus.len());
-    let (total, began) = (arguments.rounds as usize * cases.len(), Instant::now());
-    for round in 0..arguments.rounds {
-        for (index, case) in cases.iter().enumerate() {
-            let done = round as usize * cases.len() + index;
-            progress(done, total, began, case);
-            figures.add(bench.measure(*case, round).map_err(|error| format!("{case}: {error}"))?);
+/// What the processes of one machine do.
+pub fn one_machine(arguments: &IpcArguments) -> Outcome<Figures> {
+    let families = |family| match family {
+        Family::Messages => arguments.section.contains(&Section::Messages),
+        Family::Copies => arguments.section.contains(&Section::Copies),
+        Family::Streams => false,
+    };
+    let cases = cases(&arguments.common, 1, &arguments.pairs, families);
+    let is_death_wanted = arguments.section.contains(&Section::Death);
+    let bench = Bench::start(arguments.common.seconds, World::one)?;
+    let mut figures = bench.measure_all(&cases, arguments.common.rounds)?;
+    if is_death_wanted {
+        for load in [Load::Idle, Load::Busy] {
+            figures.deaths.push(death::measure(&bench.site(Side::Client), &bench.cpus, load)?);
         }
     }
-    progress_over();
     Ok(figures)
 }
 
+/// What processes on two nodes do.
+pub fn two_nodes(arguments: &Common) -> Outcome<Figures> {
+    let cases = cases(arguments, 2, &[1], |family| family != Family::Copies);
+    Bench::start(arguments.seconds, World::two)?.measure_all(&cases, arguments.rounds)
+}
+
 /// Grouped by what is compared with each other: neighbours in time.
-fn cases(arguments: &IpcArguments) -> Vec<Case> {
+fn cases(arguments: &Common, nodes: u32, pairs: &[u32], is_wanted: impl Fn(Family) -> bool) -> Vec<Case> {
     let mut groups = Vec::new();
     for &clients in &arguments.clients {
-        for &pairs in &arguments.pairs {
-            groups.extend(arguments.placement.iter().map(|&placement| Group { clients, pairs, placement }));
+        for &pairs in pairs {
+            groups.extend(arguments.placement.iter().map(|&placement| Group { nodes, clients, pairs, placement }));
         }
     }
-    let is_wanted = |mechanism| arguments.only.is_empty() || arguments.only.contains(&mechanism);
-    let cases = groups.into_iter().flat_map(|group| ALL.map(|mechanism| Case { mechanism, group }));
-    cases.filter(|case| is_wanted(case.mechanism) && case.makes_sense()).collect()
+    let mechanisms = Mechanism::value_variants().iter().copied().filter(|mechanism| is_wanted(mechanism.family()));
+    let is_named = |mechanism: &Mechanism| arguments.only.is_empty() || arguments.only.contains(mechanism);
+    let mechanisms = Vec::from_iter(mechanisms.filter(is_named));
+    let cases = groups.iter().flat_map(|&group| mechanisms.iter().map(move |&mechanism| Case { mechanism, group }));
+    cases.filter(|case| case.makes_sense()).collect()
 }
 
 impl Case {
     fn makes_sense(self) -> bool {
-        let Case { mechanism, group: Group { clients, pairs, placement } } = self;
+        let Case { mechanism, group: Group { nodes, clients, pairs, placement } } = self;
         let is_free = placement == Placement::Free;
-        match (clients, pairs) {
-            (1, 1) => !(mechanism.needs_two_cpus() && placement == Placement::Same),
-            (1, _) => is_free && !mechanism.needs_two_cpus(),
-            (_, 1) => is_free && mechanism.serves_many(),
+        let is_sensible = match (clients, pairs, mechanism.family()) {
+            (1, 1, Family::Streams) => is_free,
+            (1, 1, _) if nodes == 2 && placement == Placement::Two => false,
+            (1, 1, _) => !(mechanism.needs_two_cpus() && placement == Placement::Same),
+            (1, _, Family::Messages) => is_free && !mechanism.needs_two_cpus(),
+            (_, 1, Family::Messages) => is_free && mechanism.serves_many(nodes),
             _ => false,
-        }
+        };
+        is_sensible && mechanism.belongs_to(nodes)
     }
 }
 
@@ -93,29 +112,106 @@ fn progress_over() {
     }
 }
 
-/// A broker of its own, and a place where the processes report.
+/// What the processes talk over.
+enum World {
+    /// One machine with its broker.
+    One {
+        _broker: Broker,
+    },
+    Two(Lan),
+}
+
+impl World {
+    fn one(directory: &Path) -> Outcome<World> {
+        let broker = Broker::start(BrokerConfig::local())?;
+        let programs = Privileges::server();
+        let listen = Some(Site { directory: directory.to_owned(), node: 1, host: None }.broker());
+        broker.add_dc(DcId(1), DcOptions { listen, program_privileges: programs, ..DcOptions::default() })?;
+        Ok(World::One { _broker: broker })
+    }
+
+    fn two(directory: &Path) -> Outcome<World> {
+        Ok(World::Two(Lan::new(directory)?))
+    }
+}
+
+/// What a run needs, and a place where the processes report.
 struct Bench {
-    directory: tempfile::TempDir,
+    // Before the directory, which it has files in.
+    world: World,
     control: UnixListener,
     cpus: Vec<usize>,
     seconds: f64,
-    _broker: Broker,
+    directory: Directory,
+}
+
+/// Of this run alone; taken away at its end, and when a signal ends it.
+struct Directory(tempfile::TempDir);
+
+impl Directory {
+    fn new() -> Outcome<Directory> {
+        let signals = [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::HUP];
+        let signals = sys::signals::open(&signals.map(rustix::process::Signal::as_raw))?;
+        let directory = tempfile::Builder::new().prefix("dvs-bench-").tempdir()?;
+        let path = directory.path().to_owned();
+        std::thread::spawn(move || {
+            if sys::signals::next(&signals).is_ok() {
+                // The processes end when they miss their orchestrator, and take their own away.
+                iceoryx::clean(&path);
+                let _ = std::fs::remove_dir_all(&path);
+                std::process::exit(STATUS_INTERRUPTED);
+            }
+        });
+        Ok(Directory(directory))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        iceoryx::clean(self.path());
+    }
 }
 
 impl Bench {
-    fn start(seconds: f64) -> Outcome<Bench> {
-        let directory = tempfile::Builder::new().prefix("dvs-bench-").tempdir()?;
-        let broker = Broker::start(BrokerConfig::local())?;
-        let programs = Privileges::server();
-        let listen = Some(directory.path().join("m3ipc"));
-        broker.add_dc(DcId(1), DcOptions { listen, program_privileges: programs, ..DcOptions::default() })?;
+    fn start(seconds: f64, world: fn(&Path) -> Outcome<World>) -> Outcome<Bench> {
+        let directory = Directory::new()?;
+        let world = world(directory.path())?;
         let control = UnixListener::bind(directory.path().join("control"))?;
-        Ok(Bench { directory, control, cpus: cpus()?, seconds, _broker: broker })
+        Ok(Bench { world, control, cpus: cpus()?, seconds, directory })
+    }
+
+    fn measure_all(&self, cases: &[Case], rounds: u32) -> Outcome<Figures> {
+        let mut figures = Figures::new(self.cpus.len());
+        let (total, began) = (rounds as usize * cases.len(), Instant::now());
+        for round in 0..rounds {
+            for (index, case) in cases.iter().enumerate() {
+                progress(round as usize * cases.len() + index, total, began, case);
+                figures.add(self.measure_undisturbed(*case, round).map_err(|error| format!("{case}: {error}"))?);
+            }
+        }
+        progress_over();
+        Ok(figures)
+    }
+
+    fn measure_undisturbed(&self, case: Case, round: u32) -> Outcome<Sample> {
+        let mut sample = self.measure(case, round)?;
+        for _ in 1..ATTEMPTS {
+            if sample.steal_percent.max(sample.foreign_percent) <= DISTURBED_PERCENT {
+                break;
+            }
+            sample = self.measure(case, round)?;
+        }
+        Ok(sample)
     }
 
     fn measure(&self, case: Case, round: u32) -> Outcome<Sample> {
+        let nodes = self.link_for(case)?;
         let services = (0..case.group.pairs).map(|_| Service::start(self, case)).collect::<Outcome<Vec<_>>>()?;
-        let before = Steal::now();
+        let (before, proxies_before) = (Account::now(), nodes.as_ref().map_or(0.0, Nodes::cpu_seconds));
         for client in services.iter().flat_map(|service| &service.clients) {
             writeln!(client.control.get_ref(), "go")?;
         }
@@ -126,11 +222,42 @@ impl Bench {
             }
             servers.push(service.server.report()?);
         }
-        Ok(Sample::of(case.mechanism, case.group, round, (&clients, &servers), before.until_now()))
+        let cpu_seconds = nodes.as_ref().map_or(0.0, Nodes::cpu_seconds) - proxies_before;
+        let others = Others { cpu_seconds, machine: before.until_now() };
+        Ok(Sample::of(case.mechanism, case.group, round, (&clients, &servers), others))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+    /// The brokers and proxies that a measurement between nodes needs.
+    fn link_for(&self, case: Case) -> Outcome<Option<Nodes>> {
+        match &self.world {
+            World::Two(lan) if case.mechanism.needs_link() => {
+                let cpu = cpu_of(case.group.placement, Side::Server, &self.cpus)?;
+                Ok(Some(Nodes::start(lan, self.directory.path(), case.mechanism.encryption(), cpu)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn site(&self, side: Side) -> Site {
+        let directory = self.directory.path();
+        match &self.world {
+            World::One { .. } => Site { directory: directory.to_owned(), node: 1, host: None },
+            World::Two(lan) => lan.site(directory, node_of(side)),
+        }
+    }
+
+    fn spawn(&self, side: Side, command: &mut Command) -> Outcome<Child> {
+        match &self.world {
+            World::One { .. } => Ok(command.spawn()?),
+            World::Two(lan) => lan.spawn(node_of(side), None, command),
+        }
+    }
+}
+
+fn node_of(side: Side) -> usize {
+    match side {
+        Side::Client => 1,
+        Side::Server => 2,
     }
 }
 
@@ -148,7 +275,7 @@ impl Service {
         let mut handed = if group.clients == 1 { mechanism.hand()? } else { Handed::default() };
         let (server, address) = Process::start(bench, case, Side::Server, "-", handed.server)?;
         let mut service = Service { clients: Vec::new(), server, mechanism, address };
-        for _ in 0..group.clients {
+        for _ in 0..mechanism.client_processes(group.clients) {
             let ends = std::mem::take(&mut handed.client);
             let (client, _) = Process::start(bench, case, Side::Client, &service.address, ends)?;
             service.clients.push(client);
@@ -180,7 +307,12 @@ impl Process {
     ) -> Outcome<(Process, String)> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("role").arg("--side").arg(name_of(side)).arg("--mechanism").arg(case.mechanism.to_string());
-        command.arg("--control").arg(bench.path("control")).arg("--broker").arg(bench.path("m3ipc"));
+        let site = bench.site(side);
+        command.arg("--control").arg(site.directory.join("control"));
+        command.arg("--directory").arg(&site.directory).arg("--node").arg(site.node.to_string());
+        if let Some(host) = site.host {
+            command.arg("--host").arg(host.to_string());
+        }
         command.arg("--clients").arg(case.group.clients.to_string());
         command.arg("--address").arg(address).arg("--seconds").arg(bench.seconds.to_string());
         if let Some(cpu) = cpu_of(case.group.placement, side, &bench.cpus)? {
@@ -188,7 +320,7 @@ impl Process {
         }
         command.stdin(input.map_or_else(Stdio::null, Stdio::from));
         command.stdout(output.map_or_else(Stdio::null, Stdio::from));
-        let mut child = command.spawn()?;
+        let mut child = bench.spawn(side, &mut command)?;
         let control = accept(&bench.control, &mut child)?;
         control.set_read_timeout(Some(PATIENCE + Duration::from_secs_f64(2.0 * bench.seconds)))?;
         let mut process = Process { child, control: BufReader::new(control) };

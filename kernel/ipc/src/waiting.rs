@@ -1,10 +1,10 @@
 //! A wait for one peer: look, pause, yield, park; the sleeping half of the protocol in `docs/design/channel.md`.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, Cpus, Ended, WaitMode};
+use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, Plan, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
 use crate::lanes::Attend;
@@ -118,11 +118,17 @@ pub(crate) fn new_budget() -> Budget {
         let name = std::env::var(WAIT_MODE_VARIABLE).unwrap_or_default();
         WaitMode::named(&name).unwrap_or_default()
     });
-    let cpus = match std::thread::available_parallelism() {
-        Ok(count) if count.get() > 1 => Cpus::Several,
+    Budget::new(mode, cpus())
+}
+
+/// A process that keeps to one CPU may have its peer on another: whether pausing pays is found out. One whose quota is a CPU at
+/// most pays for each pause with time that its work needs.
+fn cpus() -> Cpus {
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    match std::thread::available_parallelism() {
+        Ok(count) if count.get() > 1 || allowed == 1 => Cpus::Several,
         _ => Cpus::One,
-    };
-    Budget::new(mode, cpus)
+    }
 }
 
 /// Waits until `look` finds something. `look` is called often and must be cheap. Lanes are served meanwhile.
@@ -147,7 +153,6 @@ pub(crate) fn wait_for<T>(
         if let Some(found) = look_awake(budget, &mut is_over, &mut look_and_serve) {
             return Ok(found);
         }
-        budget.learn(Ended::Parked);
         let outcome = sleep_for(link, own, terms, attend, &mut look);
         attend.tell_wait_is_over();
         if let Some(outcome) = outcome {
@@ -209,7 +214,7 @@ fn tell_wait(untold: &mut Option<(Endpoint, Deadline)>, attend: &mut Attend<'_>)
     None
 }
 
-/// The part of a wait that costs CPU and no wake-up. A spinning waiter asks `is_over` now and then.
+/// The part of a wait that costs CPU and no wake-up. It asks `is_over` when it would otherwise miss it for long.
 pub(crate) fn look_awake<T>(
     budget: &mut Budget,
     is_over: &mut impl FnMut() -> bool,
@@ -226,14 +231,53 @@ pub(crate) fn look_awake<T>(
             return None;
         }
     }
+    let mut yields = Yields::begin(plan);
     for _ in 0..plan.yields {
         rustix::thread::sched_yield();
         if let Some(found) = look() {
             budget.learn(Ended::Yielding);
             return Some(found);
         }
+        if yields.went() == Went::ToOthers {
+            budget.learn(Ended::Crowded);
+            return None;
+        }
+        if is_over() {
+            break;
+        }
     }
+    budget.learn(Ended::Parked);
     None
+}
+
+/// Yields in a row that brought nothing.
+pub(crate) struct Yields {
+    /// None when none are planned: then nobody reads a clock.
+    before: Option<Instant>,
+}
+
+/// To whom a yield gave the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Went {
+    ToPeers,
+    /// To somebody who computes, and has it again before we have.
+    ToOthers,
+}
+
+impl Yields {
+    #[inline]
+    pub fn begin(plan: Plan) -> Yields {
+        Yields { before: (plan.yields > 0).then(Instant::now) }
+    }
+
+    /// After a yield.
+    pub fn went(&mut self) -> Went {
+        let now = Instant::now();
+        match self.before.replace(now) {
+            Some(before) if now.duration_since(before) > CROWDED_AFTER => Went::ToOthers,
+            _ => Went::ToPeers,
+        }
+    }
 }
 
 /// The look after the party said that it sleeps.
@@ -256,5 +300,24 @@ fn last_look<T>(
     match wake_ups {
         WakeUps::Since(seen) if own.wakeups() != seen => Some(Err(Stop::Own(IpcError::WokenUp))),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_that_keeps_to_one_cpu_may_have_its_peer_on_another() {
+        std::thread::spawn(|| {
+            let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+            let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(first);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            assert_eq!(cpus(), Cpus::Several);
+        })
+        .join()
+        .unwrap();
     }
 }

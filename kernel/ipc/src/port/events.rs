@@ -14,7 +14,7 @@ use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
 use crate::copy::serve;
 use crate::ring::RingId;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{SPIN_BATCH, gone, own_end};
+use crate::waiting::{SPIN_BATCH, Went, Yields, gone, own_end};
 
 /// Events between two looks at the descriptors.
 const UNPOLLED_MAX: u32 = 32;
@@ -131,11 +131,16 @@ impl Port {
                 return None;
             }
         }
+        let mut yields = Yields::begin(plan);
         for _ in 0..plan.yields {
             rustix::thread::sched_yield();
             if let Some(event) = self.look(wanted) {
                 self.budget.learn(Ended::Yielding);
                 return Some(event);
+            }
+            if yields.went() == Went::ToOthers {
+                self.budget.learn(Ended::Crowded);
+                return None;
             }
         }
         self.budget.learn(Ended::Parked);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, ChannelId, Ended, WaitMode};
+use ipc_core::{Budget, ChannelId, WaitMode};
 use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
@@ -145,7 +145,6 @@ impl RingClient {
                 if look_awake(&mut budget, &mut is_over, &mut look).is_some() {
                     return Ok(());
                 }
-                budget.learn(Ended::Parked);
             }
         }
         while !self.has_news() {

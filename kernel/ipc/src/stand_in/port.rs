@@ -17,7 +17,7 @@ use crate::connection::{Connection, Notice};
 use crate::protocol::{Op, Packet, take_channel_descriptors};
 use crate::ring::RingSpec;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::new_budget;
+use crate::waiting::{Went, Yields, new_budget};
 use crate::waker::Waker;
 
 /// Events reported between two looks at the descriptors.
@@ -193,11 +193,16 @@ impl StandInPort {
                 return Ok(Some(StandInEvent::Active(channel)));
             }
         }
+        let mut yields = Yields::begin(plan);
         for _ in 0..plan.yields {
             rustix::thread::sched_yield();
             if let Some(channel) = self.watched.next_active() {
                 self.budget.learn(Ended::Yielding);
                 return Ok(Some(StandInEvent::Active(channel)));
+            }
+            if yields.went() == Went::ToOthers {
+                self.budget.learn(Ended::Crowded);
+                return Ok(None);
             }
         }
         self.budget.learn(Ended::Parked);
