@@ -45,7 +45,8 @@ impl Entry {
         self.pause = (self.pause * 2).min(limits::REDIAL_MAX);
     }
 
-    pub(crate) fn status(&self, now: Duration, transport: &str) -> LinkStatus {
+    /// `measured`: a round trip by word of the transport, for a link whose heartbeats have not told one.
+    pub(crate) fn status(&self, now: Duration, transport: &str, measured: Option<Duration>) -> LinkStatus {
         let counters = self.peer.counters();
         let state = match self.peer.phase() {
             _ if self.peer.is_given_up() => LinkState::Down,
@@ -74,7 +75,7 @@ impl Entry {
             reconnects: counters.connections.saturating_sub(1),
             channels: self.peer.channel_count() as u32,
             silent_ms: silent,
-            round_trip_us: self.peer.round_trip().map(|time| time.as_micros() as u64),
+            round_trip_us: self.peer.round_trip().or(measured).map(|time| time.as_micros() as u64),
             last_error: self.last_error.clone(),
         }
     }

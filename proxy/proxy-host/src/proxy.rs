@@ -535,11 +535,13 @@ impl Proxy {
     fn tell_daemon(&self) {
         let Some(controller) = &self.controller else { return };
         let now = self.now();
-        let transport = |entry: &peers::Entry| {
+        let status = |entry: &peers::Entry| {
             let connection = entry.token.and_then(|token| self.connections.get(&token));
-            self.carriers.name(connection.map_or(entry.address.carrier, |connection| connection.carrier))
+            let carrier = connection.map_or(entry.address.carrier, |connection| connection.carrier);
+            let of_transport = connection.and_then(|connection| connection.stream.round_trip());
+            entry.status(now, self.carriers.name(carrier), of_transport)
         };
-        let mut links: Vec<_> = self.peers.values().map(|entry| entry.status(now, transport(entry))).collect();
+        let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);
         let listen = self.carriers.addresses().collect();
         controller.tell(&FromProxy { listen, links, refused: self.refused.clone() });
