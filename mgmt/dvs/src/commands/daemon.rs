@@ -24,7 +24,12 @@ dvsd.toml:
   advertise = \"192.0.2.11\"
   state_dir = \"/var/lib/dvs\"
   run_dir = \"/run/dvs\"
-  tls_dir = \"/var/lib/dvs/tls\"")]
+  tls_dir = \"/var/lib/dvs/tls\"
+  transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth
+  ethernet = \"eth0\"                interface for eth
+  [links.n2]                       where the link with one node differs
+  transports = [\"tcp\"]
+  tls = false")]
 pub struct Options {
     /// Settings in TOML.
     #[arg(short, long, value_name = "FILE")]
