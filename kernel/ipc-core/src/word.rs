@@ -107,6 +107,23 @@ impl Word {
     }
 }
 
+impl Word {
+    /// Whether a state word speaks of a later message: then this one, which has no limit, is over, and what was said of it is no more
+    /// there to be read. Its sender cleared the word of anything that looks so before it published.
+    #[inline]
+    pub fn is_before(self, state_word: u32) -> bool {
+        let counter = |word: u32| word >> word::FLAG_BITS;
+        let ahead = counter(state_word).wrapping_sub(counter(self.raw)) & (u32::MAX >> word::FLAG_BITS);
+        state_word != state::IDLE && ahead != 0 && ahead <= u32::MAX >> (word::FLAG_BITS + 1)
+    }
+
+    /// Whether a state word must be cleared before this message, which has no limit, is published.
+    #[inline]
+    pub fn is_misjudged_by(self, state_word: u32) -> bool {
+        self.state_of(state_word) != state::IDLE || self.is_before(state_word)
+    }
+}
+
 /// What a sender that waits sees of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Both {
@@ -174,6 +191,27 @@ mod tests {
         let state_word = first.in_state(state::TAKEN);
         assert_eq!(first.state_of(state_word), state::TAKEN);
         assert_eq!(second.state_of(state_word), state::IDLE);
+    }
+
+    #[test]
+    fn message_is_over_when_its_state_speaks_of_the_next_but_not_when_of_the_last() {
+        let mut words = vec![Word::after(0, Kind::Send, Patience::Untimed, Data::None)];
+        for _ in 0..3 {
+            let last = words.last().unwrap().raw();
+            words.push(Word::after(last, Kind::Send, Patience::Untimed, Data::None));
+        }
+        let [before, word, next, later] = words[..] else { unreachable!() };
+        for state in [state::OFFERED, state::TAKEN, state::WITHDRAWN] {
+            assert!(word.is_before(next.in_state(state)) && word.is_before(later.in_state(state)));
+            assert!(!word.is_before(before.in_state(state)) && !word.is_before(word.in_state(state)));
+            assert!(word.is_misjudged_by(next.in_state(state)) && word.is_misjudged_by(word.in_state(state)));
+            assert!(!word.is_misjudged_by(before.in_state(state)));
+        }
+        assert!(!word.is_before(state::IDLE) && !word.is_misjudged_by(state::IDLE));
+        // Over the wrap of the counter.
+        let last = Word::of(u32::MAX << abi::layout::word::FLAG_BITS | abi::layout::word::SEND).unwrap();
+        let first = Word::after(last.raw(), Kind::Send, Patience::Timed, Data::None);
+        assert!(last.is_before(first.in_state(state::OFFERED)) && !first.is_before(last.in_state(state::TAKEN)));
     }
 
     #[test]

@@ -129,7 +129,9 @@ impl Talk {
         if !self.rights.peer.contains(right_for(word.kind)) {
             return Err(IpcError::Corrupt);
         }
-        if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
+        let said = link.state(Direction::Peer);
+        let is_over = word.patience == Patience::Untimed && word.kind != Kind::Reply && word.is_before(said);
+        if is_over || word.state_of(said) == state::WITHDRAWN {
             self.seen = raw;
             return Ok(None);
         }
@@ -149,7 +151,14 @@ impl Talk {
             self.seen = word.raw();
             return Ok(false);
         }
-        copy(link, word, parties.peer, inbox)?;
+        match copy(link, word, parties.peer, inbox) {
+            // Given up at this moment, and the next is there: `win_message` does not decide about it.
+            Err(IpcError::Corrupt) if is_replaced_request(link, word) => {
+                self.seen = word.raw();
+                return Ok(false);
+            }
+            copied => copied?,
+        }
         self.seen = word.raw();
         link.set_own_taken(word.raw());
         if word.kind == Kind::Request {
@@ -357,8 +366,8 @@ impl Talk {
             if kind == Kind::Request {
                 link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
             }
-        } else if word.state_of(link.state(Direction::Own)) != state::IDLE {
-            // What the word said of a message with this counter, one wrap ago.
+        } else if word.is_misjudged_by(link.state(Direction::Own)) {
+            // What the word said of another message, with this counter or one that looks later.
             link.set_state(Direction::Own, state::IDLE);
         }
         if kind == Kind::Request {
@@ -495,6 +504,12 @@ impl Talk {
     }
 }
 
+/// Whether the request, which has no limit, lies there no more.
+#[cold]
+fn is_replaced_request(link: &Link, word: Word) -> bool {
+    word.kind == Kind::Request && word.patience == Patience::Untimed && link.peer_word() != word.raw()
+}
+
 /// Agrees with the sender that the message is taken. `false` when it was withdrawn first.
 fn win_message(link: &Link, word: Word) -> bool {
     match (word.kind, word.patience) {
@@ -513,7 +528,7 @@ fn win_message(link: &Link, word: Word) -> bool {
 pub(crate) fn settle(link: &Link, direction: Direction, word: Word, end: u32) -> bool {
     let mut found = link.state(direction);
     for _ in 0..SETTLE_TRIES_MAX {
-        if word.state_of(found) != state::IDLE {
+        if word.is_misjudged_by(found) {
             break;
         }
         match link.exchange_state(direction, found, word.in_state(end)) {
@@ -590,8 +605,9 @@ fn give_way(link: &Link, seen: u32, own_word: Word, own: u32, peer: u32) -> bool
         return false;
     }
     let word = Word::of(raw);
-    let is_withdrawn = word.is_some_and(|word| word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN);
-    !is_withdrawn && both_send(own, peer, word) == Both::GiveWay
+    let said = link.state(Direction::Peer);
+    let is_over = word.is_some_and(|word| word.state_of(said) == state::WITHDRAWN || word.is_before(said));
+    !is_over && both_send(own, peer, word) == Both::GiveWay
 }
 
 /// Copies the peer's message and checks that it did not change meanwhile.

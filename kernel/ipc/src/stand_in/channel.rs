@@ -162,7 +162,7 @@ impl ProxiedChannel {
             self.win_reply(word)?;
         } else if word.patience == Patience::Timed {
             link.set_state(Direction::Own, word.in_state(state::OFFERED));
-        } else if word.state_of(link.state(Direction::Own)) != state::IDLE {
+        } else if word.is_misjudged_by(link.state(Direction::Own)) {
             link.set_state(Direction::Own, state::IDLE);
         }
         if word.kind == Kind::Request {
