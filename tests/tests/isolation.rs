@@ -118,12 +118,12 @@ fn endpoints_of_another_container_and_of_servers_cannot_be_named_or_taken() {
     // The container is the socket's, whatever a packet says; a number of another one names nobody here (12: denied, 3: nobody).
     let expected = [
         "bind-any bound",
-        "open-foreign failed 12",
-        "ring-foreign failed 12",
-        "copy-foreign failed 12",
+        "open-foreign failed 3",
+        "ring-foreign failed 3",
+        "copy-foreign failed 3",
         "ring-fs failed 12",
         "ring-disk failed 12",
-        "other-program failed 12",
+        "other-program failed 3",
         "bind-fs failed 12",
         "bind-ds failed 12",
         "bind-disk failed 12",

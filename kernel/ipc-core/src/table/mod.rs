@@ -165,14 +165,15 @@ impl DcTable {
     ) -> Result<(Endpoint, Epoch), IpcError> {
         let kept = self.reservations.of_process(pid);
         let endpoint = match wish.or(kept) {
-            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
-            Some(endpoint) if kept == Some(endpoint) => {
+            Some(endpoint) if kept == Some(endpoint) && !self.bindings.contains_key(&endpoint) => {
                 self.reservations.remove(endpoint);
                 endpoint
             }
             Some(endpoint) if endpoint.is_well_known() => return Err(IpcError::Denied),
             Some(endpoint) if !self.programs.contains(&endpoint.number()) => return Err(IpcError::BadEndpoint),
-            Some(endpoint) if self.reservations.has(endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) if self.bindings.contains_key(&endpoint) || self.reservations.has(endpoint) => {
+                return Err(IpcError::EndpointInUse);
+            }
             Some(endpoint) => endpoint,
             None => self.free_program().ok_or(IpcError::TableFull)?,
         };

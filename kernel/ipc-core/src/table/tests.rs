@@ -23,6 +23,9 @@ fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
 fn program_cannot_take_the_number_of_a_server() {
     let mut table = DcTable::new(256..300);
     assert_eq!(table.bind_program(Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
+    table.bind_server(Endpoint::FS, OwnerId(2), Epoch(1)).unwrap();
+    // Nor is it told whether somebody has it.
+    assert_eq!(table.bind_program(Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
     assert_eq!(table.bind_program(Some(endpoint(300)), 0, OwnerId(1)), Err(IpcError::BadEndpoint));
 }
 
