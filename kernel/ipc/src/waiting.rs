@@ -203,15 +203,16 @@ fn sleep_for<T>(
 /// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found nothing. Until
 /// then: how long to sleep at most.
 fn tell_wait(untold: &mut Option<(Endpoint, Deadline)>, attend: &mut Attend<'_>) -> Option<Duration> {
-    match *untold {
-        Some((_, since)) if !since.has_passed() => return since.left(),
-        Some((peer, _)) => {
-            *untold = None;
-            attend.tell_wait(peer);
-        }
-        None => attend.confirm_wait(),
+    let Some((peer, until)) = *untold else {
+        attend.confirm_wait();
+        return None;
+    };
+    let left = until.left().filter(|left| !left.is_zero());
+    if left.is_none() {
+        *untold = None;
+        attend.tell_wait(peer);
     }
-    None
+    left
 }
 
 /// The part of a wait that costs CPU and no wake-up. It asks `is_over` when it would otherwise miss it for long.

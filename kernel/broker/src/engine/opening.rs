@@ -130,6 +130,12 @@ impl Engine {
         }
     }
 
+    /// Tells a process something that concerns a call it may be in.
+    pub(super) fn send_and_announce(&mut self, owner: OwnerId, packet: Packet) {
+        self.send(owner, packet, Vec::new());
+        self.announce(owner);
+    }
+
     /// Makes the objects and records the channel. When something later fails, the channel is closed by its caller.
     pub(super) fn make_channel(
         &mut self,

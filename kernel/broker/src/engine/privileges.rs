@@ -96,14 +96,12 @@ impl Engine {
             return;
         }
         self.channel_ended(dc, channel, None, IpcError::Denied);
-        if let Some(Home::Local { owner }) = self.home(dc, channel.left) {
+        if let Some(owner) = self.local_owner(dc, channel.left) {
             let ended = Packet { channel: channel.id, value: IpcError::Denied.code(), dc, ..Packet::new(Op::Ended) };
-            self.send(owner, ended, Vec::new());
+            self.send_and_announce(owner, ended);
         }
-        for party in [channel.left, channel.right] {
-            if let Some(owner) = self.local_owner(dc, party) {
-                self.announce(owner);
-            }
+        if let Some(owner) = self.local_owner(dc, channel.right) {
+            self.announce(owner);
         }
         self.end_if_left(dc, channel.left);
         self.end_if_left(dc, channel.right);

@@ -124,14 +124,16 @@ impl Engine {
         };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
-        let (endpoint, epoch, privileges, ended) = match &connection.party {
+        let mut kept = None;
+        let (endpoint, epoch, inner_pid, privileges, ended) = match &connection.party {
             Party::Program { pid, .. } => {
                 if *pid != sender.pid {
                     return Err(IpcError::Denied);
                 }
                 let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+                kept = container.table.reservations().of_process(inner_pid);
                 let (endpoint, epoch) = container.table.bind_program(packet.own, inner_pid, owner)?;
-                (endpoint, epoch, container.options.program_privileges.clone(), Vec::new())
+                (endpoint, epoch, inner_pid, container.options.program_privileges.clone(), Vec::new())
             }
             Party::Server { identity, .. } => {
                 let is_other_number = packet.own.is_some_and(|wish| wish != identity.endpoint);
@@ -139,7 +141,7 @@ impl Engine {
                     return Err(IpcError::Denied);
                 }
                 let ended = container.table.bind_server(identity.endpoint, owner, identity.epoch)?;
-                (identity.endpoint, identity.epoch, identity.privileges.clone(), ended)
+                (identity.endpoint, identity.epoch, 0, identity.privileges.clone(), ended)
             }
             Party::Proxy => return Err(IpcError::Denied),
         };
@@ -161,16 +163,14 @@ impl Engine {
                 return Err(IpcError::Os(error.raw_os_error().unwrap_or(0)));
             }
         };
-        let inner_pid = match &connection.party {
-            Party::Program { .. } => sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid),
-            Party::Server { .. } | Party::Proxy => 0,
-        };
         connection.bound = Some(Bound { endpoint, pid: sender.pid, inner_pid, pidfd, privileges });
         for channel in ended {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
         let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
-        self.drop_kept_reservation(dc, endpoint);
+        if kept == Some(endpoint) {
+            self.drop_kept_reservation(dc, endpoint);
+        }
         // In this order: a binding whose connection does not know of it is taken back by a successor.
         self.keep_binding(dc, endpoint);
         self.keep_connection(owner);

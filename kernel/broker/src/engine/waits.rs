@@ -6,7 +6,7 @@
 
 use abi::{DcId, Endpoint, IpcError};
 use ipc::protocol::{Op, Packet};
-use ipc_core::table::{Home, OwnerId};
+use ipc_core::table::Home;
 use ipc_core::waits::{Probe, Step, Waiting};
 
 use super::Engine;
@@ -34,7 +34,7 @@ impl Engine {
         if let Some((asked, mut probe)) = asked
             && asked == who
         {
-            let step = probe.confirmed(who, |endpoint| self.local_owner(dc, endpoint).is_some());
+            let step = probe.confirmed(who, |endpoint| self.is_here(dc, endpoint));
             self.take_step(dc, probe, step);
         }
     }
@@ -65,7 +65,7 @@ impl Engine {
 
     fn go_on(&mut self, dc: DcId, mut probe: Probe, at: Endpoint) {
         let Some(container) = self.containers.get(&dc) else { return };
-        let step = probe.go_on(at, &container.waits, |endpoint| self.local_owner(dc, endpoint).is_some());
+        let step = probe.go_on(at, &container.waits, |endpoint| self.is_here(dc, endpoint));
         self.take_step(dc, probe, step);
     }
 
@@ -82,7 +82,7 @@ impl Engine {
                 }
                 self.tell_waiter(dc, who, Op::AskWait);
             }
-            Step::Refuse(who) if self.local_owner(dc, who.endpoint).is_some() => {
+            Step::Refuse(who) if self.is_here(dc, who.endpoint) => {
                 tracing::info!(%dc, endpoint = %who.endpoint, "its call is refused: it closes a circle of calls that wait for each other");
                 self.tell_waiter(dc, who, Op::RefuseWait);
             }
@@ -101,20 +101,19 @@ impl Engine {
 
     fn tell_waiter(&mut self, dc: DcId, who: Waiting, op: Op) {
         if let Some(owner) = self.local_owner(dc, who.endpoint) {
-            self.tell_and_announce(owner, Packet { value: who.serial, ..Packet::new(op) });
+            self.send_and_announce(owner, Packet { value: who.serial, ..Packet::new(op) });
         }
     }
 
-    fn tell_and_announce(&mut self, owner: OwnerId, packet: Packet) {
-        self.send(owner, packet, Vec::new());
-        self.announce(owner);
+    fn is_here(&self, dc: DcId, endpoint: Endpoint) -> bool {
+        self.local_owner(dc, endpoint).is_some()
     }
 
     /// What another broker chases.
     pub(super) fn hear_chase(&mut self, packet: &Packet, body: &[u8]) {
         let Some(endpoint) = packet.peer else { return };
         // It is of no node that another broker would have to be told of: such a parcel came too late.
-        if self.local_owner(packet.dc, endpoint).is_none() {
+        if !self.is_here(packet.dc, endpoint) {
             return;
         }
         match packet.op {
