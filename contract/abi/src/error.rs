@@ -50,6 +50,11 @@ pub enum IpcError {
     Revoked,
     /// The grant is for reading and the copy writes, or the reverse.
     WrongDirection,
+    /// The endpoint still owes answers, or is being handed over already. Nothing was done; a retry is safe.
+    Busy,
+    /// The endpoint has another owner now, to whom it was handed over: its old owner learns this, and clients of its rings, whose
+    /// open requests the old one did not complete. Calls with messages go on with the new owner by themselves.
+    Moved,
     /// The kernel refused; the number is Linux's errno.
     Os(i32),
 }
@@ -82,6 +87,8 @@ impl IpcError {
         IpcError::UnknownGrant,
         IpcError::Revoked,
         IpcError::WrongDirection,
+        IpcError::Busy,
+        IpcError::Moved,
     ];
 
     /// The number by which this error travels between processes; never 0.
@@ -109,6 +116,8 @@ impl IpcError {
             IpcError::UnknownGrant => 20,
             IpcError::Revoked => 21,
             IpcError::WrongDirection => 22,
+            IpcError::Busy => 23,
+            IpcError::Moved => 24,
             IpcError::Os(number) => IpcError::OS | (number as u32 & 0xffff),
         }
     }
@@ -137,6 +146,8 @@ impl IpcError {
             20 => IpcError::UnknownGrant,
             21 => IpcError::Revoked,
             22 => IpcError::WrongDirection,
+            23 => IpcError::Busy,
+            24 => IpcError::Moved,
             os if os & IpcError::OS == IpcError::OS && os >> 17 == 0 => IpcError::Os((os & 0xffff) as i32),
             _ => IpcError::Corrupt,
         }
@@ -164,6 +175,7 @@ pub mod errno {
         match error {
             IpcError::WrongDirection => -13,
             IpcError::UnknownGrant => -14,
+            IpcError::Busy => -16,
             IpcError::OutOfGrant => -34,
             IpcError::Corrupt => -60,
             IpcError::TimedOut => -61,
@@ -178,6 +190,7 @@ pub mod errno {
             IpcError::NoBroker => -318,
             IpcError::NotWaiting => -324,
             IpcError::Revoked => -331,
+            IpcError::Moved => -332,
             IpcError::Denied => -335,
             IpcError::EndpointInUse => -337,
             IpcError::TableFull => -338,
@@ -222,6 +235,8 @@ impl fmt::Display for IpcError {
             IpcError::UnknownGrant => "no such grant was ever given",
             IpcError::Revoked => "the grant was taken back",
             IpcError::WrongDirection => "the grant does not allow this direction",
+            IpcError::Busy => "the endpoint owes answers or is being handed over",
+            IpcError::Moved => "the endpoint was handed over to another owner",
             IpcError::Os(number) => return write!(f, "the kernel refused (errno {number})"),
         };
         f.write_str(text)

@@ -141,6 +141,8 @@ pub mod life {
     pub const UNREACHABLE: u32 = 3;
     /// Another owner was promoted.
     pub const FENCED: u32 = 4;
+    /// Handed over to another owner, who has another page.
+    pub const MOVED: u32 = 5;
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use abi::IpcError;
 
-const CODES: [(u16, IpcError); 22] = [
+const CODES: [(u16, IpcError); 24] = [
     (1, IpcError::NotBound),
     (2, IpcError::BadEndpoint),
     (3, IpcError::NoSuchEndpoint),
@@ -25,6 +25,8 @@ const CODES: [(u16, IpcError); 22] = [
     (20, IpcError::UnknownGrant),
     (21, IpcError::Revoked),
     (22, IpcError::WrongDirection),
+    (23, IpcError::Busy),
+    (24, IpcError::Moved),
 ];
 const OS: u16 = 100;
 

@@ -11,6 +11,7 @@ use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
+use crate::engine::{Migration, Transit};
 
 /// What the broker keeps of a channel besides its place in the table.
 #[derive(Debug)]
@@ -33,6 +34,10 @@ pub(crate) struct Container {
     /// Remote endpoints that ended, whose channels the proxy has not closed yet: what they said last may still be on its
     /// way. Nobody opens anything to them.
     pub leaving: HashSet<Endpoint>,
+    /// Endpoints of this node that are being handed over.
+    pub migrations: HashMap<Endpoint, Migration>,
+    /// Endpoints whose old owner has ended, or ends, and whose new one is not known yet. Opens wait.
+    pub in_transit: HashMap<Endpoint, Transit>,
     pub origin: Origin,
     /// Waits of this node's endpoints that only their peer can end.
     pub waits: Waits,
@@ -59,6 +64,8 @@ impl Container {
             pages: HashMap::new(),
             kept: HashMap::new(),
             leaving: HashSet::new(),
+            migrations: HashMap::new(),
+            in_transit: HashMap::new(),
             origin: Origin::Daemon,
             waits: Waits::default(),
             asked: HashMap::new(),

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{OneNode, TwoNodes};
-use ipc::conformance::CASES;
+use ipc::conformance::cases;
 
 #[test]
 fn peers_on_one_node_keep_every_promise() {
-    for (name, case) in CASES {
+    for (name, case) in cases() {
         eprintln!("case: {name}");
         case(&OneNode::new());
     }
@@ -15,7 +15,7 @@ fn peers_on_one_node_keep_every_promise() {
 
 #[test]
 fn peers_on_two_nodes_keep_every_promise() {
-    for (name, case) in CASES {
+    for (name, case) in cases() {
         eprintln!("case: {name}");
         case(&TwoNodes::new());
     }

@@ -52,6 +52,7 @@ const char *m3_version(void);
 #define M3_ENOBROKER   (-318) /* the node daemon cannot be reached */
 #define M3_ENOTWAITING (-324) /* the destination awaits no reply of ours */
 #define M3_EREVOKED    (-331) /* the grant was taken back */
+#define M3_EMOVED      (-332) /* the endpoint was handed over to another owner */
 #define M3_EDENIED     (-335) /* privileges do not allow this */
 #define M3_EINUSE      (-337) /* the endpoint is already bound */
 #define M3_EFULL       (-338) /* a table is full */

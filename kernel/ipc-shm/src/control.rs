@@ -23,6 +23,8 @@ pub enum Life {
     Unreachable,
     /// Another owner was promoted.
     Fenced,
+    /// Handed over to another owner. Nothing that was taken is unanswered.
+    Moved,
 }
 
 impl Life {
@@ -32,6 +34,7 @@ impl Life {
             life::ALIVE => Life::Alive,
             life::UNREACHABLE => Life::Unreachable,
             life::FENCED => Life::Fenced,
+            life::MOVED => Life::Moved,
             _ => Life::Dead,
         }
     }
@@ -42,6 +45,7 @@ impl Life {
             Life::Dead => life::DEAD,
             Life::Unreachable => life::UNREACHABLE,
             Life::Fenced => life::FENCED,
+            Life::Moved => life::MOVED,
         }
     }
 }
@@ -99,6 +103,7 @@ impl ControlPage {
             Life::Dead => Some(died),
             Life::Unreachable => Some(IpcError::NoLink),
             Life::Fenced => Some(IpcError::Fenced),
+            Life::Moved => Some(IpcError::Moved),
         }
     }
 }
@@ -151,6 +156,12 @@ impl ControlWriter {
 
     pub fn set_life(&self, life: Life) {
         self.page.store(control::LIFE, life.word(), Ordering::Release);
+        self.announce();
+    }
+
+    /// Whether the endpoint takes messages.
+    pub fn set_held(&self, is_held: bool) {
+        self.page.store(control::HOLD, u32::from(is_held), Ordering::Release);
         self.announce();
     }
 

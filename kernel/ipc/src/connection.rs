@@ -91,8 +91,16 @@ impl Connection {
         self.call_for(packet, &[], wait)
     }
 
+    /// `call` whose answer may also take until the deadline. `TimedOut` may come earlier.
+    pub fn call_until(&mut self, packet: Packet, deadline: Deadline) -> Result<Notice, IpcError> {
+        self.call_before(packet, &[], deadline.or_after(ANSWER_LIMIT))
+    }
+
     fn call_for(&mut self, packet: Packet, body: &[u8], wait: Wait) -> Result<Notice, IpcError> {
-        let deadline = Deadline::after(wait);
+        self.call_before(packet, body, Deadline::after(wait))
+    }
+
+    fn call_before(&mut self, packet: Packet, body: &[u8], deadline: Deadline) -> Result<Notice, IpcError> {
         let asked = Packet { request: self.new_request(), ..packet };
         self.send_with_body(&asked, body)?;
         let request = asked.request;

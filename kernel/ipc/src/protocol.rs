@@ -55,6 +55,14 @@ pub enum Op {
     StillWaiting = 14,
     /// Of a manager: keeps a number, `own` or a free one, for the process `value` of this node. Answered by `Found`.
     BindFor = 15,
+    /// Of the owner of `peer` or a manager: holds it. Answered by `Done` when nothing that its owner took is unanswered.
+    MigrationStart = 16,
+    /// Hands `peer`, which is held, over to the process `value` of `node` that stands by for it. Answered by `Done` when that is its owner.
+    MigrationCommit = 17,
+    /// Lets `peer` go on.
+    MigrationRollback = 18,
+    /// Of an owner that is held: it owes nothing.
+    Drained = 19,
     /// Of a proxy: a channel from `peer` on `node` to `own`.
     OpenIn = 20,
     /// Of a proxy: `peer` on `node` ended, `value` is the code of the reason.
@@ -67,6 +75,19 @@ pub enum Op {
     Probe = 24,
     /// Of another broker: the wait `value` of `peer` is to be refused.
     Refuse = 25,
+
+    /// Of a manager: makes the process `value` of `node`, which stands by for `peer`, its owner with `epoch`, whoever was before.
+    Promote = 26,
+    /// `own`: answered by `Bound` once the sender is its owner.
+    StandBy = 27,
+    /// Of another broker: whether the process `value` stands by for `peer`.
+    Prepare = 28,
+    /// Of another broker: its `peer` is handed over; answered by `Done` when nobody here has a channel with it.
+    Leave = 29,
+    /// Of another broker, with the privileges behind the packet: the process `value` that stands by for `peer` owns it with `epoch`.
+    TakeOver = 30,
+    /// Of another broker: `peer` is on `node` with `epoch`; on no node when that is 0.
+    MovedTo = 31,
 
     /// `own`, `epoch`; descriptor: the own control page.
     Bound = 100,
@@ -93,11 +114,13 @@ pub enum Op {
     AskWait = 115,
     /// `value`: a wait of the receiver's, to be given up: it is part of a deadlock.
     RefuseWait = 116,
+    /// The receiver is held, or goes on: its page says which.
+    Hold = 117,
 }
 
 impl Op {
     fn may_have_body(self) -> bool {
-        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe)
+        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe | Op::TakeOver)
     }
 
     fn of(number: u16) -> Option<Op> {
@@ -117,12 +140,22 @@ impl Op {
             13 => Op::WaitOver,
             14 => Op::StillWaiting,
             15 => Op::BindFor,
+            16 => Op::MigrationStart,
+            17 => Op::MigrationCommit,
+            18 => Op::MigrationRollback,
+            19 => Op::Drained,
             20 => Op::OpenIn,
             21 => Op::RemoteGone,
             22 => Op::Link,
             23 => Op::Parcel,
             24 => Op::Probe,
             25 => Op::Refuse,
+            26 => Op::Promote,
+            27 => Op::StandBy,
+            28 => Op::Prepare,
+            29 => Op::Leave,
+            30 => Op::TakeOver,
+            31 => Op::MovedTo,
             100 => Op::Bound,
             101 => Op::Opened,
             102 => Op::Done,
@@ -136,6 +169,7 @@ impl Op {
             114 => Op::Restarted,
             115 => Op::AskWait,
             116 => Op::RefuseWait,
+            117 => Op::Hold,
             _ => return None,
         })
     }

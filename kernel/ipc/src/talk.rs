@@ -180,7 +180,7 @@ impl Talk {
         parties: &mut Parties<'_>,
         message: &Message,
         data: &[u8],
-        wait: Wait,
+        deadline: Deadline,
     ) -> Result<(), IpcError> {
         match self.waits(parties) {
             Waits::ForUs => return self.reply(parties, message, data),
@@ -188,9 +188,8 @@ impl Talk {
             Waits::No => {}
         }
         self.rights.check_own(Calls::SEND)?;
-        let deadline = Deadline::after(wait);
         self.await_free_slot(parties, deadline)?;
-        let word = Word::after(self.own, Kind::Send, patience_of(wait), Data::of(data));
+        let word = Word::after(self.own, Kind::Send, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let link = parties.link;
         let (own, peer) = (parties.own.number(), parties.peer.number());
@@ -222,16 +221,15 @@ impl Talk {
         parties: &mut Parties<'_>,
         message: &Message,
         data: &[u8],
-        wait: Wait,
+        deadline: Deadline,
         inbox: &mut Inbox,
     ) -> Result<(), IpcError> {
         if self.waits(parties) != Waits::No {
             return Err(IpcError::Deadlock);
         }
         self.rights.check_own(Calls::SENDREC)?;
-        let deadline = Deadline::after(wait);
         self.await_free_slot(parties, deadline)?;
-        let word = Word::after(self.own, Kind::Request, patience_of(wait), Data::of(data));
+        let word = Word::after(self.own, Kind::Request, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let result = match self.await_reply(parties, word, deadline) {
             Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
@@ -308,6 +306,11 @@ impl Talk {
             Owes::Answer(request) => Owed::Unseen(request.patience),
             Owes::Nothing | Owes::Relayed(_) => Owed::Nothing,
         }
+    }
+
+    /// Whether somebody may wait for an answer of ours.
+    pub fn owes_answer(&self, link: &Link, proxied: Proxied) -> bool {
+        !matches!(self.owed(link, proxied), Owed::Nothing | Owed::GivenUp)
     }
 
     /// The request that was taken last is not answered any more: the peer gave it up.
@@ -591,10 +594,10 @@ fn not_taken(proxied: Proxied) -> IpcError {
     }
 }
 
-fn patience_of(wait: Wait) -> Patience {
-    match wait {
-        Wait::Forever => Patience::Untimed,
-        Wait::NoWait | Wait::For(_) => Patience::Timed,
+fn patience_of(deadline: Deadline) -> Patience {
+    match deadline {
+        Deadline::Never => Patience::Untimed,
+        Deadline::At(_) => Patience::Timed,
     }
 }
 

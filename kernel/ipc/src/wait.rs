@@ -35,6 +35,15 @@ impl Deadline {
         }
     }
 
+    /// The earlier of this and that.
+    pub(crate) fn or_after(self, limit: Duration) -> Deadline {
+        match (self, Deadline::after(Wait::For(limit))) {
+            (Deadline::At(one), Deadline::At(other)) => Deadline::At(one.min(other)),
+            (Deadline::Never, other) => other,
+            (own, Deadline::Never) => own,
+        }
+    }
+
     pub(crate) fn has_passed(self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
     }

@@ -85,6 +85,7 @@ fn how_gone(life: Life, closed: u32) -> Option<Gone> {
         Life::Dead => return Some(Gone::Died),
         Life::Unreachable => return Some(Gone::For(IpcError::NoLink)),
         Life::Fenced => return Some(Gone::For(IpcError::Fenced)),
+        Life::Moved => return Some(Gone::For(IpcError::Moved)),
         Life::Alive => {}
     }
     match closed {
@@ -101,6 +102,7 @@ pub(crate) fn own_end(own: &ControlPage) -> Option<IpcError> {
     match own.life() {
         Life::Alive => None,
         Life::Fenced => Some(IpcError::Fenced),
+        Life::Moved => Some(IpcError::Moved),
         Life::Dead | Life::Unreachable => Some(IpcError::NotBound),
     }
 }

@@ -2,10 +2,12 @@
 
 mod common;
 
-use abi::{Endpoint, Epoch};
+use std::path::PathBuf;
+
+use abi::{Endpoint, Epoch, NodeId};
 use common::{Pair, RunningProxy, Way, Which, calm_times};
 use ipc::Port;
-use ipc::conformance::{CASES, World};
+use ipc::conformance::{World, cases};
 use proxy_host::transport::Encryption;
 
 struct TwoNodes {
@@ -26,11 +28,19 @@ impl World for TwoNodes {
     fn program(&self) -> Port {
         Port::connect(&self.pair.a.socket, None).expect("bound")
     }
+
+    fn near(&self) -> (NodeId, PathBuf) {
+        (self.pair.a.id, self.pair.a.socket.clone())
+    }
+
+    fn far(&self) -> (NodeId, PathBuf) {
+        (self.pair.b.id, self.pair.b.socket.clone())
+    }
 }
 
 fn peers_behind_two_proxies_keep_every_promise(way: Way) {
     for encryption in [Encryption::Tls, Encryption::Plain] {
-        for (name, case) in CASES {
+        for (name, case) in cases() {
             eprintln!("case: {name}, {way:?}, {encryption:?}");
             let mut pair = Pair::over(way);
             let proxies = pair.start_proxies(encryption, calm_times());

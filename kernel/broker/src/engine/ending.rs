@@ -28,6 +28,8 @@ impl Engine {
         }
         self.errands.forget(owner);
         self.waiting_binds.remove(&owner);
+        self.standing_by.remove(&owner);
+        self.release_holdings(owner);
         if let Some(dc) = connection.dc() {
             self.end_reservations(dc, owner);
         }
@@ -70,6 +72,10 @@ impl Engine {
                 self.end_if_left(dc, peer);
             }
         }
+        if life == Life::Moved {
+            return;
+        }
+        self.end_migration(dc, endpoint);
         self.disappeared(dc, endpoint);
         if let Home::Local { .. } = binding.home {
             self.directory.unbound(dc, endpoint, binding.epoch);

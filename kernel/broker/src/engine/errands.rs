@@ -22,36 +22,56 @@ pub(super) struct Errands {
 
 #[derive(Debug)]
 struct Errand {
-    owner: OwnerId,
-    request: u32,
+    asker: Asker,
     node: NodeId,
     message: Vec<u8>,
 }
 
+/// Who asked, and is to hear the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asker {
+    /// A process of this node.
+    Port { owner: OwnerId, request: u32 },
+    /// The broker of another node.
+    Broker { node: NodeId, request: u32 },
+    /// This broker, for a migration of its own.
+    Migration { dc: DcId, endpoint: Endpoint },
+    /// Nobody waits for it; it is to be done all the same.
+    Nobody,
+}
+
 impl Errands {
     pub fn forget(&mut self, owner: OwnerId) {
-        self.under_way.retain(|_, errand| errand.owner != owner);
+        self.under_way.retain(|_, errand| !matches!(errand.asker, Asker::Port { owner: of, .. } if of == owner));
+    }
+
+    /// Whether there is room for some more.
+    pub fn has_room_for(&self, more: usize) -> bool {
+        self.under_way.len() + more <= ERRANDS_MAX
     }
 
     /// Whether it was under way.
     pub fn cancel(&mut self, owner: OwnerId, request: u32) -> bool {
         let before = self.under_way.len();
-        self.under_way.retain(|_, errand| (errand.owner, errand.request) != (owner, request));
+        self.under_way.retain(|_, errand| errand.asker != Asker::Port { owner, request });
         self.under_way.len() < before
     }
 }
 
 /// The answer to an errand.
-struct Done {
+pub(super) struct Done {
     packet: Packet,
     body: Vec<u8>,
 }
 
 impl Done {
-    fn plain() -> Done {
+    pub fn plain() -> Done {
         Done { packet: Packet::new(Op::Done), body: Vec::new() }
     }
 }
+
+/// How an errand stands that was begun: done, or to be answered later.
+pub(super) type Progress = Result<Option<Done>, IpcError>;
 
 impl Engine {
     /// Does it, or has it done.
@@ -63,32 +83,58 @@ impl Engine {
         packet: Packet,
         body: &[u8],
     ) -> Result<(), IpcError> {
-        if packet.op != Op::GetPrivileges {
+        let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
+        let is_of_owner =
+            matches!(packet.op, Op::MigrationStart | Op::MigrationCommit | Op::MigrationRollback) && endpoint == own;
+        if packet.op != Op::GetPrivileges && !is_of_owner {
             self.check_manager(dc, own)?;
         }
-        let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        self.resolve(dc, endpoint)?;
+        if packet.request == 0 {
+            return Err(IpcError::BadArgument);
+        }
+        let asker = Asker::Port { owner, request: packet.request };
+        let packet = Packet { dc, ..packet };
+        if let Some(node) = self.place_of_errand(dc, endpoint, &packet)? {
+            self.note_holder(owner, &packet, node);
+            return self.send_errand(asker, node, packet, body);
+        }
+        if let Some(Done { packet, body }) = self.do_errand(asker, packet, body)? {
+            self.answer_asker(asker, packet, &body);
+        }
+        Ok(())
+    }
+
+    /// The node whose broker has to do it; `None` for this one.
+    fn place_of_errand(&mut self, dc: DcId, endpoint: Endpoint, packet: &Packet) -> Result<Option<NodeId>, IpcError> {
+        if packet.op == Op::Promote {
+            return Ok(Some(packet.node).filter(|node| *node != self.node));
+        }
+        if self.is_migrating(dc, endpoint) {
+            return Ok(None);
+        }
+        match self.resolve(dc, endpoint) {
+            // Handed over at this moment.
+            Err(IpcError::Moved) => return Err(IpcError::Busy),
+            result => result?,
+        }
         match self.home(dc, endpoint) {
-            Some(Home::Remote { node }) => self.send_errand(owner, node, Packet { dc, ..packet }, body),
-            _ => {
-                let Done { packet: done, body } = self.do_errand(dc, packet, body)?;
-                self.send_with_body(owner, Packet { request: packet.request, ..done }, &body);
-                Ok(())
-            }
+            Some(Home::Remote { node }) => Ok(Some(node)),
+            _ => Ok(None),
         }
     }
 
-    fn do_errand(&mut self, dc: DcId, packet: Packet, body: &[u8]) -> Result<Done, IpcError> {
+    fn do_errand(&mut self, asker: Asker, packet: Packet, body: &[u8]) -> Progress {
+        let dc = packet.dc;
         let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
         match packet.op {
             Op::GetPrivileges => {
                 let body = self.privileges_of(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?.to_bytes();
-                Ok(Done { packet: Packet { peer: Some(endpoint), ..Packet::new(Op::Privileges) }, body })
+                Ok(Some(Done { packet: Packet { peer: Some(endpoint), ..Packet::new(Op::Privileges) }, body }))
             }
             Op::SetPrivileges => {
                 let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
                 self.change_privileges(dc, endpoint, privileges)?;
-                Ok(Done::plain())
+                Ok(Some(Done::plain()))
             }
             Op::WakeUp => {
                 let owner = self.local_owner(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?;
@@ -96,28 +142,51 @@ impl Engine {
                     page.wake_up();
                 }
                 self.send(owner, Packet::new(Op::WakeUp), Vec::new());
-                Ok(Done::plain())
+                Ok(Some(Done::plain()))
             }
-            _ => Err(IpcError::BadArgument),
+            _ => self.migration_errand(asker, endpoint, &packet, body),
         }
     }
 
-    fn send_errand(&mut self, owner: OwnerId, node: NodeId, packet: Packet, body: &[u8]) -> Result<(), IpcError> {
-        if packet.request == 0 {
-            return Err(IpcError::BadArgument);
-        }
+    /// `Asker::Port` with a number, or this broker itself.
+    pub(super) fn send_errand(
+        &mut self,
+        asker: Asker,
+        node: NodeId,
+        packet: Packet,
+        body: &[u8],
+    ) -> Result<(), IpcError> {
         if self.nodes_down.contains(&node) {
             return Err(IpcError::NoLink);
         }
-        if self.errands.under_way.len() >= ERRANDS_MAX {
+        if !self.errands.has_room_for(1) {
             return Err(IpcError::TableFull);
         }
         self.errands.last = self.errands.last.wrapping_add(1);
         let number = self.errands.last;
         let message = Packet { request: number, ..packet }.with_body(body);
         self.tell_broker(node, &message);
-        self.errands.under_way.insert(number, Errand { owner, request: packet.request, node, message });
+        self.errands.under_way.insert(number, Errand { asker, node, message });
         Ok(())
+    }
+
+    /// What came of an errand that was begun.
+    pub(super) fn answer_asker(&mut self, asker: Asker, packet: Packet, body: &[u8]) {
+        match asker {
+            Asker::Port { owner, request } => {
+                self.send_with_body(owner, Packet { request, ..packet }, body);
+            }
+            Asker::Broker { node, request } => self.tell_broker(node, &Packet { request, ..packet }.with_body(body)),
+            Asker::Migration { .. } | Asker::Nobody => {}
+        }
+    }
+
+    pub(super) fn finish_errand(&mut self, asker: Asker, result: Result<(), IpcError>) {
+        let packet = match result {
+            Ok(()) => Packet::new(Op::Done),
+            Err(error) => Packet::failed(0, error),
+        };
+        self.answer_asker(asker, packet, &[]);
     }
 
     /// Says something to the broker of another node. Without a proxy it is lost.
@@ -134,13 +203,15 @@ impl Engine {
         };
         match packet.op {
             Op::Probe | Op::Refuse => self.hear_chase(&packet, body),
+            Op::MovedTo => self.hear_moved_to(&packet),
             Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
             _ => {
-                let done = self
-                    .do_errand(packet.dc, packet, body)
-                    .unwrap_or_else(|error| Done { packet: Packet::failed(packet.request, error), body: Vec::new() });
-                let answer = Packet { request: packet.request, ..done.packet }.with_body(&done.body);
-                self.tell_broker(node, &answer);
+                let asker = Asker::Broker { node, request: packet.request };
+                match self.do_errand(asker, packet, body) {
+                    Ok(Some(Done { packet, body })) => self.answer_asker(asker, packet, &body),
+                    Ok(None) => {}
+                    Err(error) => self.finish_errand(asker, Err(error)),
+                }
             }
         }
     }
@@ -149,7 +220,11 @@ impl Engine {
     fn errand_done(&mut self, node: NodeId, packet: Packet, body: &[u8]) {
         let is_asked = self.errands.under_way.get(&packet.request).is_some_and(|errand| errand.node == node);
         if is_asked && let Some(errand) = self.errands.under_way.remove(&packet.request) {
-            self.send_with_body(errand.owner, Packet { request: errand.request, ..packet }, body);
+            let result = if packet.op == Op::Failed { Err(packet.error()) } else { Ok(()) };
+            match errand.asker {
+                Asker::Migration { dc, endpoint } => self.migration_heard(dc, endpoint, node, result),
+                asker => self.answer_asker(asker, packet, body),
+            }
         }
     }
 
@@ -168,7 +243,12 @@ impl Engine {
             under_way.into_iter().partition(|(_, errand)| errand.node == node);
         self.errands.under_way = others;
         for errand in ended.into_values() {
-            self.fail(errand.owner, errand.request, IpcError::NoLink);
+            match errand.asker {
+                Asker::Migration { dc, endpoint } => {
+                    self.migration_heard(dc, endpoint, node, Err(IpcError::NoLink));
+                }
+                asker => self.finish_errand(asker, Err(IpcError::NoLink)),
+            }
         }
     }
 }

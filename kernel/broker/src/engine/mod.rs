@@ -6,7 +6,7 @@
 //!
 //! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
+//! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
 //! for others. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
@@ -15,6 +15,7 @@ mod commands;
 mod ending;
 mod errands;
 mod keeping;
+mod migrating;
 mod opening;
 mod privileges;
 mod proxying;
@@ -34,6 +35,8 @@ use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
+use migrating::{Holding, StandingBy};
+pub(crate) use migrating::{Migration, Transit};
 use reserving::WaitingBind;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
@@ -45,6 +48,7 @@ use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
 pub(crate) struct Engine {
+    node: NodeId,
     directory: Box<dyn Directory>,
     commands: Receiver<Command>,
     bell: Arc<OwnedFd>,
@@ -56,6 +60,11 @@ pub(crate) struct Engine {
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
     waiting_binds: HashMap<OwnerId, WaitingBind>,
+    standing_by: HashMap<OwnerId, StandingBy>,
+    /// What processes of this node hold on others.
+    holding: Vec<Holding>,
+    /// Nodes with which the proxy has a link.
+    nodes_up: HashSet<NodeId>,
     nodes_down: HashSet<NodeId>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
     doomed: Vec<OwnerId>,
@@ -116,6 +125,7 @@ impl Engine {
         // Names of channels must differ from those of an earlier broker whose channels still live.
         let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
         let mut engine = Engine {
+            node: config.node,
             directory: config.directory,
             commands,
             bell,
@@ -126,6 +136,9 @@ impl Engine {
             waiting_opens: HashMap::new(),
             errands: Errands::default(),
             waiting_binds: HashMap::new(),
+            standing_by: HashMap::new(),
+            holding: Vec::new(),
+            nodes_up: HashSet::new(),
             nodes_down: HashSet::new(),
             doomed: Vec::new(),
             shelf: None,

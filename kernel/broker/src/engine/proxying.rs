@@ -18,19 +18,26 @@ impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
     pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        if container.in_transit.contains_key(&endpoint) {
+            return Err(IpcError::Moved);
+        }
         if container.table.binding(endpoint).is_some() && !container.leaving.contains(&endpoint) {
             return Ok(());
         }
         match self.directory.locate(dc, endpoint) {
             Location::Remote { node, .. } if self.nodes_down.contains(&node) => Err(IpcError::NoLink),
-            Location::Remote { node, epoch } => self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory),
+            Location::Remote { node, epoch } => {
+                self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Fenced)
+            }
             Location::Local | Location::Unknown => Err(IpcError::NoSuchEndpoint),
         }
     }
 
     pub(super) fn remote_bound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
         // While its node is unreachable the endpoint stays unbound here; `link_up` looks again.
-        if !self.nodes_down.contains(&node) && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory).is_ok() {
+        if !self.nodes_down.contains(&node)
+            && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Fenced).is_ok()
+        {
             self.appeared(dc, endpoint);
         }
     }
@@ -52,7 +59,13 @@ impl Engine {
     /// Ends a leaving endpoint with its last channel.
     pub(super) fn end_if_left(&mut self, dc: DcId, endpoint: Endpoint) {
         let Some(container) = self.containers.get(&dc) else { return };
-        if container.leaving.contains(&endpoint) && container.table.channels().of(endpoint).next().is_none() {
+        if !container.leaving.contains(&endpoint) || container.table.channels().of(endpoint).next().is_some() {
+            return;
+        }
+        if container.in_transit.contains_key(&endpoint) {
+            self.end_binding(dc, endpoint, Life::Moved, IpcError::Moved);
+            self.has_left(dc, endpoint);
+        } else {
             self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
         }
     }
@@ -110,16 +123,24 @@ impl Engine {
         }
         match self.home(packet.dc, target) {
             Some(Home::Local { .. }) => {}
-            Some(Home::Remote { .. }) | None if self.containers.contains_key(&packet.dc) => {
-                return Err(IpcError::NoSuchEndpoint);
-            }
-            _ => return Err(IpcError::DcNotRunning),
+            home => return Err(self.not_here(packet.dc, target, home, packet.node)),
         }
         self.may_be_called(packet.dc, caller, target, packet.lane)?;
         self.bind_caller(packet.dc, caller, packet.node)?;
         self.settle_glare(packet.dc, caller, target, packet.lane)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
         self.hand_out(packet.dc, made, packet.request, packet.far)
+    }
+
+    /// Why an endpoint that `asker` looks for here cannot be opened.
+    fn not_here(&mut self, dc: DcId, endpoint: Endpoint, home: Option<Home>, asker: NodeId) -> IpcError {
+        let Some(container) = self.containers.get(&dc) else { return IpcError::DcNotRunning };
+        let is_elsewhere = matches!(home, Some(Home::Remote { node }) if node != asker);
+        if container.migrations.contains_key(&endpoint) || is_elsewhere {
+            self.tell_where(dc, endpoint, asker);
+            return IpcError::Moved;
+        }
+        IpcError::NoSuchEndpoint
     }
 
     /// Both nodes may open the channel of one pair and lane at the same time. The lower endpoint's stays; the other's
@@ -153,24 +174,27 @@ impl Engine {
             None => {
                 let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
                 let epoch = container.table.highest_epoch(caller);
-                self.bind_remote(dc, caller, node, epoch, Told::ByFirstMessage)
+                self.bind_remote(dc, caller, node, epoch, Told::ByFirstMessage, IpcError::Fenced)
             }
         }
     }
 
-    fn bind_remote(
+    /// `reason`: what becomes of channels with an owner before.
+    pub(super) fn bind_remote(
         &mut self,
         dc: DcId,
         endpoint: Endpoint,
         node: NodeId,
         epoch: Epoch,
         told: Told,
+        reason: IpcError,
     ) -> Result<(), IpcError> {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let before = container.table.binding(endpoint).copied();
         let result = container.table.bind_remote(endpoint, node, epoch, told);
         if result != RemoteBinding::Refused {
             container.leaving.remove(&endpoint);
+            container.in_transit.remove(&endpoint);
         }
         let ended = match result {
             RemoteBinding::Known => return Ok(()),
@@ -178,7 +202,7 @@ impl Engine {
             RemoteBinding::Bound { ended } => ended,
         };
         if let Some(old) = container.pages.remove(&endpoint) {
-            old.set_life(Life::Fenced);
+            old.set_life(if reason == IpcError::Moved { Life::Moved } else { Life::Fenced });
         }
         if let Err(error) = container.make_page(endpoint, epoch) {
             container.table.unbind(endpoint);
@@ -186,7 +210,7 @@ impl Engine {
         }
         self.keep_binding(dc, endpoint);
         for channel in ended {
-            self.channel_ended(dc, channel, None, IpcError::Fenced);
+            self.channel_ended(dc, channel, None, reason);
         }
         if let Some(Home::Local { owner }) = before.map(|binding| binding.home) {
             // A newer owner elsewhere: the one here is fenced and knows it by its page.
@@ -208,7 +232,9 @@ impl Engine {
     }
 
     fn link_down(&mut self, node: NodeId) {
+        self.nodes_up.remove(&node);
         self.end_errands(node);
+        self.end_transits_from(node);
         if self.nodes_down.len() < NODES_DOWN_MAX {
             self.nodes_down.insert(node);
             self.keep_node_down(node);
@@ -225,6 +251,9 @@ impl Engine {
 
     /// Whoever waited for an endpoint of that node goes on.
     fn link_up(&mut self, node: NodeId) {
+        if self.nodes_up.len() < NODES_DOWN_MAX {
+            self.nodes_up.insert(node);
+        }
         // It may be another connection than that over which they went.
         self.send_errands_again(Some(node));
         self.chase_again();
@@ -252,6 +281,10 @@ impl Engine {
         });
         if let Some((dc, channel)) = found {
             self.channel_ended(dc, channel, None, packet.error());
+            if let (IpcError::Moved, Some(from)) = (packet.error(), channel.proxied) {
+                self.left_behind(dc, channel.left, from);
+                self.left_behind(dc, channel.right, from);
+            }
             self.end_if_left(dc, channel.left);
             self.end_if_left(dc, channel.right);
         }

@@ -1,15 +1,25 @@
 //! What programs and servers ask.
 
-use abi::{DcId, Endpoint, IpcError};
+use abi::{DcId, Endpoint, Epoch, IpcError};
 use ipc::protocol::{Op, Packet, Patience};
 use ipc_core::table::{Awaited, OwnerId, Waiter};
 use ipc_shm::Life;
 use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
 
+use super::errands::Asker;
 use super::opening::os;
 use super::{Engine, Token};
+use crate::Privileges;
 use crate::connection::{Bound, Party};
+
+/// What a stand-by gets with its endpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Succession {
+    pub epoch: Epoch,
+    /// Those of the owner before; `None` for its own.
+    pub privileges: Option<Privileges>,
+}
 
 impl Engine {
     pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8], received: Received) {
@@ -25,8 +35,10 @@ impl Engine {
                 self.wait_for_manager(owner, dc, packet, sender, received)
             }
             (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
+            (None, Op::StandBy) => self.stand_by(owner, dc, packet, sender, received),
             (None, Op::Cancel) => {
                 self.cancel_bind(owner, packet.value);
+                self.cancel_stand_by(owner, packet.value);
                 Ok(())
             }
             (None, _) => Err(IpcError::NotBound),
@@ -52,7 +64,7 @@ impl Engine {
         let peer = || packet.peer.ok_or(IpcError::BadEndpoint);
         match packet.op {
             // The broker that did it died before it said so.
-            Op::Bind => self.say_bound(owner, dc, own, packet.request),
+            Op::Bind | Op::StandBy => self.say_bound(owner, dc, own, packet.request),
             Op::Unbind => {
                 self.unbind(owner, IpcError::NotBound);
                 self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
@@ -64,14 +76,14 @@ impl Engine {
                     self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
                     Ok(())
                 }
-                Err(IpcError::NoSuchEndpoint | IpcError::NoLink) => {
+                Err(IpcError::NoSuchEndpoint | IpcError::NoLink | IpcError::Moved) => {
                     self.add_waiter(owner, dc, peer()?, packet.request, Awaited::Bound)
                 }
                 Err(error) => Err(error),
             },
             Op::AwaitUnbound => {
                 let endpoint = peer()?;
-                if self.resolve(dc, endpoint).is_err() {
+                if self.resolve(dc, endpoint).is_err_and(|error| error != IpcError::Moved) {
                     self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
                     return Ok(());
                 }
@@ -101,8 +113,17 @@ impl Engine {
                 Ok(())
             }
             Op::BindFor => self.bind_for(owner, dc, own, &packet),
-            Op::WakeUp => self.run_errand(owner, dc, own, packet, body),
-            Op::SetPrivileges | Op::GetPrivileges => self.run_errand(owner, dc, own, packet, body),
+            Op::WakeUp
+            | Op::SetPrivileges
+            | Op::GetPrivileges
+            | Op::MigrationStart
+            | Op::MigrationCommit
+            | Op::MigrationRollback
+            | Op::Promote => self.run_errand(owner, dc, own, packet, body),
+            Op::Drained => {
+                self.drained(dc, own);
+                Ok(())
+            }
             _ => {
                 self.doom(owner);
                 Ok(())
@@ -118,6 +139,31 @@ impl Engine {
         sender: Sender,
         received: Received,
     ) -> Result<(), IpcError> {
+        self.bind_as(owner, dc, packet, sender, received, None)
+    }
+
+    /// Binds who stood by for an endpoint that has no owner on this node.
+    pub(super) fn bind_successor(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        packet: Packet,
+        sender: Sender,
+        received: Received,
+        succession: Succession,
+    ) -> Result<(), IpcError> {
+        self.bind_as(owner, dc, packet, sender, received, Some(succession))
+    }
+
+    fn bind_as(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        packet: Packet,
+        sender: Sender,
+        received: Received,
+        succession: Option<Succession>,
+    ) -> Result<(), IpcError> {
         let pidfd = match received.sender_pidfd {
             Some(pidfd) => pidfd,
             None => sys::pidfd::open(sender.pid).map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?,
@@ -125,17 +171,31 @@ impl Engine {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
         let mut kept = None;
-        let (endpoint, epoch, inner_pid, privileges, ended) = match &connection.party {
-            Party::Program { pid, .. } => {
-                if *pid != sender.pid {
+        let is_sender = |pid: i32| if pid == sender.pid { Ok(()) } else { Err(IpcError::Denied) };
+        let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        let (endpoint, epoch, inner_pid, privileges, ended) = match (&connection.party, succession) {
+            (Party::Program { pid, .. }, Some(Succession { epoch, privileges })) => {
+                is_sender(*pid)?;
+                let endpoint = packet.own.ok_or(IpcError::BadEndpoint)?;
+                let ended = container.table.bind_server(endpoint, owner, epoch)?;
+                let privileges = privileges.unwrap_or_else(|| container.options.program_privileges.clone());
+                (endpoint, epoch, inner_pid, privileges, ended)
+            }
+            (Party::Server { identity, .. }, Some(Succession { epoch, privileges })) => {
+                if packet.own != Some(identity.endpoint) || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
                 }
-                let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+                let ended = container.table.bind_server(identity.endpoint, owner, epoch)?;
+                let privileges = privileges.unwrap_or_else(|| identity.privileges.clone());
+                (identity.endpoint, epoch, inner_pid, privileges, ended)
+            }
+            (Party::Program { pid, .. }, None) => {
+                is_sender(*pid)?;
                 kept = container.table.reservations().of_process(inner_pid);
                 let (endpoint, epoch) = container.table.bind_program(packet.own, inner_pid, owner)?;
                 (endpoint, epoch, inner_pid, container.options.program_privileges.clone(), Vec::new())
             }
-            Party::Server { identity, .. } => {
+            (Party::Server { identity, .. }, None) => {
                 let is_other_number = packet.own.is_some_and(|wish| wish != identity.endpoint);
                 if is_other_number || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
@@ -143,10 +203,11 @@ impl Engine {
                 let ended = container.table.bind_server(identity.endpoint, owner, identity.epoch)?;
                 (identity.endpoint, identity.epoch, 0, identity.privileges.clone(), ended)
             }
-            Party::Proxy => return Err(IpcError::Denied),
+            (Party::Proxy, _) => return Err(IpcError::Denied),
         };
         // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
         container.leaving.remove(&endpoint);
+        container.in_transit.remove(&endpoint);
         if let Some(old) = container.pages.remove(&endpoint) {
             old.set_life(Life::Fenced);
         }
@@ -206,12 +267,15 @@ impl Engine {
         }
         match self.resolve(dc, to) {
             Ok(()) => self.open_channel(dc, own, to, packet),
-            Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if packet.patience == Patience::UntilBound => {
+            Err(error) => {
+                let may_come = matches!(error, IpcError::NoSuchEndpoint | IpcError::NoLink);
+                if error != IpcError::Moved && !(may_come && packet.patience == Patience::UntilBound) {
+                    return Err(error);
+                }
                 self.add_waiter(owner, dc, to, packet.request, Awaited::Bound)?;
                 self.waiting_opens.insert((owner, packet.request), packet);
                 Ok(())
             }
-            Err(error) => Err(error),
         }
     }
 
@@ -234,7 +298,8 @@ impl Engine {
     fn cancel(&mut self, owner: OwnerId, dc: DcId, request: u32) {
         let waiter = self.containers.get_mut(&dc).and_then(|it| it.table.waiters_mut().cancel(owner, request));
         self.waiting_opens.remove(&(owner, request));
-        if waiter.is_some() || self.errands.cancel(owner, request) {
+        let is_open = waiter.is_some() || self.errands.cancel(owner, request);
+        if is_open || self.cancel_migration(dc, Asker::Port { owner, request }) {
             self.fail(owner, request, IpcError::TimedOut);
         }
     }

@@ -67,6 +67,14 @@ impl World for OneNode {
     fn program(&self) -> Port {
         Port::connect(&self.socket(), None).unwrap()
     }
+
+    fn near(&self) -> (NodeId, PathBuf) {
+        (NodeId(1), self.socket())
+    }
+
+    fn far(&self) -> (NodeId, PathBuf) {
+        self.near()
+    }
 }
 
 type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
@@ -162,6 +170,10 @@ impl TwoNodes {
         world
     }
 
+    fn socket(&self, index: usize) -> PathBuf {
+        self.directory.path().join(format!("m3ipc{index}"))
+    }
+
     pub fn start_relay(&mut self) {
         let sides = [0, 1].map(|index| StandInPort::from_socket(self.brokers[index].proxy_socket().unwrap()).unwrap());
         let stop = Arc::new(AtomicBool::new(false));
@@ -200,7 +212,15 @@ impl World for TwoNodes {
     }
 
     fn program(&self) -> Port {
-        Port::connect(&self.directory.path().join("m3ipc0"), None).unwrap()
+        Port::connect(&self.socket(0), None).unwrap()
+    }
+
+    fn near(&self) -> (NodeId, PathBuf) {
+        (NODES[0], self.socket(0))
+    }
+
+    fn far(&self) -> (NodeId, PathBuf) {
+        (NODES[1], self.socket(1))
     }
 }
 

@@ -103,6 +103,10 @@ class WrongDirection(M3Error, PermissionError):
     """The grant is for reading and the copy writes, or the reverse."""
 
 
+class Moved(M3Error):
+    """The endpoint was handed over to another owner."""
+
+
 class Busy(M3Error):
     """In use by a call of another thread, or the ring is full."""
 
@@ -138,6 +142,7 @@ _CLASSES = {
     "ENOBROKER": (-318, NoBroker),
     "ENOTWAITING": (-324, NotWaiting),
     "EREVOKED": (-331, Revoked),
+    "EMOVED": (-332, Moved),
     "EDENIED": (-335, Denied),
     "EINUSE": (-337, EndpointInUse),
     "EFULL": (-338, TableFull),

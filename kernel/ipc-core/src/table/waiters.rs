@@ -65,6 +65,11 @@ impl Waiters {
         self.take_if(Some(endpoint), |waiter| waiter.awaited == awaited)
     }
 
+    /// Takes out those who wait for something of `endpoint` and are `meant`.
+    pub fn take_some(&mut self, endpoint: Endpoint, meant: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        self.take_if(Some(endpoint), meant)
+    }
+
     /// Takes out one call; `None` when it was answered already.
     pub fn cancel(&mut self, owner: OwnerId, request: u32) -> Option<Waiter> {
         self.take_if(None, |waiter| waiter.owner == owner && waiter.request == request).pop()

@@ -9,12 +9,14 @@ mod copies;
 mod deadlocks;
 mod delegation;
 mod messages;
+mod migration;
 mod privileges;
 mod rings;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Endpoint, Port, RingSpec, Wait};
+use crate::{Endpoint, NodeId, Port, RingSpec, Wait};
 
 /// One container, seen from where its clients and from where its servers run. Programs may open anything.
 pub trait World: Sync {
@@ -24,13 +26,22 @@ pub trait World: Sync {
     fn near_server(&self, endpoint: Endpoint, epoch: u64) -> Port;
     /// A program where the clients run.
     fn program(&self) -> Port;
+    /// Where the clients run: the node, and where programs connect.
+    fn near(&self) -> (NodeId, PathBuf);
+    /// Where the servers run.
+    fn far(&self) -> (NodeId, PathBuf);
 }
 
 /// A named promise.
 pub type Case = (&'static str, fn(&dyn World));
 
-/// Every case.
-pub const CASES: &[Case] = &[
+/// Every case, or those whose name has what the environment variable `CASE` says.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    let wanted = std::env::var("CASE").unwrap_or_default();
+    CASES.iter().filter(move |(name, _)| name.contains(&wanted))
+}
+
+const CASES: &[Case] = &[
     ("request_is_answered_by_its_server", messages::request_is_answered_by_its_server),
     ("data_travels_inline_with_request_and_reply", messages::data_travels_inline_with_request_and_reply),
     (
@@ -160,6 +171,23 @@ pub const CASES: &[Case] = &[
         privileges::revocation_ends_a_call_that_waits_and_later_ones_until_it_is_taken_back,
     ),
     ("revocation_ends_rings_and_copies", privileges::revocation_ends_rings_and_copies),
+    (
+        "endpoint_is_handed_over_and_back_and_nothing_is_lost_or_doubled",
+        migration::endpoint_is_handed_over_and_back_and_nothing_is_lost_or_doubled,
+    ),
+    ("owner_hands_itself_over_when_it_owes_nothing", migration::owner_hands_itself_over_when_it_owes_nothing),
+    (
+        "held_endpoint_takes_nothing_and_goes_on_after_rollback",
+        migration::held_endpoint_takes_nothing_and_goes_on_after_rollback,
+    ),
+    (
+        "start_waits_for_what_is_owed_and_is_taken_back_at_its_limit",
+        migration::start_waits_for_what_is_owed_and_is_taken_back_at_its_limit,
+    ),
+    ("commit_to_nobody_leaves_the_endpoint_held", migration::commit_to_nobody_leaves_the_endpoint_held),
+    ("hold_ends_with_who_held", migration::hold_ends_with_who_held),
+    ("promoted_backup_fences_the_primary_before_it", migration::promoted_backup_fences_the_primary_before_it),
+    ("only_managers_and_owners_hand_over", migration::only_managers_and_owners_hand_over),
 ];
 
 /// Long enough for anything that happens at all.

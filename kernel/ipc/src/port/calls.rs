@@ -24,7 +24,7 @@ impl Port {
             self.check_call(data)?;
             return self.answer_passed(to, message, data);
         }
-        self.with_talk(to, data, |talk, parties, _| talk.send(parties, message, data, wait))
+        self.with_talk(to, data, wait, |talk, parties, _, deadline| talk.send(parties, message, data, deadline))
     }
 
     /// Sends a request and waits for its reply.
@@ -43,7 +43,9 @@ impl Port {
         if self.lanes.delegating.is_involved() && self.owes_passed(to) {
             return Err(IpcError::Deadlock);
         }
-        self.with_talk(to, data, |talk, parties, inbox| talk.sendrec(parties, message, data, wait, inbox))?;
+        self.with_talk(to, data, wait, |talk, parties, inbox, deadline| {
+            talk.sendrec(parties, message, data, deadline, inbox)
+        })?;
         Ok(self.inbox.message)
     }
 
@@ -71,7 +73,7 @@ impl Port {
         if self.lanes.delegating.is_involved() {
             self.begin_call();
         }
-        let key = self.talk_with(to)?;
+        let key = self.talk_with(to, Deadline::Never)?;
         let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
         if let Use::Messages(talk) = &slot.usage {
             talk.rights.check_own(Calls::NOTIFY)?;
@@ -122,7 +124,8 @@ impl Port {
         if self.lanes.delegating.is_involved() {
             self.begin_call();
         }
-        let mut key = self.talk_with(peer)?;
+        self.await_release(deadline)?;
+        let mut key = self.talk_with(peer, deadline)?;
         self.slots.heat(key);
         let mut glares = 0;
         loop {
@@ -167,7 +170,7 @@ impl Port {
                 Ok(Ok(Seen::Relayed)) => {}
                 Ok(Ok(Seen::Ended)) => {
                     self.settle_ended();
-                    key = self.talk_with(peer)?;
+                    key = self.talk_with(peer, deadline)?;
                     self.slots.heat(key);
                 }
                 Ok(Err(error)) => {
@@ -180,11 +183,12 @@ impl Port {
                     let error = gone.or_died(IpcError::SourceDied);
                     self.end_slot(key, error);
                     glares += 1;
-                    if error != IpcError::EndpointInUse || glares > GLARES_MAX {
+                    let goes_on = matches!(error, IpcError::EndpointInUse | IpcError::Moved);
+                    if !goes_on || glares > AGAIN_MAX {
                         return Err(error);
                     }
-                    // It gave way to the peer's own, which brings the message.
-                    key = self.talk_with(peer)?;
+                    // It gave way to the peer's own, which brings the message, or the peer has another owner.
+                    key = self.talk_with(peer, deadline)?;
                     self.slots.heat(key);
                 }
                 Err(Stop::Own(IpcError::WokenUp)) => {
@@ -238,19 +242,23 @@ impl Port {
         self.end_slot(key, reason);
     }
 
-    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten; one that gave way
-    /// to the peer's own, opened at the same moment on another node, carried nothing, so the call begins again.
+    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten. The call begins again where it
+    /// came to nothing: on a channel that gave way to the peer's own, opened at the same moment on another node, and on one
+    /// whose peer has another owner by now that did not take it.
     fn with_talk<T>(
         &mut self,
         peer: Endpoint,
         data: &[u8],
-        call: impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox) -> Result<T, IpcError>,
+        wait: Wait,
+        call: impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox, Deadline) -> Result<T, IpcError>,
     ) -> Result<T, IpcError> {
         self.check_call(data)?;
-        for _ in 0..GLARES_MAX {
-            let key = self.talk_with(peer)?;
-            match self.talk_over(key, &call) {
-                Err(IpcError::EndpointInUse) => {}
+        let deadline = Deadline::after(wait);
+        for _ in 0..AGAIN_MAX {
+            let key = self.talk_with(peer, deadline)?;
+            match self.talk_over(key, &|talk, parties, inbox| call(talk, parties, inbox, deadline)) {
+                // The caller itself may have been handed over.
+                Err(IpcError::EndpointInUse | IpcError::Moved) => self.check_bound()?,
                 result => return result,
             }
         }
@@ -307,9 +315,9 @@ enum Seen {
     Ended,
 }
 
-/// Times a channel may give way to the peer's own during one call: the peer's is there when ours ends, so each further one is
-/// a pair that closes and opens again at the same moment on both nodes.
-const GLARES_MAX: u32 = 64;
+/// Times one call may begin again. When a channel gives way to the peer's own, the peer's is there when ours ends, so each further one is
+/// a pair that closes and opens again at the same moment on both nodes; a peer that is handed over is waited for.
+const AGAIN_MAX: u32 = 1024;
 
 /// Splits a slot into what talks and what it remembers. Moved, it would cost more than it does.
 #[inline(always)]

@@ -84,6 +84,7 @@ impl Port {
             if let Some(error) = own_end(&self.control) {
                 return Err(error);
             }
+            self.settle_hold();
             self.arm_all(wanted);
             self.waker.fall_asleep();
             if let Some(event) = self.look(wanted) {
@@ -226,6 +227,7 @@ impl Port {
                 }
                 None => Ok(None),
             },
+            Use::Messages(_) if self.control.is_held() => Ok(None),
             Use::Messages(_) => Ok(self.take_message(key, wanted)?.then_some(Found::Message)),
         }
     }
@@ -246,10 +248,11 @@ impl Port {
     /// them, so the next wait begins with it.
     fn arm(&mut self, key: SlotKey, wanted: Wanted) -> News {
         self.slots.arm(key);
+        let is_held = self.is_held();
         let Some(slot) = self.slots.get_mut(key) else { return News::None };
         let news = match slot.usage {
             Use::Delegation { .. } => self.news_of_delegation(key),
-            _ => news_of(slot, wanted),
+            _ => news_of(slot, wanted, is_held),
         };
         match news {
             News::None => {}
@@ -266,7 +269,7 @@ impl Port {
         wanted == Wanted::Everything && (!self.pending.is_empty() || self.waker.is_woken())
     }
 
-    fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {
+    pub(super) fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {
         self.unpolled = 0;
         self.polled_event = self.control.event();
         let mut ready = std::mem::take(&mut self.ready);
@@ -307,7 +310,7 @@ pub(super) enum News {
     Unwanted,
 }
 
-fn news_of(slot: &mut Slot, wanted: Wanted) -> News {
+fn news_of(slot: &mut Slot, wanted: Wanted, is_held: bool) -> News {
     let (is_any, is_wanted) = match &mut slot.usage {
         Use::Copies(lane) => (lane.has_submissions(), lane.has_submissions() && lane.is_closed().is_none()),
         Use::Delegation { .. } => (false, false),
@@ -318,7 +321,7 @@ fn news_of(slot: &mut Slot, wanted: Wanted) -> News {
         Use::Messages(talk) => {
             let is_notified = talk.has_notifications(&slot.link);
             let (is_offered, is_taken_now) = match talk.offered(&slot.link) {
-                Ok(Some(word)) => (true, wanted != Wanted::Requests || word.kind == Kind::Request),
+                Ok(Some(word)) => (true, !is_held && (wanted != Wanted::Requests || word.kind == Kind::Request)),
                 Ok(None) => (false, false),
                 Err(_) => (true, true),
             };

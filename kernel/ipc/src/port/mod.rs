@@ -4,12 +4,13 @@
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
 //! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
-//! anything. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at.
+//! anything. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at.
 
 mod calls;
 mod copying;
 mod delegating;
 mod events;
+mod migrating;
 mod opening;
 mod slots;
 
@@ -31,6 +32,7 @@ use crate::talk::Inbox;
 use crate::wait::Wait;
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
+use migrating::Hold;
 pub(crate) use opening::map_channel;
 use slots::{SlotKey, Slots};
 
@@ -76,6 +78,7 @@ pub struct Port {
     polled_event: u32,
     woken_up: bool,
     seen_wakeups: u32,
+    hold: Hold,
 }
 
 /// Connections tried before there is no broker: each but the last was to one that was killed in the moment of it.
@@ -128,6 +131,7 @@ impl Port {
             polled_event: 0,
             woken_up: false,
             seen_wakeups: 0,
+            hold: Hold::No,
         })
     }
 

@@ -15,7 +15,7 @@ use crate::lanes::Purpose;
 use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
 use crate::talk::{Proxied, Rights, Talk};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
 
 impl Port {
@@ -92,8 +92,9 @@ impl Port {
         }))
     }
 
-    /// The channel of messages with `peer`, opened on first contact. A dead one is replaced.
-    pub(super) fn talk_with(&mut self, peer: Endpoint) -> Result<SlotKey, IpcError> {
+    /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being handed over
+    /// is waited for.
+    pub(super) fn talk_with(&mut self, peer: Endpoint, deadline: Deadline) -> Result<SlotKey, IpcError> {
         if peer == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
@@ -107,8 +108,9 @@ impl Port {
                 return Ok(key);
             }
             let request = Packet { peer: Some(peer), ..Packet::new(Op::Open) };
-            match self.connection.call(request) {
+            match self.connection.call_until(request, deadline) {
                 Ok(answer) => return self.adopt_channel(answer),
+                Err(IpcError::TimedOut) if !deadline.has_passed() => {}
                 // The peer opened it to us; that notice came before this answer.
                 Err(IpcError::EndpointInUse) => self.take_notices(),
                 Err(error) => return Err(error),
@@ -189,6 +191,7 @@ impl Port {
                 self.forget_lane(notice.packet.channel, notice.packet.error());
             }
             Op::WakeUp => self.woken_up = true,
+            Op::Hold | Op::Restarted => self.heard_of_hold(),
             // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
             // one that was read already, said again by a restarted broker.
             Op::Opened if self.connection.was_given_up(&notice.packet) => {
@@ -198,7 +201,7 @@ impl Port {
                     let _ = self.connection.send(&close);
                 }
             }
-            // Answers to calls that were given up; a restarted broker, of which nothing was wanted.
+            // Answers to calls that were given up.
             _ => {}
         }
     }

@@ -132,6 +132,10 @@ impl Slots {
         Some(key)
     }
 
+    pub fn any(&self, is_meant: impl Fn(&Slot) -> bool) -> bool {
+        self.slots.values().any(is_meant)
+    }
+
     /// From now on every channel is looked at.
     pub fn heat_all(&mut self) {
         if self.hot.len() == self.slots.len() {

@@ -41,6 +41,8 @@ pub struct StandInPort {
     unpolled: u32,
     /// Requests without an answer, by number: a restarted broker is asked again.
     asked: BTreeMap<u32, Packet>,
+    /// What was said of each link last: a restarted broker is told again.
+    links: BTreeMap<u16, Packet>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +72,7 @@ impl StandInPort {
             budget: new_budget(),
             unpolled: 0,
             asked: BTreeMap::new(),
+            links: BTreeMap::new(),
         })
     }
 
@@ -162,8 +165,9 @@ impl StandInPort {
     /// Down: every endpoint of the node becomes unreachable and opening answers `NoLink`, until Up. A node is up before
     /// anything was said of it.
     pub fn link(&mut self, node: NodeId, state: LinkState) -> Result<(), IpcError> {
-        let value = u32::from(state == LinkState::Up);
-        self.connection.send(&Packet { node, value, ..Packet::new(Op::Link) })
+        let packet = Packet { node, value: u32::from(state == LinkState::Up), ..Packet::new(Op::Link) };
+        self.links.insert(node.0, packet);
+        self.connection.send(&packet)
     }
 
     /// What the broker of `node` tells ours.
@@ -303,7 +307,7 @@ impl StandInPort {
     }
 
     fn ask_again(&mut self) {
-        for packet in self.asked.values() {
+        for packet in self.links.values().chain(self.asked.values()) {
             // A broker that is lost again is reported by the next read.
             let _ = self.connection.send(packet);
         }

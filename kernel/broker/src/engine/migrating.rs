@@ -1,0 +1,604 @@
+//! Endpoints that change their owner: `docs/design/migration.md`.
+//!
+//! The broker of an endpoint's home has its [`Migration`]; brokers of other nodes know that it is in [`Transit`]. Until
+//! `Step::Leaving` everything is taken back when it fails, from then on it goes forward.
+
+use std::collections::BTreeSet;
+
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, Privileges};
+use ipc::protocol::{Op, Packet};
+use ipc_core::table::{Awaited, Home, OwnerId, Told};
+use ipc_shm::Life;
+use sys::seqpacket::{Received, Sender};
+
+use super::Engine;
+use super::errands::{Asker, Done, Progress};
+use super::requests::Succession;
+
+/// An endpoint of this node that is being handed over.
+#[derive(Debug)]
+pub(crate) struct Migration {
+    step: Step,
+    /// On whose behalf: it is taken back with this one's end.
+    holder: Asker,
+    /// Other nodes that hear where the endpoint went.
+    told: BTreeSet<NodeId>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Draining { asker: Asker },
+    Held,
+    Asking { asker: Asker, to: Place },
+    Leaving { asker: Asker, to: Place, succession: Succession, nodes: BTreeSet<NodeId> },
+    Taking { asker: Asker, to: Place, epoch: Epoch },
+}
+
+/// A process that stands by, by its node and its pid in the container.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place {
+    node: NodeId,
+    pid: i32,
+}
+
+/// An endpoint that has no owner for the moment.
+#[derive(Debug)]
+pub(crate) struct Transit {
+    /// Where it was.
+    from: NodeId,
+    /// Who waits for its last channel here to end.
+    left: Option<Asker>,
+}
+
+/// What a process of this node holds on another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Holding {
+    owner: OwnerId,
+    dc: DcId,
+    endpoint: Endpoint,
+    node: NodeId,
+}
+
+/// A process that will be the next owner of an endpoint. One for each connection, so bounded as they are.
+#[derive(Debug)]
+pub(super) struct StandingBy {
+    dc: DcId,
+    endpoint: Endpoint,
+    /// As the container knows it.
+    pid: i32,
+    packet: Packet,
+    sender: Sender,
+    received: Received,
+}
+
+impl Engine {
+    /// What concerns migrations among errands.
+    pub(super) fn migration_errand(
+        &mut self,
+        asker: Asker,
+        endpoint: Endpoint,
+        packet: &Packet,
+        body: &[u8],
+    ) -> Progress {
+        let dc = packet.dc;
+        let place = || -> Result<Place, IpcError> {
+            let pid = i32::try_from(packet.value).ok().filter(|pid| *pid > 0).ok_or(IpcError::BadArgument)?;
+            Ok(Place { node: packet.node, pid })
+        };
+        match packet.op {
+            Op::MigrationStart => self.migration_start(asker, dc, endpoint),
+            Op::MigrationCommit => self.migration_commit(asker, dc, endpoint, place()?),
+            Op::MigrationRollback => self.migration_rollback(dc, endpoint),
+            Op::Prepare => match self.stands_by(dc, endpoint, place()?.pid) {
+                Some(_) => Ok(Some(Done::plain())),
+                None => Err(IpcError::NoSuchEndpoint),
+            },
+            Op::Leave => self.leave(asker, dc, endpoint),
+            Op::TakeOver => {
+                let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
+                self.take_over(
+                    dc,
+                    endpoint,
+                    place()?.pid,
+                    Succession { epoch: packet.epoch, privileges: Some(privileges) },
+                )
+            }
+            Op::Promote => {
+                self.take_over(dc, endpoint, place()?.pid, Succession { epoch: packet.epoch, privileges: None })
+            }
+            _ => Err(IpcError::BadArgument),
+        }
+    }
+
+    pub(super) fn is_migrating(&self, dc: DcId, endpoint: Endpoint) -> bool {
+        self.containers.get(&dc).is_some_and(|container| container.migrations.contains_key(&endpoint))
+    }
+
+    // ---- The home of the endpoint.
+
+    fn migration_start(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
+        if let Some(migration) = self.migration(dc, endpoint) {
+            if migration.holder.party() != asker.party() {
+                return Err(IpcError::Busy);
+            }
+            return match &mut migration.step {
+                Step::Held => Ok(Some(Done::plain())),
+                Step::Draining { asker: waiting } => {
+                    *waiting = asker;
+                    Ok(None)
+                }
+                Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => Err(IpcError::Busy),
+            };
+        }
+        let owner = self.local_owner(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?;
+        // Who holds itself owes nothing, its library saw to that.
+        let is_own = matches!(asker, Asker::Port { owner: of, .. } if of == owner);
+        let step = if is_own { Step::Held } else { Step::Draining { asker } };
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        container.migrations.insert(endpoint, Migration { step, holder: asker, told: BTreeSet::new() });
+        self.set_held(dc, endpoint, true);
+        Ok(is_own.then(Done::plain))
+    }
+
+    /// The owner is held and owes nothing.
+    pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint) {
+        let Some(migration) = self.migration(dc, endpoint) else { return };
+        if let Step::Draining { asker } = migration.step {
+            migration.step = Step::Held;
+            self.finish_errand(asker, Ok(()));
+        }
+    }
+
+    fn migration_rollback(&mut self, dc: DcId, endpoint: Endpoint) -> Progress {
+        let Some(migration) = self.migration(dc, endpoint) else { return Ok(Some(Done::plain())) };
+        match migration.step {
+            Step::Held => {}
+            Step::Draining { asker } => self.finish_errand(asker, Err(IpcError::TimedOut)),
+            Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => return Err(IpcError::Busy),
+        }
+        self.forget_migration(dc, endpoint);
+        self.set_held(dc, endpoint, false);
+        Ok(Some(Done::plain()))
+    }
+
+    fn migration_commit(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, to: Place) -> Progress {
+        let own_node = self.node;
+        let Some(migration) = self.migration(dc, endpoint) else {
+            // Done by a broker that died before it said so, or asked twice.
+            let is_there = to.node == own_node && self.pid_behind(dc, endpoint) == Some(to.pid);
+            return if is_there { Ok(Some(Done::plain())) } else { Err(IpcError::BadArgument) };
+        };
+        match &mut migration.step {
+            Step::Draining { .. } => return Err(IpcError::Busy),
+            Step::Held => migration.step = Step::Asking { asker, to },
+            Step::Asking { asker: waiting, to: under_way }
+            | Step::Leaving { asker: waiting, to: under_way, .. }
+            | Step::Taking { asker: waiting, to: under_way, .. } => {
+                if *under_way != to {
+                    return Err(IpcError::Busy);
+                }
+                *waiting = asker;
+                return Ok(None);
+            }
+        }
+        let prepare =
+            Packet { dc, peer: Some(endpoint), node: to.node, value: to.pid as u32, ..Packet::new(Op::Prepare) };
+        let asked = if to.node != own_node {
+            self.send_errand(Asker::Migration { dc, endpoint }, to.node, prepare, &[])
+        } else if self.stands_by(dc, endpoint, to.pid).is_some() {
+            self.leave_home(dc, endpoint);
+            Ok(())
+        } else {
+            Err(IpcError::NoSuchEndpoint)
+        };
+        if let Err(error) = asked {
+            self.hold_again(dc, endpoint);
+            return Err(error);
+        }
+        Ok(None)
+    }
+
+    /// The asker does not wait any longer. A start is taken back, a commit goes on. Whether it had asked for one.
+    pub(super) fn cancel_migration(&mut self, dc: DcId, asker: Asker) -> bool {
+        let Some(container) = self.containers.get_mut(&dc) else { return false };
+        let mut of_it = container.migrations.iter_mut().filter_map(|(endpoint, migration)| match &mut migration.step {
+            Step::Draining { asker: of }
+            | Step::Asking { asker: of, .. }
+            | Step::Leaving { asker: of, .. }
+            | Step::Taking { asker: of, .. }
+                if *of == asker =>
+            {
+                *of = Asker::Nobody;
+                Some((*endpoint, matches!(migration.step, Step::Draining { .. })))
+            }
+            _ => None,
+        });
+        let Some((endpoint, is_start)) = of_it.next() else { return false };
+        if is_start {
+            let _ = self.migration_rollback(dc, endpoint);
+        }
+        true
+    }
+
+    /// What another broker did for a migration of ours.
+    pub(super) fn migration_heard(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, result: Result<(), IpcError>) {
+        let Some(migration) = self.migration(dc, endpoint) else { return };
+        match &mut migration.step {
+            Step::Asking { asker, .. } => match result {
+                Ok(()) => self.leave_home(dc, endpoint),
+                Err(error) => {
+                    let asker = *asker;
+                    self.hold_again(dc, endpoint);
+                    self.finish_errand(asker, Err(error));
+                }
+            },
+            // One that cannot be reached has no channel with the endpoint any more either.
+            Step::Leaving { nodes, .. } => {
+                nodes.remove(&node);
+                if nodes.is_empty() {
+                    self.hand_over(dc, endpoint);
+                }
+            }
+            Step::Taking { .. } => self.handed_over(dc, endpoint, result),
+            Step::Draining { .. } | Step::Held => {}
+        }
+    }
+
+    fn hold_again(&mut self, dc: DcId, endpoint: Endpoint) {
+        if let Some(migration) = self.migration(dc, endpoint) {
+            migration.step = Step::Held;
+        }
+    }
+
+    /// The old owner ends. Nobody can take this back.
+    fn leave_home(&mut self, dc: DcId, endpoint: Endpoint) {
+        let Some(container) = self.containers.get(&dc) else { return };
+        let Some(epoch) = container.table.binding(endpoint).map(|binding| binding.epoch) else { return };
+        let of_channels = container.table.channels().of(endpoint).filter_map(|channel| channel.proxied);
+        let nodes: BTreeSet<NodeId> = of_channels.chain(self.nodes_up.iter().copied()).collect();
+        let privileges = self.privileges_of(dc, endpoint).cloned();
+        let owner = self.local_owner(dc, endpoint);
+        // And one to take over.
+        let has_room = self.errands.has_room_for(nodes.len() + 1);
+        let Some(migration) = self.migration(dc, endpoint) else { return };
+        let Step::Asking { asker, to } = migration.step else { return };
+        if !has_room {
+            migration.step = Step::Held;
+            return self.finish_errand(asker, Err(IpcError::TableFull));
+        }
+        migration.told.clone_from(&nodes);
+        let succession = Succession { epoch: Epoch(epoch.0.saturating_add(1)), privileges };
+        migration.step = Step::Leaving { asker, to, succession, nodes: nodes.clone() };
+        let leave = Packet { dc, peer: Some(endpoint), epoch, ..Packet::new(Op::Leave) };
+        let unreachable: Vec<NodeId> = nodes
+            .into_iter()
+            .filter(|node| self.send_errand(Asker::Migration { dc, endpoint }, *node, leave, &[]).is_err())
+            .collect();
+        if let Some(container) = self.containers.get_mut(&dc) {
+            container.in_transit.insert(endpoint, Transit { from: self.node, left: None });
+        }
+        if let Some(bound) = owner.and_then(|owner| self.connections.get_mut(&owner)?.bound.take()) {
+            let _ = self.poller.remove(&bound.pidfd);
+        }
+        if let Some(owner) = owner {
+            self.keep_connection(owner);
+        }
+        self.end_binding(dc, endpoint, Life::Moved, IpcError::Moved);
+        if let Some(owner) = owner {
+            // It may sleep on its socket.
+            self.send(owner, Packet::new(Op::Hold), Vec::new());
+        }
+        if let Some(Migration { step: Step::Leaving { nodes, .. }, .. }) = self.migration(dc, endpoint) {
+            nodes.retain(|node| !unreachable.contains(node));
+            if nodes.is_empty() {
+                self.hand_over(dc, endpoint);
+            }
+        }
+    }
+
+    /// Nobody talks with the old owner any more: the new one begins.
+    fn hand_over(&mut self, dc: DcId, endpoint: Endpoint) {
+        let own_node = self.node;
+        let Some(migration) = self.migration(dc, endpoint) else { return };
+        let Step::Leaving { asker, to, succession, .. } = &migration.step else { return };
+        let (to, succession) = (*to, succession.clone());
+        migration.step = Step::Taking { asker: *asker, to, epoch: succession.epoch };
+        if to.node == own_node {
+            let taken = self.take_over(dc, endpoint, to.pid, succession);
+            return self.handed_over(dc, endpoint, taken.map(drop));
+        }
+        let take_over = Packet {
+            dc,
+            peer: Some(endpoint),
+            node: to.node,
+            value: to.pid as u32,
+            epoch: succession.epoch,
+            ..Packet::new(Op::TakeOver)
+        };
+        let privileges = succession.privileges.map(|it| it.to_bytes()).unwrap_or_default();
+        if let Err(error) = self.send_errand(Asker::Migration { dc, endpoint }, to.node, take_over, &privileges) {
+            self.handed_over(dc, endpoint, Err(error));
+        }
+    }
+
+    /// The new owner has begun, or will not.
+    fn handed_over(&mut self, dc: DcId, endpoint: Endpoint, result: Result<(), IpcError>) {
+        let Some(migration) = self.forget_migration(dc, endpoint) else { return };
+        let Step::Taking { asker, to, epoch } = migration.step else { return };
+        let result = result.map_err(|error| if error == IpcError::NoLink { error } else { IpcError::DestinationDied });
+        let place = match result {
+            Ok(()) => Packet { node: to.node, epoch, ..Packet::new(Op::MovedTo) },
+            Err(_) => Packet::new(Op::MovedTo),
+        };
+        let news = Packet { dc, peer: Some(endpoint), ..place };
+        for node in migration.told.into_iter().filter(|node| *node != to.node) {
+            self.tell_broker(node, &news.to_bytes());
+        }
+        if to.node != self.node || result.is_err() {
+            self.hear_moved_to(&news);
+        }
+        if result.is_err() {
+            self.directory.unbound(dc, endpoint, Epoch(epoch.0.saturating_sub(1)));
+        }
+        self.finish_errand(asker, result);
+    }
+
+    /// An owner has ended: so has what was to become of its endpoint, unless it had left already.
+    pub(super) fn end_migration(&mut self, dc: DcId, endpoint: Endpoint) {
+        let is_over = |migration: &mut Migration| {
+            matches!(migration.step, Step::Draining { .. } | Step::Held | Step::Asking { .. })
+        };
+        if !self.migration(dc, endpoint).is_some_and(is_over) {
+            return;
+        }
+        let step = self.forget_migration(dc, endpoint).map(|migration| migration.step);
+        if let Some(Step::Draining { asker } | Step::Asking { asker, .. }) = step {
+            self.finish_errand(asker, Err(IpcError::DestinationDied));
+        }
+    }
+
+    /// Takes back what was held for somebody who is gone.
+    pub(super) fn roll_back_of(&mut self, is_gone: impl Fn(&Asker) -> bool) {
+        let mut held = Vec::new();
+        for (dc, container) in &self.containers {
+            let of_it = container.migrations.iter().filter(|(_, migration)| is_gone(&migration.holder));
+            held.extend(of_it.map(|(endpoint, _)| (*dc, *endpoint)));
+        }
+        for (dc, endpoint) in held {
+            // One that left already goes on.
+            let _ = self.migration_rollback(dc, endpoint);
+        }
+    }
+
+    fn migration(&mut self, dc: DcId, endpoint: Endpoint) -> Option<&mut Migration> {
+        self.containers.get_mut(&dc)?.migrations.get_mut(&endpoint)
+    }
+
+    fn forget_migration(&mut self, dc: DcId, endpoint: Endpoint) -> Option<Migration> {
+        self.containers.get_mut(&dc)?.migrations.remove(&endpoint)
+    }
+
+    fn set_held(&mut self, dc: DcId, endpoint: Endpoint, is_held: bool) {
+        if let Some(page) = self.containers.get(&dc).and_then(|container| container.pages.get(&endpoint)) {
+            page.set_held(is_held);
+        }
+        if let Some(owner) = self.local_owner(dc, endpoint) {
+            self.send(owner, Packet::new(Op::Hold), Vec::new());
+        }
+    }
+
+    fn pid_behind(&self, dc: DcId, endpoint: Endpoint) -> Option<i32> {
+        let owner = self.local_owner(dc, endpoint)?;
+        self.connections.get(&owner)?.bound.as_ref().map(|bound| bound.inner_pid)
+    }
+
+    // ---- The node of the asker.
+
+    /// Remembers what is held elsewhere for a process of this node, so that it is let go with it.
+    pub(super) fn note_holder(&mut self, owner: OwnerId, packet: &Packet, node: NodeId) {
+        let Some(endpoint) = packet.peer else { return };
+        let holding = Holding { owner, dc: packet.dc, endpoint, node };
+        match packet.op {
+            Op::MigrationStart if !self.holding.contains(&holding) => self.holding.push(holding),
+            Op::MigrationRollback => self.holding.retain(|of| *of != holding),
+            _ => {}
+        }
+    }
+
+    /// A process of this node is gone: what it held is let go.
+    pub(super) fn release_holdings(&mut self, owner: OwnerId) {
+        let (gone, kept): (Vec<Holding>, Vec<Holding>) = self.holding.drain(..).partition(|of| of.owner == owner);
+        self.holding = kept;
+        for Holding { dc, endpoint, node, .. } in gone {
+            let rollback = Packet { dc, peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) };
+            // A node without a link lets go by itself.
+            let _ = self.send_errand(Asker::Nobody, node, rollback, &[]);
+        }
+        self.roll_back_of(|holder| matches!(holder, Asker::Port { owner: of, .. } if *of == owner));
+    }
+
+    // ---- The node of the next owner.
+
+    /// Lets the request wait until the endpoint is given to its sender.
+    pub(super) fn stand_by(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        packet: Packet,
+        sender: Sender,
+        received: Received,
+    ) -> Result<(), IpcError> {
+        let endpoint = packet.own.ok_or(IpcError::BadEndpoint)?;
+        if packet.request == 0 {
+            return Err(IpcError::BadArgument);
+        }
+        let pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        self.standing_by.insert(owner, StandingBy { dc, endpoint, pid, packet, sender, received });
+        Ok(())
+    }
+
+    pub(super) fn cancel_stand_by(&mut self, owner: OwnerId, request: u32) {
+        if self.standing_by.get(&owner).is_some_and(|it| it.packet.request == request) {
+            self.standing_by.remove(&owner);
+            self.fail(owner, request, IpcError::TimedOut);
+        }
+    }
+
+    fn stands_by(&self, dc: DcId, endpoint: Endpoint, pid: i32) -> Option<OwnerId> {
+        let is_it = |it: &StandingBy| it.dc == dc && it.endpoint == endpoint && it.pid == pid;
+        self.standing_by.iter().find(|(_, it)| is_it(it)).map(|(owner, _)| *owner)
+    }
+
+    fn take_over(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, succession: Succession) -> Progress {
+        let Some(owner) = self.stands_by(dc, endpoint, pid) else {
+            // Asked twice.
+            let is_done = self.pid_behind(dc, endpoint) == Some(pid) && self.epoch_of(dc, endpoint) >= succession.epoch;
+            return if is_done { Ok(Some(Done::plain())) } else { Err(IpcError::NoSuchEndpoint) };
+        };
+        if self.epoch_of(dc, endpoint) >= succession.epoch {
+            return Err(IpcError::Fenced);
+        }
+        if self.local_owner(dc, endpoint).is_some() {
+            // The one before, on this very node.
+            self.fence_local(dc, endpoint);
+        }
+        let Some(of) = self.standing_by.remove(&owner) else { return Err(IpcError::NoSuchEndpoint) };
+        let request = of.packet.request;
+        match self.bind_successor(owner, dc, of.packet, of.sender, of.received, succession) {
+            Ok(()) => Ok(Some(Done::plain())),
+            Err(error) => {
+                self.fail(owner, request, error);
+                Err(error)
+            }
+        }
+    }
+
+    fn fence_local(&mut self, dc: DcId, endpoint: Endpoint) {
+        if let Some(owner) = self.local_owner(dc, endpoint) {
+            if let Some(bound) = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take()) {
+                let _ = self.poller.remove(&bound.pidfd);
+            }
+            self.keep_connection(owner);
+            self.end_binding(dc, endpoint, Life::Fenced, IpcError::Fenced);
+        }
+    }
+
+    fn epoch_of(&self, dc: DcId, endpoint: Endpoint) -> Epoch {
+        self.containers.get(&dc).map_or(Epoch(0), |container| container.table.highest_epoch(endpoint))
+    }
+
+    // ---- Nodes of clients.
+
+    /// The endpoint leaves its home, so its channels with this node end; the asker hears when the last one has.
+    fn leave(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
+        let Asker::Broker { node: from, .. } = asker else { return Err(IpcError::BadArgument) };
+        let Some(container) = self.containers.get_mut(&dc) else { return Ok(Some(Done::plain())) };
+        match container.table.binding(endpoint).map(|binding| binding.home) {
+            Some(Home::Remote { node }) if node == from => {}
+            // It is known to be elsewhere.
+            Some(_) => return Ok(Some(Done::plain())),
+            None => {
+                container.in_transit.insert(endpoint, Transit { from, left: None });
+                return Ok(Some(Done::plain()));
+            }
+        }
+        container.in_transit.insert(endpoint, Transit { from, left: Some(asker) });
+        container.leaving.insert(endpoint);
+        self.end_if_left(dc, endpoint);
+        Ok(None)
+    }
+
+    /// An OPEN came to a node that the endpoint has left.
+    pub(super) fn left_behind(&mut self, dc: DcId, endpoint: Endpoint, from: NodeId) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let home = container.table.binding(endpoint).map(|binding| binding.home);
+        if home == Some(Home::Remote { node: from }) && !container.in_transit.contains_key(&endpoint) {
+            container.in_transit.insert(endpoint, Transit { from, left: None });
+            container.leaving.insert(endpoint);
+        }
+    }
+
+    /// The last channel of an endpoint that is in transit has ended here.
+    pub(super) fn has_left(&mut self, dc: DcId, endpoint: Endpoint) {
+        let transit = self.containers.get_mut(&dc).and_then(|container| container.in_transit.get_mut(&endpoint));
+        if let Some(asker) = transit.and_then(|transit| transit.left.take()) {
+            self.finish_errand(asker, Ok(()));
+        }
+    }
+
+    /// Where an endpoint is after a migration.
+    pub(super) fn hear_moved_to(&mut self, packet: &Packet) {
+        let Some(endpoint) = packet.peer else { return };
+        if packet.epoch != Epoch(0) {
+            return self.remote_moved(packet.dc, endpoint, packet.node, packet.epoch);
+        }
+        if let Some(container) = self.containers.get_mut(&packet.dc)
+            && container.in_transit.remove(&endpoint).is_some()
+        {
+            self.fail_opens(packet.dc, endpoint, IpcError::NoSuchEndpoint);
+            self.disappeared(packet.dc, endpoint);
+        }
+    }
+
+    fn remote_moved(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
+        if !self.nodes_down.contains(&node)
+            && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Moved).is_ok()
+        {
+            self.appeared(dc, endpoint);
+        }
+    }
+
+    /// Says where an endpoint is that was looked for here.
+    pub(super) fn tell_where(&mut self, dc: DcId, endpoint: Endpoint, to: NodeId) {
+        if let Some(migration) = self.migration(dc, endpoint) {
+            migration.told.insert(to);
+            return;
+        }
+        let Some(container) = self.containers.get(&dc) else { return };
+        if let Some(binding) = container.table.binding(endpoint)
+            && let Home::Remote { node } = binding.home
+        {
+            let news = Packet { dc, peer: Some(endpoint), node, epoch: binding.epoch, ..Packet::new(Op::MovedTo) };
+            self.tell_broker(to, &news.to_bytes());
+        }
+    }
+
+    /// A node is cut off: what waits for an endpoint that was there does not wait for ever.
+    pub(super) fn end_transits_from(&mut self, from: NodeId) {
+        let mut ended = Vec::new();
+        for (dc, container) in &mut self.containers {
+            let of_node = |_: &Endpoint, transit: &mut Transit| transit.from == from;
+            ended.extend(container.in_transit.extract_if(of_node).map(|(endpoint, _)| (*dc, endpoint)));
+        }
+        for (dc, endpoint) in ended {
+            self.fail_opens(dc, endpoint, IpcError::NoLink);
+        }
+        self.roll_back_of(|holder| matches!(holder, Asker::Broker { node, .. } if *node == from));
+        self.holding.retain(|holding| holding.node != from);
+    }
+
+    /// Opens that wait only because of a transit.
+    fn fail_opens(&mut self, dc: DcId, endpoint: Endpoint, error: IpcError) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let opens = &self.waiting_opens;
+        let failed = container.table.waiters_mut().take_some(endpoint, |waiter| {
+            let open = opens.get(&(waiter.owner, waiter.request));
+            waiter.awaited == Awaited::Bound && open.is_some_and(|it| it.patience == ipc::protocol::Patience::AtOnce)
+        });
+        for waiter in failed {
+            self.waiting_opens.remove(&(waiter.owner, waiter.request));
+            self.fail(waiter.owner, waiter.request, error);
+        }
+    }
+}
+
+impl Asker {
+    /// The same in each of its requests.
+    fn party(self) -> Asker {
+        match self {
+            Asker::Port { owner, .. } => Asker::Port { owner, request: 0 },
+            Asker::Broker { node, .. } => Asker::Broker { node, request: 0 },
+            other => other,
+        }
+    }
+}

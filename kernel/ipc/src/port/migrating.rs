@@ -1,0 +1,146 @@
+//! Handing an endpoint over to another process: `docs/design/migration.md`.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use abi::{Endpoint, Epoch, IpcError, NodeId};
+
+use super::Port;
+use super::slots::Use;
+use crate::connection::Connection;
+use crate::protocol::{Op, Packet};
+use crate::wait::{Deadline, Wait};
+use crate::waiting::own_end;
+
+/// How far this port is with being held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Hold {
+    #[default]
+    No,
+    /// No message is taken any more, and the broker knows that nothing is owed.
+    Drained,
+}
+
+impl Port {
+    /// Connects as [`Port::connect`] does, as a backup of `endpoint`, and waits until the endpoint is handed over to this process
+    /// ([`Port::migration_commit`]) or this process is promoted ([`Port::promote`]). Then it is its owner, with the next epoch.
+    pub fn stand_by(path: &Path, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
+        let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
+        Port::stand_by_over(socket, endpoint, wait)
+    }
+
+    /// [`Port::stand_by`] over a socket that the daemon handed over.
+    pub fn stand_by_over(broker: OwnedFd, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
+        let mut connection = Connection::new(broker);
+        let answer = connection.call_waiting(Packet { own: Some(endpoint), ..Packet::new(Op::StandBy) }, wait)?;
+        Port::bound(connection, answer)
+    }
+
+    /// Of the owner of `endpoint`, or of a manager: from now on its owner takes no new message, and callers wait. Returns when nothing
+    /// that the owner took is unanswered, which the owner's library says when the owner waits for messages; an owner that holds itself
+    /// must owe nothing (`Busy`). `TimedOut` when that took too long: the endpoint goes on then. Doing it again is safe; `Busy` while
+    /// somebody else does it. It ends with [`Port::migration_commit`], with [`Port::migration_rollback`], or with the caller.
+    pub fn migration_start(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let is_own = endpoint == self.endpoint;
+        if is_own && self.owes_answers() {
+            return Err(IpcError::Busy);
+        }
+        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationStart) };
+        let result = self.connection.call_waiting(request, wait).map(drop);
+        match result {
+            Ok(()) if is_own => self.hold = Hold::Drained,
+            Err(IpcError::TimedOut | IpcError::NoBroker) => drop(self.migration_rollback(endpoint)),
+            _ => {}
+        }
+        result
+    }
+
+    /// Hands `endpoint`, which was held by [`Port::migration_start`], over to the process `pid` (inside the container) of `node` that
+    /// stands by for it. Returns when that is its owner. `NoSuchEndpoint` when nobody stands by there: the endpoint stays held.
+    /// `DestinationDied` when the new owner died at that moment: the number is free. `TimedOut` and `NoLink`: whether it happened
+    /// is unknown; asking again is safe.
+    pub fn migration_commit(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
+        let request = Packet { peer: Some(endpoint), node, value, ..Packet::new(Op::MigrationCommit) };
+        self.connection.call_waiting(request, wait).map(drop)
+    }
+
+    /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its way already.
+    pub fn migration_rollback(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
+        self.check_bound()?;
+        self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) })?;
+        if endpoint == self.endpoint {
+            self.go_on_if_released();
+        }
+        Ok(())
+    }
+
+    /// Of a manager: makes the process `pid` (inside the container) of `node`, which stands by for `endpoint`, its owner, without asking the one
+    /// before, who is dead or cannot be reached; everybody who hears of it refuses that one from then on. `epoch` is the number of
+    /// this decision, higher than any before: `Fenced` when it is not. `NoSuchEndpoint` when nobody stands by there.
+    pub fn promote(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, epoch: Epoch) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
+        let request = Packet { peer: Some(endpoint), node, value, epoch, ..Packet::new(Op::Promote) };
+        self.connection.call(request).map(drop)
+    }
+
+    /// Whether messages stay where they are.
+    #[inline]
+    pub(super) fn is_held(&self) -> bool {
+        self.control.is_held()
+    }
+
+    /// Before the port sleeps: a held one that owes nothing says so once.
+    pub(super) fn settle_hold(&mut self) {
+        if self.is_held() && self.hold == Hold::No && !self.owes_answers() {
+            self.hold = Hold::Drained;
+            // A broker that is lost asks again when it is back.
+            let _ = self.connection.send(&Packet::new(Op::Drained));
+        }
+    }
+
+    /// The broker said that the hold changed, or is another one that has to be told.
+    pub(super) fn heard_of_hold(&mut self) {
+        if self.is_held() {
+            self.hold = Hold::No;
+        } else {
+            self.go_on_if_released();
+        }
+    }
+
+    /// A wait for one peer does not begin while the port is drained.
+    pub(super) fn await_release(&mut self, deadline: Deadline) -> Result<(), IpcError> {
+        while self.hold == Hold::Drained && self.is_held() {
+            if let Some(error) = own_end(&self.control) {
+                return Err(error);
+            }
+            if deadline.has_passed() {
+                return Err(IpcError::TimedOut);
+            }
+            self.poll_descriptors(deadline.left())?;
+        }
+        self.go_on_if_released();
+        Ok(())
+    }
+
+    fn go_on_if_released(&mut self) {
+        if !self.is_held() {
+            self.hold = Hold::No;
+            self.slots.heat_all();
+        }
+    }
+
+    /// Whether something that was taken waits for an answer.
+    fn owes_answers(&mut self) -> bool {
+        if !self.lanes.delegating.passed.is_empty() || self.lanes.delegating.in_flight > 0 {
+            return true;
+        }
+        self.slots.any(|slot| match &slot.usage {
+            Use::Messages(talk) => talk.owes_answer(&slot.link, slot.proxied),
+            _ => false,
+        })
+    }
+}
