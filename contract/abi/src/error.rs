@@ -175,7 +175,6 @@ pub mod errno {
         match error {
             IpcError::WrongDirection => -13,
             IpcError::UnknownGrant => -14,
-            IpcError::Busy => -16,
             IpcError::OutOfGrant => -34,
             IpcError::Corrupt => -60,
             IpcError::TimedOut => -61,
@@ -187,6 +186,7 @@ pub mod errno {
             IpcError::BadEndpoint => -306,
             IpcError::NoLink => -307,
             IpcError::NotBound => -310,
+            IpcError::Busy => -317,
             IpcError::NoBroker => -318,
             IpcError::NotWaiting => -324,
             IpcError::Revoked => -331,

@@ -120,7 +120,7 @@ pub mod control {
     pub const EVENT: usize = 0;
     /// One of [`super::life`].
     pub const LIFE: usize = 4;
-    /// 1 while traffic to the endpoint is held for a migration.
+    /// Which hold it is, while traffic to the endpoint is held for a migration; else 0.
     pub const HOLD: usize = 8;
     /// Bumped by `wakeup`.
     pub const WAKEUPS: usize = 12;

@@ -49,10 +49,11 @@ const char *m3_version(void);
 #define M3_EENDPOINT   (-306) /* not a valid endpoint for this call */
 #define M3_ENOLINK     (-307) /* no link to the node of the peer */
 #define M3_ENOTBOUND   (-310) /* not bound; port closed or inherited by fork */
+#define M3_EPENDING    (-317) /* it owes answers or is being handed over */
 #define M3_ENOBROKER   (-318) /* the node daemon cannot be reached */
 #define M3_ENOTWAITING (-324) /* the destination awaits no reply of ours */
 #define M3_EREVOKED    (-331) /* the grant was taken back */
-#define M3_EMOVED      (-332) /* the endpoint was handed over to another owner */
+#define M3_EMOVED      (-332) /* the endpoint has another owner now */
 #define M3_EDENIED     (-335) /* privileges do not allow this */
 #define M3_EINUSE      (-337) /* the endpoint is already bound */
 #define M3_EFULL       (-338) /* a table is full */

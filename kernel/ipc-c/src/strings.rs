@@ -43,7 +43,7 @@ fn of_error(error: IpcError) -> Text {
         IpcError::UnknownGrant => text(c"M3_EGRANT", c"no such grant was ever given"),
         IpcError::Revoked => text(c"M3_EREVOKED", c"the grant was taken back"),
         IpcError::WrongDirection => text(c"M3_EACCESS", c"the grant does not allow this direction"),
-        IpcError::Busy => text(c"M3_EBUSY", c"in use by another call, owing answers, or the ring is full"),
+        IpcError::Busy => text(c"M3_EPENDING", c"the endpoint owes answers or is being handed over"),
         IpcError::Moved => text(c"M3_EMOVED", c"the endpoint was handed over to another owner"),
         IpcError::Os(_) => text(c"M3_EOS", c"the kernel refused"),
     }

@@ -74,7 +74,13 @@ impl ControlPage {
 
     #[inline]
     pub fn is_held(&self) -> bool {
-        self.page.load(control::HOLD, Ordering::Acquire) != 0
+        self.hold() != 0
+    }
+
+    /// The number of the hold; 0 for none.
+    #[inline]
+    pub fn hold(&self) -> u32 {
+        self.page.load(control::HOLD, Ordering::Acquire)
     }
 
     #[inline]
@@ -159,9 +165,9 @@ impl ControlWriter {
         self.announce();
     }
 
-    /// Whether the endpoint takes messages.
-    pub fn set_held(&self, is_held: bool) {
-        self.page.store(control::HOLD, u32::from(is_held), Ordering::Release);
+    /// From now on the endpoint takes no message, or takes them again when `hold` is 0.
+    pub fn set_hold(&self, hold: u32) {
+        self.page.store(control::HOLD, hold, Ordering::Release);
         self.announce();
     }
 

@@ -61,7 +61,7 @@ pub enum Op {
     MigrationCommit = 17,
     /// Lets `peer` go on.
     MigrationRollback = 18,
-    /// Of an owner that is held: it owes nothing.
+    /// Of an owner that is held: it owes nothing. `value`: the number of the hold in its page.
     Drained = 19,
     /// Of a proxy: a channel from `peer` on `node` to `own`.
     OpenIn = 20,

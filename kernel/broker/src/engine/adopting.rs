@@ -161,7 +161,10 @@ impl Engine {
             }
         };
         let page = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-        container.pages.insert(endpoint, ControlWriter::adopt(page)?);
+        let page = ControlWriter::adopt(page)?;
+        // What was held for somebody, who learns that when he commits.
+        page.set_hold(0);
+        container.pages.insert(endpoint, page);
         container.table.adopt(endpoint, Binding { home, epoch, told });
         Ok(())
     }

@@ -18,6 +18,8 @@ use super::requests::Succession;
 /// An endpoint of this node that is being handed over.
 #[derive(Debug)]
 pub(crate) struct Migration {
+    /// Tells a late word of the owner about an earlier hold apart.
+    hold: u32,
     step: Step,
     /// On whose behalf: it is taken back with this one's end.
     holder: Asker,
@@ -134,16 +136,20 @@ impl Engine {
         // Who holds itself owes nothing, its library saw to that.
         let is_own = matches!(asker, Asker::Port { owner: of, .. } if of == owner);
         let step = if is_own { Step::Held } else { Step::Draining { asker } };
+        self.last_hold = self.last_hold.checked_add(1).unwrap_or(1);
+        let hold = self.last_hold;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        container.migrations.insert(endpoint, Migration { step, holder: asker, told: BTreeSet::new() });
-        self.set_held(dc, endpoint, true);
+        container.migrations.insert(endpoint, Migration { hold, step, holder: asker, told: BTreeSet::new() });
+        self.set_hold(dc, endpoint, hold);
         Ok(is_own.then(Done::plain))
     }
 
     /// The owner is held and owes nothing.
-    pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint) {
+    pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint, hold: u32) {
         let Some(migration) = self.migration(dc, endpoint) else { return };
-        if let Step::Draining { asker } = migration.step {
+        if let Step::Draining { asker } = migration.step
+            && migration.hold == hold
+        {
             migration.step = Step::Held;
             self.finish_errand(asker, Ok(()));
         }
@@ -157,7 +163,7 @@ impl Engine {
             Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => return Err(IpcError::Busy),
         }
         self.forget_migration(dc, endpoint);
-        self.set_held(dc, endpoint, false);
+        self.set_hold(dc, endpoint, 0);
         Ok(Some(Done::plain()))
     }
 
@@ -378,9 +384,9 @@ impl Engine {
         self.containers.get_mut(&dc)?.migrations.remove(&endpoint)
     }
 
-    fn set_held(&mut self, dc: DcId, endpoint: Endpoint, is_held: bool) {
+    fn set_hold(&mut self, dc: DcId, endpoint: Endpoint, hold: u32) {
         if let Some(page) = self.containers.get(&dc).and_then(|container| container.pages.get(&endpoint)) {
-            page.set_held(is_held);
+            page.set_hold(hold);
         }
         if let Some(owner) = self.local_owner(dc, endpoint) {
             self.send(owner, Packet::new(Op::Hold), Vec::new());

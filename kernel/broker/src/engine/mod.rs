@@ -63,6 +63,7 @@ pub(crate) struct Engine {
     standing_by: HashMap<OwnerId, StandingBy>,
     /// What processes of this node hold on others.
     holding: Vec<Holding>,
+    last_hold: u32,
     /// Nodes with which the proxy has a link.
     nodes_up: HashSet<NodeId>,
     nodes_down: HashSet<NodeId>,
@@ -138,6 +139,7 @@ impl Engine {
             waiting_binds: HashMap::new(),
             standing_by: HashMap::new(),
             holding: Vec::new(),
+            last_hold: 0,
             nodes_up: HashSet::new(),
             nodes_down: HashSet::new(),
             doomed: Vec::new(),

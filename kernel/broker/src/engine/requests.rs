@@ -121,7 +121,7 @@ impl Engine {
             | Op::MigrationRollback
             | Op::Promote => self.run_errand(owner, dc, own, packet, body),
             Op::Drained => {
-                self.drained(dc, own);
+                self.drained(dc, own, packet.value);
                 Ok(())
             }
             _ => {

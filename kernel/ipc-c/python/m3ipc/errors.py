@@ -103,6 +103,10 @@ class WrongDirection(M3Error, PermissionError):
     """The grant is for reading and the copy writes, or the reverse."""
 
 
+class Pending(M3Error):
+    """The endpoint owes answers or is being handed over. A retry is safe."""
+
+
 class Moved(M3Error):
     """The endpoint was handed over to another owner."""
 
@@ -139,6 +143,7 @@ _CLASSES = {
     "EENDPOINT": (-306, BadEndpoint),
     "ENOLINK": (-307, NoLink),
     "ENOTBOUND": (-310, NotBound),
+    "EPENDING": (-317, Pending),
     "ENOBROKER": (-318, NoBroker),
     "ENOTWAITING": (-324, NotWaiting),
     "EREVOKED": (-331, Revoked),

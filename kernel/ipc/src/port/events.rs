@@ -248,7 +248,7 @@ impl Port {
     /// them, so the next wait begins with it.
     fn arm(&mut self, key: SlotKey, wanted: Wanted) -> News {
         self.slots.arm(key);
-        let is_held = self.is_held();
+        let is_held = self.control.is_held();
         let Some(slot) = self.slots.get_mut(key) else { return News::None };
         let news = match slot.usage {
             Use::Delegation { .. } => self.news_of_delegation(key),

@@ -13,12 +13,11 @@ use crate::wait::{Deadline, Wait};
 use crate::waiting::own_end;
 
 /// How far this port is with being held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hold {
-    #[default]
     No,
-    /// No message is taken any more, and the broker knows that nothing is owed.
-    Drained,
+    /// No message is taken while the page shows this hold, and the broker knows that nothing is owed.
+    Drained(u32),
 }
 
 impl Port {
@@ -49,7 +48,7 @@ impl Port {
         let request = Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationStart) };
         let result = self.connection.call_waiting(request, wait).map(drop);
         match result {
-            Ok(()) if is_own => self.hold = Hold::Drained,
+            Ok(()) if is_own => self.hold = Hold::Drained(self.control.hold()),
             Err(IpcError::TimedOut | IpcError::NoBroker) => drop(self.migration_rollback(endpoint)),
             _ => {}
         }
@@ -57,7 +56,7 @@ impl Port {
     }
 
     /// Hands `endpoint`, which was held by [`Port::migration_start`], over to the process `pid` (inside the container) of `node` that
-    /// stands by for it. Returns when that is its owner. `NoSuchEndpoint` when nobody stands by there: the endpoint stays held.
+    /// stands by for it. Returns when that is its owner. `BadArgument` when it is not held (a broker that was killed lets go), `NoSuchEndpoint` when nobody stands by there: it stays held.
     /// `DestinationDied` when the new owner died at that moment: the number is free. `TimedOut` and `NoLink`: whether it happened
     /// is unknown; asking again is safe.
     pub fn migration_commit(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, wait: Wait) -> Result<(), IpcError> {
@@ -87,33 +86,18 @@ impl Port {
         self.connection.call(request).map(drop)
     }
 
-    /// Whether messages stay where they are.
-    #[inline]
-    pub(super) fn is_held(&self) -> bool {
-        self.control.is_held()
-    }
-
     /// Before the port sleeps: a held one that owes nothing says so once.
     pub(super) fn settle_hold(&mut self) {
-        if self.is_held() && self.hold == Hold::No && !self.owes_answers() {
-            self.hold = Hold::Drained;
-            // A broker that is lost asks again when it is back.
-            let _ = self.connection.send(&Packet::new(Op::Drained));
-        }
-    }
-
-    /// The broker said that the hold changed, or is another one that has to be told.
-    pub(super) fn heard_of_hold(&mut self) {
-        if self.is_held() {
-            self.hold = Hold::No;
-        } else {
-            self.go_on_if_released();
+        let hold = self.control.hold();
+        if hold != 0 && self.hold != Hold::Drained(hold) && !self.owes_answers() {
+            self.hold = Hold::Drained(hold);
+            let _ = self.connection.send(&Packet { value: hold, ..Packet::new(Op::Drained) });
         }
     }
 
     /// A wait for one peer does not begin while the port is drained.
     pub(super) fn await_release(&mut self, deadline: Deadline) -> Result<(), IpcError> {
-        while self.hold == Hold::Drained && self.is_held() {
+        while self.hold == Hold::Drained(self.control.hold()) {
             if let Some(error) = own_end(&self.control) {
                 return Err(error);
             }
@@ -126,8 +110,9 @@ impl Port {
         Ok(())
     }
 
-    fn go_on_if_released(&mut self) {
-        if !self.is_held() {
+    /// The broker said that the hold changed.
+    pub(super) fn go_on_if_released(&mut self) {
+        if !self.control.is_held() {
             self.hold = Hold::No;
             self.slots.heat_all();
         }

@@ -191,7 +191,7 @@ impl Port {
                 self.forget_lane(notice.packet.channel, notice.packet.error());
             }
             Op::WakeUp => self.woken_up = true,
-            Op::Hold | Op::Restarted => self.heard_of_hold(),
+            Op::Hold | Op::Restarted => self.go_on_if_released(),
             // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
             // one that was read already, said again by a restarted broker.
             Op::Opened if self.connection.was_given_up(&notice.packet) => {
