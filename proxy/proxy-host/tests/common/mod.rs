@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test binary uses its part.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -271,10 +271,19 @@ impl Node {
         PeerAddress { name: self.name.clone(), id: self.id.0, transport: Some(transport.to_owned()), addr, tls: None }
     }
 
-    /// A proxy in a thread of this process.
+    /// A proxy in a thread of this process, with one other node.
     pub fn start_proxy(
         &mut self,
         peer: &PeerAddress,
+        encryption: Encryption,
+        times: LinkTimes,
+    ) -> (RunningProxy, Control) {
+        self.start_proxy_to(std::slice::from_ref(peer), encryption, times)
+    }
+
+    pub fn start_proxy_to(
+        &mut self,
+        peers: &[PeerAddress],
         encryption: Encryption,
         times: LinkTimes,
     ) -> (RunningProxy, Control) {
@@ -295,7 +304,7 @@ impl Node {
             control: Some(proxys_control),
         };
         let mut proxy = Proxy::new(config).expect("proxy");
-        proxy.set_peers(std::slice::from_ref(peer)).expect("peers");
+        proxy.set_peers(peers).expect("peers");
         let stop = sys::eventfd::create().expect("eventfd");
         proxy.stop_on(stop.try_clone().expect("eventfd")).expect("watched");
         let thread = std::thread::spawn(move || {
@@ -422,7 +431,7 @@ impl Pair {
         let a = Node::new(1, way, cable.as_ref(), dir.path(), &authority, &places, &news);
         let b = Node::new(2, way, cable.as_ref(), dir.path(), &authority, &places, &news);
         let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
-        let gossip = std::thread::spawn(move || gossip(&brokers, &heard));
+        let gossip = std::thread::spawn(move || gossip(&brokers, &Mutex::default(), &heard));
         Pair { a, b, epochs: 0, news, gossip: Some(gossip), cable, _dir: dir }
     }
 
@@ -455,10 +464,73 @@ impl Pair {
     }
 }
 
+/// Several nodes of one cluster, each linked with each over TCP.
+pub struct Nodes {
+    pub nodes: Vec<Node>,
+    pub proxies: Vec<Option<RunningProxy>>,
+    /// Nodes whose daemon hears nothing of the others.
+    pub deaf: Arc<Mutex<HashSet<NodeId>>>,
+    news: Sender<News>,
+    gossip: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Nodes {
+    pub fn linked(count: u16, encryption: Encryption) -> Nodes {
+        let dir = tempfile::tempdir().expect("directory");
+        let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
+        let (news, heard) = channel();
+        let places = Places::default();
+        let nodes: Vec<Node> =
+            (1..=count).map(|id| Node::new(id, Way::Tcp, None, dir.path(), &authority, &places, &news)).collect();
+        let brokers: Vec<_> = nodes.iter().map(|node| (node.id, node.broker.clone())).collect();
+        let deaf = Arc::<Mutex<HashSet<NodeId>>>::default();
+        let of_gossip = deaf.clone();
+        let gossip = std::thread::spawn(move || gossip(&brokers, &of_gossip, &heard));
+        let proxies = nodes.iter().map(|_| None).collect();
+        let mut cluster = Nodes { nodes, proxies, deaf, news, gossip: Some(gossip), _dir: dir };
+        let controls: Vec<Control> =
+            (0..cluster.nodes.len()).map(|index| cluster.start_proxy(index, encryption)).collect();
+        let is_up = |status: &FromProxy| {
+            status.links.len() + 1 == usize::from(count) && status.links.iter().all(|link| link.state == LinkState::Up)
+        };
+        controls.iter().for_each(|control| drop(control.wait_until(is_up)));
+        cluster
+    }
+
+    pub fn start_proxy(&mut self, index: usize, encryption: Encryption) -> Control {
+        let others = self.nodes.iter().enumerate().filter(|(other, _)| *other != index);
+        let peers: Vec<PeerAddress> = others.map(|(_, node)| node.as_peer()).collect();
+        let (proxy, control) = self.nodes[index].start_proxy_to(&peers, encryption, calm_times());
+        self.proxies[index] = Some(proxy);
+        control
+    }
+
+    pub fn server(&self, index: usize, endpoint: Endpoint, epoch: Epoch) -> Port {
+        let socket = self.nodes[index].broker.server_socket(DC, ServerIdentity::new(endpoint, epoch)).expect("socket");
+        Port::from_socket(socket, Some(endpoint)).expect("bound")
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.proxies.clear();
+        let _ = self.news.send(News::Stop);
+        if let Some(gossip) = self.gossip.take() {
+            let _ = gossip.join();
+        }
+    }
+}
+
 /// Tells each broker what happened at the other, as a daemon does that watches the engine.
-fn gossip(brokers: &[(NodeId, Arc<Broker>)], heard: &Receiver<News>) {
-    let others = |node: NodeId| brokers.iter().filter(move |(id, _)| *id != node).map(|(_, broker)| broker);
+fn gossip(brokers: &[(NodeId, Arc<Broker>)], deaf: &Mutex<HashSet<NodeId>>, heard: &Receiver<News>) {
     for said in heard {
+        let deaf = deaf.lock().expect("not poisoned").clone();
+        let deaf = &deaf;
+        let others = |node: NodeId| {
+            let hears = move |id: &NodeId| *id != node && !deaf.contains(id);
+            brokers.iter().filter(move |(id, _)| hears(id)).map(|(_, broker)| broker)
+        };
         match said {
             News::Bound(node, endpoint, epoch) => {
                 others(node).for_each(|broker| drop(broker.remote_bound(DC, endpoint, node, epoch)));
