@@ -8,6 +8,7 @@
 mod copies;
 mod deadlocks;
 mod delegation;
+mod descriptors;
 mod messages;
 mod migration;
 mod privileges;
@@ -149,6 +150,14 @@ const CASES: &[Case] = &[
     ("number_is_bound_once_and_free_after_unbind", messages::number_is_bound_once_and_free_after_unbind),
     ("program_is_found_by_its_pid_from_everywhere", messages::program_is_found_by_its_pid_from_everywhere),
     ("many_clients_are_all_served", messages::many_clients_are_all_served),
+    (
+        "descriptor_rings_after_a_late_reply_and_after_a_call",
+        descriptors::descriptor_rings_after_a_late_reply_and_after_a_call,
+    ),
+    (
+        "descriptor_rings_for_what_came_during_other_calls",
+        descriptors::descriptor_rings_for_what_came_during_other_calls,
+    ),
     ("circle_of_calls_is_broken_at_its_highest_endpoint", deadlocks::circle_of_calls_is_broken_at_its_highest_endpoint),
     ("circle_of_sends_loses_and_doubles_nothing", deadlocks::circle_of_sends_loses_and_doubles_nothing),
     ("circle_with_a_receiver_is_broken", deadlocks::circle_with_a_receiver_is_broken),
