@@ -56,6 +56,7 @@ const CASES: &[Case] = &[
     ("send_to_a_caller_that_waits_is_its_reply", messages::send_to_a_caller_that_waits_is_its_reply),
     ("higher_endpoint_gives_way_when_both_send", messages::higher_endpoint_gives_way_when_both_send),
     ("notifications_merge_and_every_bit_arrives", messages::notifications_merge_and_every_bit_arrives),
+    ("notification_arrives_although_its_source_is_gone", messages::notification_arrives_although_its_source_is_gone),
     (
         "requests_are_taken_while_messages_and_notifications_stay",
         messages::requests_are_taken_while_messages_and_notifications_stay,

@@ -135,17 +135,18 @@ impl Port {
             self.begin_call();
         }
         self.await_release(deadline)?;
-        let mut key = self.talk_with(peer, deadline)?;
+        let mut key = match self.talk_with(peer, deadline) {
+            Ok(key) => key,
+            Err(error) => return self.last_bits_of(peer, wanted).ok_or(error),
+        };
         self.slots.heat(key);
         let mut glares = 0;
         loop {
             if self.lanes.has_requests() && self.take_passed_of(peer) {
                 return Ok(Offer::Message);
             }
-            if wanted == Wanted::Everything
-                && let Some(mask) = self.lanes.delegating.notified.take_of(peer)
-            {
-                return Ok(Offer::Notified(mask));
+            if let Some(bits) = self.last_bits_of(peer, wanted) {
+                return Ok(bits);
             }
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
@@ -211,6 +212,12 @@ impl Port {
                 Err(Stop::Own(error)) => return Err(error),
             }
         }
+    }
+
+    /// What was posted in the name of `peer`, or by itself before it ended.
+    fn last_bits_of(&mut self, peer: Endpoint, wanted: Wanted) -> Option<Offer> {
+        let of_peer = (wanted == Wanted::Everything).then(|| self.lanes.delegating.notified.take_of(peer));
+        of_peer.flatten().map(Offer::Notified)
     }
 
     /// Takes the message that is offered on a channel into the inbox, when it is one that is wanted.

@@ -145,8 +145,14 @@ impl Port {
 
     /// Forgets a channel; a ring's end is reported.
     pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
-        if let Some(slot) = self.slots.remove(key) {
+        if let Some(mut slot) = self.slots.remove(key) {
             let _ = self.poller.remove(slot.link.bell_in());
+            if is_end_of_peer(reason)
+                && let Use::Messages(talk) = &mut slot.usage
+            {
+                // Who notifies and ends is heard.
+                self.lanes.delegating.notified.add(slot.peer, talk.take_notifications(&slot.link));
+            }
             if let Use::Copies(_) | Use::Delegation { .. } = slot.usage {
                 self.forget_lane(slot.channel, reason);
             }
@@ -266,6 +272,14 @@ impl Port {
         }
         Ok(key)
     }
+}
+
+/// Whether a channel ends because its other party is gone, and not because it may call no more.
+fn is_end_of_peer(reason: IpcError) -> bool {
+    matches!(
+        reason,
+        IpcError::SourceDied | IpcError::DestinationDied | IpcError::NotBound | IpcError::NoLink | IpcError::Moved
+    )
 }
 
 /// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
