@@ -176,10 +176,11 @@ impl Port {
         &self.inbox.data
     }
 
-    /// Gives the endpoint up; channels end at once.
+    /// Gives the endpoint up; channels end at once. `NoBroker` when the broker did not say within two seconds that it did so: the
+    /// endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
     pub fn unbind(mut self) -> Result<(), IpcError> {
         self.check_bound()?;
-        match self.connection.call(Packet::new(Op::Unbind)) {
+        match self.connection.say_goodbye(Packet::new(Op::Unbind)) {
             // Done by a broker that died before it said so.
             Ok(_) | Err(IpcError::NotBound) => Ok(()),
             Err(error) => Err(error),
