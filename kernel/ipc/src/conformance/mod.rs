@@ -110,6 +110,10 @@ const CASES: &[Case] = &[
         delegation::client_learns_that_the_target_of_its_request_died,
     ),
     (
+        "client_learns_that_its_delegator_may_delegate_no_more",
+        delegation::client_learns_that_its_delegator_may_delegate_no_more,
+    ),
+    (
         "client_learns_that_its_delegator_died_and_the_target_that_nobody_waits",
         delegation::client_learns_that_its_delegator_died_and_the_target_that_nobody_waits,
     ),
