@@ -28,6 +28,8 @@ impl Calls {
     /// Managing other endpoints: privileges, wake-ups, bindings.
     pub const MANAGE: Calls = Calls(1 << 6);
     pub const ALL: Calls = Calls((1 << 7) - 1);
+    /// What is called over a channel of messages.
+    pub const MESSAGES: Calls = Calls::SEND.with(Calls::SENDREC).with(Calls::NOTIFY);
 
     const NAMES: [(Calls, &str); 7] = [
         (Calls::SEND, "send"),
@@ -55,6 +57,11 @@ impl Calls {
     #[must_use]
     pub const fn with(self, more: Calls) -> Calls {
         Calls(self.0 | more.0)
+    }
+
+    #[must_use]
+    pub const fn only(self, some: Calls) -> Calls {
+        Calls(self.0 & some.0)
     }
 
     #[must_use]

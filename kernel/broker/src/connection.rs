@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint};
 
+use crate::ledger::{Charge, Member, Person};
 use crate::limits::OUTBOX_MAX;
 use crate::{Privileges, ServerIdentity};
 
@@ -16,6 +17,7 @@ pub(crate) enum Party {
     Program {
         dc: DcId,
         pid: i32,
+        uid: u32,
     },
     /// The daemon made the socket for it.
     Server {
@@ -44,9 +46,20 @@ pub(crate) struct Connection {
     pub bound: Option<Bound>,
     /// Whether the poller reports when the socket takes more.
     pub waits_to_write: bool,
-    outbox: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// For what it holds here; of a member.
+    pub charge: Option<Charge>,
+    outbox: VecDeque<Packed>,
     /// The first request this broker read, and the highest.
     requests_read: Option<(u32, u32)>,
+}
+
+/// A message as it is sent.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub message: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+    /// For the descriptors, while they cannot be sent.
+    pub _charge: Option<Charge>,
 }
 
 /// What became of a packet.
@@ -61,7 +74,23 @@ pub(crate) enum Sent {
 
 impl Connection {
     pub fn new(socket: OwnedFd, party: Party) -> Connection {
-        Connection { socket, party, bound: None, waits_to_write: false, outbox: VecDeque::new(), requests_read: None }
+        Connection {
+            socket,
+            party,
+            bound: None,
+            waits_to_write: false,
+            charge: None,
+            outbox: VecDeque::new(),
+            requests_read: None,
+        }
+    }
+
+    /// Who pays for what this connection asks for.
+    pub fn member(&self) -> Option<Member> {
+        match &self.party {
+            Party::Program { dc, pid, uid } => Some(Member { dc: *dc, person: Some(Person { uid: *uid, pid: *pid }) }),
+            Party::Server { .. } | Party::Proxy => None,
+        }
     }
 
     pub fn dc(&self) -> Option<DcId> {
@@ -91,17 +120,17 @@ impl Connection {
     }
 
     /// Sends or queues; never blocks.
-    pub fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Sent {
+    pub fn send(&mut self, packed: Packed) -> Sent {
         if self.outbox.len() >= OUTBOX_MAX {
             return Sent::Lost;
         }
-        self.outbox.push_back((message, descriptors));
+        self.outbox.push_back(packed);
         self.flush()
     }
 
     pub fn flush(&mut self) -> Sent {
-        while let Some((message, descriptors)) = self.outbox.front() {
-            match sys::seqpacket::send(&self.socket, message, descriptors) {
+        while let Some(packed) = self.outbox.front() {
+            match sys::seqpacket::send(&self.socket, &packed.message, &packed.descriptors) {
                 Ok(()) => drop(self.outbox.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Waiting,
                 Err(_) => return Sent::Lost,

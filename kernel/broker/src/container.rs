@@ -12,14 +12,24 @@ use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
 use crate::engine::{Migration, Transit};
+use crate::ledger::Charge;
 
 /// What the broker keeps of a channel besides its place in the table.
 #[derive(Debug)]
 pub(crate) enum Kept {
     /// Between two processes of this node: only what wakes them when the other dies.
-    Lines { left: OwnedFd, right: OwnedFd },
+    Lines { left: OwnedFd, right: OwnedFd, charge: Option<Charge> },
     /// With a party on another node: everything, so that the next proxy can have it.
-    Proxied { files: ChannelFiles, far: u64 },
+    Proxied { files: ChannelFiles, far: u64, charge: Option<Charge> },
+}
+
+impl Kept {
+    /// What whoever opened it pays.
+    pub fn charge(&self) -> Option<&Charge> {
+        match self {
+            Kept::Lines { charge, .. } | Kept::Proxied { charge, .. } => charge.as_ref(),
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -12,6 +12,7 @@ mod directory;
 mod engine;
 mod handle;
 mod info;
+mod ledger;
 pub mod limits;
 pub mod shelf;
 

@@ -17,5 +17,26 @@ pub const COMMANDS_MAX: usize = 256;
 pub const CHANNELS_PER_MILLI_BITS: u32 = 14;
 /// What other brokers may be asked at a time, by all endpoints of this node.
 pub const ERRANDS_MAX: usize = 512;
+/// Descriptors that members make the broker hold are bounded by parts of what its process may have (RLIMIT_NOFILE). It takes
+/// 12,288 of 20,000 to hold the endpoints that are promised to a container (`tests/many.rs`).
+pub const DESCRIPTOR_PARTS: usize = 16;
+/// All members together. The rest is for servers, proxies, the daemon itself, and what is made and closed at once.
+pub const DESCRIPTORS_OF_ALL: usize = 14;
+/// Members of one container: another one has room at any time.
+pub const DESCRIPTORS_OF_DC: usize = 12;
+/// One user of a container.
+pub const DESCRIPTORS_OF_USER: usize = 11;
+/// One process.
+pub const DESCRIPTORS_OF_PROCESS: usize = 6;
+const _: () = assert!(DESCRIPTORS_OF_PROCESS < DESCRIPTORS_OF_USER && DESCRIPTORS_OF_USER < DESCRIPTORS_OF_DC);
+const _: () = assert!(DESCRIPTORS_OF_DC < DESCRIPTORS_OF_ALL && DESCRIPTORS_OF_ALL < DESCRIPTOR_PARTS);
+/// Of a connection: its socket, its process, its page.
+pub const CONNECTION_DESCRIPTORS: usize = 3;
+/// Of a channel between two processes of this node: its lines.
+pub const LINES_DESCRIPTORS: usize = 2;
+/// Of a channel to another node: all of it, and the page of who is there.
+pub const PROXIED_DESCRIPTORS: usize = ipc_shm::CHANNEL_DESCRIPTORS + 1;
+/// How long nobody is accepted when the process has no descriptor left.
+pub const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 /// Nodes whose link is down: every node there may be.
 pub const NODES_DOWN_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;

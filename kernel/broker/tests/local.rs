@@ -4,12 +4,14 @@ mod common;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::{BrokerError, DcOptions, ServerIdentity};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
+use ipc::protocol::{Op, Packet};
 use ipc::{DcId, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
+use ipc_shm::ControlWriter;
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
@@ -151,6 +153,25 @@ fn channels_go_on_without_a_broker_and_new_ones_are_refused() {
     });
     assert_eq!(client.open_ring(Endpoint::FS, SPEC, SOON).unwrap_err(), IpcError::NoBroker);
     assert_eq!(client.wait4bind(Endpoint::DS, SOON).unwrap_err(), IpcError::NoBroker);
+}
+
+#[test]
+fn unbind_does_not_wait_long_for_a_broker_that_is_stopped() {
+    let (broker, socket) = sys::seqpacket::pair().unwrap();
+    let page = ControlWriter::create(Epoch(1)).unwrap();
+    let own = Endpoint::new(300);
+    let bound = Packet { request: 1, own, epoch: Epoch(1), ..Packet::new(Op::Bound) };
+    sys::seqpacket::send(&broker, &bound.to_bytes(), &[page.reader().unwrap()]).unwrap();
+    let port = Port::from_socket(socket, own).unwrap();
+    let begun = Instant::now();
+    assert_eq!(port.unbind(), Err(IpcError::NoBroker));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    // It finds both requests, and the end, when it goes on.
+    for op in [Some(Op::Bind), Some(Op::Unbind), None] {
+        let mut buffer = [0; Packet::BYTES];
+        let received = sys::seqpacket::receive(&broker, &mut buffer).unwrap();
+        assert_eq!(Packet::from_bytes(&buffer).filter(|_| received.bytes > 0).map(|packet| packet.op), op);
+    }
 }
 
 #[test]

@@ -93,6 +93,9 @@ typedef struct m3_port m3_port;
  * M3_ANY for one that the broker chooses. */
 int m3_connect(const char *path, int endpoint, m3_port **port);
 
+/* Binds as soon as a manager has bound this process: m3_bind_for(). */
+int m3_connect_when_bound(const char *path, int timeout_ms, m3_port **port);
+
 /* Binds over a socket that the node daemon handed to this process. The
  * descriptor is the library's from now on, also when the call fails, unless
  * with M3_EINVALID. */
@@ -203,9 +206,11 @@ int m3_wait(m3_port *port, m3_event *event, int timeout_ms);
 /* The next message or notification of one peer; all else stays. */
 int m3_wait_from(m3_port *port, int from, m3_event *event, int timeout_ms);
 
-/* For event loops: a descriptor that becomes readable when m3_wait() has
- * something, provided that the last m3_wait() answered M3_ETIMEDOUT. It is the
- * port's: do not read, write or close it. */
+/* For event loops: a descriptor that is readable when m3_wait() has something,
+ * from when one answered M3_ETIMEDOUT until the next one. Other calls in
+ * between change nothing of this. It may be readable for nothing, and is so
+ * when it is asked for the first time. It is the port's: do not read, write or
+ * close it. */
 int m3_fd(m3_port *port);
 
 typedef struct m3_waker m3_waker;
@@ -313,6 +318,18 @@ int m3_ring_server_publish(m3_ring_server *ring);
 void *m3_ring_server_arena(m3_ring_server *ring, size_t *bytes);
 int m3_ring_server_close(m3_ring_server *ring);
 
+/* ---- delegation: m3_relay(3) ------------------------------------------- */
+
+/* Passes the request that was taken from `of` last on to `to`, which sees it
+ * as a request of `of` and answers it. The answer travels on while this port
+ * waits in a call or begins one. Never waits for `to`. */
+int m3_relay(m3_port *port, int of, int to, const m3_message *message);
+int m3_relay_data(m3_port *port, int of, int to, const m3_message *message,
+                  const void *data, size_t bytes);
+
+/* Sets bits at `to` in the name of `source`. Never waits for `to`. */
+int m3_notify_for(m3_port *port, int source, int to, uint64_t mask);
+
 /* ---- managers: m3_set_privileges(3) ------------------------------------ */
 
 /* Calls that an endpoint may make. Receiving and answering need none. */
@@ -351,6 +368,11 @@ int m3_set_privileges(m3_port *port, int endpoint,
 
 /* Ends a wait of `endpoint` for a message or event with M3_EWOKENUP. */
 int m3_wakeup(m3_port *port, int endpoint);
+
+/* Binds another process of this node, by its pid in the container, to a
+ * number, one of a server too, or to a free one (M3_ANY): it has it when it
+ * connects next. Returns the endpoint. */
+int m3_bind_for(m3_port *port, int pid, int endpoint);
 
 #ifdef __cplusplus
 }

@@ -162,6 +162,9 @@ int dvk_open(void);
  * program binds in the container it runs in. `p_nr` may be NONE. */
 int dvk_bind(int dcid, int p_nr);
 int dvk_tbind(int dcid, int p_nr);
+/* Of a manager: binds another process of this node, which has the endpoint
+ * when it binds or waits for it by dvk_wait4bind(). */
+int dvk_lclbind(int dcid, int pid, int p_nr);
 /* `p_ep` is the caller's own, or SELF. Implied by the end of the thread. */
 int dvk_unbind(int dcid, int p_ep);
 
@@ -181,6 +184,11 @@ int dvk_rcvrqst_T(message *m, int timeout_ms);
 int dvk_reply(int dst, const message *m);
 int dvk_reply_T(int dst, const message *m, int timeout_ms);
 int dvk_notify(int dst);
+/* Of a server. The request of m_source that was taken last is `dst`'s to
+ * answer; bits are set at `dst` in the name of `src`. */
+int dvk_relay(int dst, const message *m);
+int dvk_src_notify(int src, int dst);
+int dvk_ntfy_value(int src, int dst, uint64_t value);
 /* Of a manager: ends a wait of `dst` with EDVSWOKENUP. */
 int dvk_wakeup(int dcid, int dst);
 
@@ -188,7 +196,8 @@ int dvk_wakeup(int dcid, int dst);
  * grant (m3_grant()) as a pointer where it is not. Waits up to 30 s. */
 int dvk_vcopy(int src, const void *saddr, int dst, void *daddr, int bytes);
 
-/* Return an endpoint. */
+/* Return an endpoint. dvk_wait4bind() is for the caller's own: a thread that
+ * is not bound waits until a manager binds its process, and is bound then. */
 int dvk_getep(int pid);
 int dvk_wait4bind(void);
 int dvk_wait4bind_T(int timeout_ms);

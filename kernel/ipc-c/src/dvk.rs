@@ -15,11 +15,14 @@ use ipc::{Event, Place, Port, Wait};
 use ipc_shm::Access;
 
 use crate::copying::lent;
+use crate::delegating::{m3_notify_for, m3_relay};
 use crate::failure::{DONE, Failure, Outcome, entry};
-use crate::managing::m3_wakeup;
+use crate::managing::{m3_bind_for, m3_wakeup};
 use crate::message::{m3_notify, m3_rcvrqst, m3_reply, m3_send, m3_sendrec};
 use crate::pointer;
-use crate::port::{self, Handle, broker, connect, hand_out, m3_getep, m3_wait4bind, m3_wait4unbind, with};
+use crate::port::{
+    self, Handle, broker, connect, connect_when_bound, hand_out, m3_getep, m3_wait4bind, m3_wait4unbind, with,
+};
 use crate::types::CMessage;
 
 /// Magic endpoints of the published interface; none is in our table.
@@ -78,11 +81,15 @@ fn bind(wish: c_int) -> c_int {
             Ok(false) | Err(Failure::Ipc(IpcError::NotBound)) => replace(std::ptr::null()),
             Err(failure) => return Err(failure),
         }
-        let port = connect(None, wish)?;
-        let endpoint = pointer::number(port.endpoint());
-        replace(hand_out(port));
-        Ok(endpoint)
+        Ok(keep(connect(None, wish)?))
     })
+}
+
+/// From now on the port is the thread's own; its endpoint.
+fn keep(port: Port) -> c_int {
+    let endpoint = pointer::number(port.endpoint());
+    replace(hand_out(port));
+    endpoint
 }
 
 #[unsafe(no_mangle)]
@@ -101,6 +108,14 @@ pub extern "C" fn dvk_bind(_dcid: c_int, p_nr: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dvk_tbind(_dcid: c_int, p_nr: c_int) -> c_int {
     bind(p_nr)
+}
+
+/// Of a manager: binds another process of this node.
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_lclbind(_dcid: c_int, pid: c_int, p_nr: c_int) -> c_int {
+    let wish = if p_nr == NONE || p_nr == ANY { pointer::ANY } else { p_nr };
+    // SAFETY: the port is this thread's.
+    unsafe { m3_bind_for(own(), pid, wish) }
 }
 
 #[unsafe(no_mangle)]
@@ -199,6 +214,32 @@ pub extern "C" fn dvk_notify(dst: c_int) -> c_int {
     unsafe { m3_notify(own(), dst, 1) }
 }
 
+/// Of the request of `m_source`, which was taken last from there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dvk_relay(dst: c_int, message: *const CMessage) -> c_int {
+    entry(|| {
+        // SAFETY: the header demands a message.
+        let source = unsafe { pointer::object(message) }?.source;
+        // SAFETY: as above; the port is this thread's.
+        Ok(unsafe { m3_relay(own(), source, dst, message) })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_src_notify(src: c_int, dst: c_int) -> c_int {
+    dvk_ntfy_value(src, dst, 1)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_ntfy_value(src: c_int, dst: c_int, value: u64) -> c_int {
+    if src == SELF {
+        // SAFETY: the port is this thread's.
+        return unsafe { m3_notify(own(), dst, value) };
+    }
+    // SAFETY: the port is this thread's.
+    unsafe { m3_notify_for(own(), src, dst, value) }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn dvk_wakeup(_dcid: c_int, dst: c_int) -> c_int {
     // SAFETY: the port is this thread's.
@@ -265,20 +306,29 @@ pub extern "C" fn dvk_wait4bindep(endpoint: c_int) -> c_int {
     dvk_wait4bindep_T(endpoint, -1)
 }
 
-/// Answers the endpoint. A thread binds itself, so one that waits for its own binding has it or waits in vain.
+/// Answers the endpoint.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn dvk_wait4bindep_T(endpoint: c_int, timeout_ms: c_int) -> c_int {
     if endpoint == SELF {
-        return entry(|| match on_own(|port| Ok((port.is_bound(), port.endpoint())))? {
-            (true, endpoint) => Ok(pointer::number(endpoint)),
-            (false, _) => Err(Failure::Ipc(IpcError::NotBound)),
-        });
+        return entry(|| wait_for_own(pointer::wait(timeout_ms)));
     }
     // SAFETY: the port is this thread's.
     match unsafe { m3_wait4bind(own(), endpoint, timeout_ms) } {
         0 => endpoint,
         error => error,
+    }
+}
+
+/// A thread that is not bound waits until a manager has bound its process, and has that endpoint then.
+fn wait_for_own(wait: Wait) -> Outcome<c_int> {
+    match on_own(|port| Ok((port.is_bound(), port.endpoint()))) {
+        Ok((true, endpoint)) => Ok(pointer::number(endpoint)),
+        Ok((false, _)) | Err(Failure::Ipc(IpcError::NotBound)) => {
+            replace(std::ptr::null());
+            Ok(keep(connect_when_bound(None, wait)?))
+        }
+        Err(failure) => Err(failure),
     }
 }
 

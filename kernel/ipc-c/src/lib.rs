@@ -1,6 +1,6 @@
 //! M3-IPC for C: what `libm3ipc` is made of.
 //!
-//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`managing`], [`waker`], [`strings`]): ports and rings by handle.
+//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`waker`], [`strings`]): ports and rings by handle.
 //! - `dvk_*` ([`dvk`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the library itself,
@@ -16,6 +16,7 @@
 
 mod cell;
 mod copying;
+mod delegating;
 mod dvk;
 mod failure;
 mod managing;

@@ -1,4 +1,4 @@
-//! What managers do to other endpoints: wake-ups and privileges.
+//! What managers do to other endpoints: binding, wake-ups and privileges.
 
 use std::ffi::c_int;
 
@@ -70,6 +70,15 @@ impl CPrivileges {
             rings: CPeers::of(rings),
         }
     }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn m3_bind_for(port: *const Handle, pid: c_int, endpoint: c_int) -> c_int {
+    entry(|| {
+        let endpoint = pointer::endpoint_or_any(endpoint)?;
+        // SAFETY: the header demands a port.
+        unsafe { with(port, |port| Ok(pointer::number(port.bind_for(pid, endpoint)?))) }
+    })
 }
 
 #[unsafe(no_mangle)]

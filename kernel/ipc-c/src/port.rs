@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use abi::IpcError;
-use ipc::{Endpoint, Port, WaitMode};
+use ipc::{Endpoint, Port, Wait, WaitMode};
 
 use crate::cell::{Cell, Pool};
 use crate::failure::{DONE, Failure, Outcome, entry};
@@ -45,6 +45,12 @@ pub fn broker() -> PathBuf {
     std::env::var_os(BROKER_VARIABLE).filter(|path| !path.is_empty()).unwrap_or_else(|| BROKER.into()).into()
 }
 
+/// Binds as soon as a manager has bound this process.
+pub fn connect_when_bound(path: Option<&Path>, wait: Wait) -> Outcome<Port> {
+    let path = path.map_or_else(broker, Path::to_path_buf);
+    Ok(Port::connect_when_bound(&path, wait)?)
+}
+
 pub fn hand_out(port: Port) -> &'static Handle {
     PORTS.open(port)
 }
@@ -71,6 +77,23 @@ pub unsafe extern "C" fn m3_connect(path: *const c_char, endpoint: c_int, port: 
         // SAFETY: the header demands a text that ends, and a place for the handle.
         let path = unsafe { pointer::path(path) };
         let bound = hand_out(connect(path, endpoint)?);
+        // SAFETY: as above.
+        unsafe { pointer::set(port, bound) }?;
+        DONE
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn m3_connect_when_bound(
+    path: *const c_char,
+    timeout_ms: c_int,
+    port: *mut *const Handle,
+) -> c_int {
+    entry(|| {
+        pointer::check(port)?;
+        // SAFETY: the header demands a text that ends, and a place for the handle.
+        let path = unsafe { pointer::path(path) };
+        let bound = hand_out(connect_when_bound(path, pointer::wait(timeout_ms))?);
         // SAFETY: as above.
         unsafe { pointer::set(port, bound) }?;
         DONE

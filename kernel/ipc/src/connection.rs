@@ -23,6 +23,11 @@ use crate::wait::{Deadline, Wait};
 const UNASKED_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
 /// Calls without an answer that are remembered: each took twice [`ANSWER_LIMIT`].
 const GIVEN_UP_MAX: usize = 64;
+/// How long an unbind waits for the broker: one that is busy answers in milliseconds, and one that is stopped or being replaced need
+/// not be waited for.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
+/// Messages read for the sake of a refusal after the connection ended. A connection that is refused gets no other.
+const LAST_WORDS_MAX: usize = 4;
 /// How long the broker may take for what it does at once. It never blocks, so this is long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -46,6 +51,8 @@ pub(crate) struct Connection {
     told_wait: Option<(u32, Endpoint)>,
     last_wait: u32,
     lost: bool,
+    /// Why the broker wants nothing of us, when it said so.
+    refusal: Option<IpcError>,
 }
 
 impl Connection {
@@ -59,6 +66,7 @@ impl Connection {
             told_wait: None,
             last_wait: 0,
             lost: false,
+            refusal: None,
         }
     }
 
@@ -121,6 +129,23 @@ impl Connection {
         }
     }
 
+    /// The last call, whose answer nobody waits for long: it is done with the connection's end in any case.
+    pub fn say_goodbye(&mut self, packet: Packet) -> Result<Notice, IpcError> {
+        let deadline = Deadline::after(Wait::For(GOODBYE_LIMIT));
+        let packet = Packet { request: self.new_request(), ..packet };
+        let answer = match self.send_until(&packet, &[], deadline) {
+            Ok(()) => self.answer(packet.request, &[(packet, &[])], deadline),
+            Err(error) => Err(error),
+        };
+        if let Ok(Some(answer)) = answer {
+            return answered(answer);
+        }
+        // Rings may share the socket and live on; what was sent is read all the same.
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Write);
+        self.lost = true;
+        Err(IpcError::NoBroker)
+    }
+
     /// Whether this is a late answer to a call that ended without one. True once.
     pub fn was_given_up(&mut self, answer: &Packet) -> bool {
         let found = self.given_up.iter().position(|request| *request == answer.request);
@@ -146,10 +171,13 @@ impl Connection {
     }
 
     pub fn send_with_body(&mut self, packet: &Packet, body: &[u8]) -> Result<(), IpcError> {
+        self.send_until(packet, body, Deadline::after(Wait::For(ANSWER_LIMIT)))
+    }
+
+    fn send_until(&mut self, packet: &Packet, body: &[u8], deadline: Deadline) -> Result<(), IpcError> {
         if self.lost {
-            return Err(IpcError::NoBroker);
+            return Err(self.why_lost());
         }
-        let deadline = Deadline::after(Wait::For(ANSWER_LIMIT));
         let message = packet.with_body(body);
         loop {
             match sys::seqpacket::send(&*self.socket, &message, &[] as &[OwnedFd]) {
@@ -157,12 +185,29 @@ impl Connection {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !deadline.has_passed() => {
                     self.poll(PollFlags::OUT, deadline);
                 }
-                Err(_) => {
-                    self.lost = true;
-                    return Err(IpcError::NoBroker);
-                }
+                Err(_) => return Err(self.lose()),
             }
         }
+    }
+
+    fn why_lost(&self) -> IpcError {
+        self.refusal.unwrap_or(IpcError::NoBroker)
+    }
+
+    /// The other end is closed. What was said last is still there.
+    #[cold]
+    fn lose(&mut self) -> IpcError {
+        self.lost = true;
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        for _ in 0..LAST_WORDS_MAX {
+            let Ok(received) = sys::seqpacket::receive(&*self.socket, &mut buffer) else { continue };
+            match buffer.get(..received.bytes).and_then(Packet::split) {
+                Some((packet, _)) if is_refusal(&packet) => self.refusal = Some(packet.error()),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        self.why_lost()
     }
 
     /// Whether notices were kept that came before an answer: for them the socket is readable no more.
@@ -248,6 +293,10 @@ impl Connection {
     ) -> Result<Option<Notice>, IpcError> {
         loop {
             match self.read()? {
+                Some(notice) if is_refusal(&notice.packet) => {
+                    self.refusal = Some(notice.packet.error());
+                    return Err(self.lose());
+                }
                 Some(notice) if notice.packet.request == request => return Ok(Some(notice)),
                 Some(notice) if notice.packet.op == Op::Restarted => {
                     for (packet, body) in asked {
@@ -267,7 +316,7 @@ impl Connection {
 
     fn read(&mut self) -> Result<Option<Notice>, IpcError> {
         if self.lost {
-            return Err(IpcError::NoBroker);
+            return Err(self.why_lost());
         }
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         match sys::seqpacket::receive(&*self.socket, &mut buffer) {
@@ -281,10 +330,7 @@ impl Connection {
                 Err(IpcError::NoBroker)
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
-            Err(_) => {
-                self.lost = true;
-                Err(IpcError::NoBroker)
-            }
+            Err(_) => Err(self.lose()),
         }
     }
 
@@ -296,6 +342,11 @@ impl Connection {
         // An error shows at the next read or write.
         let _ = rustix::event::poll(&mut [PollFd::new(&*self.socket, flags)], limit.as_ref());
     }
+}
+
+/// An error that answers nothing in particular: the broker does not serve this process at all.
+fn is_refusal(packet: &Packet) -> bool {
+    packet.op == Op::Failed && packet.request == 0
 }
 
 fn answered(notice: Notice) -> Result<Notice, IpcError> {

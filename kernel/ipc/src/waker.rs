@@ -35,6 +35,11 @@ impl Waker {
         }
     }
 
+    /// Rings the descriptor without a wake.
+    pub(crate) fn ring(&self) {
+        sys::eventfd::signal(&self.inner.event);
+    }
+
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.inner.event.as_fd()
     }

@@ -26,6 +26,7 @@ use super::opening::lines_of;
 use super::{Engine, Token};
 use crate::connection::{Bound, Connection, Party};
 use crate::container::{Container, Kept, Origin};
+use crate::limits::CONNECTION_DESCRIPTORS;
 use crate::shelf::record::{self, Record};
 use crate::{DcOptions, ServerIdentity, Shelf};
 
@@ -120,7 +121,8 @@ impl Engine {
         let mut descriptors = descriptors.into_iter();
         let socket = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
         self.next_owner = self.next_owner.max(owner.0.saturating_add(1));
-        let mut connection = Connection::new(socket, party_of(party)?);
+        let party = party_of(party, &socket)?;
+        let mut connection = Connection::new(socket, party);
         if let Some(bound) = bound {
             let endpoint = Endpoint::new(bound.endpoint).ok_or(io::ErrorKind::InvalidData)?;
             let pidfd = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
@@ -129,6 +131,7 @@ impl Engine {
             connection.bound = Some(Bound { endpoint, pid, inner_pid, pidfd, privileges: privileges.read()? });
         }
         self.poller.add(&connection.socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
+        connection.charge = connection.member().map(|it| self.ledger.charge_anyway(it, CONNECTION_DESCRIPTORS));
         match (&connection.party, connection.dc().and_then(|dc| self.containers.get_mut(&dc))) {
             // The newest is the proxy.
             (Party::Proxy, _) => self.proxy = self.proxy.max(Some(owner)),
@@ -182,6 +185,7 @@ impl Engine {
             proxied: kept.proxied.map(NodeId),
         };
         self.next_channel = self.next_channel.max(kept.id.saturating_add(1));
+        let charge = self.charge_of_channel(dc, channel.left, channel.right);
         let container = self.containers.get_mut(&dc).ok_or(io::ErrorKind::NotFound)?;
         let far = kept.far;
         let (held, unfinished) = match (<[OwnedFd; CHANNEL_DESCRIPTORS]>::try_from(descriptors), kept.told) {
@@ -193,12 +197,15 @@ impl Engine {
                     }
                     record::Told::Surely => None,
                 };
-                let held = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { lines_of(files) };
+                let held = match channel.proxied {
+                    Some(_) => Kept::Proxied { files, far, charge },
+                    None => lines_of(files, charge),
+                };
                 (held, unfinished)
             }
             (Err(some), _) => {
                 let [left, right] = <[OwnedFd; 2]>::try_from(some).map_err(|_| io::ErrorKind::InvalidData)?;
-                (Kept::Lines { left, right }, None)
+                (Kept::Lines { left, right, charge }, None)
             }
         };
         container.kept.insert(channel.id, held);
@@ -284,9 +291,11 @@ impl Engine {
     }
 }
 
-fn party_of(party: record::Party) -> io::Result<Party> {
+fn party_of(party: record::Party, socket: &OwnedFd) -> io::Result<Party> {
     Ok(match party {
-        record::Party::Program { dc, pid } => Party::Program { dc: DcId(dc), pid },
+        record::Party::Program { dc, pid } => {
+            Party::Program { dc: DcId(dc), pid, uid: sys::seqpacket::peer(socket)?.uid }
+        }
         record::Party::Server { dc, endpoint, epoch, uid, privileges } => {
             let endpoint = Endpoint::new(endpoint).ok_or(io::ErrorKind::InvalidData)?;
             let identity = ServerIdentity { endpoint, epoch: Epoch(epoch), uid, privileges: privileges.read()? };

@@ -120,14 +120,15 @@ impl Engine {
     fn server_socket(&mut self, dc: DcId, identity: ServerIdentity) -> Result<OwnedFd, BrokerError> {
         self.known(dc)?;
         let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for a server", cause))?;
-        self.add_connection(ours, Party::Server { dc, identity })
+        self.add_connection(ours, Party::Server { dc, identity }, None)
             .map_err(|cause| os("watch a server's socket", cause))?;
         Ok(theirs)
     }
 
     fn proxy_socket(&mut self) -> Result<OwnedFd, BrokerError> {
         let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for the proxy", cause))?;
-        let owner = self.add_connection(ours, Party::Proxy).map_err(|cause| os("watch the proxy's socket", cause))?;
+        let owner =
+            self.add_connection(ours, Party::Proxy, None).map_err(|cause| os("watch the proxy's socket", cause))?;
         if let Some(old) = self.proxy.replace(owner) {
             self.drop_connection(old);
         }

@@ -82,7 +82,7 @@ impl Engine {
     pub(super) fn keep_connection(&mut self, owner: OwnerId) {
         let Some(connection) = self.connections.get(&owner) else { return };
         let party = match &connection.party {
-            Party::Program { dc, pid } => record::Party::Program { dc: dc.0, pid: *pid },
+            Party::Program { dc, pid, .. } => record::Party::Program { dc: dc.0, pid: *pid },
             Party::Server { dc, identity } => record::Party::Server {
                 dc: dc.0,
                 endpoint: identity.endpoint.number(),
@@ -142,7 +142,7 @@ impl Engine {
         let Some(record) = channel_record(container, dc, channel, told) else { return };
         let descriptors: Vec<BorrowedFd<'_>> = match (files, container.kept.get(&channel)) {
             (Some(files), _) | (None, Some(Kept::Proxied { files, .. })) => files.descriptors().to_vec(),
-            (None, Some(Kept::Lines { left, right })) => vec![left.as_fd(), right.as_fd()],
+            (None, Some(Kept::Lines { left, right, .. })) => vec![left.as_fd(), right.as_fd()],
             (None, None) => return,
         };
         let result = keep_in(&mut self.shelf, |shelf| shelf.put(&record, &descriptors));

@@ -4,12 +4,13 @@
 //! connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for, see
 //! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
-//! `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
+//! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
 //! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
 //! for others. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
+mod accepting;
 mod adopting;
 mod commands;
 mod ending;
@@ -28,7 +29,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use abi::{DcId, IpcError, NodeId};
 use errands::Errands;
@@ -41,9 +42,10 @@ use reserving::WaitingBind;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use crate::command::Command;
-use crate::connection::{Connection, Party, Sent};
+use crate::connection::{Connection, Packed, Party, Sent};
 use crate::container::Container;
-use crate::limits::{ACCEPTS_PER_TURN, CHANNELS_PER_MILLI_BITS, CONNECTIONS_PER_DC, REQUESTS_PER_TURN};
+use crate::ledger::{Charge, Ledger};
+use crate::limits::{CHANNELS_PER_MILLI_BITS, REQUESTS_PER_TURN};
 use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
@@ -67,6 +69,9 @@ pub(crate) struct Engine {
     /// Nodes with which the proxy has a link.
     nodes_up: HashSet<NodeId>,
     nodes_down: HashSet<NodeId>,
+    ledger: Ledger,
+    /// When listeners are heard again that found no descriptor free.
+    accepts_again: Option<Instant>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
     doomed: Vec<OwnerId>,
     shelf: Option<Outgoing>,
@@ -142,6 +147,8 @@ impl Engine {
             last_hold: 0,
             nodes_up: HashSet::new(),
             nodes_down: HashSet::new(),
+            ledger: Ledger::of_this_process(),
+            accepts_again: None,
             doomed: Vec::new(),
             shelf: None,
             next_owner: 1,
@@ -159,7 +166,8 @@ impl Engine {
         let mut ready = Vec::new();
         loop {
             ready.clear();
-            if let Err(error) = self.poller.wait(&mut ready, None) {
+            let limit = self.accepts_again.map(|end| end.saturating_duration_since(Instant::now()));
+            if let Err(error) = self.poller.wait(&mut ready, limit) {
                 tracing::error!(%error, "the broker cannot wait any more");
                 return;
             }
@@ -177,35 +185,19 @@ impl Engine {
                 }
                 self.drop_doomed();
             }
+            self.accept_again();
         }
     }
 
-    fn accept(&mut self, dc: DcId) {
-        for _ in 0..ACCEPTS_PER_TURN {
-            let Some(container) = self.containers.get(&dc) else { return };
-            let Some(listener) = &container.listener else { return };
-            // Nobody is waiting any more, or the caller is gone already.
-            let Ok(socket) = sys::seqpacket::accept(listener) else { return };
-            if container.connections >= CONNECTIONS_PER_DC {
-                tracing::warn!(%dc, "container has too many connections to its broker; one more was refused");
-                continue;
-            }
-            if let Ok(peer) = sys::seqpacket::peer(&socket)
-                && let Err(error) = self.add_connection(socket, Party::Program { dc, pid: peer.pid })
-            {
-                tracing::warn!(%dc, %error, "a connection could not be watched");
-            }
-        }
-    }
-
-    fn add_connection(&mut self, socket: OwnedFd, party: Party) -> io::Result<OwnerId> {
+    fn add_connection(&mut self, socket: OwnedFd, party: Party, charge: Option<Charge>) -> io::Result<OwnerId> {
         let owner = OwnerId(self.next_owner);
         self.next_owner += 1;
         sys::seqpacket::ask_for_sender(&socket)?;
         // Nobody sends the broker any, and to close one may block.
         sys::seqpacket::refuse_descriptors(&socket)?;
         self.poller.add(&socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
-        let connection = Connection::new(socket, party);
+        let mut connection = Connection::new(socket, party);
+        connection.charge = charge;
         if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {
             container.connections += 1;
         }
@@ -241,8 +233,12 @@ impl Engine {
     }
 
     fn send_message(&mut self, owner: OwnerId, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Sent {
+        self.send_packed(owner, Packed { message, descriptors, _charge: None })
+    }
+
+    fn send_packed(&mut self, owner: OwnerId, packed: Packed) -> Sent {
         let Some(connection) = self.connections.get_mut(&owner) else { return Sent::Lost };
-        let sent = connection.send(message, descriptors);
+        let sent = connection.send(packed);
         self.after_send(owner, sent);
         sent
     }

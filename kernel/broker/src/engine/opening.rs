@@ -10,13 +10,16 @@ use ipc_shm::{ChannelFiles, Role, Size};
 
 use super::Engine;
 use super::proxying::flipped;
-use crate::connection::Sent;
+use crate::connection::{Packed, Sent};
 use crate::container::{Container, Kept};
+use crate::ledger::{Charge, Member};
+use crate::limits::{LINES_DESCRIPTORS, PROXIED_DESCRIPTORS};
 
 /// A channel that was made and recorded, not yet handed out.
 pub(super) struct Made {
     pub channel: Channel,
     pub files: ChannelFiles,
+    pub charge: Option<Charge>,
 }
 
 impl Engine {
@@ -40,26 +43,23 @@ impl Engine {
 
     /// Gives both parties what they need: the initiator as the answer to its request. When that fails, there is no channel.
     pub(super) fn hand_out(&mut self, dc: DcId, made: Made, request: u32, far: u64) -> Result<(), IpcError> {
-        let Made { channel, files } = made;
-        let result = self.try_hand_out(dc, &channel, files, request, far);
+        let channel = made.channel;
+        let result = self.try_hand_out(dc, made, request, far);
         if result.is_err() {
             self.forget_channel(dc, channel.id);
         }
         result
     }
 
-    fn try_hand_out(
-        &mut self,
-        dc: DcId,
-        channel: &Channel,
-        files: ChannelFiles,
-        request: u32,
-        far: u64,
-    ) -> Result<(), IpcError> {
-        let notices = self.notices(dc, channel, &files, request, far)?;
+    fn try_hand_out(&mut self, dc: DcId, made: Made, request: u32, far: u64) -> Result<(), IpcError> {
+        let Made { channel, files, charge } = made;
+        let notices = self.notices(dc, &channel, &files, request, far)?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let copies = files.try_clone().map_err(os)?;
-        let kept = if channel.proxied.is_some() { Kept::Proxied { files, far } } else { lines_of(files) };
+        let kept = match channel.proxied {
+            Some(_) => Kept::Proxied { files, far, charge },
+            None => lines_of(files, charge),
+        };
         container.kept.insert(channel.id, kept);
         self.keep_untold_channel(dc, channel.id, request, &copies);
         self.tell(dc, channel.id, notices);
@@ -109,7 +109,7 @@ impl Engine {
     pub(super) fn tell(&mut self, dc: DcId, channel: ChannelId, notices: Vec<(OwnerId, Packet, Vec<OwnedFd>)>) {
         let mut all = true;
         for (owner, packet, descriptors) in notices {
-            all &= self.send(owner, packet, descriptors) == Sent::All;
+            all &= self.send_of_channel(dc, channel, owner, packet, descriptors) == Sent::All;
             if packet.op == Op::Accepted {
                 self.announce(owner);
             }
@@ -118,6 +118,20 @@ impl Engine {
         if all {
             self.keep_channel(dc, channel);
         }
+    }
+
+    /// Who opened the channel pays also for what its peer does not read.
+    fn send_of_channel(
+        &mut self,
+        dc: DcId,
+        channel: ChannelId,
+        owner: OwnerId,
+        packet: Packet,
+        descriptors: Vec<OwnedFd>,
+    ) -> Sent {
+        let kept = self.containers.get(&dc).and_then(|container| container.kept.get(&channel));
+        let charge = kept.and_then(Kept::charge).map(|charge| charge.besides(descriptors.len()));
+        self.send_packed(owner, Packed { message: packet.to_bytes().to_vec(), descriptors, _charge: charge })
     }
 
     /// Makes a process look at what it was sent that sleeps in a call to one peer, or spins.
@@ -146,6 +160,7 @@ impl Engine {
         size: Size,
     ) -> Result<Made, IpcError> {
         let id = self.new_channel();
+        let charge = self.charge_channel(dc, left, right)?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
         let proxied = remote_node(container, left).or(remote_node(container, right));
@@ -153,7 +168,29 @@ impl Engine {
         let files = ChannelFiles::create(size).map_err(os)?;
         container.table.open(channel)?;
         self.channels_made += 1;
-        Ok(Made { channel, files })
+        Ok(Made { channel, files, charge })
+    }
+
+    /// The opener pays; `TableFull` when it holds too much. One of another node has only its container to pay.
+    fn charge_channel(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Result<Option<Charge>, IpcError> {
+        let Some((member, count)) = self.payer(dc, left, right) else { return Ok(None) };
+        self.ledger.charge(member, count).map(Some)
+    }
+
+    /// Of a channel that is there.
+    pub(super) fn charge_of_channel(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Option<Charge> {
+        self.payer(dc, left, right).map(|(member, count)| self.ledger.charge_anyway(member, count))
+    }
+
+    fn payer(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Option<(Member, usize)> {
+        match (self.home(dc, left), self.home(dc, right)) {
+            (Some(Home::Local { owner }), of_right) => {
+                let member = self.connections.get(&owner)?.member()?;
+                let is_near = !matches!(of_right, Some(Home::Remote { .. }));
+                Some((member, if is_near { LINES_DESCRIPTORS } else { PROXIED_DESCRIPTORS }))
+            }
+            _ => Some((Member { dc, person: None }, PROXIED_DESCRIPTORS)),
+        }
     }
 
     /// What one party is handed.
@@ -203,9 +240,9 @@ impl Engine {
 }
 
 /// Between parties of this node only the lines are kept.
-pub(super) fn lines_of(files: ChannelFiles) -> Kept {
+pub(super) fn lines_of(files: ChannelFiles, charge: Option<Charge>) -> Kept {
     let (left, right) = files.into_lines();
-    Kept::Lines { left, right }
+    Kept::Lines { left, right, charge }
 }
 
 /// What a party is told of a channel.

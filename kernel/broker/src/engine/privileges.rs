@@ -39,12 +39,12 @@ impl Engine {
         self.privileges_of(dc, own).is_some_and(|it| it.to.contains(owner)) || self.talk(dc, own, owner)
     }
 
-    /// Which calls `from` may make to `to` over a channel of theirs. An answer needs none.
+    /// Which calls `from` may make to `to` over a channel of messages. An answer needs none.
     pub(super) fn calls_over(&self, dc: DcId, from: Endpoint, to: Endpoint) -> Calls {
         let accepts = self.privileges_of(dc, to).is_none_or(|it| it.from.contains(from));
         match self.privileges_of(dc, from) {
             _ if !accepts => Calls::NONE,
-            Some(privileges) if privileges.to.contains(to) => privileges.calls,
+            Some(privileges) if privileges.to.contains(to) => privileges.calls.only(Calls::MESSAGES),
             Some(_) => Calls::NONE,
             // Its own node's broker sees to it.
             None => Calls::ALL,

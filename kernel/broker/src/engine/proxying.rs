@@ -76,7 +76,7 @@ impl Engine {
         let mut packets = Vec::new();
         for (dc, container) in &self.containers {
             for channel in container.table.channels().iter().filter(|channel| channel.proxied.is_some()) {
-                let Some(Kept::Proxied { files, far }) = container.kept.get(&channel.id) else { continue };
+                let Some(Kept::Proxied { files, far, .. }) = container.kept.get(&channel.id) else { continue };
                 let role = self.proxy_role(*dc, channel.left);
                 match self.party_descriptors(*dc, channel, files, role) {
                     Ok(descriptors) => {

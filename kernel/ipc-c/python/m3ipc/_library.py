@@ -85,6 +85,7 @@ _PLACE = POINTER(CPlace)
 
 _ARGUMENTS = {
     "m3_connect": [c_char_p, c_int, POINTER(_HANDLE)],
+    "m3_connect_when_bound": [c_char_p, c_int, POINTER(_HANDLE)],
     "m3_connect_fd": [c_int, c_int, POINTER(_HANDLE)],
     "m3_close": [_HANDLE],
     "m3_endpoint": [_HANDLE],
@@ -126,6 +127,9 @@ _ARGUMENTS = {
     "m3_ring_server_publish": [_HANDLE],
     "m3_ring_server_arena": [_HANDLE, POINTER(c_size_t)],
     "m3_ring_server_close": [_HANDLE],
+    "m3_relay_data": [_HANDLE, c_int, c_int, _MESSAGE, c_char_p, c_size_t],
+    "m3_notify_for": [_HANDLE, c_int, c_int, c_uint64],
+    "m3_bind_for": [_HANDLE, c_int, c_int],
     "m3_wakeup": [_HANDLE, c_int],
     "m3_get_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
     "m3_set_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],

@@ -33,6 +33,19 @@ class Port:
         self._handle = opened(lib.m3_connect, name, ANY if endpoint is None else endpoint)
 
     @classmethod
+    def when_bound(cls, timeout=None, path=None):
+        """Binds as soon as a manager has bound this process: `bind_for`."""
+        port = cls.__new__(cls)
+        port._handle, port._lent = None, {}
+        name = None if path is None else os.fsencode(path)
+
+        def bound(milliseconds):
+            port._handle = opened(lib.m3_connect_when_bound, name, milliseconds)
+
+        _in_pieces(timeout, bound)
+        return port
+
+    @classmethod
     def from_fd(cls, fd, endpoint=None):
         """Binds over a socket that the node daemon handed to this process; the descriptor is the port's from then on."""
         port = cls.__new__(cls)
@@ -128,14 +141,14 @@ class Port:
         return self._event(timeout, lib.m3_wait_from, source)
 
     def poll(self):
-        """What `wait` would return at once, else `None`. For event loops: only after `None` does `fileno()` ring."""
+        """What `wait` would return at once, else `None`. For event loops: from `None` on `fileno()` rings."""
         try:
             return self.wait(0)
         except TimedOut:
             return None
 
     def fileno(self):
-        """Readable when `poll` has something, provided that it returned `None` last."""
+        """Readable when `poll` has something, from when it returned `None` until the next one; sometimes for nothing."""
         return self._call(lib.m3_fd)
 
     def waker(self):
@@ -171,7 +184,21 @@ class Port:
         limit = milliseconds(timeout)
         return Ring(opened(lib.m3_ring_open, self._live(), to, entries, arena_bytes, limit))
 
+    # Delegation
+
+    def relay(self, of, to, message):
+        """Passes the request that was taken from `of` last on to `to`, which answers it. Never waits for `to`."""
+        self._call(lib.m3_relay_data, of, to, byref(message.to_c()), *_data(message))
+
+    def notify_for(self, source, to, mask=1):
+        """Sets bits at `to` in the name of `source`. Never waits for `to`."""
+        self._call(lib.m3_notify_for, source, to, mask)
+
     # Managers
+
+    def bind_for(self, pid, endpoint=None):
+        """Binds another process of this node, which has the endpoint when it binds next. Returns it."""
+        return self._call(lib.m3_bind_for, pid, ANY if endpoint is None else endpoint)
 
     def wakeup(self, endpoint):
         """Ends a wait of `endpoint` with `WokenUp`."""
@@ -221,15 +248,7 @@ class Port:
         return Woken()
 
     def _in_pieces(self, timeout, function, *arguments):
-        milliseconds(timeout)  # whether it is one
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = _PIECE_SECONDS if end is None else min(_PIECE_SECONDS, max(0.0, end - time.monotonic()))
-            try:
-                return self._call(function, *arguments, milliseconds(left))
-            except TimedOut:
-                if end is not None and time.monotonic() >= end:
-                    raise
+        return _in_pieces(timeout, lambda limit: self._call(function, *arguments, limit))
 
 
 class Grant:
@@ -279,6 +298,19 @@ class Waker:
             if result != Busy.number:
                 self._handle = None
             checked(result)
+
+
+def _in_pieces(timeout, call):
+    """Makes a call with a limit of milliseconds, again and again until its time is over."""
+    milliseconds(timeout)  # whether it is one
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _PIECE_SECONDS if end is None else min(_PIECE_SECONDS, max(0.0, end - time.monotonic()))
+        try:
+            return call(milliseconds(left))
+        except TimedOut:
+            if end is not None and time.monotonic() >= end:
+                raise
 
 
 def _data(message):

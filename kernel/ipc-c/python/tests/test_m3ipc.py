@@ -333,6 +333,36 @@ class Managers(unittest.TestCase):
             manager.set_privileges(program.endpoint, had)
             program.notify(other.endpoint)
             manager.wakeup(other.endpoint)
+            self._server_speaks_for_others(manager, program, other)
+            self._manager_binds_a_process(manager)
+
+    def _server_speaks_for_others(self, server, client, target):
+        calling = Beside(lambda: client.sendrec(server.endpoint, Message(7, data=b"hello"), SOON))
+        request = server.rcvrqst(SOON)
+        server.relay(request.source, target.endpoint, request)
+        with self.assertRaises(m3ipc.NotWaiting):
+            server.relay(request.source, target.endpoint, request)
+        passed = target.rcvrqst(SOON)
+        self.assertEqual((passed.source, passed.type, passed.data), (client.endpoint, 7, b"hello"))
+        target.reply(passed.source, Message(8, data=b"olleh"))
+        with self.assertRaises(m3ipc.TimedOut):
+            server.receive(timeout=10 * NEVER_MIND)
+        reply = calling.result()
+        self.assertEqual((reply.type, reply.data, reply.source), (8, b"olleh", server.endpoint))
+        server.notify_for(client.endpoint, target.endpoint, 6)
+        self.assertEqual(target.wait_from(client.endpoint, SOON), m3ipc.Notified(client.endpoint, 6))
+        with self.assertRaises(m3ipc.Denied):
+            client.notify_for(server.endpoint, target.endpoint)
+
+    def _manager_binds_a_process(self, manager):
+        with self.assertRaises(m3ipc.TimedOut):
+            Port.when_bound(NEVER_MIND)
+        waiting = Beside(lambda: Port.when_bound(SOON))
+        self.assertEqual(manager.bind_for(os.getpid(), 700), 700)
+        with waiting.result() as bound:
+            self.assertEqual(bound.endpoint, 700)
+        with self.assertRaises(m3ipc.NoBroker):
+            Port.when_bound(SOON, "/nonexistent")
 
 
 class Installation(unittest.TestCase):

@@ -50,9 +50,13 @@ static void thread_that_is_not_bound_is_told_so(void)
     IS(dvk_reply(300, &m), EDVSNOTBIND);
     IS(dvk_notify(300), EDVSNOTBIND);
     IS(dvk_getep(getpid()), EDVSNOTBIND);
-    IS(dvk_wait4bind(), EDVSNOTBIND);
-    IS(dvk_wait4bind_T(0), EDVSNOTBIND);
+    IS(dvk_wait4bind_T(NEVER_MIND), EDVSTIMEDOUT);
+    IS(dvk_wait4bindep_T(SELF, 0), EDVSTIMEDOUT);
     IS(dvk_wait4bindep(300), EDVSNOTBIND);
+    IS(dvk_relay(300, &m), EDVSENDPOINT);
+    IS(dvk_src_notify(300, 301), EDVSNOTBIND);
+    IS(dvk_ntfy_value(SELF, 301, 1), EDVSNOTBIND);
+    IS(dvk_lclbind(0, getpid(), NONE), EDVSNOTBIND);
     IS(dvk_wait4unbind(300), EDVSNOTBIND);
     IS(dvk_vcopy(SELF, &m, 300, &m, 1), EDVSNOTBIND);
     IS(dvk_unbind(0, SELF), EDVSNOTBIND);
@@ -206,7 +210,7 @@ static int in_the_child(void *with)
     int parent = *(int *)with;
     message m = of_type(1);
     IS(dvk_send_T(parent, &m, 0), EDVSNOTBIND);
-    IS(dvk_wait4bind(), EDVSNOTBIND);
+    IS(dvk_wait4bind_T(0), EDVSTIMEDOUT);
     CHECK(dvk_bind(0, NONE) > 0);
     IS(dvk_notify(parent), OK);
     IS(dvk_sendrec(parent, &m), OK); /* what nobody took ends with its sender */

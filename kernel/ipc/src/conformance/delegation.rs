@@ -4,12 +4,12 @@
 
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::limits::{INLINE_BYTES_MAX, RELAYS_PER_LANE};
 
 use super::{NEVER_MIND, SOON, World};
-use crate::{Endpoint, Event, IpcError, Message, Port, Source, Wait};
+use crate::{Calls, Endpoint, Event, IpcError, Message, Port, Privileges, Source, Wait};
 
 const DELEGATOR: Endpoint = Endpoint::FS;
 const TARGET: Endpoint = Endpoint::DS;
@@ -286,6 +286,36 @@ pub(super) fn client_learns_that_the_target_of_its_request_died(world: &dyn Worl
             assert_eq!(request.kind, 3);
             let refused = delegator.relay(own, TARGET, &request).unwrap_err();
             assert!(matches!(refused, IpcError::NoSuchEndpoint | IpcError::SourceDied), "{refused:?}");
+            delegator.reply(own, &Message::new(4)).unwrap();
+            assert_eq!(calling.join().unwrap().unwrap().kind, 4);
+        });
+    });
+}
+
+pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn World) {
+    everywhere(world, |Cast { mut client, mut delegator, mut target, mut other }| {
+        let own = client.endpoint();
+        let privileges = Privileges { calls: Calls::ALL.without(Calls::DELEGATE), ..Privileges::server() };
+        wait_until_known(&mut other, DELEGATOR);
+        thread::scope(|scope| {
+            let calling = scope.spawn(move || (client.sendrec(DELEGATOR, &Message::new(1), Wait::Forever), client));
+            relay_next(&mut delegator, own);
+            target.rcvrqst(SOON).unwrap();
+            let delegating = scope.spawn(move || attend_until_told(delegator));
+            other.set_privileges(DELEGATOR, &privileges).unwrap();
+            let revoked = Instant::now();
+            let (result, mut client) = calling.join().unwrap();
+            assert_eq!(result, Err(IpcError::SourceDied));
+            assert!(revoked.elapsed() < Duration::from_secs(2), "{:?}", revoked.elapsed());
+            other.send(DELEGATOR, &Message::new(0), SOON).unwrap();
+            let mut delegator = delegating.join().unwrap();
+            // The lane ends at the target a moment later.
+            assert!(matches!(target.wait_event(A_WHILE), Err(IpcError::TimedOut)));
+            assert_eq!(target.reply(own, &Message::new(2)), Err(IpcError::NotWaiting));
+            // It goes on serving whom it served.
+            let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(3), SOON));
+            let request = delegator.rcvrqst(SOON).unwrap();
+            assert_eq!(delegator.relay(own, TARGET, &request), Err(IpcError::Denied));
             delegator.reply(own, &Message::new(4)).unwrap();
             assert_eq!(calling.join().unwrap().unwrap().kind, 4);
         });

@@ -134,6 +134,32 @@ pub(super) fn notifications_merge_and_every_bit_arrives(world: &dyn World) {
     });
 }
 
+pub(super) fn notification_arrives_although_its_source_is_gone(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    for round in 0..20 {
+        let mut source = world.program();
+        let own = source.endpoint();
+        source.notify(Endpoint::FS, 1).unwrap();
+        source.notify(Endpoint::FS, 1 << 63).unwrap();
+        if round % 2 == 0 {
+            source.unbind().unwrap()
+        } else {
+            drop(source)
+        }
+        if round % 4 < 2 {
+            server.wait4unbind(own, SOON).unwrap();
+        }
+        let mut bits = 0;
+        while bits != 1 | 1 << 63 {
+            let event = if round % 8 < 4 { server.wait_event(SOON) } else { server.wait_event_from(own, SOON) };
+            let Ok(Event::Notified { from, mask }) = event else { panic!("round {round}: {event:?}, had {bits:#x}") };
+            assert_eq!(from, own);
+            bits |= mask;
+        }
+    }
+    assert!(matches!(server.wait_event(NEVER_MIND), Err(IpcError::TimedOut)));
+}
+
 pub(super) fn requests_are_taken_while_messages_and_notifications_stay(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     let (mut sender, mut caller) = (world.program(), world.program());

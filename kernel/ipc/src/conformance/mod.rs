@@ -8,6 +8,7 @@
 mod copies;
 mod deadlocks;
 mod delegation;
+mod descriptors;
 mod messages;
 mod migration;
 mod privileges;
@@ -55,6 +56,7 @@ const CASES: &[Case] = &[
     ("send_to_a_caller_that_waits_is_its_reply", messages::send_to_a_caller_that_waits_is_its_reply),
     ("higher_endpoint_gives_way_when_both_send", messages::higher_endpoint_gives_way_when_both_send),
     ("notifications_merge_and_every_bit_arrives", messages::notifications_merge_and_every_bit_arrives),
+    ("notification_arrives_although_its_source_is_gone", messages::notification_arrives_although_its_source_is_gone),
     (
         "requests_are_taken_while_messages_and_notifications_stay",
         messages::requests_are_taken_while_messages_and_notifications_stay,
@@ -108,6 +110,10 @@ const CASES: &[Case] = &[
         delegation::client_learns_that_the_target_of_its_request_died,
     ),
     (
+        "client_learns_that_its_delegator_may_delegate_no_more",
+        delegation::client_learns_that_its_delegator_may_delegate_no_more,
+    ),
+    (
         "client_learns_that_its_delegator_died_and_the_target_that_nobody_waits",
         delegation::client_learns_that_its_delegator_died_and_the_target_that_nobody_waits,
     ),
@@ -149,6 +155,14 @@ const CASES: &[Case] = &[
     ("number_is_bound_once_and_free_after_unbind", messages::number_is_bound_once_and_free_after_unbind),
     ("program_is_found_by_its_pid_from_everywhere", messages::program_is_found_by_its_pid_from_everywhere),
     ("many_clients_are_all_served", messages::many_clients_are_all_served),
+    (
+        "descriptor_rings_after_a_late_reply_and_after_a_call",
+        descriptors::descriptor_rings_after_a_late_reply_and_after_a_call,
+    ),
+    (
+        "descriptor_rings_for_what_came_during_other_calls",
+        descriptors::descriptor_rings_for_what_came_during_other_calls,
+    ),
     ("circle_of_calls_is_broken_at_its_highest_endpoint", deadlocks::circle_of_calls_is_broken_at_its_highest_endpoint),
     ("circle_of_sends_loses_and_doubles_nothing", deadlocks::circle_of_sends_loses_and_doubles_nothing),
     ("circle_with_a_receiver_is_broken", deadlocks::circle_with_a_receiver_is_broken),

@@ -1,8 +1,8 @@
 //! Rings.
 
-use std::os::fd::BorrowedFd;
 use std::thread;
 
+use super::descriptors::wait_readable;
 use super::{SOON, SPEC, World};
 use crate::{Arming, Completion, Endpoint, Event, IpcError, Port, RingClient, Submission};
 
@@ -123,10 +123,4 @@ fn sleep_and_poll(ring: &RingClient) -> Result<Completion, IpcError> {
             ring.disarm();
         }
     }
-}
-
-fn wait_readable(fd: BorrowedFd<'_>) {
-    let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
-    assert_eq!(rustix::event::poll(&mut polled, Some(&limit)).unwrap(), 1, "the descriptor never became readable");
 }

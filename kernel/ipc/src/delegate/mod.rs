@@ -41,7 +41,7 @@ pub(crate) struct Delegating {
     pub in_flight: u32,
     /// Channels that ended while the port waited for something else, and still have a slot.
     pub ended: Vec<(ChannelId, IpcError)>,
-    /// Bits that others posted for their sources, not reported yet.
+    /// Bits that others posted for their sources, or sources before they ended, not reported yet.
     pub notified: Bits,
     /// Answers that came and were not handed on yet.
     pub answers: Vec<(Origin, Outcome)>,

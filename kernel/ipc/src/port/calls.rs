@@ -20,11 +20,13 @@ impl Port {
 
     /// `send` with up to [`INLINE_BYTES_MAX`] bytes of data.
     pub fn send_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<(), IpcError> {
-        if self.lanes.delegating.is_involved() && self.owes_passed(to) {
-            self.check_call(data)?;
-            return self.answer_passed(to, message, data);
-        }
-        self.with_talk(to, data, wait, |talk, parties, _, deadline| talk.send(parties, message, data, deadline))
+        self.beside_watch(|port| {
+            if port.lanes.delegating.is_involved() && port.owes_passed(to) {
+                port.check_call(data)?;
+                return port.answer_passed(to, message, data);
+            }
+            port.with_talk(to, data, wait, |talk, parties, _, deadline| talk.send(parties, message, data, deadline))
+        })
     }
 
     /// Sends a request and waits for its reply.
@@ -40,11 +42,13 @@ impl Port {
         data: &[u8],
         wait: Wait,
     ) -> Result<Message, IpcError> {
-        if self.lanes.delegating.is_involved() && self.owes_passed(to) {
-            return Err(IpcError::Deadlock);
-        }
-        self.with_talk(to, data, wait, |talk, parties, inbox, deadline| {
-            talk.sendrec(parties, message, data, deadline, inbox)
+        self.beside_watch(|port| {
+            if port.lanes.delegating.is_involved() && port.owes_passed(to) {
+                return Err(IpcError::Deadlock);
+            }
+            port.with_talk(to, data, wait, |talk, parties, inbox, deadline| {
+                talk.sendrec(parties, message, data, deadline, inbox)
+            })
         })?;
         Ok(self.inbox.message)
     }
@@ -56,20 +60,26 @@ impl Port {
 
     pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         self.check_call(data)?;
-        let result = match self.slots.talk_with(to) {
-            Some(key) => self.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)),
-            // Who has no channel asked nothing.
-            None => Err(IpcError::NotWaiting),
-        };
-        match result {
-            Err(IpcError::NotWaiting) => self.answer_passed(to, message, data),
-            result => result,
-        }
+        self.beside_watch(|port| {
+            let result = match port.slots.talk_with(to) {
+                Some(key) => port.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)),
+                // Who has no channel asked nothing.
+                None => Err(IpcError::NotWaiting),
+            };
+            match result {
+                Err(IpcError::NotWaiting) => port.answer_passed(to, message, data),
+                result => result,
+            }
+        })
     }
 
     /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time.
     pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         self.check_bound()?;
+        self.beside_watch(|port| port.post(to, mask))
+    }
+
+    fn post(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         if self.lanes.delegating.is_involved() {
             self.begin_call();
         }
@@ -88,7 +98,7 @@ impl Port {
         self.check_bound()?;
         match source {
             Source::Any => self.receive_any(Wanted::Messages, wait),
-            Source::From(peer) => match self.receive_from(peer, Wanted::Messages, wait)? {
+            Source::From(peer) => match self.beside_watch(|port| port.receive_from(peer, Wanted::Messages, wait))? {
                 Offer::Message | Offer::Notified(_) => Ok(self.inbox.message),
             },
         }
@@ -97,7 +107,7 @@ impl Port {
     /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays.
     pub fn wait_event_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
-        match self.receive_from(peer, Wanted::Everything, wait)? {
+        match self.beside_watch(|port| port.receive_from(peer, Wanted::Everything, wait))? {
             Offer::Message => Ok(Event::Message(self.inbox.message)),
             Offer::Notified(mask) => Ok(Event::Notified { from: peer, mask }),
         }
@@ -125,17 +135,18 @@ impl Port {
             self.begin_call();
         }
         self.await_release(deadline)?;
-        let mut key = self.talk_with(peer, deadline)?;
+        let mut key = match self.talk_with(peer, deadline) {
+            Ok(key) => key,
+            Err(error) => return self.last_bits_of(peer, wanted).ok_or(error),
+        };
         self.slots.heat(key);
         let mut glares = 0;
         loop {
             if self.lanes.has_requests() && self.take_passed_of(peer) {
                 return Ok(Offer::Message);
             }
-            if wanted == Wanted::Everything
-                && let Some(mask) = self.lanes.delegating.notified.take_of(peer)
-            {
-                return Ok(Offer::Notified(mask));
+            if let Some(bits) = self.last_bits_of(peer, wanted) {
+                return Ok(bits);
             }
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
@@ -201,6 +212,12 @@ impl Port {
                 Err(Stop::Own(error)) => return Err(error),
             }
         }
+    }
+
+    /// What was posted in the name of `peer`, or by itself before it ended.
+    fn last_bits_of(&mut self, peer: Endpoint, wanted: Wanted) -> Option<Offer> {
+        let of_peer = (wanted == Wanted::Everything).then(|| self.lanes.delegating.notified.take_of(peer));
+        of_peer.flatten().map(Offer::Notified)
     }
 
     /// Takes the message that is offered on a channel into the inbox, when it is one that is wanted.

@@ -90,6 +90,16 @@ impl Port {
     }
 
     fn copy(&mut self, place: Place, local: Local<'_>, bytes: usize, deadline: Deadline) -> Result<(), IpcError> {
+        self.beside_watch(|port| port.copy_over_lane(place, local, bytes, deadline))
+    }
+
+    fn copy_over_lane(
+        &mut self,
+        place: Place,
+        local: Local<'_>,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Result<(), IpcError> {
         if bytes > VCOPY_BYTES_MAX || place.offset.checked_add(bytes as u64).is_none() {
             return Err(IpcError::BadArgument);
         }

@@ -23,6 +23,10 @@ impl Port {
 
     /// `relay` with up to [`abi::limits::INLINE_BYTES_MAX`] bytes of data.
     pub fn relay_inline(&mut self, of: Endpoint, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        self.beside_watch(|port| port.relay_request(of, to, message, data))
+    }
+
+    fn relay_request(&mut self, of: Endpoint, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         self.check_call(data)?;
         if to == of {
             return Err(IpcError::BadEndpoint);
@@ -49,9 +53,11 @@ impl Port {
         if source == to {
             return Err(IpcError::BadEndpoint);
         }
-        self.begin_call();
-        self.lane_to(to)?.notify(source, mask);
-        Ok(())
+        self.beside_watch(|port| {
+            port.begin_call();
+            port.lane_to(to)?.notify(source, mask);
+            Ok(())
+        })
     }
 
     /// Serves the lanes, as every call of one that has relays under way does.
@@ -93,7 +99,12 @@ impl Port {
         lanes.into_iter().any(|lane| self.take_passed(lane, |came| came.client == client))
     }
 
-    /// What others posted in somebody's name, with what that one posted itself.
+    /// Whether there are bits that lie in no channel of their source.
+    pub(super) fn has_bits_apart(&self) -> bool {
+        !self.lanes.delegating.notified.is_empty()
+    }
+
+    /// What others posted in somebody's name, or somebody before it ended, with what that one posted itself.
     #[inline]
     pub(super) fn notification_for_another(&mut self) -> Option<Event> {
         if self.lanes.delegating.notified.is_empty() {

@@ -49,13 +49,8 @@ impl Port {
 
     pub(super) fn wait_for_any(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Found, IpcError> {
         self.waker.get_up();
-        for key in std::mem::take(&mut self.neglected) {
-            self.slots.heat(key);
-        }
-        if self.connection.has_kept_notices() {
-            self.take_notices();
-        }
-        self.settle_lanes();
+        self.watch.pause();
+        self.take_up_news();
         if self.is_spinning() {
             self.slots.heat_all();
         }
@@ -100,10 +95,22 @@ impl Port {
                 // Asleep for whoever polls `fd` now.
                 self.waker.fall_asleep();
                 if !self.is_other_news(wanted) {
+                    self.watch.go_on(wanted);
                     return Err(IpcError::TimedOut);
                 }
             }
         }
+    }
+
+    /// Makes everything hot that came, or was passed over, since the last wait for anything.
+    pub(super) fn take_up_news(&mut self) {
+        for key in std::mem::take(&mut self.neglected) {
+            self.slots.heat(key);
+        }
+        if self.connection.has_kept_notices() {
+            self.take_notices();
+        }
+        self.settle_lanes();
     }
 
     fn is_spinning(&self) -> bool {
@@ -233,7 +240,7 @@ impl Port {
     }
 
     /// Arms every hot channel; one with wanted news stays hot. Dead ones are forgotten.
-    fn arm_all(&mut self, wanted: Wanted) {
+    pub(super) fn arm_all(&mut self, wanted: Wanted) {
         for key in Vec::from_iter(self.slots.hot().iter().copied()) {
             if self.arm(key, wanted) == News::None {
                 let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
@@ -264,9 +271,10 @@ impl Port {
         news
     }
 
-    /// Wakes and pending events that came after the look.
-    fn is_other_news(&self, wanted: Wanted) -> bool {
-        wanted == Wanted::Everything && (!self.pending.is_empty() || self.waker.is_woken())
+    /// Wakes and events that lie in no channel and came after the look.
+    pub(super) fn is_other_news(&self, wanted: Wanted) -> bool {
+        let is_any = || !self.pending.is_empty() || self.waker.is_woken() || self.has_bits_apart();
+        wanted == Wanted::Everything && is_any()
     }
 
     pub(super) fn poll_descriptors(&mut self, limit: Option<Duration>) -> Result<(), IpcError> {

@@ -46,7 +46,7 @@ impl Port {
             return Err(IpcError::Busy);
         }
         let request = Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationStart) };
-        let result = self.connection.call_waiting(request, wait).map(drop);
+        let result = self.ask_waiting(request, wait).map(drop);
         match result {
             Ok(()) if is_own => self.hold = Hold::Drained(self.control.hold()),
             Err(IpcError::TimedOut | IpcError::NoBroker) => drop(self.migration_rollback(endpoint)),
@@ -63,17 +63,19 @@ impl Port {
         self.check_bound()?;
         let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
         let request = Packet { peer: Some(endpoint), node, value, ..Packet::new(Op::MigrationCommit) };
-        self.connection.call_waiting(request, wait).map(drop)
+        self.ask_waiting(request, wait).map(drop)
     }
 
     /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its way already.
     pub fn migration_rollback(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) })?;
-        if endpoint == self.endpoint {
-            self.go_on_if_released();
-        }
-        Ok(())
+        self.beside_watch(|port| {
+            port.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) })?;
+            if endpoint == port.endpoint {
+                port.go_on_if_released();
+            }
+            Ok(())
+        })
     }
 
     /// Of a manager: makes the process `pid` (inside the container) of `node`, which stands by for `endpoint`, its owner, without asking the one
@@ -83,7 +85,7 @@ impl Port {
         self.check_bound()?;
         let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
         let request = Packet { peer: Some(endpoint), node, value, epoch, ..Packet::new(Op::Promote) };
-        self.connection.call(request).map(drop)
+        self.ask(request).map(drop)
     }
 
     /// Before the port sleeps: a held one that owes nothing says so once.

@@ -4,7 +4,8 @@
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
 //! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
-//! anything. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at.
+//! anything. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
+//! the pollable descriptor promises.
 
 mod calls;
 mod copying;
@@ -13,6 +14,7 @@ mod events;
 mod migrating;
 mod opening;
 mod slots;
+mod watch;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,6 +37,7 @@ use crate::waker::Waker;
 use migrating::Hold;
 pub(crate) use opening::map_channel;
 use slots::{SlotKey, Slots};
+use watch::Watch;
 
 /// What `wait_event` reports.
 #[derive(Debug)]
@@ -79,6 +82,7 @@ pub struct Port {
     woken_up: bool,
     seen_wakeups: u32,
     hold: Hold,
+    watch: Watch,
 }
 
 /// Connections tried before there is no broker: each but the last was to one that was killed in the moment of it.
@@ -132,6 +136,7 @@ impl Port {
             woken_up: false,
             seen_wakeups: 0,
             hold: Hold::No,
+            watch: Watch::default(),
         })
     }
 
@@ -171,10 +176,11 @@ impl Port {
         &self.inbox.data
     }
 
-    /// Gives the endpoint up; channels end at once.
+    /// Gives the endpoint up; channels end at once. `NoBroker` when the broker did not say within two seconds that it did so: the
+    /// endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
     pub fn unbind(mut self) -> Result<(), IpcError> {
         self.check_bound()?;
-        match self.connection.call(Packet::new(Op::Unbind)) {
+        match self.connection.say_goodbye(Packet::new(Op::Unbind)) {
             // Done by a broker that died before it said so.
             Ok(_) | Err(IpcError::NotBound) => Ok(()),
             Err(error) => Err(error),
@@ -186,8 +192,15 @@ impl Port {
         self.waker.clone()
     }
 
-    /// Readable when `wait_event` may have something, provided that the last `wait_event` answered `TimedOut`.
+    /// Readable when `wait_event` may have something, from when one answered `TimedOut` until the next one. Other calls in between, a
+    /// late reply for instance, change nothing of this; what came during them makes it readable. Likewise with `receive`
+    /// from anybody and `rcvrqst`, for what the one of the three takes that was called last. It may be readable for nothing,
+    /// and is so when it is asked for the first time. Do not read from it.
     pub fn fd(&self) -> BorrowedFd<'_> {
+        if !self.watch.begin() {
+            // Nobody kept the promise until now.
+            self.waker.ring();
+        }
         self.poller.as_fd()
     }
 
@@ -199,6 +212,16 @@ impl Port {
     /// Whether calls can succeed: not in a child that inherited the port, nor after the binding ended.
     pub fn is_bound(&self) -> bool {
         self.check_bound().is_ok()
+    }
+
+    /// Runs a call that is no wait for anything; the promise of [`Port::fd`] holds on.
+    #[inline(always)]
+    fn beside_watch<T>(&mut self, call: impl FnOnce(&mut Port) -> T) -> T {
+        let result = call(self);
+        if self.watch.is_kept() {
+            self.keep_watch();
+        }
+        result
     }
 
     fn check_bound(&self) -> Result<(), IpcError> {

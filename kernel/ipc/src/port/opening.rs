@@ -22,7 +22,7 @@ impl Port {
     /// The endpoint of a process of the container, by its pid inside the container.
     pub fn getep(&mut self, pid: i32) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
-        let answer = self.connection.call(Packet { value: pid as u32, ..Packet::new(Op::GetEndpoint) })?;
+        let answer = self.ask(Packet { value: pid as u32, ..Packet::new(Op::GetEndpoint) })?;
         answer.packet.peer.ok_or(IpcError::NoBroker)
     }
 
@@ -30,20 +30,20 @@ impl Port {
     pub fn wait4bind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitBound) };
-        self.connection.call_waiting(request, wait).map(drop)
+        self.ask_waiting(request, wait).map(drop)
     }
 
     /// Waits until nobody is bound to `endpoint`.
     pub fn wait4unbind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitUnbound) };
-        self.connection.call_waiting(request, wait).map(drop)
+        self.ask_waiting(request, wait).map(drop)
     }
 
     /// Of a manager: ends the wait of `endpoint` in `receive`, `rcvrqst` or `wait_event` with `WokenUp`.
     pub fn wakeup(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
+        self.ask(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
     }
 
     /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The process has it
@@ -52,14 +52,14 @@ impl Port {
     pub fn bind_for(&mut self, pid: i32, endpoint: Option<Endpoint>) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
         let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
-        let answer = self.connection.call(Packet { own: endpoint, value, ..Packet::new(Op::BindFor) })?;
+        let answer = self.ask(Packet { own: endpoint, value, ..Packet::new(Op::BindFor) })?;
         answer.packet.peer.ok_or(IpcError::NoBroker)
     }
 
     /// What `endpoint` may do, and who may call it.
     pub fn privileges(&mut self, endpoint: Endpoint) -> Result<Privileges, IpcError> {
         self.check_bound()?;
-        let answer = self.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::GetPrivileges) })?;
+        let answer = self.ask(Packet { peer: Some(endpoint), ..Packet::new(Op::GetPrivileges) })?;
         Privileges::from_bytes(&answer.body).ok_or(IpcError::NoBroker)
     }
 
@@ -69,7 +69,7 @@ impl Port {
     pub fn set_privileges(&mut self, endpoint: Endpoint, privileges: &Privileges) -> Result<(), IpcError> {
         self.check_bound()?;
         let request = Packet { peer: Some(endpoint), ..Packet::new(Op::SetPrivileges) };
-        self.connection.call_with_body(request, &privileges.to_bytes()).map(drop)
+        self.beside_watch(|port| port.connection.call_with_body(request, &privileges.to_bytes())).map(drop)
     }
 
     /// Opens a ring to `to`, waiting until it is bound.
@@ -78,7 +78,7 @@ impl Port {
         let spec = spec.check()?;
         let patience = if wait == Wait::NoWait { Patience::AtOnce } else { Patience::UntilBound };
         let request = Packet { peer: Some(to), size: spec.size(), patience, ..Packet::new(Op::Open) };
-        let answer = self.connection.call_waiting(request, wait)?;
+        let answer = self.ask_waiting(request, wait)?;
         let channel = answer.packet.channel;
         let link = map_channel(answer, Some(spec))?;
         Ok(RingClient::new(RingParts {
@@ -90,6 +90,15 @@ impl Port {
             peer: to,
             spec,
         }))
+    }
+
+    /// Asks the broker for what it does at once.
+    pub(super) fn ask(&mut self, packet: Packet) -> Result<Notice, IpcError> {
+        self.beside_watch(|port| port.connection.call(packet))
+    }
+
+    pub(super) fn ask_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
+        self.beside_watch(|port| port.connection.call_waiting(packet, wait))
     }
 
     /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being handed over
@@ -136,8 +145,14 @@ impl Port {
 
     /// Forgets a channel; a ring's end is reported.
     pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
-        if let Some(slot) = self.slots.remove(key) {
+        if let Some(mut slot) = self.slots.remove(key) {
             let _ = self.poller.remove(slot.link.bell_in());
+            if is_end_of_peer(reason)
+                && let Use::Messages(talk) = &mut slot.usage
+            {
+                // Who notifies and ends is heard.
+                self.lanes.delegating.notified.add(slot.peer, talk.take_notifications(&slot.link));
+            }
             if let Use::Copies(_) | Use::Delegation { .. } = slot.usage {
                 self.forget_lane(slot.channel, reason);
             }
@@ -257,6 +272,14 @@ impl Port {
         }
         Ok(key)
     }
+}
+
+/// Whether a channel ends because its other party is gone, and not because it may call no more.
+fn is_end_of_peer(reason: IpcError) -> bool {
+    matches!(
+        reason,
+        IpcError::SourceDied | IpcError::DestinationDied | IpcError::NotBound | IpcError::NoLink | IpcError::Moved
+    )
 }
 
 /// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
