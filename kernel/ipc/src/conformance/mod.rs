@@ -8,6 +8,7 @@
 mod copies;
 mod deadlocks;
 mod delegation;
+mod giving_up;
 mod messages;
 mod privileges;
 mod rings;
@@ -163,7 +164,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Long enough for anything that happens at all.
-const SOON: Wait = Wait::For(Duration::from_secs(10));
+const SOON: Wait = Wait::For(Duration::from_secs(30));
 /// Long enough to see that something does not happen.
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
 
