@@ -56,10 +56,14 @@ impl Engine {
         self.disappeared(dc, endpoint);
     }
 
-    /// Ends a leaving endpoint with its last channel.
+    /// Ends with its last channel an endpoint that is leaving, and one that only its first message told of: that may have come
+    /// behind the news that it ended.
     pub(super) fn end_if_left(&mut self, dc: DcId, endpoint: Endpoint) {
         let Some(container) = self.containers.get(&dc) else { return };
-        if !container.leaving.contains(&endpoint) || container.table.channels().of(endpoint).next().is_some() {
+        let binding = container.table.binding(endpoint);
+        let is_known = binding.is_some_and(|binding| binding.told == Told::ByDirectory);
+        let is_leaving = container.leaving.contains(&endpoint) || binding.is_some() && !is_known;
+        if !is_leaving || container.table.channels().of(endpoint).next().is_some() {
             return;
         }
         if container.in_transit.contains_key(&endpoint) {

@@ -236,6 +236,8 @@ struct Joined {
 struct Pump {
     sides: [StandInPort; 2],
     opening: HashMap<(usize, RequestId), ProxiedChannel>,
+    /// Channels that ended before the other side had opened them.
+    ended_early: HashMap<(usize, ChannelId), IpcError>,
     /// By side and number.
     by_channel: HashMap<(usize, ChannelId), usize>,
     joined: HashMap<usize, Joined>,
@@ -250,6 +252,7 @@ impl Pump {
         Pump {
             sides,
             opening: HashMap::new(),
+            ended_early: HashMap::new(),
             by_channel: HashMap::new(),
             joined: HashMap::new(),
             resumed: Default::default(),
@@ -302,8 +305,16 @@ impl Pump {
             }
             StandInEvent::OpenedIn { request, result } => {
                 let Some(near) = self.opening.remove(&(side, request)) else { return };
+                let ended = self.ended_early.remove(&(1 - side, near.info().channel));
                 match result {
-                    Ok(far) => self.join(1 - side, near, far),
+                    Ok(far) => {
+                        let far_channel = far.info().channel;
+                        self.join(1 - side, near, far);
+                        if let Some(reason) = ended {
+                            self.end(side, far_channel, reason);
+                        }
+                    }
+                    Err(_) if ended.is_some() => {}
                     Err(error) => self.sides[1 - side].close(near.info().channel, error).unwrap(),
                 }
             }
@@ -327,7 +338,12 @@ impl Pump {
                 }
             }
             StandInEvent::Closed { channel, reason } => {
-                let Some(index) = self.by_channel.get(&(side, channel)).copied() else { return };
+                let Some(index) = self.by_channel.get(&(side, channel)).copied() else {
+                    if self.opening.iter().any(|((to, _), near)| *to == 1 - side && near.info().channel == channel) {
+                        self.ended_early.insert((side, channel), reason);
+                    }
+                    return;
+                };
                 // What it said last goes first.
                 self.pump(index);
                 self.by_channel.remove(&(side, channel));
@@ -337,6 +353,16 @@ impl Pump {
                 self.sides[1 - side].close(far.info().channel, reason).unwrap();
             }
             StandInEvent::Woken => {}
+        }
+    }
+
+    /// The other end of a channel is gone already.
+    fn end(&mut self, side: usize, channel: ChannelId, reason: IpcError) {
+        if let Some(index) = self.by_channel.remove(&(side, channel))
+            && let Some(joined) = self.joined.remove(&index)
+        {
+            joined.ends.iter().for_each(|end| drop(self.by_channel.remove(&(1 - side, end.info().channel))));
+            self.sides[side].close(channel, reason).unwrap();
         }
     }
 

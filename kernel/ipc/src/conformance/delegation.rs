@@ -2,13 +2,12 @@
 //!
 //! A client, a delegator and a target: programs cannot delegate, so both others are servers.
 
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use abi::limits::{INLINE_BYTES_MAX, RELAYS_PER_LANE};
 
-use super::{NEVER_MIND, SOON, World};
+use super::{NEVER_MIND, SOON, World, giving_up};
 use crate::{Calls, Endpoint, Event, IpcError, Message, Port, Privileges, Source, Wait};
 
 const DELEGATOR: Endpoint = Endpoint::FS;
@@ -32,9 +31,6 @@ fn bind(world: &dyn World, place: Place, endpoint: Endpoint, epoch: u64) -> Port
     }
 }
 
-/// Long enough for a request to be taken and passed on, and short enough to wait for its end.
-const A_WHILE: Wait = Wait::For(Duration::from_millis(150));
-
 /// Who takes part. The other one is near.
 struct Cast {
     client: Port,
@@ -43,27 +39,45 @@ struct Cast {
     other: Port,
 }
 
-/// Runs a case once for each way. The servers of a round begin when both nodes know those of the last to be gone.
+/// Runs a case once for each way.
 fn everywhere(world: &dyn World, case: impl Fn(Cast)) {
+    everywhere_in_time(world, |cast, _| {
+        case(cast);
+        true
+    });
+}
+
+/// Runs a case for each way, with more and more patience until it was in time for what nobody can be told of. The servers of
+/// a round begin when both nodes know those of the last to be gone.
+fn everywhere_in_time(world: &dyn World, case: impl Fn(Cast, Wait) -> bool) {
     let mut witnesses = [world.near_server(Endpoint::RS, 1), world.server(Endpoint::IS, 1)];
-    for (index, [delegator, target]) in PLACES.into_iter().enumerate() {
-        let epoch = index as u64 + 1;
-        let client = world.program();
-        let delegator = bind(world, delegator, DELEGATOR, epoch);
-        let target = bind(world, target, TARGET, epoch);
-        let other = world.near_server(OTHER, epoch);
-        for witness in &mut witnesses {
-            for endpoint in [DELEGATOR, TARGET, OTHER, client.endpoint()] {
-                witness.wait4bind(endpoint, SOON).unwrap();
+    let mut epochs = 1..;
+    for places in PLACES {
+        let mut play = |patience| {
+            let cast = cast(world, places, epochs.next().unwrap(), &mut witnesses);
+            let is_in_time = case(cast, patience);
+            for witness in &mut witnesses {
+                for endpoint in [DELEGATOR, TARGET, OTHER] {
+                    witness.wait4unbind(endpoint, SOON).unwrap();
+                }
             }
-        }
-        case(Cast { client, delegator, target, other });
-        for witness in &mut witnesses {
-            for endpoint in [DELEGATOR, TARGET, OTHER] {
-                witness.wait4unbind(endpoint, SOON).unwrap();
-            }
+            is_in_time
+        };
+        assert!((0..8).any(|attempt| play(Wait::For(Duration::from_millis(30 << attempt)))), "never in time");
+    }
+}
+
+fn cast(world: &dyn World, [delegator, target]: [Place; 2], epoch: u64, witnesses: &mut [Port]) -> Cast {
+    let client = world.program();
+    let delegator = bind(world, delegator, DELEGATOR, epoch);
+    let target = bind(world, target, TARGET, epoch);
+    let other = world.near_server(OTHER, epoch);
+    for witness in witnesses {
+        for endpoint in [DELEGATOR, TARGET, OTHER, client.endpoint()] {
+            witness.wait4bind(endpoint, SOON).unwrap();
         }
     }
+    Cast { client, delegator, target, other }
 }
 
 /// Takes the next request of `client` and passes it on.
@@ -71,6 +85,15 @@ fn relay_next(delegator: &mut Port, client: Endpoint) {
     let request = delegator.rcvrqst(SOON).unwrap();
     assert_eq!(request.source, Some(client));
     delegator.relay(client, TARGET, &request).unwrap();
+}
+
+/// `relay_next` of a request that its client gives up then.
+fn relay_one_to_be_given_up(delegator: &mut Port, client: Endpoint, taker: &giving_up::Taker) {
+    taker.take(|wait| {
+        let request = delegator.rcvrqst(wait)?;
+        assert_eq!(request.source, Some(client));
+        delegator.relay(client, TARGET, &request)
+    });
 }
 
 /// News of a binding travel between nodes.
@@ -293,7 +316,7 @@ pub(super) fn client_learns_that_the_target_of_its_request_died(world: &dyn Worl
 }
 
 pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn World) {
-    everywhere(world, |Cast { mut client, mut delegator, mut target, mut other }| {
+    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, mut other }, patience| {
         let own = client.endpoint();
         let privileges = Privileges { calls: Calls::ALL.without(Calls::DELEGATE), ..Privileges::server() };
         wait_until_known(&mut other, DELEGATOR);
@@ -310,20 +333,21 @@ pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn 
             other.send(DELEGATOR, &Message::new(0), SOON).unwrap();
             let mut delegator = delegating.join().unwrap();
             // The lane ends at the target a moment later.
-            assert!(matches!(target.wait_event(A_WHILE), Err(IpcError::TimedOut)));
-            assert_eq!(target.reply(own, &Message::new(2)), Err(IpcError::NotWaiting));
+            assert!(matches!(target.wait_event(patience), Err(IpcError::TimedOut)));
+            let is_in_time = target.reply(own, &Message::new(2)) == Err(IpcError::NotWaiting);
             // It goes on serving whom it served.
             let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(3), SOON));
             let request = delegator.rcvrqst(SOON).unwrap();
             assert_eq!(delegator.relay(own, TARGET, &request), Err(IpcError::Denied));
             delegator.reply(own, &Message::new(4)).unwrap();
             assert_eq!(calling.join().unwrap().unwrap().kind, 4);
-        });
+            is_in_time
+        })
     });
 }
 
 pub(super) fn client_learns_that_its_delegator_died_and_the_target_that_nobody_waits(world: &dyn World) {
-    everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
+    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, .. }, patience| {
         let own = client.endpoint();
         thread::scope(|scope| {
             let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(1), Wait::Forever));
@@ -332,26 +356,27 @@ pub(super) fn client_learns_that_its_delegator_died_and_the_target_that_nobody_w
             drop(delegator);
             assert_eq!(calling.join().unwrap(), Err(IpcError::SourceDied));
             target.wait4unbind(DELEGATOR, SOON).unwrap();
-            // Its channel ends with it.
-            assert!(matches!(target.wait_event(NEVER_MIND), Err(IpcError::TimedOut)));
-            assert_eq!(target.reply(own, &Message::new(2)), Err(IpcError::NotWaiting));
-        });
+            // Its channel ends with it, of which it is told a moment later.
+            assert!(matches!(target.wait_event(patience), Err(IpcError::TimedOut)));
+            let late = target.reply(own, &Message::new(2));
+            assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
+            late.is_err()
+        })
     });
 }
 
 pub(super) fn late_reply_to_a_relayed_request_is_taken_for_no_other(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
-        let (given_up, hear) = channel();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
-                given_up.send(()).unwrap();
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
                 client.sendrec(DELEGATOR, &Message::new(2), SOON)
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
-            hear.recv().unwrap();
+            taker.wait_until_given_up();
             // It cannot know.
             target.reply(own, &Message::new(10)).unwrap();
             let request = delegator.rcvrqst(SOON).unwrap();
@@ -370,12 +395,15 @@ pub(super) fn late_reply_to_a_relayed_request_is_taken_for_no_other(world: &dyn 
 pub(super) fn client_that_died_is_no_trouble_to_who_answers_it(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
+                drop(client);
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             target.rcvrqst(SOON).unwrap();
+            taker.wait_until_given_up();
             calling.join().unwrap();
             target.wait4unbind(own, SOON).unwrap();
             target.reply(own, &Message::new(2)).unwrap();
@@ -393,21 +421,24 @@ pub(super) fn client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to
     // The target takes the relayed request first, or the direct one first, or answers whatever it takes.
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
                 assert_eq!(client.sendrec(TARGET, &Message::new(2), SOON).unwrap().kind, 20);
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(3), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(3));
                 assert_eq!(client.sendrec(TARGET, &Message::new(4), SOON).unwrap().kind, 40);
                 client
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
+            taker.wait_until_given_up();
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 2);
             target.reply(own, &Message::new(20)).unwrap();
             assert_eq!(target.reply(own, &Message::new(10)), Err(IpcError::NotWaiting));
             // Now it looks when both are there.
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
+            taker.wait_until_given_up();
             let first = target.receive(Source::From(own), SOON).unwrap();
             let last = if first.kind == 3 { target.receive(Source::From(own), SOON).unwrap() } else { first };
             assert_eq!(last.kind, 4);
@@ -422,12 +453,11 @@ pub(super) fn client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to
 pub(super) fn client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relayed_then(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
-        let (given_up, hear) = channel();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
                 for (kind, wait) in [(1, Wait::Forever), (3, SOON)] {
-                    assert_eq!(client.sendrec(TARGET, &Message::new(kind), A_WHILE), Err(IpcError::TimedOut));
-                    given_up.send(()).unwrap();
+                    caller.give_up(&mut client, TARGET, &Message::new(kind));
                     assert_eq!(client.sendrec(DELEGATOR, &Message::new(kind + 1), wait).unwrap().kind, -kind - 1);
                 }
             });
@@ -436,15 +466,15 @@ pub(super) fn client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relay
                 relay_next(&mut delegator, own);
                 attend_until_told(delegator)
             });
-            assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
-            hear.recv().unwrap();
+            assert_eq!(taker.take(|wait| target.rcvrqst(wait)).kind, 1);
+            taker.wait_until_given_up();
             // Its caller is patient, so it gave up the first.
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 2);
             target.reply(own, &Message::new(-2)).unwrap();
             assert_eq!(target.reply(own, &Message::new(-1)), Err(IpcError::NotWaiting));
             // Where one cannot know which of two is alive, the first is answered first.
-            assert_eq!(target.rcvrqst(SOON).unwrap().kind, 3);
-            hear.recv().unwrap();
+            assert_eq!(taker.take(|wait| target.rcvrqst(wait)).kind, 3);
+            taker.wait_until_given_up();
             let taken = target.rcvrqst(NEVER_MIND);
             let taken = taken.or_else(|_| {
                 let _ = target.reply(own, &Message::new(-3));
