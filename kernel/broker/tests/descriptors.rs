@@ -3,6 +3,7 @@
 //! The limit of this process is lowered, for the broker in it. A test that takes all of it runs alone: there is one test.
 
 mod common;
+#[allow(dead_code)] // The attackers use the rest.
 #[path = "hostile/honest.rs"]
 mod honest;
 

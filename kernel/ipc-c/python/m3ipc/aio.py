@@ -6,8 +6,7 @@ import asyncio
 async def events(port):
     """Everything that concerns the port, as it comes: `async for event in events(port)`.
 
-    The port rings only when its last call was a `poll` without a result, as `m3_fd` says. So use it between two events; a task that
-    uses it at another time, to reply later for instance, calls `wake()` of a waker of the port afterwards.
+    Other tasks of the same thread may use the port meanwhile, to reply later for instance.
     """
     loop = asyncio.get_running_loop()
     rings = asyncio.Event()
