@@ -123,7 +123,7 @@ impl Proxy {
         let mut pace = Pace::new();
         loop {
             let now = self.now();
-            let mut found = self.standing.take_events(Glance::Busy, &mut self.peers, now);
+            let mut found = self.hear_broker(Glance::Busy, now);
             found |= self.turn_due();
             found |= self.serve_unfinished();
             if self.poll(Duration::ZERO, &mut found)? == Asked::ToStop {
@@ -141,7 +141,7 @@ impl Proxy {
                 Next::LookAgain => std::thread::yield_now(),
                 Next::Sleep => {
                     let now = self.now();
-                    if self.standing.take_events(Glance::BeforeSleep, &mut self.peers, now) {
+                    if self.hear_broker(Glance::BeforeSleep, now) {
                         pace.found();
                         continue;
                     }
@@ -158,6 +158,16 @@ impl Proxy {
 
     fn now(&self) -> Duration {
         self.origin.elapsed()
+    }
+
+    /// Takes what happened on this node. `true` when anything did.
+    fn hear_broker(&mut self, glance: Glance, now: Duration) -> bool {
+        let might_dial = self.standing.is_complete;
+        let found = self.standing.take_events(glance, &mut self.peers, now);
+        if self.standing.is_complete && !might_dial {
+            self.next_due = now;
+        }
+        found
     }
 
     // ---- Readiness.
