@@ -164,24 +164,38 @@ pub(super) fn copy_waits_for_its_owner_as_long_as_it_is_told_and_comes_in_order(
 }
 
 pub(super) fn copier_learns_that_the_owner_died(world: &dyn World) {
-    let mut server = world.server(Endpoint::FS, 1);
+    // Until both waited when it died: nobody sees them wait.
+    let died = (0..10).find_map(|attempt| owner_dies_under_copiers(world, attempt + 1, 20 << attempt));
+    assert_eq!(died, Some((IpcError::SourceDied, IpcError::DestinationDied)));
+}
+
+/// What a reader and a writer of an owner that is in no call learn when it dies after `pause_ms`; `None` when one of them was late.
+fn owner_dies_under_copiers(world: &dyn World, epoch: u64, pause_ms: u64) -> Option<(IpcError, IpcError)> {
+    let mut server = world.server(Endpoint::FS, epoch);
     let (mut reader, mut writer) = (world.program(), world.program());
+    for copier in [&mut reader, &mut writer] {
+        copier.wait4bind(Endpoint::FS, SOON).unwrap();
+    }
     let memory = Arena::private(10).unwrap();
     let read = server.grant(reader.endpoint(), &memory, Direction::Read).unwrap();
     let write = server.grant(writer.endpoint(), &memory, Direction::Write).unwrap();
     thread::scope(|scope| {
         let place = |grant| Place { owner: Endpoint::FS, grant, offset: 0 };
         let reading = scope.spawn(move || (reader.copy_from(place(read), &mut [0; 10], SOON), reader));
-        let writing = scope.spawn(move || writer.copy_to(&[1; 10], place(write), SOON));
-        // Both wait for an owner that is in no call.
-        thread::sleep(Duration::from_millis(20));
+        let writing = scope.spawn(move || (writer.copy_to(&[1; 10], place(write), SOON), writer));
+        thread::sleep(Duration::from_millis(pause_ms));
         drop(server);
-        let (result, mut reader) = reading.join().unwrap();
-        assert_eq!(result, Err(IpcError::SourceDied));
-        assert_eq!(writing.join().unwrap(), Err(IpcError::DestinationDied));
+        let (read_error, mut reader) = reading.join().unwrap();
+        let (write_error, mut writer) = writing.join().unwrap();
         let again = reader.copy_from(place(read), &mut [0; 10], SOON);
         assert!(matches!(again, Err(IpcError::NoSuchEndpoint | IpcError::SourceDied)), "{again:?}");
-    });
+        for copier in [&mut reader, &mut writer] {
+            copier.wait4unbind(Endpoint::FS, SOON).unwrap();
+        }
+        let (read_error, write_error) = (read_error.unwrap_err(), write_error.unwrap_err());
+        let was_late = [read_error, write_error].contains(&IpcError::NoSuchEndpoint);
+        (!was_late).then_some((read_error, write_error))
+    })
 }
 
 pub(super) fn two_that_copy_from_each_other_at_once_both_go_on(world: &dyn World) {

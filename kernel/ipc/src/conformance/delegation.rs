@@ -2,13 +2,12 @@
 //!
 //! A client, a delegator and a target: programs cannot delegate, so both others are servers.
 
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use abi::limits::{INLINE_BYTES_MAX, RELAYS_PER_LANE};
 
-use super::{NEVER_MIND, SOON, World};
+use super::{NEVER_MIND, SOON, World, giving_up};
 use crate::{Calls, Endpoint, Event, IpcError, Message, Port, Privileges, Source, Wait};
 
 const DELEGATOR: Endpoint = Endpoint::FS;
@@ -31,9 +30,6 @@ fn bind(world: &dyn World, place: Place, endpoint: Endpoint, epoch: u64) -> Port
         Place::Far => world.server(endpoint, epoch),
     }
 }
-
-/// Long enough for a request to be taken and passed on, and short enough to wait for its end.
-const A_WHILE: Wait = Wait::For(Duration::from_millis(150));
 
 /// Who takes part. The other one is near.
 struct Cast {
@@ -71,6 +67,15 @@ fn relay_next(delegator: &mut Port, client: Endpoint) {
     let request = delegator.rcvrqst(SOON).unwrap();
     assert_eq!(request.source, Some(client));
     delegator.relay(client, TARGET, &request).unwrap();
+}
+
+/// `relay_next` of a request that its client gives up then.
+fn relay_one_to_be_given_up(delegator: &mut Port, client: Endpoint, taker: &giving_up::Taker) {
+    taker.take(|wait| {
+        let request = delegator.rcvrqst(wait)?;
+        assert_eq!(request.source, Some(client));
+        delegator.relay(client, TARGET, &request)
+    });
 }
 
 /// News of a binding travel between nodes.
@@ -310,7 +315,7 @@ pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn 
             other.send(DELEGATOR, &Message::new(0), SOON).unwrap();
             let mut delegator = delegating.join().unwrap();
             // The lane ends at the target a moment later.
-            assert!(matches!(target.wait_event(A_WHILE), Err(IpcError::TimedOut)));
+            assert!(matches!(target.wait_event(NEVER_MIND), Err(IpcError::TimedOut)));
             assert_eq!(target.reply(own, &Message::new(2)), Err(IpcError::NotWaiting));
             // It goes on serving whom it served.
             let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(3), SOON));
@@ -342,16 +347,15 @@ pub(super) fn client_learns_that_its_delegator_died_and_the_target_that_nobody_w
 pub(super) fn late_reply_to_a_relayed_request_is_taken_for_no_other(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
-        let (given_up, hear) = channel();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
-                given_up.send(()).unwrap();
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
                 client.sendrec(DELEGATOR, &Message::new(2), SOON)
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
-            hear.recv().unwrap();
+            taker.wait_until_given_up();
             // It cannot know.
             target.reply(own, &Message::new(10)).unwrap();
             let request = delegator.rcvrqst(SOON).unwrap();
@@ -370,12 +374,15 @@ pub(super) fn late_reply_to_a_relayed_request_is_taken_for_no_other(world: &dyn 
 pub(super) fn client_that_died_is_no_trouble_to_who_answers_it(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
+                drop(client);
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             target.rcvrqst(SOON).unwrap();
+            taker.wait_until_given_up();
             calling.join().unwrap();
             target.wait4unbind(own, SOON).unwrap();
             target.reply(own, &Message::new(2)).unwrap();
@@ -393,21 +400,24 @@ pub(super) fn client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to
     // The target takes the relayed request first, or the direct one first, or answers whatever it takes.
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(1), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(1));
                 assert_eq!(client.sendrec(TARGET, &Message::new(2), SOON).unwrap().kind, 20);
-                assert_eq!(client.sendrec(DELEGATOR, &Message::new(3), A_WHILE), Err(IpcError::TimedOut));
+                caller.give_up(&mut client, DELEGATOR, &Message::new(3));
                 assert_eq!(client.sendrec(TARGET, &Message::new(4), SOON).unwrap().kind, 40);
                 client
             });
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
+            taker.wait_until_given_up();
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 2);
             target.reply(own, &Message::new(20)).unwrap();
             assert_eq!(target.reply(own, &Message::new(10)), Err(IpcError::NotWaiting));
             // Now it looks when both are there.
-            relay_next(&mut delegator, own);
+            relay_one_to_be_given_up(&mut delegator, own, &taker);
+            taker.wait_until_given_up();
             let first = target.receive(Source::From(own), SOON).unwrap();
             let last = if first.kind == 3 { target.receive(Source::From(own), SOON).unwrap() } else { first };
             assert_eq!(last.kind, 4);
@@ -422,12 +432,11 @@ pub(super) fn client_that_gave_up_and_calls_the_target_itself_gets_the_answer_to
 pub(super) fn client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relayed_then(world: &dyn World) {
     everywhere(world, |Cast { mut client, mut delegator, mut target, .. }| {
         let own = client.endpoint();
-        let (given_up, hear) = channel();
+        let (caller, taker) = giving_up::sides();
         thread::scope(|scope| {
             let calling = scope.spawn(move || {
                 for (kind, wait) in [(1, Wait::Forever), (3, SOON)] {
-                    assert_eq!(client.sendrec(TARGET, &Message::new(kind), A_WHILE), Err(IpcError::TimedOut));
-                    given_up.send(()).unwrap();
+                    caller.give_up(&mut client, TARGET, &Message::new(kind));
                     assert_eq!(client.sendrec(DELEGATOR, &Message::new(kind + 1), wait).unwrap().kind, -kind - 1);
                 }
             });
@@ -436,15 +445,15 @@ pub(super) fn client_that_gave_up_a_direct_call_gets_the_answer_to_what_is_relay
                 relay_next(&mut delegator, own);
                 attend_until_told(delegator)
             });
-            assert_eq!(target.rcvrqst(SOON).unwrap().kind, 1);
-            hear.recv().unwrap();
+            assert_eq!(taker.take(|wait| target.rcvrqst(wait)).kind, 1);
+            taker.wait_until_given_up();
             // Its caller is patient, so it gave up the first.
             assert_eq!(target.rcvrqst(SOON).unwrap().kind, 2);
             target.reply(own, &Message::new(-2)).unwrap();
             assert_eq!(target.reply(own, &Message::new(-1)), Err(IpcError::NotWaiting));
             // Where one cannot know which of two is alive, the first is answered first.
-            assert_eq!(target.rcvrqst(SOON).unwrap().kind, 3);
-            hear.recv().unwrap();
+            assert_eq!(taker.take(|wait| target.rcvrqst(wait)).kind, 3);
+            taker.wait_until_given_up();
             let taken = target.rcvrqst(NEVER_MIND);
             let taken = taken.or_else(|_| {
                 let _ = target.reply(own, &Message::new(-3));

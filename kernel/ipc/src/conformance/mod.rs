@@ -9,6 +9,7 @@ mod copies;
 mod deadlocks;
 mod delegation;
 mod descriptors;
+mod giving_up;
 mod messages;
 mod migration;
 mod privileges;
@@ -205,7 +206,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Long enough for anything that happens at all.
-const SOON: Wait = Wait::For(Duration::from_secs(10));
+const SOON: Wait = Wait::For(Duration::from_secs(30));
 /// Long enough to see that something does not happen.
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
 
