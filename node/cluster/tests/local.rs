@@ -124,7 +124,7 @@ fn helper_process() {
             }
         }
         "hold" => {
-            let lease = KeptLease::hold(&engine, Duration::from_millis(500)).unwrap();
+            let lease = KeptLease::hold(&engine, Duration::from_secs(1)).unwrap();
             let _guard = lock::lock(&lease, "l", SOON).unwrap();
             println!("holding");
             std::thread::park();
@@ -180,9 +180,9 @@ fn lock_of_a_stopped_process_passes_on_and_its_token_is_refused() {
     let engine: Arc<dyn Engine> = Arc::new(LocalEngine::open(config(dir.path())).unwrap());
     let mut helper = Helper::start("hold", &dir);
     helper.await_line("holding");
+    let old = engine.list("/locks/l/").unwrap().entries.remove(0);
     kill_process(helper.pid(), Signal::STOP).unwrap();
     helper.await_stop();
-    let (_, old) = (0, engine.list("/locks/l/").unwrap().entries.remove(0));
     let lease = KeptLease::hold(&engine, SOON).unwrap();
     let guard = lock::lock(&lease, "l", SOON).unwrap();
     assert!(guard.token() > old.created);
