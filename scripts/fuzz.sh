@@ -11,4 +11,6 @@ RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm
     cargo +nightly build --quiet --release --target "$host" --bin "$target"
 corpus="target/corpus/$target"
 mkdir -p "$corpus"
+# As the runtime of a Rust program does before main, which libFuzzer's main is not: the broker writes to pipes nobody reads any more.
+trap '' PIPE
 exec "${CARGO_TARGET_DIR:-target}/$host/release/$target" -max_total_time="$seconds" -print_final_stats=1 "$@" "$corpus"

@@ -123,6 +123,25 @@ fn limits_hold_for_the_container_and_for_nobody_else() {
     assert_eq!(cluster.json(&["dc", "inspect", "small", "-o", "json"])["phase"], "running");
 }
 
+#[test]
+fn container_says_on_which_cpus_its_programs_and_servers_run_and_how_they_wait() {
+    let cluster = Cluster::up(1);
+    cluster.container("small", 1, &["--cpu-list", "1", "--wait", "park"]);
+    let look = "echo $DVS_WAIT; grep Cpus_allowed_list /proc/self/status";
+    assert_eq!(cluster.sh("small", "n1", look), "park\nCpus_allowed_list:\t1\n");
+    for server in ["fs", "disk-root", "gate"] {
+        let pid = cluster.server_pid("small", "n1", server).expect("it runs");
+        let look =
+            format!("tr '\\0' '\\n' < /proc/{pid}/environ | grep DVS_WAIT; grep Cpus_allowed_list /proc/{pid}/status");
+        let seen = cluster.ok(&["dev", "exec", "n1", "--", "bash", "-c", &look]);
+        assert_eq!(seen, "DVS_WAIT=park\nCpus_allowed_list:\t1\n", "{server}");
+    }
+    // A program has the last word.
+    let other = cluster.ok(&["run", "small", "--env", "DVS_WAIT=spin", "--", "sh", "-c", "echo $DVS_WAIT"]);
+    assert_eq!(other, "spin\n");
+    assert_eq!(cluster.json(&["dc", "inspect", "small", "-o", "json"])["spec"]["wait"], "park");
+}
+
 /// The other nodes' leases go on: only the links tell.
 #[test]
 fn node_whose_wire_is_pulled_is_shown_as_unreachable_until_it_is_plugged_in_again() {

@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(60);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
 fn times() -> u32 {
-    if is_long_run() { 200 } else { 15 }
+    if is_long_run() { 200 } else { 8 }
 }
 
 fn cluster_with_container() -> Cluster {

@@ -3,8 +3,11 @@
 //! Everything is compiled once: each step builds the same selection, the whole workspace with its tests. Another selection
 //! (`--package`, `--exclude`) would mean other features of shared crates, and with them a second build of nearly everything.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -13,6 +16,8 @@ use crate::run::{Outcome, finish, run, shown, workspace};
 
 /// Tests of whole clusters, which need root.
 const SYSTEM: &str = "end-to-end";
+/// Programs full of tests that run at the same time: most of the time each waits.
+const AT_ONCE: usize = 2;
 
 /// Format, room rule, lints, fast tests.
 pub fn check() -> Outcome {
@@ -22,19 +27,19 @@ pub fn check() -> Outcome {
     step("tests", || {
         let programs = build_tests()?;
         // Examples in the documentation are texts, none is a test.
-        run_tests(programs.iter().filter(|program| program.package != SYSTEM), &[])
+        run_side_by_side(programs.iter().filter(|program| program.package != SYSTEM), &[])
     })
 }
 
-/// Whole clusters on this machine. One at a time: they measure time and share two CPUs.
+/// Whole clusters on this machine, few at a time.
 pub fn test_system() -> Outcome {
     step("system tests", || {
         let programs = build_tests()?;
-        run_tests(programs.iter().filter(|program| program.package == SYSTEM), &["--test-threads=1"])
+        run_side_by_side(programs.iter().filter(|program| program.package == SYSTEM), &["--test-threads=1"])
     })
 }
 
-/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds.
+/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. One at a time: they measure time.
 pub fn test_long() -> Outcome {
     step("long tests", || run_tests(build_tests()?.iter(), &["--include-ignored", "--test-threads=1"]))
 }
@@ -75,6 +80,39 @@ fn program(message: &Value) -> Option<TestProgram> {
     // The system tests' folder is not named after their package.
     let package = if package == Path::new("tests") { SYSTEM } else { package.file_name()?.to_str()? };
     Some(TestProgram { package: package.to_owned(), directory, executable: message["executable"].as_str()?.into() })
+}
+
+/// Runs them all, also after a failure, some at a time; what a program said is shown when it has ended.
+fn run_side_by_side<'a>(programs: impl Iterator<Item = &'a TestProgram>, arguments: &[&str]) -> Outcome {
+    let (waiting, failed) = (Mutex::new(programs.collect::<Vec<_>>().into_iter()), Mutex::new(Vec::new()));
+    // A guard that lives through the run would make it one at a time.
+    let next = || waiting.lock().expect("nobody panicked").next();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(program) = next() {
+                    let outcome = run_beside_others(program, arguments);
+                    failed.lock().expect("nobody panicked").extend(outcome.err());
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("nobody panicked");
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Its output goes to a file, because what it leaves running might hold a pipe open for ever.
+fn run_beside_others(program: &TestProgram, arguments: &[&str]) -> Outcome {
+    let name = program.executable.file_name().unwrap_or_default().to_string_lossy();
+    let (log, begun) = (program.executable.with_extension("log"), Instant::now());
+    let output = |error: std::io::Error| format!("cannot write {}: {error}", log.display());
+    let (stdout, stderr) = File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(output)?;
+    let mut command = Command::new(&program.executable);
+    command.args(arguments).current_dir(&program.directory).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    let outcome = finish(&mut command);
+    let said = String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()).into_owned();
+    eprintln!("xtask: {} {name}, {:.1} s\n{said}", program.package, begun.elapsed().as_secs_f64());
+    outcome
 }
 
 /// Runs them all, also after a failure.

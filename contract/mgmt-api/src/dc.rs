@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// name = "shop"
 /// nodes = ["n1", "n2", "n3"]
 /// subnet = "10.1.0.0/24"
+/// wait = "adaptive"
 ///
 /// [limits]
 /// memory_bytes = 1073741824
@@ -28,6 +29,9 @@ pub struct DcSpec {
     /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
     #[serde(default = "default_subnet")]
     pub subnet: String,
+    /// How its programs and servers wait for messages; adaptively when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<WaitMode>,
     #[serde(default)]
     pub limits: Limits,
     /// Servers of the virtual OS. What is not named here is added with its node chosen: one `fs`, one `ds`.
@@ -42,11 +46,36 @@ pub fn default_subnet() -> String {
     "10.1.0.0/24".to_owned()
 }
 
+/// A program or an endpoint may choose another: `DVS_WAIT`, `Port::set_wait_mode`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WaitMode {
+    /// Sleep at once: least CPU time, slowest answers.
+    Park,
+    /// Look for as long as that paid lately, then sleep.
+    Adaptive,
+    /// Look for about a second: no system call while messages flow, and a CPU of its own for each endpoint.
+    Spin,
+}
+
+impl WaitMode {
+    pub const ALL: [WaitMode; 3] = [WaitMode::Park, WaitMode::Adaptive, WaitMode::Spin];
+
+    /// As in `dc.toml` and in `DVS_WAIT`.
+    pub fn name(self) -> &'static str {
+        match self {
+            WaitMode::Park => "park",
+            WaitMode::Adaptive => "adaptive",
+            WaitMode::Spin => "spin",
+        }
+    }
+}
+
 /// Per node of the container; absent means unlimited.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Linux CPU list, "0-1,3".
+    /// Linux CPU list, "0-1,3": of its programs and its servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
     /// Relative weight, 1 to 10,000; 100 when absent.

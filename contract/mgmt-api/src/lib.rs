@@ -15,7 +15,7 @@ pub mod stream;
 
 pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
-    default_subnet, valid_name,
+    WaitMode, default_subnet, valid_name,
 };
 pub use error::{ErrorBody, ErrorKind};
 pub use node::{ChannelInfo, Health, LinkInfo, LinkState, Node, NodeState, Version};

@@ -201,8 +201,9 @@ fn broker_makes_no_system_call_for_messages_between_others() {
         let Some(calls) = traced(wait_mode) else { return };
         assert!(calls.broker.is_empty(), "{wait_mode}: {:?}", calls.broker);
         if wait_mode == "park" {
-            // The control: the trace shows calls where there are some.
-            assert!(calls.caller.len() > TRIPS as usize && calls.server.len() > TRIPS as usize);
+            // The control: the trace shows calls where there are some. Who was off its CPU when the answer came needs none.
+            let few = TRIPS as usize / 10;
+            assert!(calls.caller.len() > few && calls.server.len() > few);
         }
         eprintln!(
             "{wait_mode}: {TRIPS} round trips, {} calls of the caller, {} of the server",

@@ -1,5 +1,7 @@
 //! Sizes and signals as people type them.
 
+use mgmt_api::WaitMode;
+
 /// `4G`, `512M`, `1.5GiB`, `4096`: binary units, as memory and disks of containers are counted.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let split = text.find(|symbol: char| !symbol.is_ascii_digit() && symbol != '.').unwrap_or(text.len());
@@ -92,6 +94,12 @@ pub fn parse_user(text: &str) -> Result<(u32, u32), String> {
         None => number(text).map(|id| (id, id)),
         Some((user, group)) => Ok((number(user)?, number(group)?)),
     }
+}
+
+/// By its name.
+pub fn parse_wait_mode(text: &str) -> Result<WaitMode, String> {
+    let known = WaitMode::ALL.into_iter().find(|mode| mode.name() == text);
+    known.ok_or_else(|| "park, adaptive or spin".to_owned())
 }
 
 /// `K=V`, or `K` for the value in our own environment.

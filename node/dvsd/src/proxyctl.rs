@@ -220,6 +220,8 @@ impl Keeper {
                 broker: Some(broker()?),
                 fds,
                 uid: Some(UID),
+                environment: Vec::new(),
+                cpus: None,
                 pid_namespace: PidNamespace::Own,
                 // Rises over restarts of the proxy and of the daemon.
                 epoch: (node.epoch << 20) | (restarts + 1),

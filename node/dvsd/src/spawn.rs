@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::thread::CpuSet;
 use serde_json::{Map, Value, json};
 use sys::launch::{Launch, PidNamespace, launch};
 
@@ -30,6 +31,10 @@ pub struct Role {
     pub fds: BTreeMap<String, OwnedFd>,
     /// Host uid and gid it changes to by itself; `None`: stays root.
     pub uid: Option<u32>,
+    /// `NAME=VALUE`, beside what every role has.
+    pub environment: Vec<String>,
+    /// What it may run on, from its first instruction; `None`: all.
+    pub cpus: Option<CpuSet>,
     pub pid_namespace: PidNamespace,
     pub epoch: u64,
     pub restarts: u64,
@@ -81,6 +86,7 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
     environment.extend(
         ["RUST_BACKTRACE", "DVS_LOG"].iter().filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
     );
+    environment.extend(role.environment.iter().cloned());
     let arguments = std::iter::once("dvs").chain(role.arguments.iter().copied()).map(str::to_owned);
     let inherit: Vec<BorrowedFd<'_>> =
         role.fds.values().chain(&role.broker).map(AsFd::as_fd).chain([ready_in.as_fd()]).collect();
@@ -106,6 +112,10 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
     };
     let launched = launch(&what, |pid| {
         record.pid = pid;
+        if let Some(cpus) = &role.cpus {
+            let child = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
+            rustix::thread::sched_setaffinity(Some(child), cpus)?;
+        }
         record.start_ticks = sys::pidfd::start_ticks(pid).ok_or(io::ErrorKind::NotFound)?;
         state::write(&path, &record).map_err(io::Error::other)
     })

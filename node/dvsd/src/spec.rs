@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use abi::Endpoint;
 use abi::limits::{DISKS_PER_DC, NODES_PER_DC, PIDS_PER_NODE};
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
+use rustix::thread::CpuSet;
 
 /// Of the disk that is added when none is named: sparse.
 const DEFAULT_DISK_BYTES: u64 = 4 << 30;
@@ -98,6 +99,17 @@ fn check_cpus(spec: &DcSpec, known: &KnownNodes) -> Result<(), ErrorBody> {
         }
     }
     Ok(())
+}
+
+/// `None`: not a list of CPUs, or none that the kernel has a place for.
+pub fn cpu_set(list: &str) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in cpu_ranges(list)?.into_iter().flatten() {
+        if usize::from(cpu) < CpuSet::MAX_CPU {
+            set.set(usize::from(cpu));
+        }
+    }
+    (set.count() > 0).then_some(set)
 }
 
 fn cpu_ranges(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
@@ -351,6 +363,13 @@ mod tests {
         assert!(with(&["n3"], "700").is_ok(), "nothing is known of its CPUs");
         let refused = with(&["n2", "n1"], "1,4-6").unwrap_err();
         assert!(refused.contains("node n1 has no CPU 4"), "{refused}");
+    }
+
+    #[test]
+    fn list_of_cpus_becomes_the_set_of_them() {
+        let set = cpu_set("0-1,4").unwrap();
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|cpu| set.is_set(cpu)), [true, true, false, false, true, false]);
+        assert_eq!((cpu_set("3-1"), cpu_set("60000")), (None, None));
     }
 
     #[test]

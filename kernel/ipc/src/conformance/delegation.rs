@@ -329,19 +329,21 @@ pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn 
             let revoked = Instant::now();
             let (result, mut client) = calling.join().unwrap();
             assert_eq!(result, Err(IpcError::SourceDied));
-            assert!(revoked.elapsed() < Duration::from_secs(2), "{:?}", revoked.elapsed());
+            // Sooner than a sleeper looks again by itself.
+            assert!(revoked.elapsed() < Duration::from_secs(4), "{:?}", revoked.elapsed());
             other.send(DELEGATOR, &Message::new(0), SOON).unwrap();
             let mut delegator = delegating.join().unwrap();
             // The lane ends at the target a moment later.
             assert!(matches!(target.wait_event(patience), Err(IpcError::TimedOut)));
-            let is_in_time = target.reply(own, &Message::new(2)) == Err(IpcError::NotWaiting);
+            let late = target.reply(own, &Message::new(2));
+            assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
             // It goes on serving whom it served.
             let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(3), SOON));
             let request = delegator.rcvrqst(SOON).unwrap();
             assert_eq!(delegator.relay(own, TARGET, &request), Err(IpcError::Denied));
             delegator.reply(own, &Message::new(4)).unwrap();
             assert_eq!(calling.join().unwrap().unwrap().kind, 4);
-            is_in_time
+            late.is_err()
         })
     });
 }

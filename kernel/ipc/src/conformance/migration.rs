@@ -142,7 +142,7 @@ pub(super) fn owner_hands_itself_over_when_it_owes_nothing(world: &dyn World) {
         commit(&mut old, SERVICE, near.0);
         next.join().unwrap();
         calling.join().unwrap();
-        assert_eq!(old.receive(Source::Any, NEVER_MIND), Err(IpcError::Moved));
+        assert_eq!(old.receive(Source::Any, SOON), Err(IpcError::Moved));
         assert_eq!(old.send(asker, &Message::new(1), SOON), Err(IpcError::Moved));
     });
 }

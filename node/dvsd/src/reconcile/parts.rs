@@ -370,7 +370,7 @@ impl Parts {
             resolv_conf: None,
             ipc_dir: Some(self.run_dir.join("ipc")),
             cgroup: self.cgroup.clone(),
-            env: vec![format!("DVS_DC={}", spec.name)],
+            env: std::iter::once(format!("DVS_DC={}", spec.name)).chain(self.wait_mode()).collect(),
             volatile_bytes: None,
             launch_limit_ms: None,
         };
@@ -382,10 +382,17 @@ impl Parts {
             broker: None,
             fds: BTreeMap::new(),
             uid: None,
+            environment: Vec::new(),
+            cpus: None,
             pid_namespace: PidNamespace::Shared,
             epoch: restarts + 1,
             restarts,
         })
+    }
+
+    /// What tells the library how the container waits.
+    fn wait_mode(&self) -> Option<String> {
+        self.share.spec.wait.map(|mode| format!("{}={}", ipc::WAIT_MODE_VARIABLE, mode.name()))
     }
 
     fn server_role(&self, part: &Part, restarts: u64) -> Result<Role, Problem> {
@@ -411,6 +418,8 @@ impl Parts {
             broker: Some(broker),
             fds,
             uid: Some(crate::uids::server(self.share.id, part)),
+            environment: self.wait_mode().into_iter().collect(),
+            cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
             pid_namespace: PidNamespace::Own,
             epoch,
             restarts,

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use client::{AfterCreate, Client};
-use mgmt_api::{DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ServerKind, ServerSpec, default_subnet};
+use mgmt_api::{
+    DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ServerKind, ServerSpec, WaitMode, default_subnet,
+};
 
 use super::super::{Outcome, block_on, daemon, print, say};
 use super::view;
 use crate::cli::Global;
 use crate::errors::Failure;
-use crate::units::parse_bytes;
+use crate::units::{parse_bytes, parse_wait_mode};
 
 /// Longest description that is read: a container has at most 63 nodes and 32 disks.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -34,6 +36,7 @@ dc.toml:
   name = \"shop\"
   nodes = [\"n1\", \"n2\", \"n3\"]
   subnet = \"10.1.0.0/24\"
+  wait = \"adaptive\"
   [limits]
   memory_bytes = 1073741824
   [[servers]]
@@ -74,6 +77,9 @@ pub struct Options {
     /// CPUs it may use on each node, e.g. 0-1,3 [default: all].
     #[arg(long, value_name = "LIST")]
     cpu_list: Option<String>,
+    /// How its programs and servers wait for messages: park, adaptive or spin [default: adaptive].
+    #[arg(long, value_name = "MODE", value_parser = parse_wait_mode)]
+    wait: Option<WaitMode>,
     /// Share of CPU time among containers, 1 to 10000 [default: 100].
     #[arg(long, value_name = "WEIGHT")]
     cpu_weight: Option<u32>,
@@ -161,6 +167,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         name: String::new(),
         nodes: Vec::new(),
         subnet: default_subnet(),
+        wait: None,
         limits: Limits::default(),
         servers: Vec::new(),
         disks: Vec::new(),
@@ -176,6 +183,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         spec.nodes = options.nodes;
     }
     spec.subnet = options.subnet.unwrap_or(spec.subnet);
+    spec.wait = options.wait.or(spec.wait);
     let limits = &mut spec.limits;
     limits.memory_bytes = options.memory.or(limits.memory_bytes);
     limits.cpu_max = options.cpus.or(limits.cpu_max);
@@ -226,20 +234,21 @@ mod tests {
 
     #[test]
     fn options_describe_a_container() {
-        let options = parsed(&["shop", "--nodes", "n1,n2", "--fs-node", "n2", "--disk", "1G", "--cpus", "1.5"]);
+        let options =
+            parsed(&["shop", "--nodes", "n1,n2", "--fs-node", "n2", "--disk", "1G", "--cpus", "1.5", "--wait", "park"]);
         let spec = merge(None, options).unwrap();
         assert_eq!((spec.name.as_str(), spec.subnet.as_str()), ("shop", "10.1.0.0/24"));
         assert_eq!(spec.nodes, ["n1", "n2"]);
         assert_eq!(spec.servers, [ServerSpec { kind: ServerKind::Fs, node: Some("n2".to_owned()) }]);
         assert_eq!(spec.disks[0].bytes, 1 << 30);
-        assert_eq!(spec.limits.cpu_max, Some(1.5));
+        assert_eq!((spec.limits.cpu_max, spec.wait), (Some(1.5), Some(WaitMode::Park)));
     }
 
     #[test]
     fn options_win_over_the_file() {
-        let text = "name = 'a'\nnodes = ['n1']\n[[disks]]\nname = 'root'\nnode = 'n1'\nbytes = 8192\n";
+        let text = "name = 'a'\nnodes = ['n1']\nwait = 'spin'\n[[disks]]\nname = 'root'\nnode = 'n1'\nbytes = 8192\n";
         let spec = merge(Some(toml::from_str(text).unwrap()), parsed(&["b", "--disk-node", "n3"])).unwrap();
-        assert_eq!((spec.name.as_str(), spec.nodes.len()), ("b", 1));
+        assert_eq!((spec.name.as_str(), spec.nodes.len(), spec.wait), ("b", 1, Some(WaitMode::Spin)));
         assert_eq!((spec.disks[0].bytes, spec.disks[0].node.as_deref()), (8192, Some("n3")));
     }
 

@@ -86,6 +86,7 @@ fn servers(dc: &Dc) -> Table {
 fn limits(dc: &Dc) -> Vec<(&'static str, String)> {
     let limits = &dc.spec.limits;
     let mut known = Vec::new();
+    known.extend(dc.spec.wait.map(|mode| ("waiting", mode.name().to_owned())));
     known.extend(limits.cpus.as_ref().map(|list| ("cpus", list.clone())));
     known.extend(limits.cpu_max.map(|cpus| ("cpu time", format!("{cpus} CPUs on each node"))));
     known.extend(limits.cpu_weight.map(|weight| ("cpu weight", weight.to_string())));
