@@ -35,7 +35,7 @@ impl LocalChannel for Memory {
     fn role(&self) -> Role {
         self.0.role
     }
-    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
+    fn outbound(&self, _forwarded: u32) -> Result<Option<Carried>, IpcError> {
         Ok(None)
     }
     fn mark_taken(&self, _word: u32) {}
@@ -43,7 +43,7 @@ impl LocalChannel for Memory {
         None
     }
     fn settle_withdrawn(&self, _word: u32) {}
-    fn publish(&self, _message: &Carried) -> Result<(), IpcError> {
+    fn publish(&self, _message: Carried) -> Result<(), IpcError> {
         Ok(())
     }
     fn published(&self) -> u32 {

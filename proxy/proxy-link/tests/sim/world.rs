@@ -362,7 +362,10 @@ impl World {
                             && memory.mask_in == 0
                             && !party.awaits
                             && party.owes.is_none()
-                            && memory.inbound.is_none_or(|m| m.word == memory.taken || memory.inbound_withdrawn)
+                            && memory
+                                .inbound
+                                .as_ref()
+                                .is_none_or(|m| m.word == memory.taken || memory.inbound_withdrawn)
                     }
                     (Some(_), Role::Client) => party.answered.len() as u64 == self.goal,
                     (Some(_), Role::Server) => party.working.is_empty(),
@@ -396,7 +399,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
         (0..4).filter(|bit| mask >> bit & 1 == 1).for_each(|bit| party.notifications[bit] += 1);
     }
     if party.last_word != 0 {
-        if memory.out.is_some_and(|m| m.word & word::TIMED != 0) && chance.one_in(4) {
+        if memory.out.as_ref().is_some_and(|m| m.word & word::TIMED != 0) && chance.one_in(4) {
             memory.cancel = true;
         }
         return;
@@ -418,7 +421,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
             _ => word::SEND | word::TIMED,
         }
     };
-    let before = memory.out.map_or(0, |m| m.word);
+    let before = memory.out.as_ref().map_or(0, |m| m.word);
     party.last_word = word::next(before, kind);
     let value = if kind == word::REPLY { u64::from(party.last_word) << 32 } else { party.next_value };
     let message = carried(party.last_word, value);
@@ -428,7 +431,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
 }
 
 fn settle(memory: &Memory, party: &mut Party) {
-    let message = memory.out.expect("was sent");
+    let message = memory.out.clone().expect("was sent");
     let is_reply = message.word & word::KIND_MASK == word::REPLY;
     match memory.out_state {
         State::Taken => party.delivered.push(value_of(&message)),
