@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use pki::{Authority, NodeRequest, Validity};
-use proxy_host::secure::{Credentials, Flow, Session};
+use proxy_host::secure::{Credentials, Flow, Inward, Session};
 use proxy_link::{
     Action, Carried, Cursor, Ends, Identity, InBuffer, LinkTimes, LocalChannel, Peer, Phase, RingSpec, Role, Settled,
 };
@@ -158,7 +158,9 @@ fn run(me: u16, far: u16, mut session: Session, mut stream: TcpStream) {
     loop {
         let mut bytes = 0;
         loop {
-            let Ok(flow) = session.read(&mut stream, &mut input, &mut bytes) else { return };
+            let mut inward = Inward::buffered(&mut input);
+            let Ok(flow) = session.read(&mut stream, &mut inward) else { return };
+            bytes += inward.bytes();
             let now = start.elapsed();
             if peer.phase() == Phase::Apart {
                 let Ok(Some(whole)) = wire::frame_bytes(input.waiting()) else { break };

@@ -291,7 +291,7 @@ impl Proxy {
     fn greet(&mut self, token: u64, now: Duration) -> Result<Served, CutReason> {
         let Some(connection) = self.connections.get_mut(&token) else { return Ok(Served::Idle) };
         let mut bytes = 0;
-        connection.read(&mut bytes)?;
+        connection.read(None, &mut bytes)?;
         // The handshake's own answers.
         connection.write(&[])?;
         if !connection.session.is_ready() {
@@ -579,7 +579,7 @@ impl Served {
 fn read_frames(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Served, CutReason> {
     let mut bytes = 0;
     loop {
-        let flow = connection.read(&mut bytes)?;
+        let flow = connection.read(Some((&mut entry.peer, now)), &mut bytes)?;
         entry.peer.receive(&mut connection.input, now)?;
         if flow == Flow::Dry {
             return Ok(Served::of(bytes));

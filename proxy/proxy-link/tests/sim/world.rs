@@ -310,6 +310,12 @@ impl World {
         let node = &mut self.nodes[1 - from];
         let count = self.chance.moved_bytes().min(self.pipes[from].len());
         let bytes: Vec<u8> = self.pipes[from].drain(..count).collect();
+        // As bytes that were decrypted elsewhere, or by way of the buffer.
+        if node.peer.phase() != Phase::Apart && self.chance.one_in(2) {
+            let taken = node.peer.receive_from(&bytes, &mut node.input, self.now).expect("the peer is correct");
+            assert_eq!(taken, bytes.len(), "the buffer has room for what a window allows");
+            return;
+        }
         assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
         if node.peer.phase() == Phase::Apart && !node.hear_hello(self.now) {
             return;
