@@ -54,20 +54,20 @@ impl LocalChannel for Shared {
     fn role(&self) -> Role {
         self.0.borrow().role
     }
-    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
-        Ok(self.0.borrow().out)
+    fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
+        Ok(self.0.borrow().out.clone().filter(|message| message.word != forwarded))
     }
     fn mark_taken(&self, word: u32) {
         self.0.borrow_mut().out.take_if(|message| message.word == word);
     }
     fn cancel_requested(&self) -> Option<u32> {
-        self.0.borrow().out.map(|message| message.word).filter(|word| word & 16 != 0)
+        self.0.borrow().out.as_ref().map(|message| message.word).filter(|word| word & 16 != 0)
     }
     fn settle_withdrawn(&self, word: u32) {
         self.mark_taken(word);
     }
-    fn publish(&self, message: &Carried) -> Result<(), IpcError> {
-        assert!(message.inline_bytes <= abi::limits::INLINE_BYTES_MAX);
+    fn publish(&self, message: Carried) -> Result<(), IpcError> {
+        assert!(message.inline.len() <= abi::limits::INLINE_BYTES_MAX);
         self.0.borrow_mut().published = message.word;
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use pki::{Authority, NodeRequest, Validity};
-use proxy_host::secure::{Credentials, Flow, Session};
+use proxy_host::secure::{Credentials, Flow, Inward, Session};
 use proxy_link::{
     Action, Carried, Cursor, Ends, Identity, InBuffer, LinkTimes, LocalChannel, Peer, Phase, RingSpec, Role, Settled,
 };
@@ -35,7 +35,7 @@ impl LocalChannel for Memory {
     fn role(&self) -> Role {
         self.0.role
     }
-    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
+    fn outbound(&self, _forwarded: u32) -> Result<Option<Carried>, IpcError> {
         Ok(None)
     }
     fn mark_taken(&self, _word: u32) {}
@@ -43,7 +43,7 @@ impl LocalChannel for Memory {
         None
     }
     fn settle_withdrawn(&self, _word: u32) {}
-    fn publish(&self, _message: &Carried) -> Result<(), IpcError> {
+    fn publish(&self, _message: Carried) -> Result<(), IpcError> {
         Ok(())
     }
     fn published(&self) -> u32 {
@@ -158,7 +158,9 @@ fn run(me: u16, far: u16, mut session: Session, mut stream: TcpStream) {
     loop {
         let mut bytes = 0;
         loop {
-            let Ok(flow) = session.read(&mut stream, &mut input, &mut bytes) else { return };
+            let mut inward = Inward::buffered(&mut input);
+            let Ok(flow) = session.read(&mut stream, &mut inward) else { return };
+            bytes += inward.bytes();
             let now = start.elapsed();
             if peer.phase() == Phase::Apart {
                 let Ok(Some(whole)) = wire::frame_bytes(input.waiting()) else { break };

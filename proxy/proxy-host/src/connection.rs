@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use abi::NodeId;
-use proxy_link::InBuffer;
+use proxy_link::{InBuffer, Peer};
 use sys::eventfd::{Poller, WriteInterest};
 
 use crate::carriers::Carrier;
 use crate::error::CutReason;
-use crate::secure::{Flow, Session};
+use crate::local::Local;
+use crate::secure::{Flow, Inward, Session};
 use crate::transport::Stream;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,9 +51,17 @@ impl Connection {
         }
     }
 
-    /// Reads what is there, as far as the buffer takes it.
-    pub(crate) fn read(&mut self, bytes: &mut usize) -> Result<Flow, CutReason> {
-        self.session.read(&mut self.stream, &mut self.input, bytes)
+    /// Reads what is there, as far as it is taken: into the buffer, and to the `link` what need not lie there first. Adds
+    /// what came to `bytes`.
+    pub(crate) fn read(
+        &mut self,
+        link: Option<(&mut Peer<Local>, Duration)>,
+        bytes: &mut usize,
+    ) -> Result<Flow, CutReason> {
+        let mut inward = Inward::new(&mut self.input, link);
+        let flow = self.session.read(&mut self.stream, &mut inward);
+        *bytes += inward.bytes();
+        flow
     }
 
     /// How much of `out` was taken.

@@ -15,12 +15,18 @@ pub const REDIAL_MIN: Duration = Duration::from_millis(20);
 pub const REDIAL_MAX: Duration = Duration::from_millis(500);
 /// Local events taken in one round, so that the sockets get their turn.
 pub const EVENTS_PER_ROUND: usize = 256;
+/// Connections that are read in every round without asking whether they are ready: each costs a system call, as asking for all does.
+pub const HOT_MAX: usize = 2;
+/// Reads in vain after which a connection is asked for with all others again.
+pub const IDLE_LOOKS_MAX: u32 = 256;
+/// Rounds of a busy loop in which only hot connections are looked at: others wait some microseconds longer.
+pub const UNPOLLED_ROUNDS_MAX: u32 = 8;
 /// Bytes read from one connection in one round.
 pub const READ_ROUND_BYTES: usize = 4 << 20;
 /// Ciphertext read by one system call.
 pub const READ_BYTES: usize = 128 * 1024;
-/// Plain bytes encrypted before they are written: four records of TLS; they stay in the cache on their way.
-pub const WRITE_BYTES: usize = 64 * 1024;
+/// Plain bytes encrypted before they are written: a batch; they stay in the cache on their way.
+pub const WRITE_BYTES: usize = proxy_link::limits::BATCH_BYTES;
 /// Channels that wait for their node to become a known peer.
 pub const ORPHANS_MAX: usize = 4096;
 /// Requests to the broker that are not answered yet.

@@ -57,15 +57,10 @@ impl LocalChannel for Local {
         }
     }
 
-    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
-        let carried = |m: stand_in::Carried| Carried {
-            word: m.word,
-            kind: m.kind,
-            payload: m.payload,
-            inline: m.inline,
-            inline_bytes: m.inline_bytes,
-        };
-        let outbound = self.channel.outbound()?.map(carried);
+    fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
+        let carried =
+            |m: stand_in::Carried| Carried { word: m.word, kind: m.kind, payload: m.payload, inline: m.inline };
+        let outbound = self.channel.outbound(forwarded)?.map(carried);
         if let Some(message) = &outbound {
             self.get_to_remote(Passing::Message(message))?;
         }
@@ -84,15 +79,10 @@ impl LocalChannel for Local {
         self.channel.settle_withdrawn(word);
     }
 
-    fn publish(&self, m: &Carried) -> Result<(), IpcError> {
-        self.put_to_local(Passing::Message(m))?;
-        self.channel.publish(&stand_in::Carried {
-            word: m.word,
-            kind: m.kind,
-            payload: m.payload,
-            inline: m.inline,
-            inline_bytes: m.inline_bytes,
-        })
+    fn publish(&self, message: Carried) -> Result<(), IpcError> {
+        self.put_to_local(Passing::Message(&message))?;
+        let Carried { word, kind, payload, inline } = message;
+        self.channel.publish(&stand_in::Carried { word, kind, payload, inline })
     }
 
     fn published(&self) -> u32 {

@@ -53,7 +53,17 @@ pub struct Proxy {
     ready: Vec<u64>,
     /// Connections whose round ended before they were dry: what they hold decrypted wakes nobody.
     unfinished: Vec<u64>,
+    /// Connections that brought something lately.
+    hot: Vec<Hot>,
+    /// Rounds since all descriptors were looked at.
+    unpolled: u32,
     refused: Option<String>,
+}
+
+struct Hot {
+    token: u64,
+    /// Since it brought something.
+    idle_looks: u32,
 }
 
 impl Proxy {
@@ -97,6 +107,8 @@ impl Proxy {
             next_due: Duration::ZERO,
             ready: Vec::new(),
             unfinished: Vec::new(),
+            hot: Vec::new(),
+            unpolled: 0,
             refused: None,
         })
     }
@@ -125,13 +137,14 @@ impl Proxy {
             let now = self.now();
             let mut found = self.hear_broker(Glance::Busy, now);
             found |= self.turn_due();
-            found |= self.serve_unfinished();
-            if self.poll(Duration::ZERO, &mut found)? == Asked::ToStop {
+            found |= self.serve_unfinished(now);
+            // What local parties said goes before anybody is asked for more.
+            found |= self.send_all(now);
+            if self.look_at_descriptors(now, &mut found)? == Asked::ToStop {
                 return Ok(Stopped::Asked);
             }
-            found |= self.send_all();
             found |= self.act();
-            self.tick_if_due();
+            found |= self.tick_if_due(now);
             self.mind_carriers();
             if found {
                 pace.found();
@@ -150,7 +163,8 @@ impl Proxy {
                         return Ok(Stopped::Asked);
                     }
                     pace.slept();
-                    self.tick_if_due();
+                    let now = self.now();
+                    self.tick_if_due(now);
                 }
             }
         }
@@ -172,14 +186,40 @@ impl Proxy {
 
     // ---- Readiness.
 
+    /// Hot connections are read without asking first, which is a system call less for each message. All descriptors are
+    /// asked when nothing is hot, now and then in any case, and before silence is judged.
+    fn look_at_descriptors(&mut self, now: Duration, found: &mut bool) -> Result<Asked, ProxyError> {
+        self.unpolled += 1;
+        if self.hot.is_empty() || self.unpolled >= limits::UNPOLLED_ROUNDS_MAX || now >= self.next_due {
+            return self.poll(Duration::ZERO, found);
+        }
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain_mut(|it| {
+            let brought = self.serve(it.token, now);
+            *found |= brought;
+            it.idle_looks = if brought { 0 } else { it.idle_looks + 1 };
+            it.idle_looks <= limits::IDLE_LOOKS_MAX && self.connections.contains_key(&it.token)
+        });
+        self.hot = hot;
+        Ok(Asked::Nothing)
+    }
+
+    fn heat(&mut self, token: u64) {
+        if self.hot.len() < limits::HOT_MAX && !self.hot.iter().any(|hot| hot.token == token) {
+            self.hot.push(Hot { token, idle_looks: 0 });
+        }
+    }
+
     fn poll(&mut self, limit: Duration, found: &mut bool) -> Result<Asked, ProxyError> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
+        self.unpolled = 0;
         self.poller.wait(&mut ready, Some(limit)).map_err(ProxyError::Poll)?;
+        let now = self.now();
         for token in &ready {
             match *token {
                 // Its events are taken at the head of every round.
-                token::BROKER => {}
+                token::BROKER => self.standing.rung(),
                 token::CONTROL => self.hear_daemon(),
                 token::STOP => return Ok(Asked::ToStop),
                 carrier @ token::FIRST_CARRIER..token::FIRST_CONNECTION => {
@@ -187,7 +227,12 @@ impl Proxy {
                         *found |= self.turn(carrier);
                     }
                 }
-                connection => *found |= self.serve(connection),
+                connection => {
+                    if self.serve(connection, now) {
+                        *found = true;
+                        self.heat(connection);
+                    }
+                }
             }
         }
         self.ready = ready;
@@ -202,7 +247,8 @@ impl Proxy {
             (connection.carrier == carrier && connection.stream.descriptor().is_none()).then_some(*token)
         };
         let sharing: Vec<u64> = self.connections.iter().filter_map(shares).collect();
-        sharing.into_iter().filter(|token| self.serve(*token)).count() > 0
+        let now = self.now();
+        sharing.into_iter().filter(|token| self.serve(*token, now)).count() > 0
     }
 
     fn turn_due(&mut self) -> bool {
@@ -246,8 +292,7 @@ impl Proxy {
     }
 
     /// A connection is ready. `true` when frames came.
-    fn serve(&mut self, token: u64) -> bool {
-        let now = self.now();
+    fn serve(&mut self, token: u64, now: Duration) -> bool {
         let Some(connection) = self.connections.get_mut(&token) else { return false };
         let served = match connection.stage {
             Stage::Dialling(node) => self.finish_dialling(token, node, now).map(|()| Served::Idle),
@@ -261,7 +306,9 @@ impl Proxy {
             Ok(Served::Idle) => false,
             Ok(Served::Dry) => true,
             Ok(Served::Unfinished) => {
-                self.unfinished.push(token);
+                if !self.unfinished.contains(&token) {
+                    self.unfinished.push(token);
+                }
                 true
             }
             Err(reason) => {
@@ -271,10 +318,10 @@ impl Proxy {
         }
     }
 
-    fn serve_unfinished(&mut self) -> bool {
+    fn serve_unfinished(&mut self, now: Duration) -> bool {
         let unfinished = std::mem::take(&mut self.unfinished);
         for token in &unfinished {
-            self.serve(*token);
+            self.serve(*token, now);
         }
         !unfinished.is_empty()
     }
@@ -301,7 +348,7 @@ impl Proxy {
     fn greet(&mut self, token: u64, now: Duration) -> Result<Served, CutReason> {
         let Some(connection) = self.connections.get_mut(&token) else { return Ok(Served::Idle) };
         let mut bytes = 0;
-        connection.read(&mut bytes)?;
+        connection.read(None, &mut bytes)?;
         // The handshake's own answers.
         connection.write(&[])?;
         if !connection.session.is_ready() {
@@ -401,8 +448,7 @@ impl Proxy {
     // ---- To the peers.
 
     /// Builds and writes for every link until there is nothing more or the sockets are full. `true` when bytes went.
-    fn send_all(&mut self) -> bool {
-        let now = self.now();
+    fn send_all(&mut self, now: Duration) -> bool {
         let mut found = false;
         let mut broken = Vec::new();
         for entry in self.peers.values_mut() {
@@ -429,6 +475,9 @@ impl Proxy {
 
     /// Does at the broker what the links want. `true` when anything was to do.
     fn act(&mut self) -> bool {
+        if !self.peers.values().any(|entry| entry.peer.has_actions()) {
+            return false;
+        }
         let mut found = false;
         let mut changed = false;
         let nodes: Vec<NodeId> = self.peers.keys().copied().collect();
@@ -446,10 +495,10 @@ impl Proxy {
 
     // ---- Time.
 
-    fn tick_if_due(&mut self) {
-        let now = self.now();
+    /// `true` when it was: there may be something to send.
+    fn tick_if_due(&mut self, now: Duration) -> bool {
         if now < self.next_due {
-            return;
+            return false;
         }
         let mut silent = Vec::new();
         for entry in self.peers.values_mut() {
@@ -473,6 +522,7 @@ impl Proxy {
         self.dial_due(now);
         self.standing.place_orphans(&mut self.peers, now, self.common.times.down);
         self.next_due = self.due_after(now);
+        true
     }
 
     fn due_after(&self, now: Duration) -> Duration {
@@ -589,7 +639,7 @@ impl Served {
 fn read_frames(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Served, CutReason> {
     let mut bytes = 0;
     loop {
-        let flow = connection.read(&mut bytes)?;
+        let flow = connection.read(Some((&mut entry.peer, now)), &mut bytes)?;
         entry.peer.receive(&mut connection.input, now)?;
         if flow == Flow::Dry {
             return Ok(Served::of(bytes));

@@ -6,8 +6,9 @@
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use proxy_link::InBuffer;
+use proxy_link::{InBuffer, LinkError, Peer};
 use rustls::client::UnbufferedClientConnection;
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::CryptoProvider;
@@ -23,6 +24,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use crate::ProxyError;
 use crate::error::CutReason;
+use crate::local::Local;
 use crate::tls::{End, Tls};
 use crate::transport::Encryption;
 
@@ -109,6 +111,56 @@ pub enum Flow {
     Full,
 }
 
+/// Where what was read goes.
+pub struct Inward<'a> {
+    input: &'a mut InBuffer,
+    /// The link that the bytes are of, once they are of one: it takes long data from where it was decrypted.
+    link: Option<(&'a mut Peer<Local>, Duration)>,
+    failed: Option<LinkError>,
+    bytes: usize,
+}
+
+impl<'a> Inward<'a> {
+    /// To the buffer, and nowhere else.
+    pub fn buffered(input: &'a mut InBuffer) -> Inward<'a> {
+        Inward::new(input, None)
+    }
+
+    /// Plain bytes that were taken.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn new(input: &'a mut InBuffer, link: Option<(&'a mut Peer<Local>, Duration)>) -> Inward<'a> {
+        Inward { input, link, failed: None, bytes: 0 }
+    }
+
+    pub(crate) fn is_full(&mut self) -> bool {
+        self.input.space().is_empty()
+    }
+
+    /// How many of the bytes were taken.
+    pub(crate) fn take(&mut self, plain: &[u8]) -> usize {
+        let count = match &mut self.link {
+            None => self.input.append(plain),
+            Some((peer, now)) => match peer.receive_from(plain, self.input, *now) {
+                Ok(count) => count,
+                Err(error) => {
+                    self.failed = Some(error);
+                    plain.len()
+                }
+            },
+        };
+        self.bytes += count;
+        count
+    }
+
+    /// Whether the link refused something of what it took.
+    pub(crate) fn check(&mut self) -> Result<(), LinkError> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+}
+
 /// What lies between a stream and the frames.
 pub enum Session {
     /// Accepted, and nothing was read: the first byte tells whether the dialling side encrypts.
@@ -184,15 +236,15 @@ impl Session {
         }
     }
 
-    /// Reads and decrypts into `input`, as far as there is room. Adds what it read to `bytes`.
-    pub fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
-        if self.recognise(stream, input)? == Flow::Dry {
+    /// Reads and decrypts to where `inward` says, as far as there is room.
+    pub fn read(&mut self, stream: &mut impl Read, inward: &mut Inward<'_>) -> Result<Flow, CutReason> {
+        if self.recognise(stream, inward.input)? == Flow::Dry {
             return Ok(Flow::Dry);
         }
         match self {
             Session::Unknown(_) => Ok(Flow::Dry),
-            Session::Plain => read_plain(stream, input, bytes),
-            Session::Tls(tls) => tls.read(stream, input, bytes),
+            Session::Plain => read_plain(stream, inward),
+            Session::Tls(tls) => tls.read(stream, inward),
         }
     }
 
@@ -212,8 +264,8 @@ impl Session {
     }
 }
 
-fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
-    let space = input.space();
+fn read_plain(stream: &mut impl Read, inward: &mut Inward<'_>) -> Result<Flow, CutReason> {
+    let space = inward.input.space();
     if space.is_empty() {
         return Ok(Flow::Full);
     }
@@ -222,8 +274,8 @@ fn read_plain(stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -
         None => Ok(Flow::Dry),
         Some(0) => Err(CutReason::Closed),
         Some(count) => {
-            input.filled(count);
-            *bytes += count;
+            inward.input.filled(count);
+            inward.bytes += count;
             // A short read means that the socket was emptied.
             Ok(if count < wanted { Flow::Dry } else { Flow::Full })
         }

@@ -71,6 +71,11 @@ impl Standing {
         }
     }
 
+    /// The port's descriptor is readable.
+    pub(crate) fn rung(&mut self) {
+        self.port.look_at_descriptors_next();
+    }
+
     /// Takes what happened on this node, up to a bound. `true` when anything did.
     pub(crate) fn take_events(&mut self, glance: Glance, peers: &mut Table, now: Duration) -> bool {
         for taken in 0..limits::EVENTS_PER_ROUND {

@@ -2,7 +2,7 @@
 //! written from, which leaves out three of the copies that rustls' buffered connections make of every byte.
 //!
 //! ```text
-//! stream → received ─ decrypt in place ─▶ a record ─▶ frames' buffer (what it cannot take waits in `overflow`)
+//! stream → received ─ decrypt in place ─▶ a record ─▶ arena or frames' buffer (what it cannot take waits in `overflow`)
 //! frames ─ encrypt ─▶ sealed → stream
 //! ```
 //!
@@ -11,7 +11,6 @@
 
 use std::io::{Read, Write};
 
-use proxy_link::InBuffer;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
@@ -19,7 +18,7 @@ use rustls::{CommonState, Error};
 
 use crate::error::CutReason;
 use crate::limits;
-use crate::secure::{Flow, unless_blocked};
+use crate::secure::{Flow, Inward, unless_blocked};
 
 /// What a record has beside its bytes: a head of 5, the type, and the tag of 16; room to spare.
 const RECORD_OVERHEAD: usize = 64;
@@ -88,16 +87,22 @@ impl Tls {
         !self.sealed.is_empty() || self.state().wants_write()
     }
 
-    /// Reads once and decrypts that into `input`, as far as there is room. Adds what it brought to `bytes`. More at a time would only
+    /// Reads once and decrypts that to where `inward` says, as far as there is room. More at a time would only
     /// pile up unfinished frames, which are moved when the buffer ends.
-    pub fn read(&mut self, stream: &mut impl Read, input: &mut InBuffer, bytes: &mut usize) -> Result<Flow, CutReason> {
+    pub fn read(&mut self, stream: &mut impl Read, inward: &mut Inward<'_>) -> Result<Flow, CutReason> {
         let mut after = None;
         loop {
-            *bytes += self.pour_overflow(input);
-            if !self.overflow.is_empty() || input.space().is_empty() {
+            self.pour_overflow(inward);
+            inward.check()?;
+            if !self.overflow.is_empty() || inward.is_full() {
                 return Ok(Flow::Full);
             }
-            match (self.turn(Some((&mut *input, &mut *bytes)), &[])?, after) {
+            // With nothing to decrypt a turn would only say so, and before every read that finds nothing.
+            let turn = match self.received.is_empty() && !self.state().is_handshaking() {
+                true => Turn::Ready(0),
+                false => self.turn(Some(&mut *inward), &[])?,
+            };
+            match (turn, after) {
                 (Turn::Again, _) => continue,
                 (Turn::Closed, _) => return Err(CutReason::Closed),
                 (Turn::Blocked | Turn::Ready(_), Some(flow)) => return Ok(flow),
@@ -145,20 +150,18 @@ impl Tls {
         }
     }
 
-    fn pour_overflow(&mut self, input: &mut InBuffer) -> usize {
-        if self.overflow.is_empty() {
-            return 0;
+    fn pour_overflow(&mut self, inward: &mut Inward<'_>) {
+        if !self.overflow.is_empty() {
+            let count = inward.take(&self.overflow);
+            self.overflow.drain(..count);
         }
-        let count = input.append(&self.overflow);
-        self.overflow.drain(..count);
-        count
     }
 
-    /// One step, with what was received and not handled yet. What it finds for us goes to `input`, as far as there is one and
+    /// One step, with what was received and not handled yet. What it finds for us goes to `inward`, as far as there is one and
     /// it has room; when nothing is to be read, `plain` is sealed.
-    fn turn(&mut self, input: Option<(&mut InBuffer, &mut usize)>, plain: &[u8]) -> Result<Turn, CutReason> {
+    fn turn(&mut self, inward: Option<&mut Inward<'_>>, plain: &[u8]) -> Result<Turn, CutReason> {
         let Tls { end, received, sealed, overflow } = self;
-        let mut hands = Hands { input, overflow, sealed, plain };
+        let mut hands = Hands { inward, overflow, sealed, plain };
         let incoming = received.used_mut();
         let (discard, turn) = match end {
             End::Client(connection) => hands.client(connection.process_tls_records(incoming)),
@@ -170,14 +173,14 @@ impl Tls {
 }
 
 /// Where a turn puts what it finds, and takes from.
-struct Hands<'a> {
-    input: Option<(&'a mut InBuffer, &'a mut usize)>,
+struct Hands<'a, 'b> {
+    inward: Option<&'a mut Inward<'b>>,
     overflow: &'a mut Vec<u8>,
     sealed: &'a mut Window,
     plain: &'a [u8],
 }
 
-impl Hands<'_> {
+impl Hands<'_, '_> {
     fn client(&mut self, status: UnbufferedStatus<'_, '_, ClientConnectionData>) -> (usize, Result<Turn, Error>) {
         (status.discard, status.state.and_then(|state| self.handle(state)))
     }
@@ -224,12 +227,8 @@ impl Hands<'_> {
     }
 
     fn keep(&mut self, plain: &[u8]) {
-        let taken = match &mut self.input {
-            Some((input, bytes)) if self.overflow.is_empty() => {
-                let count = input.append(plain);
-                **bytes += count;
-                count
-            }
+        let taken = match &mut self.inward {
+            Some(inward) if self.overflow.is_empty() => inward.take(plain),
             _ => 0,
         };
         self.overflow.extend_from_slice(plain.get(taken..).unwrap_or(&[]));

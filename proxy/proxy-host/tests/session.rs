@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use pki::{Authority, NodeRequest, Validity};
-use proxy_host::secure::{Credentials, Session};
+use proxy_host::secure::{Credentials, Inward, Session};
 use proxy_link::InBuffer;
 
 fn issue(authority: &Authority, node: &str, dir: &Path) -> Credentials {
@@ -28,8 +28,7 @@ fn run(mut session: Session, mut stream: TcpStream, out: &[u8], wanted: usize) -
     let (mut sent, mut got, mut input) = (0, Vec::new(), InBuffer::new());
     while sent < out.len() || got.len() < wanted || session.wants_write() || !session.is_ready() {
         sent += session.write(&mut stream, &out[sent..]).map_err(|error| error.to_string())?;
-        let mut bytes = 0;
-        let read = session.read(&mut stream, &mut input, &mut bytes);
+        let read = session.read(&mut stream, &mut Inward::buffered(&mut input));
         got.extend_from_slice(input.waiting());
         input.consume(input.waiting().len());
         if let Err(error) = read {

@@ -1,6 +1,5 @@
 //! What a link needs of a channel on its own node.
 
-use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, IpcError, Lane};
 use wire::RingSpec;
@@ -43,19 +42,13 @@ impl Ends {
 }
 
 /// A message with its own word, see `abi::layout::word`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Carried {
     pub word: u32,
     pub kind: i32,
     pub payload: [u8; abi::Message::PAYLOAD_BYTES],
-    pub inline: [u8; INLINE_BYTES_MAX],
-    pub inline_bytes: usize,
-}
-
-impl Carried {
-    pub fn inline(&self) -> &[u8] {
-        self.inline.get(..self.inline_bytes).unwrap_or(&[])
-    }
+    /// At most `abi::limits::INLINE_BYTES_MAX`.
+    pub inline: Vec<u8>,
 }
 
 /// How a message that was to be withdrawn ended.
@@ -77,8 +70,8 @@ pub struct Cursor {
 pub trait LocalChannel {
     fn role(&self) -> Role;
 
-    /// The local party's message that was neither taken nor withdrawn.
-    fn outbound(&self) -> Result<Option<Carried>, IpcError>;
+    /// The local party's message that was neither taken nor withdrawn, unless it is the one with the word `forwarded`.
+    fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError>;
     /// The far party took the message. Nothing happens when it is not outstanding.
     fn mark_taken(&self, word: u32);
     /// The word of a message the local party wants back, until that is settled.
@@ -87,7 +80,7 @@ pub trait LocalChannel {
     fn settle_withdrawn(&self, word: u32);
 
     /// Publishes the far party's message. `NotWaiting`: a reply whose caller gave up.
-    fn publish(&self, message: &Carried) -> Result<(), IpcError>;
+    fn publish(&self, message: Carried) -> Result<(), IpcError>;
     /// The word published last by us; 0 for none.
     fn published(&self) -> u32;
     /// The last word of ours that the local party took; 0 for none.

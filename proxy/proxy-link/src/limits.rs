@@ -2,9 +2,10 @@
 
 use wire::limits::{FRAME_BYTES_MAX, WHOLE_FRAME_BYTES_MAX};
 
-/// The out buffer takes further bulk data below this fill: four records of TLS. What is put is encrypted and written before
-/// more is put, so all of it stays in the nearest caches on its way.
-pub const BATCH_BYTES: usize = 64 * 1024;
+/// The out buffer takes further bulk data below this fill: a chunk of a copy with its head, so that none of them leaves a
+/// few bytes for a write of their own. What is put is encrypted and written before more is put, so all of it stays in the
+/// nearest caches on its way.
+pub const BATCH_BYTES: usize = abi::limits::COPY_CHUNK_BYTES as usize + 256;
 /// Kept free for frames that must always go (heartbeat, credit, refusals): they are small and few.
 pub const RESERVE_BYTES: usize = 4096;
 /// A batch, one more frame of the longest kind that is put as a whole, and the reserve.
@@ -42,4 +43,4 @@ pub const PARCELS_MAX: usize = 1024;
 const _: () = assert!(WINDOW_BYTES >= WINDOW_BYTES_MIN);
 const _: () = assert!(IN_BYTES >= 2 * WHOLE_FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES >= wire::limits::BLOCK_BYTES + wire::Block::HEAD_BYTES);
-const _: () = assert!(BATCH_BYTES > wire::Frame::RING_OVERHEAD_BYTES);
+const _: () = assert!(BATCH_BYTES >= abi::limits::COPY_CHUNK_BYTES as usize + wire::Frame::RING_OVERHEAD_BYTES);

@@ -283,10 +283,7 @@ impl<C: LocalChannel> Relay<C> {
     }
 
     fn tell_outbound(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
-        let Some(message) = self.local.outbound()? else { return Ok(Turn::Idle) };
-        if message.word == self.forwarded {
-            return Ok(Turn::Idle);
-        }
+        let Some(message) = self.local.outbound(self.forwarded)? else { return Ok(Turn::Idle) };
         // A reply implies that its request was taken; what was taken before it has been told.
         let taken = self.local.taken();
         let frame = Frame::Message {
@@ -294,7 +291,7 @@ impl<C: LocalChannel> Relay<C> {
             word: message.word,
             kind: message.kind,
             payload: &message.payload,
-            inline: message.inline(),
+            inline: &message.inline,
         };
         if !link.put(&frame, Class::Bulk) {
             return Ok(Turn::Blocked);
@@ -414,6 +411,11 @@ impl<C: LocalChannel> Relay<C> {
 
     // ---- From the far side.
 
+    /// Whether something that was heard is to be answered at once.
+    pub(crate) fn has_answer(&self) -> bool {
+        self.settled.is_some() || self.dropped.is_some()
+    }
+
     /// The far side's frame for this channel. An error closes the channel.
     pub(crate) fn hear(&mut self, frame: &Frame<'_>) -> Result<(), IpcError> {
         match frame {
@@ -473,18 +475,13 @@ impl<C: LocalChannel> Relay<C> {
     }
 
     fn hear_message(&mut self, word: u32, kind: i32, payload: &[u8; 56], inline: &[u8]) -> Result<(), IpcError> {
-        let mut message = Carried {
-            word,
-            kind,
-            payload: *payload,
-            inline: [0; abi::limits::INLINE_BYTES_MAX],
-            inline_bytes: inline.len(),
-        };
-        message.inline.get_mut(..inline.len()).ok_or(IpcError::Corrupt)?.copy_from_slice(inline);
+        if inline.len() > abi::limits::INLINE_BYTES_MAX {
+            return Err(IpcError::Corrupt);
+        }
         if word & word::KIND_MASK == word::REPLY && self.forwarded & word::KIND_MASK == word::REQUEST {
             self.local.mark_taken(self.forwarded);
         }
-        match self.local.publish(&message) {
+        match self.local.publish(Carried { word, kind, payload: *payload, inline: inline.to_vec() }) {
             Err(IpcError::NotWaiting) => {
                 self.dropped = Some(word);
                 Ok(())

@@ -417,7 +417,7 @@ impl Joined {
                 Settled::Withdrawn => source.settle_withdrawn(word),
             }
         }
-        if let Ok(Some(message)) = source.outbound()
+        if let Ok(Some(message)) = source.outbound(0)
             && target.publish(&message) == Err(IpcError::NotWaiting)
         {
             source.mark_taken(message.word);

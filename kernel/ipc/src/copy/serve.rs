@@ -10,6 +10,7 @@ use ipc_shm::Arena;
 use crate::ring::RingServer;
 
 /// Serves what one copier asks now; whether there was anything. A copier that is gone is not served: nobody waits for it.
+/// Each completion is shown at once: the copier, or a proxy, moves one chunk while the next is copied here.
 pub(crate) fn serve(lane: &RingServer, grants: &mut Grants<Arena>) -> bool {
     let mut any = false;
     for _ in 0..COPY_ENTRIES {
@@ -27,8 +28,6 @@ pub(crate) fn serve(lane: &RingServer, grants: &mut Grants<Arena>) -> bool {
         if lane.complete(&done).is_err() {
             return any;
         }
-    }
-    if any {
         lane.publish();
     }
     any

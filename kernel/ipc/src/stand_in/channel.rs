@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use abi::layout::state;
-use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::{Completion, Submission};
 use abi::{Calls, IpcError};
 use ipc_core::{Data, Kind, Patience, Word};
@@ -18,19 +17,13 @@ use crate::talk::{right_for, settle};
 use crate::waiting::gone;
 
 /// A message as it travels. `word` says what it is: see [`abi::layout::word`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Carried {
     pub word: u32,
     pub kind: i32,
     pub payload: [u8; abi::Message::PAYLOAD_BYTES],
-    pub inline: [u8; INLINE_BYTES_MAX],
-    pub inline_bytes: usize,
-}
-
-impl Carried {
-    pub fn inline(&self) -> &[u8] {
-        self.inline.get(..self.inline_bytes).unwrap_or(&[])
-    }
+    /// At most `INLINE_BYTES_MAX`. Most messages have none, and cost no allocation.
+    pub inline: Vec<u8>,
 }
 
 /// How a message that was to be withdrawn ended.
@@ -72,12 +65,12 @@ impl ProxiedChannel {
 
     // Messages, local to remote.
 
-    /// The local party's message that was neither taken nor withdrawn. Stays until `mark_taken` or `settle_withdrawn`:
-    /// the proxy remembers the word it forwarded last.
-    pub fn outbound(&self) -> Result<Option<Carried>, IpcError> {
+    /// The local party's message that was neither taken nor withdrawn, unless it is the one `forwarded` already. Stays until
+    /// `mark_taken` or `settle_withdrawn`.
+    pub fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         let link = &self.link;
         let raw = link.peer_word();
-        if raw == 0 || raw == link.own_taken() {
+        if raw == 0 || raw == forwarded || raw == link.own_taken() {
             return Ok(None);
         }
         let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
@@ -89,16 +82,13 @@ impl ProxiedChannel {
         }
         let mut payload = [0; abi::Message::PAYLOAD_BYTES];
         let kind = link.copy_line(&mut payload);
-        let mut data = Vec::new();
-        let fits = link.copy_inline(word.data, &mut data);
+        let mut inline = Vec::new();
+        let fits = link.copy_inline(word.data, &mut inline);
         link.fence_after_copy();
         if link.peer_word() != raw || !fits {
             return Err(IpcError::Corrupt);
         }
-        let mut inline = [0; INLINE_BYTES_MAX];
-        let inline_bytes = data.len();
-        inline.get_mut(..inline_bytes).ok_or(IpcError::Corrupt)?.copy_from_slice(&data);
-        Ok(Some(Carried { word: raw, kind, payload, inline, inline_bytes }))
+        Ok(Some(Carried { word: raw, kind, payload, inline }))
     }
 
     /// The far party took the message with this word. Nothing happens when it is not outstanding any more.
@@ -149,7 +139,7 @@ impl ProxiedChannel {
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
         let link = &self.link;
         let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
-        if word.data != Data::of(message.inline()) {
+        if word.data != Data::of(&message.inline) {
             return Err(IpcError::Corrupt);
         }
         if link.own_word() == message.word {
@@ -171,7 +161,7 @@ impl ProxiedChannel {
             }
             link.set_own_awaits(message.word);
         }
-        link.publish_message(word, message.kind, &message.payload, message.inline());
+        link.publish_message(word, message.kind, &message.payload, &message.inline);
         link.kick();
         Ok(())
     }

@@ -121,6 +121,11 @@ impl StandInPort {
         }
     }
 
+    /// The next `look` begins with the descriptors: for a proxy that found `fd` readable.
+    pub fn look_at_descriptors_next(&mut self) {
+        self.unpolled = UNPOLLED_MAX;
+    }
+
     /// Readable when `wait_event` may have something, provided that the last `wait_event` answered `TimedOut`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()

@@ -3,7 +3,7 @@
 //! The same hot and armed channels as in a port, but what is looked for is any change of what the local party writes: the
 //! proxy reads the rest itself.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ipc_core::ChannelId;
@@ -36,26 +36,23 @@ impl Snapshot {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Watch {
-    Hot,
-    Armed,
-}
-
 #[derive(Debug)]
 struct Watched {
+    key: u64,
     channel: ChannelId,
     link: Arc<Link>,
     reported: Option<Snapshot>,
-    watch: Watch,
     idle_looks: u32,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct WatchList {
-    watched: HashMap<u64, Watched>,
+    /// Looked at in turn, from `next` on: side by side, because all of them are looked at in every round of a busy proxy.
+    hot: Vec<Watched>,
+    next: usize,
+    /// They ring.
+    armed: HashMap<u64, Watched>,
     keys: HashMap<ChannelId, u64>,
-    hot: VecDeque<u64>,
     next_key: u64,
 }
 
@@ -67,20 +64,22 @@ impl WatchList {
     pub fn insert(&mut self, channel: ChannelId, link: Arc<Link>) -> u64 {
         let key = self.next_key.max(WatchList::FIRST_KEY);
         self.next_key = key + 1;
-        self.watched.insert(key, Watched { channel, link, reported: None, watch: Watch::Hot, idle_looks: 0 });
         self.keys.insert(channel, key);
-        self.hot.push_back(key);
+        self.hot.push(Watched { key, channel, link, reported: None, idle_looks: 0 });
         key
     }
 
     pub fn remove(&mut self, channel: ChannelId) -> Option<Arc<Link>> {
         let key = self.keys.remove(&channel)?;
-        self.hot.retain(|hot| *hot != key);
-        self.watched.remove(&key).map(|watched| watched.link)
+        let hot = self.hot.iter().position(|watched| watched.key == key);
+        let watched = hot.map(|position| self.hot.swap_remove(position)).or_else(|| self.armed.remove(&key));
+        watched.map(|watched| watched.link)
     }
 
     pub fn link(&self, channel: ChannelId) -> Option<&Arc<Link>> {
-        Some(&self.watched.get(self.keys.get(&channel)?)?.link)
+        let key = self.keys.get(&channel)?;
+        let hot = || self.hot.iter().find(|watched| watched.key == *key);
+        self.armed.get(key).or_else(hot).map(|watched| &watched.link)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -88,31 +87,26 @@ impl WatchList {
     }
 
     pub fn heat(&mut self, key: u64) {
-        if let Some(watched) = self.watched.get_mut(&key) {
+        if let Some(watched) = self.armed.remove(&key) {
             watched.link.prepare_sleep(Sleep::Awake);
-            if watched.watch == Watch::Armed {
-                watched.watch = Watch::Hot;
-                self.hot.push_back(key);
-            }
+            self.hot.push(watched);
         }
     }
 
     /// The next hot channel that changed, in turn.
     pub fn next_active(&mut self) -> Option<ChannelId> {
         for _ in 0..self.hot.len() {
-            let key = self.hot.pop_front()?;
-            let Some(watched) = self.watched.get_mut(&key) else { continue };
+            if self.next >= self.hot.len() {
+                self.next = 0;
+            }
+            let watched = self.hot.get_mut(self.next)?;
             if let Some(channel) = watched.look() {
-                self.hot.push_back(key);
+                self.next += 1;
                 return Some(channel);
             }
             if watched.idle_looks <= IDLE_LOOKS_MAX {
-                self.hot.push_back(key);
-                continue;
-            }
-            watched.arm();
-            if let Some(channel) = watched.look() {
-                self.heat(key);
+                self.next += 1;
+            } else if let Some(channel) = self.arm(self.next) {
                 return Some(channel);
             }
         }
@@ -121,14 +115,25 @@ impl WatchList {
 
     /// Arms every hot channel; one that changed meanwhile is returned, hot.
     pub fn arm_all(&mut self) -> Option<ChannelId> {
-        while let Some(key) = self.hot.pop_front() {
-            let Some(watched) = self.watched.get_mut(&key) else { continue };
-            watched.arm();
-            if let Some(channel) = watched.look() {
-                self.heat(key);
+        while let Some(last) = self.hot.len().checked_sub(1) {
+            if let Some(channel) = self.arm(last) {
                 return Some(channel);
             }
         }
+        None
+    }
+
+    /// Arms the hot channel at `position`, unless it changed meanwhile: that one is returned, hot.
+    fn arm(&mut self, position: usize) -> Option<ChannelId> {
+        let watched = self.hot.get_mut(position)?;
+        watched.link.prepare_sleep(Sleep::EventFd);
+        watched.idle_looks = 0;
+        if let Some(channel) = watched.look() {
+            watched.link.prepare_sleep(Sleep::Awake);
+            return Some(channel);
+        }
+        let watched = self.hot.swap_remove(position);
+        self.armed.insert(watched.key, watched);
         None
     }
 }
@@ -143,11 +148,5 @@ impl Watched {
         self.reported = Some(now);
         self.idle_looks = 0;
         Some(self.channel)
-    }
-
-    fn arm(&mut self) {
-        self.link.prepare_sleep(Sleep::EventFd);
-        self.watch = Watch::Armed;
-        self.idle_looks = 0;
     }
 }

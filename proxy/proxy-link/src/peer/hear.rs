@@ -20,13 +20,7 @@ impl<C: LocalChannel> Peer<C> {
     /// The connection must be cut; `Refuse` is told to the peer before.
     pub fn receive(&mut self, input: &mut InBuffer, now: Duration) -> Result<(), LinkError> {
         let result = self.receive_frames(input, now);
-        for channel in std::mem::take(&mut self.unkicked) {
-            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
-                && std::mem::take(&mut relay.unkicked)
-            {
-                relay.local.kick();
-            }
-        }
+        self.kick_all();
         result
     }
 
@@ -49,12 +43,56 @@ impl<C: LocalChannel> Peer<C> {
         Ok(())
     }
 
+    /// The same for `bytes` that were decrypted elsewhere: data that is due goes from there to its arena, the rest into `input`.
+    /// Answers how many were taken; fewer than all when `input` is full.
+    ///
+    /// # Errors
+    /// As [`Peer::receive`].
+    pub fn receive_from(&mut self, bytes: &[u8], input: &mut InBuffer, now: Duration) -> Result<usize, LinkError> {
+        let result = self.receive_parts(bytes, input, now);
+        self.kick_all();
+        result
+    }
+
+    fn receive_parts(&mut self, bytes: &[u8], input: &mut InBuffer, now: Duration) -> Result<usize, LinkError> {
+        let mut taken = 0;
+        while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+            let is_direct = input.waiting().is_empty() && self.is_plain_data_due();
+            let count = if is_direct { self.take_plain(rest, now) } else { input.append(rest) };
+            if count == 0 {
+                break;
+            }
+            taken += count;
+            if !is_direct {
+                self.receive_frames(input, now)?;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Wakes the parties whose entries came.
+    fn kick_all(&mut self) {
+        while let Some(channel) = self.unkicked.pop() {
+            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
+                && std::mem::take(&mut relay.unkicked)
+            {
+                relay.local.kick();
+            }
+        }
+    }
+
+    fn is_plain_data_due(&self) -> bool {
+        self.incoming.as_ref().is_some_and(|incoming| incoming.packing == Packing::Plain && incoming.left > 0)
+    }
+
     /// Goes on with the data that is due, if any. `false` when there is more to come.
     fn take_data(&mut self, input: &mut InBuffer, now: Duration) -> Result<bool, LinkError> {
         match &self.incoming {
             None => Ok(true),
             Some(incoming) if incoming.packing == Packing::Plain || incoming.left == 0 => {
-                Ok(self.take_plain(input, now))
+                let count = self.take_plain(input.waiting(), now);
+                input.consume(count);
+                Ok(self.incoming.is_none())
             }
             Some(_) => {
                 while self.take_block(input, now)? {}
@@ -96,22 +134,20 @@ impl<C: LocalChannel> Peer<C> {
         Ok(true)
     }
 
-    fn take_plain(&mut self, input: &mut InBuffer, now: Duration) -> bool {
-        let Some(mut incoming) = self.incoming.take() else { return true };
-        let waiting = input.waiting();
-        let count = waiting.len().min(incoming.left as usize);
-        let piece = waiting.get(..count).unwrap_or(&[]);
+    /// As many of the bytes as belong to the data that is due.
+    fn take_plain(&mut self, bytes: &[u8], now: Duration) -> usize {
+        let Some(mut incoming) = self.incoming.take() else { return 0 };
+        let count = bytes.len().min(incoming.left as usize);
+        let piece = bytes.get(..count).unwrap_or(&[]);
         incoming.left -= count as u32;
         if let Some(at) = incoming.at {
             incoming.at = self.hear_piece(&incoming, at, piece).then_some(at + count as u32);
         }
         self.link.heard(now, count);
-        input.consume(count);
-        let is_complete = incoming.left == 0;
-        if !is_complete {
+        if incoming.left > 0 {
             self.incoming = Some(incoming);
         }
-        is_complete
+        count
     }
 
     /// `false` when nobody wants the rest.
@@ -223,6 +259,11 @@ impl<C: LocalChannel> Peer<C> {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
         let result = relay.hear(frame);
+        let is_message = matches!(frame, Frame::Message { .. } | Frame::Taken { .. });
+        if result.is_ok() && is_message && !relay.has_answer() {
+            // What the local party does about it is seen in its memory.
+            return;
+        }
         self.heard(channel, result);
     }
 

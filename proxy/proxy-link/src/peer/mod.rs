@@ -176,6 +176,11 @@ impl<C: LocalChannel> Peer<C> {
     pub fn next_action(&mut self) -> Option<Action<C>> {
         self.actions.pop_front()
     }
+
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
     /// Tells the peer's broker something of ours. Lost when the link is not up, or cut before it went: brokers ask again
     /// when they hear that it is up.
     pub fn send_parcel(&mut self, bytes: Vec<u8>) {

@@ -87,44 +87,44 @@ impl LocalChannel for SimChannel {
         self.0.borrow().role
     }
 
-    fn outbound(&self) -> Result<Option<Carried>, IpcError> {
+    fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         let memory = self.0.borrow();
-        Ok(memory.out.filter(|_| memory.out_state == State::Pending))
+        Ok(memory.out.clone().filter(|message| memory.out_state == State::Pending && message.word != forwarded))
     }
 
     fn mark_taken(&self, word: u32) {
         let mut memory = self.0.borrow_mut();
-        if memory.out.is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
+        if memory.out.as_ref().is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
             memory.out_state = State::Taken;
         }
     }
 
     fn cancel_requested(&self) -> Option<u32> {
         let memory = self.0.borrow();
-        memory.out.filter(|_| memory.cancel && memory.out_state == State::Pending).map(|m| m.word)
+        memory.out.as_ref().filter(|_| memory.cancel && memory.out_state == State::Pending).map(|m| m.word)
     }
 
     fn settle_withdrawn(&self, word: u32) {
         let mut memory = self.0.borrow_mut();
-        if memory.out.is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
+        if memory.out.as_ref().is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
             assert!(memory.cancel, "only what was asked for is withdrawn");
             memory.out_state = State::Withdrawn;
         }
     }
 
-    fn publish(&self, message: &Carried) -> Result<(), IpcError> {
+    fn publish(&self, message: Carried) -> Result<(), IpcError> {
         let mut memory = self.0.borrow_mut();
-        if let Some(before) = memory.inbound {
+        if let Some(before) = &memory.inbound {
             assert_ne!(before.word, message.word, "published twice");
             assert!(before.word == memory.taken || memory.inbound_withdrawn, "published over a message nobody took");
         }
-        memory.inbound = Some(*message);
+        memory.inbound = Some(message);
         memory.inbound_withdrawn = false;
         Ok(())
     }
 
     fn published(&self) -> u32 {
-        self.0.borrow().inbound.map_or(0, |m| m.word)
+        self.0.borrow().inbound.as_ref().map_or(0, |m| m.word)
     }
 
     fn taken(&self) -> u32 {
@@ -133,7 +133,7 @@ impl LocalChannel for SimChannel {
 
     fn withdraw(&self, word: u32) -> Settled {
         let mut memory = self.0.borrow_mut();
-        assert_eq!(memory.inbound.map(|m| m.word), Some(word));
+        assert_eq!(memory.inbound.as_ref().map(|m| m.word), Some(word));
         if memory.taken == word {
             return Settled::Taken;
         }

@@ -35,10 +35,8 @@ pub struct Party {
 pub fn carried(word: u32, value: u64) -> Carried {
     let mut payload = [0; 56];
     payload[..8].copy_from_slice(&value.to_le_bytes());
-    let mut inline = [0; 2048];
-    let inline_bytes = (value % 7) as usize * 100;
-    inline[..inline_bytes].fill(value as u8);
-    Carried { word, kind: value as i32, payload, inline, inline_bytes }
+    let inline = vec![value as u8; (value % 7) as usize * 100];
+    Carried { word, kind: value as i32, payload, inline }
 }
 
 pub fn value_of(message: &Carried) -> u64 {
@@ -53,7 +51,7 @@ pub fn is_request(message: &Carried) -> bool {
 
 /// The local party takes the next message from the far one.
 pub fn take(memory: &mut Memory) -> Option<Carried> {
-    let message = memory.inbound.filter(|m| m.word != memory.taken && !memory.inbound_withdrawn)?;
+    let message = memory.inbound.clone().filter(|m| m.word != memory.taken && !memory.inbound_withdrawn)?;
     memory.taken = message.word;
     Some(message)
 }

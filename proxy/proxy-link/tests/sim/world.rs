@@ -310,6 +310,12 @@ impl World {
         let node = &mut self.nodes[1 - from];
         let count = self.chance.moved_bytes().min(self.pipes[from].len());
         let bytes: Vec<u8> = self.pipes[from].drain(..count).collect();
+        // As bytes that were decrypted elsewhere, or by way of the buffer.
+        if node.peer.phase() != Phase::Apart && self.chance.one_in(2) {
+            let taken = node.peer.receive_from(&bytes, &mut node.input, self.now).expect("the peer is correct");
+            assert_eq!(taken, bytes.len(), "the buffer has room for what a window allows");
+            return;
+        }
         assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
         if node.peer.phase() == Phase::Apart && !node.hear_hello(self.now) {
             return;
@@ -362,7 +368,10 @@ impl World {
                             && memory.mask_in == 0
                             && !party.awaits
                             && party.owes.is_none()
-                            && memory.inbound.is_none_or(|m| m.word == memory.taken || memory.inbound_withdrawn)
+                            && memory
+                                .inbound
+                                .as_ref()
+                                .is_none_or(|m| m.word == memory.taken || memory.inbound_withdrawn)
                     }
                     (Some(_), Role::Client) => party.answered.len() as u64 == self.goal,
                     (Some(_), Role::Server) => party.working.is_empty(),
@@ -396,7 +405,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
         (0..4).filter(|bit| mask >> bit & 1 == 1).for_each(|bit| party.notifications[bit] += 1);
     }
     if party.last_word != 0 {
-        if memory.out.is_some_and(|m| m.word & word::TIMED != 0) && chance.one_in(4) {
+        if memory.out.as_ref().is_some_and(|m| m.word & word::TIMED != 0) && chance.one_in(4) {
             memory.cancel = true;
         }
         return;
@@ -418,7 +427,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
             _ => word::SEND | word::TIMED,
         }
     };
-    let before = memory.out.map_or(0, |m| m.word);
+    let before = memory.out.as_ref().map_or(0, |m| m.word);
     party.last_word = word::next(before, kind);
     let value = if kind == word::REPLY { u64::from(party.last_word) << 32 } else { party.next_value };
     let message = carried(party.last_word, value);
@@ -428,7 +437,7 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
 }
 
 fn settle(memory: &Memory, party: &mut Party) {
-    let message = memory.out.expect("was sent");
+    let message = memory.out.clone().expect("was sent");
     let is_reply = message.word & word::KIND_MASK == word::REPLY;
     match memory.out_state {
         State::Taken => party.delivered.push(value_of(&message)),
