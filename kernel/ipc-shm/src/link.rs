@@ -369,6 +369,11 @@ impl Link {
         wake::prepare_sleep(self, word);
     }
 
+    /// A short sleep while the peer's event is this. What anybody else says is seen afterwards.
+    pub fn nap(&self, event: u32, limit: Duration) -> io::Result<Woken> {
+        sys::futex::wait_for_one(self.expect_event(event), limit)
+    }
+
     /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen, or for no reason.
     pub fn sleep(&self, seen: Seen, own_control: &ControlPage, limit: Option<Duration>) -> io::Result<Woken> {
         sys::futex::wait(&self.words(seen, own_control), bounded(limit))

@@ -361,6 +361,12 @@ impl Attend<'_> {
         }
     }
 
+    /// Whether only the peer's link is to be slept on.
+    #[inline]
+    pub fn has_no_lanes(&self) -> bool {
+        self.lanes.served.is_empty()
+    }
+
     /// Links to sleep on besides the peer's.
     pub fn sleeping_on(&self) -> impl Iterator<Item = Other<'_>> {
         self.lanes.served.iter().map(|served| {

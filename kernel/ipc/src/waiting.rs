@@ -67,8 +67,10 @@ impl Terms {
     }
 }
 
-/// How long a wait goes on before others are told of it: most end much earlier.
-const UNTOLD: Duration = Duration::from_millis(5);
+/// The longest nap: what others say is heard so much later at most.
+pub(crate) const NAP: Duration = Duration::from_millis(1);
+/// How long a sleep goes on after the nap before others are told of the wait: most end much earlier.
+const UNTOLD: Duration = Duration::from_millis(4);
 
 /// Whether and how the peer of a link went.
 #[inline]
@@ -155,6 +157,11 @@ pub(crate) fn wait_for<T>(
         if let Some(found) = look_awake(budget, &mut is_over, &mut look_and_serve) {
             return Ok(found);
         }
+        if attend.has_no_lanes()
+            && let Some(found) = nap(link, terms.deadline, &mut look)?
+        {
+            return Ok(found);
+        }
         let outcome = sleep_for(link, own, terms, attend, &mut look);
         attend.tell_wait_is_over();
         if let Some(outcome) = outcome {
@@ -162,6 +169,25 @@ pub(crate) fn wait_for<T>(
         }
         // Whoever was served is likely to ask for more at once.
     }
+}
+
+/// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a wait. It is short,
+/// so that what others say is heard in time.
+fn nap<T>(link: &Link, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
+    let limit = deadline.left().map_or(NAP, |left| left.min(NAP));
+    if limit.is_zero() {
+        return Ok(None);
+    }
+    let event = link.peer_event();
+    link.prepare_sleep(Sleep::Futex);
+    let mut outcome = Ok(look());
+    if let Ok(None) = outcome
+        && gone(link).is_none()
+    {
+        outcome = link.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
+    }
+    link.prepare_sleep(Sleep::Awake);
+    outcome
 }
 
 /// Sleeps until `look` finds something, or something ends the wait; `None` when a lane was served.
@@ -189,7 +215,7 @@ fn sleep_for<T>(
                 let limit = tell_wait(&mut untold, attend).or(limit);
                 match link.sleep_among(seen, own, attend.sleeping_on(), limit) {
                     Ok(_) => None,
-                    Err(error) => Some(Err(Stop::Own(IpcError::Os(error.raw_os_error().unwrap_or(0))))),
+                    Err(error) => Some(Err(Stop::Own(os(&error)))),
                 }
             }
             some => some,
@@ -200,6 +226,10 @@ fn sleep_for<T>(
             return outcome;
         }
     }
+}
+
+fn os(error: &std::io::Error) -> IpcError {
+    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }
 
 /// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found nothing. Until

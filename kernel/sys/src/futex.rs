@@ -36,6 +36,19 @@ pub fn wait(words: &[Expected], limit: Option<Duration>) -> io::Result<Woken> {
     }
 }
 
+/// Sleeps until `expected` is woken, unless the word has changed already: cheaper than [`wait`], and reads no clock.
+pub fn wait_for_one(expected: Expected, limit: Duration) -> io::Result<Woken> {
+    let limit = libc::timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    // SAFETY: 1. `limit` lives until the call returns. 2. The kernel only reads the word, and checks that it is mapped.
+    let result = unsafe {
+        libc::syscall(libc::SYS_futex, expected.word, libc::FUTEX_WAIT, expected.value, &raw const limit, 0usize, 0u32)
+    };
+    woken(result)
+}
+
 const FUTEX_32: u32 = 2;
 const EMPTY: Waiter = Waiter { value: 0, address: 0, flags: FUTEX_32, reserved: 0 };
 
@@ -52,6 +65,10 @@ fn wait_among(words: &[Expected], waiters: &mut [Waiter], limit: Option<Duration
     // that they are mapped.
     let result =
         unsafe { libc::syscall(libc::SYS_futex_waitv, waiters.as_ptr(), count, 0u32, timeout, libc::CLOCK_MONOTONIC) };
+    woken(result)
+}
+
+fn woken(result: libc::c_long) -> io::Result<Woken> {
     if result >= 0 {
         return Ok(Woken::Look);
     }
@@ -110,14 +127,25 @@ mod tests {
     }
 
     #[test]
-    fn waker_ends_the_wait_of_another_thread() {
+    fn wait_for_one_word_ends_at_once_when_it_has_changed_and_else_at_its_limit() {
+        let word = AtomicU32::new(2);
+        let wait = |value, limit| wait_for_one(Expected { word: word.as_ptr(), value }, limit).unwrap();
+        assert_eq!(wait(1, Duration::MAX), Woken::Look);
+        assert_eq!(wait(2, Duration::from_millis(1)), Woken::TimedOut);
+    }
+
+    #[test]
+    fn waker_ends_the_waits_of_other_threads() {
         let word = AtomicU32::new(0);
+        let expected = || Expected { word: word.as_ptr(), value: 0 };
+        let until_changed = |sleep: &dyn Fn() -> io::Result<Woken>| {
+            while word.load(Ordering::Acquire) == 0 {
+                assert_eq!(sleep().unwrap(), Woken::Look);
+            }
+        };
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while word.load(Ordering::Acquire) == 0 {
-                    wait(&[Expected { word: word.as_ptr(), value: 0 }], None).unwrap();
-                }
-            });
+            scope.spawn(|| until_changed(&|| wait(&[expected()], None)));
+            scope.spawn(|| until_changed(&|| wait_for_one(expected(), Duration::from_secs(60))));
             word.store(1, Ordering::Release);
             wake_all(word.as_ptr());
         });

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, ChannelId, WaitMode};
-use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep};
+use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep, Woken};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{gone, look_awake, new_budget, own_end};
+use crate::waiting::{NAP, gone, look_awake, new_budget, own_end};
 
 /// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event loop
 /// that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
@@ -147,6 +147,7 @@ impl RingClient {
                 }
             }
         }
+        let mut is_new = true;
         while !self.has_news() {
             let left = deadline.left();
             if left.is_some_and(|left| left.is_zero()) {
@@ -154,10 +155,13 @@ impl RingClient {
             }
             let seen = self.link.seen(&self.own_control);
             self.begin_sleep();
-            let result =
-                if self.has_news() { Ok(()) } else { self.link.sleep(seen, &self.own_control, left).map(drop) };
+            let slept = match std::mem::take(&mut is_new) {
+                _ if self.has_news() => Ok(Woken::Look),
+                true => self.link.nap(seen.event, left.map_or(NAP, |left| left.min(NAP))),
+                false => self.link.sleep(seen, &self.own_control, left),
+            };
             self.end_sleep();
-            result.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
+            slept.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
         }
         Ok(())
     }
