@@ -14,3 +14,4 @@ pub mod pidfd;
 pub mod seqpacket;
 pub mod signals;
 pub mod spawn;
+pub mod udp;
