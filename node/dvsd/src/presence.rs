@@ -41,6 +41,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         epoch,
         address: config.advertise.to_string(),
         proxy_port: ports.proxy,
+        proxy_quic_port: ports.proxy_quic,
         proxy_socket: config.transports.contains(&Transport::Unix).then(|| config.proxy_socket.display().to_string()),
         proxy_mac: ports.proxy_mac,
         boot_id: transports::boot_id().to_owned(),
@@ -57,6 +58,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
 pub struct Ports {
     pub api: u16,
     pub proxy: u16,
+    pub proxy_quic: u16,
     pub proxy_mac: Option<String>,
 }
 

@@ -2,11 +2,11 @@
 //!
 //! A node says in its record where it can be dialled, by transport. Of two nodes the one with the smaller number dials, and takes the
 //! first of **its** transports that the other one offers; the other one accepts whatever comes, if it is encrypted as its own
-//! settings ask. A Unix socket counts as offered on the same machine only, told by the boot id; raw Ethernet is offered to everybody,
+//! settings ask. QUIC always is. A Unix socket counts as offered on the same machine only, told by the boot id; raw Ethernet is offered to everybody,
 //! and reaches those on the same segment.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -27,15 +27,19 @@ pub enum Transport {
     Tcp,
     Unix,
     Eth,
+    Quic,
 }
 
 impl Transport {
+    const ALL: [Transport; 4] = [Transport::Tcp, Transport::Unix, Transport::Eth, Transport::Quic];
+
     /// As the proxy and people call it.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Tcp => "tcp",
             Transport::Unix => "unix",
             Transport::Eth => "eth",
+            Transport::Quic => "quic",
         }
     }
 }
@@ -44,10 +48,7 @@ impl std::str::FromStr for Transport {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Transport, ()> {
-        [Transport::Tcp, Transport::Unix, Transport::Eth]
-            .into_iter()
-            .find(|transport| transport.name() == text)
-            .ok_or(())
+        Transport::ALL.into_iter().find(|transport| transport.name() == text).ok_or(())
     }
 }
 
@@ -63,6 +64,12 @@ pub struct LinkSettings {
 pub enum ListenError {
     #[error("the proxy cannot listen at {address}")]
     Tcp {
+        address: SocketAddr,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the proxy cannot listen at {address} (UDP)")]
+    Quic {
         address: SocketAddr,
         #[source]
         cause: std::io::Error,
@@ -89,6 +96,7 @@ pub struct Sockets {
     tcp: Option<TcpListener>,
     unix: Option<UnixListener>,
     eth: Option<Interface>,
+    quic: Option<UdpSocket>,
 }
 
 struct Interface {
@@ -113,12 +121,22 @@ impl Sockets {
             let interface = config.ethernet.as_deref().ok_or(ListenError::NoInterface)?;
             open_interface(interface).map_err(|cause| ListenError::Eth { interface: interface.to_owned(), cause })
         });
-        Ok(Sockets { tcp: tcp.transpose()?, unix: unix.transpose()?, eth: eth.transpose()? })
+        let quic = wants(Transport::Quic).then(|| {
+            let address = SocketAddr::new(config.listen, config.proxy_port);
+            sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause })
+        });
+        Ok(Sockets { tcp: tcp.transpose()?, unix: unix.transpose()?, eth: eth.transpose()?, quic: quic.transpose()? })
     }
 
     /// 0: it does not listen there.
     pub fn tcp_port(&self) -> u16 {
         let address = self.tcp.as_ref().and_then(|listener| listener.local_addr().ok());
+        address.map_or(0, |address| address.port())
+    }
+
+    /// Of UDP; 0: it does not listen there.
+    pub fn quic_port(&self) -> u16 {
+        let address = self.quic.as_ref().and_then(|socket| socket.local_addr().ok());
         address.map_or(0, |address| address.port())
     }
 
@@ -133,6 +151,9 @@ impl Sockets {
         }
         if let Some(interface) = &self.eth {
             fds.insert("eth".to_owned(), interface.socket.try_clone()?);
+        }
+        if let Some(socket) = &self.quic {
+            fds.insert("quic".to_owned(), OwnedFd::from(socket.try_clone()?));
         }
         Ok(fds)
     }
@@ -195,11 +216,13 @@ pub fn address(config: &Config, member: &NodeRecord) -> Option<PeerAddress> {
 }
 
 fn offered(transport: Transport, member: &NodeRecord) -> Option<String> {
+    let at_port = |port| {
+        let address: std::net::IpAddr = member.address.parse().ok()?;
+        (port != 0).then(|| SocketAddr::new(address, port).to_string())
+    };
     match transport {
-        Transport::Tcp => {
-            let address: std::net::IpAddr = member.address.parse().ok()?;
-            (member.proxy_port != 0).then(|| SocketAddr::new(address, member.proxy_port).to_string())
-        }
+        Transport::Tcp => at_port(member.proxy_port),
+        Transport::Quic => at_port(member.proxy_quic_port),
         Transport::Eth => member.proxy_mac.clone(),
         Transport::Unix => {
             let is_here = !member.boot_id.is_empty() && member.boot_id == boot_id();
@@ -215,7 +238,7 @@ mod tests {
 
     fn member(boot_id: &str) -> NodeRecord {
         let text = format!(
-            r#"{{"name":"n2","id":2,"epoch":1,"address":"10.0.0.2","proxy_port":7421,"api_port":1,"cpus":1,
+            r#"{{"name":"n2","id":2,"epoch":1,"address":"10.0.0.2","proxy_port":7421,"proxy_quic_port":7422,"api_port":1,"cpus":1,
                 "memory_bytes":1,"proxy_socket":"/run/n2/proxy.sock","proxy_mac":"02:00:00:00:00:02","boot_id":"{boot_id}"}}"#
         );
         serde_json::from_str(&text).unwrap()
@@ -227,6 +250,7 @@ mod tests {
         let address = address(&settings.settle().unwrap(), member)?;
         let transport = match address.addr.as_str() {
             "02:00:00:00:00:02" => "eth",
+            "10.0.0.2:7422" => "quic",
             path if path.starts_with('/') => "unix",
             _ => "tcp",
         };
@@ -244,6 +268,8 @@ mod tests {
         assert_eq!(dialled("transports = [\"unix\", \"tcp\"]", &far), tcp);
         assert_eq!(dialled("transports = [\"unix\"]", &far), None);
         let eth = Some(("02:00:00:00:00:02".to_owned(), None));
+        let quic = Some(("10.0.0.2:7422".to_owned(), None));
+        assert_eq!(dialled("transports = [\"quic\", \"tcp\"]", &far), quic);
         assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
     }
 

@@ -8,6 +8,7 @@
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
 //! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
+//! | `fds` | `quic` | a UDP socket (`sys::udp::open`); needs option `tls_dir` |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
@@ -28,8 +29,9 @@ use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
 use crate::inspect::Inspector;
+use crate::secure::Credentials;
 use crate::transport::eth::parse_mac;
-use crate::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
+use crate::transport::{Compression, Encryption, Eth, Quic, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -108,6 +110,11 @@ impl Parts {
             let mtu = spawn.option_u64("eth_mtu")?.ok_or(SpawnError::Missing("eth_mtu"))?;
             let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
             transports.push(Box::new(Eth::new(socket, mac, mtu).map_err(ProxyError::Poll)?));
+        }
+        if let Some(socket) = spawn.take_fd("quic") {
+            let dir = spawn.option_str("tls_dir")?.map(PathBuf::from).ok_or(ProxyError::NoTlsDirForQuic)?;
+            let credentials = Credentials::load(&dir, &field_str(spawn, "cluster")?)?;
+            transports.push(Box::new(Quic::new(socket, credentials)?));
         }
         Ok(Parts { transports, inspector: None })
     }

@@ -78,6 +78,8 @@ pub enum Transport {
     Unix,
     /// Raw Ethernet frames over the simulated network.
     Eth,
+    /// QUIC: UDP, always encrypted.
+    Quic,
 }
 
 impl Transport {
@@ -86,6 +88,7 @@ impl Transport {
             Transport::Tcp => "tcp",
             Transport::Unix => "unix",
             Transport::Eth => "eth",
+            Transport::Quic => "quic",
         }
     }
 }

@@ -18,8 +18,9 @@ use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, S
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
+use proxy_host::secure::Credentials;
 use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
-use proxy_host::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
+use proxy_host::transport::{Compression, Encryption, Eth, Quic, Tcp, Transport, Unix};
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 use sandbox::links::Links;
@@ -111,6 +112,7 @@ pub enum Way {
     Tcp,
     Unix,
     Eth,
+    Quic,
 }
 
 /// Raw Ethernet needs a wire, which two network namespaces have between them.
@@ -122,7 +124,7 @@ pub fn can_use_namespaces() -> bool {
     root
 }
 
-/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`, `eth::NAME`.
+/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`, `eth::NAME`, `quic::NAME`.
 #[macro_export]
 macro_rules! over_each_transport {
     ($($name:ident),* $(,)?) => {
@@ -139,6 +141,9 @@ macro_rules! over_each_transport {
                 }
             })*
         }
+        mod quic {
+            $(#[test] fn $name() { super::$name(super::common::Way::Quic); })*
+        }
     };
 }
 
@@ -147,6 +152,7 @@ enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener),
     Eth { socket: OwnedFd, mac: Mac, mtu: usize },
+    Quic(OwnedFd),
 }
 
 /// Two network namespaces with a cable between them. Anonymous: when the test ends, however it ends, the kernel removes them.
@@ -186,6 +192,10 @@ impl Listening {
         match way {
             Way::Tcp => Listening::Tcp(TcpListener::bind("127.0.0.1:0").expect("a port")),
             Way::Unix => Listening::Unix(UnixListener::bind(path).expect("a socket")),
+            Way::Quic => {
+                let any = "127.0.0.1:0".parse().expect("an address");
+                Listening::Quic(sys::udp::open(any).expect("a port"))
+            }
             Way::Eth => {
                 let opened = netns::within(cable.expect("a cable"), || {
                     let (mac, mtu) = sys::packet::interface(INTERFACE)?;
@@ -198,10 +208,15 @@ impl Listening {
         }
     }
 
-    fn transport(&self) -> Box<dyn Transport> {
+    /// `tls_dir`: certificates, for what encrypts by itself.
+    fn transport(&self, tls_dir: &Path) -> Box<dyn Transport> {
         match self {
             Listening::Tcp(listener) => Box::new(Tcp::new(listener.try_clone().expect("listener")).expect("tcp")),
             Listening::Unix(listener) => Box::new(Unix::new(listener.try_clone().expect("listener")).expect("unix")),
+            Listening::Quic(socket) => {
+                let credentials = Credentials::load(tls_dir, CLUSTER).expect("certificates");
+                Box::new(Quic::new(socket.try_clone().expect("socket"), credentials).expect("quic"))
+            }
             Listening::Eth { socket, mac, mtu } => {
                 Box::new(Eth::new(socket.try_clone().expect("socket"), *mac, *mtu).expect("eth"))
             }
@@ -214,6 +229,7 @@ impl Listening {
             Listening::Tcp(listener) => ("listen", listener.try_clone().expect("listener").into()),
             Listening::Unix(listener) => ("listen_unix", listener.try_clone().expect("listener").into()),
             Listening::Eth { socket, .. } => ("eth", socket.try_clone().expect("socket")),
+            Listening::Quic(socket) => ("quic", socket.try_clone().expect("socket")),
         }
     }
 }
@@ -261,7 +277,7 @@ impl Node {
             &dir.join(format!("proxy-{number}")),
             cable.map(|cable| &cable.ends[usize::from(number) - 1]),
         );
-        let transport = listening.transport();
+        let transport = listening.transport(&tls_dir);
         let address = (transport.name(), transport.local_address());
         Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
     }
@@ -295,7 +311,7 @@ impl Node {
             cluster: CLUSTER.to_owned(),
             incarnation: Epoch(self.incarnation),
             times,
-            transports: vec![self.listening.transport()],
+            transports: vec![self.listening.transport(&self.tls_dir)],
             inspector: None,
             encryption,
             compression: Compression::default(),
