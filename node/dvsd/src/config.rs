@@ -131,7 +131,7 @@ impl Settings {
             advertise: parsed(&get, "DVS_ADVERTISE", "address")?,
             api_port: parsed(&get, "DVS_API_PORT", "port")?,
             proxy_port: parsed(&get, "DVS_PROXY_PORT", "port")?,
-            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth, quic)")?,
+            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth, quic, tipc)")?,
             proxy_socket: path("DVS_PROXY_SOCKET"),
             ethernet: get("DVS_ETHERNET"),
             link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,

@@ -86,6 +86,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         proxy: sockets.tcp_port(),
         proxy_quic: sockets.quic_port(),
         proxy_mac: sockets.mac(),
+        proxy_tipc: sockets.tipc(),
     };
 
     let node = presence::register(&*engine, &config, ports.clone())?;

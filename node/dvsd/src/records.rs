@@ -39,6 +39,9 @@ pub struct NodeRecord {
     /// Of its proxy, for nodes on the same Ethernet segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_mac: Option<String>,
+    /// Of its proxy, for nodes of the same TIPC network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_tipc: Option<String>,
     /// Of its machine.
     #[serde(default)]
     pub boot_id: String,

@@ -14,9 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use proxy_host::control::PeerAddress;
+use proxy_host::transport::HAS_TIPC;
 use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
 use serde::{Deserialize, Serialize};
 use sys::packet::Mac;
+use sys::tipc::Service;
 
 use crate::config::Config;
 use crate::records::NodeRecord;
@@ -28,10 +30,11 @@ pub enum Transport {
     Unix,
     Eth,
     Quic,
+    Tipc,
 }
 
 impl Transport {
-    const ALL: [Transport; 4] = [Transport::Tcp, Transport::Unix, Transport::Eth, Transport::Quic];
+    const ALL: [Transport; 5] = [Transport::Tcp, Transport::Unix, Transport::Eth, Transport::Quic, Transport::Tipc];
 
     /// As the proxy and people call it.
     pub fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Transport {
             Transport::Unix => "unix",
             Transport::Eth => "eth",
             Transport::Quic => "quic",
+            Transport::Tipc => "tipc",
         }
     }
 }
@@ -74,6 +78,16 @@ pub enum ListenError {
         #[source]
         cause: std::io::Error,
     },
+    #[error(
+        "this dvs was built without TIPC: build it with the cargo feature 'tipc', or take 'tipc' out of 'transports'"
+    )]
+    TipcNotBuilt,
+    #[error(
+        "the kernel has no TIPC: load the module 'tipc' and enable a bearer (tipc bearer enable), or take 'tipc' out of 'transports'"
+    )]
+    TipcNotInKernel(#[source] std::io::Error),
+    #[error("the proxy cannot offer a TIPC service")]
+    Tipc(#[source] std::io::Error),
     #[error("raw Ethernet needs the setting 'ethernet', the network interface that leads to the other nodes")]
     NoInterface,
     #[error("the proxy cannot send and receive frames on interface {interface}")]
@@ -97,7 +111,17 @@ pub struct Sockets {
     unix: Option<UnixListener>,
     eth: Option<Interface>,
     quic: Option<UdpSocket>,
+    tipc: Option<Offer>,
 }
+
+/// A service that only this daemon's proxies offer.
+struct Offer {
+    socket: OwnedFd,
+    service: Service,
+}
+
+/// Type of the services by which proxies of DVS are reached over TIPC: "DVS" and a version.
+const TIPC_KIND: u32 = 0x4456_5301;
 
 struct Interface {
     socket: OwnedFd,
@@ -125,7 +149,14 @@ impl Sockets {
             let address = SocketAddr::new(config.listen, config.proxy_port);
             sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause })
         });
-        Ok(Sockets { tcp: tcp.transpose()?, unix: unix.transpose()?, eth: eth.transpose()?, quic: quic.transpose()? })
+        let tipc = wants(Transport::Tipc).then(offer_tipc);
+        Ok(Sockets {
+            tcp: tcp.transpose()?,
+            unix: unix.transpose()?,
+            eth: eth.transpose()?,
+            quic: quic.transpose()?,
+            tipc: tipc.transpose()?,
+        })
     }
 
     /// 0: it does not listen there.
@@ -155,6 +186,9 @@ impl Sockets {
         if let Some(socket) = &self.quic {
             fds.insert("quic".to_owned(), OwnedFd::from(socket.try_clone()?));
         }
+        if let Some(offer) = &self.tipc {
+            fds.insert("tipc".to_owned(), offer.socket.try_clone()?);
+        }
         Ok(fds)
     }
 
@@ -163,7 +197,12 @@ impl Sockets {
         let options = self.eth.iter().flat_map(|interface| {
             [("eth_mac".to_owned(), show_mac(interface.mac).into()), ("eth_mtu".to_owned(), interface.mtu.into())]
         });
-        options.collect()
+        options.chain(self.tipc().map(|service| ("tipc_service".to_owned(), service.into()))).collect()
+    }
+
+    /// Where nodes of the same TIPC network reach it, `TYPE:INSTANCE`.
+    pub fn tipc(&self) -> Option<String> {
+        self.tipc.as_ref().map(|Offer { service, .. }| format!("{}:{}", service.kind, service.instance))
     }
 
     /// Where nodes on the same segment reach it.
@@ -175,6 +214,20 @@ impl Sockets {
 fn open_interface(name: &str) -> std::io::Result<Interface> {
     let (mac, mtu) = sys::packet::interface(name)?;
     Ok(Interface { socket: sys::packet::open(name, ETHER_TYPE)?, mac, mtu })
+}
+
+/// The instance is drawn at random: several clusters may share a network.
+fn offer_tipc() -> Result<Offer, ListenError> {
+    if !HAS_TIPC {
+        return Err(ListenError::TipcNotBuilt);
+    }
+    sys::tipc::probe().map_err(ListenError::TipcNotInKernel)?;
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| ListenError::Tipc(error.into()))?;
+    let service = Service { kind: TIPC_KIND, instance: u32::from_ne_bytes(bytes) };
+    let socket = sys::tipc::listen(service).map_err(ListenError::Tipc)?;
+    Ok(Offer { socket, service })
 }
 
 /// The socket of an earlier daemon is replaced: its proxy has been ended, and this daemon is the node's only one.
@@ -224,6 +277,7 @@ fn offered(transport: Transport, member: &NodeRecord) -> Option<String> {
         Transport::Tcp => at_port(member.proxy_port),
         Transport::Quic => at_port(member.proxy_quic_port),
         Transport::Eth => member.proxy_mac.clone(),
+        Transport::Tipc => member.proxy_tipc.clone(),
         Transport::Unix => {
             let is_here = !member.boot_id.is_empty() && member.boot_id == boot_id();
             member.proxy_socket.clone().filter(|_| is_here)
@@ -271,6 +325,20 @@ mod tests {
         let quic = Some(("10.0.0.2:7422".to_owned(), None));
         assert_eq!(dialled("transports = [\"quic\", \"tcp\"]", &far), quic);
         assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
+    }
+
+    #[test]
+    fn daemon_that_cannot_have_tipc_says_what_is_missing() {
+        match (HAS_TIPC, sys::tipc::probe().is_ok(), offer_tipc()) {
+            (true, true, offered) => assert!(offered.is_ok()),
+            (true, false, Err(error @ ListenError::TipcNotInKernel(_))) => {
+                assert!(error.to_string().contains("load the module 'tipc'"));
+            }
+            (false, _, Err(error @ ListenError::TipcNotBuilt)) => {
+                assert!(error.to_string().contains("cargo feature 'tipc'"));
+            }
+            (_, _, other) => panic!("{:?}", other.map(|offer| offer.service)),
+        }
     }
 
     #[test]

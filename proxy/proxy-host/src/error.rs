@@ -44,6 +44,8 @@ pub enum ProxyError {
     NoTlsDir,
     #[error("links over QUIC are always encrypted: they need option 'tls_dir'")]
     NoTlsDirForQuic,
+    #[error("this program was built without TIPC (cargo feature 'tipc')")]
+    NoTipc,
     #[error("QUIC cannot be used: {0}")]
     Quic(&'static str),
     #[error("there are two transports of the name '{0}'")]

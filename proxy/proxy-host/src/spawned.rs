@@ -9,6 +9,7 @@
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
 //! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
 //! | `fds` | `quic` | a UDP socket (`sys::udp::open`); needs option `tls_dir` |
+//! | `fds` | `tipc` | a listening TIPC socket (`sys::tipc::listen`), with option `tipc_service`, `TYPE:INSTANCE`; needs feature `tipc` |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
@@ -116,8 +117,23 @@ impl Parts {
             let credentials = Credentials::load(&dir, &field_str(spawn, "cluster")?)?;
             transports.push(Box::new(Quic::new(socket, credentials)?));
         }
+        if let Some(socket) = spawn.take_fd("tipc") {
+            transports.push(tipc(spawn, socket)?);
+        }
         Ok(Parts { transports, inspector: None })
     }
+}
+
+#[cfg(feature = "tipc")]
+fn tipc(spawn: &Spawn, listener: OwnedFd) -> Result<Box<dyn Transport>, ProxyError> {
+    use crate::transport::tipc::{Tipc, parse_service};
+    let service = spawn.option_str("tipc_service")?.and_then(parse_service);
+    Ok(Box::new(Tipc::new(listener, service.ok_or(SpawnError::Missing("tipc_service"))?)))
+}
+
+#[cfg(not(feature = "tipc"))]
+fn tipc(_: &Spawn, _: OwnedFd) -> Result<Box<dyn Transport>, ProxyError> {
+    Err(ProxyError::NoTipc)
 }
 
 /// The TCP socket that the record hands over or describes.

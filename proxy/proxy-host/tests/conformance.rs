@@ -42,7 +42,7 @@ fn peers_behind_two_proxies_keep_every_promise(way: Way) {
     match way {
         // Few cases depend on what carries the bytes, and each takes its time: all of them are in the long tests.
         Way::Quic => keep_promises(way, Encryption::Tls, SHARE),
-        Way::Tcp | Way::Unix | Way::Eth => {
+        Way::Tcp | Way::Unix | Way::Eth | Way::Tipc => {
             [Encryption::Tls, Encryption::Plain].into_iter().for_each(|encryption| keep_promises(way, encryption, 1));
         }
     }

@@ -80,6 +80,8 @@ pub enum Transport {
     Eth,
     /// QUIC: UDP, always encrypted.
     Quic,
+    /// TIPC, where the kernel has it and dvs was built with it.
+    Tipc,
 }
 
 impl Transport {
@@ -89,6 +91,7 @@ impl Transport {
             Transport::Unix => "unix",
             Transport::Eth => "eth",
             Transport::Quic => "quic",
+            Transport::Tipc => "tipc",
         }
     }
 }

@@ -18,6 +18,8 @@ pub mod arq;
 pub mod eth;
 pub mod quic;
 mod tcp;
+#[cfg(feature = "tipc")]
+pub mod tipc;
 mod unix;
 
 use std::io::{self, Read, Write};
@@ -29,7 +31,12 @@ use rustls_pki_types::CertificateDer;
 pub use eth::Eth;
 pub use quic::Quic;
 pub use tcp::Tcp;
+#[cfg(feature = "tipc")]
+pub use tipc::Tipc;
 pub use unix::Unix;
+
+/// Whether this build has TIPC: the cargo feature `tipc`.
+pub const HAS_TIPC: bool = cfg!(feature = "tipc");
 
 /// Whether the bytes of a link are encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
