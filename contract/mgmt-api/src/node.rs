@@ -38,6 +38,9 @@ pub struct Node {
     /// Where proxies and daemons of other nodes reach it.
     pub address: String,
     pub proxy_port: u16,
+    /// UDP, for QUIC; 0: it does not listen there.
+    #[serde(default)]
+    pub proxy_quic_port: u16,
     pub api_port: u16,
     /// Raised at each start of the daemon.
     pub epoch: u64,

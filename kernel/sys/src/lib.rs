@@ -14,3 +14,5 @@ pub mod pidfd;
 pub mod seqpacket;
 pub mod signals;
 pub mod spawn;
+pub mod tipc;
+pub mod udp;

@@ -34,7 +34,7 @@ pub struct Settings {
     pub proxy_socket: Option<PathBuf>,
     /// Interface for raw Ethernet; needed when `transports` has it.
     pub ethernet: Option<String>,
-    /// Whether links are encrypted. They are, unless an operator trusts the wire.
+    /// Whether links are encrypted. They are, unless an operator trusts the wire; over QUIC always.
     pub link_tls: Option<bool>,
     /// Links with certain nodes that differ; in the file only.
     pub links: Option<BTreeMap<String, LinkSettings>>,
@@ -131,7 +131,7 @@ impl Settings {
             advertise: parsed(&get, "DVS_ADVERTISE", "address")?,
             api_port: parsed(&get, "DVS_API_PORT", "port")?,
             proxy_port: parsed(&get, "DVS_PROXY_PORT", "port")?,
-            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth)")?,
+            transports: listed(&get, "DVS_TRANSPORTS", "list of transports (tcp, unix, eth, quic, tipc)")?,
             proxy_socket: path("DVS_PROXY_SOCKET"),
             ethernet: get("DVS_ETHERNET"),
             link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,

@@ -81,7 +81,13 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let socket = serve::bind_unix(&config.socket)?;
     let api_listener = listen(&config)?;
     let sockets = proxyctl::listen(&config)?;
-    let ports = Ports { api: port_of(&api_listener), proxy: sockets.tcp_port(), proxy_mac: sockets.mac() };
+    let ports = Ports {
+        api: port_of(&api_listener),
+        proxy: sockets.tcp_port(),
+        proxy_quic: sockets.quic_port(),
+        proxy_mac: sockets.mac(),
+        proxy_tipc: sockets.tipc(),
+    };
 
     let node = presence::register(&*engine, &config, ports.clone())?;
     let own = NodeId(node.id);

@@ -41,8 +41,10 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         epoch,
         address: config.advertise.to_string(),
         proxy_port: ports.proxy,
+        proxy_quic_port: ports.proxy_quic,
         proxy_socket: config.transports.contains(&Transport::Unix).then(|| config.proxy_socket.display().to_string()),
         proxy_mac: ports.proxy_mac,
+        proxy_tipc: ports.proxy_tipc,
         boot_id: transports::boot_id().to_owned(),
         api_port: ports.api,
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
@@ -57,7 +59,9 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
 pub struct Ports {
     pub api: u16,
     pub proxy: u16,
+    pub proxy_quic: u16,
     pub proxy_mac: Option<String>,
+    pub proxy_tipc: Option<String>,
 }
 
 /// Keeps the node's lease; ends when dropped (the lease is then revoked).

@@ -30,12 +30,18 @@ pub struct NodeRecord {
     pub address: String,
     /// 0: its proxy does not listen on TCP.
     pub proxy_port: u16,
+    /// UDP; 0: its proxy does not listen for QUIC.
+    #[serde(default)]
+    pub proxy_quic_port: u16,
     /// Of its proxy, for nodes on the same machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_socket: Option<String>,
     /// Of its proxy, for nodes on the same Ethernet segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_mac: Option<String>,
+    /// Of its proxy, for nodes of the same TIPC network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_tipc: Option<String>,
     /// Of its machine.
     #[serde(default)]
     pub boot_id: String,

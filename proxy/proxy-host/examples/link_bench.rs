@@ -1,6 +1,6 @@
 //! Two nodes over loopback: round trips of a remote call and bytes of a ring, beside plain TCP in the same run.
 //!
-//! `cargo run -p proxy-host --example link_bench [unix|eth]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
+//! `cargo run -p proxy-host --example link_bench [unix|eth|quic]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -28,9 +28,12 @@ fn main() {
     let way = match std::env::args().nth(1).as_deref() {
         Some("unix") => Way::Unix,
         Some("eth") => Way::Eth,
+        Some("quic") => Way::Quic,
         _ => Way::Tcp,
     };
-    for encryption in [Encryption::Tls, Encryption::Plain] {
+    // QUIC has no plain form.
+    let encryptions = [Encryption::Tls, Encryption::Plain].into_iter().take(if way == Way::Quic { 1 } else { 2 });
+    for encryption in encryptions {
         let mut pair = Pair::over(way);
         let _proxies = pair.start_proxies(encryption, calm_times());
         let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use abi::IpcError;
 use proxy_host::inspect::{Inspector, Passing};
-use proxy_host::transport::{Stream, Tcp, Transport};
+use proxy_host::transport::{Stream, Target, Tcp, Transport};
 use proxy_host::{Parts, ProxyError};
 use proxy_link::Ends;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
@@ -94,8 +94,8 @@ impl Transport for Shaped {
         self.tcp.local_address()
     }
 
-    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>> {
-        let stream = self.tcp.dial(address)?;
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        let stream = self.tcp.dial(target)?;
         // It stands when it takes bytes.
         self.shape(stream, WriteInterest::Waiting)
     }

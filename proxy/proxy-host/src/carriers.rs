@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sys::eventfd::{Poller, Trigger};
 
-use crate::transport::{Stream, Transport};
+use crate::transport::{Encryption, Stream, Target, Transport};
 use crate::{ProxyError, limits};
 
 /// Place of a transport among those of this process.
@@ -63,8 +63,13 @@ impl Carriers {
         self.all.get_mut(carrier.0).ok_or(io::ErrorKind::NotFound)?.accept()
     }
 
-    pub(crate) fn dial(&mut self, carrier: Carrier, address: &str) -> io::Result<Box<dyn Stream>> {
-        self.all.get_mut(carrier.0).ok_or(io::ErrorKind::NotFound)?.dial(address)
+    pub(crate) fn dial(&mut self, carrier: Carrier, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        self.all.get_mut(carrier.0).ok_or(io::ErrorKind::NotFound)?.dial(target)
+    }
+
+    /// `Tls`: whatever links ask for, what it carries is encrypted.
+    pub(crate) fn encryption(&self, carrier: Carrier) -> Encryption {
+        self.all.get(carrier.0).map_or(Encryption::Plain, |transport| transport.encryption())
     }
 
     pub(crate) fn turn(&mut self, carrier: Carrier) {

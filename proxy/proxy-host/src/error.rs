@@ -42,6 +42,12 @@ pub enum ProxyError {
     },
     #[error("encrypted links need option 'tls_dir'")]
     NoTlsDir,
+    #[error("links over QUIC are always encrypted: they need option 'tls_dir'")]
+    NoTlsDirForQuic,
+    #[error("this program was built without TIPC (cargo feature 'tipc')")]
+    NoTipc,
+    #[error("QUIC cannot be used: {0}")]
+    Quic(&'static str),
     #[error("there are two transports of the name '{0}'")]
     TransportTwice(&'static str),
     #[error("a proxy needs one to {max} transports, not {0}", max = crate::limits::TRANSPORTS_MAX)]

@@ -46,7 +46,13 @@ impl Entry {
     }
 
     /// `measured`: a round trip by word of the transport, for a link whose heartbeats have not told one.
-    pub(crate) fn status(&self, now: Duration, transport: &str, measured: Option<Duration>) -> LinkStatus {
+    pub(crate) fn status(
+        &self,
+        now: Duration,
+        transport: &str,
+        encryption: Encryption,
+        measured: Option<Duration>,
+    ) -> LinkStatus {
         let counters = self.peer.counters();
         let state = match self.peer.phase() {
             _ if self.peer.is_given_up() => LinkState::Down,
@@ -61,7 +67,7 @@ impl Entry {
             id: self.peer.identity().id.0,
             state,
             transport: transport.to_owned(),
-            tls: self.encryption == Encryption::Tls,
+            tls: encryption == Encryption::Tls,
             sent_frames: counters.sent_frames,
             sent_bytes: counters.sent_bytes,
             received_frames: counters.received_frames,

@@ -18,7 +18,7 @@ use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
 use crate::secure::{Credentials, Flow, Session};
 use crate::standing::{Changed, Glance, Standing};
-use crate::transport::Encryption;
+use crate::transport::{Encryption, Target};
 use crate::{ProxyConfig, ProxyError, limits};
 
 /// Why the loop ended.
@@ -272,7 +272,10 @@ impl Proxy {
             if !self.standing.is_complete || strangers >= limits::STRANGERS_MAX {
                 continue;
             }
-            let session = Session::accepting(self.credentials.clone());
+            let session = match self.carriers.encryption(carrier) {
+                Encryption::Plain => Session::accepting(self.credentials.clone()),
+                Encryption::Tls => Session::Sealed(stream.peer_certificate()),
+            };
             self.add(Connection::new(stream, carrier, session, Stage::Stranger, self.now()));
         }
     }
@@ -427,13 +430,14 @@ impl Proxy {
 
     fn dial(&mut self, node: NodeId, now: Duration) -> Result<(), CutReason> {
         let Some(entry) = self.peers.get(&node) else { return Ok(()) };
-        let session = match (entry.encryption, &self.credentials) {
-            (Encryption::Plain, _) => Session::Plain,
-            (Encryption::Tls, None) => return Err(CutReason::NoCredentials),
-            (Encryption::Tls, Some(credentials)) => Session::dialling(credentials, &entry.peer.identity().node)?,
+        let (carrier, name) = (entry.address.carrier, &entry.peer.identity().node);
+        let session = match (self.carriers.encryption(carrier), entry.encryption, &self.credentials) {
+            (Encryption::Tls, ..) => Session::Sealed(None),
+            (Encryption::Plain, Encryption::Plain, _) => Session::Plain,
+            (Encryption::Plain, Encryption::Tls, None) => return Err(CutReason::NoCredentials),
+            (Encryption::Plain, Encryption::Tls, Some(credentials)) => Session::dialling(credentials, name)?,
         };
-        let carrier = entry.address.carrier;
-        let stream = self.carriers.dial(carrier, &entry.address.text)?;
+        let stream = self.carriers.dial(carrier, Target { node: name, address: &entry.address.text })?;
         let token = self.add(Connection::new(stream, carrier, session, Stage::Dialling(node), now));
         let token = token.ok_or(CutReason::Closed)?;
         if let Some(connection) = self.connections.get_mut(&token) {
@@ -599,7 +603,11 @@ impl Proxy {
             let connection = entry.token.and_then(|token| self.connections.get(&token));
             let carrier = connection.map_or(entry.address.carrier, |connection| connection.carrier);
             let of_transport = connection.and_then(|connection| connection.stream.round_trip());
-            entry.status(now, self.carriers.name(carrier), of_transport)
+            let encryption = match self.carriers.encryption(carrier) {
+                Encryption::Tls => Encryption::Tls,
+                Encryption::Plain => entry.encryption,
+            };
+            entry.status(now, self.carriers.name(carrier), encryption, of_transport)
         };
         let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);

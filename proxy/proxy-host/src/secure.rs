@@ -37,8 +37,10 @@ fn dns_name(node: &str, cluster: &str) -> String {
 #[derive(Clone)]
 pub struct Credentials {
     cluster: String,
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
+    pub(crate) client: Arc<ClientConfig>,
+    pub(crate) server: Arc<ServerConfig>,
+    /// Made from the node's private key.
+    secrets: ::ring::hmac::Key,
 }
 
 impl Credentials {
@@ -62,19 +64,34 @@ impl Credentials {
             .build()
             .map_err(|_| malformed())?;
         let own = dir.join("node.crt");
+        let key = read_key(&dir.join("node.key"))?;
+        let secrets = ::ring::hmac::Key::new(::ring::hmac::HMAC_SHA256, key.secret_der());
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls(&own))?
             .with_webpki_verifier(servers)
-            .with_client_auth_cert(vec![read_certificate(&own)?], read_key(&dir.join("node.key"))?)
+            .with_client_auth_cert(vec![read_certificate(&own)?], key.clone_key())
             .map_err(tls(&own))?;
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls(&own))?
             .with_client_cert_verifier(clients)
-            .with_single_cert(vec![read_certificate(&own)?], read_key(&dir.join("node.key"))?)
+            .with_single_cert(vec![read_certificate(&own)?], key)
             .map_err(tls(&own))?;
-        Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server) })
+        Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server), secrets })
+    }
+
+    /// As the node's certificate names it.
+    pub fn dns_name_of(&self, node: &str) -> String {
+        dns_name(node, &self.cluster)
+    }
+
+    /// A secret of this node for one use, the same for all its proxies, one after the other.
+    pub(crate) fn secret(&self, usage: &str) -> [u8; 32] {
+        let tag = ::ring::hmac::sign(&self.secrets, usage.as_bytes());
+        let mut secret = [0; 32];
+        secret.iter_mut().zip(tag.as_ref()).for_each(|(to, from)| *to = *from);
+        secret
     }
 }
 
@@ -167,12 +184,14 @@ pub enum Session {
     Unknown(Option<Credentials>),
     Plain,
     Tls(Box<Tls>),
+    /// The transport encrypts: bytes go as they are. With the peer's certificate, for a stream that was accepted.
+    Sealed(Option<CertificateDer<'static>>),
 }
 
 impl Session {
     /// For a stream that this side dials to `node`.
     pub fn dialling(credentials: &Credentials, node: &str) -> Result<Session, CutReason> {
-        let name = ServerName::try_from(dns_name(node, &credentials.cluster))
+        let name = ServerName::try_from(credentials.dns_name_of(node))
             .map_err(|_| CutReason::Name { node: node.to_owned() })?;
         let connection = UnbufferedClientConnection::new(Arc::clone(&credentials.client), name)?;
         Ok(Session::Tls(Box::new(Tls::new(End::Client(connection)))))
@@ -206,7 +225,7 @@ impl Session {
     pub fn encryption(&self) -> Encryption {
         match self {
             Session::Unknown(_) | Session::Plain => Encryption::Plain,
-            Session::Tls(_) => Encryption::Tls,
+            Session::Tls(_) | Session::Sealed(_) => Encryption::Tls,
         }
     }
 
@@ -214,15 +233,19 @@ impl Session {
     pub fn is_ready(&self) -> bool {
         match self {
             Session::Unknown(_) => false,
-            Session::Plain => true,
+            Session::Plain | Session::Sealed(_) => true,
             Session::Tls(tls) => !tls.state().is_handshaking(),
         }
     }
 
     /// Whether the peer's certificate names the node. True without encryption: the operator trusts that link.
     pub fn is_from(&self, node: &str, cluster: &str) -> bool {
-        let Session::Tls(tls) = self else { return true };
-        let Some(certificate) = tls.state().peer_certificates().and_then(<[_]>::first) else { return false };
+        let certificate = match self {
+            Session::Unknown(_) | Session::Plain => return true,
+            Session::Tls(tls) => tls.state().peer_certificates().and_then(<[_]>::first),
+            Session::Sealed(certificate) => certificate.as_ref(),
+        };
+        let Some(certificate) = certificate else { return false };
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return false };
         let wanted = dns_name(node, cluster);
         parsed.valid_dns_names().any(|name| name == wanted)
@@ -231,7 +254,7 @@ impl Session {
     /// Whether bytes wait that [`Session::write`] has taken and the stream has not.
     pub fn wants_write(&self) -> bool {
         match self {
-            Session::Unknown(_) | Session::Plain => false,
+            Session::Unknown(_) | Session::Plain | Session::Sealed(_) => false,
             Session::Tls(tls) => tls.wants_write(),
         }
     }
@@ -243,7 +266,7 @@ impl Session {
         }
         match self {
             Session::Unknown(_) => Ok(Flow::Dry),
-            Session::Plain => read_plain(stream, inward),
+            Session::Plain | Session::Sealed(_) => read_plain(stream, inward),
             Session::Tls(tls) => tls.read(stream, inward),
         }
     }
@@ -253,7 +276,7 @@ impl Session {
     pub fn write(&mut self, stream: &mut impl Write, out: &[u8]) -> Result<usize, CutReason> {
         match self {
             Session::Unknown(_) => Ok(0),
-            Session::Plain => {
+            Session::Plain | Session::Sealed(_) => {
                 if out.is_empty() {
                     return Ok(0);
                 }

@@ -8,6 +8,8 @@
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
 //! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
+//! | `fds` | `quic` | a UDP socket (`sys::udp::open`); needs option `tls_dir` |
+//! | `fds` | `tipc` | a listening TIPC socket (`sys::tipc::listen`), with option `tipc_service`, `TYPE:INSTANCE`; needs feature `tipc` |
 //! | option | `listen` | `address:port`, port 0 allowed |
 //! | option | `tls` | `"on"` (default) or `"off"`, for links whose entry says nothing |
 //! | option | `tls_dir` | directory with `ca.crt`, `node.crt`, `node.key`, read before privileges are dropped |
@@ -28,8 +30,9 @@ use sys::spawn::{Spawn, SpawnError};
 
 use crate::ProxyError;
 use crate::inspect::Inspector;
+use crate::secure::Credentials;
 use crate::transport::eth::parse_mac;
-use crate::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
+use crate::transport::{Compression, Encryption, Eth, Quic, Tcp, Transport, Unix};
 
 /// Everything a proxy needs, checked.
 pub struct ProxyConfig {
@@ -109,8 +112,28 @@ impl Parts {
             let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
             transports.push(Box::new(Eth::new(socket, mac, mtu).map_err(ProxyError::Poll)?));
         }
+        if let Some(socket) = spawn.take_fd("quic") {
+            let dir = spawn.option_str("tls_dir")?.map(PathBuf::from).ok_or(ProxyError::NoTlsDirForQuic)?;
+            let credentials = Credentials::load(&dir, &field_str(spawn, "cluster")?)?;
+            transports.push(Box::new(Quic::new(socket, credentials)?));
+        }
+        if let Some(socket) = spawn.take_fd("tipc") {
+            transports.push(tipc(spawn, socket)?);
+        }
         Ok(Parts { transports, inspector: None })
     }
+}
+
+#[cfg(feature = "tipc")]
+fn tipc(spawn: &Spawn, listener: OwnedFd) -> Result<Box<dyn Transport>, ProxyError> {
+    use crate::transport::tipc::{Tipc, parse_service};
+    let service = spawn.option_str("tipc_service")?.and_then(parse_service);
+    Ok(Box::new(Tipc::new(listener, service.ok_or(SpawnError::Missing("tipc_service"))?)))
+}
+
+#[cfg(not(feature = "tipc"))]
+fn tipc(_: &Spawn, _: OwnedFd) -> Result<Box<dyn Transport>, ProxyError> {
+    Err(ProxyError::NoTipc)
 }
 
 /// The TCP socket that the record hands over or describes.

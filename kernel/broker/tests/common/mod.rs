@@ -361,7 +361,9 @@ impl Pump {
         if let Some(index) = self.by_channel.remove(&(side, channel))
             && let Some(joined) = self.joined.remove(&index)
         {
-            joined.ends.iter().for_each(|end| drop(self.by_channel.remove(&(1 - side, end.info().channel))));
+            for end in &joined.ends {
+                self.by_channel.remove(&(1 - side, end.info().channel));
+            }
             self.sides[side].close(channel, reason).unwrap();
         }
     }

@@ -25,7 +25,7 @@ dvsd.toml:
   state_dir = \"/var/lib/dvs\"
   run_dir = \"/run/dvs\"
   tls_dir = \"/var/lib/dvs/tls\"
-  transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth
+  transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth, quic, tipc
   ethernet = \"eth0\"                interface for eth
   [links.n2]                       where the link with one node differs
   transports = [\"tcp\"]

@@ -78,6 +78,10 @@ pub enum Transport {
     Unix,
     /// Raw Ethernet frames over the simulated network.
     Eth,
+    /// QUIC: UDP, always encrypted.
+    Quic,
+    /// TIPC, where the kernel has it and dvs was built with it.
+    Tipc,
 }
 
 impl Transport {
@@ -86,6 +90,8 @@ impl Transport {
             Transport::Tcp => "tcp",
             Transport::Unix => "unix",
             Transport::Eth => "eth",
+            Transport::Quic => "quic",
+            Transport::Tipc => "tipc",
         }
     }
 }

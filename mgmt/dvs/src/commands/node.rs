@@ -88,9 +88,11 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("state", state(node.state).to_owned());
     fact("id", node.id.to_string());
     fact("address", node.address.clone());
-    let proxy = match node.proxy_port {
-        0 => "-".to_owned(),
-        port => port.to_string(),
+    let proxy = match (node.proxy_port, node.proxy_quic_port) {
+        (0, 0) => "-".to_owned(),
+        (tcp, 0) => tcp.to_string(),
+        (0, udp) => format!("{udp}/udp"),
+        (tcp, udp) => format!("{tcp} and {udp}/udp"),
     };
     fact("ports", format!("api {}, proxy {proxy}", node.api_port));
     fact("started", times(node.epoch));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sys::packet::{self, HEAD_BYTES, Mac};
 
 use super::arq::{Kind, Packet, Session, State};
-use super::{Stream, Transport};
+use super::{Stream, Target, Transport};
 
 /// Reserved for experiments and private use by IEEE 802.
 pub const ETHER_TYPE: u16 = 0x88b5;
@@ -125,8 +125,8 @@ impl Transport for Eth {
         show_mac(self.own)
     }
 
-    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>> {
-        let peer = parse_mac(address).ok_or(io::ErrorKind::InvalidInput)?;
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        let peer = parse_mac(target.address).ok_or(io::ErrorKind::InvalidInput)?;
         let mut core = self.core();
         let (id, now) = (core.free_id()?, core.now());
         let session = Session::dial(id, core.payload_bytes, now);

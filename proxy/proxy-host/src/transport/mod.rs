@@ -16,16 +16,27 @@
 
 pub mod arq;
 pub mod eth;
+pub mod quic;
 mod tcp;
+#[cfg(feature = "tipc")]
+pub mod tipc;
 mod unix;
 
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use rustls_pki_types::CertificateDer;
+
 pub use eth::Eth;
+pub use quic::Quic;
 pub use tcp::Tcp;
+#[cfg(feature = "tipc")]
+pub use tipc::Tipc;
 pub use unix::Unix;
+
+/// Whether this build has TIPC: the cargo feature `tipc`.
+pub const HAS_TIPC: bool = cfg!(feature = "tipc");
 
 /// Whether the bytes of a link are encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +53,14 @@ pub enum Compression {
     Off,
 }
 
+/// Whom a stream is to reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target<'a> {
+    /// Name of the node, for a transport that checks certificates itself.
+    pub node: &'a str,
+    pub address: &'a str,
+}
+
 /// A reliable, ordered, non-blocking stream of bytes with one other proxy. `read` and `write` answer `WouldBlock`
 /// instead of waiting, and `read` answers 0 when the peer has closed.
 pub trait Stream: Read + Write + Send {
@@ -54,6 +73,12 @@ pub trait Stream: Read + Write + Send {
 
     /// Round trip as the transport measures it, when it does.
     fn round_trip(&self) -> Option<std::time::Duration> {
+        None
+    }
+
+    /// Of a stream that somebody dialled, where the transport encrypts ([`Transport::encryption`]): the certificate that the peer
+    /// has proved to be his.
+    fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
         None
     }
 }
@@ -69,8 +94,14 @@ pub trait Transport: Send {
     /// Where this side can be dialled.
     fn local_address(&self) -> String;
 
+    /// `Tls`: its streams are encrypted by themselves, with the cluster's certificates at both ends and the node's name checked where
+    /// this side dials. Nothing is laid over them then, and they are encrypted also where a link's settings do not ask for it.
+    fn encryption(&self) -> Encryption {
+        Encryption::Plain
+    }
+
     /// Begins to dial.
-    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>>;
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>>;
 
     /// The next stream that somebody dialled; `WouldBlock` when there is none.
     fn accept(&mut self) -> io::Result<Box<dyn Stream>>;

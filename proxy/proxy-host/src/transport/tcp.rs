@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-use super::{Stream, Transport};
+use super::{Stream, Target, Transport};
 
 pub struct Tcp {
     listener: TcpListener,
@@ -36,8 +36,8 @@ impl Transport for Tcp {
         self.listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string())
     }
 
-    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>> {
-        let address = parse(address)?;
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        let address = parse(target.address)?;
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{Stream, Transport};
+use super::{Stream, Target, Transport};
 
 pub struct Unix {
     listener: UnixListener,
@@ -40,8 +40,8 @@ impl Transport for Unix {
         path.map_or_else(String::new, |path| path.display().to_string())
     }
 
-    fn dial(&mut self, address: &str) -> io::Result<Box<dyn Stream>> {
-        let address = SocketAddrUnix::new(address)?;
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        let address = SocketAddrUnix::new(target.address)?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // It stands at once, or not at all: a full backlog is `WouldBlock`, and dialling is repeated.

@@ -3,13 +3,14 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 use std::collections::{HashMap, HashSet};
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,13 +19,16 @@ use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, S
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
+use proxy_host::secure::Credentials;
 use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
-use proxy_host::transport::{Compression, Encryption, Eth, Tcp, Transport, Unix};
+use proxy_host::transport::tipc::{Tipc, show_service};
+use proxy_host::transport::{Compression, Encryption, Eth, Quic, Tcp, Transport, Unix};
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 use sandbox::links::Links;
 use sandbox::netns;
 use sys::packet::Mac;
+use sys::tipc::Service;
 
 pub const DC: DcId = DcId(7);
 pub const CLUSTER: &str = "c1";
@@ -111,6 +115,8 @@ pub enum Way {
     Tcp,
     Unix,
     Eth,
+    Quic,
+    Tipc,
 }
 
 /// Raw Ethernet needs a wire, which two network namespaces have between them.
@@ -122,7 +128,23 @@ pub fn can_use_namespaces() -> bool {
     root
 }
 
-/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`, `eth::NAME`.
+/// TIPC is in few kernels, and within one node it needs no bearer.
+pub fn can_use_tipc() -> bool {
+    static TOLD: Once = Once::new();
+    let probed = sys::tipc::probe();
+    if let Err(error) = &probed {
+        // Past the harness, which shows what tests print only when they fail; once is enough.
+        TOLD.call_once(|| {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: the kernel has no TIPC ({error}); tests over it that are 'ok' have tried nothing"
+            );
+        });
+    }
+    probed.is_ok()
+}
+
+/// Runs each test over each transport: `tcp::NAME`, `unix::NAME`, `eth::NAME`, `quic::NAME`, `tipc::NAME`.
 #[macro_export]
 macro_rules! over_each_transport {
     ($($name:ident),* $(,)?) => {
@@ -139,6 +161,16 @@ macro_rules! over_each_transport {
                 }
             })*
         }
+        mod quic {
+            $(#[test] fn $name() { super::$name(super::common::Way::Quic); })*
+        }
+        mod tipc {
+            $(#[test] fn $name() {
+                if super::common::can_use_tipc() {
+                    super::$name(super::common::Way::Tipc);
+                }
+            })*
+        }
     };
 }
 
@@ -147,6 +179,8 @@ enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener),
     Eth { socket: OwnedFd, mac: Mac, mtu: usize },
+    Quic(OwnedFd),
+    Tipc { socket: OwnedFd, service: Service },
 }
 
 /// Two network namespaces with a cable between them. Anonymous: when the test ends, however it ends, the kernel removes them.
@@ -186,6 +220,16 @@ impl Listening {
         match way {
             Way::Tcp => Listening::Tcp(TcpListener::bind("127.0.0.1:0").expect("a port")),
             Way::Unix => Listening::Unix(UnixListener::bind(path).expect("a socket")),
+            Way::Tipc => {
+                let mut bytes = [0; 4];
+                rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).expect("random");
+                let service = Service { kind: 0x4456_5300, instance: u32::from_ne_bytes(bytes) };
+                Listening::Tipc { socket: sys::tipc::listen(service).expect("a service"), service }
+            }
+            Way::Quic => {
+                let any = "127.0.0.1:0".parse().expect("an address");
+                Listening::Quic(sys::udp::open(any).expect("a port"))
+            }
             Way::Eth => {
                 let opened = netns::within(cable.expect("a cable"), || {
                     let (mac, mtu) = sys::packet::interface(INTERFACE)?;
@@ -198,10 +242,16 @@ impl Listening {
         }
     }
 
-    fn transport(&self) -> Box<dyn Transport> {
+    /// `tls_dir`: certificates, for what encrypts by itself.
+    fn transport(&self, tls_dir: &Path) -> Box<dyn Transport> {
         match self {
             Listening::Tcp(listener) => Box::new(Tcp::new(listener.try_clone().expect("listener")).expect("tcp")),
             Listening::Unix(listener) => Box::new(Unix::new(listener.try_clone().expect("listener")).expect("unix")),
+            Listening::Quic(socket) => {
+                let credentials = Credentials::load(tls_dir, CLUSTER).expect("certificates");
+                Box::new(Quic::new(socket.try_clone().expect("socket"), credentials).expect("quic"))
+            }
+            Listening::Tipc { socket, service } => Box::new(Tipc::new(socket.try_clone().expect("socket"), *service)),
             Listening::Eth { socket, mac, mtu } => {
                 Box::new(Eth::new(socket.try_clone().expect("socket"), *mac, *mtu).expect("eth"))
             }
@@ -214,6 +264,8 @@ impl Listening {
             Listening::Tcp(listener) => ("listen", listener.try_clone().expect("listener").into()),
             Listening::Unix(listener) => ("listen_unix", listener.try_clone().expect("listener").into()),
             Listening::Eth { socket, .. } => ("eth", socket.try_clone().expect("socket")),
+            Listening::Tipc { socket, .. } => ("tipc", socket.try_clone().expect("socket")),
+            Listening::Quic(socket) => ("quic", socket.try_clone().expect("socket")),
         }
     }
 }
@@ -261,7 +313,7 @@ impl Node {
             &dir.join(format!("proxy-{number}")),
             cable.map(|cable| &cable.ends[usize::from(number) - 1]),
         );
-        let transport = listening.transport();
+        let transport = listening.transport(&tls_dir);
         let address = (transport.name(), transport.local_address());
         Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
     }
@@ -295,7 +347,7 @@ impl Node {
             cluster: CLUSTER.to_owned(),
             incarnation: Epoch(self.incarnation),
             times,
-            transports: vec![self.listening.transport()],
+            transports: vec![self.listening.transport(&self.tls_dir)],
             inspector: None,
             encryption,
             compression: Compression::default(),
@@ -332,6 +384,9 @@ impl Node {
         if let Listening::Eth { mac, mtu, .. } = &self.listening {
             options["eth_mac"] = show_mac(*mac).into();
             options["eth_mtu"] = (*mtu).into();
+        }
+        if let Listening::Tipc { service, .. } = &self.listening {
+            options["tipc_service"] = show_service(*service).into();
         }
         self.incarnation += 1;
         let (control, childs_control) = sys::seqpacket::pair().expect("pair");
