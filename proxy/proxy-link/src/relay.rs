@@ -411,11 +411,6 @@ impl<C: LocalChannel> Relay<C> {
 
     // ---- From the far side.
 
-    /// Whether something that was heard is to be answered at once.
-    pub(crate) fn has_answer(&self) -> bool {
-        self.settled.is_some() || self.dropped.is_some()
-    }
-
     /// The far side's frame for this channel. An error closes the channel.
     pub(crate) fn hear(&mut self, frame: &Frame<'_>) -> Result<(), IpcError> {
         match frame {

@@ -259,11 +259,6 @@ impl<C: LocalChannel> Peer<C> {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
         let result = relay.hear(frame);
-        let is_message = matches!(frame, Frame::Message { .. } | Frame::Taken { .. });
-        if result.is_ok() && is_message && !relay.has_answer() {
-            // What the local party does about it is seen in its memory.
-            return;
-        }
         self.heard(channel, result);
     }
 
