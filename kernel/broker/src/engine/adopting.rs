@@ -241,6 +241,8 @@ impl Engine {
                 continue;
             }
             let reason = if life == Life::Unreachable { IpcError::NoLink } else { IpcError::SourceDied };
+            // One that was being handed over has no owner now.
+            let life = if life == Life::Moved { Life::Dead } else { life };
             self.end_binding(dc, endpoint, life, reason);
         }
     }

@@ -95,7 +95,7 @@ impl Engine {
                 Some(_) => Ok(Some(Done::plain())),
                 None => Err(IpcError::NoSuchEndpoint),
             },
-            Op::Leave => self.leave(asker, dc, endpoint),
+            Op::Leave => self.leave(asker, dc, endpoint, packet.epoch),
             Op::TakeOver => {
                 let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
                 self.take_over(
@@ -496,9 +496,13 @@ impl Engine {
     // ---- Nodes of clients.
 
     /// The endpoint leaves its home, so its channels with this node end; the asker hears when the last one has.
-    fn leave(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
+    fn leave(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, epoch: Epoch) -> Progress {
         let Asker::Broker { node: from, .. } = asker else { return Err(IpcError::BadArgument) };
         let Some(container) = self.containers.get_mut(&dc) else { return Ok(Some(Done::plain())) };
+        if container.table.highest_epoch(endpoint) > epoch {
+            // Asked twice, and over since.
+            return Ok(Some(Done::plain()));
+        }
         match container.table.binding(endpoint).map(|binding| binding.home) {
             Some(Home::Remote { node }) if node == from => {}
             // It is known to be elsewhere.
@@ -536,22 +540,30 @@ impl Engine {
     pub(super) fn hear_moved_to(&mut self, packet: &Packet) {
         let Some(endpoint) = packet.peer else { return };
         if packet.epoch != Epoch(0) {
-            return self.remote_moved(packet.dc, endpoint, packet.node, packet.epoch);
+            return self.is_on(packet.dc, endpoint, packet.node, packet.epoch, IpcError::Moved);
         }
-        if let Some(container) = self.containers.get_mut(&packet.dc)
-            && container.in_transit.remove(&endpoint).is_some()
-        {
-            self.fail_opens(packet.dc, endpoint, IpcError::NoSuchEndpoint);
+        if self.end_transit(packet.dc, endpoint, IpcError::NoSuchEndpoint) {
             self.disappeared(packet.dc, endpoint);
         }
     }
 
-    fn remote_moved(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
-        if !self.nodes_down.contains(&node)
-            && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Moved).is_ok()
-        {
+    /// Another node has the endpoint now; `reason`: what becomes of channels with an owner before.
+    pub(super) fn is_on(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, reason: IpcError) {
+        if self.nodes_down.contains(&node) {
+            // It stays unbound here; `link_up` looks again.
+            self.end_transit(dc, endpoint, IpcError::NoLink);
+        } else if self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, reason).is_ok() {
             self.appeared(dc, endpoint);
         }
+    }
+
+    /// Whoever waits only for the end of a transit waits no more. Whether there was one.
+    fn end_transit(&mut self, dc: DcId, endpoint: Endpoint, error: IpcError) -> bool {
+        let transit = self.containers.get_mut(&dc).and_then(|container| container.in_transit.remove(&endpoint));
+        if transit.is_some() {
+            self.fail_opens(dc, endpoint, error);
+        }
+        transit.is_some()
     }
 
     /// Says where an endpoint is that was looked for here.

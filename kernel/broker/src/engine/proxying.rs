@@ -34,12 +34,7 @@ impl Engine {
     }
 
     pub(super) fn remote_bound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
-        // While its node is unreachable the endpoint stays unbound here; `link_up` looks again.
-        if !self.nodes_down.contains(&node)
-            && self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Fenced).is_ok()
-        {
-            self.appeared(dc, endpoint);
-        }
+        self.is_on(dc, endpoint, node, epoch, IpcError::Fenced);
     }
 
     /// The far proxy closes its channels in order, behind what it said last; until then it is leaving.
