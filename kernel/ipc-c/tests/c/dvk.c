@@ -53,7 +53,7 @@ static void thread_that_is_not_bound_is_told_so(void)
     IS(dvk_wait4bind_T(NEVER_MIND), EDVSTIMEDOUT);
     IS(dvk_wait4bindep_T(SELF, 0), EDVSTIMEDOUT);
     IS(dvk_wait4bindep(300), EDVSNOTBIND);
-    IS(dvk_relay(300, &m), EDVSENDPOINT);
+    IS(dvk_relay(300, &m), EDVSNOTBIND);
     IS(dvk_src_notify(300, 301), EDVSNOTBIND);
     IS(dvk_ntfy_value(SELF, 301, 1), EDVSNOTBIND);
     IS(dvk_lclbind(0, getpid(), NONE), EDVSNOTBIND);
