@@ -374,6 +374,26 @@ int m3_wakeup(m3_port *port, int endpoint);
  * connects next. Returns the endpoint. */
 int m3_bind_for(m3_port *port, int pid, int endpoint);
 
+/* ---- change of owner ---------------------------------------------------- */
+
+/* Waits until `endpoint` is handed over to this process, which is a backup of
+ * its owner until then. */
+int m3_stand_by(const char *path, int endpoint, int timeout_ms, m3_port **port);
+
+/* Of the owner or a manager: from now on the owner takes no new message.
+ * Returns when it owes no answer either. */
+int m3_migration_start(m3_port *port, int endpoint, int timeout_ms);
+
+/* Hands it over to the process `pid` (in the container) of `node` that stands
+ * by, or lets the owner go on. The old owner's calls answer M3_EMOVED then. */
+int m3_migration_commit(m3_port *port, int endpoint, int node, int pid,
+                        int timeout_ms);
+int m3_migration_rollback(m3_port *port, int endpoint);
+
+/* Of a manager: the process that stands by is the owner, whoever was before
+ * and can no more. `epoch` is higher than any before. */
+int m3_promote(m3_port *port, int endpoint, int node, int pid, uint64_t epoch);
+
 #ifdef __cplusplus
 }
 #endif

@@ -165,6 +165,11 @@ int dvk_tbind(int dcid, int p_nr);
 /* Of a manager: binds another process of this node, which has the endpoint
  * when it binds or waits for it by dvk_wait4bind(). */
 int dvk_lclbind(int dcid, int pid, int p_nr);
+/* Of the owner or a manager: hold an endpoint, hand it over, let it go on. The
+ * process `pid` of `newnode` stands by for it: m3_stand_by(). */
+int dvk_migr_start(int dcid, int ep);
+int dvk_migr_commit(int pid, int dcid, int ep, int newnode);
+int dvk_migr_rollback(int dcid, int ep);
 /* `p_ep` is the caller's own, or SELF. Implied by the end of the thread. */
 int dvk_unbind(int dcid, int p_ep);
 

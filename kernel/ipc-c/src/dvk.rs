@@ -19,6 +19,7 @@ use crate::delegating::{m3_notify_for, m3_relay};
 use crate::failure::{DONE, Failure, Outcome, entry};
 use crate::managing::{m3_bind_for, m3_wakeup};
 use crate::message::{m3_notify, m3_rcvrqst, m3_reply, m3_send, m3_sendrec};
+use crate::migrating::{m3_migration_commit, m3_migration_rollback, m3_migration_start};
 use crate::pointer;
 use crate::port::{
     self, Handle, broker, connect, connect_when_bound, hand_out, m3_getep, m3_wait4bind, m3_wait4unbind, with,
@@ -238,6 +239,27 @@ pub extern "C" fn dvk_ntfy_value(src: c_int, dst: c_int, value: u64) -> c_int {
     }
     // SAFETY: the port is this thread's.
     unsafe { m3_notify_for(own(), src, dst, value) }
+}
+
+/// The published calls have no limit.
+const NO_LIMIT: c_int = -1;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_migr_start(_dcid: c_int, ep: c_int) -> c_int {
+    // SAFETY: the port is this thread's.
+    unsafe { m3_migration_start(own(), ep, NO_LIMIT) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_migr_commit(pid: c_int, _dcid: c_int, ep: c_int, newnode: c_int) -> c_int {
+    // SAFETY: the port is this thread's.
+    unsafe { m3_migration_commit(own(), ep, newnode, pid, NO_LIMIT) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dvk_migr_rollback(_dcid: c_int, ep: c_int) -> c_int {
+    // SAFETY: the port is this thread's.
+    unsafe { m3_migration_rollback(own(), ep) }
 }
 
 #[unsafe(no_mangle)]

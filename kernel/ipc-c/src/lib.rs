@@ -1,6 +1,7 @@
 //! M3-IPC for C: what `libm3ipc` is made of.
 //!
-//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`waker`], [`strings`]): ports and rings by handle.
+//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`migrating`],
+//!   [`waker`], [`strings`]): ports and rings by handle.
 //! - `dvk_*` ([`dvk`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the library itself,
@@ -21,6 +22,7 @@ mod dvk;
 mod failure;
 mod managing;
 mod message;
+mod migrating;
 mod pointer;
 mod port;
 mod ring;

@@ -64,7 +64,7 @@ pub unsafe fn close(port: *const Handle) -> Outcome {
     let cell: &'static Handle = unsafe { port.as_ref() }.ok_or(Failure::Ipc(IpcError::NotBound))?;
     match PORTS.close(cell)?.unbind() {
         // A broker that is away sees that the connection ends.
-        Ok(()) | Err(IpcError::NotBound | IpcError::NoBroker | IpcError::Fenced) => Ok(()),
+        Ok(()) | Err(IpcError::NotBound | IpcError::NoBroker | IpcError::Fenced | IpcError::Moved) => Ok(()),
         Err(error) => Err(Failure::Ipc(error)),
     }
 }

@@ -46,6 +46,19 @@ class Port:
         return port
 
     @classmethod
+    def stand_by(cls, endpoint, timeout=None, path=None):
+        """Waits as a backup of `endpoint` until it is handed over to this process."""
+        port = cls.__new__(cls)
+        port._handle, port._lent = None, {}
+        name = None if path is None else os.fsencode(path)
+
+        def bound(milliseconds):
+            port._handle = opened(lib.m3_stand_by, name, endpoint, milliseconds)
+
+        _in_pieces(timeout, bound)
+        return port
+
+    @classmethod
     def from_fd(cls, fd, endpoint=None):
         """Binds over a socket that the node daemon handed to this process; the descriptor is the port's from then on."""
         port = cls.__new__(cls)
@@ -199,6 +212,22 @@ class Port:
     def bind_for(self, pid, endpoint=None):
         """Binds another process of this node, which has the endpoint when it binds next. Returns it."""
         return self._call(lib.m3_bind_for, pid, ANY if endpoint is None else endpoint)
+
+    def migration_start(self, endpoint, timeout=None):
+        """Of the owner or a manager: from now on the owner takes no new message. Returns when it owes no answer either."""
+        self._call(lib.m3_migration_start, endpoint, milliseconds(timeout))
+
+    def migration_commit(self, endpoint, node, pid, timeout=None):
+        """Hands `endpoint`, which is held, over to the process `pid` of `node` that stands by for it."""
+        self._call(lib.m3_migration_commit, endpoint, node, pid, milliseconds(timeout))
+
+    def migration_rollback(self, endpoint):
+        """Lets the owner of `endpoint` go on."""
+        self._call(lib.m3_migration_rollback, endpoint)
+
+    def promote(self, endpoint, node, pid, epoch):
+        """Of a manager: who stands by there is the owner, whoever was before. `epoch` is higher than any before."""
+        self._call(lib.m3_promote, endpoint, node, pid, epoch)
 
     def wakeup(self, endpoint):
         """Ends a wait of `endpoint` with `WokenUp`."""

@@ -1,6 +1,7 @@
 """The module as a program sees it. Wants a broker: $M3IPC_BROKER; and the library: $M3IPC_LIBRARY."""
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -332,6 +333,34 @@ class Managers(unittest.TestCase):
             manager.wakeup(other.endpoint)
             self._server_speaks_for_others(manager, program, other)
             self._manager_binds_a_process(manager)
+            self._endpoint_is_handed_over(manager, program, other)
+
+    def _endpoint_is_handed_over(self, manager, client, owner):
+        endpoint = owner.endpoint
+        waiting = Beside(lambda: Port.stand_by(endpoint, SOON))
+        calling = Beside(lambda: client.sendrec(endpoint, Message(1), SOON))
+        request = owner.rcvrqst(SOON)
+        with self.assertRaises(m3ipc.TimedOut):
+            manager.migration_start(endpoint, NEVER_MIND)
+        owner.reply(request.source, Message(2))
+        self.assertEqual(calling.result().type, 2)
+        with self.assertRaises(m3ipc.M3Error):
+            manager.migration_commit(endpoint, 1, os.getpid() + 1, SOON)
+        owner.migration_start(endpoint, SOON)
+        with self.assertRaises(m3ipc.Pending):
+            manager.migration_start(endpoint, SOON)
+        committed = False
+        while not committed:
+            # The backup may not have said yet that it is there.
+            with contextlib.suppress(m3ipc.NoSuchEndpoint):
+                owner.migration_commit(endpoint, 1, os.getpid(), SOON)
+                committed = True
+        with waiting.result() as successor:
+            calling = Beside(lambda: client.sendrec(endpoint, Message(3), SOON))
+            successor.reply(successor.rcvrqst(SOON).source, Message(4))
+            self.assertEqual(calling.result().type, 4)
+            with self.assertRaises(m3ipc.Moved):
+                owner.receive(timeout=0)
 
     def _server_speaks_for_others(self, server, client, target):
         # While a call runs nobody else uses its port.

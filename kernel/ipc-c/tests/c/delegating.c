@@ -108,6 +108,54 @@ static void manager_binds_a_process_that_waits(m3_port *manager)
     IS(end_child(child), 0);
 }
 
+struct successor {
+    int endpoint;
+    m3_port *port;
+};
+
+static void *standing_by(void *with)
+{
+    struct successor *successor = with;
+    IS(m3_stand_by(NULL, successor->endpoint, SOON, &successor->port), 0);
+    return NULL;
+}
+
+static void endpoint_is_handed_over_and_back(m3_port *manager, m3_port *client)
+{
+    m3_port *owner = bound(), *none;
+    struct successor successor = { m3_endpoint(owner), NULL };
+    m3_message m = typed(1);
+    int endpoint = successor.endpoint, result;
+    uint64_t before, after;
+    IS(m3_stand_by(NULL, endpoint, NEVER_MIND, &none), M3_ETIMEDOUT);
+    IS(m3_stand_by(NULL, M3_ANY, NEVER_MIND, &none), M3_EENDPOINT);
+    IS(m3_migration_start(client, endpoint, SOON), M3_EDENIED);
+    IS(m3_migration_commit(owner, endpoint, 1, getpid() + 1, SOON), M3_EINVALID);
+    IS(m3_migration_start(owner, endpoint, SOON), 0);
+    IS(m3_migration_start(manager, endpoint, SOON), M3_EPENDING);
+    IS(m3_receive(owner, M3_ANY, &m, NEVER_MIND), M3_ETIMEDOUT);
+    IS(m3_send(client, endpoint, &m, NEVER_MIND), M3_ETIMEDOUT);
+    IS(m3_migration_rollback(owner, endpoint), 0);
+    IS(m3_migration_start(owner, endpoint, SOON), 0);
+    IS(m3_epoch(owner, &before), 0);
+    pthread_t thread = begin(standing_by, &successor);
+    while ((result = m3_migration_commit(owner, endpoint, 1, getpid(), SOON)) == M3_ENOENDPOINT)
+        ;
+    IS(result, 0);
+    end(thread);
+    IS(m3_epoch(successor.port, &after), 0);
+    CHECK(after == before + 1);
+    IS(m3_receive(owner, M3_ANY, &m, NEVER_MIND), M3_EMOVED);
+    IS(m3_close(owner), 0);
+    IS(m3_notify(client, endpoint, 4), 0);
+    m3_event event;
+    IS(m3_wait(successor.port, &event, SOON), 0);
+    CHECK(event.kind == M3_EVENT_NOTIFIED && event.mask == 4);
+    IS(m3_promote(client, endpoint, 1, getpid(), after + 1), M3_EDENIED);
+    IS(m3_promote(manager, endpoint, 1, getpid(), after + 1), M3_ENOENDPOINT);
+    IS(m3_close(successor.port), 0);
+}
+
 /* Gives the calling thread's binding all calls. */
 static void promote(m3_port *manager, int endpoint)
 {
@@ -171,5 +219,6 @@ int main(void)
     program_speaks_for_itself_only(client, target, server);
     manager_binds_a_process_that_waits(server);
     published_names_do_the_same(server, target);
+    endpoint_is_handed_over_and_back(server, client);
     return faults != 0;
 }
