@@ -113,11 +113,20 @@ struct Running {
 
 impl Running {
     fn start(container: &Container, program: &Path) -> (Running, Endpoint) {
-        let mut child = container.command(program).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let first = lines.next().unwrap().unwrap();
+        let mut running = Running::begin(&mut container.command(program));
+        let first = running.line();
         let number = first.strip_prefix("endpoint ").and_then(|number| number.parse().ok());
-        (Running { child, lines }, Endpoint::new(number.unwrap()).unwrap())
+        (running, Endpoint::new(number.unwrap()).unwrap())
+    }
+
+    fn begin(command: &mut Command) -> Running {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Running { child, lines }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
     }
 
     fn ends_well(mut self) {
@@ -188,6 +197,29 @@ fn event_loop_example_sees_messages_and_notifications_through_its_descriptor() {
     }
     client.sendrec(server, &Message::new(0), SOON).unwrap();
     running.ends_well();
+}
+
+#[test]
+fn counter_example_hands_itself_over_and_counts_on() {
+    let program = library().compile("cc", C99, "examples/counter.c", Linked::Shared);
+    let container = Container::open();
+    let run = |arguments: &[&str]| text(&ok(container.command(&program).args(arguments)));
+    let mut first = Running::begin(&mut container.command(&program));
+    let line = first.line();
+    let said: Vec<&str> = line.split([' ', ',']).collect();
+    let ["endpoint", counter, "", "process", owner, "", "count", "0"] = said[..] else { panic!("{line}") };
+    assert_eq!(run(&["ask", counter]), format!("1 from process {owner}\n"));
+    let mut backup = Running::begin(container.command(&program).args(["after", counter]));
+    let line = backup.line();
+    let said: Vec<&str> = line.split(' ').collect();
+    let ["process", next, "takes", "the", "count", "at", place] = said[..] else { panic!("{line}") };
+    // Nobody has this place, so the counter goes on where it is.
+    run(&["move", counter, "1", next, "8000"]);
+    assert_eq!(run(&["ask", counter]), format!("2 from process {owner}\n"));
+    run(&["move", counter, "1", next, place]);
+    first.ends_well();
+    assert_eq!(backup.line(), format!("endpoint {counter}, process {next}, count 2"));
+    assert_eq!(run(&["ask", counter]), format!("3 from process {next}\n"));
 }
 
 #[test]
