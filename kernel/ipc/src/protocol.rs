@@ -114,7 +114,7 @@ pub enum Op {
     AskWait = 115,
     /// `value`: a wait of the receiver's, to be given up: it is part of a deadlock.
     RefuseWait = 116,
-    /// The receiver is held, or goes on: its page says which.
+    /// The receiver is held, goes on, or is no owner any more: its page says which.
     Hold = 117,
 }
 

@@ -283,16 +283,9 @@ impl Engine {
         if let Some(container) = self.containers.get_mut(&dc) {
             container.in_transit.insert(endpoint, Transit { from: self.node, left: None });
         }
-        if let Some(bound) = owner.and_then(|owner| self.connections.get_mut(&owner)?.bound.take()) {
-            let _ = self.poller.remove(&bound.pidfd);
-        }
-        if let Some(owner) = owner {
-            self.keep_connection(owner);
-        }
         self.end_binding(dc, endpoint, Life::Moved, IpcError::Moved);
         if let Some(owner) = owner {
-            // It may sleep on its socket.
-            self.send(owner, Packet::new(Op::Hold), Vec::new());
+            self.let_go(owner);
         }
         if let Some(Migration { step: Step::Leaving { nodes, .. }, .. }) = self.migration(dc, endpoint) {
             nodes.retain(|node| !unreachable.contains(node));
@@ -481,12 +474,19 @@ impl Engine {
 
     fn fence_local(&mut self, dc: DcId, endpoint: Endpoint) {
         if let Some(owner) = self.local_owner(dc, endpoint) {
-            if let Some(bound) = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take()) {
-                let _ = self.poller.remove(&bound.pidfd);
-            }
-            self.keep_connection(owner);
             self.end_binding(dc, endpoint, Life::Fenced, IpcError::Fenced);
+            self.let_go(owner);
         }
+    }
+
+    /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is woken.
+    pub(super) fn let_go(&mut self, owner: OwnerId) {
+        let bound = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take());
+        if let Some(bound) = bound {
+            let _ = self.poller.remove(&bound.pidfd);
+            self.keep_connection(owner);
+        }
+        self.send(owner, Packet::new(Op::Hold), Vec::new());
     }
 
     fn epoch_of(&self, dc: DcId, endpoint: Endpoint) -> Epoch {

@@ -213,10 +213,7 @@ impl Engine {
         }
         if let Some(Home::Local { owner }) = before.map(|binding| binding.home) {
             // A newer owner elsewhere: the one here is fenced and knows it by its page.
-            if let Some(bound) = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take()) {
-                let _ = self.poller.remove(&bound.pidfd);
-                self.keep_connection(owner);
-            }
+            self.let_go(owner);
         }
         Ok(())
     }

@@ -251,6 +251,7 @@ pub(super) fn promoted_backup_fences_the_primary_before_it(world: &dyn World) {
             let request = port.receive(Source::Any, SOON).unwrap();
             port.reply(own, &request).unwrap();
         });
+        let waiting = scope.spawn(move || (primary.receive(Source::Any, SOON), primary));
         let promoted = |manager: &mut Port, epoch| loop {
             match manager.promote(SERVICE, near, pid(), Epoch(epoch)) {
                 Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
@@ -261,7 +262,8 @@ pub(super) fn promoted_backup_fences_the_primary_before_it(world: &dyn World) {
         assert_eq!(promoted(&mut manager, 1), Err(IpcError::Fenced));
         promoted(&mut manager, 5).unwrap();
         assert_eq!(client.sendrec(SERVICE, &Message::new(7), SOON).unwrap().kind, 7);
-        assert_eq!(primary.receive(Source::Any, SOON), Err(IpcError::Fenced));
+        let (ended, mut primary) = waiting.join().unwrap();
+        assert_eq!(ended, Err(IpcError::Fenced));
         assert_eq!(primary.send(own, &Message::new(1), SOON), Err(IpcError::Fenced));
         backup.join().unwrap();
     });
