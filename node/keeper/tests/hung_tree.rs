@@ -6,7 +6,7 @@ mod support;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use keeper::{FuseOptions, KeeperError};
 use mgmt_api::{ErrorKind, RunRequest};
@@ -52,11 +52,17 @@ fn launch(keeper: &Keeper, run: RunRequest) -> std::thread::JoinHandle<Result<u3
     std::thread::spawn(move || client.run(&run, None, &[]))
 }
 
-/// The one process of the container, which is on its way to exec.
+/// The one process of the container, which is on its way to exec; who made it may not have ended yet.
 fn launching(keeper: &Keeper) -> u32 {
-    let members = keeper.cgroup.members().expect("members");
-    assert_eq!(members.len(), 1, "{members:?}");
-    members[0]
+    let begun = Instant::now();
+    loop {
+        let members = keeper.cgroup.members().expect("members");
+        if let [launching] = members[..] {
+            return launching;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{members:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
