@@ -46,8 +46,9 @@ struct Place {
 /// An endpoint that has no owner for the moment.
 #[derive(Debug)]
 pub(crate) struct Transit {
-    /// Where it was.
+    /// Where it was, and with which epoch: news of that, or of what was before, come late.
     from: NodeId,
+    epoch: Epoch,
     /// Who waits for its last channel here to end.
     left: Option<Asker>,
 }
@@ -281,7 +282,7 @@ impl Engine {
             .filter(|node| self.send_errand(Asker::Migration { dc, endpoint }, *node, leave, &[]).is_err())
             .collect();
         if let Some(container) = self.containers.get_mut(&dc) {
-            container.in_transit.insert(endpoint, Transit { from: self.node, left: None });
+            container.in_transit.insert(endpoint, Transit { from: self.node, epoch, left: None });
         }
         self.end_binding(dc, endpoint, Life::Moved, IpcError::Moved);
         if let Some(owner) = owner {
@@ -508,11 +509,11 @@ impl Engine {
             // It is known to be elsewhere.
             Some(_) => return Ok(Some(Done::plain())),
             None => {
-                container.in_transit.insert(endpoint, Transit { from, left: None });
+                container.in_transit.insert(endpoint, Transit { from, epoch, left: None });
                 return Ok(Some(Done::plain()));
             }
         }
-        container.in_transit.insert(endpoint, Transit { from, left: Some(asker) });
+        container.in_transit.insert(endpoint, Transit { from, epoch, left: Some(asker) });
         container.leaving.insert(endpoint);
         self.end_if_left(dc, endpoint);
         Ok(None)
@@ -523,7 +524,8 @@ impl Engine {
         let Some(container) = self.containers.get_mut(&dc) else { return };
         let home = container.table.binding(endpoint).map(|binding| binding.home);
         if home == Some(Home::Remote { node: from }) && !container.in_transit.contains_key(&endpoint) {
-            container.in_transit.insert(endpoint, Transit { from, left: None });
+            let epoch = container.table.highest_epoch(endpoint);
+            container.in_transit.insert(endpoint, Transit { from, epoch, left: None });
             container.leaving.insert(endpoint);
         }
     }
@@ -549,6 +551,10 @@ impl Engine {
 
     /// Another node has the endpoint now; `reason`: what becomes of channels with an owner before.
     pub(super) fn is_on(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, reason: IpcError) {
+        let transit = self.containers.get(&dc).and_then(|container| container.in_transit.get(&endpoint));
+        if transit.is_some_and(|transit| transit.epoch >= epoch) {
+            return;
+        }
         if self.nodes_down.contains(&node) {
             // It stays unbound here; `link_up` looks again.
             self.end_transit(dc, endpoint, IpcError::NoLink);

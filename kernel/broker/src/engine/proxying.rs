@@ -161,6 +161,10 @@ impl Engine {
         if self.nodes_down.contains(&node) {
             return Err(IpcError::NoLink);
         }
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        if container.leaving.contains(&caller) && container.in_transit.contains_key(&caller) {
+            return Err(IpcError::Moved);
+        }
         match self.home(dc, caller) {
             Some(Home::Remote { node: known }) if known == node => {
                 // It speaks, so it is here again.
