@@ -134,7 +134,9 @@ fn survivors_of_a_cut_link_learn_it_while_relays_are_open() {
         assert_eq!(result, Err(IpcError::NoLink), "{index}");
         let told = ended - cut;
         assert!(told >= DOWN / 2 && told < DOWN + SLACK, "{index}: {told:?}");
-        // Its node knows by now, perhaps it has not yet.
+        if crosses {
+            hear_of_the_cut(&mut pair, places[2], 40 + index as u32, delegator);
+        }
         let answered = settled(move || (target.reply(client, &Message::new(2)), target));
         let (answered, _target) = answered.recv_timeout(PATIENCE).expect("a reply never waits for long");
         let expected = if crosses { Err(IpcError::NotWaiting) } else { Ok(()) };
@@ -142,6 +144,12 @@ fn survivors_of_a_cut_link_learn_it_while_relays_are_open() {
         tell(&mut pair, places[1], 20 + index as u32, delegator);
         drop(delegating.join().expect("the delegator is well"));
     }
+}
+
+/// The two nodes give each other up each by its own clock. A node that answers a new call so has closed what was open before.
+fn hear_of_the_cut(pair: &mut Pair, at: Which, caller: u32, beyond: Endpoint) {
+    let mut caller = pair.bind(at, Endpoint::new(caller).expect("a number"));
+    assert_eq!(caller.sendrec(beyond, &Message::new(1), WAIT), Err(IpcError::NoLink));
 }
 
 /// Runs something beside, that must end.
