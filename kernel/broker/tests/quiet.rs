@@ -12,6 +12,9 @@ use ipc::{DcId, Endpoint, Message, Port, WAIT_MODE_VARIABLE, Wait};
 const WARM_UP: i32 = 1000;
 const TRIPS: i32 = 3000;
 const LAST: i32 = -1;
+/// A call without a limit that sleeps for some milliseconds, as one may on a crowded machine, tells the broker of it: it might be
+/// part of a deadlock.
+const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
 /// What the caller writes before and after the round trips that count, to be found in the trace.
 const BEGIN: &str = "begin of round trips";
 const END: &str = "end of round trips";
@@ -60,7 +63,7 @@ fn call(path: &Path) {
     let mut port = Port::connect(path, None).unwrap();
     let mut trips = |count: i32| {
         for kind in 1..=count {
-            assert_eq!(port.sendrec(server, &Message::new(kind), Wait::Forever).unwrap().kind, kind);
+            assert_eq!(port.sendrec(server, &Message::new(kind), PATIENCE).unwrap().kind, kind);
         }
     };
     trips(WARM_UP);
