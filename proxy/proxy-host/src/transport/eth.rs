@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sys::packet::{self, HEAD_BYTES, Mac};
 
 use super::arq::{Kind, Packet, Session, State};
-use super::{Stream, Target, Transport};
+use super::{Stream, Target, Transport, receive_some};
 
 /// Reserved for experiments and private use by IEEE 802.
 pub const ETHER_TYPE: u16 = 0x88b5;
@@ -197,24 +197,15 @@ impl Core {
     fn take_frames(&mut self) -> io::Result<Vec<u32>> {
         let mut touched = Vec::new();
         let mut buffer = std::mem::take(&mut self.buffer);
-        let mut result = Ok(());
-        for _ in 0..FRAMES_PER_TURN {
-            match packet::receive(&self.socket, &mut buffer) {
-                Ok(bytes) => {
-                    let id = buffer.get(..bytes).and_then(|frame| self.take_frame(frame));
-                    if let Some(id) = id.filter(|id| touched.last() != Some(id)) {
-                        touched.push(id);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    // The interface is down, say: told once, and silence does the rest.
-                    result = Err(error);
-                    break;
-                }
+        // When the interface is down, say, it is told once, and silence does the rest.
+        let result = receive_some(FRAMES_PER_TURN, || {
+            let bytes = packet::receive(&self.socket, &mut buffer)?;
+            let id = buffer.get(..bytes).and_then(|frame| self.take_frame(frame));
+            if let Some(id) = id.filter(|id| touched.last() != Some(id)) {
+                touched.push(id);
             }
-        }
+            Ok(())
+        });
         self.buffer = buffer;
         result.map(|()| touched)
     }

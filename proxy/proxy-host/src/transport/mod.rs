@@ -124,3 +124,15 @@ pub trait Transport: Send {
     /// (`sys::harden::BASE_CALLS`).
     fn system_calls(&self) -> &'static [i64];
 }
+
+/// Receives until nothing is there, at most so many times.
+fn receive_some(most: usize, mut receive: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..most {
+        match receive() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -14,6 +14,7 @@ use super::config::Configs;
 use super::connection::{Connection, Holder, Number, Side};
 use super::limits;
 use crate::limits::GREETING_MAX;
+use crate::transport::receive_some;
 
 pub(super) struct Core {
     socket: OwnedFd,
@@ -187,26 +188,17 @@ impl Core {
     fn take_datagrams(&mut self) -> io::Result<()> {
         let mut touched = Vec::new();
         let mut buffer = std::mem::take(&mut self.buffer);
-        let mut result = Ok(());
-        for _ in 0..limits::RUNS_PER_TURN {
-            match udp::receive(&self.socket, &mut buffer) {
-                Ok(received) => {
-                    let run = buffer.get(..received.bytes).unwrap_or(&[]);
-                    for datagram in run.chunks(received.segment_bytes) {
-                        let number = self.take_datagram(received.from, datagram);
-                        if let Some(number) = number.filter(|number| touched.last() != Some(number)) {
-                            touched.push(number);
-                        }
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    result = Err(error);
-                    break;
+        let result = receive_some(limits::RUNS_PER_TURN, || {
+            let received = udp::receive(&self.socket, &mut buffer)?;
+            let run = buffer.get(..received.bytes).unwrap_or(&[]);
+            for datagram in run.chunks(received.segment_bytes) {
+                let number = self.take_datagram(received.from, datagram);
+                if let Some(number) = number.filter(|number| touched.last() != Some(number)) {
+                    touched.push(number);
                 }
             }
-        }
+            Ok(())
+        });
         self.buffer = buffer;
         touched.sort_unstable();
         touched.dedup();
