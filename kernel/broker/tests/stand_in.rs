@@ -2,12 +2,14 @@
 
 mod common;
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use abi::{Epoch, NodeId};
 use common::{TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::stand_in::{StandInEvent, StandInPort};
-use ipc::{Endpoint, IpcError, Wait};
+use ipc::stand_in::{LinkState, StandInEvent, StandInPort};
+use ipc::{Endpoint, IpcError, Port, Wait};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 
@@ -36,4 +38,29 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
         let Some(StandInEvent::Active(active)) = proxy.look().unwrap() else { panic!("not seen") };
         assert_eq!(active, channel.info().channel);
     }
+}
+
+/// Nobody answers for the other node, so the endpoint has left its owner and cannot arrive.
+#[test]
+fn owner_that_has_been_let_go_may_give_up_its_commit_which_goes_on() {
+    let mut world = TwoNodes::new();
+    world.stop_relay();
+    let (node, place) = world.near();
+    let mut owner = world.near_server(Endpoint::DS, 1);
+    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+    proxy.link(NodeId(2), LinkState::Up).unwrap();
+    let standing = thread::spawn(move || Port::stand_by(&place, Endpoint::DS, SOON).map(|port| port.epoch()));
+    owner.migration_start(Endpoint::DS, SOON).unwrap();
+    let pid = std::process::id() as i32;
+    let begun = Instant::now();
+    let given_up = loop {
+        match owner.migration_commit(Endpoint::DS, node, pid, Wait::For(Duration::from_millis(200))) {
+            Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
+            result => break result,
+        }
+    };
+    assert_eq!(given_up, Err(IpcError::TimedOut));
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    proxy.link(NodeId(2), LinkState::Down).unwrap();
+    assert_eq!(standing.join().unwrap(), Ok(Epoch(2)));
 }

@@ -336,6 +336,14 @@ impl Packet {
     pub fn error(&self) -> IpcError {
         IpcError::from_code(self.value)
     }
+
+    /// The number of a process in its container.
+    ///
+    /// # Errors
+    /// `BadArgument`: no process has it.
+    pub fn pid(&self) -> Result<i32, IpcError> {
+        i32::try_from(self.value).ok().filter(|pid| *pid > 0).ok_or(IpcError::BadArgument)
+    }
 }
 
 /// Descriptors of a channel in the order in which they travel; the peer's control page is the last.

@@ -6,6 +6,7 @@ use ipc_core::table::{Awaited, Channel, Home, OwnerId};
 use ipc_shm::{Life, Role, ring_line};
 
 use super::Engine;
+use crate::connection::Connection;
 use crate::container::Kept;
 
 impl Engine {
@@ -43,15 +44,21 @@ impl Engine {
 
     /// Ends the binding of a connection, which itself stays.
     pub(super) fn unbind(&mut self, owner: OwnerId, reason: IpcError) {
-        let Some(connection) = self.connections.get_mut(&owner) else { return };
-        let (Some(bound), Some(dc)) = (connection.bound.take(), connection.dc()) else { return };
+        let dc = self.connections.get(&owner).and_then(Connection::dc);
+        let (Some(endpoint), Some(dc)) = (self.take_bound(owner), dc) else { return };
+        let is_ours = matches!(self.home(dc, endpoint), Some(Home::Local { owner: of }) if of == owner);
+        if is_ours {
+            self.end_binding(dc, endpoint, Life::Dead, reason);
+        }
+    }
+
+    /// The connection is bound no longer; whether its endpoint was still its own says the table. The endpoint.
+    pub(super) fn take_bound(&mut self, owner: OwnerId) -> Option<Endpoint> {
+        let bound = self.connections.get_mut(&owner)?.bound.take()?;
         // The descriptor may live on elsewhere, so closing ours would not take it out.
         let _ = self.poller.remove(&bound.pidfd);
         self.keep_connection(owner);
-        let is_ours = matches!(self.home(dc, bound.endpoint), Some(Home::Local { owner: of }) if of == owner);
-        if is_ours {
-            self.end_binding(dc, bound.endpoint, Life::Dead, reason);
-        }
+        Some(bound.endpoint)
     }
 
     /// Ends a binding, local or remote: its page says so, its channels end, waiters go on.

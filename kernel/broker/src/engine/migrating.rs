@@ -9,11 +9,10 @@ use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, Privileges};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Awaited, Home, OwnerId, Told};
 use ipc_shm::Life;
-use sys::seqpacket::{Received, Sender};
 
 use super::Engine;
 use super::errands::{Asker, Done, Progress};
-use super::requests::Succession;
+use super::requests::{BindRequest, Succession};
 
 /// An endpoint of this node that is being handed over.
 #[derive(Debug)]
@@ -21,6 +20,8 @@ pub(crate) struct Migration {
     /// Tells a late word of the owner about an earlier hold apart.
     hold: u32,
     step: Step,
+    /// Who waits for the end of its start, or of its commit; in `Step::Held` nobody does.
+    waiting: Asker,
     /// On whose behalf: it is taken back with this one's end.
     holder: Asker,
     /// Other nodes that hear where the endpoint went.
@@ -29,11 +30,19 @@ pub(crate) struct Migration {
 
 #[derive(Debug)]
 enum Step {
-    Draining { asker: Asker },
+    Draining,
     Held,
-    Asking { asker: Asker, to: Place },
-    Leaving { asker: Asker, to: Place, succession: Succession, nodes: BTreeSet<NodeId> },
-    Taking { asker: Asker, to: Place, epoch: Epoch },
+    Asking { to: Place },
+    Leaving { to: Place, succession: Succession, nodes: BTreeSet<NodeId> },
+    Taking { to: Place, epoch: Epoch },
+}
+
+impl Migration {
+    /// Nothing is under way any more. Who waited for it is to be told.
+    fn hold(&mut self) -> Asker {
+        self.step = Step::Held;
+        std::mem::replace(&mut self.waiting, Asker::Nobody)
+    }
 }
 
 /// A process that stands by, by its node and its pid in the container.
@@ -62,18 +71,6 @@ pub(super) struct Holding {
     node: NodeId,
 }
 
-/// A process that will be the next owner of an endpoint. One for each connection, so bounded as they are.
-#[derive(Debug)]
-pub(super) struct StandingBy {
-    dc: DcId,
-    endpoint: Endpoint,
-    /// As the container knows it.
-    pid: i32,
-    packet: Packet,
-    sender: Sender,
-    received: Received,
-}
-
 impl Engine {
     /// What concerns migrations among errands.
     pub(super) fn migration_errand(
@@ -84,30 +81,25 @@ impl Engine {
         body: &[u8],
     ) -> Progress {
         let dc = packet.dc;
-        let place = || -> Result<Place, IpcError> {
-            let pid = i32::try_from(packet.value).ok().filter(|pid| *pid > 0).ok_or(IpcError::BadArgument)?;
-            Ok(Place { node: packet.node, pid })
-        };
         match packet.op {
             Op::MigrationStart => self.migration_start(asker, dc, endpoint),
-            Op::MigrationCommit => self.migration_commit(asker, dc, endpoint, place()?),
+            Op::MigrationCommit => {
+                self.migration_commit(asker, dc, endpoint, Place { node: packet.node, pid: packet.pid()? })
+            }
             Op::MigrationRollback => self.migration_rollback(dc, endpoint),
-            Op::Prepare => match self.stands_by(dc, endpoint, place()?.pid) {
+            Op::Prepare => match self.stands_by(dc, endpoint, packet.pid()?) {
                 Some(_) => Ok(Some(Done::plain())),
                 None => Err(IpcError::NoSuchEndpoint),
             },
             Op::Leave => self.leave(asker, dc, endpoint, packet.epoch),
             Op::TakeOver => {
                 let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
-                self.take_over(
-                    dc,
-                    endpoint,
-                    place()?.pid,
-                    Succession { epoch: packet.epoch, privileges: Some(privileges) },
-                )
+                let succession = Succession { epoch: packet.epoch, privileges: Some(privileges) };
+                self.take_over(dc, endpoint, packet.pid()?, succession)
             }
             Op::Promote => {
-                self.take_over(dc, endpoint, place()?.pid, Succession { epoch: packet.epoch, privileges: None })
+                let succession = Succession { epoch: packet.epoch, privileges: None };
+                self.take_over(dc, endpoint, packet.pid()?, succession)
             }
             _ => Err(IpcError::BadArgument),
         }
@@ -124,10 +116,10 @@ impl Engine {
             if migration.holder.party() != asker.party() {
                 return Err(IpcError::Busy);
             }
-            return match &mut migration.step {
+            return match migration.step {
                 Step::Held => Ok(Some(Done::plain())),
-                Step::Draining { asker: waiting } => {
-                    *waiting = asker;
+                Step::Draining => {
+                    migration.waiting = asker;
                     Ok(None)
                 }
                 Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => Err(IpcError::Busy),
@@ -136,11 +128,11 @@ impl Engine {
         let owner = self.local_owner(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?;
         // Who holds itself owes nothing, its library saw to that.
         let is_own = matches!(asker, Asker::Port { owner: of, .. } if of == owner);
-        let step = if is_own { Step::Held } else { Step::Draining { asker } };
+        let (step, waiting) = if is_own { (Step::Held, Asker::Nobody) } else { (Step::Draining, asker) };
         self.last_hold = self.last_hold.checked_add(1).unwrap_or(1);
         let hold = self.last_hold;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        container.migrations.insert(endpoint, Migration { hold, step, holder: asker, told: BTreeSet::new() });
+        container.migrations.insert(endpoint, Migration { hold, step, waiting, holder: asker, told: BTreeSet::new() });
         self.set_hold(dc, endpoint, hold);
         Ok(is_own.then(Done::plain))
     }
@@ -148,21 +140,19 @@ impl Engine {
     /// The owner is held and owes nothing.
     pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint, hold: u32) {
         let Some(migration) = self.migration(dc, endpoint) else { return };
-        if let Step::Draining { asker } = migration.step
-            && migration.hold == hold
-        {
-            migration.step = Step::Held;
+        if matches!(migration.step, Step::Draining) && migration.hold == hold {
+            let asker = migration.hold();
             self.finish_errand(asker, Ok(()));
         }
     }
 
     fn migration_rollback(&mut self, dc: DcId, endpoint: Endpoint) -> Progress {
         let Some(migration) = self.migration(dc, endpoint) else { return Ok(Some(Done::plain())) };
-        match migration.step {
-            Step::Held => {}
-            Step::Draining { asker } => self.finish_errand(asker, Err(IpcError::TimedOut)),
-            Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => return Err(IpcError::Busy),
+        if !matches!(migration.step, Step::Held | Step::Draining) {
+            return Err(IpcError::Busy);
         }
+        let asker = migration.hold();
+        self.finish_errand(asker, Err(IpcError::TimedOut));
         self.forget_migration(dc, endpoint);
         self.set_hold(dc, endpoint, 0);
         Ok(Some(Done::plain()))
@@ -175,21 +165,22 @@ impl Engine {
             let is_there = to.node == own_node && self.pid_behind(dc, endpoint) == Some(to.pid);
             return if is_there { Ok(Some(Done::plain())) } else { Err(IpcError::BadArgument) };
         };
-        match &mut migration.step {
-            Step::Draining { .. } => return Err(IpcError::Busy),
-            Step::Held => migration.step = Step::Asking { asker, to },
-            Step::Asking { asker: waiting, to: under_way }
-            | Step::Leaving { asker: waiting, to: under_way, .. }
-            | Step::Taking { asker: waiting, to: under_way, .. } => {
-                if *under_way != to {
-                    return Err(IpcError::Busy);
-                }
-                *waiting = asker;
+        match &migration.step {
+            Step::Held => {
+                migration.step = Step::Asking { to };
+                migration.waiting = asker;
+            }
+            Step::Asking { to: under_way }
+            | Step::Leaving { to: under_way, .. }
+            | Step::Taking { to: under_way, .. }
+                if *under_way == to =>
+            {
+                migration.waiting = asker;
                 return Ok(None);
             }
+            _ => return Err(IpcError::Busy),
         }
-        let prepare =
-            Packet { dc, peer: Some(endpoint), node: to.node, value: to.pid as u32, ..Packet::new(Op::Prepare) };
+        let prepare = Packet { node: to.node, value: to.pid as u32, ..about(Op::Prepare, dc, endpoint) };
         let asked = if to.node != own_node {
             self.send_errand(Asker::Migration { dc, endpoint }, to.node, prepare, &[])
         } else if self.stands_by(dc, endpoint, to.pid).is_some() {
@@ -199,7 +190,8 @@ impl Engine {
             Err(IpcError::NoSuchEndpoint)
         };
         if let Err(error) = asked {
-            self.hold_again(dc, endpoint);
+            // Its asker hears it by this answer.
+            let _ = self.migration(dc, endpoint).map(Migration::hold);
             return Err(error);
         }
         Ok(None)
@@ -208,20 +200,11 @@ impl Engine {
     /// The asker does not wait any longer. A start is taken back, a commit goes on. Whether it had asked for one.
     pub(super) fn cancel_migration(&mut self, dc: DcId, asker: Asker) -> bool {
         let Some(container) = self.containers.get_mut(&dc) else { return false };
-        let mut of_it = container.migrations.iter_mut().filter_map(|(endpoint, migration)| match &mut migration.step {
-            Step::Draining { asker: of }
-            | Step::Asking { asker: of, .. }
-            | Step::Leaving { asker: of, .. }
-            | Step::Taking { asker: of, .. }
-                if *of == asker =>
-            {
-                *of = Asker::Nobody;
-                Some((*endpoint, matches!(migration.step, Step::Draining { .. })))
-            }
-            _ => None,
-        });
-        let Some((endpoint, is_start)) = of_it.next() else { return false };
-        if is_start {
+        let mut all = container.migrations.iter_mut();
+        let Some((endpoint, migration)) = all.find(|(_, migration)| migration.waiting == asker) else { return false };
+        migration.waiting = Asker::Nobody;
+        if matches!(migration.step, Step::Draining) {
+            let endpoint = *endpoint;
             let _ = self.migration_rollback(dc, endpoint);
         }
         true
@@ -231,11 +214,10 @@ impl Engine {
     pub(super) fn migration_heard(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, result: Result<(), IpcError>) {
         let Some(migration) = self.migration(dc, endpoint) else { return };
         match &mut migration.step {
-            Step::Asking { asker, .. } => match result {
+            Step::Asking { .. } => match result {
                 Ok(()) => self.leave_home(dc, endpoint),
                 Err(error) => {
-                    let asker = *asker;
-                    self.hold_again(dc, endpoint);
+                    let asker = migration.hold();
                     self.finish_errand(asker, Err(error));
                 }
             },
@@ -247,13 +229,7 @@ impl Engine {
                 }
             }
             Step::Taking { .. } => self.handed_over(dc, endpoint, result),
-            Step::Draining { .. } | Step::Held => {}
-        }
-    }
-
-    fn hold_again(&mut self, dc: DcId, endpoint: Endpoint) {
-        if let Some(migration) = self.migration(dc, endpoint) {
-            migration.step = Step::Held;
+            Step::Draining | Step::Held => {}
         }
     }
 
@@ -268,15 +244,15 @@ impl Engine {
         // And one to take over.
         let has_room = self.errands.has_room_for(nodes.len() + 1);
         let Some(migration) = self.migration(dc, endpoint) else { return };
-        let Step::Asking { asker, to } = migration.step else { return };
+        let Step::Asking { to } = migration.step else { return };
         if !has_room {
-            migration.step = Step::Held;
+            let asker = migration.hold();
             return self.finish_errand(asker, Err(IpcError::TableFull));
         }
         migration.told.clone_from(&nodes);
         let succession = Succession { epoch: Epoch(epoch.0.saturating_add(1)), privileges };
-        migration.step = Step::Leaving { asker, to, succession, nodes: nodes.clone() };
-        let leave = Packet { dc, peer: Some(endpoint), epoch, ..Packet::new(Op::Leave) };
+        migration.step = Step::Leaving { to, succession, nodes: nodes.clone() };
+        let leave = Packet { epoch, ..about(Op::Leave, dc, endpoint) };
         let unreachable: Vec<NodeId> = nodes
             .into_iter()
             .filter(|node| self.send_errand(Asker::Migration { dc, endpoint }, *node, leave, &[]).is_err())
@@ -300,21 +276,15 @@ impl Engine {
     fn hand_over(&mut self, dc: DcId, endpoint: Endpoint) {
         let own_node = self.node;
         let Some(migration) = self.migration(dc, endpoint) else { return };
-        let Step::Leaving { asker, to, succession, .. } = &migration.step else { return };
+        let Step::Leaving { to, succession, .. } = &migration.step else { return };
         let (to, succession) = (*to, succession.clone());
-        migration.step = Step::Taking { asker: *asker, to, epoch: succession.epoch };
+        migration.step = Step::Taking { to, epoch: succession.epoch };
         if to.node == own_node {
             let taken = self.take_over(dc, endpoint, to.pid, succession);
             return self.handed_over(dc, endpoint, taken.map(drop));
         }
-        let take_over = Packet {
-            dc,
-            peer: Some(endpoint),
-            node: to.node,
-            value: to.pid as u32,
-            epoch: succession.epoch,
-            ..Packet::new(Op::TakeOver)
-        };
+        let (node, value, epoch) = (to.node, to.pid as u32, succession.epoch);
+        let take_over = Packet { node, value, epoch, ..about(Op::TakeOver, dc, endpoint) };
         let privileges = succession.privileges.map(|it| it.to_bytes()).unwrap_or_default();
         if let Err(error) = self.send_errand(Asker::Migration { dc, endpoint }, to.node, take_over, &privileges) {
             self.handed_over(dc, endpoint, Err(error));
@@ -324,13 +294,10 @@ impl Engine {
     /// The new owner has begun, or will not.
     fn handed_over(&mut self, dc: DcId, endpoint: Endpoint, result: Result<(), IpcError>) {
         let Some(migration) = self.forget_migration(dc, endpoint) else { return };
-        let Step::Taking { asker, to, epoch } = migration.step else { return };
+        let Step::Taking { to, epoch } = migration.step else { return };
         let result = result.map_err(|error| if error == IpcError::NoLink { error } else { IpcError::DestinationDied });
-        let place = match result {
-            Ok(()) => Packet { node: to.node, epoch, ..Packet::new(Op::MovedTo) },
-            Err(_) => Packet::new(Op::MovedTo),
-        };
-        let news = Packet { dc, peer: Some(endpoint), ..place };
+        let nowhere = about(Op::MovedTo, dc, endpoint);
+        let news = if result.is_ok() { Packet { node: to.node, epoch, ..nowhere } } else { nowhere };
         for node in migration.told.into_iter().filter(|node| *node != to.node) {
             self.tell_broker(node, &news.to_bytes());
         }
@@ -340,20 +307,18 @@ impl Engine {
         if result.is_err() {
             self.directory.unbound(dc, endpoint, Epoch(epoch.0.saturating_sub(1)));
         }
-        self.finish_errand(asker, result);
+        self.finish_errand(migration.waiting, result);
     }
 
     /// An owner has ended: so has what was to become of its endpoint, unless it had left already.
     pub(super) fn end_migration(&mut self, dc: DcId, endpoint: Endpoint) {
-        let is_over = |migration: &mut Migration| {
-            matches!(migration.step, Step::Draining { .. } | Step::Held | Step::Asking { .. })
-        };
+        let is_over =
+            |migration: &mut Migration| matches!(migration.step, Step::Draining | Step::Held | Step::Asking { .. });
         if !self.migration(dc, endpoint).is_some_and(is_over) {
             return;
         }
-        let step = self.forget_migration(dc, endpoint).map(|migration| migration.step);
-        if let Some(Step::Draining { asker } | Step::Asking { asker, .. }) = step {
-            self.finish_errand(asker, Err(IpcError::DestinationDied));
+        if let Some(migration) = self.forget_migration(dc, endpoint) {
+            self.finish_errand(migration.waiting, Err(IpcError::DestinationDied));
         }
     }
 
@@ -410,7 +375,7 @@ impl Engine {
         let (gone, kept): (Vec<Holding>, Vec<Holding>) = self.holding.drain(..).partition(|of| of.owner == owner);
         self.holding = kept;
         for Holding { dc, endpoint, node, .. } in gone {
-            let rollback = Packet { dc, peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) };
+            let rollback = about(Op::MigrationRollback, dc, endpoint);
             // A node without a link lets go by itself.
             let _ = self.send_errand(Asker::Nobody, node, rollback, &[]);
         }
@@ -420,20 +385,15 @@ impl Engine {
     // ---- The node of the next owner.
 
     /// Lets the request wait until the endpoint is given to its sender.
-    pub(super) fn stand_by(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        packet: Packet,
-        sender: Sender,
-        received: Received,
-    ) -> Result<(), IpcError> {
-        let endpoint = packet.own.ok_or(IpcError::BadEndpoint)?;
-        if packet.request == 0 {
+    pub(super) fn stand_by(&mut self, owner: OwnerId, request: BindRequest) -> Result<(), IpcError> {
+        if request.packet.own.is_none() {
+            return Err(IpcError::BadEndpoint);
+        }
+        if request.packet.request == 0 {
             return Err(IpcError::BadArgument);
         }
-        let pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
-        self.standing_by.insert(owner, StandingBy { dc, endpoint, pid, packet, sender, received });
+        // One for each connection, so this is bounded as they are.
+        self.standing_by.insert(owner, request);
         Ok(())
     }
 
@@ -445,7 +405,7 @@ impl Engine {
     }
 
     fn stands_by(&self, dc: DcId, endpoint: Endpoint, pid: i32) -> Option<OwnerId> {
-        let is_it = |it: &StandingBy| it.dc == dc && it.endpoint == endpoint && it.pid == pid;
+        let is_it = |it: &BindRequest| it.dc == dc && it.packet.own == Some(endpoint) && it.inner_pid == pid;
         self.standing_by.iter().find(|(_, it)| is_it(it)).map(|(owner, _)| *owner)
     }
 
@@ -464,7 +424,7 @@ impl Engine {
         }
         let Some(of) = self.standing_by.remove(&owner) else { return Err(IpcError::NoSuchEndpoint) };
         let request = of.packet.request;
-        match self.bind_successor(owner, dc, of.packet, of.sender, of.received, succession) {
+        match self.bind(owner, of, Some(succession)) {
             Ok(()) => Ok(Some(Done::plain())),
             Err(error) => {
                 self.fail(owner, request, error);
@@ -482,11 +442,7 @@ impl Engine {
 
     /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is woken.
     pub(super) fn let_go(&mut self, owner: OwnerId) {
-        let bound = self.connections.get_mut(&owner).and_then(|connection| connection.bound.take());
-        if let Some(bound) = bound {
-            let _ = self.poller.remove(&bound.pidfd);
-            self.keep_connection(owner);
-        }
+        self.take_bound(owner);
         self.send(owner, Packet::new(Op::Hold), Vec::new());
     }
 
@@ -582,7 +538,7 @@ impl Engine {
         if let Some(binding) = container.table.binding(endpoint)
             && let Home::Remote { node } = binding.home
         {
-            let news = Packet { dc, peer: Some(endpoint), node, epoch: binding.epoch, ..Packet::new(Op::MovedTo) };
+            let news = Packet { node, epoch: binding.epoch, ..about(Op::MovedTo, dc, endpoint) };
             self.tell_broker(to, &news.to_bytes());
         }
     }
@@ -614,6 +570,11 @@ impl Engine {
             self.fail(waiter.owner, waiter.request, error);
         }
     }
+}
+
+/// What brokers say to each other of an endpoint.
+fn about(op: Op, dc: DcId, endpoint: Endpoint) -> Packet {
+    Packet { dc, peer: Some(endpoint), ..Packet::new(op) }
 }
 
 impl Asker {

@@ -36,9 +36,9 @@ use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
-use migrating::{Holding, StandingBy};
+use migrating::Holding;
 pub(crate) use migrating::{Migration, Transit};
-use reserving::WaitingBind;
+use requests::BindRequest;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use crate::command::Command;
@@ -61,8 +61,8 @@ pub(crate) struct Engine {
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
-    waiting_binds: HashMap<OwnerId, WaitingBind>,
-    standing_by: HashMap<OwnerId, StandingBy>,
+    waiting_binds: HashMap<OwnerId, BindRequest>,
+    standing_by: HashMap<OwnerId, BindRequest>,
     /// What processes of this node hold on others.
     holding: Vec<Holding>,
     last_hold: u32,

@@ -21,6 +21,24 @@ pub(super) struct Succession {
     pub privileges: Option<Privileges>,
 }
 
+/// A process that asks to be bound, or stands by until it is.
+#[derive(Debug)]
+pub(super) struct BindRequest {
+    pub dc: DcId,
+    pub packet: Packet,
+    /// Its pid as the container knows it.
+    pub inner_pid: i32,
+    sender: Sender,
+    received: Received,
+}
+
+impl BindRequest {
+    fn new(dc: DcId, packet: Packet, sender: Sender, received: Received) -> BindRequest {
+        let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
+        BindRequest { dc, packet, inner_pid, sender, received }
+    }
+}
+
 impl Engine {
     pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8], received: Received) {
         // The kernel's word on who sent it: a socket that a forked child inherited is not its own.
@@ -31,14 +49,17 @@ impl Engine {
         }
         let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet, body) };
         let result = match (&connection.bound, packet.op) {
-            (None, Op::Bind) if packet.patience == Patience::UntilBound && packet.own.is_none() => {
-                self.wait_for_manager(owner, dc, packet, sender, received)
+            (None, Op::Bind) => {
+                let is_patient = packet.patience == Patience::UntilBound && packet.own.is_none();
+                let request = BindRequest::new(dc, packet, sender, received);
+                if is_patient { self.wait_for_manager(owner, request) } else { self.bind(owner, request, None) }
             }
-            (None, Op::Bind) => self.bind(owner, dc, packet, sender, received),
-            (None, Op::StandBy) => self.stand_by(owner, dc, packet, sender, received),
+            (None, Op::StandBy) => self.stand_by(owner, BindRequest::new(dc, packet, sender, received)),
             (None, Op::Cancel) => {
                 self.cancel_bind(owner, packet.value);
                 self.cancel_stand_by(owner, packet.value);
+                // An owner that has been let go may still wait for its commit.
+                self.cancel(owner, dc, packet.value);
                 Ok(())
             }
             (None, _) => Err(IpcError::NotBound),
@@ -131,39 +152,14 @@ impl Engine {
         }
     }
 
+    /// With a succession: who stood by for an endpoint that has no owner on this node.
     pub(super) fn bind(
         &mut self,
         owner: OwnerId,
-        dc: DcId,
-        packet: Packet,
-        sender: Sender,
-        received: Received,
-    ) -> Result<(), IpcError> {
-        self.bind_as(owner, dc, packet, sender, received, None)
-    }
-
-    /// Binds who stood by for an endpoint that has no owner on this node.
-    pub(super) fn bind_successor(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        packet: Packet,
-        sender: Sender,
-        received: Received,
-        succession: Succession,
-    ) -> Result<(), IpcError> {
-        self.bind_as(owner, dc, packet, sender, received, Some(succession))
-    }
-
-    fn bind_as(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        packet: Packet,
-        sender: Sender,
-        received: Received,
+        request: BindRequest,
         succession: Option<Succession>,
     ) -> Result<(), IpcError> {
+        let BindRequest { dc, packet, inner_pid, sender, received } = request;
         let pidfd = match received.sender_pidfd {
             Some(pidfd) => pidfd,
             None => sys::pidfd::open(sender.pid).map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?,
@@ -172,7 +168,6 @@ impl Engine {
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
         let mut kept = None;
         let is_sender = |pid: i32| if pid == sender.pid { Ok(()) } else { Err(IpcError::Denied) };
-        let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
         let (endpoint, epoch, inner_pid, privileges, ended) = match (&connection.party, succession) {
             (Party::Program { pid, .. }, Some(Succession { epoch, privileges })) => {
                 is_sender(*pid)?;

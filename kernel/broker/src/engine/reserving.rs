@@ -6,20 +6,9 @@
 use abi::{DcId, Endpoint, IpcError};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{OwnerId, Reservation};
-use sys::seqpacket::{Received, Sender};
 
 use super::Engine;
-
-/// A process that asked to be bound when a manager has kept a number for it.
-#[derive(Debug)]
-pub(super) struct WaitingBind {
-    dc: DcId,
-    /// As the container knows it.
-    pid: i32,
-    packet: Packet,
-    sender: Sender,
-    received: Received,
-}
+use super::requests::BindRequest;
 
 impl Engine {
     pub(super) fn bind_for(
@@ -30,7 +19,7 @@ impl Engine {
         packet: &Packet,
     ) -> Result<(), IpcError> {
         self.check_manager(dc, own)?;
-        let pid = i32::try_from(packet.value).ok().filter(|pid| *pid > 0).ok_or(IpcError::BadArgument)?;
+        let pid = packet.pid()?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let endpoint = container.table.reserve(packet.own, Reservation { pid, by: owner })?;
         self.keep_reservation(dc, endpoint);
@@ -40,21 +29,13 @@ impl Engine {
     }
 
     /// Lets the bind wait, when there is no number for its process yet.
-    pub(super) fn wait_for_manager(
-        &mut self,
-        owner: OwnerId,
-        dc: DcId,
-        packet: Packet,
-        sender: Sender,
-        received: Received,
-    ) -> Result<(), IpcError> {
-        let pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
-        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        if packet.request == 0 || container.table.reservations().of_process(pid).is_some() {
-            return self.bind(owner, dc, packet, sender, received);
+    pub(super) fn wait_for_manager(&mut self, owner: OwnerId, bind: BindRequest) -> Result<(), IpcError> {
+        let container = self.containers.get(&bind.dc).ok_or(IpcError::DcNotRunning)?;
+        if bind.packet.request == 0 || container.table.reservations().of_process(bind.inner_pid).is_some() {
+            return self.bind(owner, bind, None);
         }
         // One connection binds once, so this is bounded as they are.
-        self.waiting_binds.insert(owner, WaitingBind { dc, pid, packet, sender, received });
+        self.waiting_binds.insert(owner, bind);
         Ok(())
     }
 
@@ -66,13 +47,14 @@ impl Engine {
     }
 
     fn bind_who_waits(&mut self, dc: DcId, pid: i32) {
-        let is_for = |waiting: &WaitingBind| waiting.dc == dc && waiting.pid == pid;
+        let is_for = |waiting: &BindRequest| waiting.dc == dc && waiting.inner_pid == pid;
         let found = self.waiting_binds.iter().find(|(_, waiting)| is_for(waiting)).map(|(owner, _)| *owner);
         let Some((owner, waiting)) = found.and_then(|owner| Some((owner, self.waiting_binds.remove(&owner)?))) else {
             return;
         };
-        if let Err(error) = self.bind(owner, dc, waiting.packet, waiting.sender, waiting.received) {
-            self.fail(owner, waiting.packet.request, error);
+        let request = waiting.packet.request;
+        if let Err(error) = self.bind(owner, waiting, None) {
+            self.fail(owner, request, error);
         }
     }
 
