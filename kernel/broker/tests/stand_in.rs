@@ -5,10 +5,10 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use abi::{Epoch, NodeId};
-use common::{TwoNodes, wait_readable};
+use abi::{Epoch, Lane, NodeId};
+use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::stand_in::{LinkState, StandInEvent, StandInPort};
+use ipc::stand_in::{LinkState, OpenIn, ProxiedChannel, StandInEvent, StandInPort};
 use ipc::{Endpoint, IpcError, Port, Wait};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
@@ -21,11 +21,7 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
     world.stop_relay();
     let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
     client.notify(Endpoint::DS, 1).unwrap();
-    let channel = loop {
-        if let StandInEvent::OpenOut(channel) = proxy.wait_event(SOON).unwrap() {
-            break channel;
-        }
-    };
+    let channel = opened_out(&mut proxy);
     for bit in 1..20 {
         // About to sleep: all that was new has been seen.
         while let Ok(event) = proxy.wait_event(Wait::NoWait) {
@@ -38,6 +34,48 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
         let Some(StandInEvent::Active(active)) = proxy.look().unwrap() else { panic!("not seen") };
         assert_eq!(active, channel.info().channel);
     }
+}
+
+fn opened_out(proxy: &mut StandInPort) -> ProxiedChannel {
+    loop {
+        if let StandInEvent::OpenOut(channel) = proxy.wait_event(SOON).unwrap() {
+            return channel;
+        }
+    }
+}
+
+/// Both nodes opened the same channel at once, and the lower endpoint's stays.
+#[test]
+fn notifications_in_a_channel_that_gives_way_come_over_the_one_that_stays() {
+    let mut world = TwoNodes::new();
+    let _server = world.server(Endpoint::DS, 1);
+    let mut client = world.program();
+    world.stop_relay();
+    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+    client.notify(Endpoint::DS, 1).unwrap();
+    let loser = opened_out(&mut proxy);
+    let from_there = OpenIn {
+        dc: DC,
+        caller: Endpoint::DS,
+        node: loser.info().node,
+        target: client.endpoint(),
+        lane: Lane::MESSAGES,
+        ring: None,
+        peer_channel: 1,
+    };
+    proxy.open_in(&from_there).unwrap();
+    let winner = loop {
+        if let StandInEvent::OpenedIn { result, .. } = proxy.wait_event(SOON).unwrap() {
+            break result.unwrap();
+        }
+    };
+    assert_eq!(loser.pending_notification(), None);
+    assert_eq!(winner.pending_notification(), Some((1, 1)));
+    winner.confirm_notification(1);
+    // The client has not heard of it yet.
+    client.notify(Endpoint::DS, 2).unwrap();
+    assert_eq!(loser.pending_notification(), None);
+    assert_eq!(winner.pending_notification(), Some((2, 2)));
 }
 
 /// Nobody answers for the other node, so the endpoint has left its owner and cannot arrive.

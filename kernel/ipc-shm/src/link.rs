@@ -254,6 +254,24 @@ impl Link {
         self.shared.swap_u64(self.notify_offset(Direction::Peer), 0, Ordering::AcqRel)
     }
 
+    // A channel that ends while its peer lives hands its bits on: nobody looks into it any more. Whoever closes it says so first and then
+    // takes what was posted; whoever posts does so first and then looks whether it is closed. So each bit is seen by one of the two.
+
+    /// Bits of `mask` that this party posted and nobody has taken. Not to be called in a channel that goes on.
+    pub fn recall_notification(&self, mask: u64) -> u64 {
+        self.shared.fetch_and_u64(self.notify_offset(Direction::Own), !mask, Ordering::AcqRel) & mask
+    }
+
+    /// Between a post and the look whether the channel was closed before, and between closing it and the last look for bits.
+    pub fn fence_around_close(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Puts bits where the peer puts those it posts.
+    pub fn post_for_peer(&self, mask: u64) {
+        self.shared.fetch_or_u64(self.notify_offset(Direction::Peer), mask, Ordering::Release);
+    }
+
     // Notifications that a proxy carries. Its own side keeps what it has under way, so that one that is killed loses none.
 
     /// The number and the bits under way from the peer, when there are any.

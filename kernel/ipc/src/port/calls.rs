@@ -5,12 +5,13 @@ use abi::{Calls, Endpoint, IpcError, Message, Source};
 use ipc_core::{Kind, Word};
 
 use super::events::{Found, Wanted};
+use super::opening::OPENS_MAX;
 use super::slots::{Slot, SlotKey, Use};
 use super::{Event, Port};
 use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{Stop, Terms, WakeUps, wait_for};
+use crate::waiting::{Gone, Stop, Terms, WakeUps, gone, wait_for};
 
 impl Port {
     /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
@@ -83,14 +84,26 @@ impl Port {
         if self.lanes.delegating.is_involved() {
             self.begin_call();
         }
-        let key = self.talk_with(to, Deadline::Never)?;
-        let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
-        if let Use::Messages(talk) = &slot.usage {
-            talk.rights.check_own(Calls::NOTIFY)?;
+        let mut left = mask;
+        for _ in 0..OPENS_MAX {
+            let key = self.talk_with(to, Deadline::Never)?;
+            let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
+            if let Use::Messages(talk) = &slot.usage {
+                talk.rights.check_own(Calls::NOTIFY)?;
+            }
+            slot.link.post_notification(left);
+            slot.link.kick();
+            slot.link.fence_around_close();
+            left = match gone(&slot.link) {
+                // Another channel with the same peer takes its place.
+                Some(Gone::For(IpcError::EndpointInUse | IpcError::Moved)) => slot.link.recall_notification(left),
+                _ => 0,
+            };
+            if left == 0 {
+                return Ok(());
+            }
         }
-        slot.link.post_notification(mask);
-        slot.link.kick();
-        Ok(())
+        Err(IpcError::DestinationDied)
     }
 
     /// Takes a message. Notifications stay for `wait_event`.

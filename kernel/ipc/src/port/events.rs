@@ -49,6 +49,7 @@ impl Port {
 
     pub(super) fn wait_for_any(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Found, IpcError> {
         self.waker.get_up();
+        self.slots.get_up();
         self.watch.pause();
         self.take_up_news();
         if self.is_spinning() {
@@ -241,11 +242,12 @@ impl Port {
 
     /// Arms every hot channel; one with wanted news stays hot. Dead ones are forgotten.
     pub(super) fn arm_all(&mut self, wanted: Wanted) {
-        for key in Vec::from_iter(self.slots.hot().iter().copied()) {
+        for key in self.slots.take_hot() {
             if self.arm(key, wanted) == News::None {
                 let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
-                if let Some(gone) = gone {
-                    self.end_slot(key, gone.or_died(IpcError::SourceDied));
+                match gone {
+                    Some(gone) => self.end_slot(key, gone.or_died(IpcError::SourceDied)),
+                    None => self.slots.doze(key),
                 }
             }
         }
@@ -284,6 +286,9 @@ impl Port {
         ready.clear();
         let result = self.poller.wait(&mut ready, limit);
         self.waker.get_up();
+        if !ready.is_empty() {
+            self.slots.get_up();
+        }
         for token in &ready {
             match *token {
                 TOKEN_BROKER => self.take_notices(),

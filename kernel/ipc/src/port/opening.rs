@@ -284,7 +284,7 @@ fn is_end_of_peer(reason: IpcError) -> bool {
 
 /// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
 /// the broker at our word, before the next. More means a peer that opens and closes all the time.
-const OPENS_MAX: u32 = 8;
+pub(super) const OPENS_MAX: u32 = 8;
 
 impl From<Purpose> for Use {
     fn from(purpose: Purpose) -> Use {

@@ -1,7 +1,8 @@
 //! The channels of a port: which of them are looked at, and which ring when something comes.
 //!
 //! A channel is `Hot` while it was active lately: it is polled. It is `Armed` when it is to ring its bell: nobody looks at it
-//! until then. So a wait costs O(active). Before the port sleeps every hot channel is armed and looked at once more.
+//! until then. So a wait costs O(active). Before the port sleeps every hot channel is armed and looked at once more. Those that were
+//! active lately only doze: they are hot again when the port gets up, whoever woke it. So where many are active, one rings for all.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,6 +18,9 @@ use crate::talk::{Proxied, Talk};
 
 /// Looks without success after which a hot channel is armed.
 const IDLE_LOOKS_MAX: u32 = 256;
+/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
+/// is less than a ring.
+const QUIET_SLEEPS_MAX: u32 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Watch {
@@ -45,6 +49,8 @@ pub(super) struct Slot {
     pub usage: Use,
     watch: Watch,
     idle_looks: u32,
+    /// Sleeps since it was active.
+    quiet_sleeps: u32,
 }
 
 slotmap::new_key_type! {
@@ -74,6 +80,8 @@ pub(super) struct Slots {
     latest: Option<(Endpoint, SlotKey)>,
     by_channel: HashMap<ChannelId, SlotKey, RandomState>,
     hot: VecDeque<SlotKey>,
+    /// Armed, and perhaps gone or hot again since.
+    dozing: Vec<SlotKey>,
 }
 
 impl Slots {
@@ -91,7 +99,9 @@ impl Slots {
         usage: Use,
     ) -> SlotKey {
         let is_talk = matches!(usage, Use::Messages(_));
-        let key = self.slots.insert(Slot { channel, peer, link, proxied, usage, watch: Watch::Hot, idle_looks: 0 });
+        let watch = Watch::Hot;
+        let key =
+            self.slots.insert(Slot { channel, peer, link, proxied, usage, watch, idle_looks: 0, quiet_sleeps: 0 });
         if is_talk {
             self.by_peer.insert(peer, key);
             self.latest = Some((peer, key));
@@ -164,7 +174,7 @@ impl Slots {
     /// Puts a channel that was served behind the others, unless its turn goes on.
     pub fn served(&mut self, position: usize, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(key) {
-            slot.idle_looks = 0;
+            (slot.idle_looks, slot.quiet_sleeps) = (0, 0);
             if let Use::Delegation { turns: 1.. } = slot.usage {
                 return;
             }
@@ -176,7 +186,7 @@ impl Slots {
     /// Something was found that is no event of its own.
     pub fn stay_hot(&mut self, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(key) {
-            slot.idle_looks = 0;
+            (slot.idle_looks, slot.quiet_sleeps) = (0, 0);
         }
     }
 
@@ -196,6 +206,29 @@ impl Slots {
             slot.idle_looks = 0;
         }
         self.hot.retain(|hot| *hot != key);
+    }
+
+    /// All that are hot, to be armed one by one.
+    pub fn take_hot(&mut self) -> VecDeque<SlotKey> {
+        std::mem::take(&mut self.hot)
+    }
+
+    /// An armed channel had no news before this sleep.
+    pub fn doze(&mut self, key: SlotKey) {
+        let Some(slot) = self.slots.get_mut(key) else { return };
+        slot.quiet_sleeps += 1;
+        if slot.quiet_sleeps < QUIET_SLEEPS_MAX {
+            self.dozing.push(key);
+        }
+    }
+
+    /// The port is awake: what dozed is hot.
+    pub fn get_up(&mut self) {
+        for key in std::mem::take(&mut self.dozing) {
+            if self.slots.get(key).is_some_and(|slot| slot.watch == Watch::Armed) {
+                self.heat(key);
+            }
+        }
     }
 
     /// From now on the channel is looked at.

@@ -11,7 +11,7 @@ use ipc_shm::{ControlPage, Link, Role};
 use sys::eventfd::{Poller, Trigger};
 
 use super::channel::ProxiedChannel;
-use super::watch::WatchList;
+use super::watch::{Parties, WatchList, Watched};
 use super::{LinkState, LocalRole, OpenIn, ProxiedInfo, RequestId, StandInEvent};
 use crate::connection::{Connection, Notice};
 use crate::protocol::{Op, Packet, take_channel_descriptors};
@@ -43,6 +43,8 @@ pub struct StandInPort {
     asked: BTreeMap<u32, Packet>,
     /// What was said of each link last: a restarted broker is told again.
     links: BTreeMap<u16, Packet>,
+    /// Notifications in a channel that gave way to another: the broker makes that one next.
+    handed_on: Option<(Parties, u64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +75,7 @@ impl StandInPort {
             unpolled: 0,
             asked: BTreeMap::new(),
             links: BTreeMap::new(),
+            handed_on: None,
         })
     }
 
@@ -97,7 +100,7 @@ impl StandInPort {
                 return Ok(event);
             }
             self.poll_descriptors(deadline.left())?;
-            if let Some(event) = self.look()? {
+            if let Some(event) = self.look_at_hot()? {
                 return Ok(event);
             }
             if deadline.has_passed() && self.watched.is_empty() {
@@ -111,10 +114,15 @@ impl StandInPort {
     /// What can be seen without sleeping or preparing to sleep: for a proxy that is busy anyway.
     pub fn look(&mut self) -> Result<Option<StandInEvent>, IpcError> {
         self.waker.get_up();
+        self.watched.get_up();
         self.unpolled += 1;
         if self.unpolled > UNPOLLED_MAX {
             self.poll_descriptors(Some(Duration::ZERO))?;
         }
+        self.look_at_hot()
+    }
+
+    fn look_at_hot(&mut self) -> Result<Option<StandInEvent>, IpcError> {
         match self.told()? {
             Some(event) => Ok(Some(event)),
             None => Ok(self.watched.next_active().map(StandInEvent::Active)),
@@ -236,6 +244,9 @@ impl StandInPort {
         ready.clear();
         let result = self.poller.wait(&mut ready, limit);
         self.waker.get_up();
+        if !ready.is_empty() {
+            self.watched.get_up();
+        }
         for token in &ready {
             match *token {
                 TOKEN_BROKER => self.take_notices(),
@@ -276,10 +287,11 @@ impl StandInPort {
         if is_known || (packet.op == Op::Opened && !was_asked) {
             return;
         }
+        let handed_on = if was_asked { self.handed_on.take() } else { None };
         let event = match packet.op {
             Op::Failed => StandInEvent::OpenedIn { request, result: Err(packet.error()) },
-            Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice) },
-            Op::Accepted | Op::Resumed => match self.adopt(notice) {
+            Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice, handed_on) },
+            Op::Accepted | Op::Resumed => match self.adopt(notice, None) {
                 Ok(channel) if packet.op == Op::Accepted => StandInEvent::OpenOut(channel),
                 Ok(channel) => {
                     // The last proxy may have been killed between what it published and the wake-up for it.
@@ -295,13 +307,17 @@ impl StandInPort {
             },
             Op::AllResumed => StandInEvent::AllResumed,
             Op::Ended => {
-                if let Some(link) = self.watched.remove(packet.channel) {
+                if let Some(Watched { link, parties, .. }) = self.watched.remove(packet.channel) {
                     // The broker cannot write our side; a local party that lives must see the end there.
                     if link.own_closed() == 0 {
                         link.set_own_closed(packet.error().code());
                         link.kick();
                     }
                     let _ = self.poller.remove(link.bell_in());
+                    if packet.error() == IpcError::EndpointInUse {
+                        link.fence_around_close();
+                        self.handed_on = Some((parties, link.take_notifications()));
+                    }
                 }
                 StandInEvent::Closed { channel: packet.channel, reason: packet.error() }
             }
@@ -318,7 +334,7 @@ impl StandInPort {
         }
     }
 
-    fn adopt(&mut self, notice: Notice) -> Result<ProxiedChannel, IpcError> {
+    fn adopt(&mut self, notice: Notice, handed_on: Option<(Parties, u64)>) -> Result<ProxiedChannel, IpcError> {
         let packet = notice.packet;
         let ring = packet.ring().map(RingSpec::check).transpose()?;
         let info = ProxiedInfo {
@@ -337,7 +353,11 @@ impl StandInPort {
         let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
         let control = Arc::new(ControlPage::of(control).map_err(os)?);
         let link = Arc::new(Link::map(files, packet.role, size, control).map_err(os)?);
-        let key = self.watched.insert(packet.channel, link.clone());
+        let parties = Parties { dc: info.dc, local: info.local, remote: info.remote, lane: info.lane };
+        if let Some((_, mask)) = handed_on.filter(|(of, _)| *of == parties) {
+            link.post_for_peer(mask);
+        }
+        let key = self.watched.insert(packet.channel, parties, link.clone());
         if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
             self.watched.remove(packet.channel);
             return Err(os(error));

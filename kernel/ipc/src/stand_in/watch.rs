@@ -6,11 +6,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use abi::{DcId, Endpoint, Lane};
 use ipc_core::ChannelId;
 use ipc_shm::{Direction, Link, Sleep};
 
 /// Looks without success after which a hot channel is armed.
 const IDLE_LOOKS_MAX: u32 = 256;
+/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
+/// is less than a ring.
+const QUIET_SLEEPS_MAX: u32 = 4;
 
 /// Everything the local party changes that concerns the proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -36,13 +40,25 @@ impl Snapshot {
     }
 }
 
+/// Between whom a channel is, seen from this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Parties {
+    pub dc: DcId,
+    pub local: Endpoint,
+    pub remote: Endpoint,
+    pub lane: Lane,
+}
+
 #[derive(Debug)]
-struct Watched {
+pub(super) struct Watched {
+    pub parties: Parties,
+    pub link: Arc<Link>,
     key: u64,
     channel: ChannelId,
-    link: Arc<Link>,
     reported: Option<Snapshot>,
     idle_looks: u32,
+    /// Sleeps since it was active.
+    quiet_sleeps: u32,
 }
 
 #[derive(Debug, Default)]
@@ -50,6 +66,8 @@ pub(super) struct WatchList {
     /// Looked at in turn, from `next` on: side by side, because all of them are looked at in every round of a busy proxy.
     hot: Vec<Watched>,
     next: usize,
+    /// They ring while the proxy sleeps, and are hot again when it gets up, whoever woke it: where many are active, one rings for all.
+    dozing: Vec<Watched>,
     /// They ring.
     armed: HashMap<u64, Watched>,
     keys: HashMap<ChannelId, u64>,
@@ -61,31 +79,40 @@ impl WatchList {
     pub const FIRST_KEY: u64 = 16;
 
     /// A new channel is hot, and active once in any case.
-    pub fn insert(&mut self, channel: ChannelId, link: Arc<Link>) -> u64 {
+    pub fn insert(&mut self, channel: ChannelId, parties: Parties, link: Arc<Link>) -> u64 {
         let key = self.next_key.max(WatchList::FIRST_KEY);
         self.next_key = key + 1;
         self.keys.insert(channel, key);
-        self.hot.push(Watched { key, channel, link, reported: None, idle_looks: 0 });
+        self.hot.push(Watched { parties, link, key, channel, reported: None, idle_looks: 0, quiet_sleeps: 0 });
         key
     }
 
-    pub fn remove(&mut self, channel: ChannelId) -> Option<Arc<Link>> {
+    pub fn remove(&mut self, channel: ChannelId) -> Option<Watched> {
         let key = self.keys.remove(&channel)?;
+        self.get_up();
         let hot = self.hot.iter().position(|watched| watched.key == key);
-        let watched = hot.map(|position| self.hot.swap_remove(position)).or_else(|| self.armed.remove(&key));
-        watched.map(|watched| watched.link)
+        hot.map(|position| self.hot.swap_remove(position)).or_else(|| self.armed.remove(&key))
     }
 
     pub fn link(&self, channel: ChannelId) -> Option<&Arc<Link>> {
         let key = self.keys.get(&channel)?;
-        let hot = || self.hot.iter().find(|watched| watched.key == *key);
-        self.armed.get(key).or_else(hot).map(|watched| &watched.link)
+        let others = || self.hot.iter().chain(&self.dozing).find(|watched| watched.key == *key);
+        self.armed.get(key).or_else(others).map(|watched| &watched.link)
     }
 
     pub fn is_empty(&self) -> bool {
         self.hot.is_empty()
     }
 
+    /// The proxy is awake: what dozed is hot.
+    pub fn get_up(&mut self) {
+        for watched in &self.dozing {
+            watched.link.prepare_sleep(Sleep::Awake);
+        }
+        self.hot.append(&mut self.dozing);
+    }
+
+    /// It rang.
     pub fn heat(&mut self, key: u64) {
         if let Some(watched) = self.armed.remove(&key) {
             watched.link.prepare_sleep(Sleep::Awake);
@@ -113,7 +140,7 @@ impl WatchList {
         None
     }
 
-    /// Arms every hot channel; one that changed meanwhile is returned, hot.
+    /// Arms every hot channel, of which those that were active lately doze; one that changed meanwhile is returned, hot.
     pub fn arm_all(&mut self) -> Option<ChannelId> {
         while let Some(last) = self.hot.len().checked_sub(1) {
             if let Some(channel) = self.arm(last) {
@@ -127,13 +154,18 @@ impl WatchList {
     fn arm(&mut self, position: usize) -> Option<ChannelId> {
         let watched = self.hot.get_mut(position)?;
         watched.link.prepare_sleep(Sleep::EventFd);
-        watched.idle_looks = 0;
+        let was_idle = std::mem::take(&mut watched.idle_looks) > IDLE_LOOKS_MAX;
         if let Some(channel) = watched.look() {
             watched.link.prepare_sleep(Sleep::Awake);
             return Some(channel);
         }
-        let watched = self.hot.swap_remove(position);
-        self.armed.insert(watched.key, watched);
+        let mut watched = self.hot.swap_remove(position);
+        watched.quiet_sleeps = if was_idle { QUIET_SLEEPS_MAX } else { watched.quiet_sleeps + 1 };
+        if watched.quiet_sleeps < QUIET_SLEEPS_MAX {
+            self.dozing.push(watched);
+        } else {
+            self.armed.insert(watched.key, watched);
+        }
         None
     }
 }
@@ -146,7 +178,7 @@ impl Watched {
             return None;
         }
         self.reported = Some(now);
-        self.idle_looks = 0;
+        (self.idle_looks, self.quiet_sleeps) = (0, 0);
         Some(self.channel)
     }
 }
