@@ -1,5 +1,7 @@
 //! Distributed containers: what people ask for (`DcSpec`, also the content of `dc.toml`) and what is.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// ```toml
@@ -162,6 +164,8 @@ pub struct NodeShare {
     pub address: String,
     /// First PID of the node's range.
     pub pid_base: u32,
+    /// Endpoints that this node gives to programs: the first, and the one behind the last.
+    pub endpoints: Range<u32>,
     pub servers: Vec<ServerStatus>,
     /// Why it is not running, outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

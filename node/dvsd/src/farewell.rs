@@ -86,6 +86,7 @@ mod tests {
             phase: DcPhase::Stopped,
             address: String::new(),
             pid_base: 0,
+            endpoints: 0..0,
             servers: Vec::new(),
             problems: Vec::new(),
         };

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use abi::Endpoint;
-use abi::limits::{DISKS_PER_DC, NODES_PER_DC, PIDS_PER_NODE};
+use abi::limits::{DISKS_PER_DC, ENDPOINTS_PER_DC, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS};
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
 use rustix::thread::CpuSet;
 
@@ -268,6 +268,13 @@ impl Subnet {
     }
 }
 
+/// Endpoints that the node at a position gives to programs.
+pub fn program_endpoints(index: usize) -> Range<u32> {
+    const PER_NODE: u32 = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / NODES_PER_DC as u32;
+    let first = WELL_KNOWN_ENDPOINTS + PER_NODE * u32::try_from(index).unwrap_or(0);
+    first..first + PER_NODE
+}
+
 /// First PID of the node at a position.
 pub fn pid_base(index: usize) -> u32 {
     (u32::try_from(index).unwrap_or(0) + 1) * PIDS_PER_NODE
@@ -373,9 +380,11 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_pids_follow_from_the_position() {
+    fn addresses_endpoints_and_pids_follow_from_the_position() {
         let subnet = Subnet::parse("10.1.0.0/24").unwrap();
         assert_eq!(subnet.address(0).to_string(), "10.1.0.1");
+        assert_eq!((program_endpoints(0), program_endpoints(1)), (256..381, 381..506));
+        assert!(program_endpoints(NODES_PER_DC - 1).end <= ENDPOINTS_PER_DC);
         assert_eq!((pid_base(0), index_of_pid(65_536 + 7), index_of_pid(1)), (65_536, Some(0), None));
     }
 }

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use abi::limits::{ENDPOINTS_PER_DC, NODES_PER_DC, WELL_KNOWN_ENDPOINTS};
 use abi::{DcId, Endpoint, Epoch};
 use broker::{DcOptions, Home, ServerIdentity};
 use keeper::{FuseOptions, KeeperClient, KeeperOptions};
@@ -25,6 +24,7 @@ use super::share::Share;
 use crate::context::Context;
 use crate::records;
 use crate::spawn::Role;
+use crate::spec;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
 
@@ -275,10 +275,9 @@ impl Parts {
     // ---- parts that are no processes
 
     fn make_broker(&mut self) -> Result<(), Problem> {
-        let per_node = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / u32::try_from(NODES_PER_DC)?;
-        let first = WELL_KNOWN_ENDPOINTS + per_node * u32::try_from(self.share.index)?;
         let listen = Some(self.run_dir.join("ipc").join(BROKER_SOCKET));
-        let options = DcOptions { listen, program_endpoints: first..first + per_node, ..DcOptions::default() };
+        let options =
+            DcOptions { listen, program_endpoints: spec::program_endpoints(self.share.index), ..DcOptions::default() };
         self.context.broker.add_dc(DcId(self.share.id), options)?;
         self.context.directory.introduce(&self.context.broker, self.share.id);
         Ok(())

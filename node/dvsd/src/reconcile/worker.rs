@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
 use crate::spawn;
+use crate::spec;
 use crate::state;
 use crate::supervise::{Problem, causes};
 use crate::waiting;
@@ -247,6 +248,7 @@ impl Working {
             phase,
             address: self.parts.share.address.to_string(),
             pid_base: self.parts.share.pid_base,
+            endpoints: spec::program_endpoints(self.parts.share.index),
             servers: servers.collect(),
             problems,
         }

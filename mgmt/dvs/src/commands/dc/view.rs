@@ -57,10 +57,16 @@ pub fn whole(dc: &Dc, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn shares(dc: &Dc) -> Table {
-    let mut table = Table::new(&["NODE", "STATE", "ADDRESS", "PIDS FROM"]);
+    let mut table = Table::new(&["NODE", "STATE", "ADDRESS", "PIDS FROM", "ENDPOINTS"]);
     for share in &dc.shares {
-        let state = phase(share.phase).to_owned();
-        table.push(vec![share.node.clone(), state, share.address.clone(), share.pid_base.to_string()]);
+        let (first, end) = (share.endpoints.start, share.endpoints.end);
+        table.push(vec![
+            share.node.clone(),
+            phase(share.phase).to_owned(),
+            share.address.clone(),
+            share.pid_base.to_string(),
+            if first < end { format!("{first}-{}", end - 1) } else { "-".to_owned() },
+        ]);
     }
     table
 }
