@@ -92,6 +92,15 @@ pub struct Failure {
     pub errno: i32,
 }
 
+/// Where a program of this name would be.
+fn folder_of(program: &str) -> &str {
+    match program.rsplit_once('/') {
+        None => "/usr/bin",
+        Some(("", _)) => "/",
+        Some((folder, _)) => folder,
+    }
+}
+
 impl Failure {
     fn new(stage: Stage) -> impl Fn(io::Error) -> Failure {
         move |cause| Failure { stage, errno: cause.raw_os_error().unwrap_or(libc::EIO) }
@@ -110,7 +119,7 @@ impl Failure {
             (Stage::Exec, libc::ENOENT) => {
                 ErrorBody::new(ErrorKind::NoSuchProgram, format!("there is no program '{program}' in the container"))
                     .because(cause)
-                    .hint(format!("look for it: dvs run {dc} -- ls /usr/bin"))
+                    .hint(format!("look for it: dvs run {dc} -- ls {}", folder_of(program)))
             }
             (Stage::Interpreter, _) => {
                 ErrorBody::new(ErrorKind::NoSuchProgram, format!("'{program}' needs a program that is not there"))

@@ -42,12 +42,20 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
         return;
     }
     let keeper = Keeper::start();
-    let kind = |argv: &[&str]| match keeper.client.run(&request(argv), None, &[]) {
-        Err(KeeperError::Refused(body)) => body.kind,
+    let refused = |argv: &[&str]| match keeper.client.run(&request(argv), None, &[]) {
+        Err(KeeperError::Refused(body)) => body,
         other => panic!("{other:?}"),
     };
+    let kind = |argv: &[&str]| refused(argv).kind;
     assert_eq!(kind(&["no-such-program"]), ErrorKind::NoSuchProgram);
     assert_eq!(kind(&["/no/such"]), ErrorKind::NoSuchProgram);
+    let looks_at = |program: &str, folder: &str| {
+        let hint = refused(&[program]).hint.expect("what to try");
+        assert!(hint.ends_with(&format!("ls {folder}")), "{hint}");
+    };
+    looks_at("no-such-program", "/usr/bin");
+    looks_at("/no-such-program", "/");
+    looks_at("/dc/no-such-program", "/dc");
     assert_eq!(kind(&["/etc/passwd"]), ErrorKind::NotExecutable);
     assert_eq!(kind(&["/usr"]), ErrorKind::NotExecutable);
     assert_eq!(kind(&[]), ErrorKind::BadRequest);
