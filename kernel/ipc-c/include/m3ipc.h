@@ -86,6 +86,8 @@ const char *m3_errname(int error);
 #define M3_FIRST_PROGRAM 256
 #define M3_ENDPOINTS     8192
 
+/* What gives a port, a ring or a waker sets it to NULL when it fails; calls on
+ * that answer M3_ENOTBOUND. */
 typedef struct m3_port m3_port;
 
 /* Binds an endpoint. `path` is the broker's socket; NULL for that of this

@@ -21,7 +21,8 @@ pub unsafe extern "C" fn m3_stand_by(
     port: *mut *const Handle,
 ) -> c_int {
     entry(|| {
-        pointer::check(port)?;
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(port) }?;
         let endpoint = pointer::endpoint(endpoint)?;
         // SAFETY: the header demands a text that ends, and a place for the handle.
         let path = unsafe { pointer::path(path) }.map_or_else(broker, Into::into);

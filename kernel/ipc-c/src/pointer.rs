@@ -38,6 +38,15 @@ pub unsafe fn set<T>(pointer: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
+/// Where a handle goes once it is made. Null until then, so that who forgets to look at the result has none, instead of what lay there.
+///
+/// # Safety
+/// As of [`set`].
+pub unsafe fn vacate<T>(place: *mut *const T) -> Outcome {
+    // SAFETY: as our caller promised.
+    unsafe { set(place, std::ptr::null()) }
+}
+
 /// Null is found before anything was done.
 pub fn check<T>(pointer: *const T) -> Outcome {
     if pointer.is_null() { Err(NO_ARGUMENT) } else { Ok(()) }

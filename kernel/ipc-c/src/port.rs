@@ -72,7 +72,8 @@ pub unsafe fn close(port: *const Handle) -> Outcome {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn m3_connect(path: *const c_char, endpoint: c_int, port: *mut *const Handle) -> c_int {
     entry(|| {
-        pointer::check(port)?;
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(port) }?;
         let endpoint = pointer::endpoint_or_any(endpoint)?;
         // SAFETY: the header demands a text that ends, and a place for the handle.
         let path = unsafe { pointer::path(path) };
@@ -90,7 +91,8 @@ pub unsafe extern "C" fn m3_connect_when_bound(
     port: *mut *const Handle,
 ) -> c_int {
     entry(|| {
-        pointer::check(port)?;
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(port) }?;
         // SAFETY: the header demands a text that ends, and a place for the handle.
         let path = unsafe { pointer::path(path) };
         let bound = hand_out(connect_when_bound(path, pointer::wait(timeout_ms))?);
@@ -103,7 +105,8 @@ pub unsafe extern "C" fn m3_connect_when_bound(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn m3_connect_fd(fd: c_int, endpoint: c_int, port: *mut *const Handle) -> c_int {
     entry(|| {
-        pointer::check(port)?;
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(port) }?;
         // SAFETY: any number may be asked about.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err(Failure::Ipc(IpcError::BadArgument));

@@ -36,7 +36,8 @@ pub unsafe extern "C" fn m3_ring_open(
     ring: *mut *const Handle,
 ) -> c_int {
     entry(|| {
-        pointer::check(ring)?;
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(ring) }?;
         let (to, spec) = (pointer::endpoint(to)?, RingSpec { entries, arena_bytes });
         // SAFETY: the header demands a port.
         let opened = unsafe { with(port, |port| Ok(port.open_ring(to, spec, pointer::wait(timeout_ms))?)) }?;

@@ -264,13 +264,8 @@ fn programs_of_the_manual_page_are_a_server_and_its_client() {
         library().compile("cc", &["-std=c99"], file.to_str().unwrap(), Linked::Shared)
     });
     let container = Container::open();
-    let mut server = container.command(&server).spawn().unwrap();
-    // The first program of a container gets the first number, which the client takes when it is told none.
-    let mut observer = container.server(Endpoint::FS);
-    observer.wait4bind(Endpoint::new(256).unwrap(), SOON).unwrap();
-    assert_eq!(text(&container.run(&client, &[])), "42 came back\n");
-    Command::new("kill").arg(server.id().to_string()).status().unwrap();
-    server.wait().unwrap();
+    let (_server, number) = Running::start(&container, &server);
+    assert_eq!(text(&container.run(&client, &[&number.to_string()])), "42 came back\n");
 }
 
 #[test]

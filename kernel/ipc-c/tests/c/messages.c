@@ -228,6 +228,25 @@ static void waker_ends_a_wait_and_outlives_the_port(void)
     IS(m3_waker_close(waker), M3_ENOTBOUND);
 }
 
+/* A result that nobody looked at is told by the next call, not by a crash. */
+static void who_gets_nothing_has_no_handle(void)
+{
+    char elsewhere;
+    m3_port *port = (m3_port *)&elsewhere;
+    m3_ring *ring = (m3_ring *)&elsewhere;
+    m3_waker *waker = (m3_waker *)&elsewhere;
+    m3_message message = { 0 };
+    IS(m3_connect("/nonexistent/broker", M3_ANY, &port), M3_ENOBROKER);
+    CHECK(port == NULL);
+    IS(m3_sendrec(port, 256, &message, 0), M3_ENOTBOUND);
+    port = (m3_port *)&elsewhere;
+    IS(m3_connect(NULL, -2, &port), M3_EENDPOINT);
+    CHECK(port == NULL);
+    IS(m3_ring_open(port, 256, 8, 4096, 0, &ring), M3_ENOTBOUND);
+    IS(m3_waker_open(port, &waker), M3_ENOTBOUND);
+    CHECK(ring == NULL && waker == NULL);
+}
+
 static void numbers_are_bound_once_and_found(void)
 {
     m3_port *first = NULL, *second = NULL, *third = bound();
@@ -515,6 +534,7 @@ int main(void)
     notifications_merge_and_come_first();
     descriptor_rings_for_messages_and_notifications();
     waker_ends_a_wait_and_outlives_the_port();
+    who_gets_nothing_has_no_handle();
     numbers_are_bound_once_and_found();
     wrong_arguments_are_refused();
     port_is_one_threads_at_a_time();
