@@ -6,7 +6,7 @@ DVS = $(TARGET_DIR)/dvs
 # The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
 BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build install-lib demo test test-long bench check clean help
+.PHONY: all build lib install-lib demo test test-long bench check clean help
 
 all: build
 
@@ -16,6 +16,7 @@ help:
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system"
 	@echo "make bench        M3-IPC beside other mechanisms, a quarter of an hour (BENCH=ipc or proxy for one half, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
+	@echo "make lib          the C library, libm3ipc"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
 	@echo "make check        format, lints, the room rule, fast tests"
 
@@ -24,12 +25,17 @@ build:
 	$(BUILD)
 
 # A build of its own, optimised: nothing of the daemon is in it.
-install-lib: export PREFIX ?= /usr/local
-install-lib: export DESTDIR ?=
-install-lib:
+lib:
 	@scripts/setup.sh build
 	$(CARGO) build --release --package ipc-c
 	kernel/ipc-c/library.sh link $(dir $(TARGET_DIR))release/libipc_c.a $(dir $(TARGET_DIR))lib
+
+# root often has no cargo: then what `make lib` made is installed.
+install-lib: export PREFIX ?= /usr/local
+install-lib: export DESTDIR ?=
+install-lib:
+	@if command -v $(CARGO) >/dev/null; then $(MAKE) --no-print-directory lib; fi
+	@test -e $(dir $(TARGET_DIR))lib/libm3ipc.so || { echo "install-lib: there is no library yet; first, as who has cargo: make lib" >&2; exit 1; }
 	kernel/ipc-c/library.sh install $(dir $(TARGET_DIR))lib
 
 demo:

@@ -3,7 +3,7 @@
 An echo server and its client::
 
     with m3ipc.Port() as port:
-        print("endpoint", port.endpoint)
+        print("endpoint", port.endpoint, flush=True)
         while True:
             request = port.rcvrqst()
             port.reply(request.source, request)
@@ -11,7 +11,8 @@ An echo server and its client::
     with m3ipc.Port() as port:
         reply = port.sendrec(server, m3ipc.Message(1, data=b"hello"), timeout=10)
 
-What each call promises is said in the manual pages of the C library, m3ipc(7). Errors are exceptions, all of them `M3Error`.
+The program runs in a container: ``dvs run shop -- python3 /dc/server.py``. It needs libm3ipc.so.0, where the system looks for libraries
+or where the variable M3IPC_LIBRARY says. What each call promises is said in the manual pages of the C library, m3ipc(7). Errors are exceptions, all of them `M3Error`.
 """
 
 from . import errors

@@ -150,7 +150,16 @@ _RESULTS = {
 
 
 def _load():
-    library = ctypes.CDLL(os.environ.get("M3IPC_LIBRARY") or "libm3ipc.so.0")
+    name = os.environ.get("M3IPC_LIBRARY") or "libm3ipc.so.0"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise ImportError(
+            f"the C library of M3-IPC cannot be loaded ({error}): install it on this node (make install-lib, then ldconfig),"
+            " or say where it lies by M3IPC_LIBRARY",
+            name="m3ipc",
+            path=name,
+        ) from None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, _RESULTS.get(name, c_int)

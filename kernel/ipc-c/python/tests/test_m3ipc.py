@@ -428,6 +428,14 @@ class Installation(unittest.TestCase):
         self.assertTrue(run.stdout.startswith(directory), run.stdout)
 
 
+class Library(unittest.TestCase):
+    def test_library_that_is_not_there_is_named_with_what_to_try(self):
+        environment = {**os.environ, "M3IPC_LIBRARY": "/nonexistent/libm3ipc.so.0"}
+        run = subprocess.run([sys.executable, "-c", "import m3ipc"], env=environment, capture_output=True, text=True)
+        said = run.stderr.splitlines()[-1]
+        self.assertRegex(said, "^ImportError: .*/nonexistent/libm3ipc.so.0.*make install-lib.*M3IPC_LIBRARY")
+
+
 class Layout(unittest.TestCase):
     def test_structures_have_the_sizes_of_the_c_library(self):
         from m3ipc import _library
