@@ -256,16 +256,18 @@ fn programs_of(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn programs_of_the_manual_page_are_a_server_and_its_client() {
-    let programs = programs_of("man/m3ipc.7");
-    let [server, client] = [0, 1].map(|index| {
-        let file = library().path(&format!("manual{index}.c"));
-        std::fs::write(&file, &programs[index]).unwrap();
-        library().compile("cc", &["-std=c99"], file.to_str().unwrap(), Linked::Shared)
-    });
-    let container = Container::open();
-    let (_server, number) = Running::start(&container, &server);
-    assert_eq!(text(&container.run(&client, &[&number.to_string()])), "42 came back\n");
+fn programs_of_the_manual_pages_are_a_server_and_its_client() {
+    for name in ["m3ipc.7", "dvk.3"] {
+        let programs = programs_of(&format!("man/{name}"));
+        let [server, client] = [0, 1].map(|index| {
+            let file = library().path(&format!("{name}.{index}.c"));
+            std::fs::write(&file, &programs[index]).unwrap();
+            library().compile("cc", &["-std=c99"], file.to_str().unwrap(), Linked::Shared)
+        });
+        let container = Container::open();
+        let (_server, number) = Running::start(&container, &server);
+        assert_eq!(text(&container.run(&client, &[&number.to_string()])), "42 came back\n");
+    }
 }
 
 #[test]
