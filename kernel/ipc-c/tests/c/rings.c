@@ -153,9 +153,24 @@ static void wrong_rings_are_refused(void)
     m3_close(port);
 }
 
+static void a_pair_has_as_many_rings_as_the_manual_says(void)
+{
+    m3_port *server = bound(), *client = bound();
+    m3_ring *rings[11], *more;
+    const int count = sizeof rings / sizeof *rings, to = m3_endpoint(server);
+    for (int i = 0; i < count; i++)
+        IS(m3_ring_open(client, to, 1, 0, SOON, &rings[i]), 0);
+    IS(m3_ring_open(client, to, 1, 0, SOON, &more), M3_EFULL);
+    for (int i = 0; i < count; i++)
+        IS(m3_ring_close(rings[i]), 0);
+    m3_close(client);
+    m3_close(server);
+}
+
 int main(void)
 {
     ring_carries_many_requests();
     wrong_rings_are_refused();
+    a_pair_has_as_many_rings_as_the_manual_says();
     return faults != 0;
 }
