@@ -84,18 +84,17 @@ pub(crate) fn gone(link: &Link) -> Option<Gone> {
 #[cold]
 fn how_gone(life: Life, closed: u32) -> Option<Gone> {
     match life {
-        Life::Dead => return Some(Gone::Died),
         Life::Unreachable => return Some(Gone::For(IpcError::NoLink)),
         Life::Fenced => return Some(Gone::For(IpcError::Fenced)),
         Life::Moved => return Some(Gone::For(IpcError::Moved)),
-        Life::Alive => {}
+        Life::Alive | Life::Dead => {}
     }
-    match closed {
-        0 => None,
-        code => match IpcError::from_code(code) {
-            IpcError::NotBound | IpcError::SourceDied | IpcError::DestinationDied => Some(Gone::Died),
-            error => Some(Gone::For(error)),
-        },
+    let reason = (closed != 0).then(|| IpcError::from_code(closed));
+    match reason {
+        None if life == Life::Alive => None,
+        None | Some(IpcError::NotBound | IpcError::SourceDied | IpcError::DestinationDied) => Some(Gone::Died),
+        // It was closed before: an endpoint that only its first message told of is forgotten with its last channel.
+        Some(error) => Some(Gone::For(error)),
     }
 }
 
