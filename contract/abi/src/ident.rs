@@ -115,6 +115,34 @@ id! {
     /// A node of the cluster, never 0.
     NodeId(u16)
 }
+/// One of the pairs of proxies between two nodes, below [`limits::PAIRS_MAX`]. Proxies of one number speak with each other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct PairId(u8);
+
+impl PairId {
+    /// The one that every node has.
+    pub const FIRST: PairId = PairId(0);
+
+    pub fn new(number: u8) -> Option<PairId> {
+        (number < limits::PAIRS_MAX).then_some(PairId(number))
+    }
+
+    /// The first so many.
+    pub fn all(count: u8) -> impl Iterator<Item = PairId> {
+        (0..count.min(limits::PAIRS_MAX)).map(PairId)
+    }
+
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for PairId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 id! {
     /// Raised whenever an endpoint, disk or group changes owner. Whoever carries an older one is refused.
     Epoch(u64)

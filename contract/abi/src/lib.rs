@@ -20,6 +20,6 @@ pub mod ring;
 
 pub use copy::{Direction, GrantId};
 pub use error::{IpcError, errno};
-pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, Source};
+pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, PairId, Source};
 pub use message::Message;
 pub use privileges::{Calls, ParseError, Peers, Privileges};

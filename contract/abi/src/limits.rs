@@ -10,6 +10,8 @@ pub const DISKS_PER_DC: u32 = 32;
 pub const DCS_PER_CLUSTER: u32 = 1024;
 /// Nodes in one cluster.
 pub const NODES_PER_CLUSTER: u16 = 1024;
+/// Pairs of proxies between two nodes: each has a thread on either node, so more than processors are of no use.
+pub const PAIRS_MAX: u8 = 8;
 /// Nodes in one container: each has a range of 65,536 PIDs, PIDs end at 4,194,304 on Linux, and the range below
 /// 65,536 belongs to no node.
 pub const NODES_PER_DC: usize = 63;

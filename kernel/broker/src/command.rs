@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::SyncSender;
 
-use abi::{DcId, Endpoint, Epoch, NodeId};
+use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
 
 use crate::{BrokerError, DcOptions, ServerIdentity, Shelf, Snapshot};
 
@@ -14,7 +14,7 @@ pub(crate) enum Command {
     AddDc { dc: DcId, options: DcOptions, answer: Answer<()> },
     RemoveDc { dc: DcId, answer: Answer<()> },
     ServerSocket { dc: DcId, identity: ServerIdentity, answer: Answer<OwnedFd> },
-    ProxySocket { answer: Answer<OwnedFd> },
+    ProxySocket { pair: PairId, answer: Answer<OwnedFd> },
     RemoteBound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
     RemoteUnbound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
     ChangeShelf { shelf: Shelf, answer: Answer<()> },

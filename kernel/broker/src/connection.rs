@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use abi::{DcId, Endpoint};
+use abi::{DcId, Endpoint, PairId};
 
 use crate::ledger::{Charge, Member, Person};
 use crate::limits::OUTBOX_MAX;
@@ -24,7 +24,9 @@ pub(crate) enum Party {
         dc: DcId,
         identity: ServerIdentity,
     },
-    Proxy,
+    Proxy {
+        pair: PairId,
+    },
 }
 
 /// The process behind a bound connection.
@@ -89,14 +91,14 @@ impl Connection {
     pub fn member(&self) -> Option<Member> {
         match &self.party {
             Party::Program { dc, pid, uid } => Some(Member { dc: *dc, person: Some(Person { uid: *uid, pid: *pid }) }),
-            Party::Server { .. } | Party::Proxy => None,
+            Party::Server { .. } | Party::Proxy { .. } => None,
         }
     }
 
     pub fn dc(&self) -> Option<DcId> {
         match &self.party {
             Party::Program { dc, .. } | Party::Server { dc, .. } => Some(*dc),
-            Party::Proxy => None,
+            Party::Proxy { .. } => None,
         }
     }
 
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn request_asked_again_is_new_only_to_a_broker_that_has_not_read_it() {
         let (socket, _other) = sys::seqpacket::pair().unwrap();
-        let mut connection = Connection::new(socket, Party::Proxy);
+        let mut connection = Connection::new(socket, Party::Proxy { pair: PairId::FIRST });
         // The predecessor read 5; 6 and 7 lay in the socket; then all three are asked again.
         for (request, is_new) in [(6, true), (7, true), (5, true), (6, false), (7, false), (8, true), (0, true)] {
             assert_eq!(connection.is_new_request(request), is_new, "{request}");

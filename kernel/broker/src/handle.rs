@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use abi::{DcId, Endpoint, Epoch, NodeId};
+use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
 
 use crate::command::{Answer, Command};
 use crate::engine::Engine;
@@ -67,9 +67,14 @@ impl Broker {
         self.ask(|answer| Command::ServerSocket { dc, identity, answer })
     }
 
-    /// A connected end for the proxy. The newest one is the proxy: it is handed every proxied channel.
+    /// A connected end for the proxy of a node that has one.
     pub fn proxy_socket(&self) -> Result<OwnedFd, BrokerError> {
-        self.ask(|answer| Command::ProxySocket { answer })
+        self.proxy_socket_of(PairId::FIRST)
+    }
+
+    /// A connected end for the proxy of a pair. The newest one is that: it is handed every channel of the pair.
+    pub fn proxy_socket_of(&self, pair: PairId) -> Result<OwnedFd, BrokerError> {
+        self.ask(|answer| Command::ProxySocket { pair, answer })
     }
 
     /// The daemon learned that another node bound an endpoint. Whoever waits for it goes on.

@@ -1,6 +1,6 @@
 //! What a broker tells about itself.
 
-use abi::{DcId, Endpoint, Epoch, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, Lane, NodeId, PairId};
 use ipc::{ChannelId, RingSpec};
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -49,4 +49,6 @@ pub struct ChannelInfo {
     pub ring: Option<RingSpec>,
     /// The node of the remote party, if one is remote.
     pub proxied: Option<NodeId>,
+    /// Which pair of proxies carries it, then.
+    pub pair: PairId,
 }

@@ -14,6 +14,7 @@ mod handle;
 mod info;
 mod ledger;
 pub mod limits;
+mod links;
 pub mod shelf;
 
 pub use abi::{Calls, Peers, Privileges};

@@ -38,5 +38,3 @@ pub const LINES_DESCRIPTORS: usize = 2;
 pub const PROXIED_DESCRIPTORS: usize = ipc_shm::CHANNEL_DESCRIPTORS + 1;
 /// How long nobody is accepted when the process has no descriptor left.
 pub const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
-/// Nodes whose link is down: every node there may be.
-pub const NODES_DOWN_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;

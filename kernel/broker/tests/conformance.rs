@@ -20,3 +20,11 @@ fn peers_on_two_nodes_keep_every_promise() {
         case(&TwoNodes::new());
     }
 }
+
+#[test]
+fn peers_on_two_nodes_with_three_pairs_of_proxies_keep_every_promise() {
+    for (name, case) in cases() {
+        eprintln!("case: {name}");
+        case(&TwoNodes::with_pairs(3));
+    }
+}

@@ -6,6 +6,7 @@
 //! - [`judge`]: which of two requests of one client may be forgotten.
 //! - [`wake`]: the protocol of sleeping and waking, with its model.
 //! - [`waits`]: who waits for whom, and cycles in it.
+//! - [`pairs`]: by which pair of proxies two endpoints talk.
 //! - [`table`]: the broker's table of one container.
 //!
 //! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
@@ -15,6 +16,7 @@
 mod budget;
 pub mod grants;
 mod owed;
+pub mod pairs;
 pub mod table;
 pub mod waits;
 pub mod wake;

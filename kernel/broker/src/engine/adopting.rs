@@ -15,7 +15,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use ipc::protocol::{Op, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::{Binding, Channel, Home, OwnerId, Reservation, Told};
@@ -73,8 +73,10 @@ impl Engine {
 
     fn adopt_record(&mut self, record: Record, descriptors: Vec<OwnedFd>) -> io::Result<Option<Unfinished>> {
         match record {
-            Record::NodeDown { node } => {
-                self.nodes_down.insert(NodeId(node));
+            Record::NodeDown { node, pair } => {
+                if let Some(pair) = PairId::new(pair).filter(|pair| pair.number() < self.pairs) {
+                    self.links.adopt_down(NodeId(node), pair);
+                }
             }
             Record::Dc { dc, listen, programs, privileges } => {
                 let options = DcOptions {
@@ -134,13 +136,22 @@ impl Engine {
         connection.charge = connection.member().map(|it| self.ledger.charge_anyway(it, CONNECTION_DESCRIPTORS));
         match (&connection.party, connection.dc().and_then(|dc| self.containers.get_mut(&dc))) {
             // The newest is the proxy.
-            (Party::Proxy, _) => self.proxy = self.proxy.max(Some(owner)),
+            (Party::Proxy { pair }, _) if self.links.proxy(*pair) < Some(owner) => {
+                self.links.set_proxy(*pair, owner);
+            }
+            (Party::Proxy { .. }, _) => {}
             (_, Some(container)) => container.connections += 1,
             // Its container was being removed.
             (_, None) => self.doom(owner),
         }
         self.connections.insert(owner, connection);
         Ok(())
+    }
+
+    /// This node may have fewer pairs now. The channels of one that is no more are given to the first proxy, whose peer does not know
+    /// them: so they end.
+    fn pair_kept(&self, number: u8) -> PairId {
+        PairId::new(number).filter(|pair| pair.number() < self.pairs).unwrap_or_default()
     }
 
     fn adopt_binding(
@@ -183,6 +194,7 @@ impl Engine {
             entries: kept.entries,
             arena_bytes: kept.arena_bytes,
             proxied: kept.proxied.map(NodeId),
+            pair: self.pair_kept(kept.pair),
         };
         self.next_channel = self.next_channel.max(kept.id.saturating_add(1));
         let charge = self.charge_of_channel(dc, channel.left, channel.right);
@@ -303,6 +315,7 @@ fn party_of(party: record::Party, socket: &OwnedFd) -> io::Result<Party> {
             let identity = ServerIdentity { endpoint, epoch: Epoch(epoch), uid, privileges: privileges.read()? };
             Party::Server { dc: DcId(dc), identity }
         }
-        record::Party::Proxy => Party::Proxy,
+        record::Party::Proxy => Party::Proxy { pair: PairId::FIRST },
+        record::Party::ProxyOf { pair } => Party::Proxy { pair: PairId::new(pair).ok_or(io::ErrorKind::InvalidData)? },
     })
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use abi::{DcId, IpcError};
+use abi::{DcId, IpcError, PairId};
 use ipc::RingSpec;
 use ipc_core::table::Home as TableHome;
 use ipc_shm::Life;
@@ -27,7 +27,7 @@ impl Engine {
                 Command::ServerSocket { dc, identity, answer } => {
                     drop(answer.try_send(self.server_socket(dc, identity)));
                 }
-                Command::ProxySocket { answer } => drop(answer.try_send(self.proxy_socket())),
+                Command::ProxySocket { pair, answer } => drop(answer.try_send(self.proxy_socket(pair))),
                 Command::RemoteBound { dc, endpoint, node, epoch, answer } => {
                     self.remote_bound(dc, endpoint, node, epoch);
                     drop(answer.try_send(self.known(dc)));
@@ -125,21 +125,27 @@ impl Engine {
         Ok(theirs)
     }
 
-    fn proxy_socket(&mut self) -> Result<OwnedFd, BrokerError> {
+    fn proxy_socket(&mut self, pair: PairId) -> Result<OwnedFd, BrokerError> {
         let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for the proxy", cause))?;
-        let owner =
-            self.add_connection(ours, Party::Proxy, None).map_err(|cause| os("watch the proxy's socket", cause))?;
-        if let Some(old) = self.proxy.replace(owner) {
+        let owner = self
+            .add_connection(ours, Party::Proxy { pair }, None)
+            .map_err(|cause| os("watch the proxy's socket", cause))?;
+        if let Some(old) = self.links.set_proxy(pair, owner) {
             self.drop_connection(old);
         }
-        self.hand_over_to_proxy();
+        self.hand_over_to_proxy(pair);
         Ok(theirs)
     }
 
     fn snapshot(&self) -> Snapshot {
         let mut dcs: Vec<DcInfo> = self.containers.iter().map(|(dc, container)| self.dc_info(*dc, container)).collect();
         dcs.sort_by_key(|info| info.dc);
-        Snapshot { dcs, channels_made: self.channels_made, deaths: self.deaths, proxy_connected: self.proxy.is_some() }
+        Snapshot {
+            dcs,
+            channels_made: self.channels_made,
+            deaths: self.deaths,
+            proxy_connected: self.links.has_any_proxy(),
+        }
     }
 
     fn dc_info(&self, dc: DcId, container: &Container) -> DcInfo {
@@ -168,6 +174,7 @@ impl Engine {
                     ring: (channel.entries > 0)
                         .then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes }),
                     proxied: channel.proxied,
+                    pair: channel.pair,
                 })
                 .collect(),
             waiters: table.waiters().len(),

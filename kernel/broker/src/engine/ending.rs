@@ -35,9 +35,11 @@ impl Engine {
             self.end_reservations(dc, owner);
         }
         self.waiting_opens.retain(|(waiting, _), _| *waiting != owner);
-        if self.proxy == Some(owner) {
-            // Its channels stay for its successor.
-            self.proxy = None;
+        // A proxy's channels stay for its successor.
+        let elsewhere = self.links.lost(owner);
+        if !elsewhere.is_empty() {
+            elsewhere.into_iter().for_each(|node| self.send_errands_again(Some(node)));
+            self.chase_again();
         }
         drop(connection);
     }
@@ -115,9 +117,24 @@ impl Engine {
         if let Some(Home::Local { owner }) = self.home(dc, channel.right) {
             self.send(owner, ended, Vec::new());
         }
-        if let (Some(_), Some(proxy)) = (channel.proxied, self.proxy) {
+        if let (Some(_), Some(proxy)) = (channel.proxied, self.links.proxy(channel.pair)) {
             self.send(proxy, ended, Vec::new());
         }
+    }
+
+    /// Ends a channel whose parties live. Both are told, and look at once: no page says so, and the proxy, or a peer that is hostile,
+    /// may not write it into its memory.
+    pub(super) fn end_between_living(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
+        self.channel_ended(dc, channel, None, reason);
+        if let Some(owner) = self.local_owner(dc, channel.left) {
+            let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
+            self.send_and_announce(owner, ended);
+        }
+        if let Some(owner) = self.local_owner(dc, channel.right) {
+            self.announce(owner);
+        }
+        self.end_if_left(dc, channel.left);
+        self.end_if_left(dc, channel.right);
     }
 
     /// A party closed one of its channels.

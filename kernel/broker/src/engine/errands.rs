@@ -1,12 +1,12 @@
 //! What concerns one endpoint and is done by the broker of its node: here, or by another broker that is asked.
 //!
-//! An errand that went to another node is told again whenever the link to it came up, and to every new proxy: what was lost on the
-//! way is not known, and every errand may be done twice. It ends with its answer, with the link (`NoLink`), or when its asker
+//! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when that takes
+//! over, and to every new proxy: what was lost on the way is not known, and every errand may be done twice. It ends with its answer, with the link (`NoLink`), or when its asker
 //! gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
 
 use std::collections::BTreeMap;
 
-use abi::{DcId, Endpoint, IpcError, NodeId, Privileges};
+use abi::{DcId, Endpoint, IpcError, NodeId, PairId, Privileges};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Home, OwnerId};
 
@@ -32,8 +32,8 @@ struct Errand {
 pub(super) enum Asker {
     /// A process of this node.
     Port { owner: OwnerId, request: u32 },
-    /// The broker of another node.
-    Broker { node: NodeId, request: u32 },
+    /// The broker of another node, which is answered over the pair by which it asked: that it looks after.
+    Broker { node: NodeId, pair: PairId, request: u32 },
     /// This broker, for a migration of its own.
     Migration { dc: DcId, endpoint: Endpoint },
     /// Nobody waits for it; it is to be done all the same.
@@ -156,7 +156,7 @@ impl Engine {
         packet: Packet,
         body: &[u8],
     ) -> Result<(), IpcError> {
-        if self.nodes_down.contains(&node) {
+        if self.is_node_down(node) {
             return Err(IpcError::NoLink);
         }
         if !self.errands.has_room_for(1) {
@@ -176,7 +176,10 @@ impl Engine {
             Asker::Port { owner, request } => {
                 self.send_with_body(owner, Packet { request, ..packet }, body);
             }
-            Asker::Broker { node, request } => self.tell_broker(node, &Packet { request, ..packet }.with_body(body)),
+            Asker::Broker { node, pair, request } => {
+                let pair = Some(pair).filter(|pair| self.links.proxy(*pair).is_some()).or(self.links.route(node));
+                self.tell_broker_by(pair, node, &Packet { request, ..packet }.with_body(body));
+            }
             Asker::Migration { .. } | Asker::Nobody => {}
         }
     }
@@ -191,12 +194,16 @@ impl Engine {
 
     /// Says something to the broker of another node. Without a proxy it is lost.
     pub(super) fn tell_broker(&mut self, node: NodeId, message: &[u8]) {
-        if let Some(proxy) = self.proxy {
+        self.tell_broker_by(self.links.route(node), node, message);
+    }
+
+    fn tell_broker_by(&mut self, pair: Option<PairId>, node: NodeId, message: &[u8]) {
+        if let Some(proxy) = pair.and_then(|pair| self.links.proxy(pair)) {
             self.send_with_body(proxy, Packet { node, ..Packet::new(Op::Parcel) }, message);
         }
     }
 
-    pub(super) fn hear_parcel(&mut self, node: NodeId, message: &[u8]) {
+    pub(super) fn hear_parcel(&mut self, node: NodeId, pair: PairId, message: &[u8]) {
         let Some((packet, body)) = Packet::split(message) else {
             tracing::warn!(%node, "its broker said something that is no packet");
             return;
@@ -206,7 +213,7 @@ impl Engine {
             Op::MovedTo => self.hear_moved_to(&packet),
             Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
             _ => {
-                let asker = Asker::Broker { node, request: packet.request };
+                let asker = Asker::Broker { node, pair, request: packet.request };
                 match self.do_errand(asker, packet, body) {
                     Ok(Some(Done { packet, body })) => self.answer_asker(asker, packet, &body),
                     Ok(None) => {}

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use abi::{DcId, Endpoint, NodeId};
+use abi::{DcId, Endpoint, NodeId, PairId};
 use ipc_core::ChannelId;
 use ipc_core::table::{Home, OwnerId, Told};
 use ipc_shm::ChannelFiles;
@@ -26,8 +26,7 @@ impl Engine {
         self.drop_all_kept("");
         let owners: Vec<_> = self.connections.keys().copied().collect();
         owners.into_iter().for_each(|owner| self.keep_connection(owner));
-        let nodes: Vec<_> = self.nodes_down.iter().copied().collect();
-        nodes.into_iter().for_each(|node| self.keep_node_down(node));
+        self.links.all_down().into_iter().for_each(|(node, pair)| self.keep_link_down(node, pair));
         let dcs: Vec<_> = self.containers.keys().copied().collect();
         dcs.into_iter().for_each(|dc| self.keep_everything_of(dc));
         Ok(())
@@ -90,7 +89,8 @@ impl Engine {
                 uid: identity.uid,
                 privileges: (&identity.privileges).into(),
             },
-            Party::Proxy => record::Party::Proxy,
+            Party::Proxy { pair } if *pair == PairId::FIRST => record::Party::Proxy,
+            Party::Proxy { pair } => record::Party::ProxyOf { pair: pair.number() },
         };
         let bound = connection.bound.as_ref().map(|bound| record::Bound {
             endpoint: bound.endpoint.number(),
@@ -164,12 +164,12 @@ impl Engine {
         self.keep(|shelf| shelf.drop_one(&key::reservation(dc.0, endpoint.number())));
     }
 
-    pub(super) fn keep_node_down(&mut self, node: NodeId) {
-        self.keep(|shelf| shelf.put(&Record::NodeDown { node: node.0 }, &[]));
+    pub(super) fn keep_link_down(&mut self, node: NodeId, pair: PairId) {
+        self.keep(|shelf| shelf.put(&Record::NodeDown { node: node.0, pair: pair.number() }, &[]));
     }
 
-    pub(super) fn drop_kept_node_down(&mut self, node: NodeId) {
-        self.keep(|shelf| shelf.drop_one(&key::node_down(node.0)));
+    pub(super) fn drop_kept_link_down(&mut self, node: NodeId, pair: PairId) {
+        self.keep(|shelf| shelf.drop_one(&key::link_down(node.0, pair.number())));
     }
 
     fn drop_all_kept(&mut self, beginning: &str) {
@@ -218,6 +218,7 @@ fn channel_record(container: &Container, dc: DcId, channel: ChannelId, told: rec
         entries: of.entries,
         arena_bytes: of.arena_bytes,
         proxied: of.proxied.map(|node| node.0),
+        pair: of.pair.number(),
         far,
         told,
     }))

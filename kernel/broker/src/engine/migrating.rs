@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, Privileges};
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId, Privileges};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Awaited, Home, OwnerId, Told};
 use ipc_shm::Life;
@@ -238,7 +238,7 @@ impl Engine {
         let Some(container) = self.containers.get(&dc) else { return };
         let Some(epoch) = container.table.binding(endpoint).map(|binding| binding.epoch) else { return };
         let of_channels = container.table.channels().of(endpoint).filter_map(|channel| channel.proxied);
-        let nodes: BTreeSet<NodeId> = of_channels.chain(self.nodes_up.iter().copied()).collect();
+        let nodes: BTreeSet<NodeId> = of_channels.chain(self.links.met()).collect();
         let privileges = self.privileges_of(dc, endpoint).cloned();
         let owner = self.local_owner(dc, endpoint);
         // And one to take over.
@@ -511,7 +511,7 @@ impl Engine {
         if transit.is_some_and(|transit| transit.epoch >= epoch) {
             return;
         }
-        if self.nodes_down.contains(&node) {
+        if self.is_node_down(node) {
             // It stays unbound here; `link_up` looks again.
             self.end_transit(dc, endpoint, IpcError::NoLink);
         } else if self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, reason).is_ok() {
@@ -582,7 +582,7 @@ impl Asker {
     fn party(self) -> Asker {
         match self {
             Asker::Port { owner, .. } => Asker::Port { owner, request: 0 },
-            Asker::Broker { node, .. } => Asker::Broker { node, request: 0 },
+            Asker::Broker { node, .. } => Asker::Broker { node, pair: PairId::FIRST, request: 0 },
             other => other,
         }
     }

@@ -7,7 +7,7 @@
 //! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
 //! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
-//! for others. `proxying.rs`: proxies and other nodes' endpoints. `keeping.rs`: what outlives this broker. `adopting.rs`: what
+//! for others. `proxying.rs`: proxies and other nodes' endpoints. `pairing.rs`: by which of several. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
 mod accepting;
@@ -18,19 +18,21 @@ mod errands;
 mod keeping;
 mod migrating;
 mod opening;
+mod pairing;
 mod privileges;
 mod proxying;
 mod requests;
 mod reserving;
 mod waits;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use abi::limits::PAIRS_MAX;
 use abi::{DcId, IpcError, NodeId};
 use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
@@ -46,6 +48,7 @@ use crate::connection::{Connection, Packed, Party, Sent};
 use crate::container::Container;
 use crate::ledger::{Charge, Ledger};
 use crate::limits::{CHANNELS_PER_MILLI_BITS, REQUESTS_PER_TURN};
+use crate::links::Links;
 use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
@@ -57,7 +60,9 @@ pub(crate) struct Engine {
     poller: Poller,
     containers: HashMap<DcId, Container>,
     connections: HashMap<OwnerId, Connection>,
-    proxy: Option<OwnerId>,
+    /// Pairs of proxies this node has.
+    pairs: u8,
+    links: Links,
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
@@ -66,9 +71,6 @@ pub(crate) struct Engine {
     /// What processes of this node hold on others.
     holding: Vec<Holding>,
     last_hold: u32,
-    /// Nodes with which the proxy has a link.
-    nodes_up: HashSet<NodeId>,
-    nodes_down: HashSet<NodeId>,
     ledger: Ledger,
     /// When listeners are heard again that found no descriptor free.
     accepts_again: Option<Instant>,
@@ -130,6 +132,7 @@ impl Engine {
         poller.add(&*bell, Token::Commands.to_u64(), Trigger::Level)?;
         // Names of channels must differ from those of an earlier broker whose channels still live.
         let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
+        let pairs = config.directory.pairs(config.node).clamp(1, PAIRS_MAX);
         let mut engine = Engine {
             node: config.node,
             directory: config.directory,
@@ -138,15 +141,14 @@ impl Engine {
             poller,
             containers: HashMap::new(),
             connections: HashMap::new(),
-            proxy: None,
+            pairs,
+            links: Links::default(),
             waiting_opens: HashMap::new(),
             errands: Errands::default(),
             waiting_binds: HashMap::new(),
             standing_by: HashMap::new(),
             holding: Vec::new(),
             last_hold: 0,
-            nodes_up: HashSet::new(),
-            nodes_down: HashSet::new(),
             ledger: Ledger::of_this_process(),
             accepts_again: None,
             doomed: Vec::new(),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use abi::{DcId, Endpoint, IpcError, NodeId};
 use ipc::protocol::{Op, Packet, channel_descriptors};
 use ipc_core::ChannelId;
-use ipc_core::table::{Awaited, Channel, Home, LaneWish, OwnerId};
+use ipc_core::table::{Awaited, Channel, Home, LaneWish, OwnerId, Waiter};
 use ipc_shm::{ChannelFiles, Role, Size};
 
 use super::Engine;
@@ -37,6 +37,7 @@ impl Engine {
             Some(_) if packet.lane.is_for_delegation() => LaneWish::Delegation,
             Some(_) => LaneWish::AnyRing,
         };
+        self.check_pair(dc, own, to)?;
         let made = self.make_channel(dc, own, to, wish, packet.size)?;
         self.hand_out(dc, made, packet.request, 0)
     }
@@ -83,7 +84,7 @@ impl Engine {
             };
             let packet = self.with_calls(dc, packet);
             let descriptors = self.party_descriptors(dc, channel, files, role)?;
-            match (self.home(dc, party), self.proxy) {
+            match (self.home(dc, party), self.links.proxy(channel.pair)) {
                 (Some(Home::Local { owner }), _) => notices.push((owner, packet, descriptors)),
                 (Some(Home::Remote { .. }), Some(proxy)) => {
                     notices.push((proxy, flipped(Packet { far, ..packet }), descriptors));
@@ -161,10 +162,13 @@ impl Engine {
     ) -> Result<Made, IpcError> {
         let id = self.new_channel();
         let charge = self.charge_channel(dc, left, right)?;
+        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
+        let proxied = remote_node(container, left).or(remote_node(container, right));
+        let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
-        let proxied = remote_node(container, left).or(remote_node(container, right));
-        let channel = Channel { id, left, right, lane, entries: size.entries, arena_bytes: size.arena_bytes, proxied };
+        let Size { entries, arena_bytes } = size;
+        let channel = Channel { id, left, right, lane, entries, arena_bytes, proxied, pair };
         let files = ChannelFiles::create(size).map_err(os)?;
         container.table.open(channel)?;
         self.channels_made += 1;
@@ -224,8 +228,10 @@ impl Engine {
 
     /// Somebody was bound: whoever waited for it goes on.
     pub(super) fn appeared(&mut self, dc: DcId, endpoint: Endpoint) {
+        let stay = self.cut_off_from(dc, endpoint);
         let Some(container) = self.containers.get_mut(&dc) else { return };
-        for waiter in container.table.waiters_mut().take(endpoint, Awaited::Bound) {
+        let goes_on = |it: &Waiter| it.awaited == Awaited::Bound && !stay.contains(&(it.owner, it.request));
+        for waiter in container.table.waiters_mut().take_some(endpoint, goes_on) {
             let Some(packet) = self.waiting_opens.remove(&(waiter.owner, waiter.request)) else {
                 self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
                 continue;

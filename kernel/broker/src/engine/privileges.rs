@@ -89,22 +89,11 @@ impl Engine {
         (channel.entries == 0).then(both)
     }
 
-    /// Ends a channel whose parties live. Both are told, because nothing in its memory says so: one of them may be hostile.
     fn revoke(&mut self, dc: DcId, channel: Channel) {
-        let Some(container) = self.containers.get_mut(&dc) else { return };
-        if container.table.close(channel.id).is_none() {
-            return;
+        let closed = self.containers.get_mut(&dc).and_then(|container| container.table.close(channel.id));
+        if closed.is_some() {
+            self.end_between_living(dc, channel, IpcError::Denied);
         }
-        self.channel_ended(dc, channel, None, IpcError::Denied);
-        if let Some(owner) = self.local_owner(dc, channel.left) {
-            let ended = Packet { channel: channel.id, value: IpcError::Denied.code(), dc, ..Packet::new(Op::Ended) };
-            self.send_and_announce(owner, ended);
-        }
-        if let Some(owner) = self.local_owner(dc, channel.right) {
-            self.announce(owner);
-        }
-        self.end_if_left(dc, channel.left);
-        self.end_if_left(dc, channel.right);
     }
 
     /// Those of an endpoint that is bound here.

@@ -1,18 +1,17 @@
 //! Proxies, and endpoints of other nodes.
 //!
 //! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as one party;
-//! the broker keeps all their objects, so that a proxy can be replaced.
+//! the broker keeps all their objects, so that a proxy can be replaced. There may be several proxies: see `pairing.rs`.
 
-use abi::{DcId, Endpoint, Epoch, IpcError, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
 use ipc::protocol::{Op, Packet};
-use ipc_core::table::{Home, LaneWish, OwnerId, RemoteBinding, Told};
+use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{Life, Role};
 
 use super::Engine;
 use super::opening::{notice, os};
 use crate::Location;
 use crate::container::Kept;
-use crate::limits::NODES_DOWN_MAX;
 
 impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
@@ -25,7 +24,7 @@ impl Engine {
             return Ok(());
         }
         match self.directory.locate(dc, endpoint) {
-            Location::Remote { node, .. } if self.nodes_down.contains(&node) => Err(IpcError::NoLink),
+            Location::Remote { node, .. } if self.is_node_down(node) => Err(IpcError::NoLink),
             Location::Remote { node, epoch } => {
                 self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Fenced)
             }
@@ -44,7 +43,7 @@ impl Engine {
         if !binding.is_some_and(|known| known.home == (Home::Remote { node }) && known.epoch <= epoch) {
             return;
         }
-        if self.proxy.is_none() || container.table.channels().of(endpoint).next().is_none() {
+        if !container.table.channels().of(endpoint).any(|channel| self.links.proxy(channel.pair).is_some()) {
             return self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
         }
         container.leaving.insert(endpoint);
@@ -69,12 +68,13 @@ impl Engine {
         }
     }
 
-    /// Gives every proxied channel to a proxy that is new.
-    pub(super) fn hand_over_to_proxy(&mut self) {
-        let Some(proxy) = self.proxy else { return };
+    /// Gives every channel of its pair to a proxy that is new.
+    pub(super) fn hand_over_to_proxy(&mut self, pair: PairId) {
+        let Some(proxy) = self.links.proxy(pair) else { return };
+        let is_its = |channel: &&Channel| channel.proxied.is_some() && channel.pair == pair;
         let mut packets = Vec::new();
         for (dc, container) in &self.containers {
-            for channel in container.table.channels().iter().filter(|channel| channel.proxied.is_some()) {
+            for channel in container.table.channels().iter().filter(is_its) {
                 let Some(Kept::Proxied { files, far, .. }) = container.kept.get(&channel.id) else { continue };
                 let role = self.proxy_role(*dc, channel.left);
                 match self.party_descriptors(*dc, channel, files, role) {
@@ -96,27 +96,29 @@ impl Engine {
     }
 
     pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) {
-        if self.proxy != Some(owner) {
-            return self.doom(owner);
-        }
+        let Some(pair) = self.links.pair_of(owner) else { return self.doom(owner) };
         match packet.op {
             Op::OpenIn => {
-                if let Err(error) = self.open_in(packet) {
+                if let Err(error) = self.open_in(packet, pair) {
                     self.fail(owner, packet.request, error);
                 }
             }
             Op::RemoteGone => self.remote_gone(packet),
-            Op::Link if packet.value != 0 => self.link_up(packet.node),
-            Op::Link => self.link_down(packet.node),
+            Op::Link if packet.value != 0 => self.link_up(packet.node, pair),
+            Op::Link => self.link_down(packet.node, pair),
             Op::Close => self.close_by_proxy(packet),
-            Op::Parcel => self.hear_parcel(packet.node, body),
+            Op::Parcel => self.hear_parcel(packet.node, pair, body),
             _ => self.doom(owner),
         }
     }
 
-    fn open_in(&mut self, packet: Packet) -> Result<(), IpcError> {
+    fn open_in(&mut self, packet: Packet, pair: PairId) -> Result<(), IpcError> {
         let caller = packet.peer.ok_or(IpcError::BadEndpoint)?;
         let target = packet.own.ok_or(IpcError::BadEndpoint)?;
+        if self.pair_between(packet.dc, caller, target, packet.node) != pair {
+            // One of the two has not heard how many pairs the other has now.
+            return Err(IpcError::NoLink);
+        }
         if let Some(ring) = packet.ring() {
             ring.check()?;
         }
@@ -126,7 +128,7 @@ impl Engine {
         }
         self.may_be_called(packet.dc, caller, target, packet.lane)?;
         self.bind_caller(packet.dc, caller, packet.node)?;
-        self.settle_glare(packet.dc, caller, target, packet.lane)?;
+        self.settle_glare(packet.dc, caller, target, packet.lane, pair)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
         self.hand_out(packet.dc, made, packet.request, packet.far)
     }
@@ -143,10 +145,21 @@ impl Engine {
     }
 
     /// Both nodes may open the channel of one pair and lane at the same time. The lower endpoint's stays; the other's
-    /// party is told `EndpointInUse` and finds the one that stays.
-    fn settle_glare(&mut self, dc: DcId, caller: Endpoint, target: Endpoint, lane: abi::Lane) -> Result<(), IpcError> {
+    /// party is told `EndpointInUse` and finds the one that stays. All that within one link: what is said over several has no order.
+    fn settle_glare(
+        &mut self,
+        dc: DcId,
+        caller: Endpoint,
+        target: Endpoint,
+        lane: abi::Lane,
+        pair: PairId,
+    ) -> Result<(), IpcError> {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let Some(ours) = container.table.channels().of_pair(caller, target, lane).copied() else { return Ok(()) };
+        if ours.pair != pair {
+            // From when there was another number of pairs. Its end comes over its own.
+            return Err(IpcError::NoLink);
+        }
         if ours.left == target && target < caller {
             return Err(IpcError::EndpointInUse);
         }
@@ -158,7 +171,7 @@ impl Engine {
 
     /// A caller of another node is bound by its first message; its own node's broker made sure of its rights.
     fn bind_caller(&mut self, dc: DcId, caller: Endpoint, node: NodeId) -> Result<(), IpcError> {
-        if self.nodes_down.contains(&node) {
+        if self.is_node_down(node) {
             return Err(IpcError::NoLink);
         }
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
@@ -231,14 +244,25 @@ impl Engine {
         }
     }
 
-    fn link_down(&mut self, node: NodeId) {
-        self.nodes_up.remove(&node);
+    /// What crossed the link ends. While another pair of the node is there, its endpoints stay.
+    fn link_down(&mut self, node: NodeId, pair: PairId) {
+        let was_route = self.links.route(node) == Some(pair);
+        if self.links.went_down(node, pair, self.pairs_with(node)) {
+            self.keep_link_down(node, pair);
+        }
+        if self.is_node_down(node) {
+            return self.node_down(node);
+        }
+        self.end_channels_of(node, pair);
+        if was_route {
+            self.send_errands_again(Some(node));
+            self.chase_again();
+        }
+    }
+
+    fn node_down(&mut self, node: NodeId) {
         self.end_errands(node);
         self.end_transits_from(node);
-        if self.nodes_down.len() < NODES_DOWN_MAX {
-            self.nodes_down.insert(node);
-            self.keep_node_down(node);
-        }
         let mut gone = Vec::new();
         for (dc, container) in &self.containers {
             let of_node = container.table.bindings().filter(|(_, binding)| binding.home == (Home::Remote { node }));
@@ -250,17 +274,18 @@ impl Engine {
     }
 
     /// Whoever waited for an endpoint of that node goes on.
-    fn link_up(&mut self, node: NodeId) {
-        if self.nodes_up.len() < NODES_DOWN_MAX {
-            self.nodes_up.insert(node);
+    fn link_up(&mut self, node: NodeId, pair: PairId) {
+        let was_given_up = self.links.came_up(node, pair);
+        if self.links.route(node) == Some(pair) {
+            // It may be another connection than that over which they went.
+            self.send_errands_again(Some(node));
+            self.chase_again();
         }
-        // It may be another connection than that over which they went.
-        self.send_errands_again(Some(node));
-        self.chase_again();
-        if !self.nodes_down.remove(&node) {
+        // With several, there may be more of them than when the wait began.
+        if !was_given_up && self.pairs == 1 {
             return;
         }
-        self.drop_kept_node_down(node);
+        self.drop_kept_link_down(node, pair);
         let mut awaited = Vec::new();
         for (dc, container) in &self.containers {
             awaited.extend(container.table.waiters().awaited_endpoints().into_iter().map(|endpoint| (*dc, endpoint)));

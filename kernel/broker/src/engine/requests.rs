@@ -92,7 +92,7 @@ impl Engine {
                 Ok(())
             }
             Op::Open => self.open(owner, dc, own, packet),
-            Op::AwaitBound => match self.resolve(dc, peer()?) {
+            Op::AwaitBound => match self.reach(dc, own, peer()?) {
                 Ok(()) => {
                     self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
                     Ok(())
@@ -198,7 +198,7 @@ impl Engine {
                 let ended = container.table.bind_server(identity.endpoint, owner, identity.epoch)?;
                 (identity.endpoint, identity.epoch, 0, identity.privileges.clone(), ended)
             }
-            (Party::Proxy, _) => return Err(IpcError::Denied),
+            (Party::Proxy { .. }, _) => return Err(IpcError::Denied),
         };
         // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
         container.leaving.remove(&endpoint);
@@ -260,7 +260,7 @@ impl Engine {
             Some(ring) => drop(ring.check()?),
             None => {}
         }
-        match self.resolve(dc, to) {
+        match self.reach(dc, own, to) {
             Ok(()) => self.open_channel(dc, own, to, packet),
             Err(error) => {
                 let may_come = matches!(error, IpcError::NoSuchEndpoint | IpcError::NoLink);

@@ -42,14 +42,29 @@ pub(crate) enum Record {
     /// The proxy said that the link to this node is down.
     NodeDown {
         node: u16,
+        #[serde(default, skip_serializing_if = "is_first")]
+        pair: u8,
     },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Party {
-    Program { dc: u32, pid: i32 },
-    Server { dc: u32, endpoint: u32, epoch: u64, uid: Option<u32>, privileges: Privileges },
+    Program {
+        dc: u32,
+        pid: i32,
+    },
+    Server {
+        dc: u32,
+        endpoint: u32,
+        epoch: u64,
+        uid: Option<u32>,
+        privileges: Privileges,
+    },
+    /// Of the first pair.
     Proxy,
+    ProxyOf {
+        pair: u8,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -83,6 +98,8 @@ pub(crate) struct Channel {
     pub entries: u32,
     pub arena_bytes: u32,
     pub proxied: Option<u16>,
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub pair: u8,
     pub far: u64,
     pub told: Told,
 }
@@ -121,7 +138,7 @@ impl Record {
             Record::Binding { dc, endpoint, .. } => key::binding(*dc, *endpoint),
             Record::Channel(channel) => key::channel(channel.dc, channel.id),
             Record::Reservation { dc, endpoint, .. } => key::reservation(*dc, *endpoint),
-            Record::NodeDown { node } => key::node_down(*node),
+            Record::NodeDown { node, pair } => key::link_down(*node, *pair),
         }
     }
 
@@ -133,6 +150,11 @@ impl Record {
     pub fn from_bytes(text: &[u8]) -> Option<Record> {
         serde_json::from_slice(text).ok()
     }
+}
+
+/// What earlier versions do not know is not written where there is one pair only.
+fn is_first(pair: &u8) -> bool {
+    *pair == 0
 }
 
 /// Everything of one container, but its connections, begins with the container's key.
@@ -157,7 +179,10 @@ pub(crate) mod key {
         format!("dc{dc}/reserved{endpoint}")
     }
 
-    pub fn node_down(node: u16) -> String {
-        format!("node-down{node}")
+    pub fn link_down(node: u16, pair: u8) -> String {
+        match pair {
+            0 => format!("node-down{node}"),
+            pair => format!("node-down{node}/{pair}"),
+        }
     }
 }

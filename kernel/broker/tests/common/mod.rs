@@ -10,6 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use abi::PairId;
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
 use ipc::conformance::World;
 use ipc::stand_in::{LocalRole, OpenIn, ProxiedChannel, RequestId, Settled, StandInEvent, StandInPort};
@@ -87,6 +88,8 @@ enum Gossip {
 
 struct SharedDirectory {
     node: NodeId,
+    /// Of either node.
+    pairs: u8,
     places: Places,
     gossip: Sender<Gossip>,
 }
@@ -114,6 +117,10 @@ impl Directory for SharedDirectory {
         self.places.lock().unwrap().remove(&endpoint);
         let _ = self.gossip.send(Gossip::Unbound(self.node, dc, endpoint, epoch));
     }
+
+    fn pairs(&self, _: NodeId) -> u8 {
+        self.pairs
+    }
 }
 
 /// Clients on node 1, servers on node 2.
@@ -122,7 +129,9 @@ pub struct TwoNodes {
     directory: tempfile::TempDir,
     gossip: Sender<Gossip>,
     gossiper: Option<JoinHandle<()>>,
-    relay: Option<Relay>,
+    /// One for each pair.
+    relays: Vec<Relay>,
+    pairs: u8,
 }
 
 /// A running relay; killed by `stop`, which leaves every channel as it is.
@@ -134,11 +143,15 @@ struct Relay {
 
 impl TwoNodes {
     pub fn new() -> TwoNodes {
+        TwoNodes::with_pairs(1)
+    }
+
+    pub fn with_pairs(pairs: u8) -> TwoNodes {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::default();
         let (gossip, heard) = channel();
         let brokers = [0, 1].map(|index| {
-            let shared = SharedDirectory { node: NODES[index], places: places.clone(), gossip: gossip.clone() };
+            let shared = SharedDirectory { node: NODES[index], pairs, places: places.clone(), gossip: gossip.clone() };
             let broker =
                 Broker::start(BrokerConfig { node: NODES[index], directory: Box::new(shared), shelf: None }).unwrap();
             let first = 256 + index as u32 * 1000;
@@ -165,7 +178,7 @@ impl TwoNodes {
                 }
             }
         });
-        let mut world = TwoNodes { brokers, directory, gossip, gossiper: Some(gossiper), relay: None };
+        let mut world = TwoNodes { brokers, directory, gossip, gossiper: Some(gossiper), relays: Vec::new(), pairs };
         world.start_relay();
         world
     }
@@ -175,16 +188,21 @@ impl TwoNodes {
     }
 
     pub fn start_relay(&mut self) {
-        let sides = [0, 1].map(|index| StandInPort::from_socket(self.brokers[index].proxy_socket().unwrap()).unwrap());
+        self.relays = PairId::all(self.pairs).map(|pair| self.relay_of(pair)).collect();
+    }
+
+    fn relay_of(&self, pair: PairId) -> Relay {
+        let socket = |index: usize| self.brokers[index].proxy_socket_of(pair).unwrap();
+        let sides = [0, 1].map(|index| StandInPort::from_socket(socket(index)).unwrap());
         let stop = Arc::new(AtomicBool::new(false));
         let waker = sides[0].waker();
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || Pump::new(sides).run(&stopped));
-        self.relay = Some(Relay { stop, waker, thread });
+        Relay { stop, waker, thread }
     }
 
     pub fn stop_relay(&mut self) {
-        if let Some(relay) = self.relay.take() {
+        for relay in self.relays.drain(..) {
             relay.stop.store(true, Ordering::SeqCst);
             relay.waker.wake();
             relay.thread.join().unwrap();

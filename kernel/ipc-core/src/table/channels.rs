@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::limits::{CHANNELS_PER_PROCESS, LANES_PER_PAIR, RING_LANES_END};
-use abi::{Endpoint, IpcError, Lane, NodeId};
+use abi::{Endpoint, IpcError, Lane, NodeId, PairId};
 
 use crate::ChannelId;
 
@@ -19,6 +19,8 @@ pub struct Channel {
     pub arena_bytes: u32,
     /// The node of the party that a proxy plays.
     pub proxied: Option<NodeId>,
+    /// Which pair of proxies carries it, then.
+    pub pair: PairId,
 }
 
 impl Channel {

@@ -16,6 +16,7 @@ fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
         entries: 0,
         arena_bytes: 0,
         proxied: None,
+        pair: abi::PairId::FIRST,
     }
 }
 

@@ -60,6 +60,11 @@ impl Waiters {
         self.by_endpoint.iter().filter(|(_, waiters)| is_awaited(waiters)).map(|(endpoint, _)| *endpoint).collect()
     }
 
+    /// Everybody who waits for something of `endpoint`.
+    pub fn of(&self, endpoint: Endpoint) -> impl Iterator<Item = &Waiter> {
+        self.by_endpoint.get(&endpoint).into_iter().flatten()
+    }
+
     /// Takes out everybody who waited for this to happen to `endpoint`.
     pub fn take(&mut self, endpoint: Endpoint, awaited: Awaited) -> Vec<Waiter> {
         self.take_if(Some(endpoint), |waiter| waiter.awaited == awaited)
