@@ -4,7 +4,7 @@ use abi::limits::{
     ARENA_BYTES_MAX, INLINE_BYTES_MAX, LANES_PER_PAIR, PARCEL_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
 use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 
 use crate::codec::Fields;
 use crate::frame::{
@@ -129,8 +129,17 @@ fn hello<'a>(fields: &mut Fields<'a>) -> Result<Hello<'a>, WireError> {
         features: fields.u32()?,
         frame_bytes_max: fields.u32()?,
         window_bytes: fields.u32()?,
+        pair: pair(fields)?,
     };
     Ok(hello)
+}
+
+/// Of the first pair nothing is written.
+fn pair(fields: &mut Fields<'_>) -> Result<PairId, WireError> {
+    if fields.left() == 0 {
+        return Ok(PairId::FIRST);
+    }
+    PairId::new(fields.u8()?).filter(|pair| *pair != PairId::FIRST).ok_or(WireError::Field("pair"))
 }
 
 fn resync<'a>(fields: &mut Fields<'a>) -> Result<Resync<'a>, WireError> {

@@ -1,5 +1,6 @@
 //! From a frame to bytes.
 
+use abi::PairId;
 use abi::ring::{Completion, Submission};
 
 use crate::codec::Sink;
@@ -80,7 +81,9 @@ impl Frame<'_> {
 
     fn body_bytes(&self) -> usize {
         match self {
-            Frame::Hello(hello) => 2 + hello.cluster.len() + hello.node.len() + 2 + 8 + 8 + 4 + 4 + 4,
+            Frame::Hello(hello) => {
+                2 + hello.cluster.len() + hello.node.len() + 2 + 8 + 8 + 4 + 4 + 4 + pair_bytes(hello)
+            }
             Frame::Refuse { reason, .. } => 2 + cut(reason).len(),
             Frame::Resync(resync) => CHANNEL_BYTES + 12 + 8 + resync.open_tags.iter().count() * limits::OPEN_TAG_BYTES,
             Frame::ResyncEnd => 0,
@@ -196,6 +199,10 @@ fn put_ring(out: &mut impl Sink, channel: WireChannel, index: u32, produced: u32
     out.put(data);
 }
 
+fn pair_bytes(hello: &Hello<'_>) -> usize {
+    usize::from(hello.pair != PairId::FIRST)
+}
+
 fn put_hello(out: &mut impl Sink, hello: &Hello<'_>) {
     put_text(out, hello.cluster);
     put_text(out, hello.node);
@@ -205,6 +212,7 @@ fn put_hello(out: &mut impl Sink, hello: &Hello<'_>) {
     out.put(&hello.features.to_le_bytes());
     out.put(&hello.frame_bytes_max.to_le_bytes());
     out.put(&hello.window_bytes.to_le_bytes());
+    out.put([hello.pair.number()].get(..pair_bytes(hello)).unwrap_or_default());
 }
 
 fn put_resync(out: &mut impl Sink, resync: &Resync<'_>) {

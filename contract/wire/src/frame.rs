@@ -1,7 +1,7 @@
 //! The frames as checked values.
 
 use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, PairId};
 
 /// Numbers of the kinds on the wire. A number is never given a second meaning.
 pub mod kind {
@@ -67,6 +67,9 @@ pub struct Hello<'a> {
     pub frame_bytes_max: u32,
     /// Bytes of credited frames the speaker takes before it gives more credit.
     pub window_bytes: u32,
+    /// Which of the pairs of proxies between two nodes it is of. Of the first nothing is written: where there is one pair, the frame
+    /// is what it was before there could be several.
+    pub pair: PairId,
 }
 
 /// Why a HELLO was not accepted.
@@ -74,7 +77,7 @@ pub struct Hello<'a> {
 pub enum Refusal {
     /// The peer belongs to another cluster.
     Cluster,
-    /// Its name or number is not one the receiver knows, or not the one its certificate says.
+    /// Its name or number is not one the receiver knows, or not the one its certificate says; or it is of another pair.
     Identity,
     /// A newer proxy of the same node was seen.
     Fenced,

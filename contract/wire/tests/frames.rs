@@ -1,7 +1,7 @@
 //! Bytes from a peer are frames or errors, never anything else.
 
 use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use proptest::prelude::*;
 use wire::frame::{OpenTags, kind};
 use wire::{
@@ -42,6 +42,7 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
             features: a,
             frame_bytes_max: b,
             window_bytes: a,
+            pair: PairId::new(b as u8 % 8).expect("below 8"),
         }),
         1 => Frame::Refuse { refusal: Refusal::Fenced, reason: "newer proxy seen" },
         2 => Frame::Resync(Resync {

@@ -22,4 +22,5 @@ pub use config::{BrokerConfig, DcOptions, ServerIdentity};
 pub use directory::{Directory, LocalOnly, Location};
 pub use handle::{Broker, BrokerError};
 pub use info::{ChannelInfo, DcInfo, EndpointInfo, Home, Snapshot};
+pub use ipc_core::pairs::pair_of;
 pub use shelf::{Shelf, ShelfError};

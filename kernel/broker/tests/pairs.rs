@@ -8,12 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use abi::PairId;
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf};
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf, pair_of};
 use common::DC;
 use ipc::protocol::{Op, Packet};
 use ipc::stand_in::{LinkState, OpenIn, ProxiedChannel, StandInEvent, StandInPort};
 use ipc::{Calls, DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Port, RingSpec, Wait};
-use ipc_core::pairs::pair_of;
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 const HERE: NodeId = NodeId(1);

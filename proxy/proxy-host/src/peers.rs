@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use abi::{Epoch, NodeId};
+use abi::{Epoch, NodeId, PairId};
 use proxy_link::{Identity, LinkTimes, Peer, Phase};
 
 use crate::carriers::{Carrier, Carriers};
@@ -91,6 +91,7 @@ impl Entry {
 pub(crate) struct Common {
     pub(crate) me: Identity,
     pub(crate) incarnation: Epoch,
+    pub(crate) pair: PairId,
     pub(crate) times: LinkTimes,
     pub(crate) encryption: Encryption,
     pub(crate) can_encrypt: bool,
@@ -138,6 +139,7 @@ pub(crate) fn update(
             None => {
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
                 let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
+                peer.set_pair(common.pair);
                 peer.count_connections_from(common.first_connection);
                 if common.compression == Compression::Lz4 {
                     peer.pack_with(Box::new(Lz4::default()));

@@ -88,6 +88,7 @@ impl Proxy {
             common: Common {
                 me,
                 incarnation: config.incarnation,
+                pair: config.pair,
                 times: config.times,
                 encryption: config.encryption,
                 can_encrypt: credentials.is_some(),

@@ -3,6 +3,7 @@
 //! | where | name | meaning |
 //! |---|---|---|
 //! | field | `node`, `node_id`, `cluster` | who this node is |
+//! | field | `pair` | which of the node's proxies: it speaks with those of the same number; 0 when it is not there |
 //! | field | `broker_fd` | the broker's proxy socket |
 //! | `fds` | `control` | SEQPACKET socket to the daemon, see [`crate::control`] |
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi::{Epoch, NodeId};
+use abi::{Epoch, NodeId, PairId};
 use proxy_link::LinkTimes;
 use serde_json::Value;
 use sys::spawn::{Spawn, SpawnError};
@@ -39,6 +40,8 @@ pub struct ProxyConfig {
     pub node: String,
     pub node_id: NodeId,
     pub cluster: String,
+    /// It speaks with the proxies of the same pair.
+    pub pair: PairId,
     pub incarnation: Epoch,
     pub times: LinkTimes,
     /// The first is dialled where a peer's address names none.
@@ -76,6 +79,7 @@ impl ProxyConfig {
             node: field_str(spawn, "node")?,
             node_id: node_id(spawn)?,
             cluster: field_str(spawn, "cluster")?,
+            pair: pair(spawn)?,
             incarnation: Epoch(spawn.epoch),
             times,
             transports: parts.transports,
@@ -154,4 +158,10 @@ fn node_id(spawn: &Spawn) -> Result<NodeId, SpawnError> {
     let number = spawn.fields.get("node_id").and_then(Value::as_u64);
     let number = number.and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0);
     number.map(NodeId).ok_or(SpawnError::Missing("node_id"))
+}
+
+fn pair(spawn: &Spawn) -> Result<PairId, SpawnError> {
+    let Some(value) = spawn.fields.get("pair") else { return Ok(PairId::FIRST) };
+    let number = value.as_u64().and_then(|number| u8::try_from(number).ok());
+    number.and_then(PairId::new).ok_or(SpawnError::Missing("pair"))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use abi::{Epoch, IpcError, NodeId};
+use abi::{Epoch, IpcError, NodeId, PairId};
 use wire::frame::feature;
 use wire::{Frame, Hello, Packing, Refusal};
 
@@ -84,6 +84,8 @@ pub(crate) struct Link {
     pub(crate) me: Identity,
     pub(crate) peer: Identity,
     incarnation: Epoch,
+    /// Of both ends.
+    pair: PairId,
     times: LinkTimes,
     pub(crate) phase: Phase,
     pub(crate) out: OutBuffer,
@@ -120,6 +122,7 @@ impl Link {
             me,
             peer,
             incarnation,
+            pair: PairId::FIRST,
             times,
             phase: Phase::Apart,
             out: OutBuffer::new(),
@@ -160,6 +163,10 @@ impl Link {
 
     pub(crate) fn count_connections_from(&mut self, first: u64) {
         self.dialled = self.dialled.max(first);
+    }
+
+    pub(crate) fn set_pair(&mut self, pair: PairId) {
+        self.pair = pair;
     }
 
     /// A connection that we dialled stands: greet.
@@ -207,6 +214,9 @@ impl Link {
         if hello.node != self.peer.node || hello.node_id != self.peer.id {
             return Err(refuse(Refusal::Identity, "the peer is not the node that is known under this number"));
         }
+        if hello.pair != self.pair {
+            return Err(refuse(Refusal::Identity, "the peer's proxy is of another pair"));
+        }
         let frame_bytes_max = wire::limits::FRAME_BYTES_MAX as u32;
         if hello.frame_bytes_max < frame_bytes_max || hello.window_bytes < limits::WINDOW_BYTES_MIN {
             return Err(refuse(Refusal::Version, "the peer takes only shorter frames than this version needs"));
@@ -236,6 +246,7 @@ impl Link {
             features: if self.thrift.is_some() { feature::LZ4 } else { 0 },
             frame_bytes_max: wire::limits::FRAME_BYTES_MAX as u32,
             window_bytes: limits::WINDOW_BYTES,
+            pair: self.pair,
         });
         hello.encode(&mut self.out);
         self.counters.sent_frames += 1;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel};
 use proptest::prelude::*;
 use proxy_link::{
@@ -212,6 +212,25 @@ fn node_of_another_cluster_or_name_is_refused() {
     a.dialled(NOW);
     let refused = carry(&mut a, &mut peer(2, 1, 3), NOW);
     assert!(matches!(refused, Err(LinkError::Refuse { refusal: Refusal::Identity, .. })));
+}
+
+#[test]
+fn proxy_of_another_pair_is_refused_by_who_dials_and_by_who_is_dialled() {
+    let of_pair = |mut peer: Peer<SimChannel>, number| {
+        peer.set_pair(PairId::new(number).expect("below the limit"));
+        peer.dialled(NOW);
+        peer
+    };
+    let mut a = of_pair(peer(1, 1, 2), 1);
+    let refused = carry(&mut a, &mut peer(2, 1, 1), NOW);
+    assert!(matches!(refused, Err(LinkError::Refuse { refusal: Refusal::Identity, .. })));
+    // And one that answers although it is of another.
+    let (mut a, mut b) = (of_pair(peer(1, 1, 2), 0), of_pair(peer(2, 1, 1), 2));
+    let refused = carry(&mut b, &mut a, NOW);
+    assert!(matches!(refused, Err(LinkError::Refuse { refusal: Refusal::Identity, .. })));
+    let (mut a, mut b) = (of_pair(peer(1, 1, 2), 3), peer(2, 1, 1));
+    b.set_pair(PairId::new(3).expect("below the limit"));
+    exchange(&mut a, &mut b, NOW).expect("the same pair");
 }
 
 #[test]

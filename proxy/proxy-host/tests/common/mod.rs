@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use abi::{DcId, Endpoint, Epoch, NodeId};
+use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
 use ipc::Port;
 use pki::{Authority, NodeRequest, Validity};
@@ -41,6 +41,7 @@ type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
 /// What the cluster engine is to a daemon.
 struct Register {
     me: NodeId,
+    pairs: u8,
     places: Places,
     news: Sender<News>,
 }
@@ -74,6 +75,10 @@ impl Directory for Register {
     fn unbound(&mut self, _dc: DcId, endpoint: Endpoint, epoch: Epoch) {
         self.places.lock().expect("not poisoned").remove(&endpoint);
         let _ = self.news.send(News::Unbound(self.me, endpoint, epoch));
+    }
+
+    fn pairs(&self, _node: NodeId) -> u8 {
+        self.pairs
     }
 }
 
@@ -276,28 +281,34 @@ pub struct Node {
     pub broker: Arc<Broker>,
     /// Where programs of this node connect.
     pub socket: PathBuf,
-    /// Name of the transport, and where it is dialled.
+    /// Name of the transport, and where its first proxy is dialled.
     pub address: (&'static str, String),
     pub tls_dir: PathBuf,
-    listening: Listening,
+    /// By pair.
+    listening: Vec<Listening>,
     incarnation: u64,
 }
 
+/// What the nodes of a cluster have in common.
+struct Surroundings<'a> {
+    way: Way,
+    /// Pairs of proxies that each node has.
+    pairs: u8,
+    cable: Option<&'a Cable>,
+    dir: &'a Path,
+    authority: &'a Authority,
+    places: &'a Places,
+    news: &'a Sender<News>,
+}
+
 impl Node {
-    fn new(
-        number: u16,
-        way: Way,
-        cable: Option<&Cable>,
-        dir: &Path,
-        authority: &Authority,
-        places: &Places,
-        news: &Sender<News>,
-    ) -> Node {
+    fn new(number: u16, around: &Surroundings<'_>) -> Node {
+        let Surroundings { way, pairs, cable, dir, authority, places, news } = *around;
         let name = format!("n{number}");
         let tls_dir = dir.join(&name);
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
         authority.issue_node(&request, &tls_dir).expect("certificate");
-        let register = Register { me: NodeId(number), places: places.clone(), news: news.clone() };
+        let register = Register { me: NodeId(number), pairs, places: places.clone(), news: news.clone() };
         let broker = Broker::start(BrokerConfig { node: NodeId(number), directory: Box::new(register), shelf: None })
             .expect("broker");
         let socket = dir.join(format!("m3ipc-{number}"));
@@ -308,19 +319,24 @@ impl Node {
             program_privileges: Privileges::server(),
         };
         broker.add_dc(DC, options).expect("container");
-        let listening = Listening::new(
-            way,
-            &dir.join(format!("proxy-{number}")),
-            cable.map(|cable| &cable.ends[usize::from(number) - 1]),
-        );
-        let transport = listening.transport(&tls_dir);
-        let address = (transport.name(), transport.local_address());
+        let cable = cable.map(|cable| &cable.ends[usize::from(number) - 1]);
+        let path = |pair| dir.join(format!("proxy-{number}-{pair}"));
+        let listening: Vec<_> = PairId::all(pairs).map(|pair| Listening::new(way, &path(pair), cable)).collect();
+        let address = address_of(&listening[0], &tls_dir);
         Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
     }
 
     pub fn as_peer(&self) -> PeerAddress {
-        let (transport, addr) = self.address.clone();
+        self.as_peer_of(PairId::FIRST)
+    }
+
+    pub fn as_peer_of(&self, pair: PairId) -> PeerAddress {
+        let (transport, addr) = address_of(self.listening(pair), &self.tls_dir);
         PeerAddress { name: self.name.clone(), id: self.id.0, transport: Some(transport.to_owned()), addr, tls: None }
+    }
+
+    fn listening(&self, pair: PairId) -> &Listening {
+        &self.listening[usize::from(pair.number())]
     }
 
     /// A proxy in a thread of this process, with one other node.
@@ -339,20 +355,31 @@ impl Node {
         encryption: Encryption,
         times: LinkTimes,
     ) -> (RunningProxy, Control) {
+        self.start_proxy_of(PairId::FIRST, peers, encryption, times)
+    }
+
+    pub fn start_proxy_of(
+        &mut self,
+        pair: PairId,
+        peers: &[PeerAddress],
+        encryption: Encryption,
+        times: LinkTimes,
+    ) -> (RunningProxy, Control) {
         self.incarnation += 1;
         let (control, proxys_control) = sys::seqpacket::pair().expect("pair");
         let config = ProxyConfig {
             node: self.name.clone(),
             node_id: self.id,
             cluster: CLUSTER.to_owned(),
+            pair,
             incarnation: Epoch(self.incarnation),
             times,
-            transports: vec![self.listening.transport(&self.tls_dir)],
+            transports: vec![self.listening(pair).transport(&self.tls_dir)],
             inspector: None,
             encryption,
             compression: Compression::default(),
             tls_dir: Some(self.tls_dir.clone()),
-            broker: self.broker.proxy_socket().expect("proxy socket"),
+            broker: self.broker.proxy_socket_of(pair).expect("proxy socket"),
             control: Some(proxys_control),
         };
         let mut proxy = Proxy::new(config).expect("proxy");
@@ -368,37 +395,58 @@ impl Node {
     /// A proxy as the daemon starts it: a process of its own with a spawn record. `test` is the name of the test in this
     /// binary that calls `main_from_spawn`.
     pub fn spawn_proxy(&mut self, peer: &PeerAddress, test: &str, down_ms: u64) -> (RunningProxy, Control) {
+        self.spawn_proxy_of(PairId::FIRST, peer, test, down_ms)
+    }
+
+    pub fn spawn_proxy_of(
+        &mut self,
+        pair: PairId,
+        peer: &PeerAddress,
+        test: &str,
+        down_ms: u64,
+    ) -> (RunningProxy, Control) {
         let mut command = Command::new(std::env::current_exe().expect("own path"));
         command.args(["--exact", test, "--nocapture", "--test-threads=1"]).stdout(std::process::Stdio::null());
-        self.spawn_program(peer, command, serde_json::json!({ "down_ms": down_ms }))
+        self.spawn_program_of(pair, peer, command, serde_json::json!({ "down_ms": down_ms }))
     }
 
     /// Any program as a proxy.
     pub fn spawn_program(
         &mut self,
         peer: &PeerAddress,
+        command: Command,
+        options: serde_json::Value,
+    ) -> (RunningProxy, Control) {
+        self.spawn_program_of(PairId::FIRST, peer, command, options)
+    }
+
+    fn spawn_program_of(
+        &mut self,
+        pair: PairId,
+        peer: &PeerAddress,
         mut command: Command,
         mut options: serde_json::Value,
     ) -> (RunningProxy, Control) {
         options["tls_dir"] = self.tls_dir.display().to_string().into();
-        if let Listening::Eth { mac, mtu, .. } = &self.listening {
+        if let Listening::Eth { mac, mtu, .. } = self.listening(pair) {
             options["eth_mac"] = show_mac(*mac).into();
             options["eth_mtu"] = (*mtu).into();
         }
-        if let Listening::Tipc { service, .. } = &self.listening {
+        if let Listening::Tipc { service, .. } = self.listening(pair) {
             options["tipc_service"] = show_service(*service).into();
         }
         self.incarnation += 1;
         let (control, childs_control) = sys::seqpacket::pair().expect("pair");
         let (ready, childs_ready) = rustix::pipe::pipe().expect("pipe");
-        let broker = self.broker.proxy_socket().expect("proxy socket");
-        let (listen, listener) = self.listening.handed_over();
+        let broker = self.broker.proxy_socket_of(pair).expect("proxy socket");
+        let (listen, listener) = self.listening(pair).handed_over();
         let number = |fd: &OwnedFd| {
             rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("inheritable");
             std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())
         };
         let record = serde_json::json!({
             "node": self.name, "node_id": self.id.0, "cluster": CLUSTER, "epoch": self.incarnation,
+            "pair": pair.number(),
             "broker_fd": number(&broker), "ready_fd": number(&childs_ready),
             "fds": { "control": number(&childs_control), listen: number(&listener) },
             "options": options,
@@ -411,6 +459,11 @@ impl Node {
         control.set_peers(std::slice::from_ref(peer));
         (RunningProxy::Process(child), control)
     }
+}
+
+fn address_of(listening: &Listening, tls_dir: &Path) -> (&'static str, String) {
+    let transport = listening.transport(tls_dir);
+    (transport.name(), transport.local_address())
 }
 
 /// The daemon's end of a control socket.
@@ -478,13 +531,26 @@ pub enum Which {
 
 impl Pair {
     pub fn over(way: Way) -> Pair {
+        Pair::with_pairs(way, 1)
+    }
+
+    /// With so many proxies on either node.
+    pub fn with_pairs(way: Way, pairs: u8) -> Pair {
         let dir = tempfile::tempdir().expect("directory");
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let places = Places::default();
         let cable = (way == Way::Eth).then(Cable::new);
         let (news, heard) = channel();
-        let a = Node::new(1, way, cable.as_ref(), dir.path(), &authority, &places, &news);
-        let b = Node::new(2, way, cable.as_ref(), dir.path(), &authority, &places, &news);
+        let around = Surroundings {
+            way,
+            pairs,
+            cable: cable.as_ref(),
+            dir: dir.path(),
+            authority: &authority,
+            places: &places,
+            news: &news,
+        };
+        let (a, b) = (Node::new(1, &around), Node::new(2, &around));
         let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
         let gossip = std::thread::spawn(move || gossip(&brokers, &Mutex::default(), &heard));
         Pair { a, b, epochs: 0, news, gossip: Some(gossip), cable, _dir: dir }
@@ -492,9 +558,18 @@ impl Pair {
 
     /// Proxies in threads of this process; the link is up.
     pub fn start_proxies(&mut self, encryption: Encryption, times: LinkTimes) -> (RunningProxy, RunningProxy) {
-        let (a, b) = (self.a.as_peer(), self.b.as_peer());
-        let (proxy_a, control_a) = self.a.start_proxy(&b, encryption, times);
-        let (proxy_b, control_b) = self.b.start_proxy(&a, encryption, times);
+        self.start_proxies_of(PairId::FIRST, encryption, times)
+    }
+
+    pub fn start_proxies_of(
+        &mut self,
+        pair: PairId,
+        encryption: Encryption,
+        times: LinkTimes,
+    ) -> (RunningProxy, RunningProxy) {
+        let (a, b) = (self.a.as_peer_of(pair), self.b.as_peer_of(pair));
+        let (proxy_a, control_a) = self.a.start_proxy_of(pair, &[b], encryption, times);
+        let (proxy_b, control_b) = self.b.start_proxy_of(pair, &[a], encryption, times);
         control_a.wait_until_up();
         control_b.wait_until_up();
         (proxy_a, proxy_b)
@@ -536,8 +611,16 @@ impl Nodes {
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let (news, heard) = channel();
         let places = Places::default();
-        let nodes: Vec<Node> =
-            (1..=count).map(|id| Node::new(id, Way::Tcp, None, dir.path(), &authority, &places, &news)).collect();
+        let around = Surroundings {
+            way: Way::Tcp,
+            pairs: 1,
+            cable: None,
+            dir: dir.path(),
+            authority: &authority,
+            places: &places,
+            news: &news,
+        };
+        let nodes: Vec<Node> = (1..=count).map(|id| Node::new(id, &around)).collect();
         let brokers: Vec<_> = nodes.iter().map(|node| (node.id, node.broker.clone())).collect();
         let deaf = Arc::<Mutex<HashSet<NodeId>>>::default();
         let of_gossip = deaf.clone();

@@ -13,7 +13,7 @@ mod time;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use abi::{Epoch, IpcError};
+use abi::{Epoch, IpcError, PairId};
 use wire::{Frame, Hello, WireChannel};
 
 use crate::LinkError;
@@ -131,6 +131,11 @@ impl<C: LocalChannel> Peer<C> {
     /// even two of the same incarnation apart.
     pub fn count_connections_from(&mut self, first: u64) {
         self.link.count_connections_from(first);
+    }
+
+    /// Which of the pairs of proxies between the two nodes this is: the first, when nothing is said. Before the first connection.
+    pub fn set_pair(&mut self, pair: PairId) {
+        self.link.set_pair(pair);
     }
 
     /// The peer is told that packed data is understood here, and long data is packed for it where that pays. Before the first
