@@ -29,9 +29,15 @@ pub struct Cluster {
 impl Cluster {
     /// Panics with everything the command said when it does not come up.
     pub fn up(nodes: usize) -> Cluster {
+        Cluster::up_with(nodes, &[])
+    }
+
+    /// With more options of `dvs dev up`.
+    pub fn up_with(nodes: usize, more: &[&str]) -> Cluster {
         let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
         let cluster = Cluster { directory };
-        cluster.ok(&["dev", "up", "--nodes", &nodes.to_string()]);
+        let nodes = nodes.to_string();
+        cluster.ok(&[&["dev", "up", "--nodes", &nodes], more].concat());
         cluster
     }
 

@@ -41,6 +41,9 @@ pub struct Node {
     /// UDP, for QUIC; 0: it does not listen there.
     #[serde(default)]
     pub proxy_quic_port: u16,
+    /// Proxies it has: the ports are those of the first, the following ones are the others'.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pairs: u8,
     pub api_port: u16,
     /// Raised at each start of the daemon.
     pub epoch: u64,
@@ -51,6 +54,21 @@ pub struct Node {
     /// As the node itself sees them; absent when it was not asked or does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<Vec<LinkInfo>>,
+}
+
+/// Pairs of proxies between two nodes: `abi::limits::PAIRS_MAX`.
+pub const PAIRS_MAX: u8 = 8;
+
+fn one() -> u8 {
+    1
+}
+
+fn is_one(pairs: &u8) -> bool {
+    *pairs == 1
+}
+
+fn is_first(pair: &u8) -> bool {
+    *pair == 0
 }
 
 /// How a node stands with another one.
@@ -69,6 +87,9 @@ pub enum LinkState {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LinkInfo {
     pub peer: String,
+    /// Which of the links with that node.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub pair: u8,
     pub transport: String,
     pub state: LinkState,
     pub tls: bool,

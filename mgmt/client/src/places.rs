@@ -89,6 +89,9 @@ pub struct DevCluster {
     /// What carries the links between its nodes; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    /// Pairs of proxies between two nodes; the daemon's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<u8>,
     /// Holds the network namespace with the bridge that joins the nodes.
     pub hub: Option<ProcessId>,
     pub nodes: Vec<DevNode>,
@@ -199,6 +202,7 @@ mod tests {
             boot_id: String::new(),
             program: "/dvs".into(),
             transport: None,
+            pairs: None,
             hub: None,
             nodes: vec![node("n1"), node("n2")],
         };

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use abi::PairId;
+use abi::limits::PAIRS_MAX;
 use serde::Deserialize;
 
-use crate::transports::{LinkSettings, Transport};
+use crate::transports::{self, LinkSettings, Transport};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -38,6 +40,8 @@ pub struct Settings {
     pub link_tls: Option<bool>,
     /// Links with certain nodes that differ; in the file only.
     pub links: Option<BTreeMap<String, LinkSettings>>,
+    /// Proxies of this node; two nodes have as many links as the one with fewer. 1 to 8; 1.
+    pub pairs: Option<u8>,
     /// UDP port of the containers' networks.
     pub vxlan_port: Option<u16>,
     /// File of the local cluster engine. `STATE_DIR/engine.db`.
@@ -67,6 +71,7 @@ pub struct Config {
     pub ethernet: Option<String>,
     pub link_tls: bool,
     pub links: BTreeMap<String, LinkSettings>,
+    pub pairs: u8,
     pub vxlan_port: u16,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
@@ -78,6 +83,7 @@ pub const API_PORT: u16 = 7420;
 pub const PROXY_PORT: u16 = 7421;
 /// Assigned to VXLAN.
 pub const VXLAN_PORT: u16 = 4789;
+const _: () = assert!(mgmt_api::PAIRS_MAX == PAIRS_MAX);
 /// Of a Unix socket's address, its final NUL included.
 const SOCKET_PATH_BYTES: usize = 108;
 
@@ -103,6 +109,16 @@ pub enum ConfigError {
     NoAddress(IpAddr),
     #[error("a node needs at least one transport")]
     NoTransport,
+    #[error("the setting 'pairs' is 1 to {PAIRS_MAX}, not {0}")]
+    PairCount(u8),
+    #[error(
+        "raw Ethernet has one packet socket for an interface and carries one pair: take 'eth' out of 'transports', or say pairs = 1"
+    )]
+    PairsOverEthernet,
+    #[error(
+        "{pairs} pairs need as many ports from {proxy_port} on (setting 'proxy_port'), and there are none above 65535"
+    )]
+    NoPorts { pairs: u8, proxy_port: u16 },
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -136,6 +152,7 @@ impl Settings {
             ethernet: get("DVS_ETHERNET"),
             link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,
             links: None,
+            pairs: parsed(&get, "DVS_PAIRS", "number from 1 to 8")?,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
@@ -161,6 +178,7 @@ impl Settings {
             ethernet: over.ethernet.or(self.ethernet),
             link_tls: over.link_tls.or(self.link_tls),
             links: over.links.or(self.links),
+            pairs: over.pairs.or(self.pairs),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
@@ -191,6 +209,7 @@ impl Settings {
             ethernet: self.ethernet,
             link_tls: self.link_tls.unwrap_or(true),
             links: self.links.unwrap_or_default(),
+            pairs: self.pairs.unwrap_or(1),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
@@ -203,7 +222,9 @@ impl Settings {
         if lists.chain([&config.transports]).any(Vec::is_empty) {
             return Err(ConfigError::NoTransport);
         }
-        for path in [&config.socket, &config.proxy_socket, &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")] {
+        config.check_pairs()?;
+        for path in [&config.socket, &config.last_proxy_socket(), &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")]
+        {
             if path.as_os_str().len() >= SOCKET_PATH_BYTES {
                 return Err(ConfigError::LongPath(path.clone()));
             }
@@ -217,6 +238,25 @@ impl Config {
     pub fn load(file: Option<&Path>, flags: Settings) -> Result<Config, ConfigError> {
         let from_file = file.map(Settings::from_file).transpose()?.unwrap_or_default();
         from_file.overridden_by(Settings::from_env()?).overridden_by(flags).settle()
+    }
+
+    fn check_pairs(&self) -> Result<(), ConfigError> {
+        if !(1..=PAIRS_MAX).contains(&self.pairs) {
+            return Err(ConfigError::PairCount(self.pairs));
+        }
+        if self.pairs > 1 && self.transports.contains(&Transport::Eth) {
+            return Err(ConfigError::PairsOverEthernet);
+        }
+        match self.proxy_port.checked_add(u16::from(self.pairs - 1)) {
+            Some(_) => Ok(()),
+            None => Err(ConfigError::NoPorts { pairs: self.pairs, proxy_port: self.proxy_port }),
+        }
+    }
+
+    /// The longest of them.
+    fn last_proxy_socket(&self) -> PathBuf {
+        let last = PairId::all(self.pairs).last().unwrap_or_default();
+        transports::socket_of(&self.proxy_socket, last)
     }
 
     /// Sockets and records of one container's share; gone after a reboot, as its processes are.
@@ -271,6 +311,23 @@ mod tests {
         assert!(matches!(from("carrier-pigeon"), Err(ConfigError::BadVariable { .. })));
         let none = Settings { transports: Some(vec![]), advertise: Some([10, 0, 0, 1].into()), ..Settings::default() };
         assert!(matches!(none.settle(), Err(ConfigError::NoTransport)));
+    }
+
+    #[test]
+    fn pairs_that_cannot_be_are_refused() {
+        let settled = |text: &str| {
+            let settings: Settings =
+                toml::from_str(&format!("node = \"a\"\nadvertise = \"10.0.0.1\"\n{text}")).unwrap();
+            settings.settle().map(|config| config.pairs)
+        };
+        assert_eq!(settled("").unwrap(), 1);
+        assert_eq!(settled("pairs = 8").unwrap(), 8);
+        assert!(matches!(settled("pairs = 0"), Err(ConfigError::PairCount(0))));
+        assert!(matches!(settled("pairs = 9"), Err(ConfigError::PairCount(9))));
+        let ethernet = "transports = [\"tcp\", \"eth\"]\nethernet = \"eth0\"";
+        assert!(matches!(settled(&format!("pairs = 2\n{ethernet}")), Err(ConfigError::PairsOverEthernet)));
+        assert_eq!(settled(ethernet).unwrap(), 1);
+        assert!(matches!(settled("pairs = 3\nproxy_port = 65534"), Err(ConfigError::NoPorts { .. })));
     }
 
     #[test]

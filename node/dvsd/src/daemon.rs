@@ -29,7 +29,7 @@ use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
 use crate::reconcile::Reconciler;
-use crate::records::NodeHealth;
+use crate::records::{self, NodeHealth};
 use crate::shelf::{self, Shelving};
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
@@ -83,10 +83,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let sockets = proxyctl::listen(&config)?;
     let ports = Ports {
         api: port_of(&api_listener),
-        proxy: sockets.tcp_port(),
-        proxy_quic: sockets.quic_port(),
-        proxy_mac: sockets.mac(),
-        proxy_tipc: sockets.tipc(),
+        proxy: sockets.first().tcp_port(),
+        proxy_quic: sockets.first().quic_port(),
+        proxy_mac: sockets.first().mac(),
+        proxy_tipc: sockets.first().tipc(),
     };
 
     let node = presence::register(&*engine, &config, ports.clone())?;
@@ -96,10 +96,12 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let kept: HashSet<(u32, u32)> = shelf.local_endpoints().map(|(dc, endpoint)| (dc.0, endpoint.number())).collect();
     directory::sweep(&*engine, own, |dc, endpoint| kept.contains(&(dc, endpoint))).map_err(DaemonError::Engine)?;
     let (directory, broker_side) = EndpointDirectory::start(&engine, own).map_err(DaemonError::Thread)?;
+    // Before anybody opens a channel: by which pair it goes both nodes compute.
+    directory.learned_members(&records::members(&*engine).map_err(DaemonError::Engine)?);
     let broker = Broker::start(BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) })?;
     directory.remember(&broker.snapshot()?);
     let context = Arc::new(Context {
-        proxy: ProxyControl::new().map_err(DaemonError::Thread)?,
+        proxy: ProxyControl::new(config.pairs).map_err(DaemonError::Thread)?,
         engine: Arc::clone(&engine),
         node,
         broker,
@@ -111,7 +113,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
     let for_proxy = Arc::clone(&context);
-    context.proxy.start(&context.config, &context.node, sockets, move || for_proxy.broker.proxy_socket())?;
+    context.proxy.start(&context.config, &context.node, sockets, move |pair| for_proxy.broker.proxy_socket_of(pair))?;
 
     let reconciler = Arc::new(Reconciler::new(&context));
     let also = Arc::clone(&reconciler);

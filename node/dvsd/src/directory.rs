@@ -7,7 +7,7 @@
 //! Records of endpoints are not bound to the node's lease: a lease ends when a daemon dies, its servers go on. They are replaced by
 //! later incarnations, removed when unbound, and swept by their node when its daemon starts. That a node is gone, the links say.
 //!
-//! Lock order: `Shared::known` and `Shared::pending` are never held together, nor across a call of the broker or the engine.
+//! Lock order: `Shared::known`, `Shared::pairs` and `Shared::pending` are never held together, nor across a call of the broker or the engine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use abi::{DcId, Endpoint, Epoch, NodeId};
 use broker::{Broker, Directory, Home, Location, Snapshot};
 use cluster::{Compare, Engine, EngineError, Op, Outcome};
 
-use crate::records::{self, EndpointRecord};
+use crate::records::{self, EndpointRecord, NodeRecord};
 
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -27,6 +27,8 @@ type Key = (u32, u32);
 
 struct Shared {
     own: NodeId,
+    /// Pairs of proxies that each node has by its record.
+    pairs: Mutex<HashMap<NodeId, u8>>,
     /// As the engine has them, those of this node included.
     known: Mutex<HashMap<Key, EndpointRecord>>,
     pending: Mutex<Pending>,
@@ -56,12 +58,22 @@ pub struct EndpointDirectory {
 
 impl EndpointDirectory {
     pub fn start(engine: &Arc<dyn Engine>, own: NodeId) -> std::io::Result<(EndpointDirectory, BrokerSide)> {
-        let shared =
-            Arc::new(Shared { own, known: Mutex::default(), pending: Mutex::default(), added: Condvar::new() });
+        let shared = Arc::new(Shared {
+            own,
+            pairs: Mutex::default(),
+            known: Mutex::default(),
+            pending: Mutex::default(),
+            added: Condvar::new(),
+        });
         let (also, engine) = (Arc::clone(&shared), Arc::clone(engine));
         let writer =
             std::thread::Builder::new().name("directory".to_owned()).spawn(move || also.write_all(&*engine))?;
         Ok((EndpointDirectory { shared: Arc::clone(&shared), writer: Some(writer) }, BrokerSide(shared)))
+    }
+
+    /// Members of the cluster, this node among them.
+    pub fn learned_members(&self, members: &BTreeMap<String, NodeRecord>) {
+        *lock(&self.shared.pairs) = members.values().map(|member| (NodeId(member.id), member.pairs)).collect();
     }
 
     /// What the broker took over from its predecessor. An endpoint of another node that the follower does not list ended
@@ -239,6 +251,10 @@ impl Directory for BrokerSide {
 
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
         self.0.add(dc, endpoint, Write::Unbound(epoch));
+    }
+
+    fn pairs(&self, node: NodeId) -> u8 {
+        lock(&self.0.pairs).get(&node).copied().unwrap_or(1)
     }
 }
 

@@ -109,6 +109,8 @@ impl News {
 
     fn tell_proxy(&self) {
         let members = self.context.members.read().unwrap_or_else(PoisonError::into_inner).clone();
+        // First the broker's side: a link that comes or goes is judged by how many there are.
+        self.context.directory.learned_members(&members);
         self.context.proxy.set_peers(&members, &self.context.config);
     }
 

@@ -45,6 +45,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         proxy_socket: config.transports.contains(&Transport::Unix).then(|| config.proxy_socket.display().to_string()),
         proxy_mac: ports.proxy_mac,
         proxy_tipc: ports.proxy_tipc,
+        pairs: config.pairs,
         boot_id: transports::boot_id().to_owned(),
         api_port: ports.api,
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),

@@ -1,6 +1,7 @@
-//! The node's proxy: started, told who the other nodes are, asked how its links are.
+//! The node's proxies: started, told who the other nodes are, asked how their links are. One for each pair; what is said of a node
+//! sums them up.
 //!
-//! One thread owns the process and its control socket. Where the proxy listens and what is dialled: `transports`. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
+//! For each one thread owns the process and its control socket. Where the proxy listens and what is dialled: `transports`. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
 //!
 //! Lock order: `Shared` has one mutex, held for assignments only.
 
@@ -10,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use abi::PairId;
+use abi::limits::PAIRS_MAX;
 use mgmt_api::{LinkInfo, LinkState};
 use proxy_host::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
 use serde_json::{Map, json};
@@ -21,7 +24,7 @@ use crate::records::NodeRecord;
 use crate::spawn::Role;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
-use crate::transports::{self, ListenError, Sockets};
+use crate::transports::{self, AllSockets, ListenError, Sockets};
 use crate::waiting;
 
 const NAME: &str = "proxy";
@@ -42,19 +45,36 @@ pub enum ProxyError {
     Thread(#[source] std::io::Error),
 }
 
-/// Takes the port and the other places, after ending a proxy that an earlier daemon left.
-pub fn listen(config: &Config) -> Result<Sockets, ProxyError> {
+/// Takes the ports and the other places, after ending the proxies that an earlier daemon left. It may have had more.
+pub fn listen(config: &Config) -> Result<AllSockets, ProxyError> {
     let (run_dir, log_dir) = dirs(config);
-    Supervised::adopt(NAME, &run_dir, &log_dir, OnAdoption::MustBeReplaced)?.end(GRACE)?;
-    Ok(Sockets::open(config, UID)?)
+    for pair in PairId::all(PAIRS_MAX) {
+        Supervised::adopt(&name(pair), &run_dir, &log_dir, OnAdoption::MustBeReplaced)?.end(GRACE)?;
+    }
+    Ok(AllSockets::open(config, UID)?)
+}
+
+/// Of a process: `proxy`, `proxy-1` and so on.
+fn name(pair: PairId) -> String {
+    match pair {
+        PairId::FIRST => NAME.to_owned(),
+        pair => format!("{NAME}-{pair}"),
+    }
 }
 
 fn dirs(config: &Config) -> (std::path::PathBuf, std::path::PathBuf) {
     (config.run_dir.clone(), config.state_dir.join("log"))
 }
 
+/// All proxies of the node.
 #[derive(Clone)]
 pub struct ProxyControl {
+    proxies: Vec<OneControl>,
+}
+
+#[derive(Clone)]
+struct OneControl {
+    pair: PairId,
     shared: Arc<Shared>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -75,14 +95,114 @@ struct Inner {
 }
 
 impl ProxyControl {
-    pub fn new() -> std::io::Result<ProxyControl> {
-        let inner = Inner { problem: Some("the proxy has not started yet".to_owned()), ..Inner::default() };
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell: sys::eventfd::create()? });
-        Ok(ProxyControl { shared, thread: Arc::default() })
+    pub fn new(pairs: u8) -> std::io::Result<ProxyControl> {
+        let proxies: Result<_, _> = PairId::all(pairs).map(OneControl::new).collect();
+        Ok(ProxyControl { proxies: proxies? })
     }
 
-    /// Starts looking after the process. `broker` gives it its connection.
+    /// Starts looking after the processes. `broker` gives each its connection.
     pub fn start(
+        &self,
+        config: &Config,
+        node: &NodeRecord,
+        sockets: AllSockets,
+        broker: impl Fn(PairId) -> Result<OwnedFd, broker::BrokerError> + Clone + Send + 'static,
+    ) -> Result<(), ProxyError> {
+        for (proxy, (pair, sockets)) in self.proxies.iter().zip(sockets.into_pairs()) {
+            let broker = broker.clone();
+            proxy.start(config, node, sockets, move || broker(pair))?;
+        }
+        Ok(())
+    }
+
+    /// All other nodes.
+    pub fn set_peers(&self, members: &BTreeMap<String, NodeRecord>, config: &Config) {
+        for proxy in &self.proxies {
+            let (mut peers, mut cut_off) = (Vec::new(), Vec::new());
+            for member in members.values().filter(|member| member.name != config.node) {
+                if proxy.pair.number() >= transports::pairs_with(config, member) {
+                    continue;
+                }
+                match transports::address(config, member, proxy.pair) {
+                    Some(address) => peers.push(address),
+                    None => cut_off.push(member.name.as_str()),
+                }
+            }
+            let cut_off = (!cut_off.is_empty()).then(|| format!("no transport in common with {}", cut_off.join(", ")));
+            proxy.set_peers(peers, cut_off);
+        }
+    }
+
+    /// Of each node all links, one after the other.
+    pub fn links(&self) -> Vec<LinkInfo> {
+        let mut links: Vec<LinkInfo> = self.proxies.iter().flat_map(OneControl::links).collect();
+        let mut order: Vec<String> = Vec::new();
+        for link in &links {
+            if !order.contains(&link.peer) {
+                order.push(link.peer.clone());
+            }
+        }
+        links.sort_by_key(|link| (order.iter().position(|peer| *peer == link.peer), link.pair));
+        links
+    }
+
+    /// What the proxies know of each peer: a node is reached as long as it is by one link. Nothing while there is no proxy.
+    pub fn link_states(&self) -> BTreeMap<String, LinkState> {
+        best_of_each(&self.links())
+    }
+
+    /// Why the proxies are not well.
+    pub fn problem(&self) -> Option<String> {
+        let of_one = self.proxies.iter().find_map(|proxy| {
+            let problem = proxy.problem()?;
+            Some(if proxy.pair == PairId::FIRST { problem } else { format!("pair {}: {problem}", proxy.pair) })
+        });
+        of_one.or_else(|| half_reached(&self.links()))
+    }
+
+    /// Ends the threads; the proxies go on and serve their channels.
+    pub fn stop(&self) {
+        self.proxies.iter().for_each(OneControl::tell_to_stop);
+        self.proxies.iter().for_each(OneControl::join);
+    }
+}
+
+fn best_of_each(links: &[LinkInfo]) -> BTreeMap<String, LinkState> {
+    let mut best: BTreeMap<String, LinkState> = BTreeMap::new();
+    for link in links {
+        let state = best.entry(link.peer.clone()).or_insert(link.state);
+        if rank(link.state) < rank(*state) {
+            *state = link.state;
+        }
+    }
+    best
+}
+
+/// The better, the smaller.
+fn rank(state: LinkState) -> u8 {
+    match state {
+        LinkState::Up => 0,
+        LinkState::Suspect => 1,
+        LinkState::Broken => 2,
+        LinkState::Down => 3,
+    }
+}
+
+/// A node that is there, but not for everybody.
+fn half_reached(links: &[LinkInfo]) -> Option<String> {
+    let best = best_of_each(links);
+    let is_half = |link: &&LinkInfo| link.state == LinkState::Down && best.get(&link.peer) != Some(&LinkState::Down);
+    links.iter().find(is_half).map(|link| format!("no link of pair {} with {}", link.pair, link.peer))
+}
+
+impl OneControl {
+    fn new(pair: PairId) -> std::io::Result<OneControl> {
+        let inner = Inner { problem: Some("the proxy has not started yet".to_owned()), ..Inner::default() };
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell: sys::eventfd::create()? });
+        Ok(OneControl { pair, shared, thread: Arc::default() })
+    }
+
+    fn start(
         &self,
         config: &Config,
         node: &NodeRecord,
@@ -90,8 +210,9 @@ impl ProxyControl {
         broker: impl Fn() -> Result<OwnedFd, broker::BrokerError> + Send + 'static,
     ) -> Result<(), ProxyError> {
         let (run_dir, log_dir) = dirs(config);
-        let process = Supervised::adopt(NAME, &run_dir, &log_dir, OnAdoption::MustBeReplaced)?;
+        let process = Supervised::adopt(&name(self.pair), &run_dir, &log_dir, OnAdoption::MustBeReplaced)?;
         let keeper = Keeper {
+            pair: self.pair,
             shared: Arc::clone(&self.shared),
             node: node.clone(),
             cluster: config.cluster.clone(),
@@ -112,41 +233,28 @@ impl ProxyControl {
         Ok(())
     }
 
-    /// All other nodes.
-    pub fn set_peers(&self, members: &BTreeMap<String, NodeRecord>, config: &Config) {
-        let (mut peers, mut cut_off) = (Vec::new(), Vec::new());
-        for member in members.values().filter(|member| member.name != config.node) {
-            match transports::address(config, member) {
-                Some(address) => peers.push(address),
-                None => cut_off.push(member.name.as_str()),
-            }
-        }
-        let cut_off = (!cut_off.is_empty()).then(|| format!("no transport in common with {}", cut_off.join(", ")));
+    fn set_peers(&self, peers: Vec<PeerAddress>, cut_off: Option<String>) {
         let mut inner = self.shared.lock();
         (inner.peers, inner.cut_off) = (peers, cut_off);
         drop(inner);
         sys::eventfd::signal(&self.shared.bell);
     }
 
-    pub fn links(&self) -> Vec<LinkInfo> {
+    fn links(&self) -> Vec<LinkInfo> {
         self.shared.lock().links.clone()
     }
 
-    /// What the proxy knows of each peer; nothing while there is no proxy.
-    pub fn link_states(&self) -> BTreeMap<String, LinkState> {
-        self.shared.lock().links.iter().map(|link| (link.peer.clone(), link.state)).collect()
-    }
-
-    /// Why the proxy is not well.
-    pub fn problem(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         let inner = self.shared.lock();
         inner.problem.clone().or_else(|| inner.cut_off.clone())
     }
 
-    /// Ends the thread; the proxy goes on and serves its channels.
-    pub fn stop(&self) {
+    fn tell_to_stop(&self) {
         self.shared.lock().stopping = true;
         sys::eventfd::signal(&self.shared.bell);
+    }
+
+    fn join(&self) {
         if let Some(thread) = lock(&self.thread).take()
             && thread.join().is_err()
         {
@@ -162,6 +270,7 @@ impl Shared {
 }
 
 struct Keeper {
+    pair: PairId,
     shared: Arc<Shared>,
     node: NodeRecord,
     cluster: String,
@@ -198,7 +307,7 @@ impl Keeper {
         self.told = None;
         self.control = None;
         let mut control = None;
-        let Keeper { node, cluster, tls_dir, link_tls, sockets, broker, process, .. } = self;
+        let Keeper { pair, node, cluster, tls_dir, link_tls, sockets, broker, process, .. } = self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
             control = Some(ours);
@@ -207,13 +316,16 @@ impl Keeper {
             let mut options = sockets.options();
             options.insert("tls".to_owned(), json!(if *link_tls { "on" } else { "off" }));
             options.insert("tls_dir".to_owned(), json!(tls_dir));
-            let fields = Map::from_iter([
+            let mut fields = Map::from_iter([
                 ("node".to_owned(), json!(node.name)),
                 ("node_id".to_owned(), json!(node.id)),
                 ("cluster".to_owned(), json!(cluster)),
             ]);
+            if *pair != PairId::FIRST {
+                fields.insert("pair".to_owned(), json!(pair.number()));
+            }
             Ok(Role {
-                name: NAME.to_owned(),
+                name: name(*pair),
                 arguments: vec!["proxy"],
                 fields,
                 options: json!(options),
@@ -273,6 +385,7 @@ impl Keeper {
         }
         let link = |link: control::LinkStatus| LinkInfo {
             peer: link.peer,
+            pair: self.pair.number(),
             transport: link.transport,
             state: match link.state {
                 control::LinkState::Up => LinkState::Up,
@@ -328,4 +441,33 @@ impl Keeper {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(peer: &str, pair: u8, state: LinkState) -> LinkInfo {
+        let text = format!(
+            r#"{{"peer":"{peer}","pair":{pair},"transport":"tcp","state":"down","tls":true,"sent_frames":0,"sent_bytes":0,
+                "received_frames":0,"received_bytes":0,"reconnects":0,"channels":0}}"#
+        );
+        LinkInfo { state, ..serde_json::from_str(&text).unwrap() }
+    }
+
+    #[test]
+    fn node_is_reached_by_its_best_link_and_a_dead_one_beside_it_is_a_problem() {
+        let links = [
+            link("n2", 0, LinkState::Down),
+            link("n2", 1, LinkState::Up),
+            link("n3", 0, LinkState::Down),
+            link("n3", 1, LinkState::Down),
+            link("n4", 0, LinkState::Up),
+            link("n4", 1, LinkState::Suspect),
+        ];
+        let best = best_of_each(&links);
+        assert_eq!(best.into_values().collect::<Vec<_>>(), [LinkState::Up, LinkState::Down, LinkState::Up]);
+        assert_eq!(half_reached(&links).as_deref(), Some("no link of pair 0 with n2"));
+        assert_eq!(half_reached(&links[2..]), None);
+    }
 }

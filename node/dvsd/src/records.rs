@@ -42,6 +42,9 @@ pub struct NodeRecord {
     /// Of its proxy, for nodes of the same TIPC network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_tipc: Option<String>,
+    /// Proxies it has. Those after the first listen at the following ports, sockets and services.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pairs: u8,
     /// Of its machine.
     #[serde(default)]
     pub boot_id: String,
@@ -51,6 +54,14 @@ pub struct NodeRecord {
     #[serde(default)]
     pub cpu_list: String,
     pub memory_bytes: u64,
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn is_one(pairs: &u8) -> bool {
+    *pairs == 1
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -164,6 +175,12 @@ pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 pub fn read<T: DeserializeOwned>(engine: &dyn Engine, key: &str) -> Result<Option<(T, Revision)>, EngineError> {
     let Some(entry) = engine.read(key)? else { return Ok(None) };
     Ok(Some((decode(&entry)?, entry.modified)))
+}
+
+/// All nodes that were ever here, by name.
+pub fn members(engine: &dyn Engine) -> Result<BTreeMap<String, NodeRecord>, EngineError> {
+    let entries = engine.list(MEMBERS)?.entries;
+    entries.iter().map(|entry| decode(entry).map(|record: NodeRecord| (record.name.clone(), record))).collect()
 }
 
 /// A container with what its nodes say of it, all from one moment.

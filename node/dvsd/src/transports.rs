@@ -13,6 +13,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use abi::PairId;
+use abi::limits::PAIRS_MAX;
 use proxy_host::control::PeerAddress;
 use proxy_host::transport::HAS_TIPC;
 use proxy_host::transport::eth::{ETHER_TYPE, show_mac};
@@ -104,7 +106,41 @@ pub enum ListenError {
     },
 }
 
-/// The sockets at which the node's proxies accept links. They are the daemon's, so that addresses stay the same over
+/// The sockets of all the node's proxies, by pair.
+pub struct AllSockets {
+    first: Sockets,
+    others: Vec<Sockets>,
+}
+
+impl AllSockets {
+    /// `proxy_uid`: whose processes may dial the Unix sockets.
+    pub fn open(config: &Config, proxy_uid: u32) -> Result<AllSockets, ListenError> {
+        let mut tries = 1;
+        loop {
+            let first = Sockets::open(config, proxy_uid)?;
+            let others = PairId::all(config.pairs).skip(1).map(|pair| first.open_beside(config, proxy_uid, pair));
+            match others.collect() {
+                Ok(others) => return Ok(AllSockets { first, others }),
+                // Behind a port that was drawn another one may be taken.
+                Err(_) if config.proxy_port == 0 && tries < DRAWS_MAX => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub fn first(&self) -> &Sockets {
+        &self.first
+    }
+
+    pub fn into_pairs(self) -> impl Iterator<Item = (PairId, Sockets)> {
+        PairId::all(PAIRS_MAX).zip([self.first].into_iter().chain(self.others))
+    }
+}
+
+/// Draws of ports, until those behind are free too.
+const DRAWS_MAX: u32 = 64;
+
+/// The sockets at which one of the node's proxies accepts links. They are the daemon's, so that addresses stay the same over
 /// restarts of the proxy.
 pub struct Sockets {
     tcp: Option<TcpListener>,
@@ -130,32 +166,31 @@ struct Interface {
 }
 
 impl Sockets {
-    /// `proxy_uid`: whose processes may dial the Unix socket.
-    pub fn open(config: &Config, proxy_uid: u32) -> Result<Sockets, ListenError> {
+    fn open(config: &Config, proxy_uid: u32) -> Result<Sockets, ListenError> {
         let wants = |transport| config.transports.contains(&transport);
-        let tcp = wants(Transport::Tcp).then(|| {
-            let address = SocketAddr::new(config.listen, config.proxy_port);
-            TcpListener::bind(address).map_err(|cause| ListenError::Tcp { address, cause })
-        });
-        let unix = wants(Transport::Unix).then(|| {
-            let path = config.proxy_socket.clone();
-            bind_unix(&path, proxy_uid).map_err(|cause| ListenError::Unix { path, cause })
-        });
         let eth = wants(Transport::Eth).then(|| {
             let interface = config.ethernet.as_deref().ok_or(ListenError::NoInterface)?;
             open_interface(interface).map_err(|cause| ListenError::Eth { interface: interface.to_owned(), cause })
         });
-        let quic = wants(Transport::Quic).then(|| {
-            let address = SocketAddr::new(config.listen, config.proxy_port);
-            sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause })
-        });
-        let tipc = wants(Transport::Tipc).then(offer_tipc);
         Ok(Sockets {
-            tcp: tcp.transpose()?,
-            unix: unix.transpose()?,
+            tcp: wants(Transport::Tcp).then(|| listen_tcp(config, config.proxy_port)).transpose()?,
+            unix: wants(Transport::Unix).then(|| listen_unix(config, proxy_uid, PairId::FIRST)).transpose()?,
             eth: eth.transpose()?,
-            quic: quic.transpose()?,
-            tipc: tipc.transpose()?,
+            quic: wants(Transport::Quic).then(|| listen_quic(config, config.proxy_port)).transpose()?,
+            tipc: wants(Transport::Tipc).then(|| draw_service().and_then(offer_tipc)).transpose()?,
+        })
+    }
+
+    /// Those of another pair: where other nodes look for them, knowing these.
+    fn open_beside(&self, config: &Config, proxy_uid: u32, pair: PairId) -> Result<Sockets, ListenError> {
+        let port = |first: u16| port_of(first, pair).unwrap_or(u16::MAX);
+        let beside = |offer: &Offer| service_of(offer.service, pair);
+        Ok(Sockets {
+            tcp: self.tcp.as_ref().map(|_| listen_tcp(config, port(self.tcp_port()))).transpose()?,
+            unix: self.unix.as_ref().map(|_| listen_unix(config, proxy_uid, pair)).transpose()?,
+            eth: None,
+            quic: self.quic.as_ref().map(|_| listen_quic(config, port(self.quic_port()))).transpose()?,
+            tipc: self.tipc.as_ref().map(|offer| offer_tipc(beside(offer))).transpose()?,
         })
     }
 
@@ -202,7 +237,7 @@ impl Sockets {
 
     /// Where nodes of the same TIPC network reach it, `TYPE:INSTANCE`.
     pub fn tipc(&self) -> Option<String> {
-        self.tipc.as_ref().map(|Offer { service, .. }| format!("{}:{}", service.kind, service.instance))
+        self.tipc.as_ref().map(|offer| show_service(offer.service))
     }
 
     /// Where nodes on the same segment reach it.
@@ -217,17 +252,62 @@ fn open_interface(name: &str) -> std::io::Result<Interface> {
 }
 
 /// The instance is drawn at random: several clusters may share a network.
-fn offer_tipc() -> Result<Offer, ListenError> {
+fn draw_service() -> Result<Service, ListenError> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| ListenError::Tipc(error.into()))?;
+    Ok(Service { kind: TIPC_KIND, instance: u32::from_ne_bytes(bytes) })
+}
+
+fn offer_tipc(service: Service) -> Result<Offer, ListenError> {
     if !HAS_TIPC {
         return Err(ListenError::TipcNotBuilt);
     }
     sys::tipc::probe().map_err(ListenError::TipcNotInKernel)?;
-    let mut bytes = [0; 4];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| ListenError::Tipc(error.into()))?;
-    let service = Service { kind: TIPC_KIND, instance: u32::from_ne_bytes(bytes) };
     let socket = sys::tipc::listen(service).map_err(ListenError::Tipc)?;
     Ok(Offer { socket, service })
+}
+
+fn listen_tcp(config: &Config, port: u16) -> Result<TcpListener, ListenError> {
+    let address = SocketAddr::new(config.listen, port);
+    TcpListener::bind(address).map_err(|cause| ListenError::Tcp { address, cause })
+}
+
+fn listen_quic(config: &Config, port: u16) -> Result<UdpSocket, ListenError> {
+    let address = SocketAddr::new(config.listen, port);
+    sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause })
+}
+
+fn listen_unix(config: &Config, proxy_uid: u32, pair: PairId) -> Result<UnixListener, ListenError> {
+    let path = socket_of(&config.proxy_socket, pair);
+    bind_unix(&path, proxy_uid).map_err(|cause| ListenError::Unix { path, cause })
+}
+
+/// The port of a pair's proxy, `first` being that of the first.
+fn port_of(first: u16, pair: PairId) -> Option<u16> {
+    first.checked_add(u16::from(pair.number()))
+}
+
+/// `proxy.sock`, `proxy.1.sock` and so on.
+pub fn socket_of(first: &Path, pair: PairId) -> PathBuf {
+    if pair == PairId::FIRST {
+        return first.to_owned();
+    }
+    let mut name = first.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".{pair}"));
+    if let Some(extension) = first.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    first.with_file_name(name)
+}
+
+fn show_service(service: Service) -> String {
+    format!("{}:{}", service.kind, service.instance)
+}
+
+fn service_of(first: Service, pair: PairId) -> Service {
+    Service { instance: first.instance.wrapping_add(u32::from(pair.number())), ..first }
 }
 
 /// The socket of an earlier daemon is replaced: its proxy has been ended, and this daemon is the node's only one.
@@ -253,12 +333,18 @@ pub fn boot_id() -> &'static str {
     })
 }
 
-/// Where the proxy of this node dials `member`; `None` when they have no transport in common.
-pub fn address(config: &Config, member: &NodeRecord) -> Option<PeerAddress> {
+/// How many pairs of proxies this node has with `member`.
+pub fn pairs_with(config: &Config, member: &NodeRecord) -> u8 {
+    config.pairs.min(member.pairs).max(1)
+}
+
+/// Where a proxy of this node dials that of `member`; `None` when they have no transport in common.
+pub fn address(config: &Config, member: &NodeRecord, pair: PairId) -> Option<PeerAddress> {
     let link = config.links.get(&member.name);
     let preferred = link.and_then(|link| link.transports.as_ref()).unwrap_or(&config.transports);
     let usable = preferred.iter().filter(|transport| config.transports.contains(transport));
-    let (transport, addr) = usable.filter_map(|transport| Some((transport, offered(*transport, member)?))).next()?;
+    let (transport, addr) =
+        usable.filter_map(|transport| Some((transport, offered(*transport, member, pair)?))).next()?;
     Some(PeerAddress {
         name: member.name.clone(),
         id: member.id,
@@ -268,19 +354,25 @@ pub fn address(config: &Config, member: &NodeRecord) -> Option<PeerAddress> {
     })
 }
 
-fn offered(transport: Transport, member: &NodeRecord) -> Option<String> {
-    let at_port = |port| {
+fn offered(transport: Transport, member: &NodeRecord, pair: PairId) -> Option<String> {
+    let at_port = |first: u16| {
         let address: std::net::IpAddr = member.address.parse().ok()?;
-        (port != 0).then(|| SocketAddr::new(address, port).to_string())
+        let port = port_of(first, pair).filter(|_| first != 0)?;
+        Some(SocketAddr::new(address, port).to_string())
     };
     match transport {
         Transport::Tcp => at_port(member.proxy_port),
         Transport::Quic => at_port(member.proxy_quic_port),
-        Transport::Eth => member.proxy_mac.clone(),
-        Transport::Tipc => member.proxy_tipc.clone(),
+        Transport::Eth => member.proxy_mac.clone().filter(|_| pair == PairId::FIRST),
+        Transport::Tipc => {
+            let (kind, instance) = member.proxy_tipc.as_deref()?.split_once(':')?;
+            let first = Service { kind: kind.parse().ok()?, instance: instance.parse().ok()? };
+            Some(show_service(service_of(first, pair)))
+        }
         Transport::Unix => {
             let is_here = !member.boot_id.is_empty() && member.boot_id == boot_id();
-            member.proxy_socket.clone().filter(|_| is_here)
+            let path = member.proxy_socket.as_deref().filter(|_| is_here)?;
+            Some(socket_of(Path::new(path), pair).display().to_string())
         }
     }
 }
@@ -301,7 +393,7 @@ mod tests {
     fn dialled(settings: &str, member: &NodeRecord) -> Option<(String, Option<bool>)> {
         let settings: Settings =
             toml::from_str(&format!("node = \"n1\"\nadvertise = \"10.0.0.1\"\n{settings}")).unwrap();
-        let address = address(&settings.settle().unwrap(), member)?;
+        let address = address(&settings.settle().unwrap(), member, PairId::FIRST)?;
         let transport = match address.addr.as_str() {
             "02:00:00:00:00:02" => "eth",
             "10.0.0.2:7422" => "quic",
@@ -328,8 +420,33 @@ mod tests {
     }
 
     #[test]
+    fn each_pair_has_a_place_of_its_own_that_follows_from_the_first() {
+        let near = NodeRecord { pairs: 3, proxy_tipc: Some("5:7".to_owned()), ..member(boot_id()) };
+        let at = |transport, number| offered(transport, &near, PairId::new(number).unwrap());
+        assert_eq!(at(Transport::Tcp, 2).as_deref(), Some("10.0.0.2:7423"));
+        assert_eq!(at(Transport::Quic, 1).as_deref(), Some("10.0.0.2:7423"));
+        assert_eq!(at(Transport::Unix, 0).as_deref(), Some("/run/n2/proxy.sock"));
+        assert_eq!(at(Transport::Unix, 2).as_deref(), Some("/run/n2/proxy.2.sock"));
+        assert_eq!(at(Transport::Tipc, 2).as_deref(), Some("5:9"));
+        assert_eq!((at(Transport::Eth, 0).is_some(), at(Transport::Eth, 1)), (true, None));
+        assert_eq!(socket_of(Path::new("/run/p"), PairId::new(1).unwrap()), Path::new("/run/p.1"));
+    }
+
+    #[test]
+    fn two_nodes_have_as_many_pairs_as_the_one_with_fewer() {
+        let with = |ours: &str, theirs| {
+            let settings: Settings =
+                toml::from_str(&format!("node = \"n1\"\nadvertise = \"10.0.0.1\"\n{ours}")).unwrap();
+            pairs_with(&settings.settle().unwrap(), &NodeRecord { pairs: theirs, ..member("") })
+        };
+        assert_eq!([with("pairs = 3", 2), with("pairs = 2", 8), with("", 8), with("pairs = 8", 0)], [2, 2, 1, 1]);
+        // What an earlier version wrote.
+        assert_eq!(member("").pairs, 1);
+    }
+
+    #[test]
     fn daemon_that_cannot_have_tipc_says_what_is_missing() {
-        match (HAS_TIPC, sys::tipc::probe().is_ok(), offer_tipc()) {
+        match (HAS_TIPC, sys::tipc::probe().is_ok(), draw_service().and_then(offer_tipc)) {
             (true, true, offered) => assert!(offered.is_ok()),
             (true, false, Err(error @ ListenError::TipcNotInKernel(_))) => {
                 assert!(error.to_string().contains("load the module 'tipc'"));

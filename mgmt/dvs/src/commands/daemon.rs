@@ -27,6 +27,7 @@ dvsd.toml:
   tls_dir = \"/var/lib/dvs/tls\"
   transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth, quic, tipc
   ethernet = \"eth0\"                interface for eth
+  pairs = 2                        links with each other node, each with a proxy of its own
   [links.n2]                       where the link with one node differs
   transports = [\"tcp\"]
   tls = false")]
@@ -43,6 +44,9 @@ pub struct Options {
     /// Address to listen on [default: all].
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<IpAddr>,
+    /// Links with each other node, as far as that has as many, each with a proxy of its own [default: 1].
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
+    pairs: Option<u8>,
     /// Sockets and records of running processes [default: /run/dvs].
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -53,15 +57,15 @@ pub struct Options {
 
 #[cfg(feature = "machinery")]
 pub fn execute(options: Options) -> Outcome {
-    let Options { config, node, advertise, listen, run_dir, log } = options;
+    let Options { config, node, advertise, listen, pairs, run_dir, log } = options;
     let closed = sys::child::close_inherited();
     closed.map_err(|cause| crate::errors::Failure::new("cannot close inherited descriptors").because(&cause))?;
-    let flags = dvsd::Settings { node, advertise, listen, run_dir, log, ..dvsd::Settings::default() };
+    let flags = dvsd::Settings { node, advertise, listen, pairs, run_dir, log, ..dvsd::Settings::default() };
     Ok(dvsd::main(config.as_deref(), flags))
 }
 
 #[cfg(not(feature = "machinery"))]
 pub fn execute(options: Options) -> Outcome {
-    let Options { config: _, node: _, advertise: _, listen: _, run_dir: _, log: _ } = options;
+    let Options { config: _, node: _, advertise: _, listen: _, pairs: _, run_dir: _, log: _ } = options;
     Err(crate::errors::Failure::new("this binary was built without the daemon"))
 }

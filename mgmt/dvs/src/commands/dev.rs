@@ -65,6 +65,9 @@ pub struct UpOptions {
     /// What carries the links between nodes [default: tcp].
     #[arg(long, value_enum)]
     transport: Option<Transport>,
+    /// Links between each two nodes, each with a proxy of its own on either [default: 1].
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
+    pairs: Option<u8>,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
     daemon: Option<PathBuf>,
@@ -196,6 +199,7 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
         name,
         nodes: options.nodes,
         transport: options.transport.map(Transport::name),
+        pairs: options.pairs,
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),
     };

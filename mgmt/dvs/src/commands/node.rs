@@ -94,6 +94,10 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
         (0, udp) => format!("{udp}/udp"),
         (tcp, udp) => format!("{tcp} and {udp}/udp"),
     };
+    let proxy = match node.pairs {
+        0 | 1 => proxy,
+        pairs => format!("{proxy} and the {} behind", pairs - 1),
+    };
     fact("ports", format!("api {}, proxy {proxy}", node.api_port));
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
@@ -102,6 +106,8 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     facts.print(out)?;
     let Some(known) = node.links.as_ref().filter(|links| !links.is_empty()) else { return Ok(()) };
     writeln!(out)?;
+    // Which of several is said only where there are.
+    let has_several = known.iter().any(|link| link.pair > 0);
     let mut links = Table::new(&[
         "LINK TO",
         "STATE",
@@ -115,13 +121,17 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
         "PACKED",
         "RECONNECTS",
     ]);
-    known.iter().for_each(|link| links.push(link_cells(link)));
+    known.iter().for_each(|link| links.push(link_cells(link, &link_name(link, has_several))));
     links.print(out)?;
     let failures = known.iter().filter(|link| link.state != LinkState::Up);
     for (link, why) in failures.filter_map(|link| Some((link, link.last_error.as_ref()?))) {
-        writeln!(out, "\nlink to {}: {}", link.peer, output::printable(why))?;
+        writeln!(out, "\nlink to {}: {}", link_name(link, has_several), output::printable(why))?;
     }
     Ok(())
+}
+
+fn link_name(link: &LinkInfo, has_several: bool) -> String {
+    if has_several { format!("{} (pair {})", link.peer, link.pair) } else { link.peer.clone() }
 }
 
 fn times(count: u64) -> String {
@@ -136,9 +146,9 @@ fn packed(link: &LinkInfo) -> String {
     }
 }
 
-fn link_cells(link: &LinkInfo) -> Vec<String> {
+fn link_cells(link: &LinkInfo, name: &str) -> Vec<String> {
     vec![
-        link.peer.clone(),
+        name.to_owned(),
         match link.state {
             LinkState::Up => "up",
             LinkState::Suspect => "suspect",

@@ -96,6 +96,8 @@ pub struct Wish<'a> {
     pub nodes: u16,
     /// What carries links; the daemon's default when absent.
     pub transport: Option<&'static str>,
+    /// Pairs of proxies between two nodes; the daemon's default when absent.
+    pub pairs: Option<u8>,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
     /// How long to wait until all nodes are ready.
@@ -179,6 +181,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         boot_id: processes::boot_id(),
         program: program.map_err(UpError::Program)?,
         transport: wish.transport.map(str::to_owned),
+        pairs: wish.pairs,
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
     })
@@ -264,20 +267,29 @@ struct DaemonFile<'a> {
     tls_dir: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     transports: Option<Vec<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pairs: Option<u8>,
     ethernet: &'a str,
     log: &'a str,
 }
 
+/// How the nodes of a cluster are joined.
+struct Links {
+    transport: Option<String>,
+    pairs: Option<u8>,
+}
+
 /// Writes the settings of a node and starts its daemon in its machine.
 pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
-    let (cluster_name, transport) = (cluster.name.clone(), cluster.transport.clone());
+    let (cluster_name, links) =
+        (cluster.name.clone(), Links { transport: cluster.transport.clone(), pairs: cluster.pairs });
     let program = cluster.program.to_string_lossy().into_owned();
     let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
     let failed = |source| UpError::Daemon { node: node.name.clone(), source };
     for directory in [&node.run_dir, &node.state_dir] {
         make_dir(directory)?;
     }
-    write_settings(places, &cluster_name, transport.as_deref(), node)?;
+    write_settings(places, &cluster_name, &links, node)?;
     let machine = node.machine.ok_or(MachineError::Gone).map_err(failed)?;
     let config = node.config.to_string_lossy().into_owned();
     let argv = [program.as_str(), "daemon", "--config", config.as_str()];
@@ -289,7 +301,7 @@ pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> 
     save(places, cluster)
 }
 
-fn write_settings(places: &Places, cluster: &str, transport: Option<&str>, node: &DevNode) -> Result<(), UpError> {
+fn write_settings(places: &Places, cluster: &str, links: &Links, node: &DevNode) -> Result<(), UpError> {
     let settings = DaemonFile {
         node: &node.name,
         cluster,
@@ -301,7 +313,8 @@ fn write_settings(places: &Places, cluster: &str, transport: Option<&str>, node:
         engine: places.dev_state(cluster).join("engine.db"),
         engine_volatile: places.dev_run(cluster).join("engine"),
         tls_dir: node.state_dir.join("tls"),
-        transports: transport.map(|transport| vec![transport]),
+        transports: links.transport.as_deref().map(|transport| vec![transport]),
+        pairs: links.pairs,
         ethernet: network::INSIDE,
         log: "info",
     };

@@ -93,6 +93,7 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
                 address: record.address,
                 proxy_port: record.proxy_port,
                 proxy_quic_port: record.proxy_quic_port,
+                pairs: record.pairs,
                 api_port: record.api_port,
                 epoch: record.epoch,
                 cpus: record.cpus,
