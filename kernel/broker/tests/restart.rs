@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf};
+use abi::PairId;
+use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf, pair_of};
 use common::{DC, wait_readable};
-use ipc::stand_in::{StandInEvent, StandInPort};
+use ipc::stand_in::{LinkState, OpenIn, StandInEvent, StandInPort};
 use ipc::{
-    Completion, DcId, Endpoint, Epoch, Event, IpcError, Message, NodeId, Port, RingSpec, Submission, Wait, WaitMode,
+    Completion, DcId, Endpoint, Epoch, Event, IpcError, Lane, Message, NodeId, Port, RingSpec, Submission, Wait,
+    WaitMode,
 };
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
@@ -361,7 +363,10 @@ fn opening_and_closing_never_fails_however_often_the_broker_is_killed() {
 }
 
 /// Endpoint 2 lives on node 9.
-struct Elsewhere;
+struct Elsewhere {
+    /// Of every node.
+    pairs: u8,
+}
 
 impl Directory for Elsewhere {
     fn locate(&mut self, _: DcId, endpoint: Endpoint) -> Location {
@@ -378,11 +383,19 @@ impl Directory for Elsewhere {
     }
 
     fn unbound(&mut self, _: DcId, _: Endpoint, _: Epoch) {}
+
+    fn pairs(&self, _: NodeId) -> u8 {
+        self.pairs
+    }
 }
 
 fn broker_of_two_nodes(directory: &Path) -> Broker {
+    broker_with_pairs(directory, 1)
+}
+
+fn broker_with_pairs(directory: &Path, pairs: u8) -> Broker {
     let shelf = Some(Shelf::connect(&shelf_of(directory)).unwrap());
-    let config = BrokerConfig { node: NodeId(1), directory: Box::new(Elsewhere), shelf };
+    let config = BrokerConfig { node: NodeId(1), directory: Box::new(Elsewhere { pairs }), shelf };
     let broker = Broker::start(config).unwrap();
     broker.add_dc(DC, options(directory)).unwrap();
     broker
@@ -408,6 +421,62 @@ fn proxied_channels_of_the_last_broker_are_handed_to_a_new_proxy() {
             break assert_eq!(reason, IpcError::NoLink);
         }
     }
+}
+
+#[test]
+fn channel_stays_with_its_pair_over_the_restart_and_goes_to_the_first_when_there_are_fewer() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let second = PairId::new(1).unwrap();
+    let broker = broker_with_pairs(directory.path(), 2);
+    let _proxy = StandInPort::from_socket(broker.proxy_socket_of(second).unwrap()).unwrap();
+    let is_of_second = |port: &Port| pair_of(DC, port.endpoint(), Endpoint::DS, 2) == second;
+    let connect = || Port::connect(&socket_of(directory.path()), None).unwrap();
+    let (mut others, mut caller) = (Vec::new(), connect());
+    while !is_of_second(&caller) {
+        others.push(std::mem::replace(&mut caller, connect()));
+    }
+    caller.notify(Endpoint::DS, 5).unwrap();
+    let pair_kept = |broker: &Broker| broker.snapshot().unwrap().dcs[0].channels[0].pair;
+    let first_event = |broker: &Broker, pair| {
+        StandInPort::from_socket(broker.proxy_socket_of(pair).unwrap()).unwrap().wait_event(SOON).unwrap()
+    };
+    broker.shutdown();
+    let broker = broker_with_pairs(directory.path(), 2);
+    assert_eq!(pair_kept(&broker), second);
+    assert!(matches!(first_event(&broker, PairId::FIRST), StandInEvent::AllResumed));
+    assert!(matches!(first_event(&broker, second), StandInEvent::Resumed(_)));
+    broker.shutdown();
+    let broker = broker_with_pairs(directory.path(), 1);
+    assert_eq!(pair_kept(&broker), PairId::FIRST);
+    assert!(matches!(first_event(&broker, PairId::FIRST), StandInEvent::Resumed(_)));
+}
+
+#[test]
+fn link_that_is_down_is_down_for_the_next_broker_and_the_others_are_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let second = PairId::new(1).unwrap();
+    let broker = broker_with_pairs(directory.path(), 2);
+    let mut proxy = StandInPort::from_socket(broker.proxy_socket_of(second).unwrap()).unwrap();
+    proxy.link(NodeId(9), LinkState::Down).unwrap();
+    let callers: Vec<_> = (0..20).map(|_| Port::connect(&socket_of(directory.path()), None).unwrap()).collect();
+    let try_all = |mut callers: Vec<Port>| {
+        callers.iter_mut().for_each(|caller| {
+            let is_down = pair_of(DC, caller.endpoint(), Endpoint::DS, 2) == second;
+            let expected = if is_down { Err(IpcError::NoLink) } else { Ok(()) };
+            assert_eq!(caller.notify(Endpoint::DS, 1), expected, "endpoint {}", caller.endpoint());
+        });
+    };
+    // An answer in order behind what the proxy said.
+    let target = callers[0].endpoint();
+    let nobody =
+        OpenIn { dc: DC, caller: Endpoint::DS, node: NodeId(9), target, lane: Lane(99), ring: None, peer_channel: 1 };
+    proxy.open_in(&nobody).unwrap();
+    while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenedIn { .. }) {}
+    broker.shutdown();
+    let _broker = broker_with_pairs(directory.path(), 2);
+    try_all(callers);
 }
 
 /// What a proxy published and was killed before it woke anybody for.

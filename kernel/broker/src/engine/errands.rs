@@ -1,8 +1,8 @@
 //! What concerns one endpoint and is done by the broker of its node: here, or by another broker that is asked.
 //!
 //! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when that takes
-//! over, and to every new proxy: what was lost on the way is not known, and every errand may be done twice. It ends with its answer, with the link (`NoLink`), or when its asker
-//! gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
+//! over, and to every new proxy: what was lost on the way is not known, and every errand may be done twice. It ends with its answer,
+//! with the last link (`NoLink`), or when its asker gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
 
 use std::collections::BTreeMap;
 
