@@ -238,13 +238,17 @@ impl Engine {
         let Some(container) = self.containers.get(&dc) else { return };
         let Some(epoch) = container.table.binding(endpoint).map(|binding| binding.epoch) else { return };
         let of_channels = container.table.channels().of(endpoint).filter_map(|channel| channel.proxied);
-        let nodes: BTreeSet<NodeId> = of_channels.chain(self.links.met()).collect();
+        let mut nodes: BTreeSet<NodeId> = of_channels.chain(self.links.met()).collect();
         let privileges = self.privileges_of(dc, endpoint).cloned();
-        let owner = self.local_owner(dc, endpoint);
-        // And one to take over.
-        let has_room = self.errands.has_room_for(nodes.len() + 1);
+        let (owner, own_node) = (self.local_owner(dc, endpoint), self.node);
+        // One to the next owner's node, and one to take over.
+        let has_room = self.errands.has_room_for(nodes.len() + 2);
         let Some(migration) = self.migration(dc, endpoint) else { return };
         let Step::Asking { to } = migration.step else { return };
+        if to.node != own_node {
+            // Its clients may open a channel at this moment, although they had none.
+            nodes.insert(to.node);
+        }
         if !has_room {
             let asker = migration.hold();
             return self.finish_errand(asker, Err(IpcError::TableFull));

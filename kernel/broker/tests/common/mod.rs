@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use abi::PairId;
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
 use ipc::conformance::World;
-use ipc::stand_in::{LocalRole, OpenIn, ProxiedChannel, RequestId, Settled, StandInEvent, StandInPort};
+use ipc::stand_in::{LinkState, LocalRole, OpenIn, ProxiedChannel, RequestId, Settled, StandInEvent, StandInPort};
 use ipc::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, Port, Wait, Waker};
 
 pub const DC: DcId = DcId(7);
@@ -193,7 +193,11 @@ impl TwoNodes {
 
     fn relay_of(&self, pair: PairId) -> Relay {
         let socket = |index: usize| self.brokers[index].proxy_socket_of(pair).unwrap();
-        let sides = [0, 1].map(|index| StandInPort::from_socket(socket(index)).unwrap());
+        let mut sides = [0, 1].map(|index| StandInPort::from_socket(socket(index)).unwrap());
+        // As proxies do when they have met.
+        for (side, other) in sides.iter_mut().zip([NODES[1], NODES[0]]) {
+            side.link(other, LinkState::Up).unwrap();
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let waker = sides[0].waker();
         let stopped = stop.clone();
