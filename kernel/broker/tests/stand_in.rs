@@ -13,15 +13,35 @@ use ipc::{Endpoint, IpcError, Port, Wait};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 
+/// A client has opened a channel to a server of the other node; the test is the proxy of its own.
+struct Opened {
+    client: Port,
+    proxy: StandInPort,
+    channel: ProxiedChannel,
+    _server: Port,
+    _world: TwoNodes,
+}
+
+impl Opened {
+    fn by_a_notification() -> Opened {
+        let mut world = TwoNodes::new();
+        let server = world.server(Endpoint::DS, 1);
+        let mut client = world.program();
+        world.stop_relay();
+        let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+        client.notify(Endpoint::DS, 1).unwrap();
+        let channel = loop {
+            if let StandInEvent::OpenOut(channel) = proxy.wait_event(SOON).unwrap() {
+                break channel;
+            }
+        };
+        Opened { client, proxy, channel, _server: server, _world: world }
+    }
+}
+
 #[test]
 fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
-    let mut world = TwoNodes::new();
-    let _server = world.server(Endpoint::DS, 1);
-    let mut client = world.program();
-    world.stop_relay();
-    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
-    client.notify(Endpoint::DS, 1).unwrap();
-    let channel = opened_out(&mut proxy);
+    let Opened { mut client, mut proxy, channel, _server, _world } = Opened::by_a_notification();
     for bit in 1..20 {
         // About to sleep: all that was new has been seen.
         while let Ok(event) = proxy.wait_event(Wait::NoWait) {
@@ -36,24 +56,10 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
     }
 }
 
-fn opened_out(proxy: &mut StandInPort) -> ProxiedChannel {
-    loop {
-        if let StandInEvent::OpenOut(channel) = proxy.wait_event(SOON).unwrap() {
-            return channel;
-        }
-    }
-}
-
 /// Both nodes opened the same channel at once, and the lower endpoint's stays.
 #[test]
 fn notifications_in_a_channel_that_gives_way_come_over_the_one_that_stays() {
-    let mut world = TwoNodes::new();
-    let _server = world.server(Endpoint::DS, 1);
-    let mut client = world.program();
-    world.stop_relay();
-    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
-    client.notify(Endpoint::DS, 1).unwrap();
-    let loser = opened_out(&mut proxy);
+    let Opened { mut client, mut proxy, channel: loser, _server, _world } = Opened::by_a_notification();
     let from_there = OpenIn {
         dc: DC,
         caller: Endpoint::DS,

@@ -401,13 +401,6 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn cancel_stand_by(&mut self, owner: OwnerId, request: u32) {
-        if self.standing_by.get(&owner).is_some_and(|it| it.packet.request == request) {
-            self.standing_by.remove(&owner);
-            self.fail(owner, request, IpcError::TimedOut);
-        }
-    }
-
     fn stands_by(&self, dc: DcId, endpoint: Endpoint, pid: i32) -> Option<OwnerId> {
         let is_it = |it: &BindRequest| it.dc == dc && it.packet.own == Some(endpoint) && it.inner_pid == pid;
         self.standing_by.iter().find(|(_, it)| is_it(it)).map(|(owner, _)| *owner)

@@ -57,7 +57,6 @@ impl Engine {
             (None, Op::StandBy) => self.stand_by(owner, BindRequest::new(dc, packet, sender, received)),
             (None, Op::Cancel) => {
                 self.cancel_bind(owner, packet.value);
-                self.cancel_stand_by(owner, packet.value);
                 // An owner that has been let go may still wait for its commit.
                 self.cancel(owner, dc, packet.value);
                 Ok(())
@@ -235,6 +234,19 @@ impl Engine {
         self.send(owner, bound, vec![page]);
         self.appeared(dc, endpoint);
         Ok(())
+    }
+
+    /// Who waits for a number, or stands by, does so no longer.
+    fn cancel_bind(&mut self, owner: OwnerId, request: u32) {
+        let mut was_waiting = false;
+        for waiting in [&mut self.waiting_binds, &mut self.standing_by] {
+            if waiting.get(&owner).is_some_and(|bind| bind.packet.request == request) {
+                was_waiting = waiting.remove(&owner).is_some();
+            }
+        }
+        if was_waiting {
+            self.fail(owner, request, IpcError::TimedOut);
+        }
     }
 
     fn say_bound(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, request: u32) -> Result<(), IpcError> {

@@ -39,13 +39,6 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn cancel_bind(&mut self, owner: OwnerId, request: u32) {
-        if self.waiting_binds.get(&owner).is_some_and(|waiting| waiting.packet.request == request) {
-            self.waiting_binds.remove(&owner);
-            self.fail(owner, request, IpcError::TimedOut);
-        }
-    }
-
     fn bind_who_waits(&mut self, dc: DcId, pid: i32) {
         let is_for = |waiting: &BindRequest| waiting.dc == dc && waiting.inner_pid == pid;
         let found = self.waiting_binds.iter().find(|(_, waiting)| is_for(waiting)).map(|(owner, _)| *owner);
