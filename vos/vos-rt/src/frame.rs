@@ -91,19 +91,11 @@ impl<S: Service> Frame<S> {
 
     fn dispatch(&mut self, port: &SharedPort, event: Event) {
         match event {
-            Event::Message(message) => self.message(port, &message),
+            Event::Message(message) => refuse(port, &message),
             Event::RingOpened(ring) => self.open(ring),
             Event::RingReady(id) => self.mark(id),
             Event::RingClosed(id, reason) => self.close(id, reason),
             Event::Notified { .. } | Event::Woken => {}
-        }
-    }
-
-    fn message(&mut self, port: &SharedPort, message: &Message) {
-        let Some(from) = message.source else { return };
-        if let Some(reply) = self.service.message(from, message) {
-            // A caller that gave up or died needs no reply.
-            let _ = port.turn(|port| port.reply(from, &reply));
         }
     }
 
@@ -183,6 +175,14 @@ impl<S: Service> Frame<S> {
             // Without a greeting, greeting twice, or an operation nobody has.
             _ => Request::new(submission, ring.client, 0, Arc::clone(&ring.cell)).fail(Errno::PROTO),
         }
+    }
+}
+
+/// Servers are asked over rings. Who asks by a message must not wait for ever; a message that asks nothing needs no reply.
+fn refuse(port: &SharedPort, message: &Message) {
+    if let Some(from) = message.source {
+        let refusal = Message::new(-Errno::NOSYS.raw_os_error());
+        let _ = port.turn(|port| port.reply(from, &refusal));
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use abi::{Endpoint, Message};
+use abi::Endpoint;
 use ipc::Waker;
 use rustix::io::Errno;
 
@@ -54,12 +54,6 @@ pub trait Service {
     /// The client ends its session for good; answer the request once nothing of it is kept. May be repeated.
     fn goodbye(&mut self, request: Request) {
         request.reply([0; 4], 0);
-    }
-
-    /// A message on lane 0. The returned one is the reply.
-    fn message(&mut self, from: Endpoint, message: &Message) -> Option<Message> {
-        let _ = (from, message);
-        None
     }
 
     /// When [`Service::tick`] must be called at the latest.

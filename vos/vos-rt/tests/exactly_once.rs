@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use abi::Endpoint;
+use abi::{Endpoint, Message};
+use ipc::{Port, Wait};
 use libvos::{Armed, BlockingSession, Op, Session, Size, SubmitError, Token};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -103,6 +105,15 @@ fn answer_carries_results_and_the_bytes_that_were_put() {
     }
     assert_eq!(session.call(Op::new(ECHO, [0; 3]).out(b"no room")), Err(Errno::RANGE));
     assert_eq!(session.call(Op::new(ECHO, [0; 3]).out(&vec![0; (1 << 20) + 1])), Err(Errno::INVAL));
+}
+
+#[test]
+fn who_asks_by_a_message_is_told_that_a_server_takes_none() {
+    let world = World::new();
+    let _server = world.serve(Endpoint::FS, |_| Appender::new(Arc::default()));
+    let ask = |port: &mut Port| port.sendrec(Endpoint::FS, &Message::new(1), Wait::For(Duration::from_secs(20)));
+    let answer = world.client_port().turn(ask).expect("an answer");
+    assert_eq!(answer.kind, -Errno::NOSYS.raw_os_error());
 }
 
 #[test]
