@@ -224,11 +224,14 @@ impl Slots {
 
     /// The port is awake: what dozed is hot.
     pub fn get_up(&mut self) {
-        for key in std::mem::take(&mut self.dozing) {
+        let mut dozing = std::mem::take(&mut self.dozing);
+        for key in dozing.drain(..) {
             if self.slots.get(key).is_some_and(|slot| slot.watch == Watch::Armed) {
                 self.heat(key);
             }
         }
+        // For the next sleep.
+        self.dozing = dozing;
     }
 
     /// From now on the channel is looked at.
