@@ -6,14 +6,15 @@
 //!
 //! - **Pausing** pays or rests. While it pays, failures halve the pauses and successes double them. Once it does not it rests, for longer each time, and
 //!   between rests a trial of a few waits decides. A single wait decides nothing: of several pairs on few CPUs some peer always happens to run.
-//! - **Yielding** is for a peer on our own CPU. A yield that was away for long gave the CPU to somebody who computes: then parking is quicker, because a
-//!   wake-up preempts and a yield does not.
+//! - **Yielding** is for a peer on our own CPU, and for one elsewhere that works for longer than it pays to pause: a wait yields twice as often as the last one
+//!   needed. A yield that was away for long gave the CPU to somebody who computes: then parking is quicker, because a wake-up preempts and a yield
+//!   does not.
 //! - **Parking feeds itself.** When both sides park, each waits for the other's wake-up, which no ordinary budget outlasts, so both
 //!   would park for ever. Now and then a waiter that parked every time yields for as long as a wake-up takes. That costs
 //!   nobody who wants the CPU anything.
 //!
-//! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_MAX` times, rarely
-//! `YIELDS_LONG` times, so an idle endpoint uses no CPU.
+//! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_LONG` times, so an idle
+//! endpoint uses no CPU.
 
 use std::time::Duration;
 
@@ -44,7 +45,8 @@ impl WaitMode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
     Pausing,
-    Yielding,
+    /// After so many yields.
+    Yielding(u32),
     Parked,
     /// It parked because a yield was away for [`CROWDED_AFTER`].
     Crowded,
@@ -68,7 +70,8 @@ const TRIAL_WINS: u32 = 3;
 const REST_FIRST: u32 = 64;
 const REST_MAX: u32 = 4096;
 
-pub const YIELDS_MAX: u32 = 16;
+/// After a wait that needed few.
+pub const YIELDS_SHORT: u32 = 16;
 const YIELDS_MIN: u32 = 4;
 /// As long as a wake-up takes: 0.3 to 0.9 microseconds each on a CPU that nobody else wants.
 pub const YIELDS_LONG: u32 = 128;
@@ -125,7 +128,7 @@ pub enum Cpus {
 
 impl Budget {
     pub fn new(mode: WaitMode, cpus: Cpus) -> Budget {
-        let yielding = Yielding { yields: YIELDS_MAX, parked: 0, long_after: LONG_FIRST };
+        let yielding = Yielding { yields: YIELDS_SHORT, parked: 0, long_after: LONG_FIRST };
         Budget { mode, cpus, pausing: Pausing::Pays { pauses: PAUSES_FIRST }, yielding }
     }
 
@@ -143,7 +146,7 @@ impl Budget {
     pub fn plan(&mut self) -> Plan {
         match self.mode {
             WaitMode::Park => Plan { pauses: 0, yields: 0 },
-            WaitMode::Spin => Plan { pauses: PAUSES_SPIN, yields: YIELDS_MAX },
+            WaitMode::Spin => Plan { pauses: PAUSES_SPIN, yields: YIELDS_SHORT },
             WaitMode::Adaptive => {
                 let pauses = if self.cpus == Cpus::One { 0 } else { self.pausing.plan() };
                 Plan { pauses, yields: self.yielding.plan() }
@@ -222,8 +225,9 @@ impl Yielding {
                 self.parked = 0;
                 return;
             }
-            Ended::Yielding => {
-                *self = Yielding { yields: YIELDS_MAX, parked: 0, long_after: LONG_FIRST };
+            Ended::Yielding(yields) => {
+                let yields = yields.saturating_mul(2).clamp(YIELDS_SHORT, YIELDS_LONG);
+                *self = Yielding { yields, parked: 0, long_after: LONG_FIRST };
                 return;
             }
             Ended::Parked => self.yields = (self.yields / 2).max(YIELDS_MIN.min(self.yields)),
@@ -255,7 +259,8 @@ mod tests {
         let (ended, took) = if after <= paused {
             (Ended::Pausing, after)
         } else if after <= paused + yielded {
-            (Ended::Yielding, after.next_multiple_of(YIELD))
+            let yields = (after - paused).div_ceil(YIELD);
+            (Ended::Yielding(yields as u32), paused + yields * YIELD)
         } else {
             (Ended::Parked, after.max(paused + yielded) + asleep)
         };
@@ -310,17 +315,17 @@ mod tests {
 
     #[test]
     fn parties_that_both_yield_on_two_cpus_come_to_pause() {
-        let (mut client, mut server) = (after(&[(Ended::Yielding, 1000)]), after(&[(Ended::Yielding, 1000)]));
+        let (mut client, mut server) = (after(&[(Ended::Yielding(1), 1000)]), after(&[(Ended::Yielding(1), 1000)]));
         assert!(round_trip_on_two_cpus(&mut client, &mut server, 10_000, WORK) < 3 * WORK);
     }
 
     #[test]
     fn peer_on_the_same_cpu_loses_next_to_nothing_to_trials() {
-        let mut budget = after(&[(Ended::Yielding, 10_000)]);
+        let mut budget = after(&[(Ended::Yielding(1), 10_000)]);
         let mut pauses = 0;
         for _ in 0..100_000 {
             pauses += budget.plan().pauses;
-            budget.learn(Ended::Yielding);
+            budget.learn(Ended::Yielding(1));
         }
         assert!(pauses > 0, "the peer may have moved");
         assert!(pauses < 100_000 / 10);
@@ -328,11 +333,11 @@ mod tests {
 
     #[test]
     fn success_now_and_then_does_not_make_pausing_pay() {
-        let mut budget = after(&[(Ended::Yielding, 100)]);
+        let mut budget = after(&[(Ended::Yielding(1), 100)]);
         let mut pauses = 0;
         for wait in 0..10_000 {
             pauses += budget.plan().pauses;
-            budget.learn(if wait % 4 == 0 { Ended::Pausing } else { Ended::Yielding });
+            budget.learn(if wait % 4 == 0 { Ended::Pausing } else { Ended::Yielding(1) });
         }
         assert!(pauses < 10_000);
     }
@@ -349,14 +354,14 @@ mod tests {
         assert!((1..200).contains(&trials.count()));
         budget.learn(Ended::Pausing);
         assert_eq!(budget.plan().yields, 0, "who answers from another CPU does not free ours");
-        budget.learn(Ended::Yielding);
-        assert_eq!(budget.plan().yields, YIELDS_MAX);
+        budget.learn(Ended::Yielding(1));
+        assert_eq!(budget.plan().yields, YIELDS_SHORT);
     }
 
     #[test]
     fn one_cpu_never_pauses() {
         let mut budget = Budget::new(MODE, Cpus::One);
-        for ended in [Ended::Pausing, Ended::Yielding, Ended::Pausing] {
+        for ended in [Ended::Pausing, Ended::Yielding(1), Ended::Pausing] {
             budget.learn(ended);
             assert_eq!(budget.plan().pauses, 0);
         }

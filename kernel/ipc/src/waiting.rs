@@ -264,10 +264,10 @@ pub(crate) fn look_awake<T>(
         }
     }
     let mut yields = Yields::begin(plan);
-    for _ in 0..plan.yields {
+    for count in 1..=plan.yields {
         rustix::thread::sched_yield();
         if let Some(found) = look() {
-            budget.learn(Ended::Yielding);
+            budget.learn(Ended::Yielding(count));
             return Some(found);
         }
         if yields.went() == Went::ToOthers {

@@ -141,10 +141,10 @@ impl Port {
             }
         }
         let mut yields = Yields::begin(plan);
-        for _ in 0..plan.yields {
+        for count in 1..=plan.yields {
             rustix::thread::sched_yield();
             if let Some(event) = self.look(wanted) {
-                self.budget.learn(Ended::Yielding);
+                self.budget.learn(Ended::Yielding(count));
                 return Some(event);
             }
             if yields.went() == Went::ToOthers {

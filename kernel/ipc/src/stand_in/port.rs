@@ -211,10 +211,10 @@ impl StandInPort {
             }
         }
         let mut yields = Yields::begin(plan);
-        for _ in 0..plan.yields {
+        for count in 1..=plan.yields {
             rustix::thread::sched_yield();
             if let Some(channel) = self.watched.next_active() {
-                self.budget.learn(Ended::Yielding);
+                self.budget.learn(Ended::Yielding(count));
                 return Ok(Some(StandInEvent::Active(channel)));
             }
             if yields.went() == Went::ToOthers {
