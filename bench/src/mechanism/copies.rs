@@ -52,6 +52,15 @@ fn build(arena: &Arena, first: u64) -> Outcome<()> {
     Ok(())
 }
 
+/// The same in private memory, where it lies, as a program does that lends what it has.
+fn build_in_place(memory: &Arena, first: u64) {
+    let words = memory.address().cast::<u64>();
+    for index in 0..memory.len() / 8 {
+        // SAFETY: 1. So many words are mapped while `memory` lives, and aligned. 2. Nobody else writes there.
+        unsafe { words.add(index).write(first.wrapping_add(index as u64).to_le()) };
+    }
+}
+
 fn sum_of(arena: &Arena, offset: usize) -> Outcome<u64> {
     let (mut part, mut all) = ([0; PART], 0u64);
     for at in (0..BYTES).step_by(PART) {
@@ -89,7 +98,7 @@ pub mod vcopy {
     impl Caller for Lender {
         fn call(&mut self, number: u64) -> Outcome<u64> {
             if number != STOP {
-                build(&self.memory, number)?;
+                build_in_place(&self.memory, number);
             }
             let request = Message::new(1).with_word(0, number).with_word(1, self.grant.number());
             let answer = self.port.sendrec(self.server, &request, Wait::Forever)?.word(0);

@@ -69,6 +69,16 @@ pub(crate) struct CopyLane {
     slots: [Slot; COPY_ENTRIES as usize],
 }
 
+/// Requests a small copy is cut into, so that one party copies out while the other copies in.
+const PARTS: u64 = 4;
+/// Less is not worth a request.
+const PART_BYTES_MIN: u64 = 8 << 10;
+
+/// How much of a copy of `bytes` one request moves.
+fn part_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(PARTS).next_multiple_of(4096).clamp(PART_BYTES_MIN, u64::from(COPY_CHUNK_BYTES))
+}
+
 /// How far a copy is.
 struct Progress {
     /// Bytes asked for.
@@ -139,7 +149,7 @@ impl CopyLane {
             if *slot != Slot::Free {
                 continue;
             }
-            let bytes = (job.bytes - progress.next).min(u64::from(COPY_CHUNK_BYTES)) as u32;
+            let bytes = (job.bytes - progress.next).min(part_bytes(job.bytes)) as u32;
             let (at, tag) = (progress.next, number as u32);
             let arena_offset = tag * COPY_CHUNK_BYTES;
             let chunk = Chunk { grant: job.grant, offset: job.offset + at, bytes, whole_end: job.offset + job.bytes };
@@ -161,6 +171,10 @@ impl CopyLane {
             *slot = Slot::Running { at, bytes };
             (progress.next, progress.begun) = (at + u64::from(bytes), true);
             progress.running += 1;
+            // As the owner does with what it copies.
+            if !job.local.is_reading() && !self.ring.link().is_peer_parked() {
+                self.ring.publish();
+            }
         }
         self.ring.publish();
         Ok(())
