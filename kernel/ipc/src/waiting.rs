@@ -68,9 +68,15 @@ impl Terms {
 }
 
 /// The longest nap: what others say is heard so much later at most.
-pub(crate) const NAP: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_millis(1);
 /// How long a sleep goes on after the nap before others are told of the wait: most end much earlier.
 const UNTOLD: Duration = Duration::from_millis(4);
+
+/// Looks without success after which a hot channel is armed.
+pub(crate) const IDLE_LOOKS_MAX: u32 = 256;
+/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
+/// is less than a ring.
+pub(crate) const QUIET_SLEEPS_MAX: u32 = 4;
 
 /// Whether and how the peer of a link went.
 #[inline]
@@ -170,10 +176,16 @@ pub(crate) fn wait_for<T>(
     }
 }
 
+/// How long a nap may be.
+#[inline]
+pub(crate) fn nap_until(deadline: Deadline) -> Duration {
+    deadline.left().map_or(NAP, |left| left.min(NAP))
+}
+
 /// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a wait. It is short,
 /// so that what others say is heard in time.
 fn nap<T>(link: &Link, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
-    let limit = deadline.left().map_or(NAP, |left| left.min(NAP));
+    let limit = nap_until(deadline);
     if limit.is_zero() {
         return Ok(None);
     }

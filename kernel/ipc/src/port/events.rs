@@ -242,7 +242,8 @@ impl Port {
 
     /// Arms every hot channel; one with wanted news stays hot. Dead ones are forgotten.
     pub(super) fn arm_all(&mut self, wanted: Wanted) {
-        for key in self.slots.take_hot() {
+        let mut keys = self.slots.take_hot();
+        for key in keys.drain(..) {
             if self.arm(key, wanted) == News::None {
                 let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
                 match gone {
@@ -251,6 +252,7 @@ impl Port {
                 }
             }
         }
+        self.slots.give_back(keys);
     }
 
     /// Arms a channel and looks at it once more: with wanted news it is hot again; with other news it will not ring for

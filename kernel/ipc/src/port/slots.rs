@@ -15,12 +15,7 @@ use slotmap::{Key, KeyData, SlotMap};
 
 use crate::ring::{RingServer, RingShared};
 use crate::talk::{Proxied, Talk};
-
-/// Looks without success after which a hot channel is armed.
-const IDLE_LOOKS_MAX: u32 = 256;
-/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
-/// is less than a ring.
-const QUIET_SLEEPS_MAX: u32 = 4;
+use crate::waiting::{IDLE_LOOKS_MAX, QUIET_SLEEPS_MAX};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Watch {
@@ -80,6 +75,8 @@ pub(super) struct Slots {
     latest: Option<(Endpoint, SlotKey)>,
     by_channel: HashMap<ChannelId, SlotKey, RandomState>,
     hot: VecDeque<SlotKey>,
+    /// Empty: room for those that are hot after a sleep.
+    spare: VecDeque<SlotKey>,
     /// Armed, and perhaps gone or hot again since.
     dozing: Vec<SlotKey>,
 }
@@ -208,9 +205,14 @@ impl Slots {
         self.hot.retain(|hot| *hot != key);
     }
 
-    /// All that are hot, to be armed one by one.
+    /// All that are hot, to be armed one by one and given back empty.
     pub fn take_hot(&mut self) -> VecDeque<SlotKey> {
-        std::mem::take(&mut self.hot)
+        std::mem::replace(&mut self.hot, std::mem::take(&mut self.spare))
+    }
+
+    /// Keeps the room for the next sleep.
+    pub fn give_back(&mut self, emptied: VecDeque<SlotKey>) {
+        self.spare = emptied;
     }
 
     /// An armed channel had no news before this sleep.

@@ -10,11 +10,7 @@ use abi::{DcId, Endpoint, Lane};
 use ipc_core::ChannelId;
 use ipc_shm::{Direction, Link, Sleep};
 
-/// Looks without success after which a hot channel is armed.
-const IDLE_LOOKS_MAX: u32 = 256;
-/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
-/// is less than a ring.
-const QUIET_SLEEPS_MAX: u32 = 4;
+use crate::waiting::{IDLE_LOOKS_MAX, QUIET_SLEEPS_MAX};
 
 /// Everything the local party changes that concerns the proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
