@@ -223,7 +223,8 @@ fn who_moves_sleepers_to_another_futex_delays_news_and_no_more() {
         assert_eq!(calling.join().unwrap(), Err(IpcError::SourceDied));
         begun
     });
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    // A sleeper looks again after ten seconds.
+    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
     honest.stop();
 }
 

@@ -14,12 +14,11 @@ use ipc::{Endpoint, Message, Port, Source, Wait};
 use rustix::time::{ClockId, clock_gettime};
 
 const PAIRS: usize = 100;
-/// Of one CPU, by all pairs and the broker together: what is promised, and what a short run allows. Nearly all of it is a look of each client
-/// every five seconds, and what a look costs, 30 to 50 microseconds, depends on what others left in the caches.
-const SHARE_PROMISED: f64 = 0.001;
-const SHARE_MAX: f64 = 2.0 * SHARE_PROMISED;
+/// Of one CPU, by all pairs and the broker together. Nearly all of it is a look of each client every ten seconds, and what a look costs, 30
+/// to 50 microseconds, depends on what others left in the caches.
+const SHARE_MAX: f64 = 0.001;
 /// As long as sleepers sleep before they look again: then each does so about once.
-const WINDOW: Duration = Duration::from_secs(5);
+const WINDOW: Duration = Duration::from_secs(10);
 /// Sleeps that a pair begins in a window: that look of the client, and one more where the window cuts it badly. Servers sleep on.
 const SLEEPS_MAX: u64 = 2;
 /// Whose caches others empty pays for it; and in the first window the processes may still come to rest.
@@ -119,8 +118,7 @@ fn own_time() -> Duration {
 }
 
 #[test]
-fn a_hundred_idle_pairs_look_once_in_five_seconds_and_use_a_thousandth_of_a_cpu() {
-    let share_max = if std::env::var_os("DVS_TEST_LONG").is_some() { SHARE_PROMISED } else { SHARE_MAX };
+fn a_hundred_idle_pairs_look_once_in_ten_seconds_and_use_a_thousandth_of_a_cpu() {
     let world = OneNode::new();
     let mut processes: Vec<Process> = (0..PAIRS).flat_map(|_| pair(&world)).collect();
     let is_idle = |_| {
@@ -134,9 +132,9 @@ fn a_hundred_idle_pairs_look_once_in_five_seconds_and_use_a_thousandth_of_a_cpu(
         eprintln!("{PAIRS} pairs ran for {time:?} and slept {sleeps} times, the broker ran for {own:?}, in {took:?}");
         let share = (time + own).as_secs_f64() / took.as_secs_f64();
         let windows = took.as_secs_f64() / WINDOW.as_secs_f64();
-        share < share_max && (sleeps as f64) <= windows * (SLEEPS_MAX * PAIRS as u64) as f64
+        share < SHARE_MAX && (sleeps as f64) <= windows * (SLEEPS_MAX * PAIRS as u64) as f64
     };
-    assert!((0..WINDOWS).any(is_idle), "never below {share_max} of a CPU and {SLEEPS_MAX} sleeps of each pair");
+    assert!((0..WINDOWS).any(is_idle), "never below {SHARE_MAX} of a CPU and {SLEEPS_MAX} sleeps of each pair");
     // The control: who ended waits no more.
     let ended = processes.iter_mut().filter_map(|process| process.0.try_wait().unwrap()).count();
     assert_eq!(ended, 0, "processes that wait no more");

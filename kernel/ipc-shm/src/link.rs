@@ -40,7 +40,7 @@ pub struct Other<'a> {
 
 /// A sleeper looks again after this long at the latest. Every member that talks to an endpoint maps its control page, and the kernel lets
 /// whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake does not find them.
-const SLEEP_LIMIT: Duration = Duration::from_secs(5);
+const SLEEP_LIMIT: Duration = Duration::from_secs(10);
 
 /// How a party sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,7 +23,7 @@ const LINK_SHARE_MAX: f64 = 0.02;
 /// Sleeps that a proxy begins in a second: it sends ten heartbeats and hears ten, some of which are answered.
 const SLEEPS_MAX: f64 = 40.0;
 /// As long as sleepers sleep before they look again: then each does so about once.
-const WINDOW: Duration = Duration::from_secs(5);
+const WINDOW: Duration = Duration::from_secs(10);
 /// Whose caches others empty pays for it; and in the first window the proxies may still come to rest.
 const WINDOWS: usize = 4;
 const DOWN_MS: u64 = 10_000;
