@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, Plan, WaitMode};
+use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
 use crate::lanes::Attend;
@@ -275,7 +275,7 @@ pub(crate) fn look_awake<T>(
             return None;
         }
     }
-    let mut yields = Yields::begin(plan);
+    let mut yields = Yields::default();
     for count in 1..=plan.yields {
         rustix::thread::sched_yield();
         if let Some(found) = look() {
@@ -294,9 +294,9 @@ pub(crate) fn look_awake<T>(
     None
 }
 
-/// Yields in a row that brought nothing.
+/// Yields in a row that brought nothing. The first reads the clock afterwards only: most waits end with it, and a clock is not for nothing.
+#[derive(Default)]
 pub(crate) struct Yields {
-    /// None when none are planned: then nobody reads a clock.
     before: Option<Instant>,
 }
 
@@ -309,11 +309,6 @@ pub(crate) enum Went {
 }
 
 impl Yields {
-    #[inline]
-    pub fn begin(plan: Plan) -> Yields {
-        Yields { before: (plan.yields > 0).then(Instant::now) }
-    }
-
     /// After a yield.
     pub fn went(&mut self) -> Went {
         let now = Instant::now();

@@ -140,7 +140,7 @@ impl Port {
                 return None;
             }
         }
-        let mut yields = Yields::begin(plan);
+        let mut yields = Yields::default();
         for count in 1..=plan.yields {
             rustix::thread::sched_yield();
             if let Some(event) = self.look(wanted) {

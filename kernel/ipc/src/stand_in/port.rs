@@ -210,7 +210,7 @@ impl StandInPort {
                 return Ok(Some(StandInEvent::Active(channel)));
             }
         }
-        let mut yields = Yields::begin(plan);
+        let mut yields = Yields::default();
         for count in 1..=plan.yields {
             rustix::thread::sched_yield();
             if let Some(channel) = self.watched.next_active() {
