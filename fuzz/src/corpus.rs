@@ -10,8 +10,17 @@ use crate::member::SERVER;
 
 fn said() -> Vec<Packet> {
     let ring = Size { entries: 8, arena_bytes: 4096 };
-    let ops =
-        [Op::Bind, Op::Open, Op::AwaitBound, Op::AwaitUnbound, Op::GetEndpoint, Op::WakeUp, Op::Cancel, Op::Close];
+    let ops = [
+        Op::Bind,
+        Op::Open,
+        Op::AwaitBound,
+        Op::AwaitUnbound,
+        Op::GetEndpoint,
+        Op::WakeUp,
+        Op::Cancel,
+        Op::Close,
+        Op::Inform,
+    ];
     let proxys = [Op::OpenIn, Op::RemoteGone, Op::Link, Op::Unbind];
     let plain = ops.into_iter().chain(proxys);
     let mut packets: Vec<Packet> = plain

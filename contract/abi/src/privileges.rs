@@ -27,11 +27,13 @@ impl Calls {
     pub const DELEGATE: Calls = Calls(1 << 5);
     /// Managing other endpoints: privileges, wake-ups, bindings.
     pub const MANAGE: Calls = Calls(1 << 6);
-    pub const ALL: Calls = Calls((1 << 7) - 1);
+    /// Asking who and what else is in the container.
+    pub const INFO: Calls = Calls(1 << 7);
+    pub const ALL: Calls = Calls((1 << 8) - 1);
     /// What is called over a channel of messages.
     pub const MESSAGES: Calls = Calls::SEND.with(Calls::SENDREC).with(Calls::NOTIFY);
 
-    const NAMES: [(Calls, &str); 7] = [
+    const NAMES: [(Calls, &str); 8] = [
         (Calls::SEND, "send"),
         (Calls::SENDREC, "sendrec"),
         (Calls::NOTIFY, "notify"),
@@ -39,6 +41,7 @@ impl Calls {
         (Calls::RING, "ring"),
         (Calls::DELEGATE, "delegate"),
         (Calls::MANAGE, "manage"),
+        (Calls::INFO, "info"),
     ];
 
     /// `None` when a bit means nothing.

@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::SyncSender;
 
 use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
+use ipc::ChannelId;
+use ipc::info::ChannelInfo;
 
 use crate::{BrokerError, DcOptions, ServerIdentity, Shelf, Snapshot};
 
@@ -19,5 +21,6 @@ pub(crate) enum Command {
     RemoteUnbound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
     ChangeShelf { shelf: Shelf, answer: Answer<()> },
     Snapshot { answer: Answer<Snapshot> },
+    Channels { dc: DcId, from: ChannelId, answer: Answer<Vec<ChannelInfo>> },
     Shutdown,
 }

@@ -5,22 +5,24 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{Endpoint, Epoch};
+use ipc::info::Side;
 use ipc_core::ChannelId;
-use ipc_core::table::DcTable;
+use ipc_core::table::{Channel, DcTable};
 use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
 use crate::engine::{Migration, Transit};
 use crate::ledger::Charge;
+use crate::meters::{Meter, Sent};
 
 /// What the broker keeps of a channel besides its place in the table.
 #[derive(Debug)]
 pub(crate) enum Kept {
     /// Between two processes of this node: only what wakes them when the other dies.
-    Lines { left: OwnedFd, right: OwnedFd, charge: Option<Charge> },
+    Lines { left: OwnedFd, right: OwnedFd, charge: Option<Charge>, meter: Option<Meter> },
     /// With a party on another node: everything, so that the next proxy can have it.
-    Proxied { files: ChannelFiles, far: u64, charge: Option<Charge> },
+    Proxied { files: ChannelFiles, far: u64, charge: Option<Charge>, meter: Option<Meter> },
 }
 
 impl Kept {
@@ -28,6 +30,12 @@ impl Kept {
     pub fn charge(&self) -> Option<&Charge> {
         match self {
             Kept::Lines { charge, .. } | Kept::Proxied { charge, .. } => charge.as_ref(),
+        }
+    }
+
+    fn meter(&self) -> Option<&Meter> {
+        match self {
+            Kept::Lines { meter, .. } | Kept::Proxied { meter, .. } => meter.as_ref(),
         }
     }
 }
@@ -41,6 +49,8 @@ pub(crate) struct Container {
     /// One for each binding, local or remote.
     pub pages: HashMap<Endpoint, ControlWriter>,
     pub kept: HashMap<ChannelId, Kept>,
+    /// What endpoints that are bound sent over channels that have ended.
+    pub sent: HashMap<Endpoint, Sent>,
     /// Remote endpoints that ended, whose channels the proxy has not closed yet: what they said last may still be on its
     /// way. Nobody opens anything to them.
     pub leaving: HashSet<Endpoint>,
@@ -73,6 +83,7 @@ impl Container {
             table,
             pages: HashMap::new(),
             kept: HashMap::new(),
+            sent: HashMap::new(),
             leaving: HashSet::new(),
             migrations: HashMap::new(),
             in_transit: HashMap::new(),
@@ -80,6 +91,25 @@ impl Container {
             waits: Waits::default(),
             asked: HashMap::new(),
         }
+    }
+
+    /// What reads a channel; `None` when nothing can.
+    pub fn meter(&self, channel: ChannelId) -> Option<&Meter> {
+        self.kept.get(&channel)?.meter()
+    }
+
+    /// A channel that is no more in the table: what was kept of it. What its parties sent over it is remembered while they are bound.
+    pub fn end_channel(&mut self, channel: &Channel) -> Option<Kept> {
+        let kept = self.kept.remove(&channel.id)?;
+        if let Some(meter) = kept.meter() {
+            for (side, party) in [(Side::Left, channel.left), (Side::Right, channel.right)] {
+                if self.table.binding(party).is_some() {
+                    let sent = self.sent.entry(party).or_default();
+                    *sent = sent.over(channel, side, &meter.read(side));
+                }
+            }
+        }
+        Some(kept)
     }
 
     /// When nobody will listen there any more.

@@ -6,10 +6,12 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
+use ipc::ChannelId;
+use ipc::info::ChannelInfo;
 
 use crate::command::{Answer, Command};
 use crate::engine::Engine;
-use crate::limits::COMMANDS_MAX;
+use crate::limits::{COMMANDS_MAX, LOOKS_PER_PAGE};
 use crate::{BrokerConfig, DcOptions, ServerIdentity, Shelf, Snapshot};
 
 /// Why the broker could not do what the daemon asked.
@@ -94,6 +96,21 @@ impl Broker {
 
     pub fn snapshot(&self) -> Result<Snapshot, BrokerError> {
         self.ask(|answer| Command::Snapshot { answer })
+    }
+
+    /// The container's channels with a party on this node, with what they count. Asked for in parts, between which the broker's thread does
+    /// other things.
+    pub fn channels(&self, dc: DcId) -> Result<Vec<ChannelInfo>, BrokerError> {
+        let mut all: Vec<ChannelInfo> = Vec::new();
+        loop {
+            let from = ChannelId(all.last().map_or(0, |last| last.channel.0.saturating_add(1)));
+            let part = self.ask(|answer| Command::Channels { dc, from, answer })?;
+            let is_last = part.len() < LOOKS_PER_PAGE;
+            all.extend(part);
+            if is_last {
+                return Ok(all);
+            }
+        }
     }
 
     /// Ends the broker's thread and waits for it.

@@ -15,6 +15,7 @@ mod info;
 mod ledger;
 pub mod limits;
 mod links;
+mod meters;
 pub mod shelf;
 
 pub use abi::{Calls, Peers, Privileges};

@@ -36,5 +36,10 @@ pub const CONNECTION_DESCRIPTORS: usize = 3;
 pub const LINES_DESCRIPTORS: usize = 2;
 /// Of a channel to another node: all of it, and the page of who is there.
 pub const PROXIED_DESCRIPTORS: usize = ipc_shm::CHANNEL_DESCRIPTORS + 1;
+/// Channels whose counts can be read: each takes two mappings of the 65,530 a process may have (vm.max_map_count).
+pub const METERS_MAX: usize = 12_288;
+/// Channels looked at for one answer about the container: a few hundred microseconds of the broker's thread. One endpoint is always told
+/// whole, with all the channels it may have.
+pub const LOOKS_PER_PAGE: usize = 1024;
 /// How long nobody is accepted when the process has no descriptor left.
 pub const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);

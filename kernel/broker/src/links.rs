@@ -6,6 +6,7 @@ use std::collections::HashSet;
 
 use abi::limits::{NODES_PER_CLUSTER, PAIRS_MAX};
 use abi::{NodeId, PairId};
+use ipc::info::ProxyState;
 use ipc_core::table::OwnerId;
 
 /// Every link there may be.
@@ -95,6 +96,16 @@ impl Links {
 
     pub fn is_pair_down(&self, node: NodeId, pair: PairId) -> bool {
         self.down.contains(&(node, pair))
+    }
+
+    pub fn state(&self, node: NodeId, pair: PairId) -> ProxyState {
+        if self.is_pair_down(node, pair) {
+            ProxyState::Down
+        } else if self.up.contains(&(node, pair)) {
+            ProxyState::Up
+        } else {
+            ProxyState::Unknown
+        }
     }
 
     pub fn all_down(&self) -> Vec<(NodeId, PairId)> {

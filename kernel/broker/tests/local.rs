@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use broker::{BrokerError, DcOptions, ServerIdentity};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
-use ipc::protocol::{Op, Packet};
+use ipc::info::{Cursor, EndpointInfo, Record, Topic};
+use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc::{DcId, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
-use ipc_shm::ControlWriter;
+use ipc_shm::{ControlWriter, Size};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
@@ -121,6 +122,49 @@ fn container_names_its_own_endpoints_only() {
     let socket = world.broker.server_socket(DcId(8), identity).unwrap();
     let mut ours = Port::from_socket(socket, None).unwrap();
     assert_eq!(ours.send(Endpoint::FS, &Message::new(1), SOON), Err(IpcError::NoSuchEndpoint));
+}
+
+#[test]
+fn container_tells_its_members_of_itself_only() {
+    let world = OneNode::new();
+    world.broker.add_dc(DcId(8), DcOptions::default()).unwrap();
+    let _theirs = world.server(Endpoint::FS, 1);
+    world.program().notify(Endpoint::FS, 1).unwrap();
+    let identity = ServerIdentity::new(Endpoint::DS, Epoch(1));
+    let mut ours = Port::from_socket(world.broker.server_socket(DcId(8), identity).unwrap(), None).unwrap();
+    assert_eq!(ours.endpoint_info(Endpoint::FS), Err(IpcError::NoSuchEndpoint));
+    let known = ours.endpoints_info(Cursor::START, 9).unwrap().records;
+    assert_eq!(known.iter().map(|it| it.endpoint).collect::<Vec<_>>(), [Endpoint::DS]);
+    assert_eq!(ours.channels_info(None, Cursor::START, 9).unwrap().records, []);
+    assert_eq!(ours.dc_info().unwrap().dc, DcId(8));
+}
+
+#[test]
+fn question_that_makes_no_sense_is_refused_and_not_heard_before_the_asker_is_bound() {
+    let world = OneNode::new();
+    let socket = sys::seqpacket::connect(&world.socket()).unwrap();
+    let mut ask = {
+        let mut request = 0;
+        move |packet: Packet| {
+            request += 1;
+            let packet = Packet { request, ..packet };
+            sys::seqpacket::send(&socket, &packet.to_bytes(), &[] as &[OwnedFd]).unwrap();
+            wait_readable(socket.as_fd());
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
+            let read = sys::seqpacket::receive(&socket, &mut buffer).unwrap().bytes;
+            Packet::split(&buffer[..read]).map(|(packet, body)| (packet.op, packet.error(), body.len())).unwrap()
+        }
+    };
+    let one = Size { entries: 1, arena_bytes: 0 };
+    let question = Packet { value: Topic::Endpoints.number(), size: one, ..Packet::new(Op::Inform) };
+    assert_eq!(ask(question), (Op::Failed, IpcError::NotBound, 0));
+    assert_eq!(ask(Packet::new(Op::Bind)).0, Op::Bound);
+    assert_eq!(ask(Packet { value: 99, ..question }), (Op::Failed, IpcError::BadArgument, 0));
+    assert_eq!(ask(Packet { size: Size::default(), ..question }), (Op::Failed, IpcError::BadArgument, 0));
+    let nobody = Packet { value: Topic::Endpoint.number(), ..question };
+    assert_eq!(ask(nobody), (Op::Failed, IpcError::BadEndpoint, 0));
+    let (op, _, bytes) = ask(Packet { size: Size { entries: u32::MAX, ..one }, ..question });
+    assert_eq!((op, bytes), (Op::Information, EndpointInfo::BYTES));
 }
 
 #[test]

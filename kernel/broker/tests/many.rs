@@ -9,6 +9,7 @@ use std::time::Duration;
 use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
 use common::OneNode;
 use ipc::conformance::World;
+use ipc::info::Cursor;
 use ipc::{Endpoint, Message, Port, Source, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -103,4 +104,28 @@ fn container_has_four_thousand_endpoints_and_each_can_be_called() {
             assert_eq!(caller.sendrec(*endpoint, &Message::new(3), SOON).unwrap().kind, 3);
         }
     }
+    everybody_is_listed_and_so_is_every_channel(&world, &endpoints);
+}
+
+fn everybody_is_listed_and_so_is_every_channel(world: &OneNode, endpoints: &[Endpoint]) {
+    let mut caller = world.program();
+    let own = caller.endpoint();
+    for endpoint in &endpoints[..256] {
+        caller.notify(*endpoint, 1).unwrap();
+    }
+    let (mut listed, mut notified, mut next) = (0, 0, Some(Cursor::START));
+    while let Some(from) = next {
+        let page = caller.endpoints_info(from, usize::MAX).unwrap();
+        (listed, next) = (listed + page.records.len(), page.next);
+    }
+    assert_eq!(listed, PROMISED + 1);
+    next = Some(Cursor::START);
+    while let Some(from) = next {
+        let page = caller.channels_info(Some(own), from, usize::MAX).unwrap();
+        let counts = page.records.iter().filter_map(|channel| channel.counts);
+        (notified, next) = (notified + counts.map(|[left, _]| left.notifications).sum::<u32>(), page.next);
+    }
+    assert_eq!(notified, 256);
+    assert_eq!(caller.endpoint_info(own).unwrap().near.notifications, 256);
+    assert_eq!(world.broker.channels(common::DC).unwrap().len(), 256);
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use abi::PairId;
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf, pair_of};
 use common::{DC, wait_readable};
+use ipc::info::{ChannelInfo, Cursor};
 use ipc::stand_in::{LinkState, OpenIn, StandInEvent, StandInPort};
 use ipc::{
     Completion, DcId, Endpoint, Epoch, Event, IpcError, Lane, Message, NodeId, Port, RingSpec, Submission, Wait,
@@ -603,6 +604,27 @@ fn what_a_manager_said_outlives_the_broker() {
     assert_eq!(manager.privileges(program.endpoint()), Ok(alone));
     assert_eq!(program.notify(Endpoint::PM, 1), Err(IpcError::Denied));
     assert_eq!(Port::connect(&socket_of(directory.path()), None).map(|port| port.endpoint()), Ok(kept));
+}
+
+#[test]
+fn next_broker_tells_of_every_channel_and_counts_those_whose_memory_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let broker = broker_of_two_nodes(directory.path());
+    let mut caller = Port::connect(&socket_of(directory.path()), None).unwrap();
+    let neighbour = Port::connect(&socket_of(directory.path()), None).unwrap();
+    let notified = |caller: &mut Port| {
+        for peer in [neighbour.endpoint(), Endpoint::DS] {
+            caller.notify(peer, 1).unwrap();
+        }
+        let channels = caller.channels_info(None, Cursor::START, 9).unwrap().records;
+        let counts = |it: &ChannelInfo| (it.right, it.counts.map(|[left, _]| left.notifications));
+        channels.iter().map(counts).collect::<Vec<_>>()
+    };
+    assert_eq!(notified(&mut caller), [(neighbour.endpoint(), Some(1)), (Endpoint::DS, Some(1))]);
+    broker.shutdown();
+    let _broker = broker_of_two_nodes(directory.path());
+    assert_eq!(notified(&mut caller), [(neighbour.endpoint(), None), (Endpoint::DS, Some(2))]);
 }
 
 /// Two calls that wait for each other over a third: told to a broker that is killed before it can say so.

@@ -45,6 +45,11 @@ impl Waits {
         self.of.iter().map(|(endpoint, (serial, peer))| (Waiting { endpoint: *endpoint, serial: *serial }, *peer))
     }
 
+    /// For whom `endpoint` waits.
+    pub fn peer_of(&self, endpoint: Endpoint) -> Option<Endpoint> {
+        self.of.get(&endpoint).map(|(_, peer)| *peer)
+    }
+
     fn wait_of(&self, endpoint: Endpoint) -> Option<(Waiting, Endpoint)> {
         self.of.get(&endpoint).map(|(serial, peer)| (Waiting { endpoint, serial: *serial }, *peer))
     }

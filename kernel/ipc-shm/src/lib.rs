@@ -6,6 +6,7 @@
 //! - [`Mapping`]: one object in memory. [`Arena`]: bulk memory both parties write to.
 //! - [`ChannelFiles`]: making a channel's objects. [`Link`]: a channel as one party holds it.
 //! - [`ControlPage`], [`ControlWriter`]: what the broker says of an endpoint.
+//! - [`Gauge`]: what the parties of a channel count, as the broker reads it.
 //! - [`ForkGuard`]: tells a forked child from its parent.
 //!
 //! Not here: who may have a channel (`kernel/broker`), the calls (`kernel/ipc`).
@@ -13,6 +14,7 @@
 mod arena;
 mod control;
 mod fork;
+mod gauge;
 mod link;
 mod mapping;
 mod objects;
@@ -20,6 +22,7 @@ mod objects;
 pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
+pub use gauge::{Gauge, Reading};
 pub use link::{Direction, Link, Other, Seen, Sleep};
 pub use mapping::{Access, Mapping};
 pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, Role, Size, ring_line};

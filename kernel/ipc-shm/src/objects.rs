@@ -167,6 +167,14 @@ impl ChannelFiles {
             .map(AsFd::as_fd)
     }
 
+    /// The side that the party of this role writes.
+    pub(crate) fn side(&self, role: Role) -> BorrowedFd<'_> {
+        match role {
+            Role::Left => self.left.as_fd(),
+            Role::Right => self.right.as_fd(),
+        }
+    }
+
     /// The broker's end of the line to the party of this role.
     pub fn line(&self, role: Role) -> BorrowedFd<'_> {
         match role {

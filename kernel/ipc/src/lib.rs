@@ -23,6 +23,7 @@ pub mod conformance;
 mod connection;
 mod copy;
 mod delegate;
+pub mod info;
 mod lanes;
 mod port;
 pub mod protocol;

@@ -88,6 +88,8 @@ pub enum Op {
     TakeOver = 30,
     /// Of another broker: `peer` is on `node` with `epoch`; on no node when that is 0.
     MovedTo = 31,
+    /// `value`: an [`crate::info::Topic`]; `peer` when it is about one endpoint; `far`: where the list goes on; `size`: the most records as `entries`.
+    Inform = 32,
 
     /// `own`, `epoch`; descriptor: the own control page.
     Bound = 100,
@@ -100,6 +102,8 @@ pub enum Op {
     Failed = 104,
     /// With [`abi::Privileges`] behind the packet.
     Privileges = 105,
+    /// With records behind the packet; `far`: where the list goes on, 0 at its end.
+    Information = 106,
     /// Somebody opened this channel to the receiver.
     Accepted = 110,
     /// `channel`, `value`: the code of the reason.
@@ -120,7 +124,7 @@ pub enum Op {
 
 impl Op {
     fn may_have_body(self) -> bool {
-        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe | Op::TakeOver)
+        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe | Op::TakeOver | Op::Information)
     }
 
     fn of(number: u16) -> Option<Op> {
@@ -156,12 +160,14 @@ impl Op {
             29 => Op::Leave,
             30 => Op::TakeOver,
             31 => Op::MovedTo,
+            32 => Op::Inform,
             100 => Op::Bound,
             101 => Op::Opened,
             102 => Op::Done,
             103 => Op::Found,
             104 => Op::Failed,
             105 => Op::Privileges,
+            106 => Op::Information,
             110 => Op::Accepted,
             111 => Op::Ended,
             112 => Op::Resumed,
@@ -207,7 +213,7 @@ pub enum Patience {
 const NO_ENDPOINT: u32 = u32::MAX;
 const _: () = assert!(Packet::BYTES + PRIVILEGES_BYTES_MAX <= PARCEL_BYTES_MAX);
 
-/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker.
+/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; records of an answer.
 pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 /// Bytes of the longest message.
 pub const MESSAGE_BYTES_MAX: usize = Packet::BYTES + BODY_BYTES_MAX;

@@ -209,15 +209,16 @@ impl Engine {
                     }
                     record::Told::Surely => None,
                 };
+                let meter = self.meters.over(&files, &channel);
                 let held = match channel.proxied {
-                    Some(_) => Kept::Proxied { files, far, charge },
-                    None => lines_of(files, charge),
+                    Some(_) => Kept::Proxied { files, far, charge, meter },
+                    None => lines_of(files, charge, meter),
                 };
                 (held, unfinished)
             }
             (Err(some), _) => {
                 let [left, right] = <[OwnedFd; 2]>::try_from(some).map_err(|_| io::ErrorKind::InvalidData)?;
-                (Kept::Lines { left, right, charge }, None)
+                (Kept::Lines { left, right, charge, meter: None }, None)
             }
         };
         container.kept.insert(channel.id, held);

@@ -37,6 +37,9 @@ impl Engine {
                     drop(answer.try_send(self.known(dc)));
                 }
                 Command::Snapshot { answer } => drop(answer.try_send(Ok(self.snapshot()))),
+                Command::Channels { dc, from, answer } => {
+                    drop(answer.try_send(self.known(dc).map(|()| self.channels_described(dc, from))));
+                }
                 Command::ChangeShelf { shelf, answer } => drop(answer.try_send(self.change_shelf(shelf))),
                 Command::Shutdown => {
                     if self.shelf.is_none() {

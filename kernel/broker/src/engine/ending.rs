@@ -73,6 +73,7 @@ impl Engine {
         }
         container.leaving.remove(&endpoint);
         let channels = container.table.unbind(endpoint);
+        container.sent.remove(&endpoint);
         self.forget_waits(dc, endpoint);
         self.keep_binding(dc, endpoint);
         for channel in channels {
@@ -101,7 +102,7 @@ impl Engine {
 
     /// A channel was taken out of the table: wakes and tells who is left. `by` ended it and needs no telling.
     pub(super) fn channel_ended(&mut self, dc: DcId, channel: Channel, by: Option<Endpoint>, reason: IpcError) {
-        let kept = self.containers.get_mut(&dc).and_then(|container| container.kept.remove(&channel.id));
+        let kept = self.containers.get_mut(&dc).and_then(|container| container.end_channel(&channel));
         self.drop_kept_channel(dc, channel.id);
         for role in [Role::Left, Role::Right] {
             let party = match role {

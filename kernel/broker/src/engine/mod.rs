@@ -6,7 +6,7 @@
 //!
 //! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `reserving.rs`: numbers kept
+//! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `informing.rs`: what members ask about their container. `reserving.rs`: numbers kept
 //! for others. `proxying.rs`: proxies and other nodes' endpoints. `pairing.rs`: by which of several. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
@@ -15,6 +15,7 @@ mod adopting;
 mod commands;
 mod ending;
 mod errands;
+mod informing;
 mod keeping;
 mod migrating;
 mod opening;
@@ -35,7 +36,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use abi::limits::PAIRS_MAX;
 use abi::{DcId, IpcError, NodeId};
 use errands::Errands;
-use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
+use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use migrating::Holding;
@@ -49,6 +50,7 @@ use crate::container::Container;
 use crate::ledger::{Charge, Ledger};
 use crate::limits::{CHANNELS_PER_MILLI_BITS, REQUESTS_PER_TURN};
 use crate::links::Links;
+use crate::meters::Meters;
 use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
@@ -72,6 +74,7 @@ pub(crate) struct Engine {
     holding: Vec<Holding>,
     last_hold: u32,
     ledger: Ledger,
+    meters: Meters,
     /// When listeners are heard again that found no descriptor free.
     accepts_again: Option<Instant>,
     /// Connections found dead while something else was done; dropped at the end of the turn.
@@ -150,6 +153,7 @@ impl Engine {
             holding: Vec::new(),
             last_hold: 0,
             ledger: Ledger::of_this_process(),
+            meters: Meters::default(),
             accepts_again: None,
             doomed: Vec::new(),
             shelf: None,
@@ -216,7 +220,13 @@ impl Engine {
             let mut buffer = [0; MESSAGE_BYTES_MAX];
             match sys::seqpacket::receive(&connection.socket, &mut buffer) {
                 Ok(received) => match buffer.get(..received.bytes).and_then(Packet::split) {
-                    Some((packet, body)) => self.take_request(owner, packet, body, received),
+                    Some((packet, body)) => {
+                        self.take_request(owner, packet, body, received);
+                        if packet.op == Op::Inform {
+                            // It takes as long as many others: one a turn.
+                            return;
+                        }
+                    }
                     // The end of the connection, or garbage.
                     None => return self.doom(owner),
                 },

@@ -14,6 +14,7 @@ use crate::connection::{Packed, Sent};
 use crate::container::{Container, Kept};
 use crate::ledger::{Charge, Member};
 use crate::limits::{LINES_DESCRIPTORS, PROXIED_DESCRIPTORS};
+use crate::meters::Meter;
 
 /// A channel that was made and recorded, not yet handed out.
 pub(super) struct Made {
@@ -57,9 +58,10 @@ impl Engine {
         let notices = self.notices(dc, &channel, &files, request, far)?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let copies = files.try_clone().map_err(os)?;
+        let meter = self.meters.over(&files, &channel);
         let kept = match channel.proxied {
-            Some(_) => Kept::Proxied { files, far, charge },
-            None => lines_of(files, charge),
+            Some(_) => Kept::Proxied { files, far, charge, meter },
+            None => lines_of(files, charge, meter),
         };
         container.kept.insert(channel.id, kept);
         self.keep_untold_channel(dc, channel.id, request, &copies);
@@ -219,9 +221,10 @@ impl Engine {
     }
 
     pub(super) fn forget_channel(&mut self, dc: DcId, channel: ipc_core::ChannelId) {
-        if let Some(container) = self.containers.get_mut(&dc) {
-            container.table.close(channel);
-            container.kept.remove(&channel);
+        if let Some(container) = self.containers.get_mut(&dc)
+            && let Some(channel) = container.table.close(channel)
+        {
+            container.end_channel(&channel);
         }
         self.drop_kept_channel(dc, channel);
     }
@@ -246,9 +249,9 @@ impl Engine {
 }
 
 /// Between parties of this node only the lines are kept.
-pub(super) fn lines_of(files: ChannelFiles, charge: Option<Charge>) -> Kept {
+pub(super) fn lines_of(files: ChannelFiles, charge: Option<Charge>, meter: Option<Meter>) -> Kept {
     let (left, right) = files.into_lines();
-    Kept::Lines { left, right, charge }
+    Kept::Lines { left, right, charge, meter }
 }
 
 /// What a party is told of a channel.

@@ -228,6 +228,7 @@ impl Engine {
         for channel in ended {
             self.channel_ended(dc, channel, None, reason);
         }
+        self.begin_counting(dc, endpoint);
         if let Some(Home::Local { owner }) = before.map(|binding| binding.home) {
             // A newer owner elsewhere: the one here is fenced and knows it by its page.
             self.let_go(owner);

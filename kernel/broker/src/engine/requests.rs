@@ -140,6 +140,7 @@ impl Engine {
             | Op::MigrationCommit
             | Op::MigrationRollback
             | Op::Promote => self.run_errand(owner, dc, own, packet, body),
+            Op::Inform => self.inform(owner, dc, own, &packet),
             Op::Drained => {
                 self.drained(dc, own, packet.value);
                 Ok(())
@@ -222,6 +223,7 @@ impl Engine {
         for channel in ended {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
+        self.begin_counting(dc, endpoint);
         let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
         if kept == Some(endpoint) {
             self.drop_kept_reservation(dc, endpoint);

@@ -84,6 +84,19 @@ impl Channels {
         self.by_endpoint.get(&endpoint).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
+    /// Those of `endpoint`, or all, in order of their names and from this one on.
+    pub fn starting_at(&self, first: ChannelId, endpoint: Option<Endpoint>) -> impl Iterator<Item = &Channel> {
+        let of_one = endpoint.map(|it| self.by_endpoint.get(&it).into_iter().flat_map(move |ids| ids.range(first..)));
+        let of_all = endpoint.is_none().then(|| self.by_id.range(first..).map(|(_, channel)| channel));
+        let named = of_one.into_iter().flatten().filter_map(|id| self.by_id.get(id));
+        named.chain(of_all.into_iter().flatten())
+    }
+
+    /// How many `endpoint` has.
+    pub fn count_of(&self, endpoint: Endpoint) -> usize {
+        self.by_endpoint.get(&endpoint).map_or(0, BTreeSet::len)
+    }
+
     pub(super) fn lane_for(&self, one: Endpoint, other: Endpoint, wish: LaneWish) -> Result<Lane, IpcError> {
         let is_free = |lane: Lane| !self.by_pair.contains_key(&pair(one, other, lane));
         match wish {
@@ -113,7 +126,7 @@ impl Channels {
             return Err(IpcError::EndpointInUse);
         }
         for party in [channel.left, channel.right] {
-            if self.by_endpoint.get(&party).map_or(0, BTreeSet::len) >= CHANNELS_PER_PROCESS {
+            if self.count_of(party) >= CHANNELS_PER_PROCESS {
                 return Err(IpcError::TableFull);
             }
         }

@@ -94,6 +94,16 @@ impl DcTable {
         self.bindings.iter().map(|(endpoint, binding)| (*endpoint, binding))
     }
 
+    /// In order of their numbers, from this one on.
+    pub fn bindings_from(&self, first: Endpoint) -> impl Iterator<Item = (Endpoint, &Binding)> {
+        self.bindings.range(first..).map(|(endpoint, binding)| (*endpoint, binding))
+    }
+
+    /// Numbers that this node gives to programs.
+    pub fn programs(&self) -> Range<u32> {
+        self.programs.clone()
+    }
+
     /// The highest epoch the number ever had here.
     pub fn highest_epoch(&self, endpoint: Endpoint) -> Epoch {
         self.epochs.get(&endpoint).copied().unwrap_or_default()

@@ -10,6 +10,7 @@ mod deadlocks;
 mod delegation;
 mod descriptors;
 mod giving_up;
+mod info;
 mod messages;
 mod migration;
 mod privileges;
@@ -202,6 +203,16 @@ const CASES: &[Case] = &[
     ("commit_to_nobody_leaves_the_endpoint_held", migration::commit_to_nobody_leaves_the_endpoint_held),
     ("hold_ends_with_who_held", migration::hold_ends_with_who_held),
     ("promoted_backup_fences_the_primary_before_it", migration::promoted_backup_fences_the_primary_before_it),
+    (
+        "members_see_who_is_there_and_what_their_channels_count",
+        info::members_see_who_is_there_and_what_their_channels_count,
+    ),
+    ("who_waits_for_whom_is_seen", info::who_waits_for_whom_is_seen),
+    (
+        "counts_outlive_their_channels_and_not_their_endpoint",
+        info::counts_outlive_their_channels_and_not_their_endpoint,
+    ),
+    ("who_may_not_ask_is_told_nothing", info::who_may_not_ask_is_told_nothing),
     ("only_managers_and_owners_hand_over", migration::only_managers_and_owners_hand_over),
 ];
 

@@ -4,13 +4,14 @@
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
 //! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
-//! anything. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
+//! anything. `informing.rs`: what else is in the container. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
 //! the pollable descriptor promises.
 
 mod calls;
 mod copying;
 mod delegating;
 mod events;
+mod informing;
 mod migrating;
 mod opening;
 mod slots;

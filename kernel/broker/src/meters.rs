@@ -1,0 +1,65 @@
+//! Counts of channels, read where their parties count: in the channel's own memory.
+//!
+//! A channel between two processes of this node is theirs alone, the broker keeps no descriptor of its memory. A meter keeps the two sides
+//! mapped instead, for reading. Mappings are bounded too, so there may be channels without a meter; they have no counts.
+
+use std::sync::Arc;
+
+use ipc::info::{EndCounts, Side, Traffic};
+use ipc_core::table::Channel;
+use ipc_shm::{ChannelFiles, Gauge, Role, Size};
+
+use crate::limits::METERS_MAX;
+
+/// Gives out meters.
+#[derive(Debug, Default)]
+pub(crate) struct Meters(Arc<()>);
+
+/// Reads one channel.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    gauge: Gauge,
+    /// Counts it while it lives.
+    _place: Arc<()>,
+}
+
+impl Meters {
+    /// `None` when there are too many, or no room for another mapping.
+    pub fn over(&self, files: &ChannelFiles, channel: &Channel) -> Option<Meter> {
+        if Arc::strong_count(&self.0) > METERS_MAX {
+            return None;
+        }
+        let size = Size { entries: channel.entries, arena_bytes: channel.arena_bytes };
+        let gauge = Gauge::of(files, size).ok()?;
+        Some(Meter { gauge, _place: self.0.clone() })
+    }
+}
+
+impl Meter {
+    pub fn read(&self, side: Side) -> EndCounts {
+        let role = match side {
+            Side::Left => Role::Left,
+            Side::Right => Role::Right,
+        };
+        EndCounts::of(&self.gauge.read(role))
+    }
+}
+
+/// What an endpoint sent, by where it went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sent {
+    pub near: Traffic,
+    pub far: Traffic,
+}
+
+impl Sent {
+    /// With what the endpoint on this side of a channel counted.
+    #[must_use]
+    pub fn over(self, channel: &Channel, side: Side, counts: &EndCounts) -> Sent {
+        let kind = ipc::info::ChannelKind::of(channel.lane);
+        match channel.proxied {
+            None => Sent { near: self.near.with(kind, side, counts), ..self },
+            Some(_) => Sent { far: self.far.with(kind, side, counts), ..self },
+        }
+    }
+}

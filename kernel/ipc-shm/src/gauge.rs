@@ -1,0 +1,55 @@
+//! What the parties of a channel count in their sides, read by who is neither.
+//!
+//! The words are there for the parties' own sake: nobody writes one more, and nobody is disturbed by a look. Each party writes its side alone,
+//! so a reading says what that party claims.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use abi::layout::side;
+
+use crate::mapping::{Access, Mapping};
+use crate::objects::{ChannelFiles, Role, Size};
+
+/// Both sides of a channel, mapped for reading. Holds no descriptor.
+#[derive(Debug)]
+pub struct Gauge {
+    left: Mapping,
+    right: Mapping,
+}
+
+/// Words of one side at one moment, each for itself; see [`abi::layout::side`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reading {
+    pub word: u32,
+    pub taken: u32,
+    pub awaits: u32,
+    pub notified: u32,
+    pub ring_tail: u32,
+    pub ring_head: u32,
+}
+
+impl Gauge {
+    /// Of the objects of a channel of this size. An object of another size is refused.
+    pub fn of(files: &ChannelFiles, size: Size) -> io::Result<Gauge> {
+        let side = |role| Mapping::of(files.side(role), size.side_bytes(), Access::Read);
+        Ok(Gauge { left: side(Role::Left)?, right: side(Role::Right)? })
+    }
+
+    /// What the party of this role has counted.
+    pub fn read(&self, role: Role) -> Reading {
+        let side = match role {
+            Role::Left => &self.left,
+            Role::Right => &self.right,
+        };
+        let load = |at| side.load(at, Ordering::Relaxed);
+        Reading {
+            word: load(side::MESSAGE_WORD),
+            taken: load(side::TAKEN),
+            awaits: load(side::AWAITS),
+            notified: load(side::NOTIFIED),
+            ring_tail: load(side::RING_TAIL),
+            ring_head: load(side::RING_HEAD),
+        }
+    }
+}
