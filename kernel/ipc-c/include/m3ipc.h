@@ -342,6 +342,7 @@ int m3_notify_for(m3_port *port, int source, int to, uint64_t mask);
 #define M3_CALL_RING     16 /* opening rings */
 #define M3_CALL_DELEGATE 32 /* speaking for another endpoint */
 #define M3_CALL_MANAGE   64 /* the calls of this section */
+#define M3_CALL_INFO     128 /* m3_dc_info() and its like */
 
 #define M3_PEER_RANGES_MAX 64
 
@@ -375,6 +376,110 @@ int m3_wakeup(m3_port *port, int endpoint);
  * number, one of a server too, or to a free one (M3_ANY): it has it when it
  * connects next. Returns the endpoint. */
 int m3_bind_for(m3_port *port, int pid, int endpoint);
+
+/* ---- what there is: m3_dc_info(3) -------------------------------------- */
+
+/* What an endpoint sent since it was bound. */
+typedef struct m3_traffic {
+    uint64_t messages; /* replies too */
+    uint64_t notifications;
+    uint64_t entries;  /* of rings */
+    uint64_t copies;   /* requests of up to 64 KiB */
+} m3_traffic;
+
+typedef struct m3_info_dc {
+    uint32_t dc;
+    uint32_t node; /* which tells this: the caller's own */
+    uint32_t endpoints_here;
+    uint32_t endpoints_elsewhere; /* that are known here */
+    uint32_t nodes_elsewhere;
+    uint32_t channels;
+    uint32_t waiters; /* for endpoints that are to come or go */
+    uint32_t first_program;
+    uint32_t programs; /* numbers this node gives to programs */
+    uint32_t endpoints_max;
+    uint32_t channels_max; /* of one endpoint */
+    uint32_t reserved[5];
+} m3_info_dc;
+
+#define M3_STATE_BOUND   0
+#define M3_STATE_HELD    1 /* about to be handed over */
+#define M3_STATE_LEAVING 2 /* ended; its last words are on their way */
+
+typedef struct m3_info_endpoint {
+    int endpoint;
+    int node;
+    int pid; /* in the container; 0 of servers and on other nodes */
+    int state;
+    int waits_for; /* an endpoint, or -1 */
+    uint32_t channels;
+    uint64_t epoch;
+    m3_traffic sent_near; /* to endpoints of the caller's node */
+    m3_traffic sent_far;  /* over its proxies */
+    uint64_t reserved[2];
+} m3_info_endpoint;
+
+#define M3_SENT_NOTHING 0
+#define M3_SENT_MESSAGE 1
+#define M3_SENT_REQUEST 2
+#define M3_SENT_REPLY   3
+
+/* What one end of a channel counted, as it says itself. */
+typedef struct m3_end {
+    int endpoint;
+    uint32_t messages; /* the number of the last; a reply has its request's */
+    int last;          /* M3_SENT_* */
+    uint32_t taken;    /* the number of the last it took */
+    int awaits_answer;
+    uint32_t notifications;
+    uint32_t entries;  /* that it put into the ring */
+    uint32_t entries_taken;
+} m3_end;
+
+#define M3_CHANNEL_MESSAGES   0
+#define M3_CHANNEL_RING       1
+#define M3_CHANNEL_DELEGATION 2
+#define M3_CHANNEL_COPIES     3
+
+typedef struct m3_info_channel {
+    uint64_t channel; /* its name on this node */
+    uint32_t lane;
+    int kind;         /* M3_CHANNEL_* */
+    uint32_t ring_entries;
+    uint32_t arena_bytes;
+    int node;         /* of the party of another node; 0 when there is none */
+    int pair;         /* of proxies, then */
+    int is_counted;   /* 0 when the counts cannot be read */
+    uint32_t reserved[3];
+    m3_end left;      /* who opened it */
+    m3_end right;
+} m3_info_channel;
+
+#define M3_PROXY_UP      0
+#define M3_PROXY_DOWN    1
+#define M3_PROXY_UNKNOWN 2
+
+typedef struct m3_info_proxy {
+    int node;
+    int pair;
+    int state; /* M3_PROXY_* */
+    uint32_t endpoints; /* of the container there, that are known here */
+    uint32_t channels;  /* of the container over this pair */
+    uint32_t reserved[3];
+} m3_info_proxy;
+
+int m3_dc_info(m3_port *port, m3_info_dc *info);
+int m3_endpoint_info(m3_port *port, int endpoint, m3_info_endpoint *info);
+
+/* Lists, in parts. `*cursor` is 0 at first, and 0 again after the last part.
+ * Return how many there are in this one, at most `max`. */
+int m3_endpoints_info(m3_port *port, uint64_t *cursor, m3_info_endpoint *list,
+                      size_t max);
+/* Channels of `endpoint`, or of everybody (M3_ANY). */
+int m3_channels_info(m3_port *port, int endpoint, uint64_t *cursor,
+                     m3_info_channel *list, size_t max);
+int m3_proxies_info(m3_port *port, uint64_t *cursor, m3_info_proxy *list,
+                    size_t max);
 
 /* ---- change of owner ---------------------------------------------------- */
 

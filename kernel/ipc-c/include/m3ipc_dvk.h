@@ -151,6 +151,35 @@ typedef struct {
 #define mC_i4 m_u.m_mC.mCi4
 #define mC_ca1 m_u.m_mC.mCca1
 
+/* What is known of an endpoint: the published members for which there is
+ * something to say. */
+#define BIT_RECEIVING 3
+#define BIT_MIGRATE   11
+#define BIT_REMOTE    12
+
+typedef struct proc_usr {
+    int p_nr;
+    int p_endpoint;
+    int p_dcid;
+    int p_vpid;                /* in the container; 0 when it is not known */
+    unsigned long p_rts_flags; /* the bits above */
+    int p_nodeid;
+    int p_getfrom;             /* for whom it waits, or NONE */
+    unsigned long p_lclsent;   /* messages within the node */
+    unsigned long p_rmtsent;   /* and to other nodes */
+    unsigned long p_lclcopy;   /* copies it asked for, likewise */
+    unsigned long p_rmtcopy;
+} proc_usr_t;
+
+typedef struct dc_usr {
+    int dc_dcid;
+    int dc_flags;       /* 0: it runs */
+    int dc_nr_procs;    /* numbers of programs */
+    int dc_nr_tasks;    /* 0 */
+    int dc_nr_sysprocs; /* numbers of servers */
+    int dc_nr_nodes;    /* on which endpoints are known */
+} dc_usr_t;
+
 /* The type of a notification that was received, by its source. */
 #define NOTIFY_MESSAGE 0x10000
 #define NOTIFY_FROM(endpoint) (NOTIFY_MESSAGE | (endpoint))
@@ -211,6 +240,10 @@ int dvk_wait4bindep_T(int endpoint, int timeout_ms);
 /* Return 0. */
 int dvk_wait4unbind(int endpoint);
 int dvk_wait4unbind_T(int endpoint, int timeout_ms);
+
+/* Of the caller's container, whatever `dcid` is. `p_nr` may be SELF. */
+int dvk_getprocinfo(int dcid, int p_nr, proc_usr_t *p_usr);
+int dvk_getdcinfo(int dcid, dc_usr_t *dc_usr);
 
 #ifdef __cplusplus
 }

@@ -28,8 +28,8 @@ use crate::types::CMessage;
 
 /// Magic endpoints of the published interface; none is in our table.
 const ANY: c_int = 0x7ace;
-const NONE: c_int = 0x6ace;
-const SELF: c_int = 0x8ace;
+pub const NONE: c_int = 0x6ace;
+pub const SELF: c_int = 0x8ace;
 const _: () = assert!(abi::limits::ENDPOINTS_PER_DC <= NONE as u32);
 
 const NOTIFY_MESSAGE: c_int = 0x10000;
@@ -68,7 +68,7 @@ fn let_go(handle: *const Handle) {
     }
 }
 
-fn on_own<R>(call: impl FnOnce(&mut Port) -> Outcome<R>) -> Outcome<R> {
+pub fn on_own<R>(call: impl FnOnce(&mut Port) -> Outcome<R>) -> Outcome<R> {
     // SAFETY: null, or the handle of this thread's port.
     unsafe { with(own(), call) }
 }

@@ -1,8 +1,8 @@
 //! M3-IPC for C: what `libm3ipc` is made of.
 //!
-//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`migrating`],
-//!   [`waker`], [`strings`]): ports and rings by handle.
-//! - `dvk_*` ([`dvk`]): the published names, on a port that each thread has of its own.
+//! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`informing`],
+//!   [`migrating`], [`waker`], [`strings`]): ports and rings by handle.
+//! - `dvk_*` ([`dvk`], [`dvk_informing`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the library itself,
 //! see [`failure`]. No panic leaves a function: it becomes an error number, and the handle it happened on is closed.
@@ -19,7 +19,9 @@ mod cell;
 mod copying;
 mod delegating;
 mod dvk;
+mod dvk_informing;
 mod failure;
+mod informing;
 mod managing;
 mod message;
 mod migrating;

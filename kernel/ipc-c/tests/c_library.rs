@@ -45,6 +45,11 @@ fn rings_from_c() {
 }
 
 #[test]
+fn info_from_c() {
+    passes_both_ways("tests/c/info.c");
+}
+
+#[test]
 fn published_names_from_c() {
     passes_both_ways("tests/c/dvk.c");
 }

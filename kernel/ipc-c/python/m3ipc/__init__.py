@@ -18,6 +18,7 @@ or where the variable M3IPC_LIBRARY says. What each call promises is said in the
 from . import errors
 from ._library import Completion, Submission, lib
 from .errors import *  # noqa: F403
+from .info import ChannelInfo, DcInfo, End, EndpointInfo, Kind, Link, ProxyInfo, Sent, State, Traffic
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
 from .port import READ, WRITE, Grant, Port, Waker
 from .privileges import Calls, Privileges
@@ -25,20 +26,30 @@ from .rings import Ring, RingServer
 
 __all__ = [name for name, value in vars(errors).items() if isinstance(value, type)] + [
     "Calls",
+    "ChannelInfo",
     "Completion",
+    "DcInfo",
+    "End",
+    "EndpointInfo",
     "Grant",
+    "Kind",
+    "Link",
     "Message",
     "Notified",
     "Place",
     "Port",
     "Privileges",
+    "ProxyInfo",
     "READ",
     "Ring",
     "RingClosed",
     "RingOpened",
     "RingReady",
     "RingServer",
+    "Sent",
+    "State",
     "Submission",
+    "Traffic",
     "WRITE",
     "Waker",
     "Woken",

@@ -79,6 +79,82 @@ class CPrivileges(Structure):
     _fields_ = [("calls", c_uint32), ("to", CPeers), ("from_", CPeers), ("rings", CPeers)]
 
 
+class CTraffic(Structure):
+    _fields_ = [("messages", c_uint64), ("notifications", c_uint64), ("entries", c_uint64), ("copies", c_uint64)]
+
+
+class CDc(Structure):
+    _fields_ = [
+        ("dc", c_uint32),
+        ("node", c_uint32),
+        ("endpoints_here", c_uint32),
+        ("endpoints_elsewhere", c_uint32),
+        ("nodes_elsewhere", c_uint32),
+        ("channels", c_uint32),
+        ("waiters", c_uint32),
+        ("first_program", c_uint32),
+        ("programs", c_uint32),
+        ("endpoints_max", c_uint32),
+        ("channels_max", c_uint32),
+        ("reserved", c_uint32 * 5),
+    ]
+
+
+class CEndpoint(Structure):
+    _fields_ = [
+        ("endpoint", c_int),
+        ("node", c_int),
+        ("pid", c_int),
+        ("state", c_int),
+        ("waits_for", c_int),
+        ("channels", c_uint32),
+        ("epoch", c_uint64),
+        ("sent_near", CTraffic),
+        ("sent_far", CTraffic),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class CEnd(Structure):
+    _fields_ = [
+        ("endpoint", c_int),
+        ("messages", c_uint32),
+        ("last", c_int),
+        ("taken", c_uint32),
+        ("awaits_answer", c_int),
+        ("notifications", c_uint32),
+        ("entries", c_uint32),
+        ("entries_taken", c_uint32),
+    ]
+
+
+class CChannel(Structure):
+    _fields_ = [
+        ("channel", c_uint64),
+        ("lane", c_uint32),
+        ("kind", c_int),
+        ("ring_entries", c_uint32),
+        ("arena_bytes", c_uint32),
+        ("node", c_int),
+        ("pair", c_int),
+        ("is_counted", c_int),
+        ("reserved", c_uint32 * 3),
+        ("left", CEnd),
+        ("right", CEnd),
+    ]
+
+
+class CProxy(Structure):
+    _fields_ = [
+        ("node", c_int),
+        ("pair", c_int),
+        ("state", c_int),
+        ("endpoints", c_uint32),
+        ("channels", c_uint32),
+        ("reserved", c_uint32 * 3),
+    ]
+
+
 _HANDLE = c_void_p
 _MESSAGE = POINTER(CMessage)
 _PLACE = POINTER(CPlace)
@@ -138,6 +214,11 @@ _ARGUMENTS = {
     "m3_wakeup": [_HANDLE, c_int],
     "m3_get_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
     "m3_set_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
+    "m3_dc_info": [_HANDLE, POINTER(CDc)],
+    "m3_endpoint_info": [_HANDLE, c_int, POINTER(CEndpoint)],
+    "m3_endpoints_info": [_HANDLE, POINTER(c_uint64), POINTER(CEndpoint), c_size_t],
+    "m3_channels_info": [_HANDLE, c_int, POINTER(c_uint64), POINTER(CChannel), c_size_t],
+    "m3_proxies_info": [_HANDLE, POINTER(c_uint64), POINTER(CProxy), c_size_t],
     "m3_strerror": [c_int],
     "m3_version": [],
 }

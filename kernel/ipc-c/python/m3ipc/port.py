@@ -6,8 +6,23 @@ import os
 import time
 from ctypes import byref, c_uint64, c_void_p
 
-from ._library import ANY, CEvent, CMessage, CPlace, CPrivileges, checked, lib, milliseconds, opened
+from ._library import (
+    ANY,
+    CChannel,
+    CDc,
+    CEndpoint,
+    CEvent,
+    CMessage,
+    CPlace,
+    CPrivileges,
+    CProxy,
+    checked,
+    lib,
+    milliseconds,
+    opened,
+)
 from .errors import Busy, M3Error, NotBound, TimedOut, error_of
+from .info import ChannelInfo, DcInfo, EndpointInfo, ProxyInfo
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
 from .privileges import Privileges
 from .rings import Ring, RingServer
@@ -18,6 +33,8 @@ WRITE = 2
 _MODES = {"adaptive": 0, "park": 1, "spin": 2}
 # A wait in the library does not end for a signal, so that Ctrl-C would wait with it: it is looked for between pieces.
 _PIECE_SECONDS = 1.0
+# Records of a list that are asked for at once.
+_PART = 16
 
 
 class Port:
@@ -242,6 +259,41 @@ class Port:
     def set_privileges(self, endpoint, privileges):
         """What it may do from now on; what that forbids ends at once."""
         self._call(lib.m3_set_privileges, endpoint, byref(privileges.to_c()))
+
+    # What there is
+
+    def dc_info(self):
+        """How much there is in the container, and its limits."""
+        found = CDc()
+        self._call(lib.m3_dc_info, byref(found))
+        return DcInfo.of_c(found)
+
+    def endpoint_info(self, endpoint):
+        """Where an endpoint is, what it sent and for whom it waits."""
+        found = CEndpoint()
+        self._call(lib.m3_endpoint_info, endpoint, byref(found))
+        return EndpointInfo.of_c(found)
+
+    def endpoints(self):
+        """Every endpoint that this node knows, one after the other."""
+        return self._list(EndpointInfo, CEndpoint, lib.m3_endpoints_info)
+
+    def channels(self, endpoint=None):
+        """The channels of an endpoint on this node, or of everybody, one after the other."""
+        return self._list(ChannelInfo, CChannel, lib.m3_channels_info, -1 if endpoint is None else endpoint)
+
+    def proxies(self):
+        """The pairs of proxies to the other nodes, one after the other."""
+        return self._list(ProxyInfo, CProxy, lib.m3_proxies_info)
+
+    def _list(self, made, of_c, function, *which):
+        cursor = c_uint64(0)
+        part = (of_c * _PART)()
+        while True:
+            count = self._call(function, *which, byref(cursor), part, _PART)
+            yield from [made.of_c(one) for one in part[:count]]
+            if cursor.value == 0:
+                return
 
     def _live(self):
         if self._handle is None:

@@ -20,6 +20,7 @@ class Calls(enum.IntFlag):
     RING = 16
     DELEGATE = 32
     MANAGE = 64
+    INFO = 128
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,33 @@ class EventLoop(unittest.TestCase):
             serving.result()
 
 
+class Info(unittest.TestCase):
+    def test_members_see_each_other_and_what_their_channels_count(self):
+        with Port() as server, Port() as client:
+            to, own = server.endpoint, client.endpoint
+            for _ in range(3):
+                serving = Beside(lambda: server.reply(own, server.rcvrqst(SOON)))
+                client.sendrec(to, Message(1), SOON)
+                serving.result()
+            client.notify(to, 1)
+            me = client.endpoint_info(own)
+            self.assertEqual((me.pid, me.state, me.waits_for), (os.getpid(), m3ipc.State.BOUND, None))
+            self.assertEqual((me.sent_near.messages, me.sent_near.notifications), (3, 1))
+            self.assertLessEqual({to, own}, {one.endpoint for one in client.endpoints()})
+            (channel,) = client.channels(own)
+            self.assertEqual((channel.left.endpoint, channel.right.endpoint, channel.node), (own, to, None))
+            self.assertTrue(channel.is_counted)
+            self.assertEqual((channel.kind, channel.left.messages), (m3ipc.Kind.MESSAGES, 3))
+            self.assertEqual(channel.right.last, m3ipc.Sent.REPLY)
+            self.assertIn(channel.channel, [one.channel for one in client.channels()])
+            self.assertEqual(list(client.proxies()), [])
+            dc = client.dc_info()
+            self.assertGreaterEqual(dc.endpoints_here, 2)
+            self.assertEqual(dc.endpoints_max, 8192)
+            with self.assertRaises(m3ipc.NoSuchEndpoint):
+                client.endpoint_info(7000)
+
+
 class Managers(unittest.TestCase):
     def test_program_sees_privileges_and_changes_none(self):
         with Port() as one, Port() as other:

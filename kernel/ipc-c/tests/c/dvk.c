@@ -59,6 +59,8 @@ static void thread_that_is_not_bound_is_told_so(void)
     IS(dvk_lclbind(0, getpid(), NONE), EDVSNOTBIND);
     IS(dvk_wait4unbind(300), EDVSNOTBIND);
     IS(dvk_vcopy(SELF, &m, 300, &m, 1), EDVSNOTBIND);
+    IS(dvk_getprocinfo(0, SELF, &(proc_usr_t){ 0 }), EDVSNOTBIND);
+    IS(dvk_getdcinfo(0, &(dc_usr_t){ 0 }), EDVSNOTBIND);
     IS(dvk_unbind(0, SELF), EDVSNOTBIND);
     CHECK(dvk_port() == NULL);
 }
@@ -230,6 +232,35 @@ static void forked_child_binds_anew(void)
     IS(end_child(child), 0);
 }
 
+static void endpoints_are_told_of(void)
+{
+    proc_usr_t found;
+    dc_usr_t dc;
+    pthread_t thread;
+    int server, own = m3_endpoint(dvk_port());
+    message m = of_type(0);
+    unsigned long before;
+    IS(dvk_getprocinfo(0, SELF, &found), OK);
+    IS(found.p_endpoint, own);
+    IS(found.p_vpid, (int)getpid());
+    IS(found.p_getfrom, NONE);
+    IS((int)found.p_rts_flags, 0);
+    before = found.p_lclsent;
+    started(adding, &thread, &server);
+    IS(dvk_sendrec(server, &m), OK);
+    end(thread);
+    IS(dvk_getprocinfo(0, own, &found), OK);
+    IS((int)(found.p_lclsent - before), 1);
+    IS((int)found.p_rmtsent, 0);
+    IS(dvk_getprocinfo(0, 7000, &found), EDVSBADPROC);
+    IS(dvk_getprocinfo(0, SELF, NULL), EDVSBADVALUE);
+    IS(dvk_getdcinfo(0, &dc), OK);
+    IS(dc.dc_dcid, found.p_dcid);
+    IS(dc.dc_nr_sysprocs, M3_FIRST_PROGRAM);
+    IS(dc.dc_nr_procs, M3_ENDPOINTS - M3_FIRST_PROGRAM);
+    IS(dc.dc_nr_nodes, 1);
+}
+
 int main(void)
 {
     thread_that_is_not_bound_is_told_so();
@@ -238,6 +269,7 @@ int main(void)
     notifications_come_as_messages();
     copies_go_by_grant();
     waker_ends_a_receive();
+    endpoints_are_told_of();
     forked_child_binds_anew();
     IS(dvk_unbind(0, SELF), OK);
     return faults != 0;
