@@ -18,5 +18,8 @@ pub use dc::{
     WaitMode, default_subnet, valid_name,
 };
 pub use error::{ErrorBody, ErrorKind};
-pub use node::{ChannelInfo, Health, LinkInfo, LinkState, Node, NodeState, PAIRS_MAX, Version};
+pub use node::{
+    ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, LinkInfo, LinkState, Node, NodeState, PAIRS_MAX,
+    Version,
+};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};

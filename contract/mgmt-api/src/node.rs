@@ -124,11 +124,45 @@ pub struct LinkInfo {
     pub last_error: Option<String>,
 }
 
+/// What a channel is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChannelKind {
+    Messages,
+    Ring,
+    /// Requests passed on, and notifications on behalf of others.
+    Delegation,
+    Copies,
+}
+
+/// A channel of a container with an end on the node that was asked. Left opened it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ChannelInfo {
     pub left: u32,
     pub right: u32,
     pub lane: u16,
+    pub kind: ChannelKind,
     /// `local`, or the node on the other side.
     pub via: String,
+    /// Not known of channels within a node that were made before its daemon was restarted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<ChannelCounts>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ChannelCounts {
+    pub left: EndCounts,
+    pub right: EndCounts,
+}
+
+/// What one end of a channel sent, as it says itself. Numbers wrap: messages at 2^28, the others at 2^32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndCounts {
+    /// The number of the last: messages and requests count on, a reply has the number of its request.
+    pub messages: u32,
+    pub notifications: u32,
+    /// Requests (left) or answers (right) in the ring.
+    pub entries: u32,
+    /// Whether it waits for an answer of the other end.
+    pub awaits_answer: bool,
 }

@@ -89,6 +89,30 @@ fn refusal_of_the_daemon_is_shown_with_causes_and_advice() {
 }
 
 #[test]
+fn inspected_container_shows_its_channels_with_their_counts() {
+    let daemon = FakeDaemon::start(|request| {
+        let is_list = request.line.ends_with("/shop/channels");
+        Answer::Say(200, if is_list { CHANNELS.to_owned() } else { DC.to_owned() })
+    });
+    let shown = output(&daemon, &["dc", "inspect", "shop"]);
+    assert_eq!(stderr(&shown), "");
+    let shown = stdout(&shown);
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<_> = shown.lines().map(words).skip_while(|row| row.first().is_none_or(|it| it != "LEFT")).collect();
+    assert_eq!(rows[1], ["300", "1", "messages", "n2", "7/6", "2/0", "0/0", "left"]);
+    assert_eq!(rows[2], ["300", "3", "ring", "local", "-", "-", "-", "-"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&output(&daemon, &["dc", "inspect", "shop", "-o", "json"]))).unwrap();
+    assert_eq!((&json["phase"], &json["channels"][0]["counts"]["left"]["messages"]), (&"running".into(), &7.into()));
+}
+
+const DC: &str = r#"{"id":7,"spec":{"name":"shop","nodes":["n1"]},"phase":"running","shares":[],"created_s":0}"#;
+const CHANNELS: &str = r#"[{"left":300,"right":1,"lane":0,"kind":"messages","via":"n2","counts":{
+    "left":{"messages":7,"notifications":2,"entries":0,"awaits_answer":true},
+    "right":{"messages":6,"notifications":0,"entries":0,"awaits_answer":false}}},
+    {"left":300,"right":3,"lane":1,"kind":"ring","via":"local"}]"#;
+
+#[test]
 fn without_a_daemon_the_error_says_what_to_try() {
     let output = dvs(None, &["--socket", "/nonexistent/d.sock", "node", "ls"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -18,7 +18,7 @@ use crate::output;
 Examples:
   dvs dc create shop --nodes n1,n2,n3 --start      over three nodes, running
   dvs dc ls
-  dvs dc inspect shop                              nodes, addresses, servers
+  dvs dc inspect shop                              nodes, addresses, servers, channels
   dvs dc stop shop && dvs dc delete shop"
 )]
 pub enum Command {
@@ -33,7 +33,10 @@ pub enum Command {
     /// List the containers.
     #[command(visible_alias = "list")]
     Ls,
-    /// Show one container: nodes, addresses, servers, problems.
+    /// Show one container: nodes, addresses, servers, problems, channels.
+    ///
+    /// The channels are those with an end on the node that is asked. LEFT opened a channel; each count is LEFT's/RIGHT's, and a reply counts as
+    /// the request it answers.
     #[command(visible_alias = "show")]
     Inspect {
         /// Container.
@@ -107,7 +110,8 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Inspect { dc } => {
             let daemon = daemon(global)?;
             let dc = block_on(daemon.dc(&dc))??;
-            print(|out| output::one(out, global.output, &dc, view::whole))
+            let channels = block_on(daemon.channels(&dc.spec.name))??;
+            print(|out| output::one(out, global.output, &view::Whole { dc, channels }, view::whole))
         }
     }
 }

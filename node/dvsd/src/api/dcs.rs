@@ -8,8 +8,12 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use broker::BrokerError;
 use cluster::{Compare, Op, Outcome};
-use mgmt_api::{ChannelInfo, Dc, DcPhase, DcSpec, ErrorBody, ErrorKind, NodeShare};
+use ipc::info;
+use mgmt_api::{
+    ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare,
+};
 use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
@@ -139,23 +143,43 @@ async fn delete_and_wait(api: &Arc<Api>, dc: &str, images: Images) -> Result<(),
 
 pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ChannelInfo>>, Failure> {
     let id = api.dc(&dc).await?.record.id;
-    let snapshot = blocking(move || {
+    let channels = blocking(move || {
         let nodes = api.context.members.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        let snapshot = api.context.broker.snapshot();
-        Ok((snapshot.map_err(|error| failure(ErrorKind::Unavailable, error.to_string(), "again"))?, nodes))
+        match api.context.broker.channels(abi::DcId(id)) {
+            Ok(channels) => Ok((channels, nodes)),
+            // It has no part here.
+            Err(BrokerError::NoSuchDc(_)) => Ok((Vec::new(), nodes)),
+            Err(error) => Err(failure(ErrorKind::Unavailable, error.to_string(), "again")),
+        }
     });
-    let (snapshot, nodes) = snapshot.await?;
+    let (channels, nodes) = channels.await?;
     let name = |id: abi::NodeId| {
         nodes.values().find(|node| node.id == id.0).map_or_else(|| format!("node {id}"), |node| node.name.clone())
     };
-    let channels = snapshot.dcs.into_iter().filter(|dc| dc.dc.0 == id).flat_map(|dc| dc.channels);
-    let described = channels.map(|channel| ChannelInfo {
-        left: channel.initiator.number(),
-        right: channel.acceptor.number(),
+    Ok(Json(channels.iter().map(|channel| describe_channel(channel, name)).collect()))
+}
+
+fn describe_channel(channel: &info::ChannelInfo, name: impl Fn(abi::NodeId) -> String) -> ChannelInfo {
+    let kind = match channel.kind() {
+        info::ChannelKind::Messages => ChannelKind::Messages,
+        info::ChannelKind::Ring => ChannelKind::Ring,
+        info::ChannelKind::Delegation => ChannelKind::Delegation,
+        info::ChannelKind::Copies => ChannelKind::Copies,
+    };
+    let end = |counts: info::EndCounts| EndCounts {
+        messages: counts.messages,
+        notifications: counts.notifications,
+        entries: counts.entries,
+        awaits_answer: counts.awaits_answer,
+    };
+    ChannelInfo {
+        left: channel.left.number(),
+        right: channel.right.number(),
         lane: channel.lane.0,
-        via: channel.proxied.map_or_else(|| "local".to_owned(), name),
-    });
-    Ok(Json(described.collect()))
+        kind,
+        via: channel.via.map_or_else(|| "local".to_owned(), |(node, _)| name(node)),
+        counts: channel.counts.map(|[left, right]| ChannelCounts { left: end(left), right: end(right) }),
+    }
 }
 
 impl Api {

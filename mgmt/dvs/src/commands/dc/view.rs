@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use mgmt_api::{Dc, DcPhase, ServerKind, ServerState};
+use mgmt_api::{ChannelInfo, ChannelKind, Dc, DcPhase, EndCounts, ServerKind, ServerState};
+use serde::Serialize;
 
 use crate::output::{self, Format, Row, Table, printable};
 
@@ -24,12 +25,33 @@ impl Row for Dc {
     }
 }
 
+/// A container with its channels on the node that was asked.
+#[derive(Serialize, Debug)]
+pub struct Whole {
+    #[serde(flatten)]
+    pub dc: Dc,
+    pub channels: Vec<ChannelInfo>,
+}
+
+impl Row for Whole {
+    const HEADINGS: &'static [&'static str] = <Dc as Row>::HEADINGS;
+
+    fn cells(&self) -> Vec<String> {
+        self.dc.cells()
+    }
+
+    fn name(&self) -> String {
+        self.dc.name()
+    }
+}
+
 /// After a change: the message was said already, so the table form adds nothing.
 pub fn changed(out: &mut impl Write, format: Format, dc: &Dc) -> io::Result<()> {
     output::one(out, format, dc, |_, _| Ok(()))
 }
 
-pub fn whole(dc: &Dc, out: &mut impl Write) -> io::Result<()> {
+pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
+    let Whole { dc, channels: carried } = whole;
     let mut facts = Table::new(&["DC", &dc.spec.name]);
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
     fact("state", phase(dc.phase).to_owned());
@@ -47,6 +69,10 @@ pub fn whole(dc: &Dc, out: &mut impl Write) -> io::Result<()> {
     if dc.shares.iter().any(|share| !share.servers.is_empty()) {
         writeln!(out)?;
         servers(dc).print(out)?;
+    }
+    if !carried.is_empty() {
+        writeln!(out)?;
+        channels(carried).print(out)?;
     }
     for share in &dc.shares {
         for problem in &share.problems {
@@ -87,6 +113,45 @@ fn servers(dc: &Dc) -> Table {
         }
     }
     table
+}
+
+fn channels(carried: &[ChannelInfo]) -> Table {
+    let mut table =
+        Table::new(&["LEFT", "RIGHT", "CHANNEL", "VIA", "MESSAGES", "NOTIFICATIONS", "ENTRIES", "AWAITS ANSWER"]);
+    for channel in carried {
+        let counts = |of: fn(&EndCounts) -> u32| {
+            channel.counts.map_or("-".to_owned(), |it| format!("{}/{}", of(&it.left), of(&it.right)))
+        };
+        table.push(vec![
+            channel.left.to_string(),
+            channel.right.to_string(),
+            channel_kind(channel.kind).to_owned(),
+            channel.via.clone(),
+            counts(|end| end.messages),
+            counts(|end| end.notifications),
+            counts(|end| end.entries),
+            awaiting(channel).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn awaiting(channel: &ChannelInfo) -> &'static str {
+    match channel.counts.map(|counts| (counts.left.awaits_answer, counts.right.awaits_answer)) {
+        Some((true, false)) => "left",
+        Some((false, true)) => "right",
+        Some((true, true)) => "both",
+        Some((false, false)) | None => "-",
+    }
+}
+
+fn channel_kind(kind: ChannelKind) -> &'static str {
+    match kind {
+        ChannelKind::Messages => "messages",
+        ChannelKind::Ring => "ring",
+        ChannelKind::Delegation => "delegation",
+        ChannelKind::Copies => "copies",
+    }
 }
 
 fn limits(dc: &Dc) -> Vec<(&'static str, String)> {
