@@ -29,9 +29,12 @@
 //! a proxy that was replaced while it was stopped cannot come back.
 //!
 //! One owner, one thread: no locks.
+//!
+//! **A stream where there is none**: [`arq`] makes one of packets that may be lost, for transports that have only those.
 
 #![forbid(unsafe_code)]
 
+pub mod arq;
 mod body;
 mod buffer;
 mod channel;

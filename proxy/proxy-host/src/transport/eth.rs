@@ -1,29 +1,22 @@
-//! Raw Ethernet: packets of [`super::arq`] in frames of an EtherType of their own, over one network interface. Addresses are
+//! Raw Ethernet: packets of [`proxy_link::arq`] in frames of an EtherType of their own, over one network interface. Addresses are
 //! hardware addresses, `02:00:00:00:00:01`.
 //!
-//! No IP, no routing: both nodes are on one segment. One packet socket carries all sessions of the node; a packet names its session
-//! by the number its receiver gave, and must come from that session's peer. Numbers are drawn at random, so that a proxy that
-//! was restarted answers packets for its predecessor with RST, and links are made anew at once.
+//! No IP, no routing: both nodes are on one segment. One packet socket carries all sessions of the node.
 //!
 //! Who shares the segment can read, forge and drop frames; TLS sees to it that this ends a link at most.
 
-use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use proxy_link::arq::{Packet, Received, Session, Sessions, State, refusal};
 use sys::packet::{self, HEAD_BYTES, Mac};
 
-use super::arq::{Kind, Packet, Session, State};
 use super::{Stream, Target, Transport, receive_some};
 
 /// Reserved for experiments and private use by IEEE 802.
 pub const ETHER_TYPE: u16 = 0x88b5;
-/// Sessions of one node: a link to every other node, and as many that are just beginning or ending.
-const SESSIONS_MAX: usize = 2 * abi::limits::NODES_PER_CLUSTER as usize;
-/// Sessions nobody has accepted yet.
-const BACKLOG_MAX: usize = 64;
 /// Frames taken in one turn, so that other things get theirs, and acknowledgements go well before a window is full.
 const FRAMES_PER_TURN: usize = 256;
 /// Longest payload that is used, whatever the interface takes.
@@ -41,23 +34,10 @@ pub struct Eth {
 struct Core {
     socket: OwnedFd,
     own: Mac,
-    payload_bytes: usize,
-    sessions: HashMap<u32, Entry>,
-    /// Sessions that others dialled, by who they are there.
-    accepted: HashMap<(Mac, u32), u32>,
-    backlog: VecDeque<u32>,
+    sessions: Sessions<Mac>,
     origin: Instant,
     frame: Vec<u8>,
     buffer: Vec<u8>,
-}
-
-struct Entry {
-    session: Session,
-    peer: Mac,
-    /// Of a session that the peer dialled: its number there.
-    dialled_as: Option<u32>,
-    /// A [`EthStream`] will ask for it, or the backlog.
-    is_held: bool,
 }
 
 impl Eth {
@@ -70,10 +50,7 @@ impl Eth {
         let core = Core {
             socket: socket.try_clone()?,
             own,
-            payload_bytes,
-            sessions: HashMap::new(),
-            accepted: HashMap::new(),
-            backlog: VecDeque::new(),
+            sessions: Sessions::new(payload_bytes, Box::new(random)),
             origin: Instant::now(),
             frame: Vec::with_capacity(HEAD_BYTES + payload_bytes),
             buffer: vec![0; HEAD_BYTES + PAYLOAD_BYTES_MAX],
@@ -128,16 +105,15 @@ impl Transport for Eth {
     fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
         let peer = parse_mac(target.address).ok_or(io::ErrorKind::InvalidInput)?;
         let mut core = self.core();
-        let (id, now) = (core.free_id()?, core.now());
-        let session = Session::dial(id, core.payload_bytes, now);
-        core.sessions.insert(id, Entry { session, peer, dialled_as: None, is_held: true });
+        let now = core.now();
+        let id = core.sessions.dial(peer, now)?;
         core.flush(id);
         drop(core);
         Ok(self.stream(id))
     }
 
     fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
-        let id = self.core().backlog.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        let id = self.core().sessions.accept().ok_or(io::ErrorKind::WouldBlock)?;
         Ok(self.stream(id))
     }
 
@@ -149,13 +125,7 @@ impl Transport for Eth {
         let mut core = self.core();
         let touched = core.take_frames()?;
         let now = core.now();
-        let is_due = |(id, entry): (&u32, &Entry)| entry.session.due().is_some_and(|due| due <= now).then_some(*id);
-        let due: Vec<u32> = core.sessions.iter().filter_map(is_due).collect();
-        for id in &due {
-            if let Some(entry) = core.sessions.get_mut(id) {
-                entry.session.tick(now);
-            }
-        }
+        let due = core.sessions.tick(now);
         for id in touched.into_iter().chain(due) {
             core.flush(id);
         }
@@ -164,8 +134,7 @@ impl Transport for Eth {
 
     fn due(&self) -> Option<Instant> {
         let core = self.core();
-        let due = core.sessions.values().filter_map(|entry| entry.session.due()).min();
-        due.map(|due| core.origin + due)
+        core.sessions.due().map(|due| core.origin + due)
     }
 
     /// Frames are sent and received by calls that every process may make.
@@ -177,20 +146,6 @@ impl Transport for Eth {
 impl Core {
     fn now(&self) -> Duration {
         self.origin.elapsed()
-    }
-
-    fn free_id(&self) -> io::Result<u32> {
-        if self.sessions.len() >= SESSIONS_MAX {
-            return Err(io::Error::other("too many sessions"));
-        }
-        loop {
-            let mut bytes = [0; 4];
-            rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-            let id = u32::from_le_bytes(bytes);
-            if id != 0 && !self.sessions.contains_key(&id) {
-                return Ok(id);
-            }
-        }
     }
 
     /// Takes what came, up to a bound; the sessions it was for, each once for every run of its packets.
@@ -218,59 +173,16 @@ impl Core {
             return None;
         }
         let packet = Packet::decode(payload)?;
-        if packet.kind == Kind::Syn {
-            return self.take_syn(peer, &packet);
-        }
-        let now = self.now();
-        match self.sessions.get_mut(&packet.to).filter(|entry| entry.peer == peer) {
-            Some(entry) => {
-                entry.session.receive(&packet, now);
-                Some(packet.to)
-            }
-            None => {
-                if packet.kind != Kind::Rst {
-                    self.refuse(peer, &packet);
-                }
+        match self.sessions.receive(peer, &packet, self.now()) {
+            Received::By(id) => Some(id),
+            Received::Refused => {
+                self.begin_frame(peer);
+                refusal(&packet).encode(&mut self.frame);
+                self.send_frame();
                 None
             }
+            Received::Dropped => None,
         }
-    }
-
-    fn take_syn(&mut self, peer: Mac, packet: &Packet<'_>) -> Option<u32> {
-        let now = self.now();
-        if let Some(id) = self.accepted.get(&(peer, packet.from)).copied() {
-            self.sessions.get_mut(&id)?.session.receive(packet, now);
-            return Some(id);
-        }
-        if self.backlog.len() >= BACKLOG_MAX {
-            return None;
-        }
-        let id = self.free_id().ok()?;
-        let session = Session::accept(id, packet.from, self.payload_bytes, now);
-        self.sessions.insert(id, Entry { session, peer, dialled_as: Some(packet.from), is_held: true });
-        self.accepted.insert((peer, packet.from), id);
-        self.backlog.push_back(id);
-        Some(id)
-    }
-
-    /// There is no such session (any more): its peer need not wait for silence to find out.
-    fn refuse(&mut self, peer: Mac, packet: &Packet<'_>) {
-        self.begin_frame(peer);
-        let refusal = Packet {
-            kind: Kind::Rst,
-            to: packet.from,
-            from: packet.to,
-            offset: 0,
-            ack: 0,
-            window: 0,
-            stamp: 0,
-            echo: 0,
-            fin: false,
-            ranges: super::arq::Ranges::NONE,
-            data: &[],
-        };
-        refusal.encode(&mut self.frame);
-        self.send_frame();
     }
 
     fn begin_frame(&mut self, peer: Mac) {
@@ -285,14 +197,14 @@ impl Core {
         packet::send(&self.socket, &self.frame).is_ok()
     }
 
-    /// Sends what the session has to send, and forgets it when it has ended and nobody holds it.
+    /// Sends what the session has to send.
     fn flush(&mut self, id: u32) {
         let now = self.now();
         loop {
-            let Some(peer) = self.sessions.get(&id).map(|entry| entry.peer) else { return };
+            let Some(peer) = self.sessions.peer(id) else { return };
             self.begin_frame(peer);
-            let Some(entry) = self.sessions.get_mut(&id) else { return };
-            if !entry.session.transmit(now, &mut self.frame) {
+            let Some(session) = self.sessions.get_mut(id) else { return };
+            if !session.transmit(now, &mut self.frame) {
                 break;
             }
             if !self.send_frame() {
@@ -300,17 +212,14 @@ impl Core {
                 break;
             }
         }
-        let has_ended = |entry: &Entry| matches!(entry.session.state(), State::Closed | State::Failed(_));
-        if self.sessions.get(&id).is_some_and(|entry| !entry.is_held && has_ended(entry)) {
-            self.forget(id);
-        }
+        self.sessions.forget_ended(id);
     }
+}
 
-    fn forget(&mut self, id: u32) {
-        if let Some(Entry { peer, dialled_as: Some(number), .. }) = self.sessions.remove(&id) {
-            self.accepted.remove(&(peer, number));
-        }
-    }
+fn random() -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u32::from_le_bytes(bytes))
 }
 
 struct EthStream {
@@ -321,8 +230,8 @@ struct EthStream {
 impl EthStream {
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> io::Result<T>) -> io::Result<T> {
         let mut core = lock(&self.shared);
-        let entry = core.sessions.get_mut(&self.id).ok_or(io::ErrorKind::NotConnected)?;
-        let result = work(&mut entry.session)?;
+        let session = core.sessions.get_mut(self.id).ok_or(io::ErrorKind::NotConnected)?;
+        let result = work(session)?;
         core.flush(self.id);
         Ok(result)
     }
@@ -347,7 +256,7 @@ impl Write for EthStream {
 impl Stream for EthStream {
     fn established(&mut self) -> Option<io::Result<()>> {
         let core = lock(&self.shared);
-        match core.sessions.get(&self.id).map(|entry| entry.session.state()) {
+        match core.sessions.get(self.id).map(Session::state) {
             Some(State::Dialling) => None,
             Some(State::Open | State::Closing) => Some(Ok(())),
             Some(State::Failed(kind)) => Some(Err(kind.into())),
@@ -360,7 +269,7 @@ impl Stream for EthStream {
     }
 
     fn round_trip(&self) -> Option<Duration> {
-        lock(&self.shared).sessions.get(&self.id).and_then(|entry| entry.session.round_trip())
+        lock(&self.shared).sessions.get(self.id).and_then(Session::round_trip)
     }
 }
 
@@ -368,14 +277,9 @@ impl Drop for EthStream {
     fn drop(&mut self) {
         let mut core = lock(&self.shared);
         let now = core.now();
-        let Some(entry) = core.sessions.get_mut(&self.id) else { return };
-        entry.session.close(now);
-        entry.is_held = false;
-        match entry.session.state() {
-            // Delivered, for a while, from `turn`.
-            State::Closing => core.flush(self.id),
-            _ => core.forget(self.id),
-        }
+        core.sessions.release(self.id, now);
+        // What was written is delivered for a while, from `turn`.
+        core.flush(self.id);
     }
 }
 

@@ -14,7 +14,6 @@
 //!
 //! A program that brings a transport of its own calls [`crate::main_with`]; `examples/shaped_proxy.rs` is one.
 
-pub mod arq;
 pub mod eth;
 pub mod quic;
 mod tcp;

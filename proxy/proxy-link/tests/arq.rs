@@ -1,51 +1,19 @@
 //! Two sessions and a wire between them that does its worst, from a seed.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+#[path = "arq/reconnect.rs"]
+mod reconnect;
+#[path = "sim/seeds.rs"]
+mod seeds;
+
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use super::limits::{FAILED_AFTER, LINGER, WINDOW_BYTES};
-use super::{Kind, Packet, Session, State};
+use proxy_link::arq::limits::{FAILED_AFTER, LINGER, WINDOW_BYTES};
+use proxy_link::arq::wire::{Dice, Weather, Wire};
+use proxy_link::arq::{Kind, Packet, Ranges, Session, State};
+use seeds::seeds;
 
 const PACKET_BYTES: usize = 1500;
-
-/// xorshift64*, as good as needed here.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % sides
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Weather {
-    lost_percent: u64,
-    doubled_percent: u64,
-    delay_us: u64,
-    /// Every packet is late by up to so much more, so later ones overtake.
-    jitter_us: u64,
-}
-
-const CALM: Weather = Weather { lost_percent: 0, doubled_percent: 0, delay_us: 50, jitter_us: 0 };
-
-/// By arrival; the number keeps equal times in order. To whom, and what.
-type UnderWay = (Duration, u64, usize, Vec<u8>);
-
-struct Wire {
-    dice: Dice,
-    weather: Weather,
-    under_way: BinaryHeap<Reverse<UnderWay>>,
-    sent: u64,
-}
 
 /// One end: what it writes, what it has read.
 struct End {
@@ -58,6 +26,7 @@ struct End {
 
 struct World {
     wire: Wire,
+    dice: Dice,
     ends: [End; 2],
     now: Duration,
     seed: u64,
@@ -79,8 +48,14 @@ impl World {
         let now = Duration::from_secs(1);
         let dialling = Session::dial(11, PACKET_BYTES, now);
         let accepting = Session::accept(22, 11, PACKET_BYTES, now);
-        let wire = Wire { dice: Dice::new(seed), weather, under_way: BinaryHeap::new(), sent: 0 };
-        World { wire, ends: [end(dialling, bytes[0], 1), end(accepting, bytes[1], 2)], now, seed }
+        let wire = Wire::new(seed, weather);
+        World {
+            wire,
+            dice: Dice::new(!seed),
+            ends: [end(dialling, bytes[0], 1), end(accepting, bytes[1], 2)],
+            now,
+            seed,
+        }
     }
 
     fn send(&mut self, from: usize) {
@@ -95,12 +70,12 @@ impl World {
     /// What the owners do: write in odd pieces, read in others, close when all is written.
     fn own(&mut self) {
         for end in &mut self.ends {
-            let piece = 1 + self.wire.dice.roll(9000) as usize;
+            let piece = 1 + self.dice.roll(9000) as usize;
             let rest = &end.writes[end.written..];
             if let Ok(count) = end.session.write(&rest[..rest.len().min(piece)]) {
                 end.written += count;
             }
-            let mut buffer = vec![0; 1 + self.wire.dice.roll(9000) as usize];
+            let mut buffer = vec![0; 1 + self.dice.roll(9000) as usize];
             match end.session.read(&mut buffer) {
                 Ok(0) => end.at_end = true,
                 Ok(count) => end.read.extend_from_slice(&buffer[..count]),
@@ -115,11 +90,11 @@ impl World {
             self.send(from);
         }
         let due = self.ends.iter().filter_map(|end| end.session.due()).min();
-        let arrival = self.wire.under_way.peek().map(|Reverse((at, ..))| *at);
+        let arrival = self.wire.next_arrival();
         let step = self.now + Duration::from_micros(20);
         self.now =
             due.into_iter().chain(arrival).min().unwrap_or(step).clamp(step, self.now + Duration::from_millis(5));
-        while let Some(Reverse((_, _, to, bytes))) = self.wire.arrived(self.now) {
+        while let Some((to, bytes)) = self.wire.arrived(self.now) {
             let packet = Packet::decode(&bytes).expect("ours");
             self.ends[to].session.receive(&packet, self.now);
         }
@@ -155,31 +130,9 @@ impl End {
     }
 }
 
-impl Wire {
-    fn carry(&mut self, now: Duration, to: usize, packet: &[u8]) {
-        self.sent += 1;
-        let copies = match self.dice.roll(100) {
-            roll if roll < self.weather.lost_percent => 0,
-            roll if roll < self.weather.lost_percent + self.weather.doubled_percent => 2,
-            _ => 1,
-        };
-        for _ in 0..copies {
-            let delay = self.weather.delay_us + self.dice.roll(self.weather.jitter_us + 1);
-            self.sent += 1;
-            self.under_way.push(Reverse((now + Duration::from_micros(delay), self.sent, to, packet.to_vec())));
-        }
-        self.sent -= copies;
-    }
-
-    fn arrived(&mut self, now: Duration) -> Option<Reverse<UnderWay>> {
-        let is_here = self.under_way.peek().is_some_and(|Reverse((at, ..))| *at <= now);
-        if is_here { self.under_way.pop() } else { None }
-    }
-}
-
 #[test]
 fn both_directions_arrive_whole_and_in_order_in_any_weather() {
-    for seed in 0..400 {
+    for seed in seeds(400, 10_000) {
         let mut dice = Dice::new(seed ^ 0xdead);
         let weather = Weather {
             lost_percent: dice.roll(31),
@@ -196,7 +149,7 @@ fn both_directions_arrive_whole_and_in_order_in_any_weather() {
 
 #[test]
 fn closed_session_delivers_what_was_written_and_its_end() {
-    for seed in 0..100 {
+    for seed in seeds(100, 10_000) {
         let weather = Weather { lost_percent: 10, doubled_percent: 5, delay_us: 100, jitter_us: 300 };
         let mut world = World::new(seed, weather, [20_000, 20_000]);
         world.run_until(Duration::from_secs(60), |world| {
@@ -213,12 +166,12 @@ fn closed_session_delivers_what_was_written_and_its_end() {
 
 #[test]
 fn calm_wire_sees_every_byte_once_and_few_acknowledgements() {
-    let mut world = World::new(1, CALM, [3_000_000, 0]);
+    let mut world = World::new(1, Weather::CALM, [3_000_000, 0]);
     world.run_until(Duration::from_secs(10), World::everything_came);
     world.assert_equal();
     let needed = 3_000_000_u64.div_ceil(1456);
     // Owners write in odd pieces, so some segments are short; nothing is sent twice.
-    assert!(world.wire.sent < needed * 5 / 2, "{} packets for {needed}", world.wire.sent);
+    assert!(world.wire.carried() < needed * 5 / 2, "{} packets for {needed}", world.wire.carried());
     let round_trip = world.ends[0].session.round_trip().expect("measured");
     assert!(round_trip >= Duration::from_micros(100) && round_trip < Duration::from_millis(2), "{round_trip:?}");
 }
@@ -262,7 +215,7 @@ fn reader_that_does_not_read_stops_the_writer_and_lets_it_go_on() {
 
 #[test]
 fn peer_that_is_not_heard_any_more_fails_the_session() {
-    let mut world = World::new(1, CALM, [10_000, 0]);
+    let mut world = World::new(1, Weather::CALM, [10_000, 0]);
     world.run_until(Duration::from_secs(5), World::everything_came);
     world.wire.weather.lost_percent = 100;
     world.ends[0].writes.extend([1; 100]);
@@ -298,7 +251,7 @@ fn dialling_nobody_fails_in_time_and_a_refusal_at_once() {
 
 #[test]
 fn hostile_packets_never_panic_nor_fill_memory_nor_change_what_is_read() {
-    for seed in 0..300 {
+    for seed in seeds(300, 10_000) {
         let mut dice = Dice::new(seed);
         let now = Duration::from_secs(1);
         let mut session = Session::accept(22, 11, PACKET_BYTES, now);
@@ -326,7 +279,7 @@ fn hostile_packets_never_panic_nor_fill_memory_nor_change_what_is_read() {
                 stamp: near(&mut dice) as u32,
                 echo: near(&mut dice) as u32,
                 fin: dice.roll(10) == 0,
-                ranges: super::packet::Ranges::Listed(&ranges),
+                ranges: Ranges::Listed(&ranges),
                 data: &data,
             };
             let mut bytes = Vec::new();
@@ -359,7 +312,7 @@ fn packet_is_read_as_it_was_written_and_padding_is_ignored() {
         stamp: 6,
         echo: 7,
         fin: true,
-        ranges: super::packet::Ranges::Listed(&ranges),
+        ranges: Ranges::Listed(&ranges),
         data: b"abc",
     };
     let mut bytes = Vec::new();

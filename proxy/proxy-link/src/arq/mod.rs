@@ -6,6 +6,8 @@
 //!                 ◀── ack, what came behind a hole, room ──
 //! ```
 //!
+//! [`Sessions`] are all those of a node; [`wire`] is what tests lay between two of them.
+//!
 //! Numbers count bytes, as in TCP. What is chosen, and from where:
 //!
 //! - **Loss** is seen by order of sending: a segment is lost when three that were sent after it have arrived (QUIC's packet
@@ -29,9 +31,9 @@ mod packet;
 mod receiver;
 mod sender;
 mod session;
-
-#[cfg(test)]
-mod tests;
+mod sessions;
+pub mod wire;
 
 pub use packet::{Kind, Packet, Ranges};
 pub use session::{Session, State};
+pub use sessions::{Draw, Received, Sessions, refusal};

@@ -1,4 +1,4 @@
-//! Bounds of a session, with their reasons.
+//! Bounds of sessions, with their reasons.
 
 use std::time::Duration;
 
@@ -23,3 +23,7 @@ pub const RTO_MAX: Duration = Duration::from_millis(200);
 pub const FAILED_AFTER: Duration = Duration::from_secs(5);
 /// How long a closed session tries to deliver what was written before.
 pub const LINGER: Duration = Duration::from_secs(1);
+/// Sessions of one node: a link to every other node, and as many that are just beginning or ending.
+pub const SESSIONS_MAX: usize = 2 * abi::limits::NODES_PER_CLUSTER as usize;
+/// Sessions nobody has accepted yet.
+pub const BACKLOG_MAX: usize = 64;
