@@ -1,21 +1,31 @@
-//! Links over pipes that delay, cut, stall and are dialled twice, and proxies that are killed: nothing is lost, nothing comes twice.
+//! Links over pipes that delay, cut, stall and are dialled twice, and over packets that are lost, doubled, late and overtaken, in a
+//! wire that is cut; and proxies that are killed: nothing is lost, nothing comes twice.
 
 #[path = "sim/memory.rs"]
 mod memory;
+#[path = "sim/packets.rs"]
+mod packets;
 #[path = "sim/party.rs"]
 mod party;
+#[path = "sim/pipes.rs"]
+mod pipes;
+#[path = "sim/seeds.rs"]
+mod seeds;
 #[path = "sim/world.rs"]
 mod world;
 
+use packets::Packets;
+use pipes::Pipes;
 use proxy_link::Role;
-use world::{Weather, World};
+use seeds::seeds;
+use world::{Link, Weather, World};
 
 /// Steps in bad weather, then in good weather until everything has arrived.
 const STORM_STEPS: u32 = 600;
 const CALM_STEPS_MAX: u32 = 20_000;
 
-fn run(seed: u64, weather: Weather) {
-    let mut world = World::new(seed, 40);
+fn run<L: Link>(seed: u64, weather: Weather) {
+    let mut world = World::<L>::new(seed, 40);
     for _ in 0..STORM_STEPS {
         world.step(weather);
     }
@@ -23,9 +33,9 @@ fn run(seed: u64, weather: Weather) {
     check(&world, seed);
 }
 
-fn calm_down(world: &mut World, seed: u64) {
+fn calm_down(world: &mut World<impl Link>, seed: u64) {
     let mut steps = 0;
-    while !world.is_done() {
+    while !world.stage.is_done() {
         world.step(Weather::Calm);
         steps += 1;
         assert!(steps < CALM_STEPS_MAX, "seed {seed}: not done");
@@ -35,13 +45,13 @@ fn calm_down(world: &mut World, seed: u64) {
 /// Three nodes with a link between any two. A proxy carries both links of its node, so one that is killed takes both down.
 fn run_three(seed: u64) {
     // Link `i` joins node `i` to node `i + 1`.
-    let mut links: Vec<World> = (0..3).map(|link| World::new(seed.wrapping_mul(3) + link, 30)).collect();
+    let mut links: Vec<World<Pipes>> = (0..3).map(|link| World::new(seed.wrapping_mul(3) + link, 30)).collect();
     for _ in 0..STORM_STEPS {
-        let chance = &mut links[0].chance;
+        let chance = &mut links[0].stage.chance;
         let victim = chance.one_in(200).then(|| chance.below(3) as usize);
         if let Some(victim) = victim {
             let ends = [(victim, 0), ((victim + 2) % 3, 1)];
-            if ends.iter().all(|(link, side)| links[*link].can_lose_proxy(*side)) {
+            if ends.iter().all(|(link, side)| links[*link].stage.can_lose_proxy(*side)) {
                 ends.iter().for_each(|(link, side)| links[*link].kill_proxy(*side));
             }
         }
@@ -53,15 +63,8 @@ fn run_three(seed: u64) {
     }
 }
 
-/// Of one kind of weather: enough for every change, and what `DVS_TEST_LONG` asks for. `DVS_SEED` runs one again.
-fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
-    if let Some(seed) = std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return seed..seed + 1;
-    }
-    0..if std::env::var_os("DVS_TEST_LONG").is_some() { many } else { few }
-}
-
-fn check(world: &World, seed: u64) {
+fn check(world: &World<impl Link>, seed: u64) {
+    let world = &world.stage;
     for (here, there) in [(0, 1), (1, 0)] {
         let (node, far) = (&world.nodes[here], &world.nodes[there]);
         assert_eq!(node.downs, 0, "seed {seed}");
@@ -88,25 +91,40 @@ fn check(world: &World, seed: u64) {
 
 #[test]
 fn everything_arrives_once_and_in_order_in_good_weather() {
-    seeds(200, 1000).for_each(|seed| run(seed, Weather::Calm));
+    seeds(200, 1000).for_each(|seed| run::<Pipes>(seed, Weather::Calm));
 }
 
 #[test]
 fn everything_arrives_once_and_in_order_over_cuts() {
-    seeds(1000, 10_000).for_each(|seed| run(seed, Weather::Cuts));
+    seeds(1000, 10_000).for_each(|seed| run::<Pipes>(seed, Weather::Cuts));
 }
 
 #[test]
 fn everything_arrives_once_and_in_order_over_cuts_and_killed_proxies() {
-    seeds(1000, 10_000).for_each(|seed| run(seed, Weather::CutsAndKilledProxies));
+    seeds(1000, 10_000).for_each(|seed| run::<Pipes>(seed, Weather::CutsAndKilledProxies));
 }
 
 #[test]
 fn everything_arrives_once_and_in_order_over_doubled_connections_partitions_and_silence() {
-    seeds(1000, 10_000).for_each(|seed| run(seed, Weather::Storm));
+    seeds(1000, 10_000).for_each(|seed| run::<Pipes>(seed, Weather::Storm));
 }
 
 #[test]
 fn everything_arrives_once_and_in_order_among_three_nodes_whose_proxies_are_killed() {
     seeds(300, 10_000).for_each(run_three);
+}
+
+#[test]
+fn everything_arrives_once_and_in_order_over_packets_that_are_lost_doubled_late_and_overtaken() {
+    seeds(40, 1000).for_each(|seed| run::<Packets>(seed, Weather::Calm));
+}
+
+#[test]
+fn everything_arrives_once_and_in_order_over_packets_and_killed_proxies() {
+    seeds(40, 5000).for_each(|seed| run::<Packets>(seed, Weather::CutsAndKilledProxies));
+}
+
+#[test]
+fn everything_arrives_once_and_in_order_over_packets_and_partitions_of_all_lengths() {
+    seeds(40, 10_000).for_each(|seed| run::<Packets>(seed, Weather::Storm));
 }

@@ -1,4 +1,4 @@
-//! Two proxies, a pipe that delays, splits, stalls and cuts, and parties that never stop talking.
+//! Two proxies, what carries their bytes, and parties that never stop talking.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, Lane, NodeId};
-use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, Phase, RingSpec, Role, WireChannel};
+use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, RingSpec, Role, WireChannel};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
 use crate::party::{Party, carried, is_request, take, value_of};
@@ -36,7 +36,7 @@ impl Chance {
     }
 
     /// How much a pipe moves at once: cuts anywhere.
-    fn moved_bytes(&mut self) -> usize {
+    pub fn moved_bytes(&mut self) -> usize {
         let most = if self.one_in(4) { 80_000 } else { 3000 };
         self.below(most) as usize
     }
@@ -57,14 +57,9 @@ pub enum Weather {
 }
 
 impl Weather {
-    fn is_storm(self) -> bool {
+    pub fn is_storm(self) -> bool {
         self == Weather::Storm
     }
-}
-
-/// A connection the dialler made while the acceptor knows only the one before.
-struct Redialled {
-    from_dialler: VecDeque<u8>,
 }
 
 pub struct Node {
@@ -119,8 +114,26 @@ impl Node {
         }
     }
 
+    /// Its connection is gone.
+    pub fn cut(&mut self) {
+        self.peer.cut();
+        self.input.clear();
+    }
+
+    pub fn forget_input(&mut self) {
+        self.input.clear();
+    }
+
+    pub fn take_in(&mut self, bytes: &[u8]) {
+        assert_eq!(self.input.append(bytes), bytes.len(), "the buffer has room for what a window allows");
+    }
+
+    pub fn hear(&mut self, now: Duration) {
+        self.peer.receive(&mut self.input, now).expect("the peer is correct");
+    }
+
     /// The first frame of a connection that the far side dialled; `false` while it is not all here.
-    fn hear_hello(&mut self, now: Duration) -> bool {
+    pub fn hear_hello(&mut self, now: Duration) -> bool {
         let Ok(Some(whole)) = wire::frame_bytes(self.input.waiting()) else { return false };
         let Some(first) = self.input.waiting().get(..whole) else { return false };
         let Ok(wire::Frame::Hello(hello)) = wire::Frame::decode(first) else { panic!("HELLO comes first") };
@@ -154,40 +167,85 @@ impl Node {
     }
 }
 
-pub struct World {
+/// What carries the bytes between the two.
+pub trait Link {
+    fn new(seed: u64) -> Self;
+
+    /// What the weather does to it.
+    fn suffer(&mut self, stage: &mut Stage, weather: Weather);
+
+    /// Time has passed: the connection is made, if there is none, or is found to be gone.
+    fn turn(&mut self, stage: &mut Stage, weather: Weather);
+
+    /// From the node's out buffer, in pieces.
+    fn transmit(&mut self, stage: &mut Stage, from: usize);
+
+    /// To the other node, in pieces.
+    fn deliver(&mut self, stage: &mut Stage, from: usize, weather: Weather);
+
+    /// The proxy of a node goes, and with it what it held of the connection.
+    fn kill(&mut self, stage: &mut Stage, victim: usize);
+}
+
+/// Who is at the ends, and when it is.
+pub struct Stage {
     pub chance: Chance,
     pub nodes: [Node; 2],
-    pipes: [VecDeque<u8>; 2],
-    connected: bool,
-    redialled: Option<Redialled>,
-    /// Steps until it can be dialled again, and until bytes of each direction arrive again.
-    partition: u64,
-    silence: [u64; 2],
     pub now: Duration,
     pub goal: u64,
 }
 
-impl World {
-    pub fn new(seed: u64, goal: u64) -> World {
-        let mut world = World {
-            chance: Chance(seed),
-            nodes: [Node::new(1, 2), Node::new(2, 1)],
-            pipes: [VecDeque::new(), VecDeque::new()],
-            connected: false,
-            redialled: None,
-            partition: 0,
-            silence: [0, 0],
-            now: Duration::ZERO,
-            goal,
-        };
+pub struct World<L> {
+    pub stage: Stage,
+    link: L,
+}
+
+impl<L: Link> World<L> {
+    pub fn new(seed: u64, goal: u64) -> World<L> {
+        let nodes = [Node::new(1, 2), Node::new(2, 1)];
+        let stage = Stage { chance: Chance(seed), nodes, now: Duration::ZERO, goal };
+        let mut world = World { stage, link: L::new(seed) };
         for node in 0..2 {
             for lane in 0..2 {
-                world.open(node, lane);
+                world.stage.open(node, lane);
             }
         }
         world
     }
 
+    pub fn step(&mut self, weather: Weather) {
+        let World { stage, link } = self;
+        stage.now += Duration::from_millis(stage.chance.below(4));
+        link.suffer(stage, weather);
+        if weather == Weather::CutsAndKilledProxies && stage.chance.one_in(150) {
+            let victim = stage.chance.below(2) as usize;
+            if stage.can_lose_proxy(victim) {
+                self.kill_proxy(victim);
+            }
+        }
+        let World { stage, link } = self;
+        link.turn(stage, weather);
+        for node in 0..2 {
+            stage.parties_act(node);
+            link.transmit(stage, node);
+            link.deliver(stage, node, weather);
+            let node = &mut stage.nodes[node];
+            assert_eq!(node.peer.tick(stage.now), Ok(()));
+            node.do_actions();
+            if stage.chance.one_in(2) {
+                node.answer_opens();
+            }
+        }
+    }
+
+    pub fn kill_proxy(&mut self, victim: usize) {
+        self.link.kill(&mut self.stage, victim);
+        let now = self.stage.now;
+        self.stage.nodes[victim].replace_proxy(now);
+    }
+}
+
+impl Stage {
     fn open(&mut self, node: usize, lane: u16) {
         let node = &mut self.nodes[node];
         let ring = (lane > 0).then_some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
@@ -199,139 +257,21 @@ impl World {
         node.parties.insert(channel, Party::default());
     }
 
-    pub fn step(&mut self, weather: Weather) {
-        self.now += Duration::from_millis(self.chance.below(4));
-        self.suffer(weather);
-        if weather == Weather::CutsAndKilledProxies && self.chance.one_in(150) {
-            let victim = self.chance.below(2) as usize;
-            self.cut();
-            if self.can_lose_proxy(victim) {
-                self.kill_proxy(victim);
-            }
-        }
-        let is_reachable = weather == Weather::Calm || self.partition == 0 && self.chance.one_in(4);
-        if !self.connected && is_reachable {
-            self.nodes[0].peer.dialled(self.now);
-            self.connected = true;
-        }
-        for node in 0..2 {
-            self.parties_act(node);
-            self.transmit(node);
-            if self.chance.one_in(3) && (self.silence[node] == 0 || weather == Weather::Calm) {
-                self.deliver(node);
-            }
-            let node = &mut self.nodes[node];
-            assert_eq!(node.peer.tick(self.now), Ok(()));
-            node.do_actions();
-            if self.chance.one_in(2) {
-                node.answer_opens();
-            }
-        }
-    }
-
-    /// What the weather does to the link.
-    fn suffer(&mut self, weather: Weather) {
-        self.partition = self.partition.saturating_sub(1);
-        self.silence = self.silence.map(|steps| steps.saturating_sub(1));
-        if weather != Weather::Calm && self.connected && self.chance.one_in(60) {
-            self.cut();
-            if weather.is_storm() && self.chance.one_in(4) {
-                self.partition = self.chance.below(200);
-            }
-        }
-        if !weather.is_storm() || !self.connected {
-            return;
-        }
-        if self.chance.one_in(80) {
-            self.silence[self.chance.0 as usize % 2] = self.chance.below(60);
-        }
-        if self.redialled.is_none() && self.chance.one_in(60) {
-            self.redial();
-        }
-    }
-
     /// Ranges of open requests live in the two proxies: one of them must know them. Both lost is a test of its own.
     pub fn can_lose_proxy(&self, victim: usize) -> bool {
         self.nodes[1 - victim].knows_all
     }
 
-    pub fn kill_proxy(&mut self, victim: usize) {
-        self.cut();
-        self.nodes[victim].replace_proxy(self.now);
-    }
-
-    /// Another connection beside the first, which the acceptor takes for the current one until it hears HELLO on the new one. What it
-    /// sends over the old one meanwhile is lost.
-    fn redial(&mut self) {
-        let dialler = &mut self.nodes[0];
-        dialler.peer.cut();
-        dialler.input.clear();
-        dialler.peer.dialled(self.now);
-        self.pipes[1].clear();
-        self.redialled = Some(Redialled { from_dialler: VecDeque::new() });
-    }
-
-    fn cut(&mut self) {
-        self.connected = false;
-        self.redialled = None;
-        for node in &mut self.nodes {
-            node.peer.cut();
-            node.input.clear();
-        }
-        self.pipes.iter_mut().for_each(VecDeque::clear);
-    }
-
-    /// From the node's out buffer into the pipe, in pieces.
-    fn transmit(&mut self, from: usize) {
-        let node = &mut self.nodes[from];
-        node.peer.fill(self.now);
-        if !self.connected {
-            return;
-        }
-        let pending = node.peer.outgoing().pending();
-        let count = self.chance.moved_bytes().min(pending.len());
-        match (&mut self.redialled, from) {
-            (None, _) => self.pipes[from].extend(&pending[..count]),
-            (Some(new), 0) => new.from_dialler.extend(&pending[..count]),
-            // Into a connection that its other end gave up.
-            (Some(_), _) => {}
-        }
-        node.peer.sent(self.now, count);
-    }
-
-    /// From the pipe to the other node, in pieces. The accepting node learns by HELLO that there is a connection.
-    fn deliver(&mut self, from: usize) {
-        if from == 0
-            && self.redialled.as_ref().is_some_and(|new| is_whole_hello(&new.from_dialler))
-            && self.chance.one_in(3)
-        {
-            self.accept_redialled();
-        }
-        let node = &mut self.nodes[1 - from];
-        let count = self.chance.moved_bytes().min(self.pipes[from].len());
-        let bytes: Vec<u8> = self.pipes[from].drain(..count).collect();
-        // As bytes that were decrypted elsewhere, or by way of the buffer.
-        if node.peer.phase() != Phase::Apart && self.chance.one_in(2) {
-            let taken = node.peer.receive_from(&bytes, &mut node.input, self.now).expect("the peer is correct");
+    /// Bytes from the far node: as those that were decrypted elsewhere, or by way of the buffer.
+    pub fn hand_over(&mut self, to: usize, bytes: &[u8]) {
+        let node = &mut self.nodes[to];
+        if self.chance.one_in(2) {
+            let taken = node.peer.receive_from(bytes, &mut node.input, self.now).expect("the peer is correct");
             assert_eq!(taken, bytes.len(), "the buffer has room for what a window allows");
             return;
         }
-        assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
-        if node.peer.phase() == Phase::Apart && !node.hear_hello(self.now) {
-            return;
-        }
-        node.peer.receive(&mut node.input, self.now).expect("the peer is correct");
-    }
-
-    /// The acceptor turns to the new connection; what is still under way on the old one is dropped.
-    fn accept_redialled(&mut self) {
-        let Some(new) = self.redialled.take() else { return };
-        self.pipes = [new.from_dialler, VecDeque::new()];
-        let node = &mut self.nodes[1];
-        node.input.clear();
-        let bytes: Vec<u8> = self.pipes[0].drain(..).collect();
-        assert_eq!(node.input.append(&bytes), bytes.len(), "the buffer has room for what a window allows");
-        assert!(node.hear_hello(self.now));
+        node.take_in(bytes);
+        node.hear(self.now);
     }
 
     fn parties_act(&mut self, node: usize) {
@@ -379,11 +319,6 @@ impl World {
             })
         }) && self.nodes.iter().map(|node| node.channels.len()).sum::<usize>() == 8
     }
-}
-
-fn is_whole_hello(bytes: &VecDeque<u8>) -> bool {
-    let bytes: Vec<u8> = bytes.iter().copied().take(4096).collect();
-    matches!(wire::frame_bytes(&bytes), Ok(Some(whole)) if whole <= bytes.len())
 }
 
 /// Sends numbered messages, some timed and withdrawn, some requests; answers requests; notifies.
