@@ -125,7 +125,7 @@ fn survivors_of_a_cut_link_learn_it_while_relays_are_open() {
     let times = LinkTimes { down: DOWN, ..LinkTimes::default() };
     let _proxies = pair.start_proxies(Encryption::Tls, times);
     let relays = open_all(&mut pair);
-    pair.cable.as_ref().expect("a cable").pull();
+    pair.cable().pull();
     let cut = Instant::now();
     for (index, relay) in relays.into_iter().enumerate() {
         let crosses = relay.crosses_to_target();

@@ -93,7 +93,7 @@ fn pulled_cable_is_suspected_in_300_ms_and_what_waits_is_delivered_when_it_is_ba
     });
     client.sendrec(SERVER, &Message::new(1), WAIT).expect("answered");
 
-    let cable = pair.cable.as_ref().expect("a cable");
+    let cable = pair.cable();
     once_in_time(|| {
         cable.pull();
         let pulled = Instant::now();

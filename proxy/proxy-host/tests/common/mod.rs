@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod storm;
+
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -27,6 +29,7 @@ use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 use sandbox::links::Links;
 use sandbox::netns;
+use storm::{Cuts, StormyCable};
 use sys::packet::Mac;
 use sys::tipc::Service;
 
@@ -122,6 +125,11 @@ pub enum Way {
     Eth,
     Quic,
     Tipc,
+    /// As raw Ethernet, over a simulated cable.
+    Storm {
+        seed: u64,
+        cuts: Cuts,
+    },
 }
 
 /// Raw Ethernet needs a wire, which two network namespaces have between them.
@@ -220,8 +228,26 @@ impl Cable {
     }
 }
 
+/// What joins two nodes that have no network between them.
+#[derive(Default)]
+struct Cables {
+    real: Option<Cable>,
+    stormy: Option<StormyCable>,
+}
+
+impl Cables {
+    fn of(way: Way) -> Cables {
+        match way {
+            Way::Eth => Cables { real: Some(Cable::new()), stormy: None },
+            Way::Storm { seed, cuts } => Cables { real: None, stormy: Some(StormyCable::new(seed, cuts)) },
+            Way::Tcp | Way::Unix | Way::Quic | Way::Tipc => Cables::default(),
+        }
+    }
+}
+
 impl Listening {
-    fn new(way: Way, path: &Path, cable: Option<&OwnedFd>) -> Listening {
+    fn new(way: Way, path: &Path, number: u16, cables: &Cables) -> Listening {
+        let end = usize::from(number) - 1;
         match way {
             Way::Tcp => Listening::Tcp(TcpListener::bind("127.0.0.1:0").expect("a port")),
             Way::Unix => Listening::Unix(UnixListener::bind(path).expect("a socket")),
@@ -236,13 +262,19 @@ impl Listening {
                 Listening::Quic(sys::udp::open(any).expect("a port"))
             }
             Way::Eth => {
-                let opened = netns::within(cable.expect("a cable"), || {
+                let cable = cables.real.as_ref().expect("a cable");
+                let opened = netns::within(&cable.ends[end], || {
                     let (mac, mtu) = sys::packet::interface(INTERFACE)?;
                     Ok((sys::packet::open(INTERFACE, ETHER_TYPE)?, mac, mtu))
                 });
                 let opened: std::io::Result<_> = opened.expect("a thread in the namespace");
                 let (socket, mac, mtu) = opened.expect("a packet socket");
                 Listening::Eth { socket, mac, mtu }
+            }
+            Way::Storm { .. } => {
+                let cable = cables.stormy.as_ref().expect("a cable");
+                let socket = cable.ends[end].try_clone().expect("socket");
+                Listening::Eth { socket, mac: storm::mac(end), mtu: storm::MTU }
             }
         }
     }
@@ -294,7 +326,7 @@ struct Surroundings<'a> {
     way: Way,
     /// Pairs of proxies that each node has.
     pairs: u8,
-    cable: Option<&'a Cable>,
+    cables: &'a Cables,
     dir: &'a Path,
     authority: &'a Authority,
     places: &'a Places,
@@ -303,7 +335,7 @@ struct Surroundings<'a> {
 
 impl Node {
     fn new(number: u16, around: &Surroundings<'_>) -> Node {
-        let Surroundings { way, pairs, cable, dir, authority, places, news } = *around;
+        let Surroundings { way, pairs, cables, dir, authority, places, news } = *around;
         let name = format!("n{number}");
         let tls_dir = dir.join(&name);
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
@@ -319,9 +351,9 @@ impl Node {
             program_privileges: Privileges::server(),
         };
         broker.add_dc(DC, options).expect("container");
-        let cable = cable.map(|cable| &cable.ends[usize::from(number) - 1]);
         let path = |pair| dir.join(format!("proxy-{number}-{pair}"));
-        let listening: Vec<_> = PairId::all(pairs).map(|pair| Listening::new(way, &path(pair), cable)).collect();
+        let listening: Vec<_> =
+            PairId::all(pairs).map(|pair| Listening::new(way, &path(pair), number, cables)).collect();
         let address = address_of(&listening[0], &tls_dir);
         Node { name, id: NodeId(number), broker: Arc::new(broker), socket, address, tls_dir, listening, incarnation: 0 }
     }
@@ -519,7 +551,7 @@ pub struct Pair {
     epochs: u64,
     news: Sender<News>,
     gossip: Option<JoinHandle<()>>,
-    pub cable: Option<Cable>,
+    cables: Cables,
     _dir: tempfile::TempDir,
 }
 
@@ -539,12 +571,12 @@ impl Pair {
         let dir = tempfile::tempdir().expect("directory");
         let authority = Authority::create(&dir.path().join("ca"), CLUSTER).expect("authority");
         let places = Places::default();
-        let cable = (way == Way::Eth).then(Cable::new);
+        let cables = Cables::of(way);
         let (news, heard) = channel();
         let around = Surroundings {
             way,
             pairs,
-            cable: cable.as_ref(),
+            cables: &cables,
             dir: dir.path(),
             authority: &authority,
             places: &places,
@@ -553,7 +585,12 @@ impl Pair {
         let (a, b) = (Node::new(1, &around), Node::new(2, &around));
         let brokers = [(a.id, a.broker.clone()), (b.id, b.broker.clone())];
         let gossip = std::thread::spawn(move || gossip(&brokers, &Mutex::default(), &heard));
-        Pair { a, b, epochs: 0, news, gossip: Some(gossip), cable, _dir: dir }
+        Pair { a, b, epochs: 0, news, gossip: Some(gossip), cables, _dir: dir }
+    }
+
+    /// Over raw Ethernet.
+    pub fn cable(&self) -> &Cable {
+        self.cables.real.as_ref().expect("a cable")
     }
 
     /// Proxies in threads of this process; the link is up.
@@ -614,7 +651,7 @@ impl Nodes {
         let around = Surroundings {
             way: Way::Tcp,
             pairs: 1,
-            cable: None,
+            cables: &Cables::default(),
             dir: dir.path(),
             authority: &authority,
             places: &places,
