@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError, Message};
 use common::{PATIENCE, Pair, Way, Which, calm_times};
-use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Submission, Wait};
+use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Source, Submission, Wait};
 use proxy_host::transport::Encryption;
 use proxy_link::LinkTimes;
 
@@ -254,7 +255,59 @@ fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back(way: Way) {
     served.join().expect("served");
 }
 
+/// From the last call of a circle until one is refused: two round trips and so much, on nodes that have nothing else to do.
+const FOUND_WITHIN: Duration = Duration::from_millis(10);
+const TRIES: usize = 20;
+
+/// The machine may be busy, so the quickest of several counts, of the round trip too.
+fn circle_of_calls_over_two_nodes_is_found_within_two_round_trips_and_ten_milliseconds(way: Way) {
+    const LOW: Endpoint = Endpoint::FS;
+    const MIDDLE: Endpoint = Endpoint::DS;
+    const HIGH: Endpoint = Endpoint::PM;
+    let mut pair = Pair::over(way);
+    let _proxies = pair.start_proxies(Encryption::Tls, calm_times());
+    let ends = [(Which::B, LOW), (Which::A, MIDDLE), (Which::B, HIGH)];
+    let [mut low, mut middle, mut high] = ends.map(|(which, endpoint)| pair.bind(which, endpoint));
+    let serve_one = |port: &mut Port, from: Endpoint| {
+        let request = port.receive(Source::From(from), WAIT).expect("a request");
+        port.reply(from, &request).expect("replied");
+    };
+    let (mut found, mut round_trips) = (Vec::new(), Vec::new());
+    for _ in 0..TRIES {
+        let begun = Barrier::new(3);
+        thread::scope(|scope| {
+            let (low, middle, high, begun) = (&mut low, &mut middle, &mut high, &begun);
+            let lowest = scope.spawn(move || {
+                begun.wait();
+                low.sendrec(MIDDLE, &Message::new(1), Wait::Forever).expect("answered");
+                let start = Instant::now();
+                low.sendrec(MIDDLE, &Message::new(2), WAIT).expect("answered");
+                start.elapsed()
+            });
+            let between = scope.spawn(move || {
+                begun.wait();
+                middle.sendrec(HIGH, &Message::new(1), Wait::Forever).expect("answered");
+                serve_one(middle, LOW);
+                serve_one(middle, LOW);
+            });
+            begun.wait();
+            let start = Instant::now();
+            assert_eq!(high.sendrec(LOW, &Message::new(1), Wait::Forever), Err(IpcError::Deadlock));
+            found.push(start.elapsed());
+            serve_one(high, MIDDLE);
+            between.join().expect("answered");
+            round_trips.push(lowest.join().expect("answered"));
+        });
+    }
+    found.sort_unstable();
+    round_trips.sort_unstable();
+    let limit = 2 * round_trips[0] + FOUND_WITHIN;
+    eprintln!("{way:?}: found after {:?}, median {:?}; round trip {:?}", found[0], found[TRIES / 2], round_trips[0]);
+    assert!(found[0] < limit, "{found:?}, round trips {round_trips:?}");
+}
+
 over_each_transport!(
+    circle_of_calls_over_two_nodes_is_found_within_two_round_trips_and_ten_milliseconds,
     call_reaches_a_server_of_another_node_and_its_answer_comes_back,
     links_the_operator_trusts_work_without_encryption_except_over_quic_which_always_encrypts,
     node_with_the_higher_number_calls_as_well,
