@@ -5,6 +5,7 @@
 //! - [`grants`]: what an endpoint has lent.
 //! - [`judge`]: which of two requests of one client may be forgotten.
 //! - [`wake`]: the protocol of sleeping and waking, with its model.
+//! - [`slot`], [`posting`]: copying what may be written anew, and notifying in a channel that may end.
 //! - [`waits`]: who waits for whom, and cycles in it.
 //! - [`pairs`]: by which pair of proxies two endpoints talk.
 //! - [`table`]: the broker's table of one container.
@@ -17,6 +18,8 @@ mod budget;
 pub mod grants;
 mod owed;
 pub mod pairs;
+pub mod posting;
+pub mod slot;
 pub mod table;
 pub mod waits;
 pub mod wake;

@@ -1,8 +1,8 @@
 //! The words of a channel under every order that the memory model allows: what `docs/design/channel.md` says of sleeping, taking,
-//! withdrawing, replying, both sending, notifying and rings, each with the fewest steps that can go wrong.
+//! withdrawing, copying, replying, both sending, notifying, closing and rings, each with the fewest steps that can go wrong.
 //!
-//! The steps are those of `kernel/ipc` (`talk.rs`, `waiting.rs`) and `kernel/ipc-shm` (`link.rs`), over memory that loom watches; the wake
-//! protocol and the words are the real ones of this crate. Every fence, exchange and order that a step relies on can be left out
+//! The steps are those of `kernel/ipc` (`talk.rs`, `waiting.rs`) and `kernel/ipc-shm` (`link.rs`), over memory that loom watches; the steps
+//! around a fence (`wake`, `slot`), those of `posting`, and the words are the real ones of this crate. Every fence, exchange and order that a step relies on can be left out
 //! ([`Without`]): loom must then find an order in which the promise is broken. Together: each is needed, and what is there suffices.
 
 #[path = "channel_model/memory.rs"]
@@ -68,6 +68,36 @@ fn sleeper_hears_of_every_publication() {
     holds_only_with_all_of(one_publisher, &[PublishersFence, SleepersFence, EventBeforeLook]);
     holds_only_with_all_of(one_death, &[EventBeforeLook, PageBeforeItsEvent]);
     holds_only_with_all_of(two_publishers, &[EventBeforeLook]);
+}
+
+/// A short sleep on the peer's event, which ends by itself, and then the long one.
+fn one_publisher_to_who_napped(channel: Arc<Channel>) {
+    let peer = channel.clone();
+    let publishing = thread::spawn(move || peer.publish_plain(Role::Left));
+    let slept = channel.nap_and_sleep(Role::Right);
+    publishing.join().unwrap();
+    if let Slept::While(seen) = slept {
+        assert_ne!(channel.seen(Role::Right), seen, "asleep for ever");
+    }
+}
+
+/// A channel dozes; its party is woken by another, looks, and arms it again.
+fn one_publisher_to_who_dozed(channel: Arc<Channel>) {
+    let peer = channel.clone();
+    let publishing = thread::spawn(move || peer.publish_plain(Role::Left));
+    let has_heard = channel.doze_and_arm(Role::Right);
+    publishing.join().unwrap();
+    assert!(has_heard || channel.has_rung(Role::Left), "asleep over a message whose bell never rang");
+}
+
+/// The fence of the sleep before does not count for this one, nor is it missed.
+#[test]
+fn sleeper_that_slept_before_hears_of_every_publication() {
+    use Without::*;
+    holds_only_with_all_of(one_publisher_to_who_napped, &[PublishersFence, SleepersFence, EventBeforeLook]);
+    holds_only_with_all_of(one_publisher_to_who_dozed, &[PublishersFence, SleepersFence]);
+    assert!(!breaks(EarlierFence, one_publisher_to_who_napped));
+    assert!(!breaks(EarlierFence, one_publisher_to_who_dozed));
 }
 
 /// One waiter for anything over two channels with a bell each; both peers publish.
@@ -158,6 +188,24 @@ fn line_is_free_when_it_was_copied_and_not_before() {
     holds_only_with_all_of(next_message, &[PublicationRelease, CopyBeforeTaken, TakenRelease, TakenAcquire]);
 }
 
+/// A caller takes a request without a limit back and writes the next, while the receiver, which cannot know, copies.
+fn request_written_anew(channel: Arc<Channel>) {
+    let receiver = channel.clone();
+    let receiving = thread::spawn(move || receiver.copy_request(Role::Left));
+    let first = channel.publish_anew(Role::Left, 0, 41);
+    channel.publish_anew(Role::Left, first, 42);
+    if let Some((counter, value)) = receiving.join().unwrap() {
+        assert_eq!(value, 40 + counter, "copied for another than it is");
+    }
+}
+
+#[test]
+fn request_that_is_replaced_while_it_is_copied_is_not_taken_for_either() {
+    use Without::*;
+    let needed = [WordCleared, FenceBeforeAnew, FenceAfterCopy, PublicationRelease];
+    holds_only_with_all_of(request_written_anew, &needed);
+}
+
 /// A timed caller gives up while its server answers: the reply comes, or the server learns that nobody waits.
 fn timed_call(channel: Arc<Channel>) {
     let server = channel.clone();
@@ -239,6 +287,24 @@ fn notifications(channel: Arc<Channel>) {
 fn every_bit_that_is_posted_arrives_once() {
     use Without::*;
     holds_only_with_all_of(notifications, &[MasksExchange, MasksOr, MaskBeforeCount]);
+}
+
+/// A bit is posted while the receiver closes the channel, in which another lies.
+fn post_and_close(channel: Arc<Channel>) {
+    channel.post_and_look(Role::Left, 0b01);
+    let closer = channel.clone();
+    let closing = thread::spawn(move || closer.close_and_take(Role::Right));
+    let left = channel.post_and_look(Role::Left, 0b10);
+    let taken = closing.join().unwrap();
+    assert_eq!(taken & left, 0, "a bit comes twice");
+    assert_eq!(taken | left, 0b11, "a bit is lost");
+}
+
+#[test]
+fn every_bit_in_a_channel_that_is_closed_is_handed_on_by_one_of_the_two() {
+    use Without::*;
+    let needed = [PostersAcquire, ClosersRelease, ClosedBeforeLastLook, MasksExchange, RecallInOneStep];
+    holds_only_with_all_of(post_and_close, &needed);
 }
 
 /// An entry is put into a ring, taken, and its place used again.

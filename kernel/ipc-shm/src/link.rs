@@ -13,6 +13,8 @@ use abi::Message;
 use abi::layout::{parked, shared, side};
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::ENTRY_BYTES;
+use ipc_core::posting::Posting;
+use ipc_core::slot::{self, Slot};
 use ipc_core::wake::{self, Words};
 use ipc_core::{Data, Word};
 use sys::futex::{Expected, Woken};
@@ -136,25 +138,38 @@ impl Link {
         self.own.store(side::MESSAGE_WORD, word.raw(), Ordering::Release);
     }
 
-    /// Copies the peer's line and answers the message's kind: neither is to be believed yet. Whoever copies checks `peer_word` again
-    /// afterwards, with [`Link::fence_after_copy`] between.
+    /// Before the next message is published although the last was not taken, but taken back: its receiver may be copying it.
+    #[cold]
+    pub fn begin_anew(&self) {
+        slot::begin_anew(self);
+    }
+
+    /// Copies the peer's message and answers its kind: nothing of it is to be believed. `None` when the inline data cannot be, or
+    /// when the message is not, or no more, the one with this word.
     #[inline]
-    pub fn copy_line(&self, payload: &mut [u8; Message::PAYLOAD_BYTES]) -> i32 {
+    pub fn copy_message(
+        &self,
+        word: Word,
+        payload: &mut [u8; Message::PAYLOAD_BYTES],
+        data: &mut Vec<u8>,
+    ) -> Option<i32> {
+        slot::copy_whole(self, word.raw(), || {
+            let kind = self.copy_line(payload);
+            self.copy_inline(word.data, data).then_some(kind)
+        })?
+    }
+
+    #[inline]
+    fn copy_line(&self, payload: &mut [u8; Message::PAYLOAD_BYTES]) -> i32 {
         self.peer.copy_out(side::MESSAGE_PAYLOAD, payload).expect("the payload lies inside its side");
         self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32
     }
 
     /// Copies the inline data that belongs to the peer's message; `false` when there cannot be so much.
     #[inline]
-    pub fn copy_inline(&self, kind: Data, data: &mut Vec<u8>) -> bool {
+    fn copy_inline(&self, kind: Data, data: &mut Vec<u8>) -> bool {
         data.clear();
         kind == Data::None || self.read_inline(data)
-    }
-
-    /// Orders the copies before the second look at the word.
-    #[inline]
-    pub fn fence_after_copy(&self) {
-        fence(Ordering::Acquire);
     }
 
     #[inline]
@@ -239,7 +254,8 @@ impl Link {
 
     /// Sets bits for the peer. Needs [`Link::kick`].
     pub fn post_notification(&self, mask: u64) {
-        self.shared.fetch_or_u64(self.notify_offset(Direction::Own), mask, Ordering::Release);
+        // Acquire, for the look whether the channel was closed: see `ipc_core::posting`.
+        self.shared.fetch_or_u64(self.notify_offset(Direction::Own), mask, Ordering::AcqRel);
         let posted = self.own.load(side::NOTIFIED, Ordering::Relaxed).wrapping_add(1);
         self.own.store(side::NOTIFIED, posted, Ordering::Release);
     }
@@ -252,19 +268,6 @@ impl Link {
 
     pub fn take_notifications(&self) -> u64 {
         self.shared.swap_u64(self.notify_offset(Direction::Peer), 0, Ordering::AcqRel)
-    }
-
-    // A channel that ends while its peer lives hands its bits on: nobody looks into it any more. Whoever closes it says so first and then
-    // takes what was posted; whoever posts does so first and then looks whether it is closed. So each bit is seen by one of the two.
-
-    /// Bits of `mask` that this party posted and nobody has taken. Not to be called in a channel that goes on.
-    pub fn recall_notification(&self, mask: u64) -> u64 {
-        self.shared.fetch_and_u64(self.notify_offset(Direction::Own), !mask, Ordering::AcqRel) & mask
-    }
-
-    /// Between a post and the look whether the channel was closed before, and between closing it and the last look for bits.
-    pub fn fence_around_close(&self) {
-        fence(Ordering::SeqCst);
     }
 
     /// Puts bits where the peer puts those it posts.
@@ -495,6 +498,45 @@ impl Link {
             side.copy_out(at, &mut entry).expect("an entry lies inside its side");
         }
         entry
+    }
+}
+
+impl Slot for Link {
+    fn clear_word(&self) {
+        self.own.store(side::MESSAGE_WORD, 0, Ordering::Relaxed);
+    }
+
+    fn release_fence(&self) {
+        fence(Ordering::Release);
+    }
+
+    #[inline]
+    fn load_word(&self) -> u32 {
+        self.peer_word()
+    }
+
+    #[inline]
+    fn acquire_fence(&self) {
+        fence(Ordering::Acquire);
+    }
+}
+
+impl Posting for Link {
+    fn post(&self, bits: u64) {
+        self.post_notification(bits);
+    }
+
+    fn wake(&self) {
+        self.kick();
+    }
+
+    /// Not to be called in a channel that goes on.
+    fn recall(&self, bits: u64) -> u64 {
+        self.shared.fetch_and_u64(self.notify_offset(Direction::Own), !bits, Ordering::AcqRel) & bits
+    }
+
+    fn take(&self) -> u64 {
+        self.take_notifications()
     }
 }
 

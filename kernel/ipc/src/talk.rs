@@ -345,7 +345,10 @@ impl Talk {
 
     /// An answer may have been published since.
     fn learn_own(&mut self, link: &Link) {
-        (self.own, self.is_free) = (link.own_word(), false);
+        // None when the slot was cleared and not written since.
+        if let own @ 1.. = link.own_word() {
+            (self.own, self.is_free) = (own, false);
+        }
     }
 
     /// What a peer posted that may not is never looked at.
@@ -396,13 +399,17 @@ impl Talk {
     fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
         let (link, last) = (parties.link, self.own);
         let Some(word) = Word::of(last) else { return Ok(()) };
-        let look = || {
-            let is_free = link.peer_taken() == last || word.state_of(link.state(Direction::Own)) == state::WITHDRAWN;
-            is_free.then_some(())
+        let look = || match link.peer_taken() == last {
+            true => Some(Settled::Taken),
+            false => (word.state_of(link.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
         };
         let terms = Terms::until(deadline);
         match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
-            Ok(()) => Ok(()),
+            Ok(Settled::Taken) => Ok(()),
+            Ok(Settled::Withdrawn) => {
+                link.begin_anew();
+                Ok(())
+            }
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
             Err(Stop::Own(error)) => Err(error),
@@ -618,12 +625,10 @@ fn give_way(link: &Link, seen: u32, own_word: Word, own: u32, peer: u32) -> bool
 fn copy(link: &Link, word: Word, source: Endpoint, inbox: &mut Inbox) -> Result<(), IpcError> {
     let Inbox { message, data } = inbox;
     message.source = Some(source);
-    message.kind = link.copy_line(&mut message.payload);
-    let fits = link.copy_inline(word.data, data);
-    link.fence_after_copy();
-    if !fits || link.peer_word() != word.raw() {
+    let Some(kind) = link.copy_message(word, &mut message.payload, data) else {
         data.clear();
         return Err(IpcError::Corrupt);
-    }
+    };
+    message.kind = kind;
     Ok(())
 }

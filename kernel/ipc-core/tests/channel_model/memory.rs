@@ -1,6 +1,8 @@
 //! The memory of one channel, as loom sees it, and what of the protocol is left out.
 
 use abi::layout::parked;
+use ipc_core::posting::Posting;
+use ipc_core::slot::Slot;
 use ipc_core::wake::Words;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -13,6 +15,8 @@ pub enum Without {
     PublishersFence,
     /// Between "I sleep" and the last look.
     SleepersFence,
+    /// The same of the nap before the sleep, or of the last sleep but one.
+    EarlierFence,
     /// The event is read before the last look, not after it.
     EventBeforeLook,
     /// The control page changes before its event does.
@@ -39,6 +43,15 @@ pub enum Without {
     MasksOr,
     /// The bits are there before the count says so.
     MaskBeforeCount,
+    /// Who posts behind the closer's last look sees what the closer did before.
+    PostersAcquire,
+    ClosersRelease,
+    ClosedBeforeLastLook,
+    RecallInOneStep,
+    /// A slot that may be being copied says so, and to whoever copies what comes next.
+    WordCleared,
+    FenceBeforeAnew,
+    FenceAfterCopy,
     TailRelease,
     TailAcquire,
     HeadRelease,
@@ -73,6 +86,7 @@ pub struct Side {
     pub taken: AtomicU32,
     pub awaits: AtomicU32,
     pub notified: AtomicU32,
+    pub closed: AtomicU32,
     pub tail: AtomicU32,
     pub head: AtomicU32,
     /// In the shared object: state of this party's message, of its call, and its mask.
@@ -101,6 +115,15 @@ impl Side {
 
     pub fn read_line(&self) -> u32 {
         self.at_line.with(|_| self.line.load(Ordering::Relaxed))
+    }
+
+    /// Where the peer may copy at the same moment, and finds out.
+    pub fn write_line_anew(&self, value: u32) {
+        self.line.store(value, Ordering::Relaxed);
+    }
+
+    pub fn copy_line(&self) -> u32 {
+        self.line.load(Ordering::Relaxed)
     }
 }
 
@@ -150,6 +173,8 @@ impl Channel {
 pub enum As {
     Publisher,
     Sleeper,
+    /// Its sleep ends by itself.
+    EarlierSleeper,
 }
 
 /// A party as the wake protocol sees it.
@@ -172,6 +197,7 @@ impl Words for Party<'_> {
         let needed_for = match self.acts_as {
             As::Publisher => Without::PublishersFence,
             As::Sleeper => Without::SleepersFence,
+            As::EarlierSleeper => Without::EarlierFence,
         };
         if !self.channel.lacks(needed_for) {
             fence(Ordering::SeqCst);
@@ -185,5 +211,77 @@ impl Words for Party<'_> {
     /// A bell is its event, which never goes back.
     fn wake_peer(&self, how: u32) {
         assert_ne!(how, parked::AWAKE);
+    }
+}
+
+/// The slot of `sender`, as both reach it.
+pub struct SlotOf<'a> {
+    pub channel: &'a Channel,
+    pub sender: Role,
+}
+
+impl Slot for SlotOf<'_> {
+    fn clear_word(&self) {
+        if !self.channel.lacks(Without::WordCleared) {
+            self.channel.side(self.sender).word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn release_fence(&self) {
+        if !self.channel.lacks(Without::FenceBeforeAnew) {
+            fence(Ordering::Release);
+        }
+    }
+
+    fn load_word(&self) -> u32 {
+        self.channel.side(self.sender).word.load(Ordering::Acquire)
+    }
+
+    fn acquire_fence(&self) {
+        if !self.channel.lacks(Without::FenceAfterCopy) {
+            fence(Ordering::Acquire);
+        }
+    }
+}
+
+/// The mask of `poster`, as both reach it.
+pub struct MaskOf<'a> {
+    pub channel: &'a Channel,
+    pub poster: Role,
+}
+
+impl MaskOf<'_> {
+    fn mask(&self) -> &AtomicU32 {
+        &self.channel.side(self.poster).mask
+    }
+}
+
+impl Posting for MaskOf<'_> {
+    fn post(&self, bits: u64) {
+        let order = if self.channel.lacks(Without::PostersAcquire) { Ordering::Release } else { Ordering::AcqRel };
+        self.mask().fetch_or(bits as u32, order);
+    }
+
+    /// Nothing: the promise has no use for the fence of a wake-up.
+    fn wake(&self) {}
+
+    fn recall(&self, bits: u64) -> u64 {
+        let bits = bits as u32;
+        if self.channel.lacks(Without::RecallInOneStep) {
+            let found = self.mask().load(Ordering::Acquire);
+            self.mask().store(found & !bits, Ordering::Release);
+            return (found & bits).into();
+        }
+        (self.mask().fetch_and(!bits, Ordering::AcqRel) & bits).into()
+    }
+
+    fn take(&self) -> u64 {
+        if self.channel.lacks(Without::MasksExchange) {
+            let bits = self.mask().load(Ordering::Acquire);
+            self.mask().store(0, Ordering::Release);
+            return bits.into();
+        }
+        let order = if self.channel.lacks(Without::ClosersRelease) { Ordering::Acquire } else { Ordering::AcqRel };
+        self.mask().swap(0, order).into()
     }
 }

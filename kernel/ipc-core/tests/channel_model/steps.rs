@@ -2,10 +2,10 @@
 
 use abi::layout::{parked, state, word};
 use ipc_core::wake::{kick, prepare_sleep};
-use ipc_core::{Both, Data, Kind, Patience, Word, both_send};
+use ipc_core::{Both, Data, Kind, Patience, Word, both_send, posting, slot};
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use crate::memory::{As, Channel, Party, Role, Without};
+use crate::memory::{As, Channel, MaskOf, Party, Role, SlotOf, Without};
 
 /// What a sleeper did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +33,14 @@ impl Channel {
 
     fn prepare_sleep(&self, role: Role, how: u32) {
         prepare_sleep(&Party { channel: self, role, acts_as: As::Sleeper }, how);
+    }
+
+    /// A sleep that ends by itself; `true` for news.
+    fn sleep_a_while(&self, role: Role, how: u32) -> bool {
+        prepare_sleep(&Party { channel: self, role, acts_as: As::EarlierSleeper }, how);
+        let is_news = self.has_word(role.other());
+        self.prepare_sleep(role, parked::AWAKE);
+        is_news || self.has_word(role.other())
     }
 
     /// The two events that `role` sleeps on.
@@ -69,6 +77,11 @@ impl Channel {
         self.sleep_unless(role, || self.has_word(role.other()) || self.is_dead())
     }
 
+    /// First for a while on the peer's event alone, then on all.
+    pub fn nap_and_sleep(&self, role: Role) -> Slept {
+        if self.sleep_a_while(role, parked::FUTEX) { Slept::No } else { self.sleep_on_both(role) }
+    }
+
     fn sleep_unless(&self, role: Role, look: impl Fn() -> bool) -> Slept {
         let mut seen = self.seen(role);
         self.prepare_sleep(role, parked::FUTEX);
@@ -88,6 +101,11 @@ impl Channel {
     pub fn arm_and_look(&self, role: Role) -> bool {
         self.prepare_sleep(role, parked::EVENTFD);
         self.has_word(role.other())
+    }
+
+    /// The channel dozes, until another rings; then its party sleeps again.
+    pub fn doze_and_arm(&self, role: Role) -> bool {
+        self.sleep_a_while(role, parked::EVENTFD) || self.arm_and_look(role)
     }
 
     pub fn has_rung(&self, publisher: Role) -> bool {
@@ -185,6 +203,29 @@ impl Channel {
             return Taken::Lost;
         }
         Taken::Message(self.line(from))
+    }
+
+    // A slot that is written anew while its receiver copies.
+
+    fn request_without_limit(previous: u32) -> Word {
+        Word::after(previous, Kind::Request, Patience::Untimed, Data::None)
+    }
+
+    pub fn publish_anew(&self, role: Role, previous: u32, value: u32) -> u32 {
+        if previous != 0 {
+            slot::begin_anew(&SlotOf { channel: self, sender: role });
+        }
+        let word = Channel::request_without_limit(previous);
+        self.side(role).write_line_anew(value);
+        self.side(role).word.store(word.raw(), self.order(Release, Without::PublicationRelease));
+        word.raw()
+    }
+
+    /// The counter of what was copied, and what it was.
+    pub fn copy_request(&self, from: Role) -> Option<(u32, u32)> {
+        let word = self.offered(from)?.raw();
+        let slot = SlotOf { channel: self, sender: from };
+        slot::copy_whole(&slot, word, || self.side(from).copy_line()).map(|value| (word >> word::FLAG_BITS, value))
     }
 
     pub fn is_taken(&self, sender: Role) -> bool {
@@ -313,6 +354,24 @@ impl Channel {
             return bits;
         }
         side.mask.swap(0, AcqRel)
+    }
+
+    /// What nobody will take, because the channel is closed.
+    pub fn post_and_look(&self, role: Role, bits: u64) -> u64 {
+        let is_closed = || self.side(role.other()).closed.load(Acquire) != 0;
+        posting::post(&MaskOf { channel: self, poster: role }, bits, is_closed)
+    }
+
+    /// The bits that `role` finds in the channel that it closes.
+    pub fn close_and_take(&self, role: Role) -> u64 {
+        let mask = MaskOf { channel: self, poster: role.other() };
+        let say_closed = || self.side(role).closed.store(1, Release);
+        if self.lacks(Without::ClosedBeforeLastLook) {
+            let bits = posting::close(&mask, || {});
+            say_closed();
+            return bits;
+        }
+        posting::close(&mask, say_closed)
     }
 
     // Rings.

@@ -2,7 +2,7 @@
 
 use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
-use ipc_core::{Kind, Word};
+use ipc_core::{Kind, Word, posting};
 
 use super::events::{Found, Wanted};
 use super::opening::OPENS_MAX;
@@ -91,14 +91,9 @@ impl Port {
             if let Use::Messages(talk) = &slot.usage {
                 talk.rights.check_own(Calls::NOTIFY)?;
             }
-            slot.link.post_notification(left);
-            slot.link.kick();
-            slot.link.fence_around_close();
-            left = match gone(&slot.link) {
-                // Another channel with the same peer takes its place.
-                Some(Gone::For(IpcError::EndpointInUse | IpcError::Moved)) => slot.link.recall_notification(left),
-                _ => 0,
-            };
+            // Another channel with the same peer takes its place.
+            let is_replaced = || matches!(gone(&slot.link), Some(Gone::For(IpcError::EndpointInUse | IpcError::Moved)));
+            left = posting::post(&*slot.link, left, is_replaced);
             if left == 0 {
                 return Ok(());
             }

@@ -33,6 +33,16 @@ pub enum Settled {
     Withdrawn,
 }
 
+/// What became of the message that was published last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Last {
+    /// Or there was none.
+    Taken,
+    /// The local party may be copying it.
+    TakenBack,
+    Outstanding,
+}
+
 /// Entries produced and consumed so far, modulo 2^32: `head..tail` wait to be consumed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cursor {
@@ -81,13 +91,8 @@ impl ProxiedChannel {
             return Ok(None);
         }
         let mut payload = [0; abi::Message::PAYLOAD_BYTES];
-        let kind = link.copy_line(&mut payload);
         let mut inline = Vec::new();
-        let fits = link.copy_inline(word.data, &mut inline);
-        link.fence_after_copy();
-        if link.peer_word() != raw || !fits {
-            return Err(IpcError::Corrupt);
-        }
+        let kind = link.copy_message(word, &mut payload, &mut inline).ok_or(IpcError::Corrupt)?;
         Ok(Some(Carried { word: raw, kind, payload, inline }))
     }
 
@@ -145,8 +150,11 @@ impl ProxiedChannel {
         if link.own_word() == message.word {
             return Ok(());
         }
-        if !self.is_slot_free() {
-            return Err(IpcError::TimedOut);
+        match self.last_published() {
+            Last::Outstanding => return Err(IpcError::TimedOut),
+            // First, so that the slot is free also for the next proxy when this one is killed here.
+            Last::TakenBack => link.begin_anew(),
+            Last::Taken => {}
         }
         if word.kind == Kind::Reply {
             self.win_reply(word)?;
@@ -324,12 +332,16 @@ impl ProxiedChannel {
         gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied))
     }
 
-    fn is_slot_free(&self) -> bool {
+    fn last_published(&self) -> Last {
         let link = &self.link;
         let last = link.own_word();
-        last == 0
-            || link.peer_taken() == last
-            || Word::of(last).is_some_and(|word| word.state_of(link.state(Direction::Own)) == state::WITHDRAWN)
+        if last == 0 || link.peer_taken() == last {
+            return Last::Taken;
+        }
+        match Word::of(last) {
+            Some(word) if word.state_of(link.state(Direction::Own)) == state::WITHDRAWN => Last::TakenBack,
+            _ => Last::Outstanding,
+        }
     }
 
     /// A reply goes to a caller that still waits for it, and to no other.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, IpcError, NodeId};
-use ipc_core::{Budget, ChannelId, Ended};
+use ipc_core::{Budget, ChannelId, Ended, posting};
 use ipc_shm::{ControlPage, Link, Role};
 use sys::eventfd::{Poller, Trigger};
 
@@ -308,15 +308,18 @@ impl StandInPort {
             Op::AllResumed => StandInEvent::AllResumed,
             Op::Ended => {
                 if let Some(Watched { link, parties, .. }) = self.watched.remove(packet.channel) {
-                    // The broker cannot write our side; a local party that lives must see the end there.
-                    if link.own_closed() == 0 {
-                        link.set_own_closed(packet.error().code());
-                        link.kick();
-                    }
                     let _ = self.poller.remove(link.bell_in());
+                    // The broker cannot write our side; a local party that lives must see the end there.
+                    let say_closed = || {
+                        if link.own_closed() == 0 {
+                            link.set_own_closed(packet.error().code());
+                            link.kick();
+                        }
+                    };
                     if packet.error() == IpcError::EndpointInUse {
-                        link.fence_around_close();
-                        self.handed_on = Some((parties, link.take_notifications()));
+                        self.handed_on = Some((parties, posting::close(&*link, say_closed)));
+                    } else {
+                        say_closed();
                     }
                 }
                 StandInEvent::Closed { channel: packet.channel, reason: packet.error() }
