@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use abi::{Epoch, Lane, NodeId};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::stand_in::{LinkState, OpenIn, ProxiedChannel, StandInEvent, StandInPort};
+use ipc::stand_in::{Carried, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
 use ipc::{Endpoint, IpcError, Port, Wait};
+use ipc_core::{Data, Kind, Patience, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 
@@ -54,6 +55,38 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
         let Some(StandInEvent::Active(active)) = proxy.look().unwrap() else { panic!("not seen") };
         assert_eq!(active, channel.info().channel);
     }
+}
+
+fn carried(word: Word) -> Carried {
+    Carried { word: word.raw(), kind: 1, payload: [0; 56], inline: Vec::new() }
+}
+
+#[test]
+fn message_behind_one_that_nobody_took_is_of_a_far_side_that_keeps_no_rule() {
+    let Opened { channel, client: _client, proxy: _proxy, _server, _world } = Opened::by_a_notification();
+    let first = Word::after(0, Kind::Send, Patience::Untimed, Data::None);
+    let second = Word::after(first.raw(), Kind::Send, Patience::Untimed, Data::None);
+    assert_eq!(channel.publish(&carried(first)), Ok(()));
+    assert_eq!(channel.publish(&carried(second)), Err(IpcError::Corrupt));
+    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn);
+    assert_eq!(channel.publish(&carried(second)), Ok(()));
+}
+
+/// Its receiver may be copying it.
+#[test]
+fn slot_of_a_request_that_was_taken_back_is_cleared_before_it_is_written_anew() {
+    let Opened { channel, client: _client, proxy: _proxy, _server, _world } = Opened::by_a_notification();
+    let first = Word::after(0, Kind::Request, Patience::Untimed, Data::None);
+    assert_eq!(channel.publish(&carried(first)), Ok(()));
+    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn);
+    assert_eq!(channel.published(), first.raw());
+    // As far as a reply comes that nobody awaits.
+    assert_eq!(channel.publish(&carried(Word::reply_to(first, Data::None))), Err(IpcError::NotWaiting));
+    assert_eq!(channel.published(), 0);
+    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn, "as for what never came");
+    let next = Word::after(first.raw(), Kind::Request, Patience::Untimed, Data::None);
+    assert_eq!(channel.publish(&carried(next)), Ok(()));
+    assert_eq!(channel.published(), next.raw());
 }
 
 /// Both nodes opened the same channel at once, and the lower endpoint's stays.

@@ -139,8 +139,8 @@ impl ProxiedChannel {
     // Messages, remote to local.
 
     /// Publishes the far party's message with its own word. A message that was published already (same word) is
-    /// ignored. `NotWaiting`: a reply whose caller gave up; treat it as taken. `TimedOut`: the message before is neither
-    /// taken nor withdrawn, which a correct far side never causes: forward `taken` before the message that follows it.
+    /// ignored. `NotWaiting`: a reply whose caller gave up; treat it as taken. `Corrupt`: no message, or the one before is
+    /// neither taken nor withdrawn, which a correct far side never causes: forward `taken` before the message that follows it.
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
         let link = &self.link;
         let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
@@ -151,7 +151,7 @@ impl ProxiedChannel {
             return Ok(());
         }
         match self.last_published() {
-            Last::Outstanding => return Err(IpcError::TimedOut),
+            Last::Outstanding => return Err(IpcError::Corrupt),
             // First, so that the slot is free also for the next proxy when this one is killed here.
             Last::TakenBack => link.begin_anew(),
             Last::Taken => {}
