@@ -1,26 +1,34 @@
 //! A member of the container that keeps no rule harms only its own channels: an honest client and its server go on with right
 //! answers in bounded time while real processes of another user attack the server, the broker and the channels, one way for each test.
 //!
-//! `hostile/attacks.rs`: what the attackers do. `hostile/honest.rs`: those who must not notice. `hostile/raw.rs`: a channel without the
-//! library.
+//! `hostile/attacks.rs`: what the attackers do, with `memory.rs`, `floods.rs` and `identity.rs`; `attacker.rs`: an attack as a process.
+//! `honest.rs`: those who must not notice. `raw.rs`: a channel without the library. What these do to a peer on another node is in
+//! `proxy/proxy-host/tests/hostile.rs`.
 
+#[path = "hostile/attacker.rs"]
+mod attacker;
 #[path = "hostile/attacks.rs"]
 mod attacks;
 mod common;
+#[path = "hostile/floods.rs"]
+mod floods;
 #[path = "hostile/honest.rs"]
 mod honest;
+#[path = "hostile/identity.rs"]
+mod identity;
+#[path = "hostile/memory.rs"]
+mod memory;
 #[path = "hostile/raw.rs"]
 mod raw;
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use attacker::Attacker;
 use common::OneNode;
 use honest::{Honest, SERVER, Seen};
 use ipc::conformance::World;
-use ipc::{Completion, Endpoint, Event, IpcError, Message, RingSpec, Wait};
+use ipc::{Completion, Endpoint, Event, IpcError, Message, Port, RingSpec, Wait};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 /// An ordinary user, as programs of a container are to the broker.
@@ -30,7 +38,9 @@ const NOBODY: u32 = 65_534;
 #[test]
 fn child_process() {
     let (Ok(name), Ok(path)) = (std::env::var("M3IPC_ATTACK"), std::env::var("M3IPC_SOCKET")) else { return };
-    become_nobody();
+    if name != "changes its user" {
+        become_nobody();
+    }
     attacks::run(&name, path.as_ref());
 }
 
@@ -39,12 +49,21 @@ fn become_nobody() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    // SAFETY: both calls take numbers only.
+    // SAFETY: numbers only, and a list without members.
     unsafe {
-        assert_eq!(libc::setgid(NOBODY), 0);
-        assert_eq!(libc::setuid(NOBODY), 0);
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
         assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0), 0);
     }
+}
+
+fn can_become_another_user() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("SKIPPED: needs root to become another user");
+    }
+    is_root
 }
 
 fn world() -> OneNode {
@@ -54,62 +73,12 @@ fn world() -> OneNode {
     world
 }
 
-/// How long an attack of chance goes on.
-fn attack_time() -> Duration {
-    Duration::from_millis(if std::env::var_os("DVS_TEST_LONG").is_some() { 10_000 } else { 400 })
-}
-
-/// A process that is killed and waited for in any case.
-struct Attacker {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Attacker {
-    fn start(world: &OneNode, attack: &str) -> Attacker {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child_process", "--exact", "--nocapture", "--test-threads=1"])
-            .env("M3IPC_ATTACK", attack)
-            .env("M3IPC_SOCKET", world.socket())
-            .env("M3IPC_MILLIS", attack_time().as_millis().to_string())
-            .env("M3IPC_VICTIM", std::process::id().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Attacker { child, lines }
-    }
-
-    /// What follows `prefix` in the first line that has it anywhere.
-    fn line_with(&mut self, prefix: &str) -> String {
-        let found = self.lines.find_map(|line| line.unwrap().split_once(prefix).map(|(_, rest)| rest.to_string()));
-        found.unwrap_or_else(|| panic!("the attacker ended without saying {prefix:?}"))
-    }
-
-    fn say(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Attacker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Runs one attack beside the honest until it says what it did, kills it, and looks for what is left of it.
 fn survive(attack: &str) -> (String, Seen) {
     let world = world();
     let honest = Honest::start(&world);
     honest.go_on();
-    let mut attacker = Attacker::start(&world, attack);
+    let mut attacker = Attacker::start(&world.socket(), attack);
     let did = attacker.line_with("did ");
     honest.go_on();
     attacker.kill();
@@ -168,11 +137,9 @@ fn member_cannot_be_taken_for_another() {
 
 #[test]
 fn descriptors_cannot_be_reopened_resized_or_taken_from_others() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: needs root to become another user");
-        return;
+    if can_become_another_user() {
+        assert_eq!(survive("reopens").0, "refused");
     }
-    assert_eq!(survive("reopens").0, "refused");
 }
 
 #[test]
@@ -185,7 +152,7 @@ fn broker_is_not_blocked_by_a_bell_when_a_party_dies() {
     let world = world();
     let honest = Honest::start(&world);
     let mut victim = world.server(Endpoint::DS, 1);
-    let mut attacker = Attacker::start(&world, "blocks the broker");
+    let mut attacker = Attacker::start(&world.socket(), "blocks the broker");
     let Event::Message(message) = victim.wait_event(SOON).unwrap() else { panic!("no message") };
     attacker.say("blocked");
     attacker.line_with("did ");
@@ -208,7 +175,7 @@ fn who_moves_sleepers_to_another_futex_delays_news_and_no_more() {
     let honest = Honest::start(&world);
     let mut dying = world.server(Endpoint::DS, 1);
     let mut caller = world.program();
-    let mut attacker = Attacker::start(&world, "moves sleepers");
+    let mut attacker = Attacker::start(&world.socket(), "moves sleepers");
     let begun = std::thread::scope(|scope| {
         let calling = scope.spawn(|| caller.sendrec(Endpoint::DS, &Message::new(1), Wait::Forever));
         // The attacker's and the caller's.
@@ -234,10 +201,16 @@ fn member_that_never_reads_is_dropped_and_holds_up_nobody() {
 }
 
 #[test]
+fn member_that_never_takes_what_it_asked_for_loses_its_ring() {
+    let (did, _) = survive("never takes");
+    assert!(did.contains("Corrupt"), "{did}");
+}
+
+#[test]
 fn message_to_a_member_that_never_receives_ends_at_its_limit() {
     let world = world();
     let honest = Honest::start(&world);
-    let mut attacker = Attacker::start(&world, "never receives");
+    let mut attacker = Attacker::start(&world.socket(), "never receives");
     let deaf = Endpoint::new(attacker.line_with("did ").parse().unwrap()).unwrap();
     let mut sender = world.program();
     for _ in 0..20 {
@@ -271,14 +244,21 @@ fn flood_of_notifications_is_merged() {
 fn forked_child_that_goes_on_after_its_parent_keeps_no_endpoint() {
     let world = world();
     let honest = Honest::start(&world);
-    let mut attacker = Attacker::start(&world, "forks");
+    let mut attacker = Attacker::start(&world.socket(), "forks");
     let number = Endpoint::new(attacker.line_with("endpoint ").parse().unwrap()).unwrap();
+    ends_with_its_process(&world, attacker, number);
+    only_the_honest_are_left(&world);
+    honest.stop();
+}
+
+/// Kills the attacker, after it did what it does, while somebody calls it.
+fn ends_with_its_process(world: &OneNode, mut attacker: Attacker, number: Endpoint) {
     let mut caller = world.program();
     let told = std::thread::scope(|scope| {
         let calling = scope.spawn(|| caller.sendrec(number, &Message::new(1), Wait::Forever));
         attacker.line_with("did ");
         let killed = Instant::now();
-        // The parent; the child still holds the socket, the bells and the memory, and writes.
+        // A child still holds the socket, the bells and the memory, and writes.
         attacker.child.kill().unwrap();
         let ended = calling.join().unwrap();
         // The last when the kill was quicker than the call.
@@ -287,14 +267,65 @@ fn forked_child_that_goes_on_after_its_parent_keeps_no_endpoint() {
         killed.elapsed()
     });
     assert!(told < Duration::from_secs(2), "{told:?}");
-    drop(caller);
+}
+
+#[test]
+fn child_that_a_member_lets_execute_something_speaks_for_nobody() {
+    survive("executes a child");
+}
+
+/// A member that becomes something else, which calls the server here before and after, and then opens a ring to it.
+fn become_another(attack: &str) {
+    if !can_become_another_user() {
+        return;
+    }
+    let world = world();
+    let honest = Honest::start(&world);
+    let mut server = world.server(Endpoint::DS, 1);
+    let mut attacker = Attacker::start(&world.socket(), attack);
+    let number = Endpoint::new(attacker.line_with("endpoint ").parse().unwrap()).unwrap();
+    assert_eq!(hear(&mut server), [Heard::Request(number), Heard::Request(number), Heard::Ring(number)]);
+    assert_eq!(attacker.line_with("found "), "refused");
+    honest.go_on();
+    let others = || world.broker.snapshot().unwrap().dcs.remove(0).endpoints.len();
+    assert!(others() >= 4, "the two honest, the server here, and still the attacker");
+    drop(server);
+    ends_with_its_process(&world, attacker, number);
     only_the_honest_are_left(&world);
     honest.stop();
 }
 
+#[derive(PartialEq, Eq, Debug)]
+enum Heard {
+    Request(Endpoint),
+    Ring(Endpoint),
+}
+
+/// Answers requests until somebody opens a ring.
+fn hear(server: &mut Port) -> Vec<Heard> {
+    let mut heard = Vec::new();
+    while !matches!(heard.last(), Some(Heard::Ring(_))) {
+        match server.wait_event(SOON).unwrap() {
+            Event::Message(message) => {
+                let source = message.source.unwrap();
+                server.reply(source, &message).unwrap();
+                heard.push(Heard::Request(source));
+            }
+            Event::RingOpened(ring) => heard.push(Heard::Ring(ring.client())),
+            _ => {}
+        }
+    }
+    heard
+}
+
 #[test]
-fn member_that_executes_another_program_or_changes_its_user_is_still_only_itself() {
-    survive("executes");
+fn member_that_changes_its_user_keeps_its_endpoint_and_gains_nothing() {
+    become_another("changes its user");
+}
+
+#[test]
+fn program_that_a_member_executes_in_its_place_is_the_same_member_and_gains_nothing() {
+    become_another("executes itself");
 }
 
 #[test]
@@ -304,7 +335,7 @@ fn killed_at_any_instruction_a_member_leaves_nothing() {
     let mut chance = raw::Chance(std::process::id().into());
     let rounds = if std::env::var_os("DVS_TEST_LONG").is_some() { 300 } else { 12 };
     for _ in 0..rounds {
-        let mut attacker = Attacker::start(&world, "behaves");
+        let mut attacker = Attacker::start(&world.socket(), "behaves");
         attacker.line_with("did ");
         std::thread::sleep(Duration::from_micros(chance.below(3000)));
         attacker.kill();

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 use ipc::conformance::World;
 use ipc::{Completion, Endpoint, Event, Message, Port, RingId, RingServer, RingSpec, Submission, Wait, Waker};
 
-use crate::common::OneNode;
-
 pub const SERVER: Endpoint = Endpoint::FS;
 /// What a call may take on a machine that is busy with attackers; a call that hangs takes the limit of its wait.
 pub const CALL_MAX: Duration = Duration::from_secs(3);
@@ -52,7 +50,7 @@ pub struct Seen {
 }
 
 impl Honest {
-    pub fn start(world: &OneNode) -> Honest {
+    pub fn start(world: &impl World) -> Honest {
         let counts = Arc::new(Counts::default());
         let mut server = world.server(SERVER, 1);
         let client = world.program();

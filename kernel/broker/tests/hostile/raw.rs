@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use abi::layout::{side, word};
 use ipc::protocol::{Op, Packet};
 use ipc::{Endpoint, IpcError, RingSpec};
 use ipc_shm::{Access, Mapping};
@@ -55,6 +56,11 @@ impl Member {
             return None;
         }
         Some(Member { socket, endpoint: answer.own?, page: pages.into_iter().next()?, request: 1 })
+    }
+
+    /// What another program of the same process left open.
+    pub fn inherited(endpoint: Endpoint, socket: OwnedFd, page: OwnedFd) -> Member {
+        Member { socket, endpoint, page, request: 1000 }
     }
 
     /// `None` when the broker hung up.
@@ -142,14 +148,38 @@ impl Channel {
 
     /// Wakes the peer in both ways.
     pub fn wake_peer(&self) {
-        use abi::layout::side;
         self.own.fetch_add(side::EVENT, 1, Ordering::Release);
         sys::futex::wake_all(self.own.address_u32(side::EVENT));
         sys::eventfd::signal(self.files[4].as_fd());
     }
 
-    /// Whether the peer has closed it.
-    pub fn is_closed(&self) -> bool {
-        self.peer.load(abi::layout::side::CLOSED, Ordering::Acquire) != 0
+    /// A request without a limit.
+    pub fn request(&self) {
+        let next = word::next(self.own.load(side::MESSAGE_WORD, Ordering::Relaxed), word::REQUEST);
+        self.own.store(side::AWAITS, next, Ordering::Release);
+        self.own.store(side::MESSAGE_WORD, next, Ordering::Release);
+        self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn is_answered(&self) -> bool {
+        let answer = || self.peer.load(side::MESSAGE_WORD, Ordering::Acquire);
+        let (before, until) = (answer(), Instant::now() + Duration::from_secs(10));
+        self.request();
+        self.wake_peer();
+        while answer() == before {
+            if self.closed().is_some() || Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.own.store(side::TAKEN, answer(), Ordering::Release);
+        true
+    }
+
+    /// Why the peer closed it, when it did.
+    pub fn closed(&self) -> Option<IpcError> {
+        let code = self.peer.load(side::CLOSED, Ordering::Acquire);
+        (code != 0).then(|| IpcError::from_code(code))
     }
 }

@@ -1,0 +1,143 @@
+//! Attacks by wanting too much, or by never taking what comes.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use abi::Lane;
+use abi::layout::side;
+use abi::ring::ENTRY_BYTES;
+use ipc::protocol::{Op, Packet};
+use ipc::{ChannelId, Endpoint, Port, RingSpec, Submission};
+
+use crate::attacker::while_it_lasts;
+use crate::honest::SERVER;
+use crate::memory::{Foothold, SPEC};
+use crate::raw::{Chance, Member, say};
+
+pub fn never_reads(path: &Path) -> String {
+    let mut hung_up = 0;
+    let mut sent = 0u32;
+    let mut member = Member::join(path);
+    while_it_lasts(|| {
+        let asked = Packet { request: 10 + sent, value: 1, ..Packet::new(Op::GetEndpoint) };
+        sent += 1;
+        match sys::seqpacket::send(&member.socket, &asked.to_bytes(), &[] as &[OwnedFd]) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => {
+                hung_up += 1;
+                member = Member::join(path);
+            }
+        }
+    });
+    assert!(hung_up > 0, "the broker keeps answers for ever");
+    format!("{sent}, dropped {hung_up} times")
+}
+
+/// Asks and never takes what comes: neither the reply nor the completions of its ring.
+pub fn never_takes(path: &Path) -> String {
+    let (mut talk, mut ring) = (Foothold::new(path, None), Foothold::new(path, Some(SPEC)));
+    let count = while_it_lasts(|| {
+        let channel = talk.channel();
+        channel.request();
+        channel.wake_peer();
+        let channel = ring.channel();
+        let tail = channel.own.load(side::RING_TAIL, Ordering::Relaxed);
+        let request = Submission { tag: tail, ..Submission::default() };
+        channel.own.copy_in(side::RING + (tail % SPEC.entries) as usize * ENTRY_BYTES, &request.to_bytes()).unwrap();
+        channel.own.store(side::RING_TAIL, tail.wrapping_add(1), Ordering::Release);
+        channel.wake_peer();
+        std::thread::sleep(Duration::from_micros(200));
+    });
+    format!("{count}, ring {}", ring.ends())
+}
+
+pub fn floods_channels(path: &Path) -> String {
+    let mut member = Member::join(path);
+    let mut kept = Vec::new();
+    let (mut opened, mut refused) = (0, 0);
+    while_it_lasts(|| match member.open(SERVER, Some(RingSpec { entries: 1024, arena_bytes: 256 << 20 })) {
+        Some(Ok(channel)) => {
+            opened += 1;
+            kept.push(channel);
+        }
+        Some(Err(_)) => {
+            refused += 1;
+            kept.drain(..).for_each(|channel| member.close(&channel));
+        }
+        None => {
+            kept.clear();
+            member = Member::join(path);
+        }
+    });
+    assert!(refused > 0, "channels without end");
+    format!("{opened}, refused {refused}")
+}
+
+pub fn floods_connections(path: &Path) -> String {
+    let mut members = Vec::new();
+    let mut sockets = Vec::new();
+    let (mut bound, mut refused) = (0, 0);
+    while_it_lasts(|| {
+        if members.len() + sockets.len() >= 300 {
+            members.clear();
+            sockets.clear();
+        }
+        match Member::try_join(path) {
+            Some(member) => {
+                bound += 1;
+                members.push(member);
+            }
+            None => refused += 1,
+        }
+        sockets.extend(sys::seqpacket::connect(path));
+    });
+    format!("{bound}, refused {refused}")
+}
+
+pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
+    let mut member = Member::join(path);
+    let ops =
+        [Op::AwaitBound, Op::AwaitUnbound, Op::Open, Op::Cancel, Op::GetEndpoint, Op::Close, Op::Bind, Op::WakeUp];
+    let mut request = 10;
+    let count = while_it_lasts(|| {
+        request += 1;
+        let packet = Packet {
+            request,
+            own: Endpoint::new(chance.word() % 8192),
+            peer: Endpoint::new(if chance.below(2) == 0 { SERVER.number() } else { chance.word() % 8192 }),
+            value: chance.word() % 100,
+            channel: ChannelId(chance.next()),
+            size: ipc_shm::Size { entries: chance.word() % 16, arena_bytes: chance.word() },
+            lane: Lane(chance.word() as u16 % 20),
+            patience: ipc::protocol::Patience::UntilBound,
+            ..Packet::new(ops[chance.below(8) as usize])
+        };
+        if !say(&member.socket, &packet) {
+            // Full, or hung up: read everything.
+            let mut buffer = [0; 65];
+            loop {
+                match sys::seqpacket::receive(&member.socket, &mut buffer) {
+                    Ok(received) if received.bytes > 0 => {}
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                    _ => break member = Member::join(path),
+                }
+            }
+        }
+    });
+    format!("{count}")
+}
+
+pub fn floods_notifications(path: &Path) -> String {
+    let mut port = Port::connect(path, None).unwrap();
+    let mut mask = 1u64;
+    let count = while_it_lasts(|| {
+        mask = mask.rotate_left(1);
+        port.notify(SERVER, mask).unwrap();
+    });
+    let member = std::mem::ManuallyDrop::new(port);
+    let _ = member.endpoint();
+    format!("{count}")
+}
