@@ -221,7 +221,10 @@ impl<C: LocalChannel> Relay<C> {
             self.tell_put_count(link, ring, Telling::All);
         } else {
             let taken = self.local.taken();
-            if taken != self.taken_told && link.put(&Frame::Taken { channel, word: taken }, Class::Control) {
+            if taken != 0
+                && taken != self.taken_told
+                && link.put(&Frame::Taken { channel, word: taken }, Class::Control)
+            {
                 self.taken_told = taken;
             }
         }
@@ -256,6 +259,10 @@ impl<C: LocalChannel> Relay<C> {
             self.dropped = None;
         }
         let taken = self.local.taken();
+        if taken == 0 && self.taken_told != 0 {
+            // Nobody takes back that something was taken, and no frame says so: the peer would cut the link, which is everybody's.
+            return Err(IpcError::Corrupt);
+        }
         let implied = taken & word::KIND_MASK == word::REQUEST && telling == Telling::Needed;
         if taken != self.taken_told && !implied {
             if !link.put(&Frame::Taken { channel, word: taken }, Class::Control) {

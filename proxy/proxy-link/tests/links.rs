@@ -291,6 +291,25 @@ fn completion_nobody_asked_for_or_too_long_closes_the_channel_on_both_nodes() {
 }
 
 #[test]
+fn party_that_says_it_took_nothing_after_all_costs_only_its_channel() {
+    let (mut a, mut b) = linked();
+    let client = memory(Role::Client);
+    let channel = a.open_out(1, talk_ends(1), client.clone()).map_err(|(_, error)| error).expect("admitted");
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(asked(&actions(&mut b)), [channel]);
+    assert!(b.opened_in(channel, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    for taken in [abi::layout::word::next(0, abi::layout::word::SEND), 0] {
+        client.0.borrow_mut().taken = taken;
+        a.active(channel);
+        exchange(&mut a, &mut b, NOW).expect("every frame is one");
+    }
+    assert_eq!(closed(&mut a), Some(IpcError::Corrupt));
+    assert!(closed(&mut b).is_some());
+    assert_eq!((a.phase(), b.phase()), (Phase::Up, Phase::Up));
+}
+
+#[test]
 fn requests_open_while_both_proxies_are_lost_end_with_an_error_and_not_in_silence() {
     let (mut a, mut b) = linked();
     let (channel, client, server) = opened(&mut a, &mut b);
