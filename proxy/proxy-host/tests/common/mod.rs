@@ -348,7 +348,8 @@ impl Node {
         let options = DcOptions {
             listen: Some(socket.clone()),
             program_endpoints: first..first + 1000,
-            program_privileges: Privileges::server(),
+            // Anything but to manage others.
+            program_privileges: Privileges { calls: Privileges::program().calls, ..Privileges::server() },
         };
         broker.add_dc(DC, options).expect("container");
         let path = |pair| dir.join(format!("proxy-{number}-{pair}"));
@@ -528,6 +529,14 @@ impl Control {
         let mut buffer = vec![0; proxy_host::control::MESSAGE_BYTES_MAX];
         let received = sys::seqpacket::receive(&self.socket, &mut buffer).expect("received");
         serde_json::from_slice(&buffer[..received.bytes]).expect("json")
+    }
+
+    /// The states as they are now: what was told before is passed over.
+    pub fn latest(&self) -> FromProxy {
+        let mut buffer = vec![0; proxy_host::control::MESSAGE_BYTES_MAX];
+        while sys::seqpacket::receive(&self.socket, &mut buffer).is_ok_and(|received| received.bytes > 0) {}
+        self.ask();
+        self.next()
     }
 
     pub fn wait_until_up(&self) {
