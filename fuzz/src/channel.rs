@@ -12,7 +12,7 @@ use ipc_shm::Mapping;
 use crate::bytes::Bytes;
 use crate::member::{Channel, World};
 
-const SPEC: RingSpec = RingSpec { entries: 4, arena_bytes: 4096 };
+pub const SPEC: RingSpec = RingSpec { entries: 4, arena_bytes: 4096 };
 const STEPS_MAX: usize = 256;
 
 thread_local! {
@@ -71,7 +71,7 @@ fn put(mapping: &Mapping, at: usize, value: u32) {
     }
 }
 
-fn run(data: &[u8], mut step_of: impl FnMut(u8, &mut Bytes<'_>), channel: &Channel) {
+pub fn run(data: &[u8], mut step_of: impl FnMut(u8, &mut Bytes<'_>), channel: &Channel) {
     let mut bytes = Bytes(data);
     for _ in 0..STEPS_MAX {
         if bytes.is_over() {

@@ -120,3 +120,28 @@ pub fn completions() -> Vec<Vec<u8>> {
         .map(|tail| [&submits[..], &writes(tail_at, *tail), &[146, 146, 147, 0, 136, 146]].concat())
         .collect()
 }
+
+/// The same with each kind of channel, and every step of the proxy behind something of each kind.
+pub fn stand_in() -> Vec<Vec<u8>> {
+    let (word_at, state_at, notify_at, tail_at, closed_at) = (0, 84, 86, 6, 5);
+    let message = word::next(0, word::REQUEST | word::TIMED);
+    let cancel = message >> word::FLAG_BITS << word::FLAG_BITS | abi::layout::state::CANCEL;
+    let lies = [
+        writes(word_at, message),
+        [writes(word_at, message), vec![168], writes(state_at, cancel)].concat(),
+        [writes(notify_at, 5), writes(4, 1)].concat(),
+        writes(tail_at, 3),
+        writes(closed_at, 1),
+    ];
+    let answer = word::next(0, word::SEND | word::INLINE).to_le_bytes();
+    let publish = [&[172][..], &answer, &[1, 2, 3, 4, 5, 6, 7, 8, 9]].concat();
+    let every_step = [
+        &[160, 161, 162, 1, 164, 165, 0, 0, 0, 0, 166, 0, 0, 0, 0, 167, 168, 170, 171][..],
+        &publish,
+        &[128, 174, 175, 3],
+    ];
+    let behind = lies.into_iter().map(|lie| [lie, every_step.concat()].concat());
+    let others = [messages(), requests(), completions()].concat();
+    let inputs = Vec::from_iter(behind.chain(others));
+    (0..4u8).flat_map(|kind| inputs.iter().map(move |input| [&[kind][..], input].concat())).collect()
+}

@@ -7,6 +7,7 @@
 //! | [`frames`] | frames between proxies, as they lie in a buffer |
 //! | [`engine`] | packets to a running broker, from programs and servers |
 //! | [`messages`], [`requests`], [`completions`] | what a peer writes into a channel while the library makes calls on it |
+//! | [`stand_in`] | what a member writes into a channel to another node while its proxy carries it |
 //! | [`link`] | a peer proxy, after or instead of its greeting |
 //!
 //! The same functions run under libFuzzer (`fuzz/libfuzzer`) and, over seeds of [`corpus`] and their mutations, in `tests/smoke.rs`.
@@ -20,10 +21,12 @@ pub mod corpus;
 mod engine;
 mod link;
 mod member;
+mod stand_in;
 
 pub use channel::{completions, messages, requests};
 pub use engine::engine;
 pub use link::link;
+pub use stand_in::stand_in;
 
 use ipc::protocol::Packet;
 use wire::Frame;
@@ -38,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     ("messages", messages, corpus::messages),
     ("requests", requests, corpus::requests),
     ("completions", completions, corpus::completions),
+    ("stand_in", stand_in, corpus::stand_in),
     ("link", link, corpus::link),
 ];
 

@@ -10,15 +10,20 @@ use ipc_shm::{Access, Mapping};
 
 pub const DC: DcId = DcId(1);
 pub const SERVER: Endpoint = Endpoint::FS;
-const MEMBER: Endpoint = Endpoint::DS;
+pub const MEMBER: Endpoint = Endpoint::DS;
 const LIMIT: Duration = Duration::from_secs(10);
 
 pub struct World {
     pub broker: Broker,
     pub server: Port,
-    member: OwnedFd,
+    member: Member,
+}
+
+/// A member without the library.
+pub struct Member {
+    socket: OwnedFd,
     request: u32,
-    /// Channels that the server opened to the member, which nobody has looked at.
+    /// Channels that were opened to it, which nobody has looked at.
     accepted: Vec<ChannelId>,
 }
 
@@ -35,17 +40,41 @@ impl World {
     pub fn new() -> World {
         let broker = Broker::start(BrokerConfig::local()).unwrap();
         broker.add_dc(DC, DcOptions::default()).unwrap();
-        let socket = |endpoint| broker.server_socket(DC, ServerIdentity::new(endpoint, Epoch(1))).unwrap();
-        let server = Port::from_socket(socket(SERVER), None).unwrap();
-        let mut world = World { member: socket(MEMBER), server, request: 0, accepted: Vec::new(), broker };
-        assert_eq!(world.ask(Packet::new(Op::Bind)).0.op, Op::Bound);
-        world
+        let server = Port::from_socket(socket_of(&broker, SERVER), None).unwrap();
+        World { member: Member::join(&broker), server, broker }
+    }
+
+    /// Opened by the member to the server.
+    pub fn open(&mut self, ring: Option<RingSpec>) -> Channel {
+        self.member.open(SERVER, ring)
+    }
+
+    /// Opened by the server to the member.
+    pub fn accept_ring(&mut self, spec: RingSpec) -> (Channel, ipc::RingClient) {
+        let ring = self.server.open_ring(MEMBER, spec, ipc::Wait::For(LIMIT)).unwrap();
+        (self.member.accept(), ring)
+    }
+
+    pub fn close(&mut self, channel: Channel) {
+        self.member.end(channel.packet.channel);
+    }
+}
+
+fn socket_of(broker: &Broker, endpoint: Endpoint) -> OwnedFd {
+    broker.server_socket(DC, ServerIdentity::new(endpoint, Epoch(1))).unwrap()
+}
+
+impl Member {
+    pub fn join(broker: &Broker) -> Member {
+        let mut member = Member { socket: socket_of(broker, MEMBER), request: 0, accepted: Vec::new() };
+        assert_eq!(member.ask(Packet::new(Op::Bind)).0.op, Op::Bound);
+        member
     }
 
     fn ask(&mut self, packet: Packet) -> (Packet, Vec<OwnedFd>) {
         self.request += 1;
         let packet = Packet { request: self.request, ..packet };
-        say(&self.member, &packet);
+        say(&self.socket, &packet);
         self.hear(|answer| answer.request == packet.request)
     }
 
@@ -53,7 +82,7 @@ impl World {
         let until = Instant::now() + LIMIT;
         let mut buffer = [0; Packet::BYTES + 1];
         loop {
-            match sys::seqpacket::receive(&self.member, &mut buffer) {
+            match sys::seqpacket::receive(&self.socket, &mut buffer) {
                 Ok(received) => {
                     let packet = Packet::from_bytes(&buffer[..received.bytes]).expect("the broker is alive");
                     if wanted(&packet) {
@@ -71,35 +100,29 @@ impl World {
         }
     }
 
-    /// Opened by the member to the server.
-    pub fn open(&mut self, ring: Option<RingSpec>) -> Channel {
+    pub fn open(&mut self, to: Endpoint, ring: Option<RingSpec>) -> Channel {
         let size = ring.map(RingSpec::size).unwrap_or_default();
-        let open = Packet { peer: Some(SERVER), size, ..Packet::new(Op::Open) };
+        let open = Packet { peer: Some(to), size, ..Packet::new(Op::Open) };
         loop {
             let (answer, files) = self.ask(open);
             if answer.op == Op::Opened {
                 return Channel::map(answer, files);
             }
-            // The server's own is in the way: it opened one to answer, after ours had ended.
+            // The peer's own is in the way: it opened one to answer, after ours had ended.
             for channel in std::mem::take(&mut self.accepted) {
                 self.end(channel);
             }
         }
     }
 
-    /// Opened by the server to the member.
-    pub fn accept_ring(&mut self, spec: RingSpec) -> (Channel, ipc::RingClient) {
-        let ring = self.server.open_ring(MEMBER, spec, ipc::Wait::For(LIMIT)).unwrap();
+    /// What was opened to it.
+    pub fn accept(&mut self) -> Channel {
         let (packet, files) = self.hear(|packet| packet.op == Op::Accepted);
-        (Channel::map(packet, files), ring)
+        Channel::map(packet, files)
     }
 
-    pub fn close(&mut self, channel: Channel) {
-        self.end(channel.packet.channel);
-    }
-
-    fn end(&self, channel: ChannelId) {
-        say(&self.member, &Packet { channel, value: 5, ..Packet::new(Op::Close) });
+    pub fn end(&self, channel: ChannelId) {
+        say(&self.socket, &Packet { channel, value: 5, ..Packet::new(Op::Close) });
     }
 }
 
