@@ -23,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::api::{self, Api, remote, serve};
 use crate::config::Config;
 use crate::context::Context;
+use crate::descriptors;
 use crate::directory::{self, EndpointDirectory};
 use crate::farewell;
 use crate::news::News;
@@ -47,6 +48,8 @@ pub enum DaemonError {
         #[source]
         cause: std::io::Error,
     },
+    #[error("the limit of open files cannot be raised")]
+    Descriptors(#[source] std::io::Error),
     #[error("the cluster engine cannot be opened")]
     Engine(#[source] cluster::EngineError),
     #[error("the node's certificates cannot be used")]
@@ -73,6 +76,7 @@ pub enum DaemonError {
 
 /// Runs until SIGTERM or SIGINT.
 pub fn run(config: Config) -> Result<(), DaemonError> {
+    descriptors::allow_most().map_err(DaemonError::Descriptors)?;
     make_directories(&config)?;
     let engine = open_engine(&config)?;
     let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);

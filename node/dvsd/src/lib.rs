@@ -23,6 +23,7 @@ mod api;
 mod config;
 mod context;
 mod daemon;
+mod descriptors;
 mod directory;
 mod farewell;
 mod news;

@@ -21,6 +21,7 @@ use sys::spawn::Spawn;
 
 use crate::config::Config;
 use crate::context::Context;
+use crate::descriptors;
 use crate::reconcile::plan::Standing;
 use crate::spawn::Role;
 use crate::state::StateError;
@@ -159,17 +160,9 @@ impl Drop for Watching {
 pub fn serve_from_spawn() -> Result<(), Problem> {
     let mut spawn = Spawn::from_env()?;
     let listener = spawn.take_fd("listen").ok_or("the spawn record lacks the listening socket")?;
-    hold_many_descriptors()?;
+    descriptors::allow_most()?;
     give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
     restrict_system_calls(&[libc::SYS_accept4])?;
     spawn.ready();
     Ok(broker::shelf::serve(listener)?)
-}
-
-/// As many as may be: it holds those of all containers. The soft limit also bounds what is under way in a socket.
-fn hold_many_descriptors() -> std::io::Result<()> {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    Ok(setrlimit(Resource::Nofile, limit)?)
 }
