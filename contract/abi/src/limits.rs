@@ -4,6 +4,9 @@
 pub const ENDPOINTS_PER_DC: u32 = 8192;
 /// Numbers that configuration gives to servers and gates; the broker allocates from here upward.
 pub const WELL_KNOWN_ENDPOINTS: u32 = 256;
+/// What the programs of a container can bind in all, whatever number of nodes it spans. Its nodes share so many; the numbers
+/// behind are for nodes that come later.
+pub const ENDPOINTS_PROMISED: u32 = 4096;
 /// Disks one container may have.
 pub const DISKS_PER_DC: u32 = 32;
 /// Containers in one cluster. The identifier itself has 24 bits, because it is also a VXLAN network identifier.
@@ -79,4 +82,4 @@ const _: () = assert!((NODES_PER_DC as u32 + 1) * PIDS_PER_NODE <= 4_194_304);
 const _: () = assert!(COPY_CHUNK_BYTES <= TRANSFER_BYTES_MAX && COPY_ENTRIES <= RING_ENTRIES_MAX);
 const _: () = assert!(RELAYS_PER_LANE < DELEGATE_ENTRIES && DELEGATE_ENTRIES <= RING_ENTRIES_MAX);
 const _: () = assert!(WORDS_OF_LANES + 3 <= 128, "the kernel takes no more in one wait");
-const _: () = assert!(WELL_KNOWN_ENDPOINTS < ENDPOINTS_PER_DC);
+const _: () = assert!(WELL_KNOWN_ENDPOINTS + ENDPOINTS_PROMISED + NODES_PER_DC as u32 <= ENDPOINTS_PER_DC);

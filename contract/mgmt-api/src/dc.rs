@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct DcSpec {
     pub name: String,
-    /// In order: a node's position gives its PID range and its address.
+    /// In order: a node's position gives its PID range and its address. They share the endpoints that programs can bind.
     pub nodes: Vec<String>,
     /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
     #[serde(default = "default_subnet")]

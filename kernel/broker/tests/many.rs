@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
+use abi::limits::ENDPOINTS_PROMISED;
 use common::OneNode;
 use ipc::conformance::World;
 use ipc::info::Cursor;
@@ -15,10 +15,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 /// What is promised.
-const PROMISED: usize = 4096;
+const PROMISED: usize = ENDPOINTS_PROMISED as usize;
 /// A process has descriptors for so many ports.
 const PORTS_EACH: usize = 1024;
-const _: () = assert!(PROMISED + WELL_KNOWN_ENDPOINTS as usize <= ENDPOINTS_PER_DC as usize);
 const _: () = assert!(PROMISED.is_multiple_of(PORTS_EACH));
 
 /// Not a test: a process with many endpoints, of which all answer.

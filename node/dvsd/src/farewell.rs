@@ -70,8 +70,14 @@ mod tests {
     fn deleted_dc(engine: &dyn Engine) {
         let id = cluster::allocate::number(engine, "dc", "shop", 1..=9).unwrap();
         let spec = serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": ["n1", "n2"] })).unwrap();
-        let record =
-            DcRecord { id, spec, desired: Desired::Deleted { images: Images::Remove }, generation: 3, created_s: 0 };
+        let record = DcRecord {
+            id,
+            spec,
+            desired: Desired::Deleted { images: Images::Remove },
+            generation: 3,
+            created_s: 0,
+            endpoints: Vec::new(),
+        };
         let ops = [
             Op::put("/dcs/shop", records::encode(&record)),
             Op::put("/nodes/n1", "{}"),

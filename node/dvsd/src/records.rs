@@ -10,8 +10,10 @@
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::reconcile::plan::Stage;
+use crate::spec;
 use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
 use mgmt_api::{DcSpec, NodeShare};
 use serde::de::DeserializeOwned;
@@ -77,6 +79,16 @@ pub struct DcRecord {
     /// Counts starts and stops, so that an old share is not taken for an answer to the newest wish.
     pub generation: u64,
     pub created_s: u64,
+    /// Endpoints that each of its nodes gives to programs, in the order of its nodes. None: `spec::earlier_endpoints`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<Range<u32>>,
+}
+
+impl DcRecord {
+    /// Endpoints that the node at a position gives to programs.
+    pub fn endpoints_of(&self, index: usize) -> Option<Range<u32>> {
+        if self.endpoints.is_empty() { spec::earlier_endpoints(index) } else { self.endpoints.get(index).cloned() }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

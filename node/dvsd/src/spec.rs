@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::ops::{Range, RangeInclusive};
 
 use abi::Endpoint;
-use abi::limits::{DISKS_PER_DC, ENDPOINTS_PER_DC, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS};
+use abi::limits::{
+    DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS,
+};
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
 use rustix::thread::CpuSet;
 
@@ -268,11 +270,26 @@ impl Subnet {
     }
 }
 
-/// Endpoints that the node at a position gives to programs.
-pub fn program_endpoints(index: usize) -> Range<u32> {
-    const PER_NODE: u32 = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / NODES_PER_DC as u32;
-    let first = WELL_KNOWN_ENDPOINTS + PER_NODE * u32::try_from(index).unwrap_or(0);
-    first..first + PER_NODE
+/// Endpoints that each node of a container gives to programs when it spans as many as it may.
+const ENDPOINTS_OF_MANY: u32 = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / NODES_PER_DC as u32;
+
+/// Endpoints that each node of a new container gives to programs, in the order of its nodes: alike, and together what a
+/// container is promised. They are kept with the container, because a node that comes later must take nothing from those
+/// that have bound theirs.
+pub fn share_endpoints(nodes: usize) -> Vec<Range<u32>> {
+    let count = u32::try_from(nodes).unwrap_or(u32::MAX).clamp(1, NODES_PER_DC as u32);
+    ranges_of(ENDPOINTS_PROMISED.div_ceil(count).max(ENDPOINTS_OF_MANY)).take(nodes).collect()
+}
+
+/// What the node at a position has of a container that was made before its shares were kept with it.
+pub fn earlier_endpoints(index: usize) -> Option<Range<u32>> {
+    ranges_of(ENDPOINTS_OF_MANY).nth(index)
+}
+
+/// Ranges of so many, as long as there are numbers.
+fn ranges_of(each: u32) -> impl Iterator<Item = Range<u32>> {
+    let firsts = (WELL_KNOWN_ENDPOINTS..=ENDPOINTS_PER_DC - each).step_by(each as usize);
+    firsts.map(move |first| first..first + each)
 }
 
 /// First PID of the node at a position.
@@ -380,11 +397,34 @@ mod tests {
     }
 
     #[test]
-    fn addresses_endpoints_and_pids_follow_from_the_position() {
+    fn addresses_and_pids_follow_from_the_position() {
         let subnet = Subnet::parse("10.1.0.0/24").unwrap();
         assert_eq!(subnet.address(0).to_string(), "10.1.0.1");
-        assert_eq!((program_endpoints(0), program_endpoints(1)), (256..381, 381..506));
-        assert!(program_endpoints(NODES_PER_DC - 1).end <= ENDPOINTS_PER_DC);
         assert_eq!((pid_base(0), index_of_pid(65_536 + 7), index_of_pid(1)), (65_536, Some(0), None));
+    }
+
+    #[test]
+    fn nodes_of_a_container_share_at_least_what_is_promised_and_no_number_twice() {
+        for nodes in 1..=NODES_PER_DC {
+            let shares = share_endpoints(nodes);
+            assert_eq!(shares.len(), nodes);
+            let mut next = WELL_KNOWN_ENDPOINTS;
+            for share in &shares {
+                assert_eq!((share.start, share.len()), (next, shares[0].len()), "{nodes} nodes: {shares:?}");
+                next = share.end;
+            }
+            assert!(next <= ENDPOINTS_PER_DC && next - WELL_KNOWN_ENDPOINTS >= ENDPOINTS_PROMISED, "{shares:?}");
+            let later = (ENDPOINTS_PER_DC - next) as usize;
+            assert!(later >= 60 * (NODES_PER_DC - nodes), "{nodes} nodes leave {later} to those that come later");
+        }
+        assert_eq!(share_endpoints(1).first(), Some(&(256..4352)));
+        assert_eq!(share_endpoints(3), [256..1622, 1622..2988, 2988..4354]);
+    }
+
+    #[test]
+    fn container_of_an_earlier_daemon_keeps_its_endpoints() {
+        assert_eq!((earlier_endpoints(0), earlier_endpoints(1)), (Some(256..381), Some(381..506)));
+        assert_eq!(earlier_endpoints(NODES_PER_DC - 1), Some(8006..8131));
+        assert_eq!(earlier_endpoints(NODES_PER_DC), None);
     }
 }

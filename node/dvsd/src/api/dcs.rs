@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use abi::limits::DCS_PER_CLUSTER;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use broker::BrokerError;
-use cluster::{Compare, Op, Outcome};
+use cluster::{Compare, Engine, Op, Outcome};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare,
@@ -71,7 +72,7 @@ pub async fn create(
         demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
     }
     let also = Arc::clone(&api);
-    let view = blocking(move || make_record(&also, spec)).await?;
+    let view = blocking(move || make_record(&*also.context.engine, spec)).await?;
     if !query.start {
         return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
@@ -206,8 +207,7 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>) -> Dc {
 
 // ---- records
 
-fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
-    let engine = &*api.context.engine;
+fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
     let mut known = spec::KnownNodes::new();
     for entry in engine.list(records::MEMBERS)?.entries {
         let node: NodeRecord = records::decode(&entry)?;
@@ -219,7 +219,7 @@ fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
         return Err(name_taken(&spec.name));
     }
     let count = records::dc_views(engine)?.len();
-    if count >= abi::limits::DCS_PER_CLUSTER as usize {
+    if count >= DCS_PER_CLUSTER as usize {
         return Err(failure(
             ErrorKind::NoSpace,
             format!("the cluster has {count} containers, which is the limit"),
@@ -229,7 +229,8 @@ fn make_record(api: &Api, spec: DcSpec) -> Result<DcView, Failure> {
     let id = cluster::allocate::number(engine, "dc", &spec.name, 1..=DC_ID_MAX)
         .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error))?;
     let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s };
+    let endpoints = spec::share_endpoints(spec.nodes.len());
+    let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s, endpoints };
     match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {
         Outcome::Done(modified) => Ok(DcView { record, modified, shares: Default::default() }),
         Outcome::Conflict(_) => Err(name_taken(&record.spec.name)),
@@ -409,5 +410,64 @@ async fn wait_until(
         }
         // Either is a reason to look; the sender lives as long as the daemon.
         let _ = tokio::time::timeout_at(until.min(tokio::time::Instant::now() + LOOK_AGAIN), changes.changed()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::local::{LocalConfig, LocalEngine};
+    use serde_json::json;
+
+    use super::*;
+
+    fn engine_with_a_node() -> (tempfile::TempDir, LocalEngine) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let engine = LocalEngine::open(config).unwrap();
+        let node = json!({
+            "name": "n1", "id": 1, "epoch": 1, "address": "127.0.0.1", "proxy_port": 0, "api_port": 0, "cpus": 1,
+            "memory_bytes": 0,
+        });
+        engine.transact(&[], &[Op::put(records::member_key("n1"), node.to_string())]).unwrap();
+        (dir, engine)
+    }
+
+    fn make(engine: &dyn Engine, name: &str) -> Result<DcRecord, ErrorBody> {
+        let spec = serde_json::from_value(json!({ "name": name, "nodes": ["n1"] })).unwrap();
+        make_record(engine, spec).map(|view| view.record).map_err(|failed| failed.0)
+    }
+
+    #[test]
+    fn cluster_has_a_thousand_and_some_containers_and_refuses_the_next_until_one_is_gone() {
+        let (_dir, engine) = engine_with_a_node();
+        let first = make(&engine, "first").unwrap();
+        let others = 2..DCS_PER_CLUSTER;
+        for id in others {
+            let mut record = DcRecord { id, ..first.clone() };
+            record.spec.name = format!("dc-{id}");
+            let ops = [
+                Op::put(records::dc_key(&record.spec.name), records::encode(&record)),
+                Op::put(format!("/ids/dc/of/{}", record.spec.name), id.to_string()),
+                Op::put(format!("/ids/dc/used/{id}"), &*record.spec.name),
+            ];
+            engine.transact(&[], &ops).unwrap();
+        }
+        let last = make(&engine, "last").unwrap();
+        assert_eq!((last.id, records::dc_views(&engine).unwrap().len()), (DCS_PER_CLUSTER, DCS_PER_CLUSTER as usize));
+        let refused = make(&engine, "one-more").unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NoSpace);
+        assert!(refused.what.contains("1024 containers"), "{refused}");
+        let view = records::dc_view(&engine, "dc-7").unwrap().unwrap();
+        farewell::forget(&engine, &view).unwrap();
+        assert_eq!(make(&engine, "one-more").unwrap().id, DCS_PER_CLUSTER + 1, "numbers are not given again soon");
+    }
+
+    #[test]
+    fn container_is_kept_with_the_endpoints_of_its_nodes() {
+        let (_dir, engine) = engine_with_a_node();
+        make(&engine, "shop").unwrap();
+        let kept = records::dc_view(&engine, "shop").unwrap().unwrap().record;
+        assert_eq!(kept.endpoints, spec::share_endpoints(1));
+        assert_eq!(kept.endpoints_of(0), Some(256..256 + abi::limits::ENDPOINTS_PROMISED));
     }
 }

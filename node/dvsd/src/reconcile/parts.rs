@@ -24,7 +24,6 @@ use super::share::Share;
 use crate::context::Context;
 use crate::records;
 use crate::spawn::Role;
-use crate::spec;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
 
@@ -276,8 +275,7 @@ impl Parts {
 
     fn make_broker(&mut self) -> Result<(), Problem> {
         let listen = Some(self.run_dir.join("ipc").join(BROKER_SOCKET));
-        let options =
-            DcOptions { listen, program_endpoints: spec::program_endpoints(self.share.index), ..DcOptions::default() };
+        let options = DcOptions { listen, program_endpoints: self.share.endpoints.clone(), ..DcOptions::default() };
         self.context.broker.add_dc(DcId(self.share.id), options)?;
         self.context.directory.introduce(&self.context.broker, self.share.id);
         Ok(())

@@ -1,6 +1,7 @@
 //! What one node has to bring about of a container: derived from its record, changed by nothing.
 
 use std::net::Ipv4Addr;
+use std::ops::Range;
 
 use abi::Endpoint;
 use mgmt_api::{DcSpec, DiskSpec, ServerKind};
@@ -17,6 +18,8 @@ pub struct Share {
     pub index: usize,
     pub address: Ipv4Addr,
     pub pid_base: u32,
+    /// Those that this node gives to programs.
+    pub endpoints: Range<u32>,
     /// In the order in which they are made.
     pub parts: Vec<Part>,
 }
@@ -36,7 +39,8 @@ impl Share {
         }
         parts.extend([Part::Mount, Part::Gate]);
         let address = Subnet::parse(&spec.subnet).ok()?.address(index);
-        Some(Share { id: record.id, index, address, pid_base: spec::pid_base(index), parts, spec })
+        let endpoints = record.endpoints_of(index)?;
+        Some(Share { id: record.id, index, address, pid_base: spec::pid_base(index), endpoints, parts, spec })
     }
 
     pub fn disk(&self, index: usize) -> Option<&DiskSpec> {
@@ -74,5 +78,29 @@ pub fn kind(part: &Part) -> Option<ServerKind> {
         Part::Gate => Some(ServerKind::Gate),
         Part::Disk(_) => Some(ServerKind::Disk),
         Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn share(more: serde_json::Value) -> Option<Share> {
+        let mut record = json!({
+            "id": 7, "spec": { "name": "shop", "nodes": ["n1", "n2"] }, "desired": { "kind": "running" },
+            "generation": 1, "created_s": 0,
+        });
+        record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Share::of(&serde_json::from_value(record).unwrap(), "n2")
+    }
+
+    #[test]
+    fn endpoints_are_those_of_the_record_and_of_an_earlier_one_those_it_had() {
+        let kept = json!({ "endpoints": [{ "start": 256, "end": 2304 }, { "start": 2304, "end": 4352 }] });
+        assert_eq!(share(kept).unwrap().endpoints, 2304..4352);
+        assert_eq!(share(json!({})).unwrap().endpoints, 381..506);
+        assert_eq!(share(json!({ "endpoints": [{ "start": 256, "end": 2304 }] })), None, "nothing is made up");
     }
 }

@@ -16,7 +16,6 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
 use crate::spawn;
-use crate::spec;
 use crate::state;
 use crate::supervise::{Problem, causes};
 use crate::waiting;
@@ -248,7 +247,7 @@ impl Working {
             phase,
             address: self.parts.share.address.to_string(),
             pid_base: self.parts.share.pid_base,
-            endpoints: spec::program_endpoints(self.parts.share.index),
+            endpoints: self.parts.share.endpoints.clone(),
             servers: servers.collect(),
             problems,
         }
