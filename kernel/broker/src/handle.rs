@@ -11,7 +11,7 @@ use ipc::info::ChannelInfo;
 
 use crate::command::{Answer, Command};
 use crate::engine::Engine;
-use crate::limits::{COMMANDS_MAX, LOOKS_PER_PAGE};
+use crate::limits::{COMMANDS_MAX, DCS_MAX, LOOKS_PER_PAGE};
 use crate::{BrokerConfig, DcOptions, ServerIdentity, Shelf, Snapshot};
 
 /// Why the broker could not do what the daemon asked.
@@ -21,6 +21,8 @@ pub enum BrokerError {
     Ended,
     #[error("container {0} is already known to the broker")]
     DcExists(DcId),
+    #[error("container {0} is one more than the {DCS_MAX} that a broker has room for")]
+    TooManyDcs(DcId),
     #[error("container {0} is not known to the broker")]
     NoSuchDc(DcId),
     #[error("the broker could not {action}")]

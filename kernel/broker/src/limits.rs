@@ -1,5 +1,7 @@
 //! Bounds of the broker, each with its reason.
 
+/// Containers of one broker: all of the cluster may span its node.
+pub const DCS_MAX: usize = abi::limits::DCS_PER_CLUSTER as usize;
 /// Connections of one container: one for each endpoint it may have, and some that have not bound yet.
 pub const CONNECTIONS_PER_DC: usize = abi::limits::ENDPOINTS_PER_DC as usize + 256;
 /// Packets kept for a connection that does not read. A port reads whenever it asks or waits, so more is a stuck peer.

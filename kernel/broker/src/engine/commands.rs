@@ -13,7 +13,7 @@ use crate::command::Command;
 use crate::connection::Party;
 use crate::container::{Container, Origin};
 use crate::handle::os;
-use crate::limits::BACKLOG;
+use crate::limits::{BACKLOG, DCS_MAX};
 use crate::{BrokerError, ChannelInfo, DcInfo, DcOptions, EndpointInfo, Home, ServerIdentity, Snapshot};
 
 impl Engine {
@@ -66,6 +66,9 @@ impl Engine {
             }
             Some(_) => return Err(BrokerError::DcExists(dc)),
             None => {}
+        }
+        if self.containers.len() >= DCS_MAX {
+            return Err(BrokerError::TooManyDcs(dc));
         }
         let listener = match &options.listen {
             None => None,
