@@ -1,186 +1,118 @@
-//! A service that hands itself from node to node while clients of three nodes call it.
+//! A service that hands itself from a process on one node to a process on another, and back, while clients of three nodes call it.
 
 mod common;
+#[path = "handover/service.rs"]
+mod service;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::{Endpoint, Epoch, IpcError, Message, NodeId, Source};
 use common::Nodes;
 use ipc::{Port, Wait};
 use proxy_host::transport::Encryption;
+use service::{CLIENTS, EPOCH, IS_SENT, Move, Running, SERVICE, SOON, now};
 
-const SERVICE: Endpoint = Endpoint::DS;
-const CLIENTS: usize = 16;
-const SOON: Wait = Wait::For(Duration::from_secs(20));
+/// Of so many messages one is a plain `send`; the others ask for an answer.
+const SENDS_ONE_OF: i32 = 4;
 
-/// What the service is, besides its endpoint: the last number of each client.
-#[derive(Default)]
-struct State {
-    last: HashMap<Endpoint, i32>,
+/// Not a test: a process of the service.
+#[test]
+fn service_process() {
+    service::main();
 }
 
-struct World<'a> {
-    cluster: &'a Nodes,
-    state: Mutex<State>,
-    stop: AtomicBool,
-    /// When the last commit began, in nanoseconds since the start; 0 once its first answer came to a client.
-    committed: AtomicU64,
-    start: Instant,
-    gaps: Mutex<Vec<Duration>>,
+/// When the first answer of each owner came to a client.
+type FirstAnswers = Mutex<BTreeMap<u64, Duration>>;
+
+/// Sends and calls until the last owner has answered, and says how often.
+fn use_service(mut client: Port, last: u64, first_answers: &FirstAnswers) -> i32 {
+    let (mut number, mut epoch) = (0, 0);
+    while epoch < last {
+        number += 1;
+        if number % SENDS_ONE_OF == 0 {
+            let message = Message::new(number).with_word(IS_SENT, 1);
+            client.send(SERVICE, &message, Wait::Forever).expect("no error");
+            continue;
+        }
+        let by = call(&mut client, number);
+        assert!(by >= epoch, "an owner before the last one answered");
+        if by > epoch {
+            epoch = by;
+            first_answers.lock().expect("first answers").entry(epoch).or_insert_with(now);
+        }
+    }
+    call(&mut client, -number);
+    number
 }
 
-impl World<'_> {
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    /// Answers every request with its number and the owner's epoch, until `moves` begins; then hands itself over.
-    fn own(&self, mut port: Port, calls: u32, to: Option<NodeId>) {
-        let mut left = calls;
-        loop {
-            if left == 0
-                && let Some(node) = to
-            {
-                match port.migration_start(SERVICE, SOON) {
-                    Ok(()) => return self.hand_over(&mut port, node),
-                    Err(error) => panic!("cannot be held: {error}"),
-                }
-            }
-            match port.receive(Source::Any, SOON) {
-                Ok(message) => self.answer(&mut port, &message),
-                Err(error) => panic!("epoch {:?} got {error}", port.epoch()),
-            }
-            left = left.saturating_sub(1);
-            if to.is_none() && self.stop.load(Ordering::Relaxed) && self.all_done() {
-                return;
-            }
-        }
-    }
-
-    fn all_done(&self) -> bool {
-        self.state.lock().expect("state").last.values().filter(|last| **last < 0).count() == CLIENTS
-    }
-
-    fn answer(&self, port: &mut Port, message: &Message) {
-        let client = message.source.expect("a source");
-        let mut state = self.state.lock().expect("state");
-        let last = state.last.entry(client).or_default();
-        if message.kind < 0 {
-            assert_eq!(-message.kind, *last, "the end of {client}");
-            *last = message.kind;
-        } else {
-            assert_eq!(message.kind, *last + 1, "of {client}: a message is lost, doubled or out of order");
-            *last = message.kind;
-        }
-        drop(state);
-        let mut answer = Message::new(message.kind);
-        answer.payload[..8].copy_from_slice(&port.epoch().0.to_le_bytes());
-        port.reply(client, &answer).expect("answered");
-    }
-
-    fn hand_over(&self, port: &mut Port, node: NodeId) {
-        let pid = std::process::id() as i32;
-        self.committed.store(self.now(), Ordering::Relaxed);
-        loop {
-            match port.migration_commit(SERVICE, node, pid, SOON) {
-                Ok(()) => break,
-                // The next owner has not said yet that it stands by.
-                Err(IpcError::NoSuchEndpoint) => {
-                    thread::yield_now();
-                    self.committed.store(self.now(), Ordering::Relaxed);
-                }
-                Err(error) => panic!("cannot be handed over: {error}"),
-            }
-        }
-        assert_eq!(port.receive(Source::Any, Wait::NoWait), Err(IpcError::Moved));
-    }
-
-    fn call(&self, mut client: Port) -> i32 {
-        let (mut number, mut epoch) = (0, 0);
-        while !self.stop.load(Ordering::Relaxed) {
-            number += 1;
-            let answer = client.sendrec(SERVICE, &Message::new(number), Wait::Forever).expect("no error");
-            assert_eq!(answer.kind, number);
-            let by = u64::from_le_bytes(answer.payload[..8].try_into().expect("8 bytes"));
-            assert!(by >= epoch, "an owner before the last one answered");
-            if by > epoch {
-                epoch = by;
-                self.first_answer(by);
-            }
-        }
-        client.sendrec(SERVICE, &Message::new(-number), Wait::Forever).expect("no error");
-        number
-    }
-
-    fn first_answer(&self, epoch: u64) {
-        let mut gaps = self.gaps.lock().expect("gaps");
-        // The first owner was not handed anything.
-        if gaps.len() as u64 + 2 == epoch {
-            let began = self.committed.load(Ordering::Relaxed);
-            gaps.push(Duration::from_nanos(self.now().saturating_sub(began)));
-        }
-    }
-
-    fn next(&self, index: usize) -> Port {
-        Port::stand_by(&self.cluster.nodes[index].socket, SERVICE, Wait::Forever).expect("the next owner")
-    }
+/// The epoch of the owner that answered.
+fn call(client: &mut Port, number: i32) -> u64 {
+    let answer = client.sendrec(SERVICE, &Message::new(number), Wait::Forever).expect("no error");
+    assert_eq!((answer.source, answer.kind), (Some(SERVICE), number), "of nobody else, and to this call");
+    answer.word(EPOCH)
 }
 
 fn service_hands_itself_over(moves: u64, encryption: Encryption) {
     let cluster = Nodes::linked(3, encryption);
-    let world = World {
-        cluster: &cluster,
-        state: Mutex::default(),
-        stop: AtomicBool::new(false),
-        committed: AtomicU64::new(0),
-        start: Instant::now(),
-        gaps: Mutex::default(),
+    let mut manager = cluster.server(0, Endpoint::RS, Epoch(1));
+    let start = |index: usize| {
+        let node = &cluster.nodes[index];
+        Running::start(node.id, &node.socket, moves, "service_process")
     };
-    let first = cluster.server(0, SERVICE, Epoch(1));
-    let calls = thread::scope(|scope| {
-        let world = &world;
+    let (mut one, mut two) = (start(0), start(1));
+    one.tell_of(&two);
+    two.tell_of(&one);
+    promote(&mut manager, one.node, one.pid, Epoch(1));
+
+    let first_answers = FirstAnswers::default();
+    let calls: Vec<i32> = thread::scope(|scope| {
+        let first_answers = &first_answers;
         let clients: Vec<_> = (0..CLIENTS)
             .map(|index| {
                 let mut port = Port::connect(&cluster.nodes[index % 3].socket, None).expect("bound");
                 port.wait4bind(SERVICE, SOON).expect("there");
-                scope.spawn(move || world.call(port))
+                scope.spawn(move || use_service(port, moves + 1, first_answers))
             })
             .collect();
-        // Turn about: n1, n2, n1 and so on, each a while under load.
-        let mut owner = scope.spawn(move || world.own(first, 40, Some(NodeId(2))));
-        for turn in 1..=moves {
-            let (place, to) = if turn % 2 == 1 { (1, NodeId(1)) } else { (0, NodeId(2)) };
-            let to = (turn < moves).then_some(to);
-            let next = scope.spawn(move || {
-                let port = world.next(place);
-                assert_eq!(port.epoch(), Epoch(turn + 1));
-                world.own(port, 40, to);
-            });
-            owner.join().expect("it handed itself over");
-            owner = next;
-        }
-        world.stop.store(true, Ordering::Relaxed);
-        let calls: Vec<i32> = clients.into_iter().map(|client| client.join().expect("no error")).collect();
-        owner.join().expect("the last owner");
-        calls
+        clients.into_iter().map(|client| client.join().expect("no error")).collect()
     });
     assert!(calls.iter().all(|calls| *calls > 0), "every client was served: {calls:?}");
-    let mut gaps = world.gaps.into_inner().expect("gaps");
-    gaps.sort();
-    assert!(gaps.len() as u64 >= moves * 9 / 10, "almost every owner was seen by its clients first: {}", gaps.len());
-    let at = |part: usize| gaps[(gaps.len() - 1) * part / 100];
+    let handed: BTreeMap<u64, Move> = one.moves().into_iter().chain(two.moves()).collect();
+    assert!(handed.keys().copied().eq(2..=moves + 1), "each hand-over once");
+    let first_answers = first_answers.into_inner().expect("first answers");
+    let since = |when: fn(&Move) -> Duration| -> Vec<Duration> {
+        let seen =
+            handed.iter().filter_map(|(epoch, begun)| Some(first_answers.get(epoch)?.saturating_sub(when(begun))));
+        seen.collect()
+    };
+    let committed = since(|begun| begun.committed);
+    assert!(committed.len() as u64 >= moves * 9 / 10, "almost every owner was seen by clients: {}", committed.len());
     eprintln!(
-        "{moves} hand-overs, {encryption:?}, {} calls of {CLIENTS} clients on 3 nodes; commit to first answer: p50 {:?}, p90 {:?}, p99 {:?}, most {:?}",
+        "{moves} hand-overs between two processes, {encryption:?}, {} messages of {CLIENTS} clients on 3 nodes; to the first \
+         answer, from commit: {}; from the beginning of the hold: {}",
         calls.iter().sum::<i32>(),
-        at(50),
-        at(90),
-        at(99),
-        at(100)
+        spread(committed),
+        spread(since(|begun| begun.held)),
     );
+}
+
+fn spread(mut times: Vec<Duration>) -> String {
+    times.sort();
+    let at = |part: usize| times[(times.len() - 1) * part / 100];
+    format!("p50 {:?}, p90 {:?}, p99 {:?}, most {:?}", at(50), at(90), at(99), at(100))
+}
+
+/// Asks until it stands by.
+fn promote(manager: &mut Port, node: NodeId, pid: i32, epoch: Epoch) {
+    loop {
+        match manager.promote(SERVICE, node, pid, epoch) {
+            Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
+            result => return result.expect("promoted"),
+        }
+    }
 }
 
 #[test]
@@ -189,7 +121,7 @@ fn service_hands_itself_from_node_to_node_and_its_clients_see_nothing() {
 }
 
 #[test]
-fn primary_that_was_cut_off_and_comesback_is_refused_by_every_peer() {
+fn primary_that_was_cut_off_and_comes_back_is_refused_by_every_peer() {
     let mut cluster = Nodes::linked(3, Encryption::Tls);
     let mut manager = cluster.server(1, Endpoint::RS, Epoch(1));
     let mut old = cluster.server(0, SERVICE, Epoch(1));
@@ -210,12 +142,7 @@ fn primary_that_was_cut_off_and_comesback_is_refused_by_every_peer() {
     let pid = std::process::id() as i32;
     let socket = cluster.nodes[1].socket.clone();
     let backup = thread::spawn(move || Port::stand_by(&socket, SERVICE, SOON).expect("promoted"));
-    loop {
-        match manager.promote(SERVICE, NodeId(2), pid, Epoch(2)) {
-            Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
-            result => break result.expect("promoted"),
-        }
-    }
+    promote(&mut manager, NodeId(2), pid, Epoch(2));
     let mut new = backup.join().expect("the new primary");
     assert_eq!(new.epoch(), Epoch(2));
     let back = cluster.start_proxy(0, Encryption::Tls);
@@ -248,7 +175,7 @@ fn primary_that_was_cut_off_and_comesback_is_refused_by_every_peer() {
 }
 
 #[test]
-#[ignore = "takes a minute: test-long"]
+#[ignore = "takes a quarter of a minute on an idle machine: test-long"]
 fn service_hands_itself_over_a_thousand_times() {
     service_hands_itself_over(1000, Encryption::Tls);
     service_hands_itself_over(1000, Encryption::Plain);
