@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use abi::PairId;
 use abi::limits::PAIRS_MAX;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::transports::{self, LinkSettings, Transport};
 
@@ -42,6 +43,10 @@ pub struct Settings {
     pub links: Option<BTreeMap<String, LinkSettings>>,
     /// Proxies of this node; two nodes have as many links as the one with fewer. 1 to 8; 1.
     pub pairs: Option<u8>,
+    /// A program that is the proxy in place of `dvs proxy`; its absolute path.
+    pub proxy_program: Option<PathBuf>,
+    /// For the proxy, beside what the daemon tells it; in the file only.
+    pub proxy_options: Option<Map<String, Value>>,
     /// UDP port of the containers' networks.
     pub vxlan_port: Option<u16>,
     /// File of the local cluster engine. `STATE_DIR/engine.db`.
@@ -72,6 +77,8 @@ pub struct Config {
     pub link_tls: bool,
     pub links: BTreeMap<String, LinkSettings>,
     pub pairs: u8,
+    pub proxy_program: Option<PathBuf>,
+    pub proxy_options: Map<String, Value>,
     pub vxlan_port: u16,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
@@ -119,6 +126,8 @@ pub enum ConfigError {
         "{pairs} pairs need as many ports from {proxy_port} on (setting 'proxy_port'), and there are none above 65535"
     )]
     NoPorts { pairs: u8, proxy_port: u16 },
+    #[error("the proxy's program is named by its absolute path (setting 'proxy_program'), not by {:?}", .0.display())]
+    RelativeProgram(PathBuf),
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -153,6 +162,8 @@ impl Settings {
             link_tls: parsed(&get, "DVS_LINK_TLS", "truth value (true, false)")?,
             links: None,
             pairs: parsed(&get, "DVS_PAIRS", "number from 1 to 8")?,
+            proxy_program: path("DVS_PROXY_PROGRAM"),
+            proxy_options: None,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
@@ -179,6 +190,8 @@ impl Settings {
             link_tls: over.link_tls.or(self.link_tls),
             links: over.links.or(self.links),
             pairs: over.pairs.or(self.pairs),
+            proxy_program: over.proxy_program.or(self.proxy_program),
+            proxy_options: over.proxy_options.or(self.proxy_options),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
@@ -210,6 +223,8 @@ impl Settings {
             link_tls: self.link_tls.unwrap_or(true),
             links: self.links.unwrap_or_default(),
             pairs: self.pairs.unwrap_or(1),
+            proxy_program: self.proxy_program,
+            proxy_options: self.proxy_options.unwrap_or_default(),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
@@ -223,6 +238,9 @@ impl Settings {
             return Err(ConfigError::NoTransport);
         }
         config.check_pairs()?;
+        if let Some(program) = config.proxy_program.as_ref().filter(|program| !program.is_absolute()) {
+            return Err(ConfigError::RelativeProgram(program.clone()));
+        }
         for path in [&config.socket, &config.last_proxy_socket(), &config.dc_run_dir(u32::MAX >> 8).join("keeper.sock")]
         {
             if path.as_os_str().len() >= SOCKET_PATH_BYTES {
@@ -342,6 +360,22 @@ mod tests {
         let config = file.overridden_by(environment.unwrap()).overridden_by(flags).settle().unwrap();
         assert_eq!((config.node.as_str(), config.cluster.as_str(), config.api_port), ("b", "c", 0));
         assert_eq!(config.socket, Path::new("/run/dvs/dvsd.sock"));
+    }
+
+    #[test]
+    fn proxy_of_ones_own_is_named_by_file_environment_or_flag_and_its_options_by_the_file() {
+        let text =
+            "node = \"a\"\nadvertise = \"10.0.0.1\"\nproxy_program = \"/opt/proxy\"\n[proxy_options]\nrate = 1000";
+        let file: Settings = toml::from_str(text).unwrap();
+        let config = file.clone().settle().unwrap();
+        assert_eq!(config.proxy_program.as_deref(), Some(Path::new("/opt/proxy")));
+        assert_eq!(config.proxy_options.get("rate"), Some(&Value::from(1000)));
+        let environment =
+            Settings::from_variables(|name| (name == "DVS_PROXY_PROGRAM").then(|| "/opt/other".to_owned())).unwrap();
+        let config = file.clone().overridden_by(environment).settle().unwrap();
+        assert_eq!(config.proxy_program.as_deref(), Some(Path::new("/opt/other")));
+        let flags = Settings { proxy_program: Some(PathBuf::from("proxy")), ..Settings::default() };
+        assert!(matches!(file.overridden_by(flags).settle(), Err(ConfigError::RelativeProgram(_))));
     }
 
     #[test]

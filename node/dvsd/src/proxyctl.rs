@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use abi::PairId;
 use abi::limits::PAIRS_MAX;
 use mgmt_api::{LinkInfo, LinkState};
 use proxy_host::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
 
 use crate::config::Config;
@@ -216,6 +217,8 @@ impl OneControl {
             shared: Arc::clone(&self.shared),
             node: node.clone(),
             cluster: config.cluster.clone(),
+            program: config.proxy_program.clone(),
+            proxy_options: config.proxy_options.clone(),
             tls_dir: config.tls_dir.display().to_string(),
             link_tls: config.link_tls,
             sockets,
@@ -274,6 +277,8 @@ struct Keeper {
     shared: Arc<Shared>,
     node: NodeRecord,
     cluster: String,
+    program: Option<PathBuf>,
+    proxy_options: Map<String, Value>,
     tls_dir: String,
     link_tls: bool,
     sockets: Sockets,
@@ -307,13 +312,15 @@ impl Keeper {
         self.told = None;
         self.control = None;
         let mut control = None;
-        let Keeper { pair, node, cluster, tls_dir, link_tls, sockets, broker, process, .. } = self;
+        let Keeper { pair, node, cluster, program, proxy_options, tls_dir, link_tls, sockets, broker, process, .. } =
+            self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
             control = Some(ours);
             let mut fds = sockets.handed_over()?;
             fds.insert("control".to_owned(), theirs);
-            let mut options = sockets.options();
+            let mut options = proxy_options.clone();
+            options.extend(sockets.options());
             options.insert("tls".to_owned(), json!(if *link_tls { "on" } else { "off" }));
             options.insert("tls_dir".to_owned(), json!(tls_dir));
             let mut fields = Map::from_iter([
@@ -326,7 +333,9 @@ impl Keeper {
             }
             Ok(Role {
                 name: name(*pair),
-                arguments: vec!["proxy"],
+                program: program.clone(),
+                // A program of one's own has one purpose.
+                arguments: if program.is_none() { vec!["proxy"] } else { Vec::new() },
                 fields,
                 options: json!(options),
                 broker: Some(broker()?),

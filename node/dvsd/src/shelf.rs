@@ -124,6 +124,7 @@ fn role(socket: &Path, cluster: &str, node: &str, restarts: u64) -> Result<Role,
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
     Ok(Role {
         name: NAME.to_owned(),
+        program: None,
         arguments: vec!["shelf"],
         fields: Map::from_iter([("cluster".to_owned(), json!(cluster)), ("node".to_owned(), json!(node))]),
         options: json!({}),

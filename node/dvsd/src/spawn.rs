@@ -1,4 +1,4 @@
-//! Starts one of our own processes: `/proc/self/exe` with a spawn record (`sys::spawn` is the other side).
+//! Starts one of our own processes, `/proc/self/exe`, or a program in its place, with a spawn record (`sys::spawn` is the other side).
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -22,6 +22,8 @@ pub const LOG_BYTES_MAX: u64 = 4 << 20;
 pub struct Role {
     /// File name of its record and log; also shown.
     pub name: String,
+    /// In place of `dvs`.
+    pub program: Option<PathBuf>,
     /// After `dvs`: `["server", "fs"]`.
     pub arguments: Vec<&'static str>,
     /// Fields of the spawn record beside descriptors, options and identity.
@@ -87,7 +89,10 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
         ["RUST_BACKTRACE", "DVS_LOG"].iter().filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
     );
     environment.extend(role.environment.iter().cloned());
-    let arguments = std::iter::once("dvs").chain(role.arguments.iter().copied()).map(str::to_owned);
+    let program = role.program.as_deref().unwrap_or(Path::new("/proc/self/exe")).as_os_str().as_encoded_bytes();
+    let program = CString::new(program).map_err(|error| prepare(io::Error::other(error)))?;
+    let own_name = role.program.as_ref().map_or_else(|| "dvs".into(), |program| program.to_string_lossy());
+    let arguments = std::iter::once(&*own_name).chain(role.arguments.iter().copied()).map(str::to_owned);
     let inherit: Vec<BorrowedFd<'_>> =
         role.fds.values().chain(&role.broker).map(AsFd::as_fd).chain([ready_in.as_fd()]).collect();
 
@@ -102,7 +107,7 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
         restarts: role.restarts,
     };
     let what = Launch {
-        program: c"/proc/self/exe",
+        program: &program,
         arguments: &c_strings(arguments).map_err(prepare)?,
         environment: &c_strings(environment.into_iter()).map_err(prepare)?,
         input: null.as_fd(),

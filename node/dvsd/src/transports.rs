@@ -338,17 +338,19 @@ pub fn pairs_with(config: &Config, member: &NodeRecord) -> u8 {
     config.pairs.min(member.pairs).max(1)
 }
 
-/// Where a proxy of this node dials that of `member`; `None` when they have no transport in common.
+/// Where a proxy of this node dials that of `member`; `None` when they have no transport in common. What a program in place of our
+/// proxy dials first may have any name: it is told none for what comes first with us.
 pub fn address(config: &Config, member: &NodeRecord, pair: PairId) -> Option<PeerAddress> {
     let link = config.links.get(&member.name);
     let preferred = link.and_then(|link| link.transports.as_ref()).unwrap_or(&config.transports);
     let usable = preferred.iter().filter(|transport| config.transports.contains(transport));
     let (transport, addr) =
         usable.filter_map(|transport| Some((transport, offered(*transport, member, pair)?))).next()?;
+    let is_first_of_a_program = config.proxy_program.is_some() && config.transports.first() == Some(transport);
     Some(PeerAddress {
         name: member.name.clone(),
         id: member.id,
-        transport: Some(transport.name().to_owned()),
+        transport: (!is_first_of_a_program).then(|| transport.name().to_owned()),
         addr,
         tls: link.and_then(|link| link.tls),
     })
@@ -417,6 +419,19 @@ mod tests {
         let quic = Some(("10.0.0.2:7422".to_owned(), None));
         assert_eq!(dialled("transports = [\"quic\", \"tcp\"]", &far), quic);
         assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
+    }
+
+    #[test]
+    fn program_in_place_of_our_proxy_is_told_no_name_of_what_it_dials_first() {
+        let named = |text: &str| {
+            let text = format!("node = \"n1\"\nadvertise = \"10.0.0.1\"\ntransports = [\"tcp\", \"quic\"]\n{text}");
+            let config = toml::from_str::<Settings>(&text).unwrap().settle().unwrap();
+            address(&config, &member("another machine"), PairId::FIRST).unwrap().transport
+        };
+        let program = "proxy_program = \"/opt/proxy\"";
+        assert_eq!(named("").as_deref(), Some("tcp"));
+        assert_eq!(named(program), None);
+        assert_eq!(named(&format!("{program}\n[links.n2]\ntransports = [\"quic\"]")).as_deref(), Some("quic"));
     }
 
     #[test]

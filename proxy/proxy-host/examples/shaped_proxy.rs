@@ -5,7 +5,13 @@
 //! - `rate`: bytes per second that leave over one connection;
 //! - `deny_kind`: messages of this kind do not pass; their channel ends with `Denied`.
 //!
-//! Every message that passes is a line of standard error. `tests/own_proxy.rs` runs it.
+//! Every message that passes is a line of standard error. `tests/own_proxy.rs` runs it. On a node:
+//!
+//! ```text
+//! dvsd.toml: proxy_program = "/opt/shaped_proxy"
+//!            [proxy_options]
+//!            rate = 1000000
+//! ```
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

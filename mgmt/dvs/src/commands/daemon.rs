@@ -28,6 +28,9 @@ dvsd.toml:
   transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth, quic, tipc
   ethernet = \"eth0\"                interface for eth
   pairs = 2                        links with each other node, each with a proxy of its own
+  proxy_program = \"/opt/shaped\"    a program in place of dvs proxy
+  [proxy_options]                  what it is told besides
+  rate = 1000000
   [links.n2]                       where the link with one node differs
   transports = [\"tcp\"]
   tls = false")]
@@ -47,6 +50,9 @@ pub struct Options {
     /// Links with each other node, as far as that has as many, each with a proxy of its own [default: 1].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
     pairs: Option<u8>,
+    /// Program that is the proxy in place of dvs proxy; an absolute path.
+    #[arg(long, value_name = "PATH")]
+    proxy_program: Option<PathBuf>,
     /// Sockets and records of running processes [default: /run/dvs].
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -57,15 +63,16 @@ pub struct Options {
 
 #[cfg(feature = "machinery")]
 pub fn execute(options: Options) -> Outcome {
-    let Options { config, node, advertise, listen, pairs, run_dir, log } = options;
+    let Options { config, node, advertise, listen, pairs, proxy_program, run_dir, log } = options;
     let closed = sys::child::close_inherited();
     closed.map_err(|cause| crate::errors::Failure::new("cannot close inherited descriptors").because(&cause))?;
-    let flags = dvsd::Settings { node, advertise, listen, pairs, run_dir, log, ..dvsd::Settings::default() };
+    let flags = dvsd::Settings { node, advertise, listen, pairs, proxy_program, run_dir, log, ..Default::default() };
     Ok(dvsd::main(config.as_deref(), flags))
 }
 
 #[cfg(not(feature = "machinery"))]
 pub fn execute(options: Options) -> Outcome {
-    let Options { config: _, node: _, advertise: _, listen: _, pairs: _, run_dir: _, log: _ } = options;
+    let Options { config: _, node: _, advertise: _, listen: _, pairs: _, proxy_program: _, run_dir: _, log: _ } =
+        options;
     Err(crate::errors::Failure::new("this binary was built without the daemon"))
 }

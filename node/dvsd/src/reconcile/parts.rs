@@ -373,6 +373,7 @@ impl Parts {
         };
         Ok(Role {
             name: "keeper".to_owned(),
+            program: None,
             arguments: vec!["keeper"],
             fields: self.fields(),
             options: serde_json::to_value(options)?,
@@ -409,6 +410,7 @@ impl Parts {
         fields.insert("endpoint".to_owned(), json!(endpoint.number()));
         Ok(Role {
             name,
+            program: None,
             arguments,
             fields,
             options,
