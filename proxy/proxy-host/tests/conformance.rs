@@ -96,7 +96,7 @@ fn peers_keep_every_promise_over_a_simulated_wire_that_loses_doubles_delays_reor
 
 fn keep_promise_in_storm(seed: u64, (name, case): &Case) {
     let cuts = if CUT_NEVER.contains(name) { Cuts::Never } else { Cuts::Often };
-    let encryption = if seed % 2 == 0 { Encryption::Plain } else { Encryption::Tls };
+    let encryption = if seed.is_multiple_of(2) { Encryption::Plain } else { Encryption::Tls };
     let kept = catch_unwind(AssertUnwindSafe(|| {
         let begun = Instant::now();
         with_two_nodes(Way::Storm { seed, cuts }, encryption, 1, *case);
