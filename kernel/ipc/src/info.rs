@@ -100,7 +100,7 @@ pub struct Traffic {
     pub notifications: u64,
     /// Requests or answers in rings.
     pub entries: u64,
-    /// Requests of copies: one for each 64 KiB or part of it.
+    /// Requests of copies, of up to 64 KiB each: a small copy makes up to four.
     pub copies: u64,
 }
 
