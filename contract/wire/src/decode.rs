@@ -96,6 +96,7 @@ fn body<'a>(kind: u8, fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
             let channel = channel(fields)?;
             Frame::Close { channel, reason: fault(fields)?.ok_or(WireError::Field("close reason"))? }
         }
+        kind::CLOSED => Frame::Closed { channel: channel(fields)? },
         kind::MESSAGE => message(fields)?,
         kind::TAKEN => Frame::Taken { channel: channel(fields)?, word: word(fields)? },
         kind::WITHDRAW => Frame::Withdraw { channel: channel(fields)?, word: word(fields)? },

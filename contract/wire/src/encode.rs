@@ -89,6 +89,7 @@ impl Frame<'_> {
             Frame::ResyncEnd => 0,
             Frame::Open { .. } => CHANNEL_BYTES + 4 + 4 + 4 + 2 + 8,
             Frame::Opened { .. } | Frame::Close { .. } => CHANNEL_BYTES + 6,
+            Frame::Closed { .. } => CHANNEL_BYTES,
             Frame::Message { inline, payload, .. } => CHANNEL_BYTES + 8 + payload.len() + inline.len(),
             Frame::Taken { .. } | Frame::Withdraw { .. } | Frame::Withdrawn { .. } | Frame::Produced { .. } => {
                 CHANNEL_BYTES + 4
@@ -111,6 +112,7 @@ impl Frame<'_> {
             Frame::Open { .. } => kind::OPEN,
             Frame::Opened { .. } => kind::OPENED,
             Frame::Close { .. } => kind::CLOSE,
+            Frame::Closed { .. } => kind::CLOSED,
             Frame::Message { .. } => kind::MESSAGE,
             Frame::Taken { .. } => kind::TAKEN,
             Frame::Withdraw { .. } => kind::WITHDRAW,
@@ -149,6 +151,7 @@ impl Frame<'_> {
             }
             Frame::Opened { channel, result } => put_fault(out, *channel, result.err()),
             Frame::Close { channel, reason } => put_fault(out, *channel, Some(*reason)),
+            Frame::Closed { channel } => put_channel(out, *channel),
             Frame::Message { channel, word, kind, payload, inline } => {
                 put_channel(out, *channel);
                 out.put(&word.to_le_bytes());

@@ -24,8 +24,9 @@ pub mod kind {
     pub const HEARTBEAT: u8 = 17;
     pub const CREDIT: u8 = 18;
     pub const PARCEL: u8 = 19;
+    pub const CLOSED: u8 = 20;
     /// The highest.
-    pub const LAST: u8 = PARCEL;
+    pub const LAST: u8 = CLOSED;
 }
 
 /// Bits of [`Hello::features`].
@@ -179,6 +180,10 @@ pub enum Frame<'a> {
     Close {
         channel: WireChannel,
         reason: IpcError,
+    },
+    /// The speaker has done what CLOSE says, or had nothing of that name.
+    Closed {
+        channel: WireChannel,
     },
     Message {
         channel: WireChannel,

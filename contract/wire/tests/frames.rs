@@ -87,6 +87,7 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
         15 => Frame::Produced { channel, produced: a },
         16 => Frame::Heartbeat { seq: c, echo: !c },
         17 => Frame::Credit { processed: c },
+        18 => Frame::Closed { channel },
         _ => Frame::Parcel { bytes: bulk.data.get(..bulk.data.len().min(1000)).unwrap_or(&[]) },
     }
 }
@@ -123,7 +124,7 @@ proptest! {
 
     /// Random bytes rarely pass the head, so that bodies are tried behind a good one.
     #[test]
-    fn arbitrary_bodies_never_panic(kind in 0_u8..20, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bodies_never_panic(kind in 0_u8..=wire::frame::kind::LAST + 1, body in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
         bytes.extend([kind, wire::VERSION, 0, 0]);
         bytes.extend(&body);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
-use abi::{Endpoint, Epoch};
+use abi::{Endpoint, Epoch, IpcError};
 use ipc::info::Side;
 use ipc_core::ChannelId;
 use ipc_core::table::{Channel, DcTable};
@@ -12,7 +12,7 @@ use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
-use crate::engine::{Migration, Transit};
+use crate::engine::{Migration, Place, Transit};
 use crate::ledger::Charge;
 use crate::meters::{Meter, Sent};
 
@@ -56,6 +56,8 @@ pub(crate) struct Container {
     pub leaving: HashSet<Endpoint>,
     /// Endpoints of this node that are being handed over.
     pub migrations: HashMap<Endpoint, Migration>,
+    /// Where the last migration of an endpoint went from here, and what came of it, for who asks for it twice.
+    pub handed: HashMap<Endpoint, (Place, Result<(), IpcError>)>,
     /// Endpoints whose old owner has ended, or ends, and whose new one is not known yet. Opens wait.
     pub in_transit: HashMap<Endpoint, Transit>,
     pub origin: Origin,
@@ -86,6 +88,7 @@ impl Container {
             sent: HashMap::new(),
             leaving: HashSet::new(),
             migrations: HashMap::new(),
+            handed: HashMap::new(),
             in_transit: HashMap::new(),
             origin: Origin::Daemon,
             waits: Waits::default(),

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use abi::{Epoch, Lane, NodeId};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
+use ipc::protocol::{Op, Packet};
 use ipc::stand_in::{Carried, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
-use ipc::{Endpoint, IpcError, Port, Wait};
+use ipc::{Endpoint, IpcError, Port, Source, Wait};
 use ipc_core::{Data, Kind, Patience, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
@@ -140,4 +141,48 @@ fn owner_that_has_been_let_go_may_give_up_its_commit_which_goes_on() {
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     proxy.link(NodeId(2), LinkState::Down).unwrap();
     assert_eq!(standing.join().unwrap(), Ok(Epoch(2)));
+}
+
+/// The next packet of our broker for the one that the test plays.
+fn said(proxy: &mut StandInPort) -> Packet {
+    loop {
+        if let StandInEvent::Parcel { bytes, .. } = proxy.wait_event(SOON).unwrap() {
+            return Packet::split(&bytes).unwrap().0;
+        }
+    }
+}
+
+#[test]
+fn commit_that_is_asked_for_again_after_its_answer_was_lost_is_answered_as_before() {
+    const THERE: NodeId = NodeId(2);
+    let mut world = TwoNodes::new();
+    world.stop_relay();
+    let mut owner = world.near_server(Endpoint::DS, 1);
+    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+    proxy.link(THERE, LinkState::Up).unwrap();
+    let waiting = thread::spawn(move || owner.receive(Source::Any, SOON).map(drop));
+    let ask = |op, request, pid: u32| {
+        Packet { dc: DC, peer: Some(Endpoint::DS), node: THERE, value: pid, request, ..Packet::new(op) }.to_bytes()
+    };
+    proxy.parcel(THERE, &ask(Op::MigrationStart, 1, 0)).unwrap();
+    let started = said(&mut proxy);
+    assert_eq!((started.op, started.request), (Op::Done, 1));
+    proxy.parcel(THERE, &ask(Op::MigrationCommit, 2, 77)).unwrap();
+    for step in [Op::Prepare, Op::Leave, Op::TakeOver] {
+        let asked = said(&mut proxy);
+        assert_eq!(asked.op, step);
+        let done = Packet { request: asked.request, ..Packet::new(Op::Done) };
+        proxy.parcel(THERE, &done.to_bytes()).unwrap();
+    }
+    let committed = said(&mut proxy);
+    assert_eq!((committed.op, committed.request), (Op::Done, 2));
+    assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
+
+    proxy.parcel(THERE, &ask(Op::MigrationCommit, 2, 77)).unwrap();
+    let again = said(&mut proxy);
+    assert_eq!((again.op, again.request), (Op::Done, 2));
+    // One that nobody asked for before.
+    proxy.parcel(THERE, &ask(Op::MigrationCommit, 3, 78)).unwrap();
+    let other = said(&mut proxy);
+    assert_eq!((other.op, other.error()), (Op::Failed, IpcError::BadArgument));
 }

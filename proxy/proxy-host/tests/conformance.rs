@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use abi::{Endpoint, Epoch, NodeId, PairId};
-use common::storm::Cuts;
 use common::{Pair, RunningProxy, Way, Which, calm_times};
 use ipc::Port;
 use ipc::conformance::{Case, World, cases};
@@ -56,19 +55,6 @@ fn peers_behind_two_pairs_of_proxies_keep_every_promise() {
 /// One case takes long when packets are lost, and most of the time it waits.
 const AT_ONCE: usize = 4;
 
-/// Over a wire that is never cut, because they ask with which error a channel ends. A CLOSE that is lost with its connection loses
-/// its reason, and the party hears `SourceDied`: a known limit of links.
-const CUT_NEVER: &[&str] = &[
-    "client_learns_that_its_delegator_may_delegate_no_more",
-    "endpoint_is_handed_over_and_back_and_nothing_is_lost_or_doubled",
-    "later_owner_of_a_number_does_not_inherit_its_grants",
-    "number_is_bound_once_and_free_after_unbind",
-    "owner_hands_itself_over_when_it_owes_nothing",
-    "promoted_backup_fences_the_primary_before_it",
-    "revocation_ends_a_call_that_waits_and_later_ones_until_it_is_taken_back",
-    "revocation_ends_rings_and_copies",
-];
-
 /// `DVS_SEED` runs one seed again, `CASE` one case.
 #[test]
 fn peers_keep_every_promise_over_a_simulated_wire_that_loses_doubles_delays_reorders_and_is_cut() {
@@ -95,11 +81,10 @@ fn peers_keep_every_promise_over_a_simulated_wire_that_loses_doubles_delays_reor
 }
 
 fn keep_promise_in_storm(seed: u64, (name, case): &Case) {
-    let cuts = if CUT_NEVER.contains(name) { Cuts::Never } else { Cuts::Often };
     let encryption = if seed.is_multiple_of(2) { Encryption::Plain } else { Encryption::Tls };
     let kept = catch_unwind(AssertUnwindSafe(|| {
         let begun = Instant::now();
-        with_two_nodes(Way::Storm { seed, cuts }, encryption, 1, *case);
+        with_two_nodes(Way::Storm { seed }, encryption, 1, *case);
         eprintln!("case: {name}, seed {seed}, {:?}", begun.elapsed());
     }));
     if let Err(why) = kept {

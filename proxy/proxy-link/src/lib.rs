@@ -22,8 +22,8 @@
 //! channel closes with `NoLink`. `down` also runs while the link is `Apart`.
 //!
 //! **States of a channel** ([`relay`]): the opener's is `Opening` until OPENED, the acceptor's is `Asked` until its
-//! broker answered, then both are `Open`, and `Draining` when the local party is gone but what it had published has not
-//! been sent yet.
+//! broker answered, then both are `Open`; `Draining` when the local party is gone but what it had published has not been
+//! sent yet, and `Ending` from CLOSE until the peer's CLOSED. A cut makes `Ending` `Draining` again.
 //!
 //! **Fencing.** HELLO carries the incarnation of the peer's proxy. A smaller one than was ever seen is refused, so that
 //! a proxy that was replaced while it was stopped cannot come back.

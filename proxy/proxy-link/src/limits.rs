@@ -28,8 +28,9 @@ pub const SKIP_MIN: u32 = 8;
 pub const SKIP_MAX: u32 = 1024;
 /// Heartbeats of which one measures the round trip: once a second on an idle link.
 pub const HEARTBEATS_PER_PROBE: u64 = 10;
-/// Untold news (OPEN, OPENED, CLOSE) beyond which a peer's further OPEN cuts the link: an answer and an end for each channel.
-pub const NEWS_MAX: usize = 2 * CHANNELS_PER_LINK;
+/// Untold news (OPEN, OPENED, CLOSE, CLOSED) beyond which a peer's further OPEN or CLOSE cuts the link: an answer, an end and the
+/// confirmation of one for each channel.
+pub const NEWS_MAX: usize = 3 * CHANNELS_PER_LINK;
 /// Times an OPEN is repeated whose peer named a channel of its own instead that came to nothing: each is a round trip in
 /// which that channel was made and ended, so a correct peer hardly needs two.
 pub const REFUSALS_MAX: u32 = 16;

@@ -28,6 +28,8 @@ pub(crate) enum Stage {
     Open,
     /// The local party is gone; CLOSE follows what it had published.
     Draining(IpcError),
+    /// CLOSE was told. The memory stays until CLOSED: what is lost with the connection is told again in the next.
+    Ending(IpcError),
 }
 
 /// How far an OPEN has come.
@@ -138,9 +140,16 @@ impl<C: LocalChannel> Relay<C> {
         self.settled = None;
         self.dropped = None;
         self.notify_told = 0;
-        if let Stage::Opening(asking) = &mut self.stage {
-            *asking = Asking::Untold;
+        match self.stage {
+            Stage::Opening(_) => self.stage = Stage::Opening(Asking::Untold),
+            Stage::Ending(reason) => self.stage = Stage::Draining(reason),
+            Stage::Open | Stage::Draining(_) => {}
         }
+    }
+
+    /// Nothing more is told or heard for it in this connection.
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.stage, Stage::Ending(_))
     }
 
     /// What this side holds; `tags` is storage for the frame.
@@ -196,7 +205,7 @@ impl<C: LocalChannel> Relay<C> {
 
     /// Tells the far side what it does not know yet, as far as there is room and it is this channel's turn.
     pub(crate) fn tell(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
-        if matches!(self.stage, Stage::Opening(_)) {
+        if matches!(self.stage, Stage::Opening(_) | Stage::Ending(_)) {
             return Ok(Turn::Idle);
         }
         let draining = matches!(self.stage, Stage::Draining(_));

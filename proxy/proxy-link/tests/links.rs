@@ -12,7 +12,7 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel};
 use proptest::prelude::*;
 use proxy_link::{
-    Action, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal, RingSpec, Role,
+    Action, Cursor, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal, RingSpec, Role,
     WireChannel,
 };
 
@@ -248,6 +248,153 @@ fn server_that_dies_is_told_after_everything_it_completed() {
     assert_eq!(client.0.borrow().completion_cursor.tail, 1, "the completion came");
     assert_eq!(closed(&mut a), Some(IpcError::SourceDied));
     assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+/// A connection is gone for both, with all that was under way, and there is another.
+fn reconnect(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) {
+    a.cut();
+    b.cut();
+    a.dialled(NOW);
+    exchange(a, b, NOW).expect("correct");
+}
+
+/// What `from` has to say is sent and does not arrive.
+fn lose(from: &mut Peer<SimChannel>) {
+    from.fill(NOW);
+    let bytes = from.outgoing().pending().len();
+    assert!(bytes > 0, "nothing to lose");
+    from.sent(NOW, bytes);
+}
+
+#[test]
+fn last_word_and_the_reason_of_an_end_survive_the_connection_that_lost_them() {
+    // Lost: before it was sent, on its way, on its way a second time.
+    for times in 0..3 {
+        let (mut a, mut b) = linked();
+        let (channel, client, server) = opened(&mut a, &mut b);
+        submit(&client, 1, 4);
+        a.active(channel);
+        exchange(&mut a, &mut b, NOW).expect("correct");
+        actions(&mut a);
+        complete(&server, Completion { tag: 1, ..Completion::default() });
+        b.closed_here(channel, IpcError::Denied);
+        for _ in 1..times {
+            lose(&mut b);
+            a.cut();
+            b.cut();
+            a.dialled(NOW);
+            while b.phase() != Phase::Up {
+                carry(&mut a, &mut b, NOW).expect("correct");
+                if b.phase() != Phase::Up {
+                    carry(&mut b, &mut a, NOW).expect("correct");
+                }
+            }
+        }
+        if times > 0 {
+            lose(&mut b);
+        }
+        assert_eq!(client.0.borrow().completion_cursor.tail, 0, "lost");
+        reconnect(&mut a, &mut b);
+        assert_eq!(client.0.borrow().completion_cursor.tail, 1, "the completion came");
+        assert_eq!(closed(&mut a), Some(IpcError::Denied));
+        assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+    }
+}
+
+#[test]
+fn end_whose_confirmation_was_lost_is_told_once() {
+    let (mut a, mut b) = linked();
+    let (channel, ..) = opened(&mut a, &mut b);
+    actions(&mut b);
+    b.closed_here(channel, IpcError::Denied);
+    carry(&mut b, &mut a, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::Denied));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 1), "the confirmation is under way");
+    lose(&mut a);
+    reconnect(&mut a, &mut b);
+    assert_eq!(closed(&mut a), None);
+    assert!(matches!(actions(&mut b)[..], [Action::Forget { .. }, Action::Up]));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+#[test]
+fn ends_of_both_sides_that_cross_are_one() {
+    let (mut a, mut b) = linked();
+    let (channel, ..) = opened(&mut a, &mut b);
+    actions(&mut a);
+    actions(&mut b);
+    a.closed_here(channel, IpcError::SourceDied);
+    b.closed_here(channel, IpcError::Denied);
+    a.fill(NOW);
+    b.fill(NOW);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(matches!(actions(&mut a)[..], [Action::Forget { .. }]));
+    assert!(matches!(actions(&mut b)[..], [Action::Forget { .. }]));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+#[test]
+fn next_channel_of_a_pair_waits_behind_an_end_that_is_told_again() {
+    let (mut a, mut b) = linked();
+    let last = open_talk(&mut a, 1, 7);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert!(b.opened_in(last, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    actions(&mut b);
+    a.closed_here(last, IpcError::Moved);
+    lose(&mut a);
+    let next = open_talk(&mut a, 1, 8);
+    lose(&mut a);
+    reconnect(&mut a, &mut b);
+    let told = actions(&mut b);
+    assert!(matches!(told[0], Action::Up));
+    assert!(matches!(told[1], Action::Close { channel, reason: IpcError::Moved, .. } if channel == last));
+    assert_eq!(asked(&told), [next]);
+}
+
+#[test]
+fn channel_that_breaks_while_channels_are_compared_ends_on_both_nodes() {
+    let (mut a, mut b) = linked();
+    let (_, _, server) = opened(&mut a, &mut b);
+    a.cut();
+    b.cut();
+    a.dialled(NOW);
+    carry(&mut a, &mut b, NOW).expect("correct");
+    // `b` lists it, and finds then that its party lies.
+    carry(&mut b, &mut a, NOW).expect("correct");
+    server.0.borrow_mut().completion_cursor = Cursor { head: 1, tail: 1 };
+    actions(&mut b);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::Corrupt));
+    assert_eq!(closed(&mut b), Some(IpcError::Corrupt));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+}
+
+#[test]
+fn peer_that_opens_and_closes_and_never_listens_is_cut() {
+    let (mut a, mut b) = linked();
+    let mut number = 0;
+    let refused = loop {
+        number += 1;
+        let channel = WireChannel { opener: NodeId(1), number };
+        let Ends { dc, from, to, lane, ring } = ring_ends();
+        let mut input = InBuffer::new();
+        for frame in [
+            wire::Frame::Open { channel, dc, from, to, lane, ring },
+            wire::Frame::Close { channel, reason: IpcError::NotBound },
+        ] {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            input.append(&bytes);
+        }
+        if let Err(error) = b.receive(&mut input, NOW) {
+            break error;
+        }
+        actions(&mut b);
+        assert!(number <= proxy_link::limits::NEWS_MAX as u64, "without a bound");
+    };
+    assert!(matches!(refused, LinkError::TooManyChannels(_)), "{refused:?}");
+    actions(&mut a);
 }
 
 #[test]
@@ -538,7 +685,7 @@ proptest! {
 
     /// A node that has our certificate and means ill: frames in range, in any order, for channels that exist.
     #[test]
-    fn hostile_peer_never_panics_a_proxy(frames in proptest::collection::vec((3_u8..19, any::<[u32; 4]>()), 1..40)) {
+    fn hostile_peer_never_panics_a_proxy(frames in proptest::collection::vec((3_u8..20, any::<[u32; 4]>()), 1..40)) {
         let (mut a, mut b) = linked();
         let (channel, client, _) = opened(&mut a, &mut b);
         submit(&client, 1, 4);
@@ -574,6 +721,7 @@ fn hostile_frame(kind: u8, n: [u32; 4], channel: WireChannel) -> Vec<u8> {
         12 => wire::Frame::Produced { channel, produced: n[1] % 3 },
         13 => wire::Frame::Heartbeat { seq: n[0].into(), echo: n[1].into() },
         16 => wire::Frame::Parcel { bytes: data },
+        17 => wire::Frame::Closed { channel },
         14 => wire::Frame::Credit { processed: (n[0] % 4096).into() },
         15 => {
             wire::Frame::Open { channel, dc: DcId(1), from: Endpoint::FS, to: Endpoint::FS, lane: Lane(0), ring: None }

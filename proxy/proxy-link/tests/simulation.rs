@@ -1,10 +1,12 @@
 //! Links over pipes that delay, cut, stall and are dialled twice, and over packets that are lost, doubled, late and overtaken, in a
-//! wire that is cut; and proxies that are killed: nothing is lost, nothing comes twice.
+//! wire that is cut; and proxies that are killed: nothing is lost, nothing comes twice; and who ends a channel is heard out.
 
 #[path = "sim/memory.rs"]
 mod memory;
 #[path = "sim/packets.rs"]
 mod packets;
+#[path = "sim/parting.rs"]
+mod parting;
 #[path = "sim/party.rs"]
 mod party;
 #[path = "sim/pipes.rs"]
@@ -15,6 +17,7 @@ mod seeds;
 mod world;
 
 use packets::Packets;
+use parting::part;
 use pipes::Pipes;
 use proxy_link::Role;
 use seeds::seeds;
@@ -31,6 +34,10 @@ fn run<L: Link>(seed: u64, weather: Weather) {
     }
     calm_down(&mut world, seed);
     check(&world, seed);
+    // Why a channel ended goes with a proxy that is killed.
+    if weather != Weather::CutsAndKilledProxies {
+        part(&mut world, weather, seed);
+    }
 }
 
 fn calm_down(world: &mut World<impl Link>, seed: u64) {

@@ -47,7 +47,7 @@ impl Migration {
 
 /// A process that stands by, by its node and its pid in the container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
+pub(crate) struct Place {
     node: NodeId,
     pid: i32,
 }
@@ -132,6 +132,7 @@ impl Engine {
         self.last_hold = self.last_hold.checked_add(1).unwrap_or(1);
         let hold = self.last_hold;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        container.handed.remove(&endpoint);
         container.migrations.insert(endpoint, Migration { hold, step, waiting, holder: asker, told: BTreeSet::new() });
         self.set_hold(dc, endpoint, hold);
         Ok(is_own.then(Done::plain))
@@ -161,7 +162,11 @@ impl Engine {
     fn migration_commit(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, to: Place) -> Progress {
         let own_node = self.node;
         let Some(migration) = self.migration(dc, endpoint) else {
-            // Done by a broker that died before it said so, or asked twice.
+            // Asked twice: the answer was lost with its link, or with the broker that gave it.
+            let before = self.containers.get(&dc).and_then(|container| container.handed.get(&endpoint));
+            if let Some((_, result)) = before.filter(|(place, _)| *place == to) {
+                return result.map(|()| Some(Done::plain()));
+            }
             let is_there = to.node == own_node && self.pid_behind(dc, endpoint) == Some(to.pid);
             return if is_there { Ok(Some(Done::plain())) } else { Err(IpcError::BadArgument) };
         };
@@ -310,6 +315,9 @@ impl Engine {
         }
         if result.is_err() {
             self.directory.unbound(dc, endpoint, Epoch(epoch.0.saturating_sub(1)));
+        }
+        if let Some(container) = self.containers.get_mut(&dc) {
+            container.handed.insert(endpoint, (to, result));
         }
         self.finish_errand(migration.waiting, result);
     }

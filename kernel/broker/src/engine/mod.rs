@@ -40,7 +40,7 @@ use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use migrating::Holding;
-pub(crate) use migrating::{Migration, Transit};
+pub(crate) use migrating::{Migration, Place, Transit};
 use requests::BindRequest;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 

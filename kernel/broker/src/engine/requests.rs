@@ -202,6 +202,7 @@ impl Engine {
         };
         // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
         container.leaving.remove(&endpoint);
+        container.handed.remove(&endpoint);
         container.in_transit.remove(&endpoint);
         if let Some(old) = container.pages.remove(&endpoint) {
             old.set_life(Life::Fenced);

@@ -29,7 +29,7 @@ use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::LinkTimes;
 use sandbox::links::Links;
 use sandbox::netns;
-use storm::{Cuts, StormyCable};
+use storm::StormyCable;
 use sys::packet::Mac;
 use sys::tipc::Service;
 
@@ -128,7 +128,6 @@ pub enum Way {
     /// As raw Ethernet, over a simulated cable.
     Storm {
         seed: u64,
-        cuts: Cuts,
     },
 }
 
@@ -239,7 +238,7 @@ impl Cables {
     fn of(way: Way) -> Cables {
         match way {
             Way::Eth => Cables { real: Some(Cable::new()), stormy: None },
-            Way::Storm { seed, cuts } => Cables { real: None, stormy: Some(StormyCable::new(seed, cuts)) },
+            Way::Storm { seed } => Cables { real: None, stormy: Some(StormyCable::new(seed)) },
             Way::Tcp | Way::Unix | Way::Quic | Way::Tipc => Cables::default(),
         }
     }

@@ -1,6 +1,6 @@
 //! A cable that is simulated: frames of raw Ethernet between the proxies of two nodes pass a wire that loses, doubles, delays and
-//! reorders them, from a seed. Where cuts are wanted, it is also cut for a moment every now and then, and about half of the cuts
-//! end the session of one proxy or of both, so that the link has to be made anew.
+//! reorders them, from a seed. It is also cut for a moment every now and then, and about half of the cuts end the session of one
+//! proxy or of both, so that the link has to be made anew.
 //!
 //! Brokers, proxies and parties are real and run on the real clock: the seed decides what happens to the frame of each number,
 //! not which thread is first.
@@ -18,12 +18,6 @@ use sys::packet::{self, HEAD_BYTES, Mac};
 /// Longest payload of a frame.
 pub const MTU: usize = 1500;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cuts {
-    Often,
-    Never,
-}
-
 pub fn mac(end: usize) -> Mac {
     [2, 0, 0, 0, 0, end as u8]
 }
@@ -36,12 +30,12 @@ pub struct StormyCable {
 }
 
 impl StormyCable {
-    pub fn new(seed: u64, cuts: Cuts) -> StormyCable {
+    pub fn new(seed: u64) -> StormyCable {
         let pairs = [0, 1].map(|_| sys::seqpacket::pair().expect("pair"));
         let [(end_a, door_a), (end_b, door_b)] = pairs;
         let stop = sys::eventfd::create().expect("eventfd");
         let stopped = stop.try_clone().expect("eventfd");
-        let mut storm = Storm::new([door_a, door_b], seed, cuts);
+        let mut storm = Storm::new([door_a, door_b], seed);
         let thread = std::thread::spawn(move || storm.run(&stopped));
         StormyCable { ends: [end_a, end_b], stop, thread: Some(thread) }
     }
@@ -60,14 +54,13 @@ struct Storm {
     doors: [OwnedFd; 2],
     wire: Wire,
     dice: Dice,
-    cuts: Cuts,
     next_cut: Duration,
     /// What the end was sent last: a packet of the session by which the link goes. Nothing else is known here of sessions.
     last: [Option<Vec<u8>>; 2],
 }
 
 impl Storm {
-    fn new(doors: [OwnedFd; 2], seed: u64, cuts: Cuts) -> Storm {
+    fn new(doors: [OwnedFd; 2], seed: u64) -> Storm {
         let mut dice = Dice::new(!seed);
         let weather = Weather {
             lost_percent: 1 + dice.roll(5),
@@ -76,7 +69,7 @@ impl Storm {
             jitter_us: dice.roll(1500),
         };
         let next_cut = Duration::from_millis(dice.roll(100));
-        Storm { doors, wire: Wire::new(seed, weather), dice, cuts, next_cut, last: [None, None] }
+        Storm { doors, wire: Wire::new(seed, weather), dice, next_cut, last: [None, None] }
     }
 
     fn run(&mut self, stop: &OwnedFd) {
@@ -85,7 +78,7 @@ impl Storm {
         loop {
             let now = origin.elapsed();
             self.take(now, &mut buffer);
-            if self.cuts == Cuts::Often && now >= self.next_cut {
+            if now >= self.next_cut {
                 self.cut(now);
             }
             while let Some((to, frame)) = self.wire.arrived(now) {
@@ -95,10 +88,8 @@ impl Storm {
                     self.last[to] = Some(frame);
                 }
             }
-            let cut = (self.cuts == Cuts::Often).then_some(self.next_cut);
-            let due = cut.into_iter().chain(self.wire.next_arrival()).min();
-            let limit = due.map(|due| due.saturating_sub(origin.elapsed()));
-            if self.wait(stop, limit) == Waited::ToStop {
+            let due = self.wire.next_arrival().map_or(self.next_cut, |arrival| arrival.min(self.next_cut));
+            if self.wait(stop, due.saturating_sub(origin.elapsed())) == Waited::ToStop {
                 return;
             }
         }
@@ -145,12 +136,11 @@ impl Storm {
         let _ = packet::send(&self.doors[end], &frame);
     }
 
-    fn wait(&self, stop: &OwnedFd, limit: Option<Duration>) -> Waited {
+    fn wait(&self, stop: &OwnedFd, limit: Duration) -> Waited {
         let fds = [self.doors[0].as_fd(), self.doors[1].as_fd(), stop.as_fd()];
         let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
-        let limit =
-            limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
-        let _ = poll(&mut polled, limit.as_ref());
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let _ = poll(&mut polled, Some(&limit));
         if polled[2].revents().is_empty() { Waited::Enough } else { Waited::ToStop }
     }
 }

@@ -4,10 +4,10 @@ use abi::IpcError;
 use wire::WireChannel;
 
 use super::{Action, Draining, News, Peer, Slot};
-use crate::channel::{Ends, LocalChannel};
-use crate::limits;
+use crate::channel::{Ends, LocalChannel, Pair};
 use crate::link::{Link, Phase};
 use crate::relay::{Asking, Relay, Stage};
+use crate::{LinkError, limits};
 
 impl<C: LocalChannel> Peer<C> {
     /// A local endpoint opened a channel to the peer's node.
@@ -80,7 +80,7 @@ impl<C: LocalChannel> Peer<C> {
                     relay.stage = Stage::Draining(reason);
                     self.draining.insert(relay.ends.pair(), Draining { channel, next: None });
                 }
-                Stage::Draining(_) => {}
+                Stage::Draining(_) | Stage::Ending(_) => {}
                 // The peer may have been asked: it learns by CLOSE that nobody waits any more.
                 Stage::Opening(_) => self.end_slot(channel, reason, Ended::Here),
             }
@@ -101,11 +101,49 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
+    /// Everything that the local party had published is told: CLOSE follows, and behind it the pair's next OPEN.
+    pub(super) fn tell_end(&mut self, channel: WireChannel, reason: IpcError) {
+        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        relay.stage = Stage::Ending(reason);
+        relay.queued = false;
+        let pair = relay.ends.pair();
+        self.news.push_back(News::Close(channel, reason));
+        self.let_next_open(pair, channel);
+    }
+
+    /// The pair's channel does not drain any more.
+    fn let_next_open(&mut self, pair: Pair, drained: WireChannel) {
+        if self.draining.get(&pair).is_some_and(|draining| draining.channel == drained)
+            && let Some(next) = self.draining.remove(&pair).and_then(|draining| draining.next)
+        {
+            self.active(next);
+        }
+    }
+
+    /// The peer ended the channel. It hears that this was done, whatever is here of that name: until then it keeps what the
+    /// channel held.
+    pub(super) fn hear_close(&mut self, channel: WireChannel, reason: IpcError) -> Result<(), LinkError> {
+        if self.news.len() >= limits::NEWS_MAX {
+            return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));
+        }
+        self.end_slot(channel, reason, Ended::There);
+        self.news.push_back(News::Closed(channel));
+        Ok(())
+    }
+
+    pub(super) fn hear_closed(&mut self, channel: WireChannel) {
+        if let Some(Slot::Relay(relay)) = self.slots.get(&channel)
+            && let Stage::Ending(reason) = relay.stage
+        {
+            self.end_slot(channel, reason, Ended::There);
+        }
+    }
+
     /// Removes the channel and says so where it is not known.
     pub(super) fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
         let Some(slot) = self.slots.remove(&channel) else { return };
         keep_body(&mut self.link, channel, &slot);
-        if ended != Ended::There && self.link.phase == Phase::Up {
+        if ended != Ended::There && matches!(self.link.phase, Phase::Resyncing | Phase::Up) {
             self.news.push_back(News::Close(channel, reason));
         }
         let pair = match &slot {
@@ -117,11 +155,7 @@ impl<C: LocalChannel> Peer<C> {
             Slot::Relay(relay) => self.end_relay(channel, *relay, reason, ended),
         }
         // Behind the CLOSE.
-        if self.draining.get(&pair).is_some_and(|draining| draining.channel == channel)
-            && let Some(next) = self.draining.remove(&pair).and_then(|draining| draining.next)
-        {
-            self.active(next);
-        }
+        self.let_next_open(pair, channel);
     }
 
     fn end_relay(&mut self, channel: WireChannel, relay: Relay<C>, reason: IpcError, ended: Ended) {
@@ -130,7 +164,7 @@ impl<C: LocalChannel> Peer<C> {
         if unkicked {
             local.kick();
         }
-        let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_));
+        let known_here = ended == Ended::Here || matches!(stage, Stage::Draining(_) | Stage::Ending(_));
         self.actions.push_back(match known_here {
             true => Action::Forget { channel, local },
             false => Action::Close { channel, local, reason },

@@ -66,7 +66,7 @@ impl<C: LocalChannel> Peer<C> {
                     self.ready.push_front(channel);
                     return true;
                 }
-                Ok(Turn::Drained(reason)) => self.end_slot(channel, reason, Ended::Here),
+                Ok(Turn::Drained(reason)) => self.tell_end(channel, reason),
                 Err(error) => self.end_slot(channel, error, Ended::Broken),
             }
         }
@@ -80,6 +80,7 @@ impl<C: LocalChannel> Peer<C> {
                 News::Open(channel) => self.fill_open(channel),
                 News::Opened(channel, result) => self.link.put(&Frame::Opened { channel, result }, Class::Control),
                 News::Close(channel, reason) => self.link.put(&Frame::Close { channel, reason }, Class::Control),
+                News::Closed(channel) => self.link.put(&Frame::Closed { channel }, Class::Control),
             };
             if !told {
                 return false;

@@ -154,6 +154,9 @@ impl<C: LocalChannel> Peer<C> {
     fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
         let channel = incoming.channel;
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return false };
+        if relay.is_ending() {
+            return false;
+        }
         let mut result = relay.local.copy_in(at, piece);
         if result.is_ok() && incoming.left == 0 {
             result = relay.hear_entry(&incoming.entry);
@@ -178,14 +181,14 @@ impl<C: LocalChannel> Peer<C> {
         self.link.counters.received_entries += 1;
         let RingHead { channel, entry, data_bytes: left, packing, .. } = *head;
         let at = match self.slots.get_mut(&channel) {
-            Some(Slot::Relay(relay)) => relay.hear_head(head),
+            Some(Slot::Relay(relay)) if !relay.is_ending() => relay.hear_head(head).map(Some),
             // Frames for a channel that ended here meanwhile are late, not wrong.
-            _ => Err(IpcError::NotBound),
+            _ => Ok(None),
         };
         if let Err(error) = at {
             self.heard(channel, Err(error));
         }
-        self.incoming = Some(Incoming { channel, entry, at: at.ok(), left, packing });
+        self.incoming = Some(Incoming { channel, entry, at: at.unwrap_or(None), left, packing });
         Ok(())
     }
 
@@ -232,8 +235,9 @@ impl<C: LocalChannel> Peer<C> {
                 self.hear_opened(*channel, *result);
                 Ok(())
             }
-            Frame::Close { channel, reason } => {
-                self.end_slot(*channel, *reason, Ended::There);
+            Frame::Close { channel, reason } => self.hear_close(*channel, *reason),
+            Frame::Closed { channel } => {
+                self.hear_closed(*channel);
                 Ok(())
             }
             Frame::Message { channel, .. }
@@ -258,6 +262,9 @@ impl<C: LocalChannel> Peer<C> {
     fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
+        if relay.is_ending() {
+            return;
+        }
         let result = relay.hear(frame);
         self.heard(channel, result);
     }

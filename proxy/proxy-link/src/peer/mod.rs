@@ -71,6 +71,8 @@ enum News {
     Opened(WireChannel, Result<(), IpcError>),
     /// It ended here.
     Close(WireChannel, IpcError),
+    /// A CLOSE of the peer was done.
+    Closed(WireChannel),
 }
 
 struct Draining {

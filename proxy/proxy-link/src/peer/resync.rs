@@ -4,17 +4,23 @@ use abi::IpcError;
 use wire::{Frame, WireChannel};
 
 use super::channels::Ended;
-use super::{Action, Peer, Slot};
+use super::{Action, Draining, Peer, Slot};
 use crate::channel::LocalChannel;
 use crate::link::{Class, Phase};
 use crate::relay::Stage;
 
 impl<C: LocalChannel> Peer<C> {
     pub(super) fn begin_resync(&mut self) {
-        for slot in self.slots.values_mut() {
+        for (channel, slot) in &mut self.slots {
             match slot {
                 Slot::Asked { listed, .. } => *listed = false,
-                Slot::Relay(relay) => relay.restart(),
+                Slot::Relay(relay) => {
+                    let was_told = matches!(relay.stage, Stage::Ending(_));
+                    relay.restart();
+                    if was_told {
+                        self.draining.entry(relay.ends.pair()).or_insert(Draining { channel: *channel, next: None });
+                    }
+                }
             }
         }
         self.giving_way.clear();

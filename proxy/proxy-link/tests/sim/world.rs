@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use abi::layout::word;
 use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, Epoch, Lane, NodeId};
+use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, RingSpec, Role, WireChannel};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
@@ -74,6 +74,9 @@ pub struct Node {
     pub downs: u64,
     /// This life of the proxy has compared all channels with its peer.
     knows_all: bool,
+    /// Whether a channel that the far side ends is no fault; and why those did that it ended.
+    pub may_end: bool,
+    pub ended: BTreeMap<WireChannel, IpcError>,
 }
 
 fn identity(id: u16) -> Identity {
@@ -97,6 +100,8 @@ impl Node {
             asked: VecDeque::new(),
             downs: 0,
             knows_all: true,
+            may_end: false,
+            ended: BTreeMap::new(),
         }
     }
 
@@ -146,7 +151,10 @@ impl Node {
         while let Some(action) = self.peer.next_action() {
             match action {
                 Action::OpenIn { channel, ends } => self.asked.push_back((channel, ends)),
-                Action::Close { channel, reason, .. } => panic!("channel {channel:?} closed: {reason}"),
+                Action::Close { channel, reason, .. } => {
+                    assert!(self.may_end, "channel {channel:?} closed: {reason}");
+                    self.ended.insert(channel, reason);
+                }
                 Action::Up => self.knows_all = true,
                 Action::Forget { .. } | Action::Suspect => {}
                 Action::Down => self.downs += 1,
@@ -282,7 +290,7 @@ impl Stage {
             }
             let node = &mut self.nodes[node];
             let (local, ends) = node.channels.get(&channel).expect("listed");
-            let party = node.parties.get_mut(&channel).expect("has a party");
+            let Some(party) = node.parties.get_mut(&channel) else { continue };
             let mut memory = local.0.borrow_mut();
             match (ends.ring, memory.role) {
                 (None, _) => talk(&mut memory, party, &mut self.chance, self.goal),
