@@ -71,10 +71,10 @@ const REST_FIRST: u32 = 64;
 const REST_MAX: u32 = 4096;
 
 /// After a wait that needed few.
-pub const YIELDS_SHORT: u32 = 16;
+const YIELDS_SHORT: u32 = 16;
 const YIELDS_MIN: u32 = 4;
 /// As long as a wake-up takes: 0.3 to 0.9 microseconds each on a CPU that nobody else wants.
-pub const YIELDS_LONG: u32 = 128;
+const YIELDS_LONG: u32 = 128;
 /// Waits that parked between two long ones: doubled with each that fails.
 const LONG_FIRST: u32 = 8;
 const LONG_MAX: u32 = 1024;

@@ -25,7 +25,7 @@ pub mod waits;
 pub mod wake;
 mod word;
 
-pub use budget::{Budget, CROWDED_AFTER, Cpus, Ended, PAUSES_MAX, Plan, WaitMode, YIELDS_SHORT};
+pub use budget::{Budget, CROWDED_AFTER, Cpus, Ended, PAUSES_MAX, Plan, WaitMode};
 pub use owed::{Owed, Verdict, judge};
 pub use word::{Both, Data, Kind, Patience, Word, both_send};
 
