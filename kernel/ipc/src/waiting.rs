@@ -176,16 +176,16 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-/// How long a nap may be.
+/// How long a nap may be when so much is left of the wait.
 #[inline]
-pub(crate) fn nap_until(deadline: Deadline) -> Duration {
-    deadline.left().map_or(NAP, |left| left.min(NAP))
+pub(crate) fn nap_within(left: Option<Duration>) -> Duration {
+    left.map_or(NAP, |left| left.min(NAP))
 }
 
 /// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a wait. It is short,
 /// so that what others say is heard in time.
 fn nap<T>(link: &Link, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
-    let limit = nap_until(deadline);
+    let limit = nap_within(deadline.left());
     if limit.is_zero() {
         return Ok(None);
     }

@@ -14,7 +14,7 @@ use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep, Woken};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{gone, look_awake, nap_until, new_budget, own_end};
+use crate::waiting::{gone, look_awake, nap_within, new_budget, own_end};
 
 /// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event loop
 /// that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
@@ -157,7 +157,7 @@ impl RingClient {
             self.begin_sleep();
             let slept = match std::mem::take(&mut is_new) {
                 _ if self.has_news() => Ok(Woken::Look),
-                true => self.link.nap(seen.event, nap_until(deadline)),
+                true => self.link.nap(seen.event, nap_within(left)),
                 false => self.link.sleep(seen, &self.own_control, left),
             };
             self.end_sleep();
