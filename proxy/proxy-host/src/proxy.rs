@@ -152,7 +152,7 @@ impl Proxy {
                 continue;
             }
             match pace.found_nothing() {
-                Next::LookAgain => std::thread::yield_now(),
+                Next::LookAgain => pace.yield_cpu(),
                 Next::Sleep => {
                     let now = self.now();
                     if self.hear_broker(Glance::BeforeSleep, now) {

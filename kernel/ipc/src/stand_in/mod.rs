@@ -16,6 +16,7 @@ pub use channel::{Carried, Cursor, ProxiedChannel, Settled};
 pub use port::StandInPort;
 
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, NodeId};
+pub use ipc_core::CROWDED_AFTER;
 use ipc_core::ChannelId;
 
 use crate::RingSpec;
