@@ -69,8 +69,9 @@ impl Terms {
 
 /// The longest nap: what others say is heard so much later at most.
 const NAP: Duration = Duration::from_millis(1);
-/// How long a sleep goes on after the nap before others are told of the wait: most end much earlier.
-const UNTOLD: Duration = Duration::from_millis(4);
+/// How long a sleep goes on after the nap before others are told of the wait: most end much earlier. With the nap it is what a search for
+/// deadlocks waits for: of the 10 ms it may take, the rest is for some twenty wake-ups on machines that may be busy.
+const UNTOLD: Duration = Duration::from_millis(2);
 
 /// Looks without success after which a hot channel is armed.
 pub(crate) const IDLE_LOOKS_MAX: u32 = 256;

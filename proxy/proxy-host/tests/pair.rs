@@ -260,6 +260,7 @@ const FOUND_WITHIN: Duration = Duration::from_millis(10);
 /// Beside whatever else a short run has for company: only that it is the search that finds it, not somebody's limit.
 const FOUND_IN_COMPANY: Duration = Duration::from_millis(500);
 const TRIES: usize = 20;
+const TRIES_LONG: usize = 100;
 
 /// The machine may be busy, so the quickest of several counts, of the round trip too.
 fn circle_of_calls_over_two_nodes_is_found_within_two_round_trips_and_ten_milliseconds(way: Way) {
@@ -274,38 +275,49 @@ fn circle_of_calls_over_two_nodes_is_found_within_two_round_trips_and_ten_millis
         let request = port.receive(Source::From(from), WAIT).expect("a request");
         port.reply(from, &request).expect("replied");
     };
+    let is_long = std::env::var_os("DVS_TEST_LONG").is_some();
+    let (tries, within) = if is_long { (TRIES_LONG, FOUND_WITHIN) } else { (TRIES, FOUND_IN_COMPANY) };
     let (mut found, mut round_trips) = (Vec::new(), Vec::new());
-    for _ in 0..TRIES {
+    for _ in 0..tries {
         let begun = Barrier::new(3);
         thread::scope(|scope| {
             let (low, middle, high, begun) = (&mut low, &mut middle, &mut high, &begun);
             let lowest = scope.spawn(move || {
                 begun.wait();
+                let called = Instant::now();
                 low.sendrec(MIDDLE, &Message::new(1), Wait::Forever).expect("answered");
                 let start = Instant::now();
                 low.sendrec(MIDDLE, &Message::new(2), WAIT).expect("answered");
-                start.elapsed()
+                (called, start.elapsed())
             });
             let between = scope.spawn(move || {
                 begun.wait();
+                let called = Instant::now();
                 middle.sendrec(HIGH, &Message::new(1), Wait::Forever).expect("answered");
                 serve_one(middle, LOW);
                 serve_one(middle, LOW);
+                called
             });
             begun.wait();
-            let start = Instant::now();
+            let highest_called = Instant::now();
             assert_eq!(high.sendrec(LOW, &Message::new(1), Wait::Forever), Err(IpcError::Deadlock));
-            found.push(start.elapsed());
+            let refused = Instant::now();
             serve_one(high, MIDDLE);
-            between.join().expect("answered");
-            round_trips.push(lowest.join().expect("answered"));
+            let middle_called = between.join().expect("answered");
+            let (lowest_called, round_trip) = lowest.join().expect("answered");
+            let last_called = highest_called.max(middle_called).max(lowest_called);
+            found.push(refused.duration_since(last_called));
+            round_trips.push(round_trip);
         });
     }
     found.sort_unstable();
     round_trips.sort_unstable();
-    let within = if std::env::var_os("DVS_TEST_LONG").is_some() { FOUND_WITHIN } else { FOUND_IN_COMPANY };
     let limit = 2 * round_trips[0] + within;
-    eprintln!("{way:?}: found after {:?}, median {:?}; round trip {:?}", found[0], found[TRIES / 2], round_trips[0]);
+    let (median, most, last) = (found[tries / 2], found[tries * 9 / 10], found[tries - 1]);
+    eprintln!(
+        "{way:?}: found after {:?} to {last:?}, median {median:?}, 90 % {most:?}; round trip {:?}",
+        found[0], round_trips[0]
+    );
     assert!(found[0] < limit, "{found:?}, round trips {round_trips:?}");
 }
 
