@@ -4,10 +4,12 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use abi::{Endpoint, Epoch, NodeId, PairId};
+use common::watchdog::Watchdog;
 use common::{Pair, RunningProxy, Way, Which, calm_times};
 use ipc::Port;
 use ipc::conformance::{Case, World, cases};
@@ -82,6 +84,7 @@ fn peers_keep_every_promise_over_a_simulated_wire_that_loses_doubles_delays_reor
 
 fn keep_promise_in_storm(seed: u64, (name, case): &Case) {
     let encryption = if seed.is_multiple_of(2) { Encryption::Plain } else { Encryption::Tls };
+    let _watched = Watchdog::over(&format!("DVS_SEED={seed} CASE={name}"));
     let kept = catch_unwind(AssertUnwindSafe(|| {
         let begun = Instant::now();
         with_two_nodes(Way::Storm { seed }, encryption, 1, *case);
@@ -95,7 +98,9 @@ fn keep_promise_in_storm(seed: u64, (name, case): &Case) {
 
 fn keep_promises(way: Way, encryption: Encryption, pairs: u8) {
     for (name, case) in cases() {
-        eprintln!("case: {name}, {way:?}, {encryption:?}");
+        let case_of = format!("case: {name}, {way:?}, {encryption:?}");
+        eprintln!("{case_of}");
+        let _watched = Watchdog::over(&case_of);
         with_two_nodes(way, encryption, pairs, *case);
     }
 }
@@ -104,6 +109,31 @@ fn with_two_nodes(way: Way, encryption: Encryption, pairs: u8, case: fn(&dyn Wor
     let mut pair = Pair::with_pairs(way, pairs);
     let proxies = PairId::all(pairs).map(|of| pair.start_proxies_of(of, encryption, calm_times())).collect();
     case(&TwoNodes { _proxies: proxies, pair });
+}
+
+/// Not a test: a case of which one party fails and the other waits for it. Started without its variable it does nothing.
+#[test]
+fn case_that_hangs() {
+    if std::env::var_os("DVS_TEST_HANG").is_some() {
+        let _watched = Watchdog::with_limit("a case that hangs", Duration::from_millis(50));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            });
+            panic!("one party fails");
+        });
+    }
+}
+
+#[test]
+fn case_that_hangs_is_ended_and_named() {
+    let mut command = Command::new(std::env::current_exe().expect("own path"));
+    command.args(["--exact", "case_that_hangs"]).env("DVS_TEST_HANG", "1");
+    let ended = command.output().expect("started");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("HANGS: a case that hangs"), "{ended:?}");
 }
 
 over_each_transport!(peers_behind_two_proxies_keep_every_promise);

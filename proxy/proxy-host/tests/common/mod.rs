@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod storm;
+pub mod watchdog;
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
