@@ -10,8 +10,8 @@
 //!   needed. A yield that was away for long gave the CPU to somebody who computes: then parking is quicker, because a wake-up preempts and a yield
 //!   does not.
 //! - **Parking feeds itself.** When both sides park, each waits for the other's wake-up, which no ordinary budget outlasts, so both
-//!   would park for ever. Now and then a waiter that parked every time yields for as long as a wake-up takes. That costs
-//!   nobody who wants the CPU anything.
+//!   would park for ever. So the wait after one that parked yields for longer than a wake-up takes, and when that fails the second after it, the fourth,
+//!   the eighth. That costs nobody who wants the CPU anything.
 //!
 //! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_LONG` times, so an idle
 //! endpoint uses no CPU.
@@ -73,10 +73,13 @@ const REST_MAX: u32 = 4096;
 /// After a wait that needed few.
 const YIELDS_SHORT: u32 = 16;
 const YIELDS_MIN: u32 = 4;
-/// As long as a wake-up takes: 0.3 to 0.9 microseconds each on a CPU that nobody else wants.
-const YIELDS_LONG: u32 = 128;
-/// Waits that parked between two long ones: doubled with each that fails.
-const LONG_FIRST: u32 = 8;
+/// Longer than a wake-up takes: 0.3 to 0.9 microseconds each on a CPU that nobody else wants.
+const YIELDS_LONG: u32 = 256;
+/// Waits that parked between two long ones: doubled with each that fails. The first that parks is mostly of a peer that was held up once, and
+/// would hold up the next in turn.
+const LONG_FIRST: u32 = 1;
+/// The same after a yield that went to somebody who computes, each of which costs his slice.
+const LONG_CROWDED: u32 = 8;
 const LONG_MAX: u32 = 1024;
 /// A yield that is away longer went to somebody who computes. Peers that take turns are back sooner, even hundreds of them.
 pub const CROWDED_AFTER: Duration = Duration::from_micros(500);
@@ -231,7 +234,7 @@ impl Yielding {
                 return;
             }
             Ended::Parked => self.yields = (self.yields / 2).max(YIELDS_MIN.min(self.yields)),
-            Ended::Crowded => self.yields = 0,
+            Ended::Crowded => (self.yields, self.long_after) = (0, self.long_after.max(LONG_CROWDED)),
         }
         if self.is_long() {
             *self = Yielding { parked: 0, long_after: (self.long_after * 2).min(LONG_MAX), ..*self };
