@@ -5,6 +5,7 @@ use ipc::ChannelId;
 use ipc::protocol::{Op, Packet, Patience};
 use ipc_shm::Size;
 
+use crate::engine::WITH_BODY;
 use crate::link::Pair;
 use crate::member::SERVER;
 
@@ -20,6 +21,8 @@ fn said() -> Vec<Packet> {
         Op::Cancel,
         Op::Close,
         Op::Inform,
+        Op::SetName,
+        Op::Find,
     ];
     let proxys = [Op::OpenIn, Op::RemoteGone, Op::Link, Op::Unbind];
     let plain = ops.into_iter().chain(proxys);
@@ -38,6 +41,18 @@ fn said() -> Vec<Packet> {
     packets
 }
 
+/// Requests with a name behind them: names that are claimed and sought, and what is none.
+fn named() -> Vec<(Packet, &'static [u8])> {
+    let request = |op, request, patience| Packet { request, patience, ..Packet::new(op) };
+    vec![
+        (request(Op::Find, 95, Patience::UntilBound), b"name"),
+        (request(Op::SetName, 96, Patience::AtOnce), b"name"),
+        (request(Op::Find, 97, Patience::AtOnce), b"name"),
+        (request(Op::SetName, 98, Patience::AtOnce), b"other"),
+        (request(Op::SetName, 99, Patience::AtOnce), b"no/name"),
+    ]
+}
+
 pub fn packets() -> Vec<Vec<u8>> {
     said().iter().map(|packet| packet.to_bytes().to_vec()).collect()
 }
@@ -45,10 +60,17 @@ pub fn packets() -> Vec<Vec<u8>> {
 /// Each packet over each kind of connection, and all of them in a row.
 pub fn engine() -> Vec<Vec<u8>> {
     let behind = |place: u8, packet: &Packet| [&[place][..], &packet.to_bytes()].concat();
+    let with_body = |place: u8, packet: &Packet, body: &[u8]| {
+        [&[place | WITH_BODY][..], &packet.to_bytes(), &[body.len() as u8], body].concat()
+    };
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     for place in 0..4 {
         inputs.push(said().iter().flat_map(|packet| behind(place, packet)).collect());
         inputs.extend(said().iter().map(|packet| behind(place, packet)));
+        inputs.push(named().iter().flat_map(|(packet, name)| with_body(place, packet, name)).collect());
+        // Sought over one connection, claimed over another.
+        inputs
+            .push(named().iter().zip(1..).flat_map(|((it, name), at)| with_body((place + at) % 3, it, name)).collect());
     }
     inputs
 }

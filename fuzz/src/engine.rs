@@ -1,6 +1,7 @@
 //! Arbitrary packets to a running broker.
 //!
-//! An input is a list of packets, each behind a byte that says over which connection it goes; the top bit asks for a new one.
+//! An input is a list of packets, each behind a byte that says over which connection it goes; the top bit asks for a new one, the next one
+//! says that a body comes behind the packet, with its length in one byte.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use ipc::{Endpoint, Epoch};
 use crate::bytes::Bytes;
 use crate::member::{DC, World};
 
+pub const WITH_BODY: u8 = 0x40;
 const CONNECTIONS: usize = 4;
 const PACKETS_MAX: usize = 64;
 
@@ -33,8 +35,12 @@ pub fn engine(data: &[u8]) {
                 connections[place] = Some(connect(world, place));
             }
             let socket = connections[place].as_ref().expect("was made");
-            let packet = bytes.take(Packet::BYTES);
-            let _ = sys::seqpacket::send(socket, packet, &[] as &[OwnedFd]);
+            let mut message = bytes.take(Packet::BYTES).to_vec();
+            if choice & WITH_BODY != 0 {
+                let length = bytes.u8();
+                message.extend_from_slice(bytes.take(usize::from(length)));
+            }
+            let _ = sys::seqpacket::send(socket, &message, &[] as &[OwnedFd]);
             // What it answers is thrown away, so that it has to write.
             let _ = sys::seqpacket::receive(socket, &mut [0; Packet::BYTES + 1]);
         }

@@ -11,9 +11,9 @@ pub enum IpcError {
     BadEndpoint,
     /// Nobody is bound to the endpoint. A retry after `wait4bind` is safe.
     NoSuchEndpoint,
-    /// The number is already somebody else's.
+    /// The number or the name is already somebody else's.
     EndpointInUse,
-    /// The table of endpoints, channels, lanes or grants is full.
+    /// The table of endpoints, channels, lanes or grants is full, or the endpoint has a name already.
     TableFull,
     /// The peer died before it took the message: nothing happened there.
     DestinationDied,

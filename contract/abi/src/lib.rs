@@ -15,6 +15,7 @@ mod ident;
 pub mod layout;
 pub mod limits;
 mod message;
+mod name;
 mod privileges;
 pub mod ring;
 
@@ -22,4 +23,5 @@ pub use copy::{Direction, GrantId};
 pub use error::{IpcError, errno};
 pub use ident::{DcId, Endpoint, Epoch, Lane, NodeId, PairId, Source};
 pub use message::Message;
+pub use name::EndpointName;
 pub use privileges::{Calls, ParseError, Peers, Privileges};

@@ -53,6 +53,11 @@ pub const COPIERS_PER_ENDPOINT: usize = 61;
 
 /// Numbers that managers of one container keep for processes that have not bound yet, on one node.
 pub const RESERVATIONS_PER_DC: usize = 1024;
+/// Bytes of the name of an endpoint: the published interface has 16. An endpoint has one name at most, so a container has no more
+/// names than endpoints.
+pub const ENDPOINT_NAME_BYTES_MAX: usize = 32;
+/// Calls of one container that wait, on one node, for somebody to have a name. One of each connection.
+pub const FINDS_PER_DC: usize = 1024;
 /// Ranges in one set of peers.
 pub const PEER_RANGES_MAX: usize = 64;
 /// Bytes of an endpoint's privileges as they travel: three sets of four bytes a range, their lengths, the calls.

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::SyncSender;
 
-use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
+use abi::{DcId, Endpoint, EndpointName, Epoch, IpcError, NodeId, PairId};
 use ipc::ChannelId;
 use ipc::info::ChannelInfo;
 
@@ -19,6 +19,7 @@ pub(crate) enum Command {
     ProxySocket { pair: PairId, answer: Answer<OwnedFd> },
     RemoteBound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
     RemoteUnbound { dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch, answer: Answer<()> },
+    NameClaimed { dc: DcId, endpoint: Endpoint, name: EndpointName, result: Result<(), IpcError>, answer: Answer<()> },
     ChangeShelf { shelf: Shelf, answer: Answer<()> },
     Snapshot { answer: Answer<Snapshot> },
     Channels { dc: DcId, from: ChannelId, answer: Answer<Vec<ChannelInfo>> },

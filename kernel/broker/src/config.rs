@@ -21,7 +21,7 @@ pub struct BrokerConfig {
 impl BrokerConfig {
     /// A broker that knows one node only.
     pub fn local() -> BrokerConfig {
-        BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly), shelf: None }
+        BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly::default()), shelf: None }
     }
 }
 

@@ -12,7 +12,7 @@ use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
-use crate::engine::{Migration, Place, Transit};
+use crate::engine::{Finds, Migration, Place, Transit};
 use crate::ledger::Charge;
 use crate::meters::{Meter, Sent};
 
@@ -60,6 +60,7 @@ pub(crate) struct Container {
     pub handed: HashMap<Endpoint, (Place, Result<(), IpcError>)>,
     /// Endpoints whose old owner has ended, or ends, and whose new one is not known yet. Opens wait.
     pub in_transit: HashMap<Endpoint, Transit>,
+    pub finds: Finds,
     pub origin: Origin,
     /// Waits of this node's endpoints that only their peer can end.
     pub waits: Waits,
@@ -90,6 +91,7 @@ impl Container {
             migrations: HashMap::new(),
             handed: HashMap::new(),
             in_transit: HashMap::new(),
+            finds: Finds::default(),
             origin: Origin::Daemon,
             waits: Waits::default(),
             asked: HashMap::new(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
+use abi::{DcId, Endpoint, EndpointName, Epoch, IpcError, NodeId, PairId};
 use ipc::ChannelId;
 use ipc::info::ChannelInfo;
 
@@ -89,6 +89,18 @@ impl Broker {
     /// The daemon learned that another node's endpoint ended. Ignored when a newer epoch is known.
     pub fn remote_unbound(&self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), BrokerError> {
         self.ask(|answer| Command::RemoteUnbound { dc, endpoint, node, epoch, answer })
+    }
+
+    /// The daemon decided on a claim that was [`crate::Claim::UnderWay`], or knows now what an endpoint that was taken over is called. Whoever
+    /// seeks the name goes on.
+    pub fn name_claimed(
+        &self,
+        dc: DcId,
+        endpoint: Endpoint,
+        name: EndpointName,
+        result: Result<(), IpcError>,
+    ) -> Result<(), BrokerError> {
+        self.ask(|answer| Command::NameClaimed { dc, endpoint, name, result, answer })
     }
 
     /// Keeps everything on another shelf from now on: the first one failed.

@@ -16,12 +16,14 @@ mod ledger;
 pub mod limits;
 mod links;
 mod meters;
+mod names;
 pub mod shelf;
 
-pub use abi::{Calls, Peers, Privileges};
+pub use abi::{Calls, EndpointName, Peers, Privileges};
 pub use config::{BrokerConfig, DcOptions, ServerIdentity};
-pub use directory::{Directory, LocalOnly, Location};
+pub use directory::{Claim, Directory, LocalOnly, Location};
 pub use handle::{Broker, BrokerError};
 pub use info::{ChannelInfo, DcInfo, EndpointInfo, Home, Snapshot};
 pub use ipc_core::pairs::pair_of;
+pub use names::Names;
 pub use shelf::{Shelf, ShelfError};

@@ -236,6 +236,11 @@ fn flood_of_requests_to_the_broker_is_served_in_turn() {
 }
 
 #[test]
+fn flood_of_names_takes_no_more_than_its_own() {
+    survive("floods names");
+}
+
+#[test]
 fn flood_of_notifications_is_merged() {
     survive("floods notifications");
 }

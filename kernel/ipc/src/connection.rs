@@ -99,6 +99,11 @@ impl Connection {
         self.call_for(packet, &[], wait)
     }
 
+    /// `call_waiting` of a packet with a body.
+    pub fn call_waiting_with_body(&mut self, packet: Packet, body: &[u8], wait: Wait) -> Result<Notice, IpcError> {
+        self.call_for(packet, body, wait)
+    }
+
     /// `call` whose answer may also take until the deadline. `TimedOut` may come earlier.
     pub fn call_until(&mut self, packet: Packet, deadline: Deadline) -> Result<Notice, IpcError> {
         self.call_before(packet, &[], deadline.or_after(ANSWER_LIMIT))

@@ -91,12 +91,17 @@ pub enum Op {
     /// `value`: an [`crate::info::Topic`]; `peer` when it is about one endpoint; `far`: where the list goes on; `size`: the most records as `entries`.
     Inform = 32,
 
+    /// With a name behind the packet: what the sender is called from now on. Answered by `Done`.
+    SetName = 33,
+    /// With a name behind the packet; `patience`: whether to wait until somebody has it. Answered by `Found`.
+    Find = 34,
+
     /// `own`, `epoch`; descriptor: the own control page.
     Bound = 100,
     /// A channel; `value`: see [`Packet::with_calls`]; descriptors: see [`channel_descriptors`].
     Opened = 101,
     Done = 102,
-    /// `peer`.
+    /// `peer`; of a name also `node`.
     Found = 103,
     /// `value`: the code of the error.
     Failed = 104,
@@ -124,7 +129,8 @@ pub enum Op {
 
 impl Op {
     fn may_have_body(self) -> bool {
-        matches!(self, Op::SetPrivileges | Op::Privileges | Op::Parcel | Op::Probe | Op::TakeOver | Op::Information)
+        let is_asked = matches!(self, Op::SetPrivileges | Op::SetName | Op::Find);
+        is_asked || matches!(self, Op::Privileges | Op::Information | Op::Parcel | Op::Probe | Op::TakeOver)
     }
 
     fn of(number: u16) -> Option<Op> {
@@ -161,6 +167,8 @@ impl Op {
             30 => Op::TakeOver,
             31 => Op::MovedTo,
             32 => Op::Inform,
+            33 => Op::SetName,
+            34 => Op::Find,
             100 => Op::Bound,
             101 => Op::Opened,
             102 => Op::Done,
@@ -199,11 +207,11 @@ pub struct Packet {
     pub value: u32,
     /// Of a proxied channel: what the far node calls it.
     pub far: u64,
-    /// Of `Open`: whether to wait until the peer is bound.
+    /// Of `Open` and `Find`: whether to wait until the peer is bound.
     pub patience: Patience,
 }
 
-/// Whether an open waits for its peer to be bound.
+/// Whether an open or a find waits for its peer to be bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
     AtOnce,
@@ -213,7 +221,7 @@ pub enum Patience {
 const NO_ENDPOINT: u32 = u32::MAX;
 const _: () = assert!(Packet::BYTES + PRIVILEGES_BYTES_MAX <= PARCEL_BYTES_MAX);
 
-/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; records of an answer.
+/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; a name; records of an answer.
 pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 /// Bytes of the longest message.
 pub const MESSAGE_BYTES_MAX: usize = Packet::BYTES + BODY_BYTES_MAX;

@@ -50,6 +50,7 @@ fn child_process() {
         "floods channels" => floods::floods_channels(path),
         "floods connections" => floods::floods_connections(path),
         "floods requests" => floods::floods_requests(path, chance),
+        "floods names" => floods::floods_names(path, chance),
         "floods notifications" => floods::floods_notifications(path),
         other => panic!("no such attack: {other}"),
     };
@@ -196,6 +197,11 @@ fn flood_of_connections_leaves_the_others_theirs() {
 #[test]
 fn flood_of_requests_is_served_in_turn() {
     survive("floods requests");
+}
+
+#[test]
+fn flood_of_names_takes_no_more_than_its_own() {
+    survive("floods names");
 }
 
 #[test]

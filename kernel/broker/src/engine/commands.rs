@@ -36,6 +36,10 @@ impl Engine {
                     self.remote_unbound(dc, endpoint, node, epoch);
                     drop(answer.try_send(self.known(dc)));
                 }
+                Command::NameClaimed { dc, endpoint, name, result, answer } => {
+                    self.name_claimed(dc, endpoint, name, result);
+                    drop(answer.try_send(self.known(dc)));
+                }
                 Command::Snapshot { answer } => drop(answer.try_send(Ok(self.snapshot()))),
                 Command::Channels { dc, from, answer } => {
                     drop(answer.try_send(self.known(dc).map(|()| self.channels_described(dc, from))));

@@ -2,7 +2,7 @@
 
 use abi::{DcId, Endpoint, IpcError};
 use ipc::protocol::{Op, Packet};
-use ipc_core::table::{Awaited, Channel, Home, OwnerId};
+use ipc_core::table::{Awaited, Binding, Channel, Home, OwnerId};
 use ipc_shm::{Life, Role, ring_line};
 
 use super::Engine;
@@ -26,8 +26,10 @@ impl Engine {
         if let Some(container) = connection.dc().and_then(|dc| self.containers.get_mut(&dc)) {
             container.connections = container.connections.saturating_sub(1);
             container.table.waiters_mut().forget(owner);
+            container.finds.take(owner, None);
         }
         self.errands.forget(owner);
+        self.claims.remove(&owner);
         self.waiting_binds.remove(&owner);
         self.standing_by.remove(&owner);
         self.release_holdings(owner);
@@ -63,10 +65,20 @@ impl Engine {
         Some(bound.endpoint)
     }
 
-    /// Ends a binding, local or remote: its page says so, its channels end, waiters go on.
+    /// Ends a binding, local or remote: its page says so, its channels end, waiters go on, and the directory hears of it.
     pub(super) fn end_binding(&mut self, dc: DcId, endpoint: Endpoint, life: Life, reason: IpcError) {
-        let Some(container) = self.containers.get_mut(&dc) else { return };
-        let Some(binding) = container.table.binding(endpoint).copied() else { return };
+        let binding = self.containers.get(&dc).and_then(|container| container.table.binding(endpoint)).copied();
+        self.end_for_successor(dc, endpoint, life, reason);
+        if let (Some(Binding { home: Home::Local { .. }, epoch, .. }), true) = (binding, life != Life::Moved) {
+            self.directory.unbound(dc, endpoint, epoch);
+        }
+    }
+
+    /// `end_binding` of which the directory hears nothing: somebody succeeds at this moment, and is called the same.
+    pub(super) fn end_for_successor(&mut self, dc: DcId, endpoint: Endpoint, life: Life, reason: IpcError) {
+        let Some(container) = self.containers.get_mut(&dc).filter(|it| it.table.binding(endpoint).is_some()) else {
+            return;
+        };
         // First the page: who is woken below must find the reason there.
         if let Some(page) = container.pages.remove(&endpoint) {
             page.set_life(life);
@@ -87,9 +99,6 @@ impl Engine {
         }
         self.end_migration(dc, endpoint);
         self.disappeared(dc, endpoint);
-        if let Home::Local { .. } = binding.home {
-            self.directory.unbound(dc, endpoint, binding.epoch);
-        }
     }
 
     /// Nobody is bound there any more: whoever waited for that goes on.

@@ -423,15 +423,21 @@ impl Engine {
         if self.epoch_of(dc, endpoint) >= succession.epoch {
             return Err(IpcError::Fenced);
         }
-        if self.local_owner(dc, endpoint).is_some() {
+        let was_here = self.local_owner(dc, endpoint).is_some();
+        if was_here {
             // The one before, on this very node.
             self.fence_local(dc, endpoint);
         }
         let Some(of) = self.standing_by.remove(&owner) else { return Err(IpcError::NoSuchEndpoint) };
         let request = of.packet.request;
+        let before = Epoch(succession.epoch.0.saturating_sub(1));
         match self.bind(owner, of, Some(succession)) {
             Ok(()) => Ok(Some(Done::plain())),
             Err(error) => {
+                if was_here {
+                    // The directory has not heard yet that it ended.
+                    self.directory.unbound(dc, endpoint, before);
+                }
                 self.fail(owner, request, error);
                 Err(error)
             }
@@ -440,7 +446,7 @@ impl Engine {
 
     fn fence_local(&mut self, dc: DcId, endpoint: Endpoint) {
         if let Some(owner) = self.local_owner(dc, endpoint) {
-            self.end_binding(dc, endpoint, Life::Fenced, IpcError::Fenced);
+            self.end_for_successor(dc, endpoint, Life::Fenced, IpcError::Fenced);
             self.let_go(owner);
         }
     }
@@ -449,6 +455,11 @@ impl Engine {
     pub(super) fn let_go(&mut self, owner: OwnerId) {
         self.take_bound(owner);
         self.send(owner, Packet::new(Op::Hold), Vec::new());
+    }
+
+    /// Where an endpoint was that is in transit.
+    pub(super) fn left_from(&self, dc: DcId, endpoint: Endpoint) -> Option<NodeId> {
+        self.containers.get(&dc)?.in_transit.get(&endpoint).map(|transit| transit.from)
     }
 
     fn epoch_of(&self, dc: DcId, endpoint: Endpoint) -> Epoch {

@@ -6,7 +6,7 @@
 //!
 //! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
 //! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `migrating.rs`: endpoints that change their owner. `waits.rs`: deadlocks. `informing.rs`: what members ask about their container. `reserving.rs`: numbers kept
+//! asked. `migrating.rs`: endpoints that change their owner. `naming.rs`: what endpoints are called. `waits.rs`: deadlocks. `informing.rs`: what members ask about their container. `reserving.rs`: numbers kept
 //! for others. `proxying.rs`: proxies and other nodes' endpoints. `pairing.rs`: by which of several. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
 
@@ -18,6 +18,7 @@ mod errands;
 mod informing;
 mod keeping;
 mod migrating;
+mod naming;
 mod opening;
 mod pairing;
 mod privileges;
@@ -41,6 +42,8 @@ use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use migrating::Holding;
 pub(crate) use migrating::{Migration, Place, Transit};
+use naming::Claiming;
+pub(crate) use naming::Finds;
 use requests::BindRequest;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
@@ -68,6 +71,7 @@ pub(crate) struct Engine {
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
+    claims: HashMap<OwnerId, Claiming>,
     waiting_binds: HashMap<OwnerId, BindRequest>,
     standing_by: HashMap<OwnerId, BindRequest>,
     /// What processes of this node hold on others.
@@ -148,6 +152,7 @@ impl Engine {
             links: Links::default(),
             waiting_opens: HashMap::new(),
             errands: Errands::default(),
+            claims: HashMap::new(),
             waiting_binds: HashMap::new(),
             standing_by: HashMap::new(),
             holding: Vec::new(),

@@ -231,6 +231,7 @@ impl Engine {
 
     /// Somebody was bound: whoever waited for it goes on.
     pub(super) fn appeared(&mut self, dc: DcId, endpoint: Endpoint) {
+        self.named_appeared(dc, endpoint);
         let stay = self.cut_off_from(dc, endpoint);
         let Some(container) = self.containers.get_mut(&dc) else { return };
         let goes_on = |it: &Waiter| it.awaited == Awaited::Bound && !stay.contains(&(it.owner, it.request));

@@ -296,6 +296,7 @@ impl Engine {
                 self.appeared(dc, endpoint);
             }
         }
+        self.seek_again();
     }
 
     fn close_by_proxy(&mut self, packet: Packet) {

@@ -119,6 +119,8 @@ impl Engine {
                 self.answer(owner, found);
                 Ok(())
             }
+            Op::SetName => self.set_name(owner, dc, own, packet.request, body),
+            Op::Find => self.find_named(owner, dc, &packet, body),
             Op::Waits => self.wait_told(dc, own, &packet),
             Op::WaitOver => {
                 self.wait_over(dc, own, packet.value);
@@ -308,7 +310,8 @@ impl Engine {
     fn cancel(&mut self, owner: OwnerId, dc: DcId, request: u32) {
         let waiter = self.containers.get_mut(&dc).and_then(|it| it.table.waiters_mut().cancel(owner, request));
         self.waiting_opens.remove(&(owner, request));
-        let is_open = waiter.is_some() || self.errands.cancel(owner, request);
+        let is_named = self.cancel_naming(owner, dc, request);
+        let is_open = waiter.is_some() || is_named || self.errands.cancel(owner, request);
         if is_open || self.cancel_migration(dc, Asker::Port { owner, request }) {
             self.fail(owner, request, IpcError::TimedOut);
         }

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use abi::PairId;
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
+use broker::{
+    Broker, BrokerConfig, Claim, DcOptions, Directory, EndpointName, Location, Names, Privileges, ServerIdentity,
+};
 use ipc::conformance::World;
 use ipc::stand_in::{LinkState, LocalRole, OpenIn, ProxiedChannel, RequestId, Settled, StandInEvent, StandInPort};
 use ipc::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, Port, Wait, Waker};
@@ -81,6 +83,7 @@ impl World for OneNode {
 type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
 
 enum Gossip {
+    Claimed(NodeId, DcId, Endpoint, Epoch, EndpointName, Result<(), IpcError>),
     Bound(NodeId, DcId, Endpoint, Epoch),
     Unbound(NodeId, DcId, Endpoint, Epoch),
     Stop,
@@ -91,6 +94,7 @@ struct SharedDirectory {
     /// Of either node.
     pairs: u8,
     places: Places,
+    names: Arc<Mutex<Names>>,
     gossip: Sender<Gossip>,
 }
 
@@ -113,7 +117,29 @@ impl Directory for SharedDirectory {
         let _ = self.gossip.send(Gossip::Bound(self.node, dc, endpoint, epoch));
     }
 
+    fn claim(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        epoch: Epoch,
+        name: EndpointName,
+        _: Option<NodeId>,
+    ) -> Result<Claim, IpcError> {
+        let result = self.names.lock().unwrap().claim(dc, endpoint, name);
+        let _ = self.gossip.send(Gossip::Claimed(self.node, dc, endpoint, epoch, name, result));
+        Ok(Claim::UnderWay)
+    }
+
+    fn named(&mut self, dc: DcId, name: EndpointName) -> Option<Endpoint> {
+        self.names.lock().unwrap().holder(dc, name)
+    }
+
+    fn name_of(&mut self, dc: DcId, endpoint: Endpoint) -> Option<EndpointName> {
+        self.names.lock().unwrap().of(dc, endpoint)
+    }
+
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
+        self.names.lock().unwrap().end(dc, endpoint);
         self.places.lock().unwrap().remove(&endpoint);
         let _ = self.gossip.send(Gossip::Unbound(self.node, dc, endpoint, epoch));
     }
@@ -148,10 +174,11 @@ impl TwoNodes {
 
     pub fn with_pairs(pairs: u8) -> TwoNodes {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places::default();
+        let (places, names) = (Places::default(), Arc::<Mutex<Names>>::default());
         let (gossip, heard) = channel();
         let brokers = [0, 1].map(|index| {
-            let shared = SharedDirectory { node: NODES[index], pairs, places: places.clone(), gossip: gossip.clone() };
+            let (places, names, gossip) = (places.clone(), names.clone(), gossip.clone());
+            let shared = SharedDirectory { node: NODES[index], pairs, places, names, gossip };
             let broker =
                 Broker::start(BrokerConfig { node: NODES[index], directory: Box::new(shared), shelf: None }).unwrap();
             let first = 256 + index as u32 * 1000;
@@ -168,6 +195,13 @@ impl TwoNodes {
             for said in heard {
                 let other = |node: NodeId| &others[if node == NODES[0] { 1 } else { 0 }];
                 match said {
+                    Gossip::Claimed(node, dc, endpoint, epoch, name, result) => {
+                        if result.is_ok() {
+                            drop(other(node).remote_bound(dc, endpoint, node, epoch));
+                        }
+                        let own = &others[usize::from(node != NODES[0])];
+                        drop(own.name_claimed(dc, endpoint, name, result));
+                    }
                     Gossip::Bound(node, dc, endpoint, epoch) => {
                         drop(other(node).remote_bound(dc, endpoint, node, epoch))
                     }

@@ -36,6 +36,7 @@ pub fn run(name: &str, path: &Path) {
         "floods channels" => floods::floods_channels(path),
         "floods connections" => floods::floods_connections(path),
         "floods requests" => floods::floods_requests(path, chance),
+        "floods names" => floods::floods_names(path, chance),
         "floods notifications" => floods::floods_notifications(path),
         "never takes" => floods::never_takes(path),
         "forks" => identity::forks(path),

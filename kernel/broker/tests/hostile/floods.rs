@@ -8,7 +8,7 @@ use std::time::Duration;
 use abi::Lane;
 use abi::layout::side;
 use abi::ring::ENTRY_BYTES;
-use ipc::protocol::{Op, Packet};
+use ipc::protocol::{Op, Packet, Patience};
 use ipc::{ChannelId, Endpoint, Port, RingSpec, Submission};
 
 use crate::attacker::while_it_lasts;
@@ -112,7 +112,7 @@ pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
             channel: ChannelId(chance.next()),
             size: ipc_shm::Size { entries: chance.word() % 16, arena_bytes: chance.word() },
             lane: Lane(chance.word() as u16 % 20),
-            patience: ipc::protocol::Patience::UntilBound,
+            patience: Patience::UntilBound,
             ..Packet::new(ops[chance.below(8) as usize])
         };
         if !say(&member.socket, &packet) {
@@ -128,6 +128,40 @@ pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
         }
     });
     format!("{count}")
+}
+
+/// Claims and seeks names, and what is none, without end, and takes no answer; every now and then from another endpoint.
+pub fn floods_names(path: &Path, mut chance: Chance) -> String {
+    let mut members: Vec<Member> = (0..8).map(|_| Member::join(path)).collect();
+    let mut request = 10;
+    let (mut dropped, mut refused) = (0, 0);
+    let count = while_it_lasts(|| {
+        request += 1;
+        let bytes: Vec<u8> = match chance.below(4) {
+            0 => (0..chance.below(80)).map(|_| chance.next() as u8).collect(),
+            // Longer than any packet.
+            1 if chance.below(16) == 0 => vec![b'x'; 4096],
+            _ => format!("name{}", chance.below(64)).into_bytes(),
+        };
+        let op = if chance.below(2) == 0 { Op::SetName } else { Op::Find };
+        let patience = if chance.below(2) == 0 { Patience::AtOnce } else { Patience::UntilBound };
+        let packet = Packet { request, patience, ..Packet::new(op) };
+        let at = chance.below(8) as usize;
+        let said = sys::seqpacket::send(&members[at].socket, &packet.with_body(&bytes), &[] as &[OwnedFd]);
+        let mut buffer = [0; 65];
+        if said.is_ok() && chance.below(8) > 0 {
+            if let Ok(received) = sys::seqpacket::receive(&members[at].socket, &mut buffer)
+                && Packet::from_bytes(&buffer[..received.bytes]).is_some_and(|answer| answer.op == Op::Failed)
+            {
+                refused += 1;
+            }
+        } else if said.is_err() || chance.below(64) == 0 {
+            dropped += 1;
+            members[at] = Member::join(path);
+        }
+    });
+    assert!(refused > 0, "names without end");
+    format!("{count}, dropped {dropped}, refused {refused}")
 }
 
 pub fn floods_notifications(path: &Path) -> String {

@@ -13,6 +13,7 @@ mod giving_up;
 mod info;
 mod messages;
 mod migration;
+mod names;
 mod privileges;
 mod rings;
 
@@ -203,6 +204,13 @@ const CASES: &[Case] = &[
     ("commit_to_nobody_leaves_the_endpoint_held", migration::commit_to_nobody_leaves_the_endpoint_held),
     ("hold_ends_with_who_held", migration::hold_ends_with_who_held),
     ("promoted_backup_fences_the_primary_before_it", migration::promoted_backup_fences_the_primary_before_it),
+    ("endpoint_is_found_by_its_name_from_everywhere", names::endpoint_is_found_by_its_name_from_everywhere),
+    ("name_is_waited_for_until_somebody_has_it", names::name_is_waited_for_until_somebody_has_it),
+    ("first_who_claims_a_name_has_it", names::first_who_claims_a_name_has_it),
+    ("name_goes_with_its_endpoint_and_is_free_for_another", names::name_goes_with_its_endpoint_and_is_free_for_another),
+    ("what_is_no_name_is_refused", names::what_is_no_name_is_refused),
+    ("find_ends_at_its_limit_and_the_next_one_begins", names::find_ends_at_its_limit_and_the_next_one_begins),
+    ("name_stays_when_its_endpoint_has_another_owner", names::name_stays_when_its_endpoint_has_another_owner),
     (
         "members_see_who_is_there_and_what_their_channels_count",
         info::members_see_who_is_there_and_what_their_channels_count,

@@ -4,7 +4,7 @@
 //! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
 //! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
-//! anything. `informing.rs`: what else is in the container. `migrating.rs`: change of owner. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
+//! anything. `informing.rs`: what else is in the container. `migrating.rs`: change of owner. `naming.rs`: names. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
 //! the pollable descriptor promises.
 
 mod calls;
@@ -13,6 +13,7 @@ mod delegating;
 mod events;
 mod informing;
 mod migrating;
+mod naming;
 mod opening;
 mod slots;
 mod watch;

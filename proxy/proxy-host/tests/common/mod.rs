@@ -18,8 +18,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, Epoch, NodeId, PairId};
-use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity};
-use ipc::Port;
+use broker::{
+    Broker, BrokerConfig, Claim, DcOptions, Directory, EndpointName, Location, Names, Privileges, ServerIdentity,
+};
+use ipc::{IpcError, Port};
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
 use proxy_host::secure::Credentials;
@@ -40,7 +42,13 @@ pub const UP: LinkState = LinkState::Up;
 /// Longer than anything here takes, so that a hang is a failure and not a wait.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-type Places = Arc<Mutex<HashMap<Endpoint, (NodeId, Epoch, i32)>>>;
+type Place = (NodeId, Epoch, i32);
+
+#[derive(Clone, Default)]
+struct Places {
+    endpoints: Arc<Mutex<HashMap<Endpoint, Place>>>,
+    names: Arc<Mutex<Names>>,
+}
 
 /// What the cluster engine is to a daemon.
 struct Register {
@@ -54,12 +62,13 @@ struct Register {
 enum News {
     Bound(NodeId, Endpoint, Epoch),
     Unbound(NodeId, Endpoint, Epoch),
+    Claimed(NodeId, Endpoint, Epoch, EndpointName, Result<(), IpcError>),
     Stop,
 }
 
 impl Directory for Register {
     fn locate(&mut self, _dc: DcId, endpoint: Endpoint) -> Location {
-        match self.places.lock().expect("not poisoned").get(&endpoint) {
+        match self.places.endpoints.lock().expect("not poisoned").get(&endpoint) {
             Some((node, epoch, _)) if *node != self.me => Location::Remote { node: *node, epoch: *epoch },
             Some(_) => Location::Local,
             None => Location::Unknown,
@@ -67,17 +76,39 @@ impl Directory for Register {
     }
 
     fn find(&mut self, _dc: DcId, pid: i32) -> Option<Endpoint> {
-        let places = self.places.lock().expect("not poisoned");
+        let places = self.places.endpoints.lock().expect("not poisoned");
         places.iter().find(|(_, place)| place.2 == pid).map(|(endpoint, _)| *endpoint)
     }
 
     fn bound(&mut self, _dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
-        self.places.lock().expect("not poisoned").insert(endpoint, (self.me, epoch, pid));
+        self.places.endpoints.lock().expect("not poisoned").insert(endpoint, (self.me, epoch, pid));
         let _ = self.news.send(News::Bound(self.me, endpoint, epoch));
     }
 
-    fn unbound(&mut self, _dc: DcId, endpoint: Endpoint, epoch: Epoch) {
-        self.places.lock().expect("not poisoned").remove(&endpoint);
+    fn claim(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        epoch: Epoch,
+        name: EndpointName,
+        _: Option<NodeId>,
+    ) -> Result<Claim, IpcError> {
+        let result = self.places.names.lock().expect("not poisoned").claim(dc, endpoint, name);
+        let _ = self.news.send(News::Claimed(self.me, endpoint, epoch, name, result));
+        Ok(Claim::UnderWay)
+    }
+
+    fn named(&mut self, dc: DcId, name: EndpointName) -> Option<Endpoint> {
+        self.places.names.lock().expect("not poisoned").holder(dc, name)
+    }
+
+    fn name_of(&mut self, dc: DcId, endpoint: Endpoint) -> Option<EndpointName> {
+        self.places.names.lock().expect("not poisoned").of(dc, endpoint)
+    }
+
+    fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
+        self.places.names.lock().expect("not poisoned").end(dc, endpoint);
+        self.places.endpoints.lock().expect("not poisoned").remove(&endpoint);
         let _ = self.news.send(News::Unbound(self.me, endpoint, epoch));
     }
 
@@ -721,6 +752,13 @@ fn gossip(brokers: &[(NodeId, Arc<Broker>)], deaf: &Mutex<HashSet<NodeId>>, hear
             }
             News::Unbound(node, endpoint, epoch) => {
                 others(node).for_each(|broker| drop(broker.remote_unbound(DC, endpoint, node, epoch)));
+            }
+            News::Claimed(node, endpoint, epoch, name, result) => {
+                if result.is_ok() {
+                    others(node).for_each(|broker| drop(broker.remote_bound(DC, endpoint, node, epoch)));
+                }
+                let own = brokers.iter().filter(|(id, _)| *id == node);
+                own.for_each(|(_, broker)| drop(broker.name_claimed(DC, endpoint, name, result)));
             }
             News::Stop => return,
         }
