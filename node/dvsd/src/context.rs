@@ -18,7 +18,7 @@ pub struct Context {
     pub config: Config,
     pub engine: Arc<dyn Engine>,
     pub node: NodeRecord,
-    pub broker: Broker,
+    pub broker: Arc<Broker>,
     pub directory: EndpointDirectory,
     pub proxy: ProxyControl,
     /// Absent before the daemon has come alive and once it stops.

@@ -24,13 +24,14 @@ use crate::api::{self, Api, remote, serve};
 use crate::config::Config;
 use crate::context::Context;
 use crate::descriptors;
-use crate::directory::{self, EndpointDirectory};
+use crate::directory::EndpointDirectory;
 use crate::farewell;
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
 use crate::reconcile::Reconciler;
 use crate::records::{self, NodeHealth};
+use crate::registry;
 use crate::shelf::{self, Shelving};
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
@@ -98,11 +99,13 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let (shelving, shelf) = Shelving::open(&config)?;
     // Of an earlier daemon's endpoints those stay that the broker takes back.
     let kept: HashSet<(u32, u32)> = shelf.local_endpoints().map(|(dc, endpoint)| (dc.0, endpoint.number())).collect();
-    directory::sweep(&*engine, own, |dc, endpoint| kept.contains(&(dc, endpoint))).map_err(DaemonError::Engine)?;
+    registry::sweep(&*engine, own, |dc, endpoint| kept.contains(&(dc, endpoint))).map_err(DaemonError::Engine)?;
     let (directory, broker_side) = EndpointDirectory::start(&engine, own).map_err(DaemonError::Thread)?;
     // Before anybody opens a channel: by which pair it goes both nodes compute.
     directory.learned_members(&records::members(&*engine).map_err(DaemonError::Engine)?);
-    let broker = Broker::start(BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) })?;
+    let config_of_broker = BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) };
+    let broker = Arc::new(Broker::start(config_of_broker)?);
+    directory.attach(&broker);
     directory.remember(&broker.snapshot()?);
     let context = Arc::new(Context {
         proxy: ProxyControl::new(config.pairs).map_err(DaemonError::Thread)?,

@@ -4,47 +4,73 @@
 //! by the number of endpoints) and one thread; what other nodes wrote arrives from the follower and is remembered here, so that the broker's
 //! questions are answered without waiting.
 //!
+//! Names (`registry.rs`) of this node's endpoints are known from that thread, and end with the broker's word; those of others come from the
+//! follower. One that is handed over is known here from the one or from the other at every moment.
+//!
 //! Records of endpoints are not bound to the node's lease: a lease ends when a daemon dies, its servers go on. They are replaced by
 //! later incarnations, removed when unbound, and swept by their node when its daemon starts. That a node is gone, the links say.
 //!
 //! Lock order: `Shared::known`, `Shared::pairs` and `Shared::pending` are never held together, nor across a call of the broker or the engine.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use abi::{DcId, Endpoint, Epoch, NodeId};
-use broker::{Broker, Directory, Home, Location, Snapshot};
-use cluster::{Compare, Engine, EngineError, Op, Outcome};
+use abi::{DcId, Endpoint, EndpointName, Epoch, IpcError, NodeId};
+use broker::{Broker, Claim, Directory, Home, Location, Names, Snapshot};
+use cluster::Engine;
 
-use crate::records::{self, EndpointRecord, NodeRecord};
+use crate::records::{EndpointRecord, NodeRecord};
+use crate::registry::{self, Before, Key, Wish, Write};
 
 const RETRY: Duration = Duration::from_millis(200);
-
-/// Container and endpoint.
-type Key = (u32, u32);
 
 struct Shared {
     own: NodeId,
     /// Pairs of proxies that each node has by its record.
     pairs: Mutex<HashMap<NodeId, u8>>,
-    /// As the engine has them, those of this node included.
-    known: Mutex<HashMap<Key, EndpointRecord>>,
+    known: Mutex<Known>,
     pending: Mutex<Pending>,
     added: Condvar,
 }
 
 #[derive(Default)]
+struct Known {
+    /// As the engine has them, those of this node included.
+    records: HashMap<Key, EndpointRecord>,
+    /// Of the endpoints of other nodes.
+    names: Names,
+}
+
+#[derive(Default)]
 struct Pending {
     writes: BTreeMap<Key, Write>,
+    /// Decided behind all writes: a claim wants the record of its endpoint there.
+    wishes: BTreeMap<Key, Wish>,
+    /// Of the endpoints of this node.
+    names: Names,
+    /// Who hears what became of the wishes; until it is there they wait.
+    broker: Option<Weak<Broker>>,
     stopping: bool,
 }
 
-#[derive(Clone, Copy)]
-enum Write {
-    Bound { epoch: Epoch, pid: i32 },
-    Unbound(Epoch),
+impl Pending {
+    /// Whether the owner of that epoch has ended, and the engine has not heard of it.
+    fn has_ended(&self, key: Key, epoch: Epoch) -> bool {
+        match self.writes.get(&key) {
+            Some(Write::Unbound(ended)) => *ended >= epoch,
+            Some(Write::Bound { before, .. }) => *before == Before::Ended,
+            None => false,
+        }
+    }
+}
+
+/// What the writer does next.
+enum Work {
+    Write(Key, Write),
+    Decide(Key, Wish),
 }
 
 /// The half the broker holds.
@@ -71,6 +97,18 @@ impl EndpointDirectory {
         Ok((EndpointDirectory { shared: Arc::clone(&shared), writer: Some(writer) }, BrokerSide(shared)))
     }
 
+    /// Whoever wants a name hears from it what became of that.
+    pub fn attach(&self, broker: &Arc<Broker>) {
+        let known: Vec<_> = {
+            let mut pending = lock(&self.shared.pending);
+            pending.broker = Some(Arc::downgrade(broker));
+            pending.names.iter().collect()
+        };
+        self.shared.added.notify_all();
+        // Those of endpoints it took over, which somebody may have sought at once.
+        known.into_iter().for_each(|(dc, endpoint, name)| say(broker, dc, endpoint, name, Ok(())));
+    }
+
     /// Members of the cluster, this node among them.
     pub fn learned_members(&self, members: &BTreeMap<String, NodeRecord>) {
         *lock(&self.shared.pairs) = members.values().map(|member| (NodeId(member.id), member.pairs)).collect();
@@ -83,8 +121,8 @@ impl EndpointDirectory {
         for info in &taken_over.dcs {
             for endpoint in &info.endpoints {
                 if let Home::Remote { node } = endpoint.home {
-                    let record = EndpointRecord { node: node.0, epoch: endpoint.epoch.0, pid: 0 };
-                    known.insert((info.dc.0, endpoint.endpoint.number()), record);
+                    let record = EndpointRecord { node: node.0, epoch: endpoint.epoch.0, pid: 0, name: None };
+                    known.records.insert((info.dc.0, endpoint.endpoint.number()), record);
                 }
             }
         }
@@ -92,8 +130,9 @@ impl EndpointDirectory {
 
     /// The follower saw a record.
     pub fn learned(&self, broker: &Broker, key: Key, record: EndpointRecord) {
-        let before = lock(&self.shared.known).insert(key, record);
         let Some((dc, endpoint)) = ids(key) else { return };
+        let before = lock(&self.shared.known).records.insert(key, record);
+        self.learned_name(key, (dc, endpoint), record);
         if record.node == self.shared.own.0 || before == Some(record) {
             return;
         }
@@ -103,13 +142,37 @@ impl EndpointDirectory {
         }
     }
 
-    /// The follower saw a record go.
-    pub fn forgot(&self, broker: &Broker, key: Key) {
-        let before = lock(&self.shared.known).remove(&key);
-        let (Some(before), Some((dc, endpoint))) = (before, ids(key)) else { return };
-        if before.node == self.shared.own.0 {
+    fn learned_name(&self, key: Key, (dc, endpoint): (DcId, Endpoint), record: EndpointRecord) {
+        if record.node == self.shared.own.0 {
+            // What is written of this node's own is known already, unless it was another's until now.
+            let arrived = lock(&self.shared.known).names.of(dc, endpoint);
+            if let Some(name) = arrived.filter(|name| record.name == Some(*name)) {
+                self.shared.is_called(key, Epoch(record.epoch), name);
+            }
+            lock(&self.shared.known).names.end(dc, endpoint);
             return;
         }
+        // First here, then gone there: in between, it is known from both.
+        lock(&self.shared.known).names.set(dc, endpoint, record.name);
+        let mut pending = lock(&self.shared.pending);
+        pending.names.end(dc, endpoint);
+        let taken = record.name.and_then(|name| pending.names.holder(dc, name));
+        if let Some(before) = taken {
+            pending.names.end(dc, before);
+        }
+    }
+
+    /// The follower saw a record go.
+    pub fn forgot(&self, broker: &Broker, key: Key) {
+        let Some((dc, endpoint)) = ids(key) else { return };
+        let before = {
+            let mut known = lock(&self.shared.known);
+            known.names.end(dc, endpoint);
+            known.records.remove(&key)
+        };
+        let Some(before) = before.filter(|before| before.node != self.shared.own.0) else { return };
+        // One that was this node's may have been called something at the moment it left.
+        lock(&self.shared.pending).names.end(dc, endpoint);
         if let Err(error) = broker.remote_unbound(dc, endpoint, NodeId(before.node), Epoch(before.epoch)) {
             tracing::trace!(%dc, %endpoint, %error, "remote endpoint not taken away");
         }
@@ -117,7 +180,8 @@ impl EndpointDirectory {
 
     /// The follower listed everything anew.
     pub fn learned_all(&self, broker: &Broker, all: &HashMap<Key, EndpointRecord>) {
-        let gone: Vec<Key> = lock(&self.shared.known).keys().filter(|key| !all.contains_key(key)).copied().collect();
+        let gone: Vec<Key> =
+            lock(&self.shared.known).records.keys().filter(|key| !all.contains_key(key)).copied().collect();
         gone.into_iter().for_each(|key| self.forgot(broker, key));
         all.iter().for_each(|(key, record)| self.learned(broker, *key, *record));
     }
@@ -125,6 +189,7 @@ impl EndpointDirectory {
     /// A container begins here: tells the broker what is known of its endpoints elsewhere.
     pub fn introduce(&self, broker: &Broker, dc: u32) {
         let known: Vec<_> = lock(&self.shared.known)
+            .records
             .iter()
             .filter(|(key, _)| key.0 == dc)
             .map(|(key, record)| (*key, *record))
@@ -150,34 +215,16 @@ impl Drop for EndpointDirectory {
     }
 }
 
-/// Removes what an earlier daemon of this node wrote and `keep` does not want.
-pub fn sweep(engine: &dyn Engine, own: NodeId, keep: impl Fn(u32, u32) -> bool) -> Result<(), EngineError> {
-    for entry in engine.list(records::ENDPOINTS)?.entries {
-        let Some((dc, endpoint)) = records::parse_endpoint_key(&entry.key) else { continue };
-        let record: EndpointRecord = records::decode(&entry)?;
-        if record.node == own.0 && !keep(dc, endpoint) {
-            engine.transact(
-                &[Compare::Modified { key: entry.key.clone(), at: entry.modified }],
-                &[Op::delete(entry.key)],
-            )?;
-        }
-    }
-    Ok(())
-}
-
 impl Shared {
-    fn add(&self, dc: DcId, endpoint: Endpoint, write: Write) {
-        lock(&self.pending).writes.insert((dc.0, endpoint.number()), write);
-        self.added.notify_all();
-    }
-
     fn write_all(&self, engine: &dyn Engine) {
-        while let Some((key, write)) = self.next() {
-            if let Err(error) = store(engine, self.own, key, write) {
-                tracing::warn!(dc = key.0, endpoint = key.1, %error, "cannot write where an endpoint lives");
-                // Anything newer said meanwhile counts.
-                let mut pending = lock(&self.pending);
-                pending.writes.entry(key).or_insert(write);
+        while let Some((work, broker)) = self.next() {
+            let broker = broker.as_deref();
+            let failed = match work {
+                Work::Write(key, write) => self.write(engine, key, write, broker),
+                Work::Decide(key, wish) => self.decide(engine, key, wish, broker),
+            };
+            if failed {
+                let pending = lock(&self.pending);
                 if !pending.stopping {
                     drop(self.added.wait_timeout(pending, RETRY).unwrap_or_else(PoisonError::into_inner));
                 }
@@ -185,51 +232,92 @@ impl Shared {
         }
     }
 
-    /// Waits for something to write; `None` when it is time to end (what is pending then is swept at the next start).
-    fn next(&self) -> Option<(Key, Write)> {
+    /// Whether it failed, and is to be done again.
+    fn write(&self, engine: &dyn Engine, key: Key, write: Write, broker: Option<&Broker>) -> bool {
+        match registry::store(engine, self.own, key, write) {
+            Ok(name) => {
+                if let (Write::Bound { epoch, .. }, Some(name)) = (write, name) {
+                    self.is_called(key, epoch, name);
+                    // Somebody may have sought it since a broker took over.
+                    if let (Some(broker), Some((dc, endpoint))) = (broker, ids(key)) {
+                        say(broker, dc, endpoint, name, Ok(()));
+                    }
+                }
+                false
+            }
+            Err(error) => {
+                tracing::warn!(dc = key.0, endpoint = key.1, %error, "cannot write where an endpoint lives");
+                let has_ended = matches!(write, Write::Unbound(_) | Write::Bound { before: Before::Ended, .. });
+                match lock(&self.pending).writes.entry(key) {
+                    Entry::Vacant(place) => {
+                        place.insert(write);
+                    }
+                    // Anything newer said meanwhile counts.
+                    Entry::Occupied(mut newer) => {
+                        if let (Write::Bound { before, .. }, true) = (newer.get_mut(), has_ended) {
+                            *before = Before::Ended;
+                        }
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    /// Whether it failed, and is to be done again.
+    fn decide(&self, engine: &dyn Engine, key: Key, wish: Wish, broker: Option<&Broker>) -> bool {
+        let Some((dc, endpoint)) = ids(key) else { return false };
+        let result = match registry::claim(engine, self.own, key, wish) {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::warn!(dc = key.0, endpoint = key.1, %error, "cannot write what an endpoint is called");
+                // A newer one counts.
+                lock(&self.pending).wishes.entry(key).or_insert(wish);
+                return true;
+            }
+        };
+        if result.is_ok() {
+            self.is_called(key, wish.epoch, wish.name);
+        }
+        if let Some(broker) = broker {
+            say(broker, dc, endpoint, wish.name, result);
+        }
+        false
+    }
+
+    /// An endpoint of this node has a name, unless it ended meanwhile.
+    fn is_called(&self, key: Key, epoch: Epoch, name: EndpointName) {
+        let Some((dc, endpoint)) = ids(key) else { return };
+        let mut pending = lock(&self.pending);
+        if !pending.has_ended(key, epoch) {
+            pending.names.set(dc, endpoint, Some(name));
+        }
+    }
+
+    /// Waits for something to do; `None` when it is time to end (what is pending then is swept at the next start).
+    fn next(&self) -> Option<(Work, Option<Arc<Broker>>)> {
         let mut pending = lock(&self.pending);
         loop {
             if pending.stopping {
                 return None;
             }
-            if let Some(next) = pending.writes.pop_first() {
-                return Some(next);
+            let broker = pending.broker.as_ref().and_then(Weak::upgrade);
+            if let Some((key, write)) = pending.writes.pop_first() {
+                return Some((Work::Write(key, write), broker));
+            }
+            if broker.is_some()
+                && let Some((key, wish)) = pending.wishes.pop_first()
+            {
+                return Some((Work::Decide(key, wish), broker));
             }
             pending = self.added.wait(pending).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-fn store(engine: &dyn Engine, own: NodeId, (dc, endpoint): Key, write: Write) -> Result<(), EngineError> {
-    let key = records::endpoint_key(dc, endpoint);
-    loop {
-        let found = records::read::<EndpointRecord>(engine, &key)?;
-        let op = match (write, &found) {
-            (Write::Bound { epoch, .. }, Some((there, _))) if there.epoch > epoch.0 => {
-                tracing::warn!(dc, endpoint, ours = epoch.0, theirs = there.epoch, "a later incarnation is registered");
-                return Ok(());
-            }
-            (Write::Bound { epoch, pid }, _) => {
-                Op::put(&*key, records::encode(&EndpointRecord { node: own.0, epoch: epoch.0, pid }))
-            }
-            (Write::Unbound(epoch), Some((there, _))) if there.node == own.0 && there.epoch <= epoch.0 => {
-                Op::delete(&*key)
-            }
-            (Write::Unbound(_), _) => return Ok(()),
-        };
-        let compare = match found {
-            Some((_, modified)) => Compare::Modified { key: key.clone(), at: modified },
-            None => Compare::Absent { key: key.clone() },
-        };
-        if let Outcome::Done(_) = engine.transact(&[compare], &[op])? {
-            return Ok(());
-        }
-    }
-}
-
 impl Directory for BrokerSide {
     fn locate(&mut self, dc: DcId, endpoint: Endpoint) -> Location {
-        match lock(&self.0.known).get(&(dc.0, endpoint.number())) {
+        match lock(&self.0.known).records.get(&(dc.0, endpoint.number())) {
             // Ours, but not bound any more, or the broker would not ask.
             Some(record) if record.node != self.0.own.0 => {
                 Location::Remote { node: NodeId(record.node), epoch: Epoch(record.epoch) }
@@ -239,22 +327,76 @@ impl Directory for BrokerSide {
     }
 
     fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
-        self.0.add(dc, endpoint, Write::Bound { epoch, pid });
+        let key = (dc.0, endpoint.number());
+        let mut pending = lock(&self.0.pending);
+        let before = match pending.writes.get(&key) {
+            Some(Write::Unbound(_) | Write::Bound { before: Before::Ended, .. }) => Before::Ended,
+            _ => Before::Predecessor,
+        };
+        pending.writes.insert(key, Write::Bound { epoch, pid, before });
+        self.0.added.notify_all();
     }
 
     fn find(&mut self, dc: DcId, pid: i32) -> Option<Endpoint> {
         let known = lock(&self.0.known);
-        let found =
-            known.iter().find(|(key, record)| key.0 == dc.0 && record.pid == pid && record.node != self.0.own.0);
+        let found = known
+            .records
+            .iter()
+            .find(|(key, record)| key.0 == dc.0 && record.pid == pid && record.node != self.0.own.0);
         found.and_then(|(key, _)| Endpoint::new(key.1))
     }
 
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
-        self.0.add(dc, endpoint, Write::Unbound(epoch));
+        let key = (dc.0, endpoint.number());
+        {
+            let mut pending = lock(&self.0.pending);
+            pending.writes.insert(key, Write::Unbound(epoch));
+            pending.wishes.remove(&key);
+            pending.names.end(dc, endpoint);
+        }
+        self.0.added.notify_all();
+        lock(&self.0.known).names.end(dc, endpoint);
+    }
+
+    fn claim(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        epoch: Epoch,
+        name: EndpointName,
+        lost: Option<NodeId>,
+    ) -> Result<Claim, IpcError> {
+        let mut pending = lock(&self.0.pending);
+        match (pending.names.of(dc, endpoint), pending.names.holder(dc, name)) {
+            (Some(own), _) if own == name => return Ok(Claim::Granted),
+            (Some(_), _) => return Err(IpcError::TableFull),
+            (None, Some(_)) => return Err(IpcError::EndpointInUse),
+            (None, None) => {}
+        }
+        pending.wishes.insert((dc.0, endpoint.number()), Wish { epoch, name, lost });
+        self.0.added.notify_all();
+        Ok(Claim::UnderWay)
+    }
+
+    fn named(&mut self, dc: DcId, name: EndpointName) -> Option<Endpoint> {
+        let own = lock(&self.0.pending).names.holder(dc, name);
+        own.or_else(|| lock(&self.0.known).names.holder(dc, name))
+    }
+
+    fn name_of(&mut self, dc: DcId, endpoint: Endpoint) -> Option<EndpointName> {
+        let own = lock(&self.0.pending).names.of(dc, endpoint);
+        own.or_else(|| lock(&self.0.known).names.of(dc, endpoint))
     }
 
     fn pairs(&self, node: NodeId) -> u8 {
         lock(&self.0.pairs).get(&node).copied().unwrap_or(1)
+    }
+}
+
+/// A broker that has ended, or has nothing of the container any more, need not hear it.
+fn say(broker: &Broker, dc: DcId, endpoint: Endpoint, name: EndpointName, result: Result<(), IpcError>) {
+    if let Err(error) = broker.name_claimed(dc, endpoint, name, result) {
+        tracing::trace!(%dc, %endpoint, %error, "nobody hears of a name");
     }
 }
 

@@ -30,7 +30,9 @@ pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
         Err(error) => tracing::error!(dc = name, %error, "the container's number was not given back"),
         Ok(()) => (),
     }
-    for prefix in [format!("{}{}/", records::ENDPOINTS, view.record.id), format!("/epochs/{}/", view.record.id)] {
+    let id = view.record.id;
+    for prefix in [format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES), format!("/epochs/{id}/")]
+    {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
             engine.transact(&[], some)?;
@@ -82,6 +84,7 @@ mod tests {
             Op::put("/dcs/shop", records::encode(&record)),
             Op::put("/nodes/n1", "{}"),
             Op::put(format!("/eps/{id}/1"), "{}"),
+            Op::put(format!("/names/{id}/shop"), "1"),
         ];
         engine.transact(&[], &ops).unwrap();
     }
@@ -111,7 +114,7 @@ mod tests {
         assert!(engine.read("/dcs/shop").unwrap().is_some(), "n1 has answered an older wish only");
         report_gone(&engine, "n1", 3);
         finish_deletions(&engine).unwrap();
-        for prefix in ["/dcs/", "/eps/", "/ids/dc/of/", "/ids/dc/used/"] {
+        for prefix in ["/dcs/", "/eps/", "/names/", "/ids/dc/of/", "/ids/dc/used/"] {
             assert!(engine.list(prefix).unwrap().entries.is_empty(), "{prefix}");
         }
     }

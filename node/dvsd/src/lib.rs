@@ -31,6 +31,7 @@ mod presence;
 mod proxyctl;
 mod reconcile;
 mod records;
+mod registry;
 mod shelf;
 mod spawn;
 mod spec;

@@ -7,6 +7,7 @@
 //! | `/dcs/NAME` | [`DcRecord`] | until deleted |
 //! | `/dcs/NAME/shares/NODE` | `NodeShare` | with the node's lease |
 //! | `/eps/DCID/ENDPOINT` | [`EndpointRecord`] | while bound; see `directory` |
+//! | `/names/DCID/NAME` | number of the endpoint | while the record of the endpoint has the name: both are written together |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::ops::Range;
 
 use crate::reconcile::plan::Stage;
 use crate::spec;
+use abi::EndpointName;
 use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
 use mgmt_api::{DcSpec, NodeShare};
 use serde::de::DeserializeOwned;
@@ -23,6 +25,7 @@ pub const MEMBERS: &str = "/members/";
 pub const NODES: &str = "/nodes/";
 pub const DCS: &str = "/dcs/";
 pub const ENDPOINTS: &str = "/eps/";
+pub const NAMES: &str = "/names/";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeRecord {
@@ -131,6 +134,25 @@ pub struct EndpointRecord {
     /// Of a program: its pid in the container; 0 for a server.
     #[serde(default)]
     pub pid: i32,
+    /// What it is called.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "name_as_text")]
+    pub name: Option<EndpointName>,
+}
+
+mod name_as_text {
+    use abi::EndpointName;
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::{Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(name: &Option<EndpointName>, serializer: S) -> Result<S::Ok, S::Error> {
+        name.as_ref().map(EndpointName::as_str).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EndpointName>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        let parse = |text: String| EndpointName::new(text.as_bytes()).ok_or_else(|| D::Error::custom("not a name"));
+        text.map(parse).transpose()
+    }
 }
 
 pub fn member_key(node: &str) -> String {
@@ -151,6 +173,10 @@ pub fn share_key(dc: &str, node: &str) -> String {
 
 pub fn endpoint_key(dc: u32, endpoint: u32) -> String {
     format!("{ENDPOINTS}{dc}/{endpoint}")
+}
+
+pub fn name_key(dc: u32, name: EndpointName) -> String {
+    format!("{NAMES}{dc}/{name}")
 }
 
 /// What a key below `/dcs/` is about.
