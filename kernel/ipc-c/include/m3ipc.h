@@ -55,7 +55,7 @@ const char *m3_version(void);
 #define M3_EREVOKED    (-331) /* the grant was taken back */
 #define M3_EMOVED      (-332) /* the endpoint has another owner now */
 #define M3_EDENIED     (-335) /* privileges do not allow this */
-#define M3_EINUSE      (-337) /* the endpoint is already bound */
+#define M3_EINUSE      (-337) /* the endpoint or name is somebody else's */
 #define M3_EFULL       (-338) /* a table is full */
 #define M3_EINVALID    (-339) /* a length or argument is out of range */
 #define M3_EWOKENUP    (-348) /* the wait was ended by a wake-up */
@@ -121,6 +121,13 @@ int m3_set_wait_mode(m3_port *port, int mode);
 
 /* The endpoint of a process of the container, by its pid there. */
 int m3_getep(m3_port *port, int pid);
+
+/* Calls the port's endpoint something, in all of the container, until it ends:
+ * 1 to M3_NAME_BYTES_MAX printable characters without blanks and '/'. */
+#define M3_NAME_BYTES_MAX 32
+int m3_set_name(m3_port *port, const char *name);
+/* Waits until an endpoint of any node is called so; returns it. */
+int m3_find(m3_port *port, const char *name, int timeout_ms);
 
 /* Waits until somebody is bound to `endpoint`, or nobody. */
 int m3_wait4bind(m3_port *port, int endpoint, int timeout_ms);

@@ -194,6 +194,9 @@ int dvk_tbind(int dcid, int p_nr);
 /* Of a manager: binds another process of this node, which has the endpoint
  * when it binds or waits for it by dvk_wait4bind(). */
 int dvk_lclbind(int dcid, int pid, int p_nr);
+/* Whether `ep`, or anybody when that is NONE, is called `name` and is on the
+ * node `nodeid`; returns the endpoint. See m3_set_name(). */
+int dvk_rmtbind(int dcid, const char *name, int ep, int nodeid);
 /* Of the owner or a manager: hold an endpoint, hand it over, let it go on. The
  * process `pid` of `newnode` stands by for it: m3_stand_by(). */
 int dvk_migr_start(int dcid, int ep);

@@ -6,7 +6,7 @@
 //! and which bits were set. Rings are no part of that interface: one that is opened to such a port is closed.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::fs::FileTypeExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -117,6 +117,23 @@ pub extern "C" fn dvk_lclbind(_dcid: c_int, pid: c_int, p_nr: c_int) -> c_int {
     let wish = if p_nr == NONE || p_nr == ANY { pointer::ANY } else { p_nr };
     // SAFETY: the port is this thread's.
     unsafe { m3_bind_for(own(), pid, wish) }
+}
+
+/// Endpoints of other nodes need no binding here: whether one has this name, there. Answers the endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dvk_rmtbind(_dcid: c_int, name: *const c_char, p_ep: c_int, nodeid: c_int) -> c_int {
+    entry(|| {
+        let wanted = if p_ep == NONE || p_ep == ANY { None } else { Some(pointer::endpoint(p_ep)?) };
+        // SAFETY: the header demands text that ends with a zero byte.
+        let (endpoint, node) = on_own(|port| Ok(port.find_place(unsafe { pointer::text(name) }?, Wait::NoWait)?))?;
+        if wanted.is_some_and(|wanted| wanted != endpoint) {
+            return Err(Failure::Ipc(IpcError::EndpointInUse));
+        }
+        if c_int::from(node.0) != nodeid {
+            return Err(Failure::Ipc(IpcError::BadArgument));
+        }
+        Ok(pointer::number(endpoint))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! M3-IPC for C: what `libm3ipc` is made of.
 //!
 //! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`informing`],
-//!   [`migrating`], [`waker`], [`strings`]): ports and rings by handle.
+//!   [`migrating`], [`naming`], [`waker`], [`strings`]): ports and rings by handle.
 //! - `dvk_*` ([`dvk`], [`dvk_informing`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the library itself,
@@ -25,6 +25,7 @@ mod informing;
 mod managing;
 mod message;
 mod migrating;
+mod naming;
 mod pointer;
 mod port;
 mod ring;

@@ -67,6 +67,18 @@ pub unsafe fn bytes<'a>(data: *const u8, bytes: usize) -> Outcome<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(data, bytes) })
 }
 
+/// Text.
+///
+/// # Safety
+/// `text` is null or ends with a zero byte; nobody changes it during the call.
+pub unsafe fn text<'a>(text: *const c_char) -> Outcome<&'a str> {
+    if text.is_null() {
+        return Err(NO_ARGUMENT);
+    }
+    // SAFETY: not null, and ends as our caller promised.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| NO_ARGUMENT)
+}
+
 /// A path; `None` for null.
 ///
 /// # Safety

@@ -24,7 +24,7 @@ fn of_error(error: IpcError) -> Text {
         }
         IpcError::BadEndpoint => text(c"M3_EENDPOINT", c"not a valid endpoint for this call"),
         IpcError::NoSuchEndpoint => text(c"M3_ENOENDPOINT", c"nobody is bound to this endpoint"),
-        IpcError::EndpointInUse => text(c"M3_EINUSE", c"the endpoint is already bound"),
+        IpcError::EndpointInUse => text(c"M3_EINUSE", c"the endpoint or the name is taken"),
         IpcError::TableFull => text(c"M3_EFULL", c"a table is full"),
         IpcError::DestinationDied => text(c"M3_EDSTDIED", c"the destination died before it took the message"),
         IpcError::SourceDied => text(c"M3_ESRCDIED", c"the peer died before it answered"),

@@ -168,6 +168,8 @@ _ARGUMENTS = {
     "m3_epoch": [_HANDLE, POINTER(c_uint64)],
     "m3_set_wait_mode": [_HANDLE, c_int],
     "m3_getep": [_HANDLE, c_int],
+    "m3_set_name": [_HANDLE, c_char_p],
+    "m3_find": [_HANDLE, c_char_p, c_int],
     "m3_wait4bind": [_HANDLE, c_int, c_int],
     "m3_wait4unbind": [_HANDLE, c_int, c_int],
     "m3_send_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t, c_int],

@@ -28,7 +28,7 @@ class NoSuchEndpoint(M3Error, LookupError):
 
 
 class EndpointInUse(M3Error):
-    """The number is already somebody else's."""
+    """The number or the name is already somebody else's."""
 
 
 class TableFull(M3Error):

@@ -124,6 +124,14 @@ class Port:
         """The endpoint of a process of the container."""
         return self._call(lib.m3_getep, pid)
 
+    def set_name(self, name):
+        """Calls this endpoint something, in all of the container, until it ends."""
+        self._call(lib.m3_set_name, _name(name))
+
+    def find(self, name, timeout=None):
+        """The endpoint that is called so, on any node; waits until there is one."""
+        return self._call(lib.m3_find, _name(name), milliseconds(timeout))
+
     def wait4bind(self, endpoint, timeout=None):
         """Waits until somebody is bound to `endpoint`."""
         self._call(lib.m3_wait4bind, endpoint, milliseconds(timeout))
@@ -396,6 +404,12 @@ def _in_pieces(timeout, call):
 
 def _data(message):
     return bytes(message.data), len(message.data)
+
+
+def _name(name):
+    if "\0" in name:
+        raise ValueError("a name has no zero in it")
+    return name.encode()
 
 
 def _c(place):

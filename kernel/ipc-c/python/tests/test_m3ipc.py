@@ -82,6 +82,7 @@ class Messages(unittest.TestCase):
                 lambda: self.client.wait_from(self.to, limit),
                 lambda: self.client.wait4bind(7000, limit),
                 lambda: self.client.wait4unbind(self.to, limit),
+                lambda: self.client.find("nobody", limit or NEVER_MIND),
             ):
                 with self.assertRaises(TimeoutError):
                     call()
@@ -124,6 +125,22 @@ class Messages(unittest.TestCase):
         kernel = m3ipc.errors.error_of(-1013, "refused")
         self.assertIsInstance(kernel, OSError)
         self.assertEqual((kernel.errno, kernel.number), (13, -1013))
+
+    def test_endpoint_is_found_by_its_name(self):
+        finding = Beside(lambda: self.client.find("the-server", SOON))
+        self.server.set_name("the-server")
+        self.assertEqual(finding.result(), self.to)
+        self.assertEqual(self.server.find("the-server", 0), self.to)
+        for error, call in (
+            (m3ipc.EndpointInUse, lambda: self.client.set_name("the-server")),
+            (m3ipc.TableFull, lambda: self.server.set_name("another")),
+            (m3ipc.BadArgument, lambda: self.client.set_name("a/b")),
+            (m3ipc.BadArgument, lambda: self.client.find("\u00e9")),
+            (ValueError, lambda: self.client.set_name("a\0b")),
+            (m3ipc.NoSuchEndpoint, lambda: self.client.find("nobody", 0)),
+        ):
+            with self.assertRaises(error):
+                call()
 
     def test_waker_ends_a_wait(self):
         with self.server.waker() as waker:

@@ -57,6 +57,7 @@ static void thread_that_is_not_bound_is_told_so(void)
     IS(dvk_src_notify(300, 301), EDVSNOTBIND);
     IS(dvk_ntfy_value(SELF, 301, 1), EDVSNOTBIND);
     IS(dvk_lclbind(0, getpid(), NONE), EDVSNOTBIND);
+    IS(dvk_rmtbind(0, "name", NONE, 1), EDVSNOTBIND);
     IS(dvk_wait4unbind(300), EDVSNOTBIND);
     IS(dvk_vcopy(SELF, &m, 300, &m, 1), EDVSNOTBIND);
     IS(dvk_getprocinfo(0, SELF, &(proc_usr_t){ 0 }), EDVSNOTBIND);
@@ -81,6 +82,16 @@ static void binding_is_the_threads_own(void)
     IS(dvk_bind(0, 3), EDVSPRIVILEGES);
     IS(dvk_bind(0, 100000), EDVSENDPOINT);
     CHECK(dvk_bind(0, NONE) >= M3_FIRST_PROGRAM);
+    IS(dvk_rmtbind(0, "me", NONE, 1), EDVSBADPROC);
+    IS(m3_set_name(dvk_port(), "me"), 0);
+    int own = dvk_wait4bind();
+    IS(dvk_rmtbind(0, "me", own, 1), own);
+    IS(dvk_rmtbind(0, "me", NONE, 1), own);
+    IS(dvk_rmtbind(0, "me", own + 1, 1), EDVSSLOTUSED);
+    IS(dvk_rmtbind(0, "me", own, 2), EDVSBADVALUE);
+    IS(dvk_rmtbind(0, "me", 100000, 1), EDVSENDPOINT);
+    IS(dvk_rmtbind(0, "m e", own, 1), EDVSBADVALUE);
+    IS(dvk_rmtbind(0, NULL, own, 1), EDVSBADVALUE);
     CHECK(dvk_getep(getpid()) >= M3_FIRST_PROGRAM);
     CHECK(dvk_getep(0x7fffffff) < EDVSERRCODE);
 }

@@ -273,6 +273,48 @@ static void numbers_are_bound_once_and_found(void)
     m3_close(third);
 }
 
+static void *seeking(void *with)
+{
+    m3_port *port = bound();
+    *(int *)with = m3_find(port, "front-end", SOON);
+    m3_close(port);
+    return NULL;
+}
+
+static void endpoints_are_found_by_their_names(void)
+{
+    m3_port *port = bound(), *other = bound();
+    int own = m3_endpoint(port), found = 0;
+    char longest[M3_NAME_BYTES_MAX + 2];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[M3_NAME_BYTES_MAX + 1] = 0;
+    IS(m3_set_name(other, longest), M3_EINVALID);
+    IS(m3_find(other, longest, SOON), M3_EINVALID);
+    longest[M3_NAME_BYTES_MAX] = 0;
+    IS(m3_set_name(other, longest), 0);
+    IS(m3_find(port, longest, SOON), m3_endpoint(other));
+    IS(m3_find(port, "front-end", 0), M3_ENOENDPOINT);
+    IS(m3_find(port, "front-end", NEVER_MIND), M3_ETIMEDOUT);
+    pthread_t thread = begin(seeking, &found);
+    IS(m3_set_name(port, "front-end"), 0);
+    end(thread);
+    IS(found, own);
+    IS(m3_set_name(port, "front-end"), 0);
+    IS(m3_set_name(port, "second"), M3_EFULL);
+    m3_port *third = bound();
+    IS(m3_set_name(third, "front-end"), M3_EINUSE);
+    IS(m3_set_name(third, "a b"), M3_EINVALID);
+    IS(m3_set_name(third, ""), M3_EINVALID);
+    IS(m3_set_name(third, NULL), M3_EINVALID);
+    IS(m3_find(third, NULL, 0), M3_EINVALID);
+    IS(m3_find(third, "\xff", 0), M3_EINVALID);
+    IS(m3_close(port), 0);
+    IS(m3_set_name(third, "front-end"), 0);
+    IS(m3_find(other, "front-end", SOON), m3_endpoint(third));
+    m3_close(other);
+    m3_close(third);
+}
+
 static void wrong_arguments_are_refused(void)
 {
     m3_port *port = bound(), *closed = bound(), *none = NULL;
@@ -294,6 +336,8 @@ static void wrong_arguments_are_refused(void)
         IS(m3_getep(bad[i], 1), M3_ENOTBOUND);
         IS(m3_wait4bind(bad[i], 300, 0), M3_ENOTBOUND);
         IS(m3_wait4unbind(bad[i], 300, 0), M3_ENOTBOUND);
+        IS(m3_set_name(bad[i], "name"), M3_ENOTBOUND);
+        IS(m3_find(bad[i], "name", 0), M3_ENOTBOUND);
         IS(m3_send(bad[i], 300, &message, 0), M3_ENOTBOUND);
         IS(m3_sendrec(bad[i], 300, &message, 0), M3_ENOTBOUND);
         IS(m3_receive(bad[i], M3_ANY, &message, 0), M3_ENOTBOUND);
@@ -536,6 +580,7 @@ int main(void)
     waker_ends_a_wait_and_outlives_the_port();
     who_gets_nothing_has_no_handle();
     numbers_are_bound_once_and_found();
+    endpoints_are_found_by_their_names();
     wrong_arguments_are_refused();
     port_is_one_threads_at_a_time();
     forked_child_has_no_endpoint_but_may_have_its_own();
