@@ -311,8 +311,13 @@ fn wait_for_an_endpoint_goes_on_over_the_restart() {
         let future = Endpoint::new(5000).unwrap();
         let bound = scope.spawn(move || waiter.wait4bind(future, Wait::Forever));
         node.restart_broker();
-        let _bound = Port::connect(&socket_of(node.path()), Some(future)).unwrap();
+        let mut late = Port::connect(&socket_of(node.path()), Some(future)).unwrap();
         assert_eq!(bound.join().unwrap(), Ok(()));
+        let mut waiter = node.port();
+        let found = scope.spawn(move || waiter.find("late", Wait::Forever));
+        node.restart_broker();
+        late.set_name("late").unwrap();
+        assert_eq!(found.join().unwrap(), Ok(future));
     });
 }
 
@@ -320,15 +325,20 @@ fn wait_for_an_endpoint_goes_on_over_the_restart() {
 fn call_made_while_there_is_no_broker_is_answered_by_the_next_one() {
     let mut node = Node::new();
     let (_server, endpoint) = Program::bound(node.path(), "server");
-    let mut caller = node.port();
+    let (mut caller, mut claimer, mut seeker) = (node.port(), node.port(), node.port());
+    let claimed = claimer.endpoint();
     node.kill_broker();
     thread::scope(|scope| {
         let path = socket_of(node.path());
         // Both a first contact and a new program: the broker's sockets are open although it is not there.
         let calling = scope.spawn(move || caller.sendrec(endpoint, &Message::new(0), SOON).map(|reply| reply.kind));
         let joining = scope.spawn(move || Port::connect(&path, None).map(|port| port.endpoint()));
+        // Both stay until they have met.
+        let claiming = scope.spawn(|| claimer.set_name("claimed"));
+        let seeking = scope.spawn(|| seeker.find("claimed", SOON));
         node.start_broker();
         assert_eq!(calling.join().unwrap(), Ok(0));
+        assert_eq!((claiming.join().unwrap(), seeking.join().unwrap()), (Ok(()), Ok(claimed)));
         assert!(joining.join().unwrap().is_ok());
     });
 }

@@ -12,6 +12,9 @@
 //!
 //! Lock order: `Shared::known`, `Shared::pairs` and `Shared::pending` are never held together, nor across a call of the broker or the engine.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -355,7 +358,12 @@ impl Directory for BrokerSide {
             pending.names.end(dc, endpoint);
         }
         self.0.added.notify_all();
-        lock(&self.0.known).names.end(dc, endpoint);
+        let mut known = lock(&self.0.known);
+        // A successor elsewhere, of whom the broker has not heard yet, keeps it.
+        let has_successor = |record: &EndpointRecord| record.node != self.0.own.0 && record.epoch > epoch.0;
+        if !known.records.get(&key).is_some_and(has_successor) {
+            known.names.end(dc, endpoint);
+        }
     }
 
     fn claim(

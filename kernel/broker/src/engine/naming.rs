@@ -39,7 +39,7 @@ impl Finds {
         Ok(())
     }
 
-    /// Takes out the call of a connection, whatever its number or that one.
+    /// Takes out the call of a connection: that one, or whatever its number.
     pub fn take(&mut self, owner: OwnerId, only: Option<u32>) -> Option<u32> {
         let (name, request) = *self.names.get(&owner)?;
         if only.is_some_and(|only| only != request) {
@@ -53,6 +53,10 @@ impl Finds {
             }
         }
         Some(request)
+    }
+
+    pub fn len(&self) -> usize {
+        self.names.len()
     }
 
     /// Takes out everybody who waits for the name.

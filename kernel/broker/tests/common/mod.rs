@@ -139,8 +139,14 @@ impl Directory for SharedDirectory {
     }
 
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
-        self.names.lock().unwrap().end(dc, endpoint);
-        self.places.lock().unwrap().remove(&endpoint);
+        {
+            let mut places = self.places.lock().unwrap();
+            // Not of a successor.
+            if places.get(&endpoint).is_some_and(|place| place.0 == self.node && place.1 <= epoch) {
+                self.names.lock().unwrap().end(dc, endpoint);
+                places.remove(&endpoint);
+            }
+        }
         let _ = self.gossip.send(Gossip::Unbound(self.node, dc, endpoint, epoch));
     }
 

@@ -211,6 +211,7 @@ const CASES: &[Case] = &[
     ("what_is_no_name_is_refused", names::what_is_no_name_is_refused),
     ("find_ends_at_its_limit_and_the_next_one_begins", names::find_ends_at_its_limit_and_the_next_one_begins),
     ("name_stays_when_its_endpoint_has_another_owner", names::name_stays_when_its_endpoint_has_another_owner),
+    ("promoted_backup_is_called_as_the_primary_was", names::promoted_backup_is_called_as_the_primary_was),
     (
         "members_see_who_is_there_and_what_their_channels_count",
         info::members_see_who_is_there_and_what_their_channels_count,

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Instant;
 
 use abi::limits::ENDPOINT_NAME_BYTES_MAX;
-use abi::{Endpoint, IpcError, Message};
+use abi::{Endpoint, Epoch, IpcError, Message};
 
 use super::{NEVER_MIND, SOON, World};
 use crate::{Port, Wait};
@@ -151,5 +151,33 @@ pub(super) fn name_stays_when_its_endpoint_has_another_owner(world: &dyn World) 
         assert_eq!(other.set_name("moving"), Err(IpcError::EndpointInUse));
         service.unbind().unwrap();
         until_nobody_is_called("moving", &mut other);
+    });
+}
+
+pub(super) fn promoted_backup_is_called_as_the_primary_was(world: &dyn World) {
+    let mut manager = world.near_server(MANAGER, 1);
+    let mut primary = world.server(SERVICE, 1);
+    primary.set_name("replicated").unwrap();
+    assert_eq!(manager.find("replicated", SOON), Ok(SERVICE));
+    let (node, path) = world.near();
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    thread::scope(|scope| {
+        let standing_by = scope.spawn(|| Port::stand_by(&path, SERVICE, SOON).unwrap());
+        let promoted = loop {
+            match manager.promote(SERVICE, node, pid, Epoch(5)) {
+                Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
+                result => break result,
+            }
+        };
+        promoted.unwrap();
+        let mut backup = standing_by.join().unwrap();
+        assert_eq!(backup.find_place("replicated", SOON), Ok((SERVICE, node)));
+        let mut other = world.server(OTHER, 1);
+        assert_eq!(other.set_name("replicated"), Err(IpcError::EndpointInUse));
+        assert_eq!(other.find("replicated", SOON), Ok(SERVICE));
+        // The primary that was has no say in it any more.
+        drop(primary);
+        assert_eq!(manager.find("replicated", SOON), Ok(SERVICE));
+        backup.set_name("replicated").unwrap();
     });
 }

@@ -107,8 +107,14 @@ impl Directory for Register {
     }
 
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
-        self.places.names.lock().expect("not poisoned").end(dc, endpoint);
-        self.places.endpoints.lock().expect("not poisoned").remove(&endpoint);
+        {
+            let mut places = self.places.endpoints.lock().expect("not poisoned");
+            // Not of a successor.
+            if places.get(&endpoint).is_some_and(|place| place.0 == self.me && place.1 <= epoch) {
+                self.places.names.lock().expect("not poisoned").end(dc, endpoint);
+                places.remove(&endpoint);
+            }
+        }
         let _ = self.news.send(News::Unbound(self.me, endpoint, epoch));
     }
 
