@@ -17,6 +17,7 @@ mod tests;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -50,8 +51,12 @@ struct Known {
 #[derive(Default)]
 struct Pending {
     writes: BTreeMap<Key, Write>,
-    /// Decided behind all writes: a claim wants the record of its endpoint there.
+    /// Each is decided behind the write of its endpoint, whose record it wants there.
     wishes: BTreeMap<Key, Wish>,
+    /// Where the writer was in either table, so that nobody's flood keeps it at its beginning, and in which of the two.
+    last_written: Key,
+    last_decided: Key,
+    is_turn_of_wishes: bool,
     /// Of the endpoints of this node.
     names: Names,
     /// Who hears what became of the wishes; until it is there they wait.
@@ -60,6 +65,30 @@ struct Pending {
 }
 
 impl Pending {
+    /// A write and a wish in turn, and each of them in turn.
+    fn next_work(&mut self) -> Option<Work> {
+        self.is_turn_of_wishes = !self.is_turn_of_wishes;
+        if self.is_turn_of_wishes {
+            self.next_wish().or_else(|| self.next_write())
+        } else {
+            self.next_write().or_else(|| self.next_wish())
+        }
+    }
+
+    fn next_write(&mut self) -> Option<Work> {
+        let key = next_after(&self.writes, self.last_written, |_| true)?;
+        self.last_written = key;
+        Some(Work::Write(key, self.writes.remove(&key)?))
+    }
+
+    fn next_wish(&mut self) -> Option<Work> {
+        // Nobody would hear of it yet.
+        self.broker.as_ref()?;
+        let key = next_after(&self.wishes, self.last_decided, |key| !self.writes.contains_key(key))?;
+        self.last_decided = key;
+        Some(Work::Decide(key, self.wishes.remove(&key)?))
+    }
+
     /// Whether the owner of that epoch has ended, and the engine has not heard of it.
     fn has_ended(&self, key: Key, epoch: Epoch) -> bool {
         match self.writes.get(&key) {
@@ -304,14 +333,8 @@ impl Shared {
             if pending.stopping {
                 return None;
             }
-            let broker = pending.broker.as_ref().and_then(Weak::upgrade);
-            if let Some((key, write)) = pending.writes.pop_first() {
-                return Some((Work::Write(key, write), broker));
-            }
-            if broker.is_some()
-                && let Some((key, wish)) = pending.wishes.pop_first()
-            {
-                return Some((Work::Decide(key, wish), broker));
+            if let Some(work) = pending.next_work() {
+                return Some((work, pending.broker.as_ref().and_then(Weak::upgrade)));
             }
             pending = self.added.wait(pending).unwrap_or_else(PoisonError::into_inner);
         }
@@ -399,6 +422,12 @@ impl Directory for BrokerSide {
     fn pairs(&self, node: NodeId) -> u8 {
         lock(&self.0.pairs).get(&node).copied().unwrap_or(1)
     }
+}
+
+/// The next that may be taken, from the beginning again behind the last one.
+fn next_after<T>(table: &BTreeMap<Key, T>, last: Key, may: impl Fn(&Key) -> bool) -> Option<Key> {
+    let behind = table.range((Bound::Excluded(last), Bound::Unbounded));
+    behind.chain(table.iter()).map(|(key, _)| *key).find(may)
 }
 
 /// A broker that has ended, or has nothing of the container any more, need not hear it.

@@ -120,3 +120,32 @@ fn owner_that_dies_fenced_leaves_the_name_to_its_successor() {
     world.side.unbound(DC, ONE, Epoch(1));
     assert_eq!(world.side.named(DC, name("a")), Some(ONE));
 }
+
+#[test]
+fn nobody_waits_longer_for_the_writer_because_others_ask_again_and_again() {
+    let mut pending = Pending { broker: Some(Weak::new()), ..Pending::default() };
+    let wish = Wish { epoch: Epoch(1), name: name("a"), lost: None };
+    let (early, late): (Key, Key) = ((1, 300), (2, 300));
+    let (mut written, mut decided) = (0, 0);
+    pending.writes.insert(late, Write::Unbound(Epoch(1)));
+    pending.wishes.insert((2, 301), wish);
+    for _ in 0..6 {
+        // Whoever was served is back at once.
+        for endpoint in [300, 301] {
+            pending.writes.insert((1, endpoint), Write::Unbound(Epoch(1)));
+            pending.wishes.insert((1, endpoint + 10), wish);
+        }
+        match pending.next_work().unwrap() {
+            Work::Write(key, _) => written += u32::from(key == late),
+            Work::Decide(key, _) => decided += u32::from(key == (2, 301)),
+        }
+    }
+    assert_eq!((written, decided), (1, 1));
+    // A wish waits for the write of its own endpoint.
+    let mut pending = Pending { broker: Some(Weak::new()), ..Pending::default() };
+    pending.wishes.insert(early, wish);
+    pending.writes.insert(early, Write::Unbound(Epoch(1)));
+    assert!(matches!(pending.next_work(), Some(Work::Write(..))));
+    assert!(matches!(pending.next_work(), Some(Work::Decide(..))));
+    assert!(pending.next_work().is_none());
+}
