@@ -3,45 +3,15 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use abi::{Endpoint, Epoch, NodeId, PairId};
+use abi::PairId;
 use common::watchdog::Watchdog;
-use common::{Pair, RunningProxy, Way, Which, calm_times};
-use ipc::Port;
+use common::{Pair, Way, calm_times};
 use ipc::conformance::{Case, World, cases};
 use proxy_host::transport::Encryption;
-
-struct TwoNodes {
-    // Proxies end before their brokers.
-    _proxies: Vec<(RunningProxy, RunningProxy)>,
-    pair: Pair,
-}
-
-impl World for TwoNodes {
-    fn server(&self, endpoint: Endpoint, epoch: u64) -> Port {
-        self.pair.bind_epoch(Which::B, endpoint, Epoch(epoch))
-    }
-
-    fn near_server(&self, endpoint: Endpoint, epoch: u64) -> Port {
-        self.pair.bind_epoch(Which::A, endpoint, Epoch(epoch))
-    }
-
-    fn program(&self) -> Port {
-        Port::connect(&self.pair.a.socket, None).expect("bound")
-    }
-
-    fn near(&self) -> (NodeId, PathBuf) {
-        (self.pair.a.id, self.pair.a.socket.clone())
-    }
-
-    fn far(&self) -> (NodeId, PathBuf) {
-        (self.pair.b.id, self.pair.b.socket.clone())
-    }
-}
 
 fn peers_behind_two_proxies_keep_every_promise(way: Way) {
     // QUIC has no plain form.
@@ -107,8 +77,9 @@ fn keep_promises(way: Way, encryption: Encryption, pairs: u8) {
 
 fn with_two_nodes(way: Way, encryption: Encryption, pairs: u8, case: fn(&dyn World)) {
     let mut pair = Pair::with_pairs(way, pairs);
-    let proxies = PairId::all(pairs).map(|of| pair.start_proxies_of(of, encryption, calm_times())).collect();
-    case(&TwoNodes { _proxies: proxies, pair });
+    // They end before their brokers.
+    let _proxies: Vec<_> = PairId::all(pairs).map(|of| pair.start_proxies_of(of, encryption, calm_times())).collect();
+    case(&pair);
 }
 
 /// Not a test: a case of which one party fails and the other waits for it. Started without its variable it does nothing.

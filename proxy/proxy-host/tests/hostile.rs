@@ -21,16 +21,16 @@ mod memory;
 #[path = "../../../kernel/broker/tests/hostile/raw.rs"]
 mod raw;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use abi::{Endpoint, Epoch, Message, NodeId};
+use abi::Message;
 use attacker::{Attacker, tell, wait_for_the_end};
 use broker::Broker;
-use common::{Control, PATIENCE, Pair, RunningProxy, UP, Way, Which, calm_times};
+use common::{Control, PATIENCE, Pair, RunningProxy, UP, Way, calm_times};
 use honest::{Honest, SERVER, Seen};
+use ipc::Wait;
 use ipc::conformance::World;
-use ipc::{Port, Wait};
 use proxy_host::control::LinkStatus;
 use proxy_host::transport::Encryption;
 use raw::Chance;
@@ -103,32 +103,10 @@ impl TwoNodes {
     }
 }
 
-impl World for TwoNodes {
-    fn server(&self, endpoint: Endpoint, epoch: u64) -> Port {
-        self.pair.bind_epoch(Which::B, endpoint, Epoch(epoch))
-    }
-
-    fn near_server(&self, endpoint: Endpoint, epoch: u64) -> Port {
-        self.pair.bind_epoch(Which::A, endpoint, Epoch(epoch))
-    }
-
-    fn program(&self) -> Port {
-        Port::connect(&self.pair.a.socket, None).expect("bound")
-    }
-
-    fn near(&self) -> (NodeId, PathBuf) {
-        (self.pair.a.id, self.pair.a.socket.clone())
-    }
-
-    fn far(&self) -> (NodeId, PathBuf) {
-        (self.pair.b.id, self.pair.b.socket.clone())
-    }
-}
-
 /// What the attacker did, and how its channels ended.
 fn survive(attack: &str) -> (String, Seen) {
     let world = TwoNodes::new();
-    let honest = Honest::start(&world);
+    let honest = Honest::start(&world.pair);
     honest.go_on();
     let links = world.links();
     let mut attacker = Attacker::start(&world.pair.a.socket, attack);
@@ -139,7 +117,7 @@ fn survive(attack: &str) -> (String, Seen) {
     world.only_the_honest_are_left();
     world.check_links(&links);
     // Newcomers are still let in.
-    let mut newcomer = world.program();
+    let mut newcomer = world.pair.program();
     assert_eq!(newcomer.sendrec(SERVER, &Message::new(1), Wait::For(PATIENCE)).expect("answered").kind, 2);
     let seen = honest.stop();
     eprintln!("{attack}: did {did}; {seen:?}");

@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,15 +26,6 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Whose caches others empty pays for it; and in the first window the proxies may still come to rest.
 const WINDOWS: usize = 4;
 const DOWN_MS: u64 = 10_000;
-
-/// Not a test: the proxy's process, started by the test below.
-#[test]
-fn proxy_process() {
-    if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_host::main_from_spawn();
-        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
-    }
-}
 
 #[derive(Clone, Copy)]
 struct Used {
@@ -94,8 +84,8 @@ fn hold_back(mut server: Port, taken: &Sender<()>) {
 fn a_hundred_idle_pairs_of_two_nodes_cost_nothing_and_their_proxies_heartbeats_only() {
     let mut pair = Pair::over(Way::Tcp);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+    let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, DOWN_MS);
     control_a.wait_until_up();
     let number = |number: u32| Endpoint::new(number).expect("a number");
     let mut ender = pair.bind(Which::B, Endpoint::RS);

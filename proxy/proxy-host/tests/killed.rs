@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
@@ -14,15 +13,6 @@ const SERVER: Endpoint = Endpoint::FS;
 const CLIENT: Endpoint = Endpoint::GATE;
 const WAIT: Wait = Wait::For(PATIENCE);
 const DOWN_MS: u64 = 10_000;
-
-/// Not a test: the proxy's process, started by the tests below.
-#[test]
-fn proxy_process() {
-    if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_host::main_from_spawn();
-        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
-    }
-}
 
 const ENTRIES: u32 = 8;
 const SLOT_BYTES: u32 = 16 * 1024;
@@ -63,8 +53,8 @@ fn serve(server: &mut Port) -> Vec<u64> {
 fn ring_survives_killed_proxies_without_loss_or_repetition(way: Way) {
     let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy_a, mut control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-    let (mut proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+    let (mut proxy_a, mut control_a) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (mut proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, DOWN_MS);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let served = thread::spawn(move || serve(&mut server));
     let spec = RingSpec { entries: ENTRIES, arena_bytes: ENTRIES * SLOT_BYTES };
@@ -104,12 +94,12 @@ fn ring_survives_killed_proxies_without_loss_or_repetition(way: Way) {
             match answered.len() as u64 % (2 * KILL_EVERY) {
                 KILL_EVERY => {
                     proxy_a.kill();
-                    (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
+                    (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
                     control_a.wait_until_up();
                 }
                 0 => {
                     proxy_b.kill();
-                    (proxy_b, _) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+                    (proxy_b, _) = pair.b.spawn_proxy(&peer_a, DOWN_MS);
                     control_a.wait_until(|status| status.links.iter().any(|link| link.reconnects > 0));
                 }
                 _ => {}
@@ -126,8 +116,8 @@ fn ring_survives_killed_proxies_without_loss_or_repetition(way: Way) {
 fn calls_go_on_when_a_proxy_is_killed_between_and_under_them(way: Way) {
     let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy_a, _control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-    let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+    let (mut proxy_a, _control_a) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, DOWN_MS);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let calls = 400_u64;
     let served = thread::spawn(move || {
@@ -146,7 +136,7 @@ fn calls_go_on_when_a_proxy_is_killed_between_and_under_them(way: Way) {
     for _ in 0..3 {
         proxy_a.kill();
         let control;
-        (proxy_a, control) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
+        (proxy_a, control) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
         control.wait_until_up();
     }
     caller.join().expect("all answered");
@@ -164,8 +154,8 @@ fn ticks(pid: u32) -> u64 {
 fn idle_proxies_use_no_processor_and_an_open_ring_does_not_change_that(way: Way) {
     let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", DOWN_MS);
-    let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", DOWN_MS);
+    let (proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (_proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, DOWN_MS);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let served = thread::spawn(move || serve(&mut server));
     let ring = client.open_ring(SERVER, RingSpec { entries: ENTRIES, arena_bytes: 4096 }, WAIT).expect("opened");

@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -19,15 +18,6 @@ const PAIRS: u8 = 2;
 const DOWN_MS: u64 = 1500;
 /// The last request.
 const END: i32 = 0;
-
-/// Not a test: the proxy's process, started by the tests below.
-#[test]
-fn proxy_process() {
-    if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_host::main_from_spawn();
-        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
-    }
-}
 
 fn pair(number: u8) -> PairId {
     PairId::new(number).expect("below the limit")
@@ -85,7 +75,7 @@ impl Processes {
             Which::A => (&mut self.world.a, &self.world.b),
             Which::B => (&mut self.world.b, &self.world.a),
         };
-        here.spawn_proxy_of(pair, &there.as_peer_of(pair), "proxy_process", DOWN_MS)
+        here.spawn_proxy_of(pair, &there.as_peer_of(pair), DOWN_MS)
     }
 }
 

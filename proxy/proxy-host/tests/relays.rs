@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,15 +19,6 @@ const PATIENT_MS: u64 = 10_000;
 const DOWN: Duration = Duration::from_millis(1000);
 /// What a loaded machine may add.
 const SLACK: Duration = Duration::from_millis(1500);
-
-/// Not a test: the proxy's process, started by the tests below.
-#[test]
-fn proxy_process() {
-    if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_host::main_from_spawn();
-        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
-    }
-}
 
 /// Where client, delegator and target are: every way in which a relay crosses the link.
 const PLACES: [[Which; 3]; 6] = {
@@ -89,12 +79,12 @@ fn tell(pair: &mut Pair, at: Which, teller: u32, delegator: Endpoint) {
 fn relays_go_on_over_killed_proxies(way: Way) {
     let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", PATIENT_MS);
-    let (mut proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", PATIENT_MS);
+    let (mut proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, PATIENT_MS);
+    let (mut proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, PATIENT_MS);
     control_a.wait_until_up();
     let relays = open_all(&mut pair);
     proxy_b.kill();
-    let (_proxy_b, control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", PATIENT_MS);
+    let (_proxy_b, control_b) = pair.b.spawn_proxy(&peer_a, PATIENT_MS);
     control_b.wait_until_up();
     // The answers of some are on the way while the other is killed.
     let mut targets = Vec::new();
@@ -104,7 +94,7 @@ fn relays_go_on_over_killed_proxies(way: Way) {
         targets.push(target);
         if index == 2 {
             proxy_a.kill();
-            let (again, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", PATIENT_MS);
+            let (again, control_a) = pair.a.spawn_proxy(&peer_b, PATIENT_MS);
             proxy_a = again;
             control_a.wait_until_up();
         }

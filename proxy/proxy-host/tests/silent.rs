@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,15 +12,6 @@ use proxy_host::control::LinkState;
 use proxy_host::transport::Encryption;
 use proxy_link::LinkTimes;
 use rustix::process::{Pid, Signal, kill_process};
-
-/// Not a test: the proxy's process, started by the tests below.
-#[test]
-fn proxy_process() {
-    if std::env::var_os("DVS_SPAWN").is_some() {
-        let ended = proxy_host::main_from_spawn();
-        assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::SUCCESS));
-    }
-}
 
 const SERVER: Endpoint = Endpoint::FS;
 const CLIENT: Endpoint = Endpoint::GATE;
@@ -38,8 +28,8 @@ fn silent_peer_is_suspected_in_300_ms_given_up_at_the_limit_and_taken_back(way: 
     let mut pair = Pair::over(way);
     let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
     let down_ms = DOWN.as_millis() as u64;
-    let (_proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, "proxy_process", down_ms);
-    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, "proxy_process", down_ms);
+    let (_proxy_a, control_a) = pair.a.spawn_proxy(&peer_b, down_ms);
+    let (proxy_b, _control_b) = pair.b.spawn_proxy(&peer_a, down_ms);
     control_a.wait_until_up();
     let RunningProxy::Process(child) = &proxy_b else { panic!("a process") };
     let pid = Pid::from_child(child);
