@@ -1,5 +1,6 @@
 //! What the peer's bytes say.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use abi::IpcError;
@@ -12,6 +13,7 @@ use crate::body::Incoming;
 use crate::buffer::InBuffer;
 use crate::channel::{Ends, LocalChannel};
 use crate::link::Phase;
+use crate::relay::Relay;
 
 impl<C: LocalChannel> Peer<C> {
     /// Decodes every whole frame in `input` and does what it says; data of a ring's frame is taken as it comes.
@@ -153,10 +155,7 @@ impl<C: LocalChannel> Peer<C> {
     /// `false` when nobody wants the rest.
     fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
         let channel = incoming.channel;
-        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return false };
-        if relay.is_ending() {
-            return false;
-        }
+        let Some(relay) = listener(&mut self.slots, channel) else { return false };
         let mut result = relay.local.copy_in(at, piece);
         if result.is_ok() && incoming.left == 0 {
             result = relay.hear_entry(&incoming.entry);
@@ -180,11 +179,7 @@ impl<C: LocalChannel> Peer<C> {
         }
         self.link.counters.received_entries += 1;
         let RingHead { channel, entry, data_bytes: left, packing, .. } = *head;
-        let at = match self.slots.get_mut(&channel) {
-            Some(Slot::Relay(relay)) if !relay.is_ending() => relay.hear_head(head).map(Some),
-            // Frames for a channel that ended here meanwhile are late, not wrong.
-            _ => Ok(None),
-        };
+        let at = listener(&mut self.slots, channel).map(|relay| relay.hear_head(head)).transpose();
         if let Err(error) = at {
             self.heard(channel, Err(error));
         }
@@ -258,13 +253,9 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
-    /// Frames for a channel that ended here meanwhile are late, not wrong.
     fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
-        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
+        let Some(relay) = listener(&mut self.slots, channel) else { return };
         self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
-        if relay.is_ending() {
-            return;
-        }
         let result = relay.hear(frame);
         self.heard(channel, result);
     }
@@ -279,5 +270,13 @@ impl<C: LocalChannel> Peer<C> {
             Ok(()) => self.active(channel),
             Err(error) => self.end_slot(channel, error, Ended::Broken),
         }
+    }
+}
+
+/// Who wants what the peer says for a channel. Frames for one that ended here meanwhile are late, not wrong.
+fn listener<C: LocalChannel>(slots: &mut HashMap<WireChannel, Slot<C>>, channel: WireChannel) -> Option<&mut Relay<C>> {
+    match slots.get_mut(&channel) {
+        Some(Slot::Relay(relay)) if !relay.is_ending() => Some(relay),
+        _ => None,
     }
 }

@@ -1,8 +1,6 @@
 //! How channels end: one party says a last thing and goes, and the other must get that and hear why, whatever becomes of
 //! connections meanwhile.
 
-use std::collections::BTreeMap;
-
 use abi::IpcError;
 use abi::layout::word;
 use abi::ring::Submission;
@@ -28,18 +26,18 @@ struct Parting {
 /// Parties of all channels go in `weather`, some of both ends.
 pub fn part<L: Link>(world: &mut World<L>, weather: Weather, seed: u64) {
     let stage = &mut world.stage;
-    let mut partings = BTreeMap::new();
+    let mut partings = Vec::new();
     for channel in stage.nodes[0].channels.keys().copied().collect::<Vec<_>>() {
         let node = stage.chance.below(2) as usize;
         for node in [node, 1 - node].into_iter().take(1 + usize::from(stage.chance.one_in(4))) {
             let step = stage.chance.below(u64::from(STEPS));
             let reason = REASONS[stage.chance.below(3) as usize];
-            partings.insert((node, channel), Parting { node, channel, step, reason });
+            partings.push(Parting { node, channel, step, reason });
         }
     }
     stage.nodes.iter_mut().for_each(|node| node.may_end = true);
     for step in 0..STEPS + CALM_STEPS_MAX {
-        for parting in partings.values().filter(|parting| parting.step == u64::from(step)) {
+        for parting in partings.iter().filter(|parting| parting.step == u64::from(step)) {
             world.stage.leave(parting);
         }
         if step >= STEPS && world.stage.nodes.iter().all(|node| node.peer.channel_count() == 0) {
@@ -47,9 +45,9 @@ pub fn part<L: Link>(world: &mut World<L>, weather: Weather, seed: u64) {
         }
         world.step(if step < STEPS { weather } else { Weather::Calm });
     }
-    for ((node, channel), parting) in &partings {
-        let far = 1 - node;
-        if !partings.contains_key(&(far, *channel)) {
+    for parting in &partings {
+        let far = 1 - parting.node;
+        if !partings.iter().any(|other| (other.node, other.channel) == (far, parting.channel)) {
             world.stage.check_parted(far, parting, seed);
         }
     }
