@@ -117,6 +117,11 @@ impl Container {
         Some(kept)
     }
 
+    /// Calls that wait for somebody to be bound or to have a name.
+    pub fn waiters(&self) -> usize {
+        self.table.waiters().len() + self.finds.len()
+    }
+
     /// When nobody will listen there any more.
     pub fn remove_socket(&self) {
         if let (Some(_), Some(path)) = (&self.listener, &self.options.listen) {

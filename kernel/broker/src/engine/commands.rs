@@ -187,7 +187,7 @@ impl Engine {
                     pair: channel.pair,
                 })
                 .collect(),
-            waiters: table.waiters().len() + container.finds.len(),
+            waiters: container.waiters(),
         }
     }
 }

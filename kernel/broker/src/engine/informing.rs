@@ -84,7 +84,7 @@ impl Engine {
             endpoints_elsewhere: nodes.len() as u32,
             nodes_elsewhere: nodes.iter().collect::<HashSet<_>>().len() as u32,
             channels: container.table.channels().len() as u32,
-            waiters: (container.table.waiters().len() + container.finds.len()) as u32,
+            waiters: container.waiters() as u32,
             programs: container.table.programs(),
             endpoints_max: ENDPOINTS_PER_DC,
             channels_max: CHANNELS_PER_PROCESS as u32,

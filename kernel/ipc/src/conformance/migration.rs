@@ -60,14 +60,22 @@ fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// A backup announces itself and then waits, so whoever commits may come first.
-fn commit(manager: &mut Port, endpoint: Endpoint, node: NodeId) {
+/// A backup announces itself and then waits, so whoever commits or promotes may come first.
+fn once_it_stands_by(mut ask: impl FnMut() -> Result<(), IpcError>) -> Result<(), IpcError> {
     loop {
-        match manager.migration_commit(endpoint, node, pid(), SOON) {
+        match ask() {
             Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
-            result => return result.unwrap(),
+            result => return result,
         }
     }
+}
+
+pub(super) fn commit(manager: &mut Port, endpoint: Endpoint, node: NodeId) {
+    once_it_stands_by(|| manager.migration_commit(endpoint, node, pid(), SOON)).unwrap();
+}
+
+pub(super) fn promote(manager: &mut Port, endpoint: Endpoint, node: NodeId, epoch: Epoch) -> Result<(), IpcError> {
+    once_it_stands_by(|| manager.promote(endpoint, node, pid(), epoch))
 }
 
 pub(super) fn endpoint_is_handed_over_and_back_and_nothing_is_lost_or_doubled(world: &dyn World) {
@@ -252,15 +260,9 @@ pub(super) fn promoted_backup_fences_the_primary_before_it(world: &dyn World) {
             port.reply(own, &request).unwrap();
         });
         let waiting = scope.spawn(move || (primary.receive(Source::Any, SOON), primary));
-        let promoted = |manager: &mut Port, epoch| loop {
-            match manager.promote(SERVICE, near, pid(), Epoch(epoch)) {
-                Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
-                result => return result,
-            }
-        };
         // The number of the primary's own decision is none.
-        assert_eq!(promoted(&mut manager, 1), Err(IpcError::Fenced));
-        promoted(&mut manager, 5).unwrap();
+        assert_eq!(promote(&mut manager, SERVICE, near, Epoch(1)), Err(IpcError::Fenced));
+        promote(&mut manager, SERVICE, near, Epoch(5)).unwrap();
         assert_eq!(client.sendrec(SERVICE, &Message::new(7), SOON).unwrap().kind, 7);
         let (ended, mut primary) = waiting.join().unwrap();
         assert_eq!(ended, Err(IpcError::Fenced));

@@ -6,6 +6,7 @@ use std::time::Instant;
 use abi::limits::ENDPOINT_NAME_BYTES_MAX;
 use abi::{Endpoint, Epoch, IpcError, Message};
 
+use super::migration::{commit, promote};
 use super::{NEVER_MIND, SOON, World};
 use crate::{Port, Wait};
 
@@ -128,20 +129,12 @@ pub(super) fn name_stays_when_its_endpoint_has_another_owner(world: &dyn World) 
     service.set_name("moving").unwrap();
     assert_eq!(manager.find("moving", SOON), Ok(SERVICE));
     let (node, path) = world.near();
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
     thread::scope(|scope| {
         let standing_by = scope.spawn(|| Port::stand_by(&path, SERVICE, SOON).unwrap());
         // The owner takes part in it from within a wait.
         scope.spawn(move || service.receive(abi::Source::Any, SOON).unwrap_err());
         manager.migration_start(SERVICE, SOON).unwrap();
-        // The next owner announces itself and then waits.
-        let committed = loop {
-            match manager.migration_commit(SERVICE, node, pid, SOON) {
-                Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
-                result => break result,
-            }
-        };
-        committed.unwrap();
+        commit(&mut manager, SERVICE, node);
         let mut service = standing_by.join().unwrap();
         assert_eq!(service.find("moving", SOON), Ok(SERVICE));
         assert_eq!(world.program().find_place("moving", SOON), Ok((SERVICE, node)));
@@ -160,16 +153,9 @@ pub(super) fn promoted_backup_is_called_as_the_primary_was(world: &dyn World) {
     primary.set_name("replicated").unwrap();
     assert_eq!(manager.find("replicated", SOON), Ok(SERVICE));
     let (node, path) = world.near();
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
     thread::scope(|scope| {
         let standing_by = scope.spawn(|| Port::stand_by(&path, SERVICE, SOON).unwrap());
-        let promoted = loop {
-            match manager.promote(SERVICE, node, pid, Epoch(5)) {
-                Err(IpcError::NoSuchEndpoint) => thread::yield_now(),
-                result => break result,
-            }
-        };
-        promoted.unwrap();
+        promote(&mut manager, SERVICE, node, Epoch(5)).unwrap();
         let mut backup = standing_by.join().unwrap();
         assert_eq!(backup.find_place("replicated", SOON), Ok((SERVICE, node)));
         let mut other = world.server(OTHER, 1);
