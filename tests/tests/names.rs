@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use end_to_end::{Cluster, eventually};
 use ipc::{Endpoint, IpcError, NodeId, Port, Wait};
@@ -19,7 +19,8 @@ fn child_process() {
     }
     let broker = Path::new("/run/dvs/broker");
     let mut port = Port::connect(broker, None).expect("bound");
-    say(&format!("{} {}", port.endpoint(), std::process::id()));
+    let node = port.dc_info().expect("its node tells").node;
+    say(&format!("{} {} {}", port.endpoint(), node.0, std::process::id()));
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u32>().expect("a number");
@@ -45,9 +46,12 @@ fn child_process() {
 /// Who stands by says so only to its broker.
 fn hand_over(port: &mut Port, node: NodeId, pid: u32) -> Result<(), IpcError> {
     let own = port.endpoint();
+    let begin = Instant::now();
     loop {
         match port.migration_commit(own, node, pid as i32, SOON) {
-            Err(IpcError::NoSuchEndpoint) => std::thread::sleep(Duration::from_millis(20)),
+            Err(IpcError::NoSuchEndpoint) if begin.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20))
+            }
             result => return result,
         }
     }
@@ -64,6 +68,8 @@ struct Program {
     input: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
     endpoint: String,
+    /// Nodes get their numbers as they join: `n2` may be the first.
+    node: String,
     pid: String,
 }
 
@@ -75,10 +81,13 @@ impl Program {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("dvs starts");
         let input = child.stdin.take().expect("a pipe");
         let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let mut program = Program { child, input, lines, endpoint: String::new(), pid: String::new() };
+        let [endpoint, node, pid] = [const { String::new() }; 3];
+        let mut program = Program { child, input, lines, endpoint, node, pid };
         let said = program.hear();
-        let (endpoint, pid) = said.split_once(' ').expect("two numbers");
-        (program.endpoint, program.pid) = (endpoint.to_owned(), pid.to_owned());
+        let mut numbers = said.split(' ').map(str::to_owned);
+        for number in [&mut program.endpoint, &mut program.node, &mut program.pid] {
+            *number = numbers.next().expect("three numbers");
+        }
         program
     }
 
@@ -138,7 +147,7 @@ fn name_is_found_on_the_other_node_outlives_daemons_and_a_handover_and_ends_with
     // To the other node.
     let mut next = Program::start(&cluster, "n2");
     next.tell(&format!("after {}", near.endpoint));
-    assert_eq!(near.ask(&format!("over 2 {}", next.pid)), "Ok(())");
+    assert_eq!(near.ask(&format!("over {} {}", next.node, next.pid)), "Ok(())");
     assert_eq!(next.hear(), near.found());
     assert_eq!(next.ask("find front-end"), near.found());
     assert_eq!(far.ask("name front-end"), "Err(EndpointInUse)");
