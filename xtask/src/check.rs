@@ -18,6 +18,10 @@ use crate::run::{Outcome, finish, run, shown, workspace};
 const SYSTEM: &str = "end-to-end";
 /// Programs full of tests that run at the same time: most of the time each waits.
 const AT_ONCE: usize = 2;
+/// Arguments of a long run.
+const LONG: &[&str] = &["--include-ignored", "--test-threads=1"];
+/// The longest of all in its long form: begun first, it does not run alone in the end.
+const LONGEST: &str = "kills-";
 
 /// Format, room rule, lints, fast tests.
 pub fn check() -> Outcome {
@@ -27,7 +31,7 @@ pub fn check() -> Outcome {
     step("tests", || {
         let programs = build_tests()?;
         // Examples in the documentation are texts, none is a test.
-        run_side_by_side(programs.iter().filter(|program| program.package != SYSTEM), &[])
+        run_all(programs.iter().filter(|program| program.package != SYSTEM), AT_ONCE, &[])
     })
 }
 
@@ -35,13 +39,22 @@ pub fn check() -> Outcome {
 pub fn test_system() -> Outcome {
     step("system tests", || {
         let programs = build_tests()?;
-        run_side_by_side(programs.iter().filter(|program| program.package == SYSTEM), &["--test-threads=1"])
+        run_all(programs.iter().filter(|program| program.package == SYSTEM), AT_ONCE, &["--test-threads=1"])
     })
 }
 
-/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. One at a time: they measure time.
+/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. Whole clusters two at a time, because
+/// they wait for daemons to come back; the others one at a time, because they compute, and measure time.
 pub fn test_long() -> Outcome {
-    step("long tests", || run_tests(build_tests()?.iter(), &["--include-ignored", "--test-threads=1"]))
+    let mut programs = build_tests()?;
+    programs.sort_by_key(|program| !program.name().starts_with(LONGEST));
+    let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.package == SYSTEM);
+    let outcomes = [
+        step("long system tests", || run_all(clusters.into_iter(), AT_ONCE, LONG)),
+        step("long tests", || run_all(others.into_iter(), 1, LONG)),
+    ];
+    let failed: Vec<String> = outcomes.into_iter().filter_map(Outcome::err).collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
 /// A program full of tests.
@@ -50,6 +63,12 @@ struct TestProgram {
     /// Of the package: where its tests expect to be started.
     directory: PathBuf,
     executable: PathBuf,
+}
+
+impl TestProgram {
+    fn name(&self) -> String {
+        self.executable.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
 }
 
 /// Builds all tests, and with them the binary `dvs`, because tests of its own package use it.
@@ -83,15 +102,15 @@ fn program(message: &Value) -> Option<TestProgram> {
 }
 
 /// Runs them all, also after a failure, some at a time; what a program said is shown when it has ended.
-fn run_side_by_side<'a>(programs: impl Iterator<Item = &'a TestProgram>, arguments: &[&str]) -> Outcome {
+fn run_all<'a>(programs: impl Iterator<Item = &'a TestProgram>, at_once: usize, arguments: &[&str]) -> Outcome {
     let (waiting, failed) = (Mutex::new(programs.collect::<Vec<_>>().into_iter()), Mutex::new(Vec::new()));
     // A guard that lives through the run would make it one at a time.
     let next = || waiting.lock().expect("nobody panicked").next();
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some(program) = next() {
-                    let outcome = run_beside_others(program, arguments);
+                    let outcome = run_program(program, arguments);
                     failed.lock().expect("nobody panicked").extend(outcome.err());
                 }
             });
@@ -102,33 +121,20 @@ fn run_side_by_side<'a>(programs: impl Iterator<Item = &'a TestProgram>, argumen
 }
 
 /// Its output goes to a file, because what it leaves running might hold a pipe open for ever.
-fn run_beside_others(program: &TestProgram, arguments: &[&str]) -> Outcome {
-    let name = program.executable.file_name().unwrap_or_default().to_string_lossy();
+fn run_program(program: &TestProgram, arguments: &[&str]) -> Outcome {
     let (log, begun) = (program.executable.with_extension("log"), Instant::now());
     let output = |error: std::io::Error| format!("cannot write {}: {error}", log.display());
     let (stdout, stderr) = File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(output)?;
     let mut command = Command::new(&program.executable);
     command.args(arguments).current_dir(&program.directory).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    if arguments == LONG {
+        command.env("DVS_TEST_LONG", "1");
+        eprintln!("xtask: {} begins, and writes {}", program.package, log.display());
+    }
     let outcome = finish(&mut command);
     let said = String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()).into_owned();
-    eprintln!("xtask: {} {name}, {:.1} s\n{said}", program.package, begun.elapsed().as_secs_f64());
+    eprintln!("xtask: {} {}, {:.1} s\n{said}", program.package, program.name(), begun.elapsed().as_secs_f64());
     outcome
-}
-
-/// Runs them all, also after a failure.
-fn run_tests<'a>(programs: impl Iterator<Item = &'a TestProgram>, arguments: &[&str]) -> Outcome {
-    let mut failed = Vec::new();
-    for program in programs {
-        let name = program.executable.file_name().unwrap_or_default().to_string_lossy();
-        eprintln!("xtask: {} {name}", program.package);
-        let mut command = Command::new(&program.executable);
-        command.args(arguments).current_dir(&program.directory);
-        if arguments.contains(&"--include-ignored") {
-            command.env("DVS_TEST_LONG", "1");
-        }
-        failed.extend(finish(&mut command).err());
-    }
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
 fn step(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
