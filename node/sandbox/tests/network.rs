@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandbox::links::{Links, Mac};
 use sandbox::netns;
@@ -45,9 +45,16 @@ impl Nodes {
         Nodes(nodes)
     }
 
-    /// A container with this number on both nodes.
+    /// A container with this number on both nodes. Its first message has passed: links come up a while after they are told to,
+    /// and a frame that a test sends raw is sent once.
     fn container(&self, dc: u32) -> [OwnedFd; 2] {
-        [self.share(dc, 0), self.share(dc, 1)]
+        let inside = [self.share(dc, 0), self.share(dc, 1)];
+        let (sender, listener) = (udp(&inside[0], "10.1.0.1:3999"), udp(&inside[1], "10.1.0.2:3999"));
+        let begin = Instant::now();
+        while !(sender.send_to(b"up", "10.1.0.2:3999").is_ok() && arrives_within(&listener, NEVER_MIND)) {
+            assert!(begin.elapsed() < SOON, "the container's network does not come up");
+        }
+        inside
     }
 
     fn share(&self, dc: u32, index: u8) -> OwnedFd {
