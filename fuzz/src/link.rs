@@ -159,7 +159,7 @@ impl Pair {
     pub fn open_channels(&mut self) {
         for lane in 0..2u16 {
             let ring = (lane > 0).then_some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
-            let ends = |from| Ends { dc: DcId(1), from, to: Endpoint::FS, lane: Lane(lane), ring };
+            let ends = |from| Ends { dc: DcId(1), from, to: Endpoint::FS, lane: Lane(lane), ring, incarnation: None };
             let (near, far) = (Shared::new(Role::Client), Shared::new(Role::Client));
             let request = Submission { in_capacity: 64, out_bytes: 8, ..Submission::default() };
             near.0.borrow_mut().entries.insert(0, request);

@@ -62,8 +62,16 @@ impl Node {
             let channel = self.member.open(REMOTE, ring);
             return (channel, self.hear(|event| matches!(event, StandInEvent::OpenOut(_))));
         }
-        let open =
-            OpenIn { dc: DC, caller: REMOTE, node: FAR, target: MEMBER, lane: Lane::MESSAGES, ring, peer_channel: 1 };
+        let open = OpenIn {
+            dc: DC,
+            caller: REMOTE,
+            node: FAR,
+            target: MEMBER,
+            lane: Lane::MESSAGES,
+            ring,
+            peer_channel: 1,
+            incarnation: None,
+        };
         let lane = if ring.is_some() { Lane(1) } else { Lane::MESSAGES };
         self.proxy.open_in(&OpenIn { lane, ..open }).unwrap();
         let proxied = self.hear(|event| matches!(event, StandInEvent::OpenedIn { .. }));

@@ -126,9 +126,11 @@ pub mod control {
     pub const WAKEUPS: usize = 12;
     /// Two 32-bit halves, low first; bumped with `EVENT`.
     pub const EPOCH: usize = 16;
-    /// 64 bits that no other page of this node ever had: tells two incarnations of an endpoint of another node apart,
-    /// whose epoch is not known before the directory says it.
+    /// 64 bits that no other page of this node ever had.
     pub const SERIAL: usize = 24;
+    /// The serial number of the endpoint's page on its own node: tells two incarnations of it apart wherever they are
+    /// looked at. 0 while that is not known here: the endpoint has opened nothing to this node yet.
+    pub const HOME_SERIAL: usize = 32;
     pub const PAGE_BYTES: usize = 4096;
 }
 

@@ -64,7 +64,7 @@ pub const PEER_RANGES_MAX: usize = 64;
 pub const PRIVILEGES_BYTES_MAX: usize = 1024;
 
 /// Bytes that a broker tells another at a time: a packet with privileges behind it.
-pub const PARCEL_BYTES_MAX: usize = 64 + PRIVILEGES_BYTES_MAX;
+pub const PARCEL_BYTES_MAX: usize = 72 + PRIVILEGES_BYTES_MAX;
 
 /// Entries of a delegate lane: relays in flight, and the next.
 pub const DELEGATE_ENTRIES: u32 = 64;

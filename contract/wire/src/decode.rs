@@ -1,5 +1,7 @@
 //! From bytes nobody has checked to a frame.
 
+use std::num::NonZeroU64;
+
 use abi::limits::{
     ARENA_BYTES_MAX, INLINE_BYTES_MAX, LANES_PER_PAIR, PARCEL_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
@@ -168,6 +170,7 @@ fn open<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
     let (from, to) = (endpoint(fields)?, endpoint(fields)?);
     let lane = Lane(fields.u16()?);
     let (entries, arena_bytes) = (fields.u32()?, fields.u32()?);
+    let incarnation = NonZeroU64::new(fields.u64()?);
     if dc.0 == 0 || dc.0 >= 1 << 24 {
         return Err(WireError::Field("container"));
     }
@@ -181,7 +184,7 @@ fn open<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
         _ if arena_bytes > ARENA_BYTES_MAX => return Err(WireError::Field("arena bytes")),
         _ => Some(RingSpec { entries, arena_bytes }),
     };
-    Ok(Frame::Open { channel, dc, from, to, lane, ring })
+    Ok(Frame::Open { channel, dc, from, to, lane, ring, incarnation })
 }
 
 fn message<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {

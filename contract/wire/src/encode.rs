@@ -1,5 +1,7 @@
 //! From a frame to bytes.
 
+use std::num::NonZeroU64;
+
 use abi::PairId;
 use abi::ring::{Completion, Submission};
 
@@ -87,7 +89,7 @@ impl Frame<'_> {
             Frame::Refuse { reason, .. } => 2 + cut(reason).len(),
             Frame::Resync(resync) => CHANNEL_BYTES + 12 + 8 + resync.open_tags.iter().count() * limits::OPEN_TAG_BYTES,
             Frame::ResyncEnd => 0,
-            Frame::Open { .. } => CHANNEL_BYTES + 4 + 4 + 4 + 2 + 8,
+            Frame::Open { .. } => CHANNEL_BYTES + 4 + 4 + 4 + 2 + 8 + 8,
             Frame::Opened { .. } | Frame::Close { .. } => CHANNEL_BYTES + 6,
             Frame::Closed { .. } => CHANNEL_BYTES,
             Frame::Message { inline, payload, .. } => CHANNEL_BYTES + 8 + payload.len() + inline.len(),
@@ -139,7 +141,7 @@ impl Frame<'_> {
             }
             Frame::Resync(resync) => put_resync(out, resync),
             Frame::ResyncEnd => {}
-            Frame::Open { channel, dc, from, to, lane, ring } => {
+            Frame::Open { channel, dc, from, to, lane, ring, incarnation } => {
                 put_channel(out, *channel);
                 out.put(&dc.0.to_le_bytes());
                 out.put(&from.number().to_le_bytes());
@@ -148,6 +150,7 @@ impl Frame<'_> {
                 let spec = ring.unwrap_or(RingSpec { entries: 0, arena_bytes: 0 });
                 out.put(&spec.entries.to_le_bytes());
                 out.put(&spec.arena_bytes.to_le_bytes());
+                out.put(&incarnation.map_or(0, NonZeroU64::get).to_le_bytes());
             }
             Frame::Opened { channel, result } => put_fault(out, *channel, result.err()),
             Frame::Close { channel, reason } => put_fault(out, *channel, Some(*reason)),

@@ -1,5 +1,7 @@
 //! The frames as checked values.
 
+use std::num::NonZeroU64;
+
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, PairId};
 
@@ -172,6 +174,8 @@ pub enum Frame<'a> {
         to: Endpoint,
         lane: Lane,
         ring: Option<RingSpec>,
+        /// Of `from`: the serial number of its control page on its own node; 0 where nobody knows it.
+        incarnation: Option<NonZeroU64>,
     },
     Opened {
         channel: WireChannel,

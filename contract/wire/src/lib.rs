@@ -35,7 +35,7 @@ pub use error::WireError;
 pub use frame::{Frame, Hello, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel};
 
 /// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Length of a frame's head.
 pub const HEAD_BYTES: usize = 8;

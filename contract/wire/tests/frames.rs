@@ -1,5 +1,7 @@
 //! Bytes from a peer are frames or errors, never anything else.
 
+use std::num::NonZeroU64;
+
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use proptest::prelude::*;
@@ -61,6 +63,7 @@ fn frame<'a>(select: u8, bulk: &'a Bulk, a: u32, b: u32, c: u64, node: u16) -> F
             to: Endpoint::DISK,
             lane: Lane((b % 2) as u16),
             ring: (b % 2 == 1).then_some(RingSpec { entries: 1 << (a % 11), arena_bytes: a % (256 << 20) }),
+            incarnation: NonZeroU64::new(c),
         },
         5 => Frame::Opened { channel, result: if a.is_multiple_of(2) { Ok(()) } else { Err(fault) } },
         6 => Frame::Close { channel, reason: fault },

@@ -130,7 +130,7 @@ impl Container {
         }
     }
 
-    /// A fresh page for a binding that begins.
+    /// A fresh page for a binding that begins on this node.
     pub fn make_page(&mut self, endpoint: Endpoint, epoch: Epoch) -> io::Result<OwnedFd> {
         let page = ControlWriter::create(epoch)?;
         let reader = page.reader()?;

@@ -201,7 +201,7 @@ fn member_that_never_reads_is_dropped_and_holds_up_nobody() {
 }
 
 #[test]
-fn member_that_never_takes_what_it_asked_for_loses_its_ring() {
+fn member_that_takes_nothing_and_asks_for_more_than_fits_loses_its_ring() {
     let (did, _) = survive("never takes");
     assert!(did.contains("Corrupt"), "{did}");
 }

@@ -226,7 +226,9 @@ fn client_that_sends_garbage_is_dropped_and_others_go_on() {
         let socket = sys::seqpacket::connect(&path).unwrap();
         sys::seqpacket::send(&socket, garbage, &[] as &[OwnedFd]).unwrap();
         wait_readable(socket.as_fd());
-        assert!(matches!(sys::seqpacket::receive(&socket, &mut [0; 64]), Ok(received) if received.bytes == 0));
+        assert!(
+            matches!(sys::seqpacket::receive(&socket, &mut [0; Packet::BYTES]), Ok(received) if received.bytes == 0)
+        );
     }
     world.program();
 }

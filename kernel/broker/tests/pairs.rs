@@ -92,6 +92,7 @@ impl World {
             lane: Lane::MESSAGES,
             ring: None,
             peer_channel: 1,
+            incarnation: None,
         };
         self.proxies[pair].open_in(&nobody).unwrap();
         while !matches!(next(&mut self.proxies[pair]), StandInEvent::OpenedIn { .. }) {}
@@ -233,6 +234,7 @@ fn open_that_comes_over_another_pair_is_refused_with_no_link() {
         lane: Lane::MESSAGES,
         ring: None,
         peer_channel: 5,
+        incarnation: None,
     };
     let answer = |world: &mut World, over: usize, of: u8| {
         world.proxies[over].open_in(&open(of)).unwrap();

@@ -481,8 +481,8 @@ fn link_that_is_down_is_down_for_the_next_broker_and_the_others_are_not() {
     };
     // An answer in order behind what the proxy said.
     let target = callers[0].endpoint();
-    let nobody =
-        OpenIn { dc: DC, caller: Endpoint::DS, node: NodeId(9), target, lane: Lane(99), ring: None, peer_channel: 1 };
+    let (caller, node, lane) = (Endpoint::DS, NodeId(9), Lane(99));
+    let nobody = OpenIn { dc: DC, caller, node, target, lane, ring: None, peer_channel: 1, incarnation: None };
     proxy.open_in(&nobody).unwrap();
     while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenedIn { .. }) {}
     broker.shutdown();

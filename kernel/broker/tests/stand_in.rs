@@ -2,15 +2,18 @@
 
 mod common;
 
+use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use abi::copy::{Chunk, Request};
+use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
 use abi::{Epoch, Lane, NodeId};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
 use ipc::protocol::{Op, Packet};
-use ipc::stand_in::{Carried, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
-use ipc::{Endpoint, IpcError, Port, Source, Wait};
+use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
+use ipc::{Arena, Direction, Endpoint, IpcError, Message, Port, RingSpec, Source, Wait};
 use ipc_core::{Data, Kind, Patience, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
@@ -102,6 +105,7 @@ fn notifications_in_a_channel_that_gives_way_come_over_the_one_that_stays() {
         lane: Lane::MESSAGES,
         ring: None,
         peer_channel: 1,
+        incarnation: None,
     };
     proxy.open_in(&from_there).unwrap();
     let winner = loop {
@@ -185,4 +189,49 @@ fn commit_that_is_asked_for_again_after_its_answer_was_lost_is_answered_as_befor
     proxy.parcel(THERE, &ask(Op::MigrationCommit, 3, 78)).unwrap();
     let other = said(&mut proxy);
     assert_eq!((other.op, other.error()), (Op::Failed, IpcError::BadArgument));
+}
+
+/// Its page is made anew whenever it opens something, since nobody but its own first message told of it.
+#[test]
+fn grant_is_for_the_process_that_used_it_and_for_no_later_one_of_its_number() {
+    let world = {
+        let mut world = TwoNodes::new();
+        world.stop_relay();
+        world
+    };
+    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+    let (mut owner, mut ends_it) = (world.program(), world.program());
+    let own = owner.endpoint();
+    let stranger = Endpoint::new(1300).unwrap();
+    let memory = Arena::private(6).unwrap();
+    let grant = owner.grant(stranger, &memory, Direction::Read).unwrap();
+    let read = Request::Read(Chunk { grant, offset: 0, bytes: 6, whole_end: 6 }).to_submission(1, 0);
+    let mut reads_as = |incarnation: u64| {
+        let lane = Lane::copies(stranger, own);
+        let ring = Some(RingSpec { entries: COPY_ENTRIES, arena_bytes: COPY_ENTRIES * COPY_CHUNK_BYTES });
+        let incarnation = NonZeroU64::new(incarnation);
+        let node = NodeId(2);
+        let open = OpenIn { dc: DC, caller: stranger, node, target: own, lane, ring, peer_channel: 1, incarnation };
+        proxy.open_in(&open).unwrap();
+        let channel = loop {
+            if let StandInEvent::OpenedIn { result, .. } = proxy.wait_event(SOON).unwrap() {
+                break result.unwrap();
+            }
+        };
+        channel.put_submission(&read).unwrap();
+        channel.kick();
+        while channel.completions().unwrap() == (Cursor { head: 0, tail: 0 }) {
+            proxy.wait_event(SOON).unwrap();
+        }
+        let status = channel.completion(0).unwrap().status;
+        proxy.close(channel.info().channel, IpcError::SourceDied).unwrap();
+        while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::Closed { .. }) {}
+        status
+    };
+    thread::scope(|scope| {
+        let owner = scope.spawn(move || owner.receive(Source::Any, SOON).unwrap());
+        assert_eq!([7, 7, 8, 7].map(&mut reads_as), [0, 0, IpcError::Revoked.code(), 0]);
+        ends_it.send(own, &Message::new(1), SOON).unwrap();
+        owner.join().unwrap();
+    });
 }

@@ -6,6 +6,8 @@
 //!
 //! Not here: the memory (`M` is whatever names it), who asks (`kernel/ipc` says it by the broker's word).
 
+use std::num::NonZeroU64;
+
 use abi::limits::GRANTS_PER_ENDPOINT;
 use abi::{Direction, Endpoint, GrantId, IpcError};
 
@@ -14,7 +16,7 @@ const _: () = assert!(GRANTS_PER_ENDPOINT <= 1 << 16);
 #[derive(Clone, Debug)]
 struct Grant<M> {
     to: Endpoint,
-    /// The incarnation of `to` that may use it, once that is known.
+    /// What the incarnation of `to` that may use it is called, once that is known.
     incarnation: Option<u64>,
     direction: Direction,
     bytes: u64,
@@ -28,12 +30,31 @@ struct Slot<M> {
     grant: Option<Grant<M>>,
 }
 
+/// Which process that ever had an endpoint is meant. Two of one endpoint share neither number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Incarnation {
+    /// The serial number of its control page here. An endpoint of another node may get another page, and be the same process.
+    pub page: u64,
+    /// Of its page on its own node, as far as that is known here.
+    pub home: Option<NonZeroU64>,
+}
+
+impl Incarnation {
+    /// The better of its numbers.
+    fn name(self) -> u64 {
+        self.home.map_or(self.page, NonZeroU64::get)
+    }
+
+    fn is_called(self, name: u64) -> bool {
+        name == self.page || name == self.name()
+    }
+}
+
 /// What a copier wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Use {
     pub by: Endpoint,
-    /// Of the copier: a number that no other process with its endpoint ever has.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     pub wanted: Direction,
     pub offset: u64,
     pub end: u64,
@@ -57,7 +78,7 @@ impl<M> Grants<M> {
     pub fn give(
         &mut self,
         to: Endpoint,
-        incarnation: Option<u64>,
+        incarnation: Option<Incarnation>,
         direction: Direction,
         bytes: u64,
         memory: M,
@@ -71,6 +92,7 @@ impl<M> Grants<M> {
             None => return Err(IpcError::TableFull),
         };
         let slot = self.slots.get_mut(usize::from(number)).ok_or(IpcError::TableFull)?;
+        let incarnation = incarnation.map(Incarnation::name);
         slot.grant = Some(Grant { to, incarnation, direction, bytes, memory });
         Ok(GrantId::new(number, slot.generation))
     }
@@ -94,9 +116,10 @@ impl<M> Grants<M> {
         if grant.to != wish.by {
             return Err(IpcError::Denied);
         }
-        if *grant.incarnation.get_or_insert(wish.incarnation) != wish.incarnation {
+        if grant.incarnation.is_some_and(|name| !wish.incarnation.is_called(name)) {
             return Err(IpcError::Revoked);
         }
+        grant.incarnation = Some(wish.incarnation.name());
         if !grant.direction.allows(wish.wanted) {
             return Err(IpcError::WrongDirection);
         }
@@ -136,9 +159,15 @@ mod tests {
     use std::collections::BTreeMap;
 
     const SERVER: Endpoint = Endpoint::FS;
+    const NEAR: Incarnation = of_page(1, 1);
+
+    /// `home` 0: not known.
+    const fn of_page(page: u64, home: u64) -> Incarnation {
+        Incarnation { page, home: NonZeroU64::new(home) }
+    }
 
     fn read_by(by: Endpoint, offset: u64, end: u64) -> Use {
-        Use { by, incarnation: 1, wanted: Direction::Read, offset, end }
+        Use { by, incarnation: NEAR, wanted: Direction::Read, offset, end }
     }
 
     #[test]
@@ -158,8 +187,26 @@ mod tests {
         let mut grants = Grants::default();
         let id = grants.give(SERVER, None, Direction::Read, 1, ()).unwrap();
         grants.used(id, &read_by(SERVER, 0, 1)).unwrap();
-        let later = Use { incarnation: 2, ..read_by(SERVER, 0, 1) };
+        let later = Use { incarnation: of_page(2, 2), ..read_by(SERVER, 0, 1) };
         assert_eq!(grants.used(id, &later), Err(IpcError::Revoked));
+    }
+
+    #[test]
+    fn grant_follows_a_process_of_another_node_to_its_next_page_here() {
+        let mut grants = Grants::default();
+        // Its node may not have said yet which one it is.
+        let known = [None, Some(of_page(10, 7)), Some(of_page(10, 0))];
+        let ids = known.map(|it| grants.give(SERVER, it, Direction::Read, 1, ()).unwrap());
+        let mut use_as = |id, page, home| {
+            let wish = Use { incarnation: of_page(page, home), ..read_by(SERVER, 0, 1) };
+            grants.used(id, &wish).map(drop)
+        };
+        for id in ids {
+            assert_eq!(use_as(id, 10, 7), Ok(()));
+            assert_eq!(use_as(id, 11, 7), Ok(()), "the same process with another page");
+            assert_eq!(use_as(id, 11, 8), Err(IpcError::Revoked), "another process that was given the same page");
+            assert_eq!(use_as(id, 12, 0), Err(IpcError::Revoked));
+        }
     }
 
     #[test]

@@ -4,11 +4,13 @@
 //! then the field: what it sees is at least as new as the event it sleeps on.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::layout::{control, life};
 use abi::{Epoch, IpcError};
+use ipc_core::grants::Incarnation;
 use sys::futex::Expected;
 
 use crate::mapping::{Access, Mapping};
@@ -92,9 +94,9 @@ impl ControlPage {
         Epoch(self.page.load_u64(control::EPOCH, Ordering::Acquire))
     }
 
-    /// Differs between any two pages of this node.
-    pub fn serial(&self) -> u64 {
-        self.page.load_u64(control::SERIAL, Ordering::Acquire)
+    /// Which process that ever had the endpoint has it.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation { page: self.page.load_u64(control::SERIAL, Ordering::Acquire), home: home_serial(&self.page) }
     }
 
     pub(crate) fn expect(&self, event: u32) -> Expected {
@@ -114,6 +116,10 @@ impl ControlPage {
     }
 }
 
+fn home_serial(page: &Mapping) -> Option<NonZeroU64> {
+    NonZeroU64::new(page.load_u64(control::HOME_SERIAL, Ordering::Acquire))
+}
+
 /// The time since boot, or one more than the last: no restarted broker gives a number again.
 fn next_serial() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -131,11 +137,23 @@ pub struct ControlWriter {
 }
 
 impl ControlWriter {
+    /// Of an endpoint of this node.
     pub fn create(epoch: Epoch) -> io::Result<ControlWriter> {
+        let serial = next_serial();
+        ControlWriter::with(epoch, serial, NonZeroU64::new(serial))
+    }
+
+    /// Of an endpoint of another node, of which that node has not said yet which process has it.
+    pub fn stand_in(epoch: Epoch) -> io::Result<ControlWriter> {
+        ControlWriter::with(epoch, next_serial(), None)
+    }
+
+    fn with(epoch: Epoch, serial: u64, home: Option<NonZeroU64>) -> io::Result<ControlWriter> {
         let file = sys::memfd::create_sealed("dvs-control", control::PAGE_BYTES as u64)?;
         let page = Mapping::of(&file, control::PAGE_BYTES, Access::ReadWrite)?;
         page.store_u64(control::EPOCH, epoch.0, Ordering::Relaxed);
-        page.store_u64(control::SERIAL, next_serial(), Ordering::Relaxed);
+        page.store_u64(control::SERIAL, serial, Ordering::Relaxed);
+        page.store_u64(control::HOME_SERIAL, home.map_or(0, NonZeroU64::get), Ordering::Relaxed);
         page.store(control::LIFE, life::ALIVE, Ordering::Release);
         Ok(ControlWriter { page, file })
     }
@@ -154,6 +172,14 @@ impl ControlWriter {
     /// A descriptor for an endpoint; it cannot write.
     pub fn reader(&self) -> io::Result<OwnedFd> {
         sys::memfd::reopen_read_only(self.file.as_fd())
+    }
+
+    pub fn home_serial(&self) -> Option<NonZeroU64> {
+        home_serial(&self.page)
+    }
+
+    pub fn set_home_serial(&self, home: NonZeroU64) {
+        self.page.store_u64(control::HOME_SERIAL, home.get(), Ordering::Release);
     }
 
     pub fn life(&self) -> Life {

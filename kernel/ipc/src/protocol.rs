@@ -13,6 +13,7 @@
 //!
 //! Not here: who may ask for what (`kernel/broker`).
 
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 
 use abi::limits::{PARCEL_BYTES_MAX, PRIVILEGES_BYTES_MAX};
@@ -207,6 +208,8 @@ pub struct Packet {
     pub value: u32,
     /// Of a proxied channel: what the far node calls it.
     pub far: u64,
+    /// Of `OpenIn`: the serial number of the caller's control page on its own node.
+    pub incarnation: Option<NonZeroU64>,
     /// Of `Open` and `Find`: whether to wait until the peer is bound.
     pub patience: Patience,
 }
@@ -227,7 +230,7 @@ pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 pub const MESSAGE_BYTES_MAX: usize = Packet::BYTES + BODY_BYTES_MAX;
 
 impl Packet {
-    pub const BYTES: usize = 64;
+    pub const BYTES: usize = 72;
 
     pub fn new(op: Op) -> Packet {
         Packet {
@@ -244,6 +247,7 @@ impl Packet {
             size: Size::default(),
             value: 0,
             far: 0,
+            incarnation: None,
             patience: Patience::AtOnce,
         }
     }
@@ -275,6 +279,7 @@ impl Packet {
         put(&self.size.arena_bytes.to_le_bytes());
         put(&self.value.to_le_bytes());
         put(&self.far.to_le_bytes());
+        put(&self.incarnation.map_or(0, NonZeroU64::get).to_le_bytes());
         out
     }
 
@@ -289,7 +294,7 @@ impl Packet {
             number => Endpoint::new(number).map(Some),
         };
         let flags = u16_at(2);
-        if flags > 3 || bytes[60..].iter().any(|byte| *byte != 0) {
+        if flags > 3 || bytes[68..].iter().any(|byte| *byte != 0) {
             return None;
         }
         Some(Packet {
@@ -306,6 +311,7 @@ impl Packet {
             size: Size { entries: u32_at(40), arena_bytes: u32_at(44) },
             value: u32_at(48),
             far: u64_at(52),
+            incarnation: NonZeroU64::new(u64_at(60)),
             patience: if flags & 2 == 0 { Patience::AtOnce } else { Patience::UntilBound },
         })
     }

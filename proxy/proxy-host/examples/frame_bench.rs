@@ -148,7 +148,7 @@ fn run(me: u16, far: u16, mut session: Session, mut stream: TcpStream) {
     let mut peer = Peer::new(identity(me), Epoch(1), identity(far), LinkTimes::default(), Duration::ZERO);
     let mut input = InBuffer::new();
     let ring = Some(RingSpec { entries: DEPTH, arena_bytes: DEPTH * BYTES });
-    let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring };
+    let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: None };
     let local = memory(if me == 1 { Role::Client } else { Role::Server });
     let mut channel = None;
     if me == 1 {

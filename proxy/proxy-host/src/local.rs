@@ -42,7 +42,7 @@ pub(crate) fn ends(info: &ProxiedInfo) -> Ends {
         LocalRole::Server => (info.remote, info.local),
     };
     let ring = info.ring.map(|ring| RingSpec { entries: ring.entries, arena_bytes: ring.arena_bytes });
-    Ends { dc: info.dc, from, to, lane: info.lane, ring }
+    Ends { dc: info.dc, from, to, lane: info.lane, ring, incarnation: info.incarnation }
 }
 
 fn cursor(cursor: stand_in::Cursor) -> Cursor {

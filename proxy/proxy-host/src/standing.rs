@@ -241,6 +241,7 @@ impl Standing {
             lane: ends.lane,
             ring,
             peer_channel: channel.number,
+            incarnation: ends.incarnation,
         };
         let asked =
             if self.asked.len() >= limits::ASKED_MAX { Err(IpcError::TableFull) } else { self.port.open_in(&request) };

@@ -1,5 +1,7 @@
 //! What a link needs of a channel on its own node.
 
+use std::num::NonZeroU64;
+
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, IpcError, Lane};
 use wire::RingSpec;
@@ -23,6 +25,8 @@ pub struct Ends {
     pub lane: Lane,
     /// `None` on lane 0, which carries messages.
     pub ring: Option<RingSpec>,
+    /// Of the party that opened it: the serial number of its control page on its own node, where that is known.
+    pub incarnation: Option<NonZeroU64>,
 }
 
 /// The two parties of a channel, whoever opened it, and its lane: what a container has only one channel of at a time.

@@ -241,8 +241,9 @@ impl<C: LocalChannel> Relay<C> {
 
     /// `false` when there is no room.
     pub(crate) fn tell_open(&mut self, link: &mut Link) -> bool {
-        let Ends { dc, from, to, lane, ring } = self.ends;
-        let told = link.put(&Frame::Open { channel: self.wire, dc, from, to, lane, ring }, Class::Control);
+        let Ends { dc, from, to, lane, ring, incarnation } = self.ends;
+        let open = Frame::Open { channel: self.wire, dc, from, to, lane, ring, incarnation };
+        let told = link.put(&open, Class::Control);
         if told {
             self.stage = Stage::Opening(Asking::Told);
         }

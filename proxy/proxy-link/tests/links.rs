@@ -4,6 +4,7 @@
 mod memory;
 
 use std::cell::RefCell;
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ fn peer(me: u16, incarnation: u64, far: u16) -> Peer<SimChannel> {
 
 fn ring_ends() -> Ends {
     let ring = Some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
-    Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring }
+    Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: NonZeroU64::new(7) }
 }
 
 fn memory(role: Role) -> SimChannel {
@@ -377,10 +378,10 @@ fn peer_that_opens_and_closes_and_never_listens_is_cut() {
     let refused = loop {
         number += 1;
         let channel = WireChannel { opener: NodeId(1), number };
-        let Ends { dc, from, to, lane, ring } = ring_ends();
+        let Ends { dc, from, to, lane, ring, incarnation } = ring_ends();
         let mut input = InBuffer::new();
         for frame in [
-            wire::Frame::Open { channel, dc, from, to, lane, ring },
+            wire::Frame::Open { channel, dc, from, to, lane, ring, incarnation },
             wire::Frame::Close { channel, reason: IpcError::NotBound },
         ] {
             let mut bytes = Vec::new();
@@ -574,7 +575,7 @@ fn half_a_frame_is_forgotten_with_its_connection_and_sent_again_in_the_next() {
 /// Lane 0 of one pair, opened by the party of node `opener`.
 fn talk_ends(opener: u16) -> Ends {
     let (from, to) = if opener == 1 { (Endpoint::FS, Endpoint::GATE) } else { (Endpoint::GATE, Endpoint::FS) };
-    Ends { dc: DcId(1), from, to, lane: Lane(0), ring: None }
+    Ends { dc: DcId(1), from, to, lane: Lane(0), ring: None, incarnation: None }
 }
 
 fn open_talk(peer: &mut Peer<SimChannel>, node: u16, number: u64) -> WireChannel {
@@ -724,7 +725,8 @@ fn hostile_frame(kind: u8, n: [u32; 4], channel: WireChannel) -> Vec<u8> {
         17 => wire::Frame::Closed { channel },
         14 => wire::Frame::Credit { processed: (n[0] % 4096).into() },
         15 => {
-            wire::Frame::Open { channel, dc: DcId(1), from: Endpoint::FS, to: Endpoint::FS, lane: Lane(0), ring: None }
+            let (from, to) = (Endpoint::FS, Endpoint::FS);
+            wire::Frame::Open { channel, dc: DcId(1), from, to, lane: Lane(0), ring: None, incarnation: None }
         }
         _ => wire::Frame::Complete { channel, index: n[3] % 2, produced: n[3] % 2, entry, data },
     };

@@ -95,7 +95,7 @@ impl World {
         let memory = |role| SimChannel(Rc::new(RefCell::new(Memory::new(role))));
         let (client, server) = (memory(Role::Client), memory(Role::Server));
         let ring = Some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
-        let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring };
+        let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: None };
         a.dialled(NOW);
         let Ok(channel) = a.open_out(7, ends, client.clone()) else { panic!("admitted") };
         let mut opened = false;

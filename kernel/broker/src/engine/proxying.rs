@@ -3,10 +3,12 @@
 //! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as one party;
 //! the broker keeps all their objects, so that a proxy can be replaced. There may be several proxies: see `pairing.rs`.
 
+use std::num::NonZeroU64;
+
 use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
-use ipc_shm::{Life, Role};
+use ipc_shm::{ControlWriter, Life, Role};
 
 use super::Engine;
 use super::opening::{notice, os};
@@ -128,6 +130,7 @@ impl Engine {
         }
         self.may_be_called(packet.dc, caller, target, packet.lane)?;
         self.bind_caller(packet.dc, caller, packet.node)?;
+        self.tell_incarnation(packet.dc, caller, packet.incarnation)?;
         self.settle_glare(packet.dc, caller, target, packet.lane, pair)?;
         let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
         self.hand_out(packet.dc, made, packet.request, packet.far)
@@ -195,6 +198,24 @@ impl Engine {
         }
     }
 
+    /// A caller's node says which process it is. Another than before has a page of its own: its peers must not take it for the one
+    /// they know.
+    fn tell_incarnation(&mut self, dc: DcId, caller: Endpoint, home: Option<NonZeroU64>) -> Result<(), IpcError> {
+        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
+        let (Some(home), Some(binding)) = (home, container.table.binding(caller)) else { return Ok(()) };
+        match container.pages.get(&caller) {
+            Some(page) if page.home_serial() == Some(home) => {}
+            Some(page) if page.home_serial().is_none() => page.set_home_serial(home),
+            _ => {
+                let page = ControlWriter::stand_in(binding.epoch).map_err(os)?;
+                page.set_home_serial(home);
+                container.pages.insert(caller, page);
+                self.keep_binding(dc, caller);
+            }
+        }
+        Ok(())
+    }
+
     /// `reason`: what becomes of channels with an owner before.
     pub(super) fn bind_remote(
         &mut self,
@@ -220,9 +241,12 @@ impl Engine {
         if let Some(old) = container.pages.remove(&endpoint) {
             old.set_life(if reason == IpcError::Moved { Life::Moved } else { Life::Fenced });
         }
-        if let Err(error) = container.make_page(endpoint, epoch) {
-            container.table.unbind(endpoint);
-            return Err(os(error));
+        match ControlWriter::stand_in(epoch) {
+            Ok(page) => drop(container.pages.insert(endpoint, page)),
+            Err(error) => {
+                container.table.unbind(endpoint);
+                return Err(os(error));
+            }
         }
         self.keep_binding(dc, endpoint);
         for channel in ended {

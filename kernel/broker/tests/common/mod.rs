@@ -89,6 +89,12 @@ enum Gossip {
     Stop,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum News {
+    Told,
+    Late,
+}
+
 struct SharedDirectory {
     node: NodeId,
     /// Of either node.
@@ -175,10 +181,19 @@ struct Relay {
 
 impl TwoNodes {
     pub fn new() -> TwoNodes {
-        TwoNodes::with_pairs(1)
+        TwoNodes::with(1, News::Told)
     }
 
     pub fn with_pairs(pairs: u8) -> TwoNodes {
+        TwoNodes::with(pairs, News::Told)
+    }
+
+    /// The directory answers who asks, and its news of who was bound do not arrive.
+    pub fn without_news() -> TwoNodes {
+        TwoNodes::with(1, News::Late)
+    }
+
+    fn with(pairs: u8, news: News) -> TwoNodes {
         let directory = tempfile::tempdir().unwrap();
         let (places, names) = (Places::default(), Arc::<Mutex<Names>>::default());
         let (gossip, heard) = channel();
@@ -208,6 +223,7 @@ impl TwoNodes {
                         let own = &others[usize::from(node != NODES[0])];
                         drop(own.name_claimed(dc, endpoint, name, result));
                     }
+                    Gossip::Bound(..) if news == News::Late => {}
                     Gossip::Bound(node, dc, endpoint, epoch) => {
                         drop(other(node).remote_bound(dc, endpoint, node, epoch))
                     }
@@ -361,6 +377,7 @@ impl Pump {
                     lane: info.lane,
                     ring: info.ring,
                     peer_channel: info.channel.0,
+                    incarnation: info.incarnation,
                 };
                 let id = self.sides[1 - side].open_in(&request).unwrap();
                 self.opening.insert((1 - side, id), channel);

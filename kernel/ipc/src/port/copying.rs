@@ -25,7 +25,7 @@ impl Port {
         }
         let key = self.slots.talk_with(to);
         let slot = key.and_then(|key| self.slots.get_mut(key));
-        let incarnation = slot.map(|slot| slot.link.peer_control().serial());
+        let incarnation = slot.map(|slot| slot.link.peer_control().incarnation());
         self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
     }
 

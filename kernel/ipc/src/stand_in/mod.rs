@@ -15,6 +15,8 @@ mod watch;
 pub use channel::{Carried, Cursor, ProxiedChannel, Settled};
 pub use port::StandInPort;
 
+use std::num::NonZeroU64;
+
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, NodeId};
 pub use ipc_core::CROWDED_AFTER;
 use ipc_core::ChannelId;
@@ -47,6 +49,8 @@ pub struct ProxiedInfo {
     /// What [`OpenIn::peer_channel`] said, so that a later proxy can tell which channel of the far node this is; 0 when
     /// the local party opened it.
     pub peer_channel: u64,
+    /// Of a local party that opened it: the serial number of its control page. `None` when the remote one did.
+    pub incarnation: Option<NonZeroU64>,
 }
 
 /// A request to open a channel from a remote endpoint to a local one.
@@ -62,6 +66,8 @@ pub struct OpenIn {
     pub ring: Option<RingSpec>,
     /// The far node's number of the channel; comes back in [`ProxiedInfo`].
     pub peer_channel: u64,
+    /// Of the caller, what [`ProxiedInfo::incarnation`] says there: a grant to it holds for this process only.
+    pub incarnation: Option<NonZeroU64>,
 }
 
 /// Names a request until its answer.

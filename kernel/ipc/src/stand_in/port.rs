@@ -155,6 +155,7 @@ impl StandInPort {
             lane: request.lane,
             size,
             far: request.peer_channel,
+            incarnation: request.incarnation,
             ..Packet::new(Op::OpenIn)
         };
         let request = self.connection.send_request(packet)?;
@@ -340,6 +341,9 @@ impl StandInPort {
     fn adopt(&mut self, notice: Notice, handed_on: Option<(Parties, u64)>) -> Result<ProxiedChannel, IpcError> {
         let packet = notice.packet;
         let ring = packet.ring().map(RingSpec::check).transpose()?;
+        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
+        let control = Arc::new(ControlPage::of(control).map_err(os)?);
+        let role = if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server };
         let info = ProxiedInfo {
             channel: packet.channel,
             dc: packet.dc,
@@ -348,13 +352,12 @@ impl StandInPort {
             node: packet.node,
             lane: packet.lane,
             ring,
-            role: if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server },
+            role,
             calls: packet.peer_calls(),
             peer_channel: packet.far,
+            incarnation: control.incarnation().home.filter(|_| role == LocalRole::Client),
         };
         let size = ring.map(RingSpec::size).unwrap_or_default();
-        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
-        let control = Arc::new(ControlPage::of(control).map_err(os)?);
         let link = Arc::new(Link::map(files, packet.role, size, control).map_err(os)?);
         let parties = Parties { dc: info.dc, local: info.local, remote: info.remote, lane: info.lane };
         if let Some((_, mask)) = handed_on.filter(|(of, _)| *of == parties) {

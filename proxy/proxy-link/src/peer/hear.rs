@@ -223,8 +223,9 @@ impl<C: LocalChannel> Peer<C> {
 
     fn hear_channel(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
         match frame {
-            Frame::Open { channel, dc, from, to, lane, ring } => {
-                self.hear_open(*channel, Ends { dc: *dc, from: *from, to: *to, lane: *lane, ring: *ring })
+            Frame::Open { channel, dc, from, to, lane, ring, incarnation } => {
+                let (dc, from, to, lane) = (*dc, *from, *to, *lane);
+                self.hear_open(*channel, Ends { dc, from, to, lane, ring: *ring, incarnation: *incarnation })
             }
             Frame::Opened { channel, result } => {
                 self.hear_opened(*channel, *result);

@@ -257,7 +257,8 @@ impl Stage {
     fn open(&mut self, node: usize, lane: u16) {
         let node = &mut self.nodes[node];
         let ring = (lane > 0).then_some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
-        let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(lane), ring };
+        let ends =
+            Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(lane), ring, incarnation: None };
         let local = SimChannel(Rc::new(RefCell::new(Memory::new(Role::Client))));
         let number = u64::from(lane) + 1;
         let Ok(channel) = node.peer.open_out(number, ends, local.clone()) else { panic!("not admitted") };
