@@ -4,22 +4,24 @@ import array, ctypes, errno, mmap, os, signal, socket, struct, sys
 BIND, OPEN, GETEP = 1, 3, 7
 NONE = 0xffffffff
 NAMES = {100: "bound", 101: "opened", 103: "found", 104: "failed", 110: "accepted"}
+# A packet of ipc::protocol.
+LAYOUT = struct.Struct("<HHIIIIHHQQIIIQQI")
 NUMBER = 1
 
 
 def packet(op, own=NONE, peer=NONE, dc=0, lane=0, entries=0, arena=0, value=0):
     global NUMBER
     NUMBER += 1
-    return struct.pack("<HHIIIIHHQQIIIQI", op, 0, NUMBER, dc, own, peer, 0, lane, 0, 0, entries, arena, value, 0, 0)
+    return LAYOUT.pack(op, 0, NUMBER, dc, own, peer, 0, lane, 0, 0, entries, arena, value, 0, 0, 0)
 
 
 def call(broker, *arguments, **named):
     broker.send(packet(*arguments, **named))
-    data, more, _, _ = broker.recvmsg(65, socket.CMSG_SPACE(4 * 6))
+    data, more, _, _ = broker.recvmsg(LAYOUT.size + 1, socket.CMSG_SPACE(4 * 6))
     fds = array.array("i")
     for _, _, payload in more:
         fds.frombytes(payload[: len(payload) // 4 * 4])
-    fields = struct.unpack("<HHIIIIHHQQIIIQI", data)
+    fields = LAYOUT.unpack(data)
     return NAMES.get(fields[0], fields[0]), fields, list(fds)
 
 
