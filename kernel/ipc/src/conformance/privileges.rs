@@ -65,7 +65,8 @@ pub(super) fn manager_ends_the_wait_of_a_receiver_wherever_it_is(world: &dyn Wor
     let mut manager = world.near_server(Endpoint::RS, 1);
     let mut server = world.server(Endpoint::DS, 1);
     thread::scope(|scope| {
-        let waiting = scope.spawn(move || server.receive(Source::Any, SOON));
+        // It stays bound: a manager whose answer is lost with the link asks again.
+        let waiting = scope.spawn(|| server.receive(Source::Any, SOON));
         manager.wakeup(Endpoint::DS).unwrap();
         assert_eq!(waiting.join().unwrap(), Err(IpcError::WokenUp));
     });
