@@ -70,6 +70,7 @@ fn once_it_stands_by(mut ask: impl FnMut() -> Result<(), IpcError>) -> Result<()
     }
 }
 
+/// The next owner must outlive it: what is lost with a link is asked again, and of one that took over and died is said that it died.
 pub(super) fn commit(manager: &mut Port, endpoint: Endpoint, node: NodeId) {
     once_it_stands_by(|| manager.migration_commit(endpoint, node, pid(), SOON)).unwrap();
 }
@@ -118,10 +119,10 @@ pub(super) fn endpoint_is_handed_over_and_back_and_nothing_is_lost_or_doubled(wo
             assert_eq!(ledger.lock().unwrap().get(&client), Some(&sent), "of {client}");
         }
         manager.migration_start(SERVICE, SOON).unwrap();
-        let last = scope.spawn(|| drop(Port::stand_by(&near.1, SERVICE, SOON).unwrap()));
+        let last = scope.spawn(|| Port::stand_by(&near.1, SERVICE, SOON).unwrap());
         commit(&mut manager, SERVICE, near.0);
         assert_eq!(owner.join().unwrap(), IpcError::Moved);
-        last.join().unwrap();
+        drop(last.join().unwrap());
     });
 }
 
@@ -146,9 +147,10 @@ pub(super) fn owner_hands_itself_over_when_it_owes_nothing(world: &dyn World) {
             let mut port = Port::stand_by(place, SERVICE, SOON).unwrap();
             assert_eq!(port.receive(Source::From(asker), SOON).unwrap().kind, 2);
             port.reply(asker, &Message::new(20)).unwrap();
+            port
         });
         commit(&mut old, SERVICE, near.0);
-        next.join().unwrap();
+        drop(next.join().unwrap());
         calling.join().unwrap();
         assert_eq!(old.receive(Source::Any, SOON), Err(IpcError::Moved));
         assert_eq!(old.send(asker, &Message::new(1), SOON), Err(IpcError::Moved));
