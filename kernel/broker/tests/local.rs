@@ -222,7 +222,7 @@ fn unbind_does_not_wait_long_for_a_broker_that_is_stopped() {
 fn client_that_sends_garbage_is_dropped_and_others_go_on() {
     let world = OneNode::new();
     let path = world.socket();
-    for garbage in [&[0u8; 3][..], &[0xff; 64], &[1; 200]] {
+    for garbage in [&[0u8; 3][..], &[0xff; Packet::BYTES], &[1; 200]] {
         let socket = sys::seqpacket::connect(&path).unwrap();
         sys::seqpacket::send(&socket, garbage, &[] as &[OwnedFd]).unwrap();
         wait_readable(socket.as_fd());

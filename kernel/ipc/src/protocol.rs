@@ -397,6 +397,7 @@ mod tests {
             size: Size { entries: 8, arena_bytes: 4096 },
             value: 9,
             far: 10,
+            incarnation: NonZeroU64::new(11),
             patience: Patience::UntilBound,
             ..Packet::new(Op::Open)
         };
@@ -406,7 +407,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic_and_what_is_read_writes_the_same(
-            bytes in proptest::collection::vec(any::<u8>(), 0..70)
+            bytes in proptest::collection::vec(any::<u8>(), 0..Packet::BYTES + 6)
         ) {
             if let Some(packet) = Packet::from_bytes(&bytes) {
                 prop_assert_eq!(&packet.to_bytes()[..], &bytes[..]);
