@@ -92,6 +92,12 @@ pub mod word {
         }
         counter << FLAG_BITS | flags
     }
+
+    /// Whether `reply` is a reply, to just that request: it carries the request's counter. The reply to a request that its sender gave up
+    /// may come when the next request is under way.
+    pub const fn answers(reply: u32, request: u32) -> bool {
+        reply & KIND_MASK == REPLY && request & KIND_MASK == REQUEST && reply >> FLAG_BITS == request >> FLAG_BITS
+    }
 }
 
 /// State of one direction: the publication word's counter in the upper bits, one of these in the bits of the flags.

@@ -30,6 +30,9 @@ pub(crate) struct Talk {
     owes: Owes,
     /// The own word. Not read from the own line, which is with the peer that read it.
     own: u32,
+    /// The own word that was no reply. The next one counts on from it, and not from a reply, which has the number of its request: so no word
+    /// comes twice, and a peer that never saw the reply between does not take the message for an earlier one.
+    counted: u32,
     /// Whether the own word is known to be taken, so that nobody has to ask the peer's memory.
     is_free: bool,
     /// The peer's count of notifications that was looked at last.
@@ -115,7 +118,15 @@ enum Reply {
 
 impl Talk {
     pub fn over(link: &Link, rights: Rights) -> Talk {
-        Talk { seen: 0, owes: Owes::Nothing, own: link.own_word(), is_free: false, notified: 0, rights }
+        Talk {
+            seen: 0,
+            owes: Owes::Nothing,
+            own: link.own_word(),
+            counted: link.own_word(),
+            is_free: false,
+            notified: 0,
+            rights,
+        }
     }
 
     /// The peer's message that can be taken now, if its kind is wanted.
@@ -189,7 +200,7 @@ impl Talk {
         }
         self.rights.check_own(Calls::SEND)?;
         self.await_free_slot(parties, deadline)?;
-        let word = Word::after(self.own, Kind::Send, patience_of(deadline), Data::of(data));
+        let word = Word::after(self.counted, Kind::Send, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let link = parties.link;
         let (own, peer) = (parties.own.number(), parties.peer.number());
@@ -229,7 +240,7 @@ impl Talk {
         }
         self.rights.check_own(Calls::SENDREC)?;
         self.await_free_slot(parties, deadline)?;
-        let word = Word::after(self.own, Kind::Request, patience_of(deadline), Data::of(data));
+        let word = Word::after(self.counted, Kind::Request, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let result = match self.await_reply(parties, word, deadline) {
             Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
@@ -380,6 +391,9 @@ impl Talk {
             link.set_own_awaits(word.raw());
         }
         (self.own, self.is_free) = (word.raw(), false);
+        if kind != Kind::Reply {
+            self.counted = word.raw();
+        }
         link.publish_message(word, message.kind, &message.payload, data);
         link.kick();
     }

@@ -301,7 +301,7 @@ impl<C: LocalChannel> Relay<C> {
 
     fn tell_outbound(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
         let Some(message) = self.local.outbound(self.forwarded)? else { return Ok(Turn::Idle) };
-        // A reply implies that its request was taken; what was taken before it has been told.
+        // A reply implies that its request was taken; what was taken before it has been told, what was taken after it is told by itself.
         let taken = self.local.taken();
         let frame = Frame::Message {
             channel: self.wire,
@@ -314,7 +314,7 @@ impl<C: LocalChannel> Relay<C> {
             return Ok(Turn::Blocked);
         }
         self.forwarded = message.word;
-        if message.word & word::KIND_MASK == word::REPLY && taken & word::KIND_MASK == word::REQUEST {
+        if word::answers(message.word, taken) {
             self.taken_told = taken;
         }
         Ok(Turn::Idle)
@@ -490,7 +490,7 @@ impl<C: LocalChannel> Relay<C> {
         if inline.len() > abi::limits::INLINE_BYTES_MAX {
             return Err(IpcError::Corrupt);
         }
-        if word & word::KIND_MASK == word::REPLY && self.forwarded & word::KIND_MASK == word::REQUEST {
+        if word::answers(word, self.forwarded) {
             self.local.mark_taken(self.forwarded);
         }
         match self.local.publish(Carried { word, kind, payload: *payload, inline: inline.to_vec() }) {

@@ -8,13 +8,14 @@ use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
+use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
-use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel};
+use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel, State};
 use proptest::prelude::*;
 use proxy_link::{
-    Action, Cursor, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal, RingSpec, Role,
-    WireChannel,
+    Action, Carried, Cursor, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal,
+    RingSpec, Role, WireChannel,
 };
 
 const NOW: Duration = Duration::from_secs(1);
@@ -441,13 +442,8 @@ fn completion_nobody_asked_for_or_too_long_closes_the_channel_on_both_nodes() {
 #[test]
 fn party_that_says_it_took_nothing_after_all_costs_only_its_channel() {
     let (mut a, mut b) = linked();
-    let client = memory(Role::Client);
-    let channel = a.open_out(1, talk_ends(1), client.clone()).map_err(|(_, error)| error).expect("admitted");
-    exchange(&mut a, &mut b, NOW).expect("correct");
-    assert_eq!(asked(&actions(&mut b)), [channel]);
-    assert!(b.opened_in(channel, talk_ends(1), Ok(memory(Role::Server))).is_ok());
-    exchange(&mut a, &mut b, NOW).expect("correct");
-    for taken in [abi::layout::word::next(0, abi::layout::word::SEND), 0] {
+    let (channel, client, _) = opened_talk(&mut a, &mut b);
+    for taken in [word::next(0, word::SEND), 0] {
         client.0.borrow_mut().taken = taken;
         a.active(channel);
         exchange(&mut a, &mut b, NOW).expect("every frame is one");
@@ -455,6 +451,32 @@ fn party_that_says_it_took_nothing_after_all_costs_only_its_channel() {
     assert_eq!(closed(&mut a), Some(IpcError::Corrupt));
     assert!(closed(&mut b).is_some());
     assert_eq!((a.phase(), b.phase()), (Phase::Up, Phase::Up));
+}
+
+#[test]
+fn reply_that_comes_too_late_confirms_no_later_request() {
+    let (mut a, mut b) = linked();
+    let (channel, client, server) = opened_talk(&mut a, &mut b);
+    let given_up = word::next(0, word::REQUEST | word::TIMED);
+    let next = word::next(given_up, word::REQUEST);
+    say(&client, given_up);
+    a.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    server.0.borrow_mut().taken = given_up;
+    client.0.borrow_mut().cancel = true;
+    a.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(client.0.borrow().out_state, State::Taken);
+    say(&client, next);
+    client.0.borrow_mut().awaits = next;
+    a.active(channel);
+    lose(&mut a);
+    say(&server, given_up >> word::FLAG_BITS << word::FLAG_BITS | word::REPLY);
+    b.active(channel);
+    carry(&mut b, &mut a, NOW).expect("correct");
+    assert_eq!(client.0.borrow().dropped.len(), 1, "the reply came");
+    reconnect(&mut a, &mut b);
+    assert_eq!(server.0.borrow().inbound.as_ref().map(|message| message.word), Some(next));
 }
 
 #[test]
@@ -580,6 +602,24 @@ fn talk_ends(opener: u16) -> Ends {
 
 fn open_talk(peer: &mut Peer<SimChannel>, node: u16, number: u64) -> WireChannel {
     peer.open_out(number, talk_ends(node), memory(Role::Client)).map_err(|(_, error)| error).expect("admitted")
+}
+
+/// A channel of messages from a process at `a` to one at `b`, open.
+fn opened_talk(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) -> (WireChannel, SimChannel, SimChannel) {
+    let (client, server) = (memory(Role::Client), memory(Role::Server));
+    let channel = a.open_out(1, talk_ends(1), client.clone()).map_err(|(_, error)| error).expect("admitted");
+    exchange(a, b, NOW).expect("correct");
+    assert_eq!(asked(&actions(b)), [channel]);
+    assert!(b.opened_in(channel, talk_ends(1), Ok(server.clone())).is_ok());
+    exchange(a, b, NOW).expect("correct");
+    (channel, client, server)
+}
+
+/// The party publishes a message with this word.
+fn say(party: &SimChannel, word: u32) {
+    let mut memory = party.0.borrow_mut();
+    memory.out = Some(Carried { word, kind: 1, payload: [0; 56], inline: Vec::new() });
+    (memory.out_state, memory.cancel) = (State::Pending, false);
 }
 
 /// What the broker was asked to open.

@@ -78,6 +78,35 @@ pub(super) fn late_reply_to_a_request_that_was_given_up_is_refused_and_never_tak
     });
 }
 
+pub(super) fn message_after_a_reply_that_came_too_late_is_taken_for_none_before_it(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    let (caller, taker) = giving_up::sides();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // Each side counts what it sends, and a reply has the number of its request: here it is behind the server's own.
+            for round in 0..4 {
+                for kind in [20, 21] {
+                    assert_eq!(client.receive(Source::Any, SOON).unwrap().kind, kind + 10 * round);
+                }
+                caller.give_up(&mut client, Endpoint::FS, &Message::new(round));
+            }
+            assert_eq!(client.receive(Source::Any, SOON).unwrap().kind, 100);
+        });
+        for round in 0..4 {
+            for kind in [20, 21] {
+                server.send(own, &Message::new(kind + 10 * round), SOON).unwrap();
+            }
+            assert_eq!(taker.take(|wait| server.receive(Source::Any, wait)).kind, round);
+            taker.wait_until_given_up();
+            let late = server.reply(own, &Message::new(9));
+            assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
+        }
+        server.send(own, &Message::new(100), SOON).unwrap();
+    });
+}
+
 pub(super) fn send_to_a_caller_that_waits_is_its_reply(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     let mut client = world.program();

@@ -56,6 +56,10 @@ const CASES: &[Case] = &[
         "late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another",
         messages::late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another,
     ),
+    (
+        "message_after_a_reply_that_came_too_late_is_taken_for_none_before_it",
+        messages::message_after_a_reply_that_came_too_late_is_taken_for_none_before_it,
+    ),
     ("send_to_a_caller_that_waits_is_its_reply", messages::send_to_a_caller_that_waits_is_its_reply),
     ("higher_endpoint_gives_way_when_both_send", messages::higher_endpoint_gives_way_when_both_send),
     ("notifications_merge_and_every_bit_arrives", messages::notifications_merge_and_every_bit_arrives),

@@ -158,7 +158,8 @@ impl ProxiedChannel {
         }
         if word.kind == Kind::Reply {
             self.win_reply(word)?;
-        } else if word.patience == Patience::Timed {
+        }
+        if word.patience == Patience::Timed {
             link.set_state(Direction::Own, word.in_state(state::OFFERED));
         } else if word.is_misjudged_by(link.state(Direction::Own)) {
             link.set_state(Direction::Own, state::IDLE);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use abi::IpcError;
+use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use proxy_link::{Carried, Cursor, LocalChannel, Role, Settled};
 
@@ -31,6 +32,10 @@ pub struct Memory {
     pub inbound: Option<Carried>,
     pub inbound_withdrawn: bool,
     pub taken: u32,
+    /// The request whose reply the local party waits for; 0 for none. Others find nobody.
+    pub awaits: u32,
+    /// Replies that came too late, by word.
+    pub dropped: Vec<u32>,
     pub mask_out: u64,
     pub mask_in: u64,
     /// Number and bits under way to the far side.
@@ -58,6 +63,8 @@ impl Memory {
             inbound: None,
             inbound_withdrawn: false,
             taken: 0,
+            awaits: 0,
+            dropped: Vec::new(),
             mask_out: 0,
             mask_in: 0,
             carried: (0, 0),
@@ -114,6 +121,10 @@ impl LocalChannel for SimChannel {
 
     fn publish(&self, message: Carried) -> Result<(), IpcError> {
         let mut memory = self.0.borrow_mut();
+        if message.word & word::KIND_MASK == word::REPLY && !word::answers(message.word, memory.awaits) {
+            memory.dropped.push(message.word);
+            return Err(IpcError::NotWaiting);
+        }
         if let Some(before) = &memory.inbound {
             assert_ne!(before.word, message.word, "published twice");
             assert!(before.word == memory.taken || memory.inbound_withdrawn, "published over a message nobody took");

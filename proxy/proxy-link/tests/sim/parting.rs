@@ -65,8 +65,8 @@ impl Stage {
         let mut memory = local.0.borrow_mut();
         match (ends.ring, memory.role) {
             (None, _) => {
-                let before = memory.out.as_ref().map_or(0, |message| message.word);
-                memory.out = Some(carried(word::next(before, word::SEND), last));
+                let word = word::next(node.parties[&parting.channel].counted, word::SEND);
+                memory.out = Some(carried(word, last));
                 (memory.out_state, memory.cancel) = (State::Pending, false);
             }
             (Some(_), Role::Client) => {

@@ -12,6 +12,8 @@ use crate::memory::Memory;
 #[derive(Default)]
 pub struct Party {
     pub last_word: u32,
+    /// The last word that was no reply: words count on from there.
+    pub counted: u32,
     /// Values of messages it sent that were taken, in order.
     pub delivered: Vec<u64>,
     pub received: Vec<u64>,
@@ -26,10 +28,8 @@ pub struct Party {
     /// Server: what it has taken and not completed; what it ever took, in order.
     pub working: VecDeque<Submission>,
     pub served: Vec<u64>,
-    /// A request it waits to be answered.
-    pub awaits: bool,
-    /// A request it has to answer.
-    pub owes: Option<u64>,
+    /// The word of the request it took last, while it has not answered.
+    pub owes: Option<u32>,
 }
 
 pub fn carried(word: u32, value: u64) -> Carried {
@@ -45,8 +45,22 @@ pub fn value_of(message: &Carried) -> u64 {
     value
 }
 
-pub fn is_request(message: &Carried) -> bool {
-    message.word & word::KIND_MASK == word::REQUEST
+pub fn kind(word: u32) -> u32 {
+    word & word::KIND_MASK
+}
+
+pub fn is_timed(word: u32) -> bool {
+    word & word::TIMED != 0
+}
+
+/// The reply to a request carries its counter, as `ipc_core::Word::reply_to` makes it.
+pub fn reply_to(request: u32) -> u32 {
+    request >> word::FLAG_BITS << word::FLAG_BITS | word::REPLY
+}
+
+/// What a reply with this word says: nothing that another message says.
+pub fn value_of_reply(word: u32) -> u64 {
+    u64::from(word) << 32
 }
 
 /// The local party takes the next message from the far one.

@@ -11,7 +11,7 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, RingSpec, Role, WireChannel};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
-use crate::party::{Party, carried, is_request, take, value_of};
+use crate::party::{Party, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
 
 /// splitmix64
 pub struct Chance(pub u64);
@@ -315,7 +315,7 @@ impl Stage {
                             && memory.mask_out == 0
                             && memory.carried.1 == 0
                             && memory.mask_in == 0
-                            && !party.awaits
+                            && memory.awaits == 0
                             && party.owes.is_none()
                             && memory
                                 .inbound
@@ -330,7 +330,8 @@ impl Stage {
     }
 }
 
-/// Sends numbered messages, some timed and withdrawn, some requests; answers requests; notifies.
+/// Sends numbered messages, some timed and withdrawn, some requests, some of them given up after they were taken; answers requests, also too
+/// late; notifies.
 fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) {
     if memory.out.is_some() && memory.out_state != State::Pending && party.last_word != 0 {
         settle(memory, party);
@@ -338,9 +339,9 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
     if let Some(message) = take(memory) {
         let value = value_of(&message);
         party.received.push(value);
-        match message.word & word::KIND_MASK {
-            word::REQUEST => party.owes = Some(value),
-            word::REPLY => party.awaits = false,
+        match kind(message.word) {
+            word::REQUEST => party.owes = Some(message.word),
+            word::REPLY => memory.awaits = 0,
             _ => {}
         }
     }
@@ -349,47 +350,59 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
         (0..4).filter(|bit| mask >> bit & 1 == 1).for_each(|bit| party.notifications[bit] += 1);
     }
     if party.last_word != 0 {
-        if memory.out.as_ref().is_some_and(|m| m.word & word::TIMED != 0) && chance.one_in(4) {
+        if is_timed(party.last_word) && chance.one_in(4) {
             memory.cancel = true;
         }
         return;
+    }
+    if is_timed(memory.awaits) && chance.one_in(4) {
+        memory.awaits = 0;
     }
     if party.next_value < goal && chance.one_in(5) {
         let bit = chance.below(4) as usize;
         memory.mask_out |= 1 << bit;
         party.notified[bit] += 1;
     }
-    let kind = if party.owes.take().is_some() {
-        word::REPLY
-    } else if party.next_value == goal || party.awaits {
+    let message = if let Some(request) = party.owes {
+        if chance.one_in(2) {
+            return;
+        }
+        party.owes = None;
+        let word = reply_to(request);
+        carried(word, value_of_reply(word))
+    } else if party.next_value == goal || memory.awaits != 0 {
         return;
     } else {
         // Only the opener asks, as a client does: two that ask each other are a deadlock by definition.
-        match (chance.below(3), memory.role) {
+        let flags = match (chance.below(4), memory.role) {
             (0, _) => word::SEND,
             (1, Role::Client) => word::REQUEST,
+            (2, Role::Client) => word::REQUEST | word::TIMED,
             _ => word::SEND | word::TIMED,
-        }
+        };
+        party.counted = word::next(party.counted, flags);
+        carried(party.counted, party.next_value)
     };
-    let before = memory.out.as_ref().map_or(0, |m| m.word);
-    party.last_word = word::next(before, kind);
-    let value = if kind == word::REPLY { u64::from(party.last_word) << 32 } else { party.next_value };
-    let message = carried(party.last_word, value);
-    party.awaits = is_request(&message) || party.awaits;
+    if kind(message.word) == word::REQUEST {
+        memory.awaits = message.word;
+    }
+    party.last_word = message.word;
     memory.out = Some(message);
     (memory.out_state, memory.cancel) = (State::Pending, false);
 }
 
-fn settle(memory: &Memory, party: &mut Party) {
+fn settle(memory: &mut Memory, party: &mut Party) {
     let message = memory.out.clone().expect("was sent");
-    let is_reply = message.word & word::KIND_MASK == word::REPLY;
     match memory.out_state {
         State::Taken => party.delivered.push(value_of(&message)),
-        State::Withdrawn => party.withdrawn += 1,
+        State::Withdrawn => {
+            party.withdrawn += 1;
+            memory.awaits = 0;
+        }
         State::Pending => return,
     }
     party.last_word = 0;
-    if !is_reply {
+    if kind(message.word) != word::REPLY {
         party.next_value += 1;
     }
 }
