@@ -33,7 +33,7 @@ fn peers_keep_every_promise_over_a_simulated_wire_that_loses_doubles_delays_reor
     let is_long = std::env::var_os("DVS_TEST_LONG").is_some();
     let seeds = match std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => seed..seed + 1,
-        None => 0..if is_long { 4 } else { 1 },
+        None => 0..if is_long { 12 } else { 1 },
     };
     let runs: Vec<_> = seeds.flat_map(|seed| cases().map(move |case| (seed, case))).collect();
     let next = AtomicUsize::new(0);
