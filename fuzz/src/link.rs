@@ -54,6 +54,10 @@ impl LocalChannel for Shared {
     fn role(&self) -> Role {
         self.0.borrow().role
     }
+    fn mark_open(&self) {}
+    fn was_open(&self) -> bool {
+        true
+    }
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         Ok(self.0.borrow().out.clone().filter(|message| message.word != forwarded))
     }
@@ -77,8 +81,8 @@ impl LocalChannel for Shared {
     fn taken(&self) -> u32 {
         self.0.borrow().published
     }
-    fn withdraw(&self, _: u32) -> Settled {
-        Settled::Taken
+    fn withdraw(&self, word: u32) -> Option<Settled> {
+        (word & 32 == 0).then_some(Settled::Taken)
     }
     fn pending_notification(&self) -> Option<(u64, u64)> {
         None

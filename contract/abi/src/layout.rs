@@ -40,6 +40,8 @@ pub mod side {
     pub const CARRIED_BITS: usize = 648;
     /// and the number of the last notification of the far side that it posted here.
     pub const POSTED_NUMBER: usize = 656;
+    /// And a word: not 0 once the far side is known to have the channel.
+    pub const OPENED: usize = 664;
 
     /// Bytes of the data that travels with a message flagged [`super::word::INLINE`],
     pub const INLINE_BYTES: usize = 1024;
@@ -72,8 +74,8 @@ pub mod shared {
 }
 
 /// The publication word: `counter << 4 | flags`. The counter skips 0, so a word is never 0 once used. A message continues
-/// the counter of the direction's last one; a reply has the counter of the request it answers, so that a reply to a
-/// request that was given up is told from the one that is awaited. Two successive words of a direction always differ.
+/// the counter of the direction's last one that was no reply; a reply has the counter of the request it answers, so that a reply to a
+/// request that was given up is told from the one that is awaited. No word comes twice in a direction before its counter wraps.
 pub mod word {
     pub const SEND: u32 = 0;
     pub const REQUEST: u32 = 1;

@@ -132,12 +132,14 @@ fn resumed(proxy: &mut StandInPort) -> Vec<Endpoint> {
     }
 }
 
-/// The next errand for the other node's broker, and its number.
+/// The next errand for the other node's broker, and its number; after that which every broker gets that is met.
 fn errand(proxy: &mut StandInPort) -> (Op, u32) {
     loop {
         if let StandInEvent::Parcel { bytes, .. } = next(proxy) {
             let (packet, _) = Packet::split(&bytes).unwrap();
-            return (packet.op, packet.request);
+            if (packet.op, packet.peer) != (Op::MigrationRollback, None) {
+                return (packet.op, packet.request);
+            }
         }
     }
 }

@@ -72,7 +72,7 @@ fn message_behind_one_that_nobody_took_is_of_a_far_side_that_keeps_no_rule() {
     let second = Word::after(first.raw(), Kind::Send, Patience::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(first)), Ok(()));
     assert_eq!(channel.publish(&carried(second)), Err(IpcError::Corrupt));
-    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn);
+    assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn));
     assert_eq!(channel.publish(&carried(second)), Ok(()));
 }
 
@@ -82,12 +82,12 @@ fn slot_of_a_request_that_was_taken_back_is_cleared_before_it_is_written_anew() 
     let Opened { channel, client: _client, proxy: _proxy, _server, _world } = Opened::by_a_notification();
     let first = Word::after(0, Kind::Request, Patience::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(first)), Ok(()));
-    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn);
+    assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn));
     assert_eq!(channel.published(), first.raw());
     // As far as a reply comes that nobody awaits.
     assert_eq!(channel.publish(&carried(Word::reply_to(first, Data::None))), Err(IpcError::NotWaiting));
     assert_eq!(channel.published(), 0);
-    assert_eq!(channel.withdraw(first.raw()), Settled::Withdrawn, "as for what never came");
+    assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn), "as for what never came");
     let next = Word::after(first.raw(), Kind::Request, Patience::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(next)), Ok(()));
     assert_eq!(channel.published(), next.raw());
@@ -147,18 +147,160 @@ fn owner_that_has_been_let_go_may_give_up_its_commit_which_goes_on() {
     assert_eq!(standing.join().unwrap(), Ok(Epoch(2)));
 }
 
-/// The next packet of our broker for the one that the test plays.
+/// The next packet of our broker for the one that the test plays, after that which it says to everybody it meets.
 fn said(proxy: &mut StandInPort) -> Packet {
     loop {
         if let StandInEvent::Parcel { bytes, .. } = proxy.wait_event(SOON).unwrap() {
-            return Packet::split(&bytes).unwrap().0;
+            let packet = Packet::split(&bytes).unwrap().0;
+            if (packet.op, packet.peer) != (Op::MigrationRollback, None) {
+                return packet;
+            }
         }
     }
 }
 
+/// A broker whose endpoint DS another one hands over, which the test plays together with that one's proxy.
+struct Asking {
+    world: TwoNodes,
+    proxy: StandInPort,
+}
+
+const THERE: NodeId = NodeId(2);
+
+impl Asking {
+    fn new() -> Asking {
+        let mut world = TwoNodes::new();
+        world.stop_relay();
+        let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+        proxy.link(THERE, LinkState::Up).unwrap();
+        Asking { world, proxy }
+    }
+
+    /// An owner that waits for messages until it ends.
+    fn owner(&mut self, epoch: u64) -> thread::JoinHandle<Result<i32, IpcError>> {
+        let mut owner = self.world.near_server(Endpoint::DS, epoch);
+        thread::spawn(move || owner.receive(Source::Any, SOON).map(|message| message.kind))
+    }
+
+    fn tell(&mut self, op: Op, request: u32, value: u32) {
+        let packet = Packet { dc: DC, peer: Some(Endpoint::DS), node: THERE, value, request, ..Packet::new(op) };
+        self.proxy.parcel(THERE, &packet.to_bytes()).unwrap();
+    }
+
+    fn disown(&mut self, request: u32) {
+        self.proxy.parcel(THERE, &Packet { request, ..Packet::new(Op::MigrationRollback) }.to_bytes()).unwrap();
+        assert_eq!(self.answer(), (request, Ok(())));
+    }
+
+    fn done(&mut self, errand: &Packet) {
+        let done = Packet { request: errand.request, ..Packet::new(Op::Done) };
+        self.proxy.parcel(THERE, &done.to_bytes()).unwrap();
+    }
+
+    fn failed(&mut self, errand: &Packet, error: IpcError) {
+        self.proxy.parcel(THERE, &Packet::failed(errand.request, error).to_bytes()).unwrap();
+    }
+
+    fn answer(&mut self) -> (u32, Result<(), IpcError>) {
+        let answer = said(&mut self.proxy);
+        match answer.op {
+            Op::Done => (answer.request, Ok(())),
+            Op::Failed => (answer.request, Err(answer.error())),
+            op => panic!("{op:?} is no answer"),
+        }
+    }
+
+    fn errand(&mut self, op: Op) -> Packet {
+        let errand = said(&mut self.proxy);
+        assert_eq!(errand.op, op);
+        assert_ne!(errand.request, 0, "it is to be answered");
+        errand
+    }
+}
+
+#[test]
+fn hold_is_that_of_one_process_and_ends_when_its_broker_knows_of_none() {
+    let mut asking = Asking::new();
+    let waiting = asking.owner(1);
+    asking.tell(Op::MigrationStart, 1, 5);
+    assert_eq!(asking.answer(), (1, Ok(())));
+    asking.tell(Op::MigrationStart, 2, 6);
+    assert_eq!(asking.answer(), (2, Err(IpcError::Busy)), "another process of that node");
+    asking.tell(Op::MigrationStart, 3, 5);
+    assert_eq!(asking.answer(), (3, Ok(())), "the same once more");
+    asking.disown(2);
+    asking.tell(Op::MigrationStart, 4, 6);
+    assert_eq!(asking.answer(), (4, Err(IpcError::Busy)), "what was said before it was held does not mean it");
+    asking.disown(5);
+    asking.tell(Op::MigrationStart, 6, 6);
+    assert_eq!(asking.answer(), (6, Ok(())));
+    asking.disown(7);
+    asking.world.program().send(Endpoint::DS, &Message::new(9), SOON).unwrap();
+    assert_eq!(waiting.join().unwrap(), Ok(9));
+}
+
+#[test]
+fn late_answer_to_a_step_is_none_to_the_same_step_of_the_next_migration() {
+    let mut asking = Asking::new();
+    let mut owner = asking.world.near_server(Endpoint::DS, 1);
+    owner.migration_start(Endpoint::DS, SOON).unwrap();
+    asking.tell(Op::MigrationCommit, 3, 77);
+    let late = asking.errand(Op::Prepare);
+    // It ends with a commit under way.
+    drop(owner);
+    assert_eq!(asking.answer(), (3, Err(IpcError::DestinationDied)));
+    let waiting = asking.owner(2);
+    asking.tell(Op::MigrationStart, 4, 0);
+    assert_eq!(asking.answer(), (4, Ok(())));
+    asking.tell(Op::MigrationCommit, 5, 78);
+    let prepare = asking.errand(Op::Prepare);
+    asking.failed(&late, IpcError::NoSuchEndpoint);
+    asking.done(&prepare);
+    let leave = asking.errand(Op::Leave);
+    asking.done(&leave);
+    let take_over = asking.errand(Op::TakeOver);
+    // Answers that come twice are none either.
+    asking.done(&leave);
+    asking.failed(&prepare, IpcError::NoSuchEndpoint);
+    asking.done(&take_over);
+    assert_eq!(asking.answer(), (5, Ok(())));
+    assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
+}
+
+#[test]
+fn node_that_let_go_is_told_that_nobody_took_over_until_it_has_heard_it() {
+    let third = NodeId(3);
+    let mut asking = Asking::new();
+    asking.proxy.link(third, LinkState::Up).unwrap();
+    let waiting = asking.owner(1);
+    asking.tell(Op::MigrationStart, 1, 0);
+    assert_eq!(asking.answer(), (1, Ok(())));
+    asking.tell(Op::MigrationCommit, 2, 77);
+    let prepare = asking.errand(Op::Prepare);
+    asking.done(&prepare);
+    for node in [THERE, third] {
+        let leave = asking.errand(Op::Leave);
+        let done = Packet { request: leave.request, ..Packet::new(Op::Done) };
+        asking.proxy.parcel(node, &done.to_bytes()).unwrap();
+    }
+    let take_over = asking.errand(Op::TakeOver);
+    asking.failed(&take_over, IpcError::NoSuchEndpoint);
+    let news = asking.errand(Op::MovedTo);
+    assert_eq!(news.epoch, Epoch(0), "nowhere");
+    assert_eq!(asking.answer(), (2, Err(IpcError::DestinationDied)));
+    assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
+    // It was lost with its link.
+    asking.proxy.link(third, LinkState::Up).unwrap();
+    let again = asking.errand(Op::MovedTo);
+    assert_eq!(again.request, news.request);
+    asking.proxy.parcel(third, &Packet { request: news.request, ..Packet::new(Op::Done) }.to_bytes()).unwrap();
+    asking.proxy.link(third, LinkState::Up).unwrap();
+    asking.tell(Op::MigrationCommit, 2, 77);
+    assert_eq!(asking.answer(), (2, Err(IpcError::DestinationDied)), "and nothing more of it before");
+}
+
 #[test]
 fn commit_that_is_asked_for_again_after_its_answer_was_lost_is_answered_as_before() {
-    const THERE: NodeId = NodeId(2);
     let mut world = TwoNodes::new();
     world.stop_relay();
     let mut owner = world.near_server(Endpoint::DS, 1);

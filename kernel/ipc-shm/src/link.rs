@@ -307,6 +307,15 @@ impl Link {
         self.own.load_u64(side::POSTED_NUMBER, Ordering::Relaxed)
     }
 
+    /// A proxy's: the far side has the channel.
+    pub fn set_open(&self) {
+        self.own.store(side::OPENED, 1, Ordering::Release);
+    }
+
+    pub fn was_open(&self) -> bool {
+        self.own.load(side::OPENED, Ordering::Acquire) != 0
+    }
+
     pub fn set_posted_number(&self, number: u64) {
         self.own.store_u64(side::POSTED_NUMBER, number, Ordering::Release);
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use abi::layout::state;
+use abi::layout::{state, word};
 use abi::{Calls, Endpoint, IpcError, Message};
 use ipc_core::{Both, Budget, Data, Kind, Owed, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
@@ -147,9 +147,8 @@ impl Talk {
             return Ok(None);
         }
         if word.kind == Kind::Reply {
-            // Nobody waits for it: its caller's wait ended for another reason. Taking it frees the replier's slot.
             self.seen = raw;
-            link.set_own_taken(raw);
+            pass_over(link, raw);
             return Ok(None);
         }
         Ok(Some(word))
@@ -194,7 +193,12 @@ impl Talk {
         deadline: Deadline,
     ) -> Result<(), IpcError> {
         match self.waits(parties) {
-            Waits::ForUs => return self.reply(parties, message, data),
+            Waits::ForUs => match self.reply(parties, message, data) {
+                Ok(()) if self.is_awaited(parties) => return Ok(()),
+                // The peer has just given up: it takes a message.
+                Ok(()) | Err(IpcError::NotWaiting) => {}
+                Err(error) => return Err(error),
+            },
             Waits::ForAnother => return Err(IpcError::Deadlock),
             Waits::No => {}
         }
@@ -208,6 +212,7 @@ impl Talk {
             if link.peer_taken() == word.raw() {
                 return Some(Answer::Taken);
             }
+            pass_over_reply(link, self.seen);
             give_way(link, self.seen, word, own, peer).then_some(Answer::GiveWay)
         };
         let terms = Terms::until(deadline).calling(parties.peer);
@@ -242,26 +247,38 @@ impl Talk {
         self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.counted, Kind::Request, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
-        let result = match self.await_reply(parties, word, deadline) {
-            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
-            Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
-            Ok(Reply::GiveWay) => match self.give_up(parties, word) {
-                // It was taken while we gave way: then its reply comes.
-                Ok(Settled::Taken) => self.late_reply(parties, word, inbox),
-                Ok(Settled::Withdrawn) => Err(IpcError::Deadlock),
-                Err(error) => Err(error),
-            },
-            Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
-            // A peer that took it is stuck and answers nothing.
-            Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock)),
-            Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
-                Err(gone.or_died(IpcError::SourceDied))
-            }
-            Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
-            Err(Stop::Own(error)) => Err(error),
-        };
+        let result = self.await_answer(parties, word, deadline, inbox);
         parties.link.set_own_awaits(0);
         result
+    }
+
+    /// Until the request that was published is answered, or taken back.
+    fn await_answer(
+        &mut self,
+        parties: &mut Parties<'_>,
+        word: Word,
+        deadline: Deadline,
+        inbox: &mut Inbox,
+    ) -> Result<(), IpcError> {
+        loop {
+            return match self.await_reply(parties, word, deadline) {
+                Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
+                Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
+                Ok(Reply::GiveWay) => match self.give_up(parties, word)? {
+                    // It was taken while we gave way: then its reply comes, when the peer has it.
+                    Settled::Taken => continue,
+                    Settled::Withdrawn => Err(IpcError::Deadlock),
+                },
+                Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
+                // A peer that took it is stuck and answers nothing.
+                Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock)),
+                Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
+                    Err(gone.or_died(IpcError::SourceDied))
+                }
+                Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
+                Err(Stop::Own(error)) => Err(error),
+            };
+        }
     }
 
     pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
@@ -278,7 +295,11 @@ impl Talk {
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
         if !self.is_free {
-            self.await_taking(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
+            let freed = self.await_taking(parties, Deadline::after(Wait::For(SETTLE_LIMIT)));
+            if freed == Err(IpcError::TimedOut) {
+                self.owes = Owes::Answer(request);
+            }
+            freed?;
         }
         if request.patience == Patience::Timed {
             let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
@@ -286,6 +307,23 @@ impl Talk {
         }
         self.publish(parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
+    }
+
+    /// Whether the reply that was just published finds its caller. A proxy drops it when the caller has given up, which is not known here.
+    fn is_awaited(&mut self, parties: &mut Parties<'_>) -> bool {
+        if parties.proxied == Proxied::No {
+            return true;
+        }
+        let Some(word) = Word::of(self.own) else { return true };
+        let link = parties.link;
+        let look = || match link.peer_taken() == word.raw() {
+            true => Some(Settled::Taken),
+            false => (word.state_of(link.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
+        };
+        let terms = Terms::until(Deadline::after(Wait::For(SETTLE_LIMIT)));
+        let settled = wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look);
+        // Where nothing is heard of it the caller waited when it was last heard of.
+        !matches!(settled, Ok(Settled::Withdrawn))
     }
 
     /// The request that is owed an answer, ready to be relayed: the slot for the answer is free.
@@ -441,8 +479,11 @@ impl Talk {
                 return None;
             }
             match Word::of(raw) {
-                // A reply to an older request, which we gave up, is passed over.
-                Some(reply) if reply.kind == Kind::Reply => reply.answers(word).then_some(Reply::Published(reply)),
+                Some(reply) if reply.answers(word) => Some(Reply::Published(reply)),
+                Some(reply) if reply.kind == Kind::Reply => {
+                    pass_over(link, raw);
+                    None
+                }
                 Some(_) if give_way(link, seen, word, own, peer) => Some(Reply::GiveWay),
                 Some(_) => None,
                 None => Some(Reply::Corrupt),
@@ -480,8 +521,21 @@ impl Talk {
         }
         let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
         match parties.link.exchange_reply_state(Direction::Own, waiting, given_up) {
-            Ok(()) => Err(IpcError::TimedOut),
+            Ok(()) => {
+                if parties.proxied == Proxied::Yes {
+                    self.tell_given_up(parties.link, word);
+                }
+                Err(IpcError::TimedOut)
+            }
             Err(_) => self.late_reply(parties, word, inbox),
+        }
+    }
+
+    /// The request was taken, and its answer is not waited for any more. The far side is asked to withdraw it, which it cannot, and knows.
+    fn tell_given_up(&self, link: &Link, word: Word) {
+        let (taken, cancel) = (word.in_state(state::TAKEN), word.in_state(state::CANCEL));
+        if link.exchange_state(Direction::Own, taken, cancel).is_ok() {
+            link.kick();
         }
     }
 
@@ -525,6 +579,23 @@ impl Talk {
             Err(Stop::Own(error)) => Err(error),
             Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt),
         }
+    }
+}
+
+/// A reply that nobody waits for: its caller's wait ended for another reason. Taking it frees the slot of the replier, who may sleep
+/// until it is free.
+#[cold]
+fn pass_over(link: &Link, reply: u32) {
+    if link.own_taken() != reply {
+        link.set_own_taken(reply);
+        link.kick();
+    }
+}
+
+fn pass_over_reply(link: &Link, seen: u32) {
+    let raw = link.peer_word();
+    if raw != seen && raw & word::KIND_MASK == word::REPLY {
+        pass_over(link, raw);
     }
 }
 

@@ -35,6 +35,10 @@ impl LocalChannel for Memory {
     fn role(&self) -> Role {
         self.0.role
     }
+    fn mark_open(&self) {}
+    fn was_open(&self) -> bool {
+        true
+    }
     fn outbound(&self, _forwarded: u32) -> Result<Option<Carried>, IpcError> {
         Ok(None)
     }
@@ -52,8 +56,8 @@ impl LocalChannel for Memory {
     fn taken(&self) -> u32 {
         0
     }
-    fn withdraw(&self, _word: u32) -> Settled {
-        Settled::Withdrawn
+    fn withdraw(&self, _word: u32) -> Option<Settled> {
+        Some(Settled::Withdrawn)
     }
     fn pending_notification(&self) -> Option<(u64, u64)> {
         None

@@ -57,6 +57,14 @@ impl LocalChannel for Local {
         }
     }
 
+    fn mark_open(&self) {
+        self.channel.mark_open();
+    }
+
+    fn was_open(&self) -> bool {
+        self.channel.was_open()
+    }
+
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         let carried =
             |m: stand_in::Carried| Carried { word: m.word, kind: m.kind, payload: m.payload, inline: m.inline };
@@ -93,11 +101,11 @@ impl LocalChannel for Local {
         self.channel.taken()
     }
 
-    fn withdraw(&self, word: u32) -> Settled {
-        match self.channel.withdraw(word) {
+    fn withdraw(&self, word: u32) -> Option<Settled> {
+        self.channel.withdraw(word).map(|settled| match settled {
             stand_in::Settled::Taken => Settled::Taken,
             stand_in::Settled::Withdrawn => Settled::Withdrawn,
-        }
+        })
     }
 
     fn pending_notification(&self) -> Option<(u64, u64)> {

@@ -74,13 +74,18 @@ pub struct Cursor {
 pub trait LocalChannel {
     fn role(&self) -> Role;
 
+    /// The far side has the channel.
+    fn mark_open(&self);
+    /// Whether that was ever heard here, perhaps by a proxy before this one.
+    fn was_open(&self) -> bool;
+
     /// The local party's message that was neither taken nor withdrawn, unless it is the one with the word `forwarded`.
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError>;
     /// The far party took the message. Nothing happens when it is not outstanding.
     fn mark_taken(&self, word: u32);
-    /// The word of a message the local party wants back, until that is settled.
+    /// The word of a message the local party wants back, or of a request that was taken and whose answer it waits for no more. May stay.
     fn cancel_requested(&self) -> Option<u32>;
-    /// The far side gave the message back, or never got it.
+    /// The far side gave the message back, or never got it, or dropped it: a reply that nobody waited for.
     fn settle_withdrawn(&self, word: u32);
 
     /// Publishes the far party's message. `NotWaiting`: a reply whose caller gave up.
@@ -89,8 +94,9 @@ pub trait LocalChannel {
     fn published(&self) -> u32;
     /// The last word of ours that the local party took; 0 for none.
     fn taken(&self) -> u32;
-    /// The far party wants its message back.
-    fn withdraw(&self, word: u32) -> Settled;
+    /// The far party wants its message back, or waits for the answer to that request no more. `None`: the local party is taking it at
+    /// this moment; ask again when that was done. Until then nothing that follows the message may be published.
+    fn withdraw(&self, word: u32) -> Option<Settled>;
 
     /// Number (from 1) and bits of what the local party posted and the far side has not confirmed: the same until it has.
     fn pending_notification(&self) -> Option<(u64, u64)>;

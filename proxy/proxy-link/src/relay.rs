@@ -76,9 +76,9 @@ pub(crate) struct Relay<C> {
     forwarded: u32,
     cancel_told: u32,
     taken_told: u32,
-    /// The fate of a message the far party wants back, to be told.
-    settled: Option<(Settled, u32)>,
-    /// A reply nobody waits for: to be told as taken.
+    /// A message the far party wants back: its fate is to be told.
+    wanted_back: Option<u32>,
+    /// A reply nobody waits for: its sender gets it back.
     dropped: Option<u32>,
     /// Next entry of the local party to be sent.
     sent: u32,
@@ -109,7 +109,7 @@ impl<C: LocalChannel> Relay<C> {
             forwarded: 0,
             cancel_told: 0,
             taken_told: 0,
-            settled: None,
+            wanted_back: None,
             dropped: None,
             sent,
             put_told: put,
@@ -122,13 +122,8 @@ impl<C: LocalChannel> Relay<C> {
     }
 
     pub(crate) fn resumed(wire: WireChannel, ends: Ends, local: C) -> Relay<C> {
-        let used = local.published() != 0
-            || match ends.ring {
-                Some(_) => local.put_count() != 0 || local.entries().is_ok_and(|cursor| cursor.head != 0),
-                None => false,
-            };
-        let opener = local.role() == Role::Client;
-        let stage = if opener && !used { Stage::Opening(Asking::Untold) } else { Stage::Open };
+        let is_open = local.role() == Role::Server || local.was_open();
+        let stage = if is_open { Stage::Open } else { Stage::Opening(Asking::Untold) };
         Relay { resumed: true, ..Relay::new(wire, ends, local, stage) }
     }
 
@@ -137,7 +132,7 @@ impl<C: LocalChannel> Relay<C> {
         self.listed = false;
         self.forwarded = 0;
         self.cancel_told = 0;
-        self.settled = None;
+        self.wanted_back = None;
         self.dropped = None;
         self.notify_told = 0;
         match self.stage {
@@ -145,6 +140,12 @@ impl<C: LocalChannel> Relay<C> {
             Stage::Ending(reason) => self.stage = Stage::Draining(reason),
             Stage::Open | Stage::Draining(_) => {}
         }
+    }
+
+    /// The far side has it.
+    pub(crate) fn opened(&mut self) {
+        self.local.mark_open();
+        self.stage = Stage::Open;
     }
 
     /// Nothing more is told or heard for it in this connection.
@@ -176,7 +177,7 @@ impl<C: LocalChannel> Relay<C> {
     pub(crate) fn apply(&mut self, far: &Resync<'_>) -> Result<(), IpcError> {
         self.listed = true;
         if matches!(self.stage, Stage::Opening(_)) {
-            self.stage = Stage::Open;
+            self.opened();
         }
         if far.published != 0 {
             self.forwarded = far.published;
@@ -252,7 +253,9 @@ impl<C: LocalChannel> Relay<C> {
 
     fn tell_messages(&mut self, link: &mut Link, telling: Telling) -> Result<Turn, IpcError> {
         let channel = self.wire;
-        if let Some((settled, word)) = self.settled {
+        if let Some(word) = self.wanted_back
+            && let Some(settled) = self.give_back(word)
+        {
             let frame = match settled {
                 Settled::Withdrawn => Frame::Withdrawn { channel, word },
                 Settled::Taken => Frame::Taken { channel, word },
@@ -260,10 +263,10 @@ impl<C: LocalChannel> Relay<C> {
             if !link.put(&frame, Class::Control) {
                 return Ok(Turn::Blocked);
             }
-            self.settled = None;
+            self.wanted_back = None;
         }
         if let Some(word) = self.dropped {
-            if !link.put(&Frame::Taken { channel, word }, Class::Control) {
+            if !link.put(&Frame::Withdrawn { channel, word }, Class::Control) {
                 return Ok(Turn::Blocked);
             }
             self.dropped = None;
@@ -284,6 +287,12 @@ impl<C: LocalChannel> Relay<C> {
             return Ok(Turn::Blocked);
         }
         self.tell_outbound(link)
+    }
+
+    /// `None` while the local party is taking it.
+    fn give_back(&self, word: u32) -> Option<Settled> {
+        let never_came = self.local.published() != word;
+        if never_came { Some(Settled::Withdrawn) } else { self.local.withdraw(word) }
     }
 
     fn tell_cancel(&mut self, link: &mut Link) -> Turn {
@@ -437,9 +446,7 @@ impl<C: LocalChannel> Relay<C> {
                 Ok(())
             }
             Frame::Withdraw { word, .. } => {
-                let never_came = self.local.published() != *word;
-                let settled = if never_came { Settled::Withdrawn } else { self.local.withdraw(*word) };
-                self.settled = Some((settled, *word));
+                self.wanted_back = Some(*word);
                 Ok(())
             }
             Frame::Withdrawn { word, .. } => {

@@ -474,9 +474,46 @@ fn reply_that_comes_too_late_confirms_no_later_request() {
     say(&server, given_up >> word::FLAG_BITS << word::FLAG_BITS | word::REPLY);
     b.active(channel);
     carry(&mut b, &mut a, NOW).expect("correct");
-    assert_eq!(client.0.borrow().dropped.len(), 1, "the reply came");
+    assert_eq!(client.0.borrow().dropped, 1, "the reply came");
     reconnect(&mut a, &mut b);
     assert_eq!(server.0.borrow().inbound.as_ref().map(|message| message.word), Some(next));
+}
+
+#[test]
+fn channel_that_the_peer_has_given_up_is_not_opened_again_by_the_next_proxy() {
+    let (mut a, mut b) = linked();
+    let (channel, client, server) = opened_talk(&mut a, &mut b);
+    let request = word::next(0, word::REQUEST);
+    say(&client, request);
+    a.active(channel);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(server.published(), request);
+    let (mut a, mut b) = (peer(1, 2, 2), peer(2, 2, 1));
+    assert!(a.resume(channel, talk_ends(1), client).is_ok());
+    a.dialled(NOW);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(closed(&mut a), Some(IpcError::SourceDied));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
+    assert!(asked(&actions(&mut b)).is_empty());
+}
+
+#[test]
+fn channel_that_ended_while_the_brokers_answer_was_out_ends_there_too() {
+    let (mut a, mut b) = linked();
+    let channel = open_talk(&mut a, 1, 7);
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(asked(&actions(&mut b)), [channel]);
+    a.cut();
+    b.cut();
+    a.closed_here(channel, IpcError::SourceDied);
+    a.dialled(NOW);
+    carry(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!(b.phase(), Phase::Resyncing);
+    assert!(b.opened_in(channel, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    exchange(&mut a, &mut b, NOW).expect("correct");
+    assert_eq!((a.phase(), b.phase()), (Phase::Up, Phase::Up));
+    assert_eq!(closed(&mut b), Some(IpcError::SourceDied));
+    assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! over, and to every new proxy: what was lost on the way is not known, and every errand may be done twice. It ends with its answer,
 //! with the last link (`NoLink`), or when its asker gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use abi::{DcId, Endpoint, IpcError, NodeId, PairId, Privileges};
 use ipc::protocol::{Op, Packet};
@@ -14,10 +14,12 @@ use super::Engine;
 use crate::limits::ERRANDS_MAX;
 
 /// Errands under way to other nodes, by the number under which they went.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Errands {
     under_way: BTreeMap<u32, Errand>,
     last: u32,
+    /// Nodes that heard, since they could be reached, that nothing which was held there before is held any more.
+    disowned: BTreeSet<NodeId>,
 }
 
 #[derive(Debug)]
@@ -32,15 +34,22 @@ struct Errand {
 pub(super) enum Asker {
     /// A process of this node.
     Port { owner: OwnerId, request: u32 },
-    /// The broker of another node, which is answered over the pair by which it asked: that it looks after.
-    Broker { node: NodeId, pair: PairId, request: u32 },
-    /// This broker, for a migration of its own.
-    Migration { dc: DcId, endpoint: Endpoint },
+    /// The broker of another node, which is answered over the pair by which it asked: that it looks after. Of one that holds something for a
+    /// process, which one it is; else 0.
+    Broker { node: NodeId, pair: PairId, request: u32, process: u32 },
+    /// This broker, for a step of a migration of its own.
+    Migration { dc: DcId, endpoint: Endpoint, hold: u32, step: Op },
     /// Nobody waits for it; it is to be done all the same.
     Nobody,
 }
 
 impl Errands {
+    /// Numbers go on from `first`, which is ahead of those that a broker of this node gave before: an answer to one of them, which
+    /// may come as late as it likes, is none to an errand of ours.
+    pub fn numbered_from(first: u32) -> Errands {
+        Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new() }
+    }
+
     pub fn forget(&mut self, owner: OwnerId) {
         self.under_way.retain(|_, errand| !matches!(errand.asker, Asker::Port { owner: of, .. } if of == owner));
     }
@@ -96,6 +105,9 @@ impl Engine {
         let packet = Packet { dc, ..packet };
         if let Some(node) = self.place_of_errand(dc, endpoint, &packet)? {
             self.note_holder(owner, &packet, node);
+            // Which process of this node it is that holds.
+            let is_start = packet.op == Op::MigrationStart;
+            let packet = if is_start { Packet { value: owner.0 as u32, ..packet } } else { packet };
             return self.send_errand(asker, node, packet, body);
         }
         if let Some(Done { packet, body }) = self.do_errand(asker, packet, body)? {
@@ -162,7 +174,8 @@ impl Engine {
         if !self.errands.has_room_for(1) {
             return Err(IpcError::TableFull);
         }
-        self.errands.last = self.errands.last.wrapping_add(1);
+        // Not 0, which is the number of what needs no answer.
+        self.errands.last = self.errands.last.wrapping_add(1).max(1);
         let number = self.errands.last;
         let message = Packet { request: number, ..packet }.with_body(body);
         self.tell_broker(node, &message);
@@ -176,7 +189,7 @@ impl Engine {
             Asker::Port { owner, request } => {
                 self.send_with_body(owner, Packet { request, ..packet }, body);
             }
-            Asker::Broker { node, pair, request } => {
+            Asker::Broker { node, pair, request, .. } => {
                 let pair = Some(pair).filter(|pair| self.links.proxy(*pair).is_some()).or(self.links.route(node));
                 self.tell_broker_by(pair, node, &Packet { request, ..packet }.with_body(body));
             }
@@ -208,18 +221,29 @@ impl Engine {
             tracing::warn!(%node, "its broker said something that is no packet");
             return;
         };
+        let process = if packet.op == Op::MigrationStart { packet.value } else { 0 };
+        let asker = Asker::Broker { node, pair, request: packet.request, process };
         match packet.op {
             Op::Probe | Op::Refuse => self.hear_chase(&packet, body),
-            Op::MovedTo => self.hear_moved_to(&packet),
-            Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
-            _ => {
-                let asker = Asker::Broker { node, pair, request: packet.request };
-                match self.do_errand(asker, packet, body) {
-                    Ok(Some(Done { packet, body })) => self.answer_asker(asker, packet, &body),
-                    Ok(None) => {}
-                    Err(error) => self.finish_errand(asker, Err(error)),
+            Op::MovedTo => {
+                self.hear_moved_to(&packet);
+                if packet.request != 0 {
+                    self.finish_errand(asker, Ok(()));
                 }
             }
+            Op::MigrationRollback if packet.peer.is_none() => {
+                self.roll_back_of(|holder| match holder {
+                    Asker::Broker { node: of, request, .. } => *of == node && is_before(*request, packet.request),
+                    _ => false,
+                });
+                self.finish_errand(asker, Ok(()));
+            }
+            Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
+            _ => match self.do_errand(asker, packet, body) {
+                Ok(Some(Done { packet, body })) => self.answer_asker(asker, packet, &body),
+                Ok(None) => {}
+                Err(error) => self.finish_errand(asker, Err(error)),
+            },
         }
     }
 
@@ -229,7 +253,15 @@ impl Engine {
         if is_asked && let Some(errand) = self.errands.under_way.remove(&packet.request) {
             let result = if packet.op == Op::Failed { Err(packet.error()) } else { Ok(()) };
             match errand.asker {
-                Asker::Migration { dc, endpoint } => self.migration_heard(dc, endpoint, node, result),
+                Asker::Migration { dc, endpoint, hold, step } => {
+                    self.migration_heard(dc, endpoint, (hold, step), node, result);
+                }
+                Asker::Port { owner, .. } if result.is_ok() => {
+                    if let Some((asked, _)) = Packet::split(&errand.message) {
+                        self.note_handed_over(owner, &asked, node);
+                    }
+                    self.answer_asker(errand.asker, packet, body);
+                }
                 asker => self.answer_asker(asker, packet, body),
             }
         }
@@ -244,18 +276,36 @@ impl Engine {
         }
     }
 
+    /// The node can be reached, perhaps for the first time in this broker's life: whatever was held there for a process of this node before is
+    /// held no more. This broker has forgotten it, or has taken it for let go when the node was out of reach.
+    pub(super) fn disown_holds(&mut self, node: NodeId) {
+        if self.errands.disowned.contains(&node) {
+            return;
+        }
+        let all = Packet::new(Op::MigrationRollback);
+        if self.send_errand(Asker::Nobody, node, all, &[]).is_ok() {
+            self.errands.disowned.insert(node);
+        }
+    }
+
     pub(super) fn end_errands(&mut self, node: NodeId) {
+        self.errands.disowned.remove(&node);
         let under_way = std::mem::take(&mut self.errands.under_way);
         let (ended, others): (BTreeMap<u32, Errand>, _) =
             under_way.into_iter().partition(|(_, errand)| errand.node == node);
         self.errands.under_way = others;
         for errand in ended.into_values() {
             match errand.asker {
-                Asker::Migration { dc, endpoint } => {
-                    self.migration_heard(dc, endpoint, node, Err(IpcError::NoLink));
+                Asker::Migration { dc, endpoint, hold, step } => {
+                    self.migration_heard(dc, endpoint, (hold, step), node, Err(IpcError::NoLink));
                 }
                 asker => self.finish_errand(asker, Err(IpcError::NoLink)),
             }
         }
     }
+}
+
+/// Whether an errand was sent before another one of the same node.
+fn is_before(one: u32, other: u32) -> bool {
+    (1..=u32::MAX / 2).contains(&other.wrapping_sub(one))
 }

@@ -117,9 +117,12 @@ impl Engine {
                 return Err(IpcError::Busy);
             }
             return match migration.step {
-                Step::Held => Ok(Some(Done::plain())),
+                Step::Held => {
+                    migration.holder = asker;
+                    Ok(Some(Done::plain()))
+                }
                 Step::Draining => {
-                    migration.waiting = asker;
+                    (migration.waiting, migration.holder) = (asker, asker);
                     Ok(None)
                 }
                 Step::Asking { .. } | Step::Leaving { .. } | Step::Taking { .. } => Err(IpcError::Busy),
@@ -185,9 +188,10 @@ impl Engine {
             }
             _ => return Err(IpcError::Busy),
         }
+        let hold = migration.hold;
         let prepare = Packet { node: to.node, value: to.pid as u32, ..about(Op::Prepare, dc, endpoint) };
         let asked = if to.node != own_node {
-            self.send_errand(Asker::Migration { dc, endpoint }, to.node, prepare, &[])
+            self.send_errand(Asker::Migration { dc, endpoint, hold, step: Op::Prepare }, to.node, prepare, &[])
         } else if self.stands_by(dc, endpoint, to.pid).is_some() {
             self.leave_home(dc, endpoint);
             Ok(())
@@ -215,11 +219,18 @@ impl Engine {
         true
     }
 
-    /// What another broker did for a migration of ours.
-    pub(super) fn migration_heard(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, result: Result<(), IpcError>) {
-        let Some(migration) = self.migration(dc, endpoint) else { return };
-        match &mut migration.step {
-            Step::Asking { .. } => match result {
+    /// What another broker did for a step of a migration of ours; perhaps of one that has ended since.
+    pub(super) fn migration_heard(
+        &mut self,
+        dc: DcId,
+        endpoint: Endpoint,
+        (hold, step): (u32, Op),
+        node: NodeId,
+        result: Result<(), IpcError>,
+    ) {
+        let Some(migration) = self.migration(dc, endpoint).filter(|migration| migration.hold == hold) else { return };
+        match (&mut migration.step, step) {
+            (Step::Asking { .. }, Op::Prepare) => match result {
                 Ok(()) => self.leave_home(dc, endpoint),
                 Err(error) => {
                     let asker = migration.hold();
@@ -227,14 +238,14 @@ impl Engine {
                 }
             },
             // One that cannot be reached has no channel with the endpoint any more either.
-            Step::Leaving { nodes, .. } => {
+            (Step::Leaving { nodes, .. }, Op::Leave) => {
                 nodes.remove(&node);
                 if nodes.is_empty() {
                     self.hand_over(dc, endpoint);
                 }
             }
-            Step::Taking { .. } => self.handed_over(dc, endpoint, result),
-            Step::Draining | Step::Held => {}
+            (Step::Taking { .. }, Op::TakeOver) => self.handed_over(dc, endpoint, result),
+            _ => {}
         }
     }
 
@@ -259,13 +270,12 @@ impl Engine {
             return self.finish_errand(asker, Err(IpcError::TableFull));
         }
         migration.told.clone_from(&nodes);
+        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, step: Op::Leave };
         let succession = Succession { epoch: Epoch(epoch.0.saturating_add(1)), privileges };
         migration.step = Step::Leaving { to, succession, nodes: nodes.clone() };
         let leave = Packet { epoch, ..about(Op::Leave, dc, endpoint) };
-        let unreachable: Vec<NodeId> = nodes
-            .into_iter()
-            .filter(|node| self.send_errand(Asker::Migration { dc, endpoint }, *node, leave, &[]).is_err())
-            .collect();
+        let unreachable: Vec<NodeId> =
+            nodes.into_iter().filter(|node| self.send_errand(asker, *node, leave, &[]).is_err()).collect();
         if let Some(container) = self.containers.get_mut(&dc) {
             container.in_transit.insert(endpoint, Transit { from: self.node, epoch, left: None });
         }
@@ -288,6 +298,7 @@ impl Engine {
         let Step::Leaving { to, succession, .. } = &migration.step else { return };
         let (to, succession) = (*to, succession.clone());
         migration.step = Step::Taking { to, epoch: succession.epoch };
+        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, step: Op::TakeOver };
         if to.node == own_node {
             let taken = self.take_over(dc, endpoint, to.pid, succession);
             return self.handed_over(dc, endpoint, taken.map(drop));
@@ -295,7 +306,7 @@ impl Engine {
         let (node, value, epoch) = (to.node, to.pid as u32, succession.epoch);
         let take_over = Packet { node, value, epoch, ..about(Op::TakeOver, dc, endpoint) };
         let privileges = succession.privileges.map(|it| it.to_bytes()).unwrap_or_default();
-        if let Err(error) = self.send_errand(Asker::Migration { dc, endpoint }, to.node, take_over, &privileges) {
+        if let Err(error) = self.send_errand(asker, to.node, take_over, &privileges) {
             self.handed_over(dc, endpoint, Err(error));
         }
     }
@@ -308,7 +319,10 @@ impl Engine {
         let nowhere = about(Op::MovedTo, dc, endpoint);
         let news = if result.is_ok() { Packet { node: to.node, epoch, ..nowhere } } else { nowhere };
         for node in migration.told.into_iter().filter(|node| *node != to.node) {
-            self.tell_broker(node, &news.to_bytes());
+            // The directory tells them too where it is. That it is nowhere nobody else says, so they are asked until they have heard it.
+            if result.is_ok() || self.send_errand(Asker::Nobody, node, news, &[]).is_err() {
+                self.tell_broker(node, &news.to_bytes());
+            }
         }
         if to.node != self.node || result.is_err() {
             self.hear_moved_to(&news);
@@ -379,6 +393,14 @@ impl Engine {
             Op::MigrationStart if !self.holding.contains(&holding) => self.holding.push(holding),
             Op::MigrationRollback => self.holding.retain(|of| *of != holding),
             _ => {}
+        }
+    }
+
+    /// Another broker did what a process of this node asked: what was handed over is held no more.
+    pub(super) fn note_handed_over(&mut self, owner: OwnerId, asked: &Packet, node: NodeId) {
+        if asked.op == Op::MigrationCommit {
+            self.holding
+                .retain(|of| (of.owner, of.dc, Some(of.endpoint), of.node) != (owner, asked.dc, asked.peer, node));
         }
     }
 
@@ -598,7 +620,7 @@ impl Asker {
     fn party(self) -> Asker {
         match self {
             Asker::Port { owner, .. } => Asker::Port { owner, request: 0 },
-            Asker::Broker { node, .. } => Asker::Broker { node, pair: PairId::FIRST, request: 0 },
+            Asker::Broker { node, process, .. } => Asker::Broker { node, pair: PairId::FIRST, request: 0, process },
             other => other,
         }
     }

@@ -302,6 +302,7 @@ impl Engine {
     fn link_up(&mut self, node: NodeId, pair: PairId) {
         let was_given_up = self.links.came_up(node, pair);
         if self.links.route(node) == Some(pair) {
+            self.disown_holds(node);
             // It may be another connection than that over which they went.
             self.send_errands_again(Some(node));
             self.chase_again();

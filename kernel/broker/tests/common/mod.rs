@@ -493,15 +493,17 @@ impl Joined {
             source.mark_taken(taken);
         }
         if let Some(word) = source.cancel_requested() {
-            match if target.published() == word { target.withdraw(word) } else { Settled::Withdrawn } {
-                Settled::Taken => source.mark_taken(word),
-                Settled::Withdrawn => source.settle_withdrawn(word),
+            match if target.published() == word { target.withdraw(word) } else { Some(Settled::Withdrawn) } {
+                Some(Settled::Taken) => source.mark_taken(word),
+                Some(Settled::Withdrawn) => source.settle_withdrawn(word),
+                // Its taker says so in a moment.
+                None => {}
             }
         }
         if let Ok(Some(message)) = source.outbound(0)
             && target.publish(&message) == Err(IpcError::NotWaiting)
         {
-            source.mark_taken(message.word);
+            source.settle_withdrawn(message.word);
         }
         if let Some((number, mask)) = source.pending_notification() {
             target.notify(number, mask);

@@ -1,7 +1,7 @@
 //! Calls that wait for each other in a circle. Of three parties two are where the servers are, one is where the clients are.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{NEVER_MIND, SOON, World};
 use crate::{Endpoint, IpcError, Message, Port, Source, Wait};
@@ -69,6 +69,29 @@ pub(super) fn circle_of_sends_loses_and_doubles_nothing(world: &dyn World) {
             assert_eq!(low.receive(Source::Any, NEVER_MIND), Err(IpcError::TimedOut));
         });
     }
+}
+
+pub(super) fn answer_to_a_call_that_was_refused_is_in_nobodys_way(world: &dyn World) {
+    let [mut low, _middle, mut high] = three(world);
+    thread::scope(|scope| {
+        let answering = scope.spawn(move || {
+            let wait = Wait::Forever;
+            assert_eq!(low.receive(Source::From(HIGH), wait).map(|it| it.kind), Ok(1));
+            assert_eq!(low.receive(Source::From(HIGH), wait).map(|it| it.kind), Ok(2));
+            // It may not have seen that the call was refused.
+            let late = low.reply(HIGH, &Message::new(3));
+            assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
+            low.send(HIGH, &Message::new(4), wait).unwrap();
+        });
+        assert_eq!(high.sendrec(LOW, &Message::new(1), Wait::Forever), Err(IpcError::Deadlock));
+        high.send(LOW, &Message::new(2), SOON).unwrap();
+        assert_eq!(high.receive(Source::From(MIDDLE), NEVER_MIND), Err(IpcError::TimedOut));
+        let begun = Instant::now();
+        assert_eq!(high.receive(Source::From(LOW), SOON).map(|it| it.kind), Ok(4));
+        // Sooner than a sleeper looks again by itself.
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        answering.join().unwrap();
+    });
 }
 
 pub(super) fn circle_with_a_receiver_is_broken(world: &dyn World) {

@@ -78,6 +78,43 @@ pub(super) fn late_reply_to_a_request_that_was_given_up_is_refused_and_never_tak
     });
 }
 
+pub(super) fn message_to_a_caller_that_gave_up_comes_as_a_message(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    let (caller, taker) = giving_up::sides();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0..8 {
+                caller.give_up(&mut client, Endpoint::FS, &Message::new(round));
+                assert_eq!(client.receive(Source::Any, SOON).unwrap().kind, 100 + round);
+            }
+            let answer = client.sendrec(Endpoint::FS, &Message::new(9), SOON).unwrap();
+            assert_eq!(answer.kind, 9);
+        });
+        for round in 0..8 {
+            assert_eq!(taker.take(|wait| server.receive(Source::Any, wait)).kind, round);
+            taker.wait_until_given_up();
+            // To one that waits it would be the answer; that it gave up may not be known here yet.
+            server.send(own, &Message::new(100 + round), SOON).unwrap();
+        }
+        assert_eq!(server.receive(Source::Any, SOON).unwrap().kind, 9);
+        server.send(own, &Message::new(9), SOON).unwrap();
+    });
+}
+
+pub(super) fn messages_that_are_taken_back_at_once_harm_nothing(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    for kind in 0..300 {
+        assert_eq!(client.send(Endpoint::FS, &Message::new(kind), Wait::NoWait), Err(IpcError::TimedOut));
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| client.send(Endpoint::FS, &Message::new(1000), SOON).unwrap());
+        assert_eq!(server.receive(Source::Any, SOON).unwrap().kind, 1000);
+    });
+}
+
 pub(super) fn message_after_a_reply_that_came_too_late_is_taken_for_none_before_it(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     let mut client = world.program();

@@ -181,6 +181,53 @@ pub(super) fn held_endpoint_takes_nothing_and_goes_on_after_rollback(world: &dyn
     });
 }
 
+pub(super) fn held_endpoint_takes_no_relayed_request_either(world: &dyn World) {
+    let mut manager = world.near_server(MANAGER, 1);
+    let mut delegator = world.server(Endpoint::PM, 1);
+    let mut server = world.server(SERVICE, 1);
+    for endpoint in [SERVICE, Endpoint::PM] {
+        manager.wait4bind(endpoint, SOON).unwrap();
+    }
+    let mut client = world.program();
+    let own = client.endpoint();
+    for endpoint in [SERVICE, Endpoint::PM] {
+        client.wait4bind(endpoint, SOON).unwrap();
+    }
+    delegator.wait4bind(SERVICE, SOON).unwrap();
+    let is_released = AtomicBool::new(false);
+    let (relayed, hear_relayed) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let request = loop {
+                match server.receive(Source::Any, NEVER_MIND) {
+                    Ok(request) => break request,
+                    Err(error) => assert_eq!(error, IpcError::TimedOut),
+                }
+            };
+            assert!(is_released.load(Ordering::SeqCst), "taken while it was held");
+            assert_eq!((request.source, request.kind), (Some(own), 7));
+            server.reply(own, &request).unwrap();
+        });
+        manager.migration_start(SERVICE, SOON).unwrap();
+        let calling = scope.spawn(move || client.sendrec(Endpoint::PM, &Message::new(7), SOON));
+        let delegating = scope.spawn(move || {
+            let request = delegator.rcvrqst(SOON).unwrap();
+            delegator.relay(own, SERVICE, &request).unwrap();
+            relayed.send(()).unwrap();
+            // Its lanes are served while it waits.
+            delegator.receive(Source::Any, SOON).unwrap();
+        });
+        hear_relayed.recv().unwrap();
+        assert_eq!(manager.receive(Source::Any, NEVER_MIND), Err(IpcError::TimedOut));
+        is_released.store(true, Ordering::SeqCst);
+        manager.migration_rollback(SERVICE).unwrap();
+        assert_eq!(calling.join().unwrap().unwrap().kind, 7);
+        manager.send(Endpoint::PM, &Message::new(0), SOON).unwrap();
+        delegating.join().unwrap();
+        serving.join().unwrap();
+    });
+}
+
 pub(super) fn start_waits_for_what_is_owed_and_is_taken_back_at_its_limit(world: &dyn World) {
     let mut manager = world.near_server(MANAGER, 1);
     let mut server = world.server(SERVICE, 1);

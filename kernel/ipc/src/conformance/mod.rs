@@ -57,6 +57,11 @@ const CASES: &[Case] = &[
         messages::late_reply_to_a_request_that_was_given_up_is_refused_and_never_taken_for_another,
     ),
     (
+        "message_to_a_caller_that_gave_up_comes_as_a_message",
+        messages::message_to_a_caller_that_gave_up_comes_as_a_message,
+    ),
+    ("messages_that_are_taken_back_at_once_harm_nothing", messages::messages_that_are_taken_back_at_once_harm_nothing),
+    (
         "message_after_a_reply_that_came_too_late_is_taken_for_none_before_it",
         messages::message_after_a_reply_that_came_too_late_is_taken_for_none_before_it,
     ),
@@ -172,6 +177,10 @@ const CASES: &[Case] = &[
     ),
     ("circle_of_calls_is_broken_at_its_highest_endpoint", deadlocks::circle_of_calls_is_broken_at_its_highest_endpoint),
     ("circle_of_sends_loses_and_doubles_nothing", deadlocks::circle_of_sends_loses_and_doubles_nothing),
+    (
+        "answer_to_a_call_that_was_refused_is_in_nobodys_way",
+        deadlocks::answer_to_a_call_that_was_refused_is_in_nobodys_way,
+    ),
     ("circle_with_a_receiver_is_broken", deadlocks::circle_with_a_receiver_is_broken),
     ("chain_of_calls_that_ends_is_left_alone", deadlocks::chain_of_calls_that_ends_is_left_alone),
     ("circle_with_a_limit_is_left_to_the_limit", deadlocks::circle_with_a_limit_is_left_to_the_limit),
@@ -201,6 +210,7 @@ const CASES: &[Case] = &[
         "held_endpoint_takes_nothing_and_goes_on_after_rollback",
         migration::held_endpoint_takes_nothing_and_goes_on_after_rollback,
     ),
+    ("held_endpoint_takes_no_relayed_request_either", migration::held_endpoint_takes_no_relayed_request_either),
     (
         "start_waits_for_what_is_owed_and_is_taken_back_at_its_limit",
         migration::start_waits_for_what_is_owed_and_is_taken_back_at_its_limit,

@@ -135,6 +135,10 @@ impl Port {
         {
             return Ok(Some(self.found(event)));
         }
+        // As with messages: the next owner, if there is one, begins with what was told until now.
+        if self.control.is_held() {
+            return Ok(None);
+        }
         let waiting = self.lanes.inward(lane).map_or(0, |lane| lane.came.len() as u32);
         let is_taken = waiting > 0 && self.take_passed(lane, |_| true);
         if let Some(Use::Delegation { turns }) = self.slots.get_mut(key).map(|slot| &mut slot.usage) {
@@ -150,6 +154,9 @@ impl Port {
         let Some(lane) = self.slots.get_mut(key).map(|slot| slot.channel) else { return News::None };
         if self.lanes.has_entries(lane) {
             return News::Wanted;
+        }
+        if self.control.is_held() {
+            return News::None;
         }
         let Some(came) = self.lanes.inward(lane).map(|lane| lane.came.clone()) else { return News::None };
         match came.iter().any(|came| self.verdict(came) != Verdict::HoldBack) {

@@ -92,8 +92,12 @@ impl ProxiedChannel {
         }
         let mut payload = [0; abi::Message::PAYLOAD_BYTES];
         let mut inline = Vec::new();
-        let kind = link.copy_message(word, &mut payload, &mut inline).ok_or(IpcError::Corrupt)?;
-        Ok(Some(Carried { word: raw, kind, payload, inline }))
+        match link.copy_message(word, &mut payload, &mut inline) {
+            Some(kind) => Ok(Some(Carried { word: raw, kind, payload, inline })),
+            // It was taken back meanwhile, and the next one is there.
+            None if link.peer_word() != raw => Ok(None),
+            None => Err(IpcError::Corrupt),
+        }
     }
 
     /// The far party took the message with this word. Nothing happens when it is not outstanding any more.
@@ -114,17 +118,27 @@ impl ProxiedChannel {
         link.kick();
     }
 
-    /// The word of a message that the local party wants to withdraw and that is not settled yet.
+    /// The word of a message that the local party wants to withdraw, or of a request that was taken and whose answer it does not wait for
+    /// any more. Stays: who told the far side need not do so again.
     pub fn cancel_requested(&self) -> Option<u32> {
         let raw = self.link.peer_word();
         let word = Word::of(raw)?;
-        let is_asked = word.state_of(self.link.state(Direction::Peer)) == state::CANCEL;
-        (is_asked && raw != self.link.own_taken()).then_some(raw)
+        (word.state_of(self.link.state(Direction::Peer)) == state::CANCEL).then_some(raw)
     }
 
-    /// The far side withdrew the message with this word (or never got it).
+    /// The far side withdrew the message with this word (or never got it), or dropped it: a reply whose caller gave up.
     pub fn settle_withdrawn(&self, word: u32) {
         let Some(outstanding) = Word::of(word) else { return };
+        if outstanding.kind == Kind::Reply {
+            let is_there = self.link.peer_word() == word && self.link.own_taken() != word;
+            if is_there && settle(&self.link, Direction::Peer, outstanding, state::WITHDRAWN) {
+                self.link.kick();
+            }
+            return;
+        }
+        if self.link.own_taken() == word {
+            return;
+        }
         let (from, to) = (outstanding.in_state(state::CANCEL), outstanding.in_state(state::WITHDRAWN));
         if self.link.exchange_state(Direction::Peer, from, to).is_ok() {
             self.link.kick();
@@ -136,10 +150,20 @@ impl ProxiedChannel {
         self.link.own_taken()
     }
 
+    /// The far side has the channel.
+    pub fn mark_open(&self) {
+        self.link.set_open();
+    }
+
+    /// Whether it ever had it, as far as was heard here.
+    pub fn was_open(&self) -> bool {
+        self.link.was_open()
+    }
+
     // Messages, remote to local.
 
     /// Publishes the far party's message with its own word. A message that was published already (same word) is
-    /// ignored. `NotWaiting`: a reply whose caller gave up; treat it as taken. `Corrupt`: no message, or the one before is
+    /// ignored. `NotWaiting`: a reply whose caller gave up; `settle_withdrawn` at the far side. `Corrupt`: no message, or the one before is
     /// neither taken nor withdrawn, which a correct far side never causes: forward `taken` before the message that follows it.
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
         let link = &self.link;
@@ -164,11 +188,16 @@ impl ProxiedChannel {
         } else if word.is_misjudged_by(link.state(Direction::Own)) {
             link.set_state(Direction::Own, state::IDLE);
         }
-        if word.kind == Kind::Request {
-            if word.patience == Patience::Timed {
-                link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+        match word.kind {
+            Kind::Request => {
+                if word.patience == Patience::Timed {
+                    link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+                }
+                link.set_own_awaits(message.word);
             }
-            link.set_own_awaits(message.word);
+            // Who sends does not wait for an answer any more.
+            Kind::Send => link.set_own_awaits(0),
+            Kind::Reply => {}
         }
         link.publish_message(word, message.kind, &message.payload, &message.inline);
         link.kick();
@@ -185,16 +214,21 @@ impl ProxiedChannel {
         self.link.peer_taken()
     }
 
-    /// The far party wants its message with this word back.
-    pub fn withdraw(&self, word: u32) -> Settled {
+    /// The far party wants its message with this word back, or waits for the answer to that request no more. `None`: the local party is
+    /// taking it, which `taken` will say in a moment; ask again then. Before that nothing may follow it.
+    pub fn withdraw(&self, word: u32) -> Option<Settled> {
         let link = &self.link;
-        let Some(ours) = Word::of(word) else { return Settled::Withdrawn };
+        let Some(ours) = Word::of(word) else { return Some(Settled::Withdrawn) };
         if link.own_word() != word {
             // A later one was published, so it was taken; or it never came here.
-            return if link.own_word() == 0 { Settled::Withdrawn } else { Settled::Taken };
+            return Some(if link.own_word() == 0 { Settled::Withdrawn } else { Settled::Taken });
         }
         if link.peer_taken() == word {
-            return Settled::Taken;
+            // A caller with a limit goes on; one without has only given way.
+            if ours.kind == Kind::Request && ours.patience == Patience::Timed {
+                link.set_own_awaits(0);
+            }
+            return Some(Settled::Taken);
         }
         match ours.patience {
             Patience::Timed => {
@@ -202,13 +236,13 @@ impl ProxiedChannel {
                 match link.exchange_state(Direction::Own, from, to) {
                     Ok(()) => {}
                     Err(found) if found == to => {}
-                    Err(_) => return Settled::Taken,
+                    Err(_) => return None,
                 }
             }
             // An untimed sender withdraws while the local party is stuck, which may be freed at this moment.
             Patience::Untimed if ours.kind == Kind::Send => {
                 if !settle(link, Direction::Own, ours, state::WITHDRAWN) {
-                    return Settled::Taken;
+                    return None;
                 }
             }
             Patience::Untimed => link.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
@@ -217,7 +251,7 @@ impl ProxiedChannel {
             link.set_own_awaits(0);
         }
         link.kick();
-        Settled::Withdrawn
+        Some(Settled::Withdrawn)
     }
 
     // Notifications.

@@ -50,11 +50,15 @@ impl<C: LocalChannel> Peer<C> {
     /// # Errors
     /// The peer does not want the channel any more: close it at the broker.
     pub fn opened_in(&mut self, channel: WireChannel, ends: Ends, result: Result<C, IpcError>) -> Result<(), C> {
-        let asked = matches!(self.slots.get(&channel), Some(Slot::Asked { .. }));
+        let asked = match self.slots.get(&channel) {
+            Some(Slot::Asked { listed, .. }) => Some(*listed),
+            _ => None,
+        };
         match result {
-            Ok(local) if asked => {
+            Ok(local) if asked.is_some() => {
                 let mut relay = Relay::new(channel, ends, local, Stage::Open);
-                relay.listed = true;
+                // While channels are compared, it may be one that the peer had asked for in an earlier connection and that ended since.
+                relay.listed = asked == Some(true);
                 self.slots.insert(channel, Slot::Relay(Box::new(relay)));
                 self.news.push_back(News::Opened(channel, Ok(())));
                 self.active(channel);
@@ -62,7 +66,7 @@ impl<C: LocalChannel> Peer<C> {
             }
             Ok(local) => Err(local),
             Err(error) => {
-                if asked {
+                if asked.is_some() {
                     self.slots.remove(&channel);
                     self.news.push_back(News::Opened(channel, Err(error)));
                     self.ask_again_for(ends.pair());

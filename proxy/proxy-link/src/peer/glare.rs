@@ -38,7 +38,7 @@ impl<C: LocalChannel> Peer<C> {
         }
         match result {
             Ok(()) => {
-                relay.stage = Stage::Open;
+                relay.opened();
                 self.active(channel);
             }
             Err(IpcError::EndpointInUse) if relay.refusals < limits::REFUSALS_MAX => self.give_way(channel),

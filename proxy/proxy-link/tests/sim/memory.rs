@@ -32,10 +32,15 @@ pub struct Memory {
     pub inbound: Option<Carried>,
     pub inbound_withdrawn: bool,
     pub taken: u32,
+    /// The message that the local party is taking, or took: it stores `taken` a moment later.
+    pub won: u32,
     /// The request whose reply the local party waits for; 0 for none. Others find nobody.
     pub awaits: u32,
-    /// Replies that came too late, by word.
-    pub dropped: Vec<u32>,
+    /// The far party's request whose answer it waits for, as far as is known here; 0 for none.
+    pub far_awaits: u32,
+    /// Replies that came too late.
+    pub dropped: u64,
+    pub is_open: bool,
     pub mask_out: u64,
     pub mask_in: u64,
     /// Number and bits under way to the far side.
@@ -63,8 +68,11 @@ impl Memory {
             inbound: None,
             inbound_withdrawn: false,
             taken: 0,
+            won: 0,
             awaits: 0,
-            dropped: Vec::new(),
+            far_awaits: 0,
+            dropped: 0,
+            is_open: false,
             mask_out: 0,
             mask_in: 0,
             carried: (0, 0),
@@ -94,6 +102,14 @@ impl LocalChannel for SimChannel {
         self.0.borrow().role
     }
 
+    fn mark_open(&self) {
+        self.0.borrow_mut().is_open = true;
+    }
+
+    fn was_open(&self) -> bool {
+        self.0.borrow().is_open
+    }
+
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         let memory = self.0.borrow();
         Ok(memory.out.clone().filter(|message| memory.out_state == State::Pending && message.word != forwarded))
@@ -108,13 +124,14 @@ impl LocalChannel for SimChannel {
 
     fn cancel_requested(&self) -> Option<u32> {
         let memory = self.0.borrow();
-        memory.out.as_ref().filter(|_| memory.cancel && memory.out_state == State::Pending).map(|m| m.word)
+        memory.out.as_ref().filter(|_| memory.cancel && memory.out_state != State::Withdrawn).map(|m| m.word)
     }
 
     fn settle_withdrawn(&self, word: u32) {
         let mut memory = self.0.borrow_mut();
         if memory.out.as_ref().is_some_and(|m| m.word == word) && memory.out_state == State::Pending {
-            assert!(memory.cancel, "only what was asked for is withdrawn");
+            let is_reply = word & word::KIND_MASK == word::REPLY;
+            assert!(memory.cancel || is_reply, "only what was asked for is withdrawn");
             memory.out_state = State::Withdrawn;
         }
     }
@@ -122,12 +139,17 @@ impl LocalChannel for SimChannel {
     fn publish(&self, message: Carried) -> Result<(), IpcError> {
         let mut memory = self.0.borrow_mut();
         if message.word & word::KIND_MASK == word::REPLY && !word::answers(message.word, memory.awaits) {
-            memory.dropped.push(message.word);
+            memory.dropped += 1;
             return Err(IpcError::NotWaiting);
         }
         if let Some(before) = &memory.inbound {
             assert_ne!(before.word, message.word, "published twice");
             assert!(before.word == memory.taken || memory.inbound_withdrawn, "published over a message nobody took");
+        }
+        match message.word & word::KIND_MASK {
+            word::REQUEST => memory.far_awaits = message.word,
+            word::SEND => memory.far_awaits = 0,
+            _ => {}
         }
         memory.inbound = Some(message);
         memory.inbound_withdrawn = false;
@@ -142,14 +164,19 @@ impl LocalChannel for SimChannel {
         self.0.borrow().taken
     }
 
-    fn withdraw(&self, word: u32) -> Settled {
+    fn withdraw(&self, word: u32) -> Option<Settled> {
         let mut memory = self.0.borrow_mut();
         assert_eq!(memory.inbound.as_ref().map(|m| m.word), Some(word));
         if memory.taken == word {
-            return Settled::Taken;
+            memory.far_awaits = 0;
+            return Some(Settled::Taken);
+        }
+        if memory.won == word {
+            return None;
         }
         memory.inbound_withdrawn = true;
-        Settled::Withdrawn
+        memory.far_awaits = 0;
+        Some(Settled::Withdrawn)
     }
 
     fn pending_notification(&self) -> Option<(u64, u64)> {

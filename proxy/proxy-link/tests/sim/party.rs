@@ -63,9 +63,16 @@ pub fn value_of_reply(word: u32) -> u64 {
     u64::from(word) << 32
 }
 
+/// The local party begins to take the next message from the far one, which cannot be withdrawn any more.
+pub fn begin_to_take(memory: &mut Memory) {
+    if let Some(message) = memory.inbound.as_ref().filter(|m| m.word != memory.taken && !memory.inbound_withdrawn) {
+        memory.won = message.word;
+    }
+}
+
 /// The local party takes the next message from the far one.
 pub fn take(memory: &mut Memory) -> Option<Carried> {
     let message = memory.inbound.clone().filter(|m| m.word != memory.taken && !memory.inbound_withdrawn)?;
-    memory.taken = message.word;
+    (memory.won, memory.taken) = (message.word, message.word);
     Some(message)
 }

@@ -11,7 +11,7 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, RingSpec, Role, WireChannel};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
-use crate::party::{Party, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
+use crate::party::{Party, begin_to_take, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
 
 /// splitmix64
 pub struct Chance(pub u64);
@@ -336,7 +336,9 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
     if memory.out.is_some() && memory.out_state != State::Pending && party.last_word != 0 {
         settle(memory, party);
     }
-    if let Some(message) = take(memory) {
+    if chance.one_in(2) {
+        begin_to_take(memory);
+    } else if let Some(message) = take(memory) {
         let value = value_of(&message);
         party.received.push(value);
         match kind(message.word) {
@@ -355,8 +357,10 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
         }
         return;
     }
+    // Who was seen to be taken is not waited for for ever; the far side is told where nothing else tells it.
     if is_timed(memory.awaits) && chance.one_in(4) {
         memory.awaits = 0;
+        memory.cancel = true;
     }
     if party.next_value < goal && chance.one_in(5) {
         let bit = chance.below(4) as usize;
@@ -368,6 +372,9 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
             return;
         }
         party.owes = None;
+        if memory.far_awaits != request {
+            return;
+        }
         let word = reply_to(request);
         carried(word, value_of_reply(word))
     } else if party.next_value == goal || memory.awaits != 0 {
@@ -395,6 +402,8 @@ fn settle(memory: &mut Memory, party: &mut Party) {
     let message = memory.out.clone().expect("was sent");
     match memory.out_state {
         State::Taken => party.delivered.push(value_of(&message)),
+        // Its caller had given up.
+        State::Withdrawn if kind(message.word) == word::REPLY => {}
         State::Withdrawn => {
             party.withdrawn += 1;
             memory.awaits = 0;
