@@ -5,9 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint, PairId};
+use ipc::protocol::{Op, Packet};
+use ipc_core::ChannelId;
 
 use crate::ledger::{Charge, Member, Person};
-use crate::limits::OUTBOX_MAX;
+use crate::limits::{OUTBOX_MAX, OUTBOX_OF_CHANNELS_MAX, OUTBOX_OF_PROXY_MAX};
 use crate::{Privileges, ServerIdentity};
 
 /// Who is at the other end, as the broker knows it from how the connection was made.
@@ -50,7 +52,11 @@ pub(crate) struct Connection {
     pub waits_to_write: bool,
     /// For what it holds here; of a member.
     pub charge: Option<Charge>,
+    /// Channels that a proxy is still to be handed: `None` when it has heard of all.
+    pub to_resume: Option<VecDeque<(DcId, ChannelId)>>,
     outbox: VecDeque<Packed>,
+    /// Those in the outbox that others caused.
+    about_channels: usize,
     /// The first request this broker read, and the highest.
     requests_read: Option<(u32, u32)>,
 }
@@ -62,6 +68,14 @@ pub(crate) struct Packed {
     pub descriptors: Vec<OwnedFd>,
     /// For the descriptors, while they cannot be sent.
     pub _charge: Option<Charge>,
+}
+
+impl Packed {
+    /// What the party of a channel is told because another one opened or ended it.
+    fn is_about_channel(&self) -> bool {
+        let packet = Packet::split(&self.message);
+        packet.is_some_and(|(packet, _)| matches!(packet.op, Op::Accepted | Op::Ended))
+    }
 }
 
 /// What became of a packet.
@@ -82,7 +96,9 @@ impl Connection {
             bound: None,
             waits_to_write: false,
             charge: None,
+            to_resume: None,
             outbox: VecDeque::new(),
+            about_channels: 0,
             requests_read: None,
         }
     }
@@ -121,11 +137,23 @@ impl Connection {
         !is_at_least(request, first)
     }
 
+    /// Packets that it has not read, but for those that its socket holds.
+    pub fn unread(&self) -> usize {
+        self.outbox.len()
+    }
+
     /// Sends or queues; never blocks.
     pub fn send(&mut self, packed: Packed) -> Sent {
-        if self.outbox.len() >= OUTBOX_MAX {
+        let is_about_channel = packed.is_about_channel();
+        let (waiting, most) = match self.party {
+            Party::Proxy { .. } => (self.outbox.len(), OUTBOX_OF_PROXY_MAX),
+            _ if is_about_channel => (self.about_channels, OUTBOX_OF_CHANNELS_MAX),
+            _ => (self.outbox.len() - self.about_channels, OUTBOX_MAX),
+        };
+        if waiting >= most {
             return Sent::Lost;
         }
+        self.about_channels += usize::from(is_about_channel);
         self.outbox.push_back(packed);
         self.flush()
     }
@@ -133,7 +161,10 @@ impl Connection {
     pub fn flush(&mut self) -> Sent {
         while let Some(packed) = self.outbox.front() {
             match sys::seqpacket::send(&self.socket, &packed.message, &packed.descriptors) {
-                Ok(()) => drop(self.outbox.pop_front()),
+                Ok(()) => {
+                    self.about_channels -= usize::from(packed.is_about_channel());
+                    self.outbox.pop_front();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Waiting,
                 Err(_) => return Sent::Lost,
             }

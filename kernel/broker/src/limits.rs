@@ -1,11 +1,24 @@
 //! Bounds of the broker, each with its reason.
 
+use std::time::Duration;
+
 /// Containers of one broker: all of the cluster may span its node.
 pub const DCS_MAX: usize = abi::limits::DCS_PER_CLUSTER as usize;
 /// Connections of one container: one for each endpoint it may have, and some that have not bound yet.
 pub const CONNECTIONS_PER_DC: usize = abi::limits::ENDPOINTS_PER_DC as usize + 256;
-/// Packets kept for a connection that does not read. A port reads whenever it asks or waits, so more is a stuck peer.
+/// Packets kept for a connection that asks and does not read. A port reads whenever it asks or waits, so more is a stuck peer.
 pub const OUTBOX_MAX: usize = 512;
+/// Packets about channels, which others open and end, kept for one that does not read, as a process that computes: each of its channels
+/// may end meanwhile, and so may all that were opened to it.
+pub const OUTBOX_OF_CHANNELS_MAX: usize = 2 * ACCEPTED_UNREAD_MAX + 2 * abi::limits::CHANNELS_PER_PROCESS;
+/// With so many packets unread nobody opens another channel to a process: `TableFull`.
+pub const ACCEPTED_UNREAD_MAX: usize = 4096;
+/// Packets kept for a proxy, which speaks for all nodes at once: when one is cut off, each of its channels has one. Losing the proxy would
+/// cut off all of them.
+pub const OUTBOX_OF_PROXY_MAX: usize = 1 << 16;
+/// How long a pair may be without a proxy that says something, before its links are taken for broken: far longer than starting one
+/// takes. Its peers have given this node up by then.
+pub const UNMANNED_MAX: Duration = Duration::from_secs(5);
 /// Requests read from one connection before the others get their turn.
 pub const REQUESTS_PER_TURN: usize = 16;
 /// Connections accepted in one turn.
@@ -19,6 +32,8 @@ pub const COMMANDS_MAX: usize = 256;
 pub const CHANNELS_PER_MILLI_BITS: u32 = 14;
 /// What other brokers may be asked at a time, by all endpoints of this node.
 pub const ERRANDS_MAX: usize = 512;
+/// Answers to other brokers that are kept, in case they are asked for again: as many as one node may ask at a time.
+pub const ANSWERS_KEPT: usize = ERRANDS_MAX;
 /// Descriptors that members make the broker hold are bounded by parts of what its process may have (RLIMIT_NOFILE). It takes
 /// 12,288 of 20,000 to hold the endpoints that are promised to a container (`tests/many.rs`).
 pub const DESCRIPTOR_PARTS: usize = 16;

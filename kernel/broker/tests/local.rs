@@ -251,3 +251,21 @@ fn notifications_merge_and_come_before_messages() {
         assert!(matches!(server.wait_event(SOON).unwrap(), Event::Message(message) if message.kind == 1));
     });
 }
+
+/// What it is told of them is more than a socket and the outbox of somebody who asks and does not read take.
+#[test]
+fn process_that_computes_while_clients_come_and_go_stays_bound_and_hears_of_all() {
+    const CLIENTS: u32 = 450;
+    let world = OneNode::new();
+    let mut server = world.server(Endpoint::FS, 1);
+    for _ in 0..CLIENTS {
+        world.program().notify(Endpoint::FS, 1).unwrap();
+    }
+    let mut heard = 0;
+    while heard < CLIENTS {
+        if let Event::Notified { mask, .. } = server.wait_event(SOON).unwrap() {
+            assert_eq!(mask, 1);
+            heard += 1;
+        }
+    }
+}

@@ -224,17 +224,38 @@ fn hold_is_that_of_one_process_and_ends_when_its_broker_knows_of_none() {
     let waiting = asking.owner(1);
     asking.tell(Op::MigrationStart, 1, 5);
     assert_eq!(asking.answer(), (1, Ok(())));
-    asking.tell(Op::MigrationStart, 2, 6);
-    assert_eq!(asking.answer(), (2, Err(IpcError::Busy)), "another process of that node");
-    asking.tell(Op::MigrationStart, 3, 5);
-    assert_eq!(asking.answer(), (3, Ok(())), "the same once more");
+    asking.tell(Op::MigrationStart, 3, 6);
+    assert_eq!(asking.answer(), (3, Err(IpcError::Busy)), "another process of that node");
+    asking.tell(Op::MigrationStart, 4, 5);
+    assert_eq!(asking.answer(), (4, Ok(())), "the same once more");
     asking.disown(2);
-    asking.tell(Op::MigrationStart, 4, 6);
-    assert_eq!(asking.answer(), (4, Err(IpcError::Busy)), "what was said before it was held does not mean it");
-    asking.disown(5);
-    asking.tell(Op::MigrationStart, 6, 6);
-    assert_eq!(asking.answer(), (6, Ok(())));
-    asking.disown(7);
+    asking.tell(Op::MigrationStart, 5, 6);
+    assert_eq!(asking.answer(), (5, Err(IpcError::Busy)), "what was said before it was held does not mean it");
+    asking.disown(6);
+    asking.tell(Op::MigrationStart, 7, 6);
+    assert_eq!(asking.answer(), (7, Ok(())));
+    asking.disown(8);
+    asking.world.program().send(Endpoint::DS, &Message::new(9), SOON).unwrap();
+    assert_eq!(waiting.join().unwrap(), Ok(9));
+}
+
+#[test]
+fn rollback_that_comes_again_takes_back_what_it_meant_and_nothing_later() {
+    let mut asking = Asking::new();
+    let waiting = asking.owner(1);
+    asking.tell(Op::MigrationStart, 1, 5);
+    assert_eq!(asking.answer(), (1, Ok(())));
+    asking.tell(Op::MigrationRollback, 2, 0);
+    assert_eq!(asking.answer(), (2, Ok(())));
+    asking.tell(Op::MigrationStart, 3, 6);
+    assert_eq!(asking.answer(), (3, Ok(())));
+    // Its answer was lost with its link.
+    asking.tell(Op::MigrationRollback, 2, 0);
+    assert_eq!(asking.answer(), (2, Ok(())), "answered as before");
+    asking.tell(Op::MigrationStart, 4, 5);
+    assert_eq!(asking.answer(), (4, Err(IpcError::Busy)), "still held");
+    asking.tell(Op::MigrationRollback, 5, 0);
+    assert_eq!(asking.answer(), (5, Ok(())));
     asking.world.program().send(Endpoint::DS, &Message::new(9), SOON).unwrap();
     assert_eq!(waiting.join().unwrap(), Ok(9));
 }

@@ -143,6 +143,7 @@ impl Engine {
         if let Some(old) = self.links.set_proxy(pair, owner) {
             self.drop_connection(old);
         }
+        self.watch_unmanned(pair);
         self.hand_over_to_proxy(pair);
         Ok(theirs)
     }

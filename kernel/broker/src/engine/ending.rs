@@ -38,6 +38,9 @@ impl Engine {
         }
         self.waiting_opens.retain(|(waiting, _), _| *waiting != owner);
         // A proxy's channels stay for its successor.
+        if let Some(pair) = self.links.pair_of(owner) {
+            self.watch_unmanned(pair);
+        }
         let elsewhere = self.links.lost(owner);
         if !elsewhere.is_empty() {
             elsewhere.into_iter().for_each(|node| self.send_errands_again(Some(node)));

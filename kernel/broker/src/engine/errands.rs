@@ -1,17 +1,18 @@
 //! What concerns one endpoint and is done by the broker of its node: here, or by another broker that is asked.
 //!
 //! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when that takes
-//! over, and to every new proxy: what was lost on the way is not known, and every errand may be done twice. It ends with its answer,
-//! with the last link (`NoLink`), or when its asker gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
+//! over, and to every new proxy: what was lost on the way is not known. Who was asked remembers what it answered last, so that what
+//! comes again is not done again, unless its broker was replaced: every errand may be done twice. It ends with its answer, with the
+//! last link (`NoLink`), or when its asker gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use abi::{DcId, Endpoint, IpcError, NodeId, PairId, Privileges};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Home, OwnerId};
 
 use super::Engine;
-use crate::limits::ERRANDS_MAX;
+use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
 
 /// Errands under way to other nodes, by the number under which they went.
 #[derive(Debug)]
@@ -20,6 +21,36 @@ pub(super) struct Errands {
     last: u32,
     /// Nodes that heard, since they could be reached, that nothing which was held there before is held any more.
     disowned: BTreeSet<NodeId>,
+    answered: Answered,
+}
+
+/// What other brokers were answered last. An errand that was done may come again when its answer was lost with a link, and by then
+/// somebody else may have asked for the opposite.
+#[derive(Default, Debug)]
+struct Answered(VecDeque<Answer>);
+
+#[derive(Debug)]
+struct Answer {
+    node: NodeId,
+    request: u32,
+    message: Vec<u8>,
+}
+
+impl Answered {
+    fn keep(&mut self, node: NodeId, request: u32, message: &[u8]) {
+        // 0 needs no answer.
+        if request == 0 || self.to(node, request).is_some() {
+            return;
+        }
+        if self.0.len() == ANSWERS_KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(Answer { node, request, message: message.to_vec() });
+    }
+
+    fn to(&self, node: NodeId, request: u32) -> Option<&[u8]> {
+        self.0.iter().find(|it| (it.node, it.request) == (node, request)).map(|it| &it.message[..])
+    }
 }
 
 #[derive(Debug)]
@@ -47,7 +78,7 @@ impl Errands {
     /// Numbers go on from `first`, which is ahead of those that a broker of this node gave before: an answer to one of them, which
     /// may come as late as it likes, is none to an errand of ours.
     pub fn numbered_from(first: u32) -> Errands {
-        Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new() }
+        Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new(), answered: Answered::default() }
     }
 
     pub fn forget(&mut self, owner: OwnerId) {
@@ -190,11 +221,17 @@ impl Engine {
                 self.send_with_body(owner, Packet { request, ..packet }, body);
             }
             Asker::Broker { node, pair, request, .. } => {
-                let pair = Some(pair).filter(|pair| self.links.proxy(*pair).is_some()).or(self.links.route(node));
-                self.tell_broker_by(pair, node, &Packet { request, ..packet }.with_body(body));
+                let message = Packet { request, ..packet }.with_body(body);
+                self.errands.answered.keep(node, request, &message);
+                self.answer_broker(node, pair, &message);
             }
             Asker::Migration { .. } | Asker::Nobody => {}
         }
+    }
+
+    fn answer_broker(&mut self, node: NodeId, pair: PairId, message: &[u8]) {
+        let pair = Some(pair).filter(|pair| self.links.proxy(*pair).is_some()).or(self.links.route(node));
+        self.tell_broker_by(pair, node, message);
     }
 
     pub(super) fn finish_errand(&mut self, asker: Asker, result: Result<(), IpcError>) {
@@ -223,6 +260,10 @@ impl Engine {
         };
         let process = if packet.op == Op::MigrationStart { packet.value } else { 0 };
         let asker = Asker::Broker { node, pair, request: packet.request, process };
+        let is_errand = !matches!(packet.op, Op::Probe | Op::Refuse | Op::Done | Op::Failed | Op::Privileges);
+        if is_errand && let Some(answer) = self.errands.answered.to(node, packet.request).map(<[u8]>::to_vec) {
+            return self.answer_broker(node, pair, &answer);
+        }
         match packet.op {
             Op::Probe | Op::Refuse => self.hear_chase(&packet, body),
             Op::MovedTo => {
@@ -232,6 +273,8 @@ impl Engine {
                 }
             }
             Op::MigrationRollback if packet.peer.is_none() => {
+                // Perhaps a new broker, whose clock may have been set back.
+                self.errands.answered.0.retain(|it| it.node != node);
                 self.roll_back_of(|holder| match holder {
                     Asker::Broker { node: of, request, .. } => *of == node && is_before(*request, packet.request),
                     _ => false,

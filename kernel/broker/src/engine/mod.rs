@@ -27,7 +27,7 @@ mod requests;
 mod reserving;
 mod waits;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use abi::limits::PAIRS_MAX;
-use abi::{DcId, IpcError, NodeId};
+use abi::{DcId, IpcError, NodeId, PairId};
 use errands::Errands;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc_core::ChannelId;
@@ -68,6 +68,8 @@ pub(crate) struct Engine {
     /// Pairs of proxies this node has.
     pairs: u8,
     links: Links,
+    /// Pairs whose proxy has not said anything yet, and until when that is waited for.
+    unmanned: BTreeMap<PairId, Instant>,
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
@@ -150,6 +152,7 @@ impl Engine {
             connections: HashMap::new(),
             pairs,
             links: Links::default(),
+            unmanned: BTreeMap::new(),
             waiting_opens: HashMap::new(),
             errands: Errands::numbered_from(millis as u32),
             claims: HashMap::new(),
@@ -171,6 +174,7 @@ impl Engine {
         if let Some(shelf) = config.shelf {
             engine.adopt(shelf)?;
         }
+        PairId::all(engine.pairs).for_each(|pair| engine.watch_unmanned(pair));
         Ok(engine)
     }
 
@@ -178,7 +182,8 @@ impl Engine {
         let mut ready = Vec::new();
         loop {
             ready.clear();
-            let limit = self.accepts_again.map(|end| end.saturating_duration_since(Instant::now()));
+            let next = self.accepts_again.into_iter().chain(self.unmanned.values().copied()).min();
+            let limit = next.map(|end| end.saturating_duration_since(Instant::now()));
             if let Err(error) = self.poller.wait(&mut ready, limit) {
                 tracing::error!(%error, "the broker cannot wait any more");
                 return;
@@ -198,6 +203,7 @@ impl Engine {
                 self.drop_doomed();
             }
             self.accept_again();
+            self.give_up_unmanned();
         }
     }
 
@@ -276,6 +282,7 @@ impl Engine {
             let had_to_wait = connection.waits_to_write;
             let sent = connection.flush();
             self.after_send(owner, sent);
+            self.go_on_handing_over(owner);
             if had_to_wait {
                 // A copier's lane may have been among it.
                 self.announce(owner);

@@ -10,10 +10,10 @@ use ipc_shm::{ChannelFiles, Role, Size};
 
 use super::Engine;
 use super::proxying::flipped;
-use crate::connection::{Packed, Sent};
+use crate::connection::{Connection, Packed, Sent};
 use crate::container::{Container, Kept};
 use crate::ledger::{Charge, Member};
-use crate::limits::{LINES_DESCRIPTORS, PROXIED_DESCRIPTORS};
+use crate::limits::{ACCEPTED_UNREAD_MAX, LINES_DESCRIPTORS, PROXIED_DESCRIPTORS};
 use crate::meters::Meter;
 
 /// A channel that was made and recorded, not yet handed out.
@@ -87,7 +87,13 @@ impl Engine {
             let packet = self.with_calls(dc, packet);
             let descriptors = self.party_descriptors(dc, channel, files, role)?;
             match (self.home(dc, party), self.links.proxy(channel.pair)) {
-                (Some(Home::Local { owner }), _) => notices.push((owner, packet, descriptors)),
+                (Some(Home::Local { owner }), _) => {
+                    let unread = self.connections.get(&owner).map_or(0, Connection::unread);
+                    if unread >= ACCEPTED_UNREAD_MAX {
+                        return Err(IpcError::TableFull);
+                    }
+                    notices.push((owner, packet, descriptors));
+                }
                 (Some(Home::Remote { .. }), Some(proxy)) => {
                     notices.push((proxy, flipped(Packet { far, ..packet }), descriptors));
                 }
@@ -167,6 +173,9 @@ impl Engine {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let proxied = remote_node(container, left).or(remote_node(container, right));
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
+        if proxied.is_some() && self.links.proxy(pair).is_none() && !self.unmanned.contains_key(&pair) {
+            return Err(IpcError::NoLink);
+        }
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
         let Size { entries, arena_bytes } = size;

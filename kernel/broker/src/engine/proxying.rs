@@ -3,17 +3,23 @@
 //! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as one party;
 //! the broker keeps all their objects, so that a proxy can be replaced. There may be several proxies: see `pairing.rs`.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
 use ipc::protocol::{Op, Packet};
+use ipc_core::ChannelId;
 use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{ControlWriter, Life, Role};
 
 use super::Engine;
 use super::opening::{notice, os};
 use crate::Location;
+use crate::connection::Sent;
 use crate::container::Kept;
+use crate::limits::UNMANNED_MAX;
 
 impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
@@ -70,35 +76,59 @@ impl Engine {
         }
     }
 
-    /// Gives every channel of its pair to a proxy that is new.
+    /// Gives every channel of its pair to a proxy that is new: as many as it reads, the others when it has read those. There may be
+    /// thousands, each with descriptors, and it may not run yet.
     pub(super) fn hand_over_to_proxy(&mut self, pair: PairId) {
         let Some(proxy) = self.links.proxy(pair) else { return };
         let is_its = |channel: &&Channel| channel.proxied.is_some() && channel.pair == pair;
-        let mut packets = Vec::new();
+        let mut channels = VecDeque::new();
         for (dc, container) in &self.containers {
-            for channel in container.table.channels().iter().filter(is_its) {
-                let Some(Kept::Proxied { files, far, .. }) = container.kept.get(&channel.id) else { continue };
-                let role = self.proxy_role(*dc, channel.left);
-                match self.party_descriptors(*dc, channel, files, role) {
-                    Ok(descriptors) => {
-                        let packet = Packet { far: *far, ..notice(Op::Resumed, *dc, channel, role) };
-                        packets.push((flipped(self.with_calls(*dc, packet)), descriptors));
-                    }
-                    Err(error) => {
-                        tracing::error!(channel = %channel.id, %error, "a channel was not handed to the proxy")
-                    }
+            channels.extend(container.table.channels().iter().filter(is_its).map(|channel| (*dc, channel.id)));
+        }
+        if let Some(connection) = self.connections.get_mut(&proxy) {
+            connection.to_resume = Some(channels);
+        }
+        self.go_on_handing_over(proxy);
+    }
+
+    pub(super) fn go_on_handing_over(&mut self, proxy: OwnerId) {
+        while let Some(connection) = self.connections.get_mut(&proxy)
+            && !connection.waits_to_write
+            && let Some(channels) = &mut connection.to_resume
+        {
+            let Some((dc, id)) = channels.pop_front() else {
+                connection.to_resume = None;
+                self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
+                return self.send_errands_again(None);
+            };
+            // One that has ended meanwhile is none.
+            let sent = match self.resumed(dc, id) {
+                Some(Ok((packet, descriptors))) => self.send(proxy, packet, descriptors),
+                Some(Err(error)) => {
+                    tracing::error!(channel = %id, %error, "a channel was not handed to the proxy and ends");
+                    self.end_proxied(dc, id, IpcError::NoLink);
+                    continue;
                 }
+                None => continue,
+            };
+            if sent == Sent::Lost {
+                return;
             }
         }
-        for (packet, descriptors) in packets {
-            self.send(proxy, packet, descriptors);
-        }
-        self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
-        self.send_errands_again(None);
+    }
+
+    fn resumed(&self, dc: DcId, id: ChannelId) -> Option<Result<(Packet, Vec<OwnedFd>), IpcError>> {
+        let container = self.containers.get(&dc)?;
+        let channel = container.table.channels().get(id)?;
+        let Kept::Proxied { files, far, .. } = container.kept.get(&id)? else { return None };
+        let role = self.proxy_role(dc, channel.left);
+        let packet = flipped(self.with_calls(dc, Packet { far: *far, ..notice(Op::Resumed, dc, channel, role) }));
+        Some(self.party_descriptors(dc, channel, files, role).map(|descriptors| (packet, descriptors)))
     }
 
     pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) {
         let Some(pair) = self.links.pair_of(owner) else { return self.doom(owner) };
+        self.unmanned.remove(&pair);
         match packet.op {
             Op::OpenIn => {
                 if let Err(error) = self.open_in(packet, pair) {
@@ -269,6 +299,31 @@ impl Engine {
         }
     }
 
+    /// A proxy is gone, or none has come: the next one goes on with its channels, if it comes soon.
+    pub(super) fn watch_unmanned(&mut self, pair: PairId) {
+        if pair.number() < self.pairs {
+            self.unmanned.entry(pair).or_insert_with(|| Instant::now() + UNMANNED_MAX);
+        }
+    }
+
+    /// Nobody is there who would judge the silence of its peers, which have given this node up.
+    pub(super) fn give_up_unmanned(&mut self) {
+        let now = Instant::now();
+        let is_over = |pair: &PairId| self.unmanned.get(pair).is_some_and(|end| *end <= now);
+        for pair in PairId::all(self.pairs).filter(is_over).collect::<Vec<_>>() {
+            self.unmanned.remove(&pair);
+            let of_pair = |channel: &&Channel| channel.pair == pair;
+            let mut nodes: BTreeSet<NodeId> = self.links.met().collect();
+            for container in self.containers.values() {
+                nodes.extend(container.table.channels().iter().filter(of_pair).filter_map(|channel| channel.proxied));
+            }
+            if !nodes.is_empty() {
+                tracing::error!(%pair, "no proxy has come; its links are taken for broken");
+            }
+            nodes.into_iter().for_each(|node| self.link_down(node, pair));
+        }
+    }
+
     /// What crossed the link ends. While another pair of the node is there, its endpoints stay.
     fn link_down(&mut self, node: NodeId, pair: PairId) {
         let was_route = self.links.route(node) == Some(pair);
@@ -325,21 +380,24 @@ impl Engine {
     }
 
     fn close_by_proxy(&mut self, packet: Packet) {
-        let found = self.containers.iter_mut().find_map(|(dc, container)| {
-            let channel = container.table.channels().get(packet.channel).copied()?;
-            channel.proxied?;
-            container.table.close(channel.id);
-            Some((*dc, channel))
-        });
-        if let Some((dc, channel)) = found {
-            self.channel_ended(dc, channel, None, packet.error());
-            if let (IpcError::Moved, Some(from)) = (packet.error(), channel.proxied) {
-                self.left_behind(dc, channel.left, from);
-                self.left_behind(dc, channel.right, from);
-            }
-            self.end_if_left(dc, channel.left);
-            self.end_if_left(dc, channel.right);
+        let holder = self.containers.iter().find(|(_, it)| it.table.channels().get(packet.channel).is_some());
+        if let Some(dc) = holder.map(|(dc, _)| *dc) {
+            self.end_proxied(dc, packet.channel, packet.error());
         }
+    }
+
+    fn end_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        let Some(channel) = container.table.channels().get(id).copied() else { return };
+        let Some(from) = channel.proxied else { return };
+        container.table.close(id);
+        self.channel_ended(dc, channel, None, reason);
+        if reason == IpcError::Moved {
+            self.left_behind(dc, channel.left, from);
+            self.left_behind(dc, channel.right, from);
+        }
+        self.end_if_left(dc, channel.left);
+        self.end_if_left(dc, channel.right);
     }
 
     /// The proxy plays the party that is not of this node.
