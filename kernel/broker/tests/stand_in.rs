@@ -14,7 +14,7 @@ use ipc::conformance::World;
 use ipc::protocol::{Op, Packet};
 use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
 use ipc::{Arena, Direction, Endpoint, IpcError, Message, Port, RingSpec, Source, Wait};
-use ipc_core::{Data, Kind, Patience, Word};
+use ipc_core::{ChannelId, Data, Kind, Patience, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 
@@ -397,4 +397,34 @@ fn grant_is_for_the_process_that_used_it_and_for_no_later_one_of_its_number() {
         ends_it.send(own, &Message::new(1), SOON).unwrap();
         owner.join().unwrap();
     });
+}
+
+#[test]
+fn proxy_does_not_wait_for_a_broker_that_does_not_read_and_says_all_when_it_does() {
+    let (ours, broker) = sys::seqpacket::pair().unwrap();
+    let mut proxy = StandInPort::from_socket(ours).unwrap();
+    let began = Instant::now();
+    let mut said: Vec<Packet> = Vec::new();
+    for channel in 1..=1000 {
+        proxy.parcel(THERE, &[1]).unwrap();
+        proxy.close(ChannelId(channel), IpcError::SourceDied).unwrap();
+    }
+    proxy.link(THERE, LinkState::Up).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let mut buffer = [0; ipc::protocol::MESSAGE_BYTES_MAX];
+    while said.len() < 2001 {
+        match sys::seqpacket::receive(&broker, &mut buffer) {
+            Ok(received) => said.push(Packet::split(&buffer[..received.bytes]).unwrap().0),
+            Err(_) => {
+                assert_eq!(proxy.wait_event(Wait::For(Duration::from_millis(1))).unwrap_err(), IpcError::TimedOut)
+            }
+        }
+    }
+    let closed = said.iter().filter(|packet| packet.op == Op::Close).map(|packet| packet.channel.0);
+    assert!(closed.eq(1..=1000), "in order");
+    assert_eq!(said.last().map(|packet| packet.op), Some(Op::Link));
+    // More than it keeps of what may be lost.
+    let mut parcels = (0..20_000).map(|_| proxy.parcel(THERE, &[1]));
+    assert_eq!(parcels.find(Result::is_err), Some(Err(IpcError::TableFull)));
+    proxy.link(THERE, LinkState::Down).unwrap();
 }

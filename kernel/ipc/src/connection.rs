@@ -157,14 +157,8 @@ impl Connection {
         found.is_some_and(|at| self.given_up.remove(at).is_some())
     }
 
-    /// Sends a request whose answer is read with the notices.
-    pub fn send_request(&mut self, packet: Packet) -> Result<u32, IpcError> {
-        let request = self.new_request();
-        self.send(&Packet { request, ..packet })?;
-        Ok(request)
-    }
-
-    fn new_request(&mut self) -> u32 {
+    /// The number of the next request.
+    pub fn new_request(&mut self) -> u32 {
         let request = self.next_request;
         self.next_request = self.next_request.checked_add(1).unwrap_or(1);
         request
@@ -192,6 +186,18 @@ impl Connection {
                 }
                 Err(_) => return Err(self.lose()),
             }
+        }
+    }
+
+    /// Sends what `Packet::with_body` made, without waiting: `false` when the broker does not read.
+    pub fn try_send(&mut self, message: &[u8]) -> Result<bool, IpcError> {
+        if self.lost {
+            return Err(self.why_lost());
+        }
+        match sys::seqpacket::send(&*self.socket, message, &[] as &[OwnedFd]) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(_) => Err(self.lose()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use abi::{DcId, Endpoint, IpcError, NodeId};
 use ipc_core::{Budget, ChannelId, Ended, posting};
 use ipc_shm::{ControlPage, Link, Role};
-use sys::eventfd::{Poller, Trigger};
+use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use super::channel::ProxiedChannel;
 use super::watch::{Parties, WatchList, Watched};
@@ -22,6 +22,9 @@ use crate::waker::Waker;
 
 /// Events reported between two looks at the descriptors.
 const UNPOLLED_MAX: u32 = 32;
+
+/// Packets that wait for a broker that does not read, before parcels are lost: it is away or stopped, and other brokers go on asking it.
+const UNSENT_PARCELS_MAX: usize = 8192;
 
 const TOKEN_BROKER: u64 = 0;
 const TOKEN_WAKER: u64 = 1;
@@ -41,6 +44,8 @@ pub struct StandInPort {
     unpolled: u32,
     /// Requests without an answer, by number: a restarted broker is asked again.
     asked: BTreeMap<u32, Packet>,
+    /// What the broker has not read yet. Of each channel there is little, so only parcels need a bound.
+    unsent: VecDeque<Vec<u8>>,
     /// What was said of each link last: a restarted broker is told again.
     links: BTreeMap<u16, Packet>,
     /// Notifications in a channel that gave way to another: the broker makes that one next.
@@ -74,6 +79,7 @@ impl StandInPort {
             budget: new_budget(),
             unpolled: 0,
             asked: BTreeMap::new(),
+            unsent: VecDeque::new(),
             links: BTreeMap::new(),
             handed_on: None,
         })
@@ -158,9 +164,10 @@ impl StandInPort {
             incarnation: request.incarnation,
             ..Packet::new(Op::OpenIn)
         };
-        let request = self.connection.send_request(packet)?;
-        self.asked.insert(request, Packet { request, ..packet });
-        Ok(RequestId(request))
+        let packet = Packet { request: self.connection.new_request(), ..packet };
+        self.post(&packet, &[])?;
+        self.asked.insert(packet.request, packet);
+        Ok(RequestId(packet.request))
     }
 
     /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
@@ -173,7 +180,7 @@ impl StandInPort {
         reason: IpcError,
     ) -> Result<(), IpcError> {
         let packet = Packet { dc, peer: Some(endpoint), node, value: reason.code(), ..Packet::new(Op::RemoteGone) };
-        self.connection.send(&packet)
+        self.post(&packet, &[])
     }
 
     /// Down: every endpoint of the node becomes unreachable and opening answers `NoLink`, until Up. A node is up before
@@ -181,12 +188,15 @@ impl StandInPort {
     pub fn link(&mut self, node: NodeId, state: LinkState) -> Result<(), IpcError> {
         let packet = Packet { node, value: u32::from(state == LinkState::Up), ..Packet::new(Op::Link) };
         self.links.insert(node.0, packet);
-        self.connection.send(&packet)
+        self.post(&packet, &[])
     }
 
-    /// What the broker of `node` tells ours.
+    /// What the broker of `node` tells ours. `TableFull`: it is lost, because our broker is away and much waits for it already.
     pub fn parcel(&mut self, node: NodeId, bytes: &[u8]) -> Result<(), IpcError> {
-        self.connection.send_with_body(&Packet { node, ..Packet::new(Op::Parcel) }, bytes)
+        if self.unsent.len() >= UNSENT_PARCELS_MAX {
+            return Err(IpcError::TableFull);
+        }
+        self.post(&Packet { node, ..Packet::new(Op::Parcel) }, bytes)
     }
 
     /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`. The broker
@@ -196,7 +206,34 @@ impl StandInPort {
             link.set_own_closed(reason.code());
             link.kick();
         }
-        self.connection.send(&Packet { channel, value: reason.code(), ..Packet::new(Op::Close) })
+        self.post(&Packet { channel, value: reason.code(), ..Packet::new(Op::Close) }, &[])
+    }
+
+    /// Never waits for the broker: the proxy has links to look after, and channels of which the broker knows nothing.
+    fn post(&mut self, packet: &Packet, body: &[u8]) -> Result<(), IpcError> {
+        let message = packet.with_body(body);
+        if self.unsent.is_empty() && self.connection.try_send(&message)? {
+            return Ok(());
+        }
+        self.unsent.push_back(message);
+        self.watch_broker(WriteInterest::Waiting)
+    }
+
+    fn send_unsent(&mut self) {
+        while let Some(message) = self.unsent.front() {
+            match self.connection.try_send(message) {
+                Ok(true) => drop(self.unsent.pop_front()),
+                Ok(false) => return,
+                // What it said last is read like everything else.
+                Err(_) => self.unsent.clear(),
+            }
+        }
+        // It is watched as it was when this fails: too often.
+        let _ = self.watch_broker(WriteInterest::None);
+    }
+
+    fn watch_broker(&self, interest: WriteInterest) -> Result<(), IpcError> {
+        self.poller.set_writable_interest(self.connection.socket(), TOKEN_BROKER, interest).map_err(os)
     }
 
     fn look_for_a_while(&mut self) -> Result<Option<StandInEvent>, IpcError> {
@@ -250,7 +287,12 @@ impl StandInPort {
         }
         for token in &ready {
             match *token {
-                TOKEN_BROKER => self.take_notices(),
+                TOKEN_BROKER => {
+                    if !self.unsent.is_empty() {
+                        self.send_unsent();
+                    }
+                    self.take_notices();
+                }
                 TOKEN_WAKER => sys::eventfd::drain(self.waker.fd()),
                 key => self.watched.heat(key),
             }
@@ -302,7 +344,7 @@ impl StandInPort {
                 Err(error) => {
                     // The local party must not wait for a proxy that could not map its channel.
                     let close = Packet { channel: packet.channel, value: error.code(), ..Packet::new(Op::Close) };
-                    let _ = self.connection.send(&close);
+                    let _ = self.post(&close, &[]);
                     return;
                 }
             },
@@ -332,9 +374,10 @@ impl StandInPort {
     }
 
     fn ask_again(&mut self) {
-        for packet in self.links.values().chain(self.asked.values()) {
+        let packets: Vec<Packet> = self.links.values().chain(self.asked.values()).copied().collect();
+        for packet in packets {
             // A broker that is lost again is reported by the next read.
-            let _ = self.connection.send(packet);
+            let _ = self.post(&packet, &[]);
         }
     }
 
