@@ -9,6 +9,7 @@ mod honest;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,6 +46,9 @@ fn child_process() {
     if wish == "to be called" {
         return be_called(connect().unwrap());
     }
+    if wish == "to have few" {
+        return have_few(connect().unwrap());
+    }
     let called = wish.strip_prefix("rings to ").map(|number| Endpoint::new(number.parse().unwrap()).unwrap());
     let (mut ports, mut rings) = (Vec::new(), Vec::new());
     let refused = take_all(connect, called, &mut ports, &mut rings).unwrap_err();
@@ -76,6 +80,22 @@ fn be_called(mut port: Port) {
             rings.push(ring);
         }
     }
+}
+
+/// Has no room for a channel when the first is opened to it, and room when the next is.
+fn have_few(mut port: Port) {
+    let next = File::open("/dev/null").unwrap();
+    set_limit(next.as_raw_fd() as u64 + 3);
+    drop(next);
+    say(&port.endpoint().to_string());
+    assert_eq!(port.rcvrqst(Wait::For(Duration::from_secs(1))).unwrap_err(), IpcError::TimedOut);
+    set_limit(u64::MAX);
+    say("room");
+    let request = port.rcvrqst(SOON).unwrap();
+    port.reply(request.source.unwrap(), &request).unwrap();
+    // The broker is still there.
+    assert_eq!(port.wait4bind(SERVER, SOON), Ok(()));
+    say("an answer");
 }
 
 fn say(what: &str) {
@@ -131,6 +151,7 @@ fn member_that_wants_all_descriptors_gets_its_part_and_the_broker_goes_on_withou
     let wish = format!("rings to {}", called.said());
     process_and_user_are_bounded(&world, &honest, &wish, CONNECTION_DESCRIPTORS);
     drop(called);
+    opener_hears_that_a_process_has_no_room(&world);
     broker_without_descriptors_waits_for_some(&world, &honest);
     honest.stop();
 }
@@ -175,6 +196,17 @@ fn only_endpoints_are_left(world: &OneNode, count: usize) {
         assert!(Instant::now() < until, "somebody left {dc:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+fn opener_hears_that_a_process_has_no_room(world: &OneNode) {
+    let mut few = Member::wishing(world, "to have few");
+    let called = Endpoint::new(few.said().parse().unwrap()).unwrap();
+    let mut client = Port::connect(&world.socket(), None).unwrap();
+    let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
+    assert_eq!(client.sendrec(called, &Message::new(1), SOON).unwrap_err(), no_room);
+    assert_eq!(few.said(), "room");
+    assert_eq!(client.sendrec(called, &Message::new(3), SOON).unwrap().kind, 3);
+    assert_eq!(few.said(), "an answer");
 }
 
 fn broker_without_descriptors_waits_for_some(world: &OneNode, honest: &Honest) {

@@ -6,12 +6,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use abi::limits::COPIERS_PER_ENDPOINT;
 use broker::{BrokerError, DcOptions, ServerIdentity};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
 use ipc::info::{Cursor, EndpointInfo, Record, Topic};
 use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
-use ipc::{DcId, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
+use ipc::{
+    Arena, DcId, Direction, Endpoint, Epoch, Event, IpcError, Message, Place, Port, RingSpec, Source, Submission, Wait,
+};
 use ipc_shm::{ControlWriter, Size};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
@@ -268,4 +271,54 @@ fn process_that_computes_while_clients_come_and_go_stays_bound_and_hears_of_all(
             heard += 1;
         }
     }
+}
+
+#[test]
+fn rings_that_ended_before_anybody_heard_of_them_are_not_kept() {
+    const RINGS: usize = 300;
+    let world = OneNode::new();
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let request = server.rcvrqst(SOON).unwrap();
+            server.reply(request.source.unwrap(), &request).unwrap();
+            let opened = |event: &Event| matches!(event, Event::RingOpened(_));
+            std::iter::from_fn(|| server.wait_event(Wait::NoWait).ok()).filter(opened).count()
+        });
+        for _ in 0..RINGS {
+            drop(client.open_ring(Endpoint::FS, RingSpec { entries: 1, arena_bytes: 0 }, SOON).unwrap());
+        }
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        let heard = serving.join().unwrap();
+        assert!(heard < RINGS / 10, "{heard}");
+    });
+}
+
+#[test]
+fn copier_for_whom_there_is_no_room_hears_it_and_copies_when_there_is() {
+    let world = OneNode::new();
+    let mut owner = world.server(Endpoint::FS, 1);
+    let mut copiers: Vec<Port> = (0..=COPIERS_PER_ENDPOINT).map(|_| world.program()).collect();
+    let memory = Arena::private(8).unwrap();
+    let grants: Vec<_> =
+        copiers.iter().map(|copier| owner.grant(copier.endpoint(), &memory, Direction::Read).unwrap()).collect();
+    let place = |copier: usize| Place { owner: Endpoint::FS, grant: grants[copier], offset: 0 };
+    thread::scope(|scope| {
+        let serving = scope.spawn(move || owner.receive(Source::Any, Wait::For(Duration::from_secs(30))).map(drop));
+        let mut last = copiers.pop().unwrap();
+        for (number, copier) in copiers.iter_mut().enumerate() {
+            copier.copy_from(place(number), &mut [0; 8], SOON).unwrap();
+        }
+        let mut copy = || last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON);
+        assert_eq!(copy(), Err(IpcError::TableFull));
+        let mut ends_it = copiers.pop().unwrap();
+        drop(copiers.pop());
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = copy() {
+            assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
+        }
+        ends_it.send(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        serving.join().unwrap().unwrap();
+    });
 }

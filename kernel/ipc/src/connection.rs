@@ -238,10 +238,22 @@ impl Connection {
     pub fn read_ahead(&mut self) {
         while self.unasked.len() < UNASKED_MAX {
             match self.read() {
-                Ok(Some(notice)) => self.unasked.push_back(notice),
+                Ok(Some(notice)) => self.keep(notice),
                 Ok(None) | Err(_) => return,
             }
         }
+    }
+
+    /// A ring that ended before anybody heard of it is nobody's concern. In a channel of messages there may be notifications.
+    fn keep(&mut self, notice: Notice) {
+        if notice.packet.op == Op::Ended {
+            let is_it = |it: &Notice| it.packet.channel == notice.packet.channel && it.packet.op == Op::Accepted;
+            let accepted = self.unasked.iter().position(|it| is_it(it) && it.packet.ring().is_some());
+            if accepted.and_then(|at| self.unasked.remove(at)).is_some() {
+                return;
+            }
+        }
+        self.unasked.push_back(notice);
     }
 
     /// Why a channel ended, when that lies among what was kept.
@@ -330,7 +342,8 @@ impl Connection {
             return Err(self.why_lost());
         }
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        match sys::seqpacket::receive(&*self.socket, &mut buffer) {
+        // A channel that comes without its descriptors is refused; the connection stays.
+        match sys::seqpacket::receive_even_without_descriptors(&*self.socket, &mut buffer) {
             Ok(received) => {
                 let bytes = buffer.get(..received.bytes).unwrap_or(&[]);
                 if let Some((packet, body)) = Packet::split(bytes) {

@@ -117,8 +117,30 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[impl AsFd]) -> io::R
 }
 
 /// Receives one message into `buffer`; never blocks. A message or control data that did not fit is an error
-/// (`InvalidData`), its descriptors are closed.
+/// (`InvalidData`), its descriptors are closed: so is one with descriptors for which this process has no room.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
+    match receive_message(socket, buffer)? {
+        (received, Control::Whole) => Ok(received),
+        (_, Control::Cut) => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}
+
+/// `receive` for whom a message matters that comes without its descriptors, because this process has no room for them: it has none of
+/// them then.
+pub fn receive_even_without_descriptors(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
+    match receive_message(socket, buffer)? {
+        (received, Control::Whole) => Ok(received),
+        (received, Control::Cut) => Ok(Received { descriptors: Vec::new(), ..received }),
+    }
+}
+
+/// Whether all control data of a message came.
+enum Control {
+    Whole,
+    Cut,
+}
+
+fn receive_message(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(Received, Control)> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = ControlBuffer::new();
     // SAFETY: a zeroed msghdr is an empty one.
@@ -135,10 +157,11 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut received = Received { bytes, ..Received::default() };
     // SAFETY: the kernel filled `message` and its control buffer just now; see `take_control`.
     unsafe { take_control(&message, &mut received) };
-    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    if message.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     }
-    Ok(received)
+    let control = if message.msg_flags & libc::MSG_CTRUNC == 0 { Control::Whole } else { Control::Cut };
+    Ok((received, control))
 }
 
 /// Takes ownership of what the control data holds.

@@ -139,10 +139,7 @@ impl Engine {
     /// may not write it into its memory.
     pub(super) fn end_between_living(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
         self.channel_ended(dc, channel, None, reason);
-        if let Some(owner) = self.local_owner(dc, channel.left) {
-            let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
-            self.send_and_announce(owner, ended);
-        }
+        self.tell_initiator(dc, channel, reason);
         if let Some(owner) = self.local_owner(dc, channel.right) {
             self.announce(owner);
         }
@@ -159,11 +156,26 @@ impl Engine {
         }
         if let Some(channel) = container.table.close(packet.channel) {
             self.channel_ended(dc, channel, Some(own), packet.error());
+            if own == channel.right && is_refusal(packet.error()) {
+                self.tell_initiator(dc, channel, packet.error());
+            }
             if let Some(peer) = channel.peer_of(own) {
                 self.end_if_left(dc, peer);
             }
         }
     }
+
+    fn tell_initiator(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
+        if let Some(owner) = self.local_owner(dc, channel.left) {
+            let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
+            self.send_and_announce(owner, ended);
+        }
+    }
+}
+
+/// Whether the acceptor could not have the channel at all, so that it said nothing of its end in it.
+fn is_refusal(reason: IpcError) -> bool {
+    matches!(reason, IpcError::Os(_) | IpcError::NoBroker | IpcError::TableFull | IpcError::BadArgument)
 }
 
 fn ring_bell(kept: Option<&Kept>, role: Role) {

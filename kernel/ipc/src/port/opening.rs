@@ -80,7 +80,7 @@ impl Port {
         let request = Packet { peer: Some(to), size: spec.size(), patience, ..Packet::new(Op::Open) };
         let answer = self.ask_waiting(request, wait)?;
         let channel = answer.packet.channel;
-        let link = map_channel(answer, Some(spec))?;
+        let link = self.map_opened(answer, spec)?;
         Ok(RingClient::new(RingParts {
             link,
             own_control: self.control.clone(),
@@ -90,6 +90,17 @@ impl Port {
             peer: to,
             spec,
         }))
+    }
+
+    /// Maps what was opened. When that fails, the channel is given back.
+    pub(super) fn map_opened(&mut self, answer: Notice, spec: RingSpec) -> Result<Link, IpcError> {
+        let channel = answer.packet.channel;
+        map_channel(answer, Some(spec)).inspect_err(|error| self.give_back(channel, *error))
+    }
+
+    fn give_back(&mut self, channel: ipc_core::ChannelId, error: IpcError) {
+        // One that the broker does not hear of ends with its connection.
+        let _ = self.connection.send(&Packet { channel, value: error.code(), ..Packet::new(Op::Close) });
     }
 
     /// Asks the broker for what it does at once.
@@ -161,7 +172,11 @@ impl Port {
                 let close = Packet { channel: slot.channel, value: code, ..Packet::new(Op::Close) };
                 let _ = self.connection.send(&close);
             }
-            if let Use::Ring(_) = slot.usage {
+            let is_it = |event: &Event| matches!(event, Event::RingOpened(ring) if ring.id() == RingId(slot.channel.0));
+            if let Some(at) = self.pending.iter().position(is_it) {
+                // Nobody has heard of it.
+                self.pending.remove(at);
+            } else if let Use::Ring(_) = slot.usage {
                 // An end that was closed on purpose and one that died are the same to the other end.
                 let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
                 self.pending.push_back(Event::RingClosed(RingId(slot.channel.0), reason));
@@ -186,17 +201,14 @@ impl Port {
 
     fn take_notice(&mut self, notice: Notice) {
         match notice.packet.op {
-            // A channel that cannot be mapped stays unused; its opener sees us not answering, and the broker our refusal.
+            // A channel that cannot be had is refused.
             Op::Accepted => {
                 let channel = notice.packet.channel;
                 // A restarted broker says again what its predecessor may not have said.
                 if self.slots.by_channel(channel).is_some() || self.lanes.knows(channel) {
                     return;
                 }
-                if let Err(error) = self.adopt_channel(notice) {
-                    let close = Packet { channel, value: error.code(), ..Packet::new(Op::Close) };
-                    let _ = self.connection.send(&close);
-                }
+                let _ = self.adopt_channel(notice);
             }
             Op::Ended => {
                 if let Some(key) = self.slots.by_channel(notice.packet.channel) {
@@ -211,9 +223,10 @@ impl Port {
             // one that was read already, said again by a restarted broker.
             Op::Opened if self.connection.was_given_up(&notice.packet) => {
                 let (channel, is_ring) = (notice.packet.channel, notice.packet.ring().is_some());
-                if is_ring || self.adopt_channel(notice).is_err() {
-                    let close = Packet { channel, value: IpcError::NotBound.code(), ..Packet::new(Op::Close) };
-                    let _ = self.connection.send(&close);
+                if is_ring {
+                    self.give_back(channel, IpcError::NotBound);
+                } else {
+                    let _ = self.adopt_channel(notice);
                 }
             }
             // Answers to calls that were given up.
@@ -231,18 +244,28 @@ impl Port {
         }
     }
 
+    /// Gives a channel its place. One that cannot have any ends: the broker hears it, and the peer where it looks.
     fn adopt_channel(&mut self, notice: Notice) -> Result<SlotKey, IpcError> {
+        let packet = notice.packet;
+        let result = packet.ring().map(RingSpec::check).transpose().and_then(|spec| {
+            let link = Arc::new(map_channel(notice, spec)?);
+            self.adopt_link(&packet, link.clone(), spec).inspect_err(|error| {
+                link.set_own_closed(error.code());
+                link.kick();
+            })
+        });
+        result.inspect_err(|error| self.give_back(packet.channel, *error))
+    }
+
+    fn adopt_link(&mut self, packet: &Packet, link: Arc<Link>, spec: Option<RingSpec>) -> Result<SlotKey, IpcError> {
         if self.slots.len() >= CHANNELS_PER_PROCESS {
             return Err(IpcError::TableFull);
         }
-        let packet = notice.packet;
         let peer = packet.peer.ok_or(IpcError::NoBroker)?;
         let proxied = if packet.proxied().is_some() { Proxied::Yes } else { Proxied::No };
-        let spec = packet.ring().map(RingSpec::check).transpose()?;
-        let link = Arc::new(map_channel(notice, spec)?);
         let usage = match spec {
-            None => Use::Messages(Talk::over(&link, Rights::of(&packet))),
-            Some(_) if packet.lane.is_reserved() => self.lanes.adopt(&packet, link.clone(), &self.connection)?.into(),
+            None => Use::Messages(Talk::over(&link, Rights::of(packet))),
+            Some(_) if packet.lane.is_reserved() => self.lanes.adopt(packet, link.clone(), &self.connection)?.into(),
             Some(spec) => {
                 let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
                 let socket = self.connection.shared_socket();
@@ -299,7 +322,9 @@ impl From<Purpose> for Use {
 pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
     let role: Role = notice.packet.role;
     let size = spec.map(RingSpec::size).unwrap_or_default();
-    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
+    // It came without them when this process had no room for more.
+    let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
+    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(no_room)?;
     let control = Arc::new(ControlPage::of(control).map_err(os)?);
     Link::map(files, role, size, control).map_err(os)
 }

@@ -333,7 +333,13 @@ impl StandInPort {
         let handed_on = if was_asked { self.handed_on.take() } else { None };
         let event = match packet.op {
             Op::Failed => StandInEvent::OpenedIn { request, result: Err(packet.error()) },
-            Op::Opened => StandInEvent::OpenedIn { request, result: self.adopt(notice, handed_on) },
+            Op::Opened => {
+                let result = self.adopt(notice, handed_on);
+                if let Err(error) = &result {
+                    self.give_back(packet.channel, *error);
+                }
+                StandInEvent::OpenedIn { request, result }
+            }
             Op::Accepted | Op::Resumed => match self.adopt(notice, None) {
                 Ok(channel) if packet.op == Op::Accepted => StandInEvent::OpenOut(channel),
                 Ok(channel) => {
@@ -342,10 +348,7 @@ impl StandInPort {
                     StandInEvent::Resumed(channel)
                 }
                 Err(error) => {
-                    // The local party must not wait for a proxy that could not map its channel.
-                    let close = Packet { channel: packet.channel, value: error.code(), ..Packet::new(Op::Close) };
-                    let _ = self.post(&close, &[]);
-                    return;
+                    return self.give_back(packet.channel, error);
                 }
             },
             Op::AllResumed => StandInEvent::AllResumed,
@@ -371,6 +374,11 @@ impl StandInPort {
             _ => return,
         };
         self.pending.push_back(event);
+    }
+
+    /// The local party must not wait for a proxy that could not map its channel.
+    fn give_back(&mut self, channel: ChannelId, error: IpcError) {
+        let _ = self.post(&Packet { channel, value: error.code(), ..Packet::new(Op::Close) }, &[]);
     }
 
     fn ask_again(&mut self) {
