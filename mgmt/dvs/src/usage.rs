@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
@@ -9,12 +10,12 @@ use crate::errors::{Failure, RUN_FAILED, USAGE};
 
 /// What is wrong and how the command is typed.
 pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>) -> Failure {
-    if error.kind() == clap::error::ErrorKind::MissingSubcommand {
+    if error.kind() == ErrorKind::MissingSubcommand {
         // clap lists all there are, those of the machinery too.
         let meant = meant(arguments);
-        let words: Vec<&str> = std::iter::once("dvs").chain(meant.iter().map(String::as_str)).collect();
-        let words = words.join(" ");
-        return Failure::usage(format!("'{words}' needs to know what to do")).hint(format!("{words} --help"));
+        let help = help_of(&meant);
+        let words = help.trim_end_matches(" --help");
+        return Failure::usage(format!("'{words}' needs to know what to do")).hint(help.clone());
     }
     let rendered = error.render().to_string();
     let mut paragraphs = rendered.split("\n\n");
@@ -25,6 +26,15 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
     let tip = paragraphs.find_map(|text| text.trim().strip_prefix("tip: ").map(str::to_owned));
     let tip = tip.filter(|tip| !tip.starts_with("to pass"));
     let meant = meant(arguments);
+    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    let tip = match (error.kind(), argument.as_deref()) {
+        (ErrorKind::UnknownArgument, Some(format @ ("--json" | "--yaml"))) => {
+            Some(format!("-o {}", format.trim_start_matches('-')))
+        }
+        // The usage says no more than that there is one.
+        (ErrorKind::InvalidSubcommand, _) => tip.or_else(|| Some(help_of(&meant))),
+        _ => tip,
+    };
     let what = match lines.is_empty() {
         true => "the command line makes no sense".to_owned(),
         false => lines.join(" "),
@@ -67,9 +77,13 @@ fn usage(meant: &[String], with_line: bool) -> String {
     let line = found.map(|command| command.render_usage().to_string());
     match line {
         Some(line) if with_line => line.trim_start_matches("Usage: ").to_owned(),
-        _ if meant.is_empty() => "dvs --help".to_owned(),
-        _ => format!("dvs {} --help", meant.join(" ")),
+        _ => help_of(meant),
     }
+}
+
+fn help_of(meant: &[String]) -> String {
+    let words: Vec<&str> = std::iter::once("dvs").chain(meant.iter().map(String::as_str)).collect();
+    format!("{} --help", words.join(" "))
 }
 
 #[cfg(test)]
@@ -88,6 +102,15 @@ mod tests {
         assert_eq!((failure.status, failure.hint.unwrap().as_str()), (2, "a similar argument exists: '--file'"));
         assert_eq!(refused("dvs --state-dir /x kill shop").hint.unwrap(), "dvs kill [OPTIONS] <DC> <PID>...");
         assert_eq!(refused("dvs kill -s FOO shop 1").hint.unwrap(), "dvs kill --help");
+    }
+
+    #[test]
+    fn what_people_type_elsewhere_is_answered_with_what_it_is_here() {
+        assert_eq!(refused("dvs ps --json").hint.unwrap(), "-o json");
+        assert_eq!(refused("dvs node ls --yaml").hint.unwrap(), "-o yaml");
+        assert_eq!(refused("dvs xyz shop").hint.unwrap(), "dvs --help");
+        assert_eq!(refused("dvs dc xyz shop").hint.unwrap(), "dvs dc --help");
+        assert!(refused("dvs dc craete shop").hint.unwrap().contains("'create'"));
     }
 
     #[test]

@@ -119,7 +119,10 @@ impl Failure {
             (Stage::Exec, libc::ENOENT) => {
                 ErrorBody::new(ErrorKind::NoSuchProgram, format!("there is no program '{program}' in the container"))
                     .because(cause)
-                    .hint(format!("look for it: dvs run {dc} -- ls {}", folder_of(program)))
+                    .hint(match program.parse::<u32>() {
+                        Ok(pid) => format!("beside a process: dvs exec --beside {pid} {dc} -- PROGRAM"),
+                        Err(_) => format!("look for it: dvs run {dc} -- ls {}", folder_of(program)),
+                    })
             }
             (Stage::Interpreter, _) => {
                 ErrorBody::new(ErrorKind::NoSuchProgram, format!("'{program}' needs a program that is not there"))

@@ -43,7 +43,7 @@ impl Keeper {
     fn no_such_process(&self, pid: u32) -> ErrorBody {
         let dc = &self.dc_name;
         ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
-            .hint(format!("dvs ps {dc}"))
+            .hint(format!("dvs ps --all {dc}"))
     }
 
     /// Carries out one request and answers it, now or by a later event.

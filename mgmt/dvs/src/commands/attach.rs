@@ -12,7 +12,8 @@ use crate::units::parse_pid;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Shows what the program writes from now on; `dvs logs` has what it wrote before.
-Keys, when it has a terminal: Ctrl-P Ctrl-Q leave it again. Exit status as with `dvs run`.
+Keys, when it has a terminal (`dvs run -t`): Ctrl-P Ctrl-Q leave it again. One without is left with \
+--no-input and Ctrl-C, which else ends it. Exit status as with `dvs run`.
 
 Examples:
   dvs attach shop 65600

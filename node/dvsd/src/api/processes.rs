@@ -247,7 +247,7 @@ fn node_of(view: &DcView, pid: u32) -> Result<String, Failure> {
 
 fn no_such_process(dc: &str, pid: u32) -> Failure {
     ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
-        .hint(format!("dvs ps {dc}"))
+        .hint(format!("dvs ps --all {dc}"))
         .into()
 }
 
