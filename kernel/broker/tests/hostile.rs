@@ -2,7 +2,7 @@
 //! answers in bounded time while real processes of another user attack the server, the broker and the channels, one way for each test.
 //!
 //! `hostile/attacks.rs`: what the attackers do, with `memory.rs`, `floods.rs` and `identity.rs`; `attacker.rs`: an attack as a process.
-//! `honest.rs`: those who must not notice. `raw.rs`: a channel without the library. What these do to a peer on another node is in
+//! `honest.rs`: those who must not notice. `owners.rs`: owners of grants that harm who copies. `raw.rs`: a channel without the library. What these do to a peer on another node is in
 //! `proxy/proxy-host/tests/hostile.rs`.
 
 #[path = "hostile/attacker.rs"]
@@ -18,6 +18,8 @@ mod honest;
 mod identity;
 #[path = "hostile/memory.rs"]
 mod memory;
+#[path = "hostile/owners.rs"]
+mod owners;
 #[path = "hostile/raw.rs"]
 mod raw;
 

@@ -79,6 +79,19 @@ impl Member {
         })
     }
 
+    /// The next notice of this kind.
+    pub fn hear(&self, op: Op) -> (Packet, Vec<OwnedFd>) {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some((packet, files)) = read(&self.socket).expect("the broker is there")
+                && packet.op == op
+            {
+                return (packet, files);
+            }
+            assert!(Instant::now() < until, "the broker says nothing");
+        }
+    }
+
     pub fn close(&self, channel: &Channel) {
         let packet = Packet { channel: channel.packet.channel, value: 5, ..Packet::new(Op::Close) };
         say(&self.socket, &packet);
