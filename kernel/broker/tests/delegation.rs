@@ -269,6 +269,45 @@ fn target_that_completes_what_cannot_be_ends_the_call_with_a_typed_error() {
     }
 }
 
+/// A target took a request by relay, then the delegator closed its lane. The target can call the client, who waits for nothing.
+fn delegator_closes(meanwhile: impl FnOnce(&OneNode, &mut Port)) {
+    let world = OneNode::new();
+    let mut target = world.server(Endpoint::DS, 1);
+    let mut client = world.program();
+    let own = client.endpoint();
+    let mut raw = Raw::server(&world, Endpoint::FS);
+    let link = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
+    put(&link, &relay_of(own, 0, 1, &link).to_bytes());
+    assert_eq!(target.rcvrqst(SOON).unwrap().source, Some(own));
+    // The broker does not hear of it.
+    link.set_own_closed(IpcError::NotBound.code());
+    link.kick();
+    meanwhile(&world, &mut target);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let request = client.rcvrqst(SOON).unwrap();
+            client.reply(Endpoint::DS, &Message::new(request.kind + 1)).unwrap();
+            assert_eq!(client.receive(Source::From(Endpoint::DS), SOON).unwrap().kind, 4);
+        });
+        assert_eq!(target.sendrec(own, &Message::new(2), SOON).unwrap().kind, 3);
+        assert_eq!(target.send(own, &Message::new(4), SOON), Ok(()));
+    });
+}
+
+#[test]
+fn client_of_a_delegator_that_closed_can_be_called() {
+    delegator_closes(|_, _| {});
+}
+
+#[test]
+fn client_of_a_delegator_that_closed_while_its_target_called_another_can_be_called() {
+    delegator_closes(|world, target| {
+        let deaf = world.program();
+        assert_eq!(target.sendrec(deaf.endpoint(), &Message::new(1), NEVER_MIND), Err(IpcError::TimedOut));
+        assert_eq!(target.receive(Source::Any, NEVER_MIND), Err(IpcError::TimedOut));
+    });
+}
+
 #[test]
 fn clients_of_a_delegator_have_their_turns_beside_one_who_calls_all_the_time() {
     const CLIENTS: usize = 6;

@@ -104,7 +104,7 @@ impl Lanes {
         if packet.ring() != Some(spec) || !is_theirs {
             return Err(IpcError::BadArgument);
         }
-        self.served.retain(|served| !served.is_over());
+        self.drop_over();
         let is_like = |served: &&Served| match served.end {
             End::Copier(_) => packet.lane.is_for_copies(),
             End::Inward(_) => packet.lane.is_for_delegation(),
@@ -218,6 +218,18 @@ impl Lanes {
         })
     }
 
+    /// Drops lanes that are over and hold nothing more. Nobody waits for the answers that are owed over them.
+    fn drop_over(&mut self) {
+        let passed = &mut self.delegating.passed;
+        self.served.retain(|served| {
+            let is_over = served.is_over();
+            if is_over {
+                passed.retain(|_, passed| passed.lane != served.channel);
+            }
+            !is_over
+        });
+    }
+
     fn add(&mut self, channel: ChannelId, link: Arc<Link>, end: End) {
         let seen = (link.peer_event(), link.peer_control().event());
         self.served.push(Served { channel, link, seen, end });
@@ -290,14 +302,14 @@ impl Attend<'_> {
     /// Forgets a lane that is over. What its peer said last is heard.
     pub fn forget(&mut self, channel: ChannelId, reason: IpcError) {
         self.lanes.unslotted.retain(|accepted| accepted.channel != channel);
+        let Delegating { passed, notified, .. } = &mut self.lanes.delegating;
+        passed.retain(|_, passed| passed.lane != channel);
         let Some(at) = self.lanes.served.iter().position(|served| served.channel == channel) else { return };
         let Served { end, .. } = self.lanes.served.remove(at);
-        let Delegating { passed, notified, .. } = &mut self.lanes.delegating;
         match end {
             End::Copier(_) => {}
             End::Inward(mut inward) => {
                 inward.take_in(self.lanes.own, notified);
-                passed.retain(|_, passed| passed.lane != channel);
             }
             End::Outward(mut outward) => {
                 if outward.take_completions(&mut self.lanes.delegating).is_ok() {
@@ -353,7 +365,7 @@ impl Attend<'_> {
 
     /// The lanes wake this wait from now on. Serve once more before sleeping.
     pub fn prepare_sleep(&mut self) {
-        self.lanes.served.retain(|served| !served.is_over());
+        self.lanes.drop_over();
         for served in &mut self.lanes.served {
             served.seen = (served.link.peer_event(), served.link.peer_control().event());
             served.link.prepare_sleep(Sleep::Futex);

@@ -71,7 +71,13 @@ impl Port {
     #[cold]
     pub(super) fn owes_passed(&mut self, client: Endpoint) -> bool {
         self.begin_call();
-        self.lanes.delegating.passed.contains_key(&client)
+        let Some(passed) = self.lanes.delegating.passed.get(&client).copied() else { return false };
+        // With its lane the request ends, of which nobody here may have heard yet.
+        let is_owed = self.lanes.inward(passed.lane).is_some_and(|lane| lane.end().is_none());
+        if !is_owed {
+            self.lanes.delegating.passed.remove(&client);
+        }
+        is_owed
     }
 
     /// Answers a request that came by relay.
