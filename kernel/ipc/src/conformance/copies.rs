@@ -302,6 +302,34 @@ pub(super) fn later_owner_of_a_number_does_not_inherit_its_grants(world: &dyn Wo
     });
 }
 
+pub(super) fn grant_given_after_its_copier_was_replaced_is_the_next_ones(world: &dyn World) {
+    let mut server = world.near_server(Endpoint::FS, 1);
+    let (mut client, mut observer) = (world.program(), world.program());
+    let own = client.endpoint();
+    client.notify(Endpoint::FS, 1).unwrap();
+    server.wait_event(SOON).unwrap();
+    server.unbind().unwrap();
+    observer.wait4unbind(Endpoint::FS, SOON).unwrap();
+    let mut server = world.near_server(Endpoint::FS, 2);
+    // The client was in no call since, so it has not heard of this.
+    let grant = client.grant(Endpoint::FS, &memory_with(b"lent"), Direction::Read).unwrap();
+    thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            let request = server.receive(Source::From(own), SOON).unwrap();
+            let mut data = [0; 4];
+            let copied = server.copy_from(told(own, &request, 0), &mut data, SOON).map(|()| data);
+            server.reply(own, &request).unwrap();
+            copied
+        });
+        let mut called = client.sendrec(Endpoint::FS, &telling(grant, 4), SOON);
+        while called.is_err_and(|error| matches!(error, IpcError::SourceDied | IpcError::DestinationDied)) {
+            called = client.sendrec(Endpoint::FS, &telling(grant, 4), SOON);
+        }
+        called.unwrap();
+        assert_eq!(serving.join().unwrap(), Ok(*b"lent"));
+    });
+}
+
 pub(super) fn many_copiers_are_all_served(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     const COPIERS: usize = 8;

@@ -96,6 +96,10 @@ const CASES: &[Case] = &[
         "later_owner_of_a_number_does_not_inherit_its_grants",
         copies::later_owner_of_a_number_does_not_inherit_its_grants,
     ),
+    (
+        "grant_given_after_its_copier_was_replaced_is_the_next_ones",
+        copies::grant_given_after_its_copier_was_replaced_is_the_next_ones,
+    ),
     ("many_copiers_are_all_served", copies::many_copiers_are_all_served),
     (
         "relayed_request_is_answered_by_its_target_in_the_name_of_its_client",

@@ -11,6 +11,7 @@ use crate::lanes::Attend;
 use crate::protocol::{Op, Packet};
 use crate::ring::{RingClient, RingParts};
 use crate::wait::{Deadline, Wait};
+use crate::waiting::gone;
 
 /// Bytes of a third party's copy that are on the way through its memory at a time.
 const THIRD_PARTY_BYTES: usize = 1 << 20;
@@ -24,7 +25,8 @@ impl Port {
             return Err(IpcError::BadEndpoint);
         }
         let key = self.slots.talk_with(to);
-        let slot = key.and_then(|key| self.slots.get_mut(key));
+        // Whom the port talked with may be gone; then the grant is for whoever uses it first.
+        let slot = key.and_then(|key| self.slots.get_mut(key)).filter(|slot| gone(&slot.link).is_none());
         let incarnation = slot.map(|slot| slot.link.peer_control().incarnation());
         self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
     }
