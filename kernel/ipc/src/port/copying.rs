@@ -156,6 +156,8 @@ impl Port {
         {
             return Ok(lane);
         }
+        // Those to owners that are gone, to whom nobody may copy again.
+        self.lanes.copying.lanes.retain(|_, lane| !lane.is_closed());
         let lane = Lane::copies(self.endpoint, owner);
         let request = Packet { peer: Some(owner), size: COPY_SPEC.size(), lane, ..Packet::new(Op::Open) };
         let answer = self.connection.call(request).map_err(|error| match error {
