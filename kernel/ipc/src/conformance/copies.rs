@@ -330,6 +330,57 @@ pub(super) fn grant_given_after_its_copier_was_replaced_is_the_next_ones(world: 
     });
 }
 
+pub(super) fn third_party_that_leaves_a_grant_moves_nothing(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let mut third = world.near_server(Endpoint::DS, 1);
+    let shorter = LONGEST - 400_000;
+    let (from, to) = (memory_with(&pattern(LONGEST, 8)), Arena::private(LONGEST).unwrap());
+    let source = client.grant(Endpoint::DS, &from, Direction::Read).unwrap();
+    let short_source = client.grant(Endpoint::DS, &from.part(0, shorter).unwrap(), Direction::Read).unwrap();
+    let target = server.grant(Endpoint::DS, &to, Direction::Write).unwrap();
+    let short_target = server.grant(Endpoint::DS, &to.part(0, shorter).unwrap(), Direction::Write).unwrap();
+    let own = client.endpoint();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let request = server.rcvrqst(SOON).unwrap();
+            server.reply(request.source.unwrap(), &request).unwrap();
+        });
+        scope.spawn(move || client.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap());
+        let request = third.rcvrqst(SOON).unwrap();
+        for (source, target) in [(source, short_target), (short_source, target)] {
+            let source = Place { owner: own, grant: source, offset: 0 };
+            let target = Place { owner: Endpoint::FS, grant: target, offset: 0 };
+            assert_eq!(third.vcopy(source, target, LONGEST, SOON), Err(IpcError::OutOfGrant));
+            assert!(to.to_vec(0, LONGEST).unwrap() == vec![0; LONGEST], "something was moved");
+        }
+        third.reply(own, &request).unwrap();
+        third.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+    });
+}
+
+pub(super) fn third_party_copies_within_one_grant(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut third = world.near_server(Endpoint::DS, 1);
+    third.wait4bind(Endpoint::FS, SOON).unwrap();
+    let memory = Arena::private(LONGEST).unwrap();
+    let grant = server.grant(Endpoint::DS, &memory, Direction::ReadWrite).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || wait_until_told(server));
+        for (from, to) in [(0, 300_000), (300_000, 0)] {
+            let before = pattern(LONGEST, 9);
+            memory.copy_in(0, &before).unwrap();
+            let place = |offset: usize| Place { owner: Endpoint::FS, grant, offset: offset as u64 };
+            let bytes = LONGEST - 300_000;
+            third.vcopy(place(from), place(to), bytes, SOON).unwrap();
+            let mut expected = before;
+            expected.copy_within(from..from + bytes, to);
+            assert!(memory.to_vec(0, LONGEST).unwrap() == expected, "from {from} to {to}");
+        }
+        third.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+    });
+}
+
 pub(super) fn many_copiers_are_all_served(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     const COPIERS: usize = 8;

@@ -100,6 +100,8 @@ const CASES: &[Case] = &[
         "grant_given_after_its_copier_was_replaced_is_the_next_ones",
         copies::grant_given_after_its_copier_was_replaced_is_the_next_ones,
     ),
+    ("third_party_that_leaves_a_grant_moves_nothing", copies::third_party_that_leaves_a_grant_moves_nothing),
+    ("third_party_copies_within_one_grant", copies::third_party_copies_within_one_grant),
     ("many_copiers_are_all_served", copies::many_copiers_are_all_served),
     (
         "relayed_request_is_answered_by_its_target_in_the_name_of_its_client",

@@ -42,6 +42,8 @@ pub(crate) struct Job<'a> {
     pub offset: u64,
     pub local: Local<'a>,
     pub bytes: u64,
+    /// Where the copy of which this is a part ends in the grant.
+    pub whole_end: u64,
 }
 
 /// How the copier waits.
@@ -152,7 +154,7 @@ impl CopyLane {
             let bytes = (job.bytes - progress.next).min(part_bytes(job.bytes)) as u32;
             let (at, tag) = (progress.next, number as u32);
             let arena_offset = tag * COPY_CHUNK_BYTES;
-            let chunk = Chunk { grant: job.grant, offset: job.offset + at, bytes, whole_end: job.offset + job.bytes };
+            let chunk = Chunk { grant: job.grant, offset: job.offset + at, bytes, whole_end: job.whole_end };
             let from = at as usize..at as usize + bytes as usize;
             let request = match &job.local {
                 Local::Into(_) | Local::IntoMemory(..) => Request::Read(chunk),

@@ -50,11 +50,11 @@ impl Port {
             }
             (false, true) => {
                 let (memory, at) = self.own_memory(to, bytes)?;
-                self.copy(from, Local::IntoMemory(&memory, at), bytes, deadline)
+                self.copy(Part::whole(from, bytes)?, Local::IntoMemory(&memory, at), deadline)
             }
             (true, false) => {
                 let (memory, at) = self.own_memory(from, bytes)?;
-                self.copy(to, Local::FromMemory(&memory, at), bytes, deadline)
+                self.copy(Part::whole(to, bytes)?, Local::FromMemory(&memory, at), deadline)
             }
             (false, false) => self.copy_as_third_party(from, to, bytes, deadline),
         }
@@ -64,25 +64,25 @@ impl Port {
     pub fn copy_from(&mut self, from: Place, into: &mut [u8], wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let bytes = into.len();
-        self.copy(from, Local::Into(into), bytes, Deadline::after(wait))
+        self.copy(Part::whole(from, bytes)?, Local::Into(into), Deadline::after(wait))
     }
 
     /// Copies into a peer's granted memory.
     pub fn copy_to(&mut self, data: &[u8], to: Place, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.copy(to, Local::From(data), data.len(), Deadline::after(wait))
+        self.copy(Part::whole(to, data.len())?, Local::From(data), Deadline::after(wait))
     }
 
     /// [`Port::copy_from`] into memory that others may use meanwhile; all of `memory` is filled.
     pub fn copy_into_memory(&mut self, from: Place, memory: &Arena, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.copy(from, Local::IntoMemory(memory, 0), memory.len(), Deadline::after(wait))
+        self.copy(Part::whole(from, memory.len())?, Local::IntoMemory(memory, 0), Deadline::after(wait))
     }
 
     /// [`Port::copy_to`] from memory that others may use meanwhile; all of `memory` is copied.
     pub fn copy_out_of_memory(&mut self, memory: &Arena, to: Place, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.copy(to, Local::FromMemory(memory, 0), memory.len(), Deadline::after(wait))
+        self.copy(Part::whole(to, memory.len())?, Local::FromMemory(memory, 0), Deadline::after(wait))
     }
 
     fn own_memory(&self, place: Place, bytes: usize) -> Result<(Arena, usize), IpcError> {
@@ -91,20 +91,12 @@ impl Port {
         Ok((memory.clone(), place.offset as usize))
     }
 
-    fn copy(&mut self, place: Place, local: Local<'_>, bytes: usize, deadline: Deadline) -> Result<(), IpcError> {
-        self.beside_watch(|port| port.copy_over_lane(place, local, bytes, deadline))
+    fn copy(&mut self, part: Part, local: Local<'_>, deadline: Deadline) -> Result<(), IpcError> {
+        self.beside_watch(|port| port.copy_over_lane(part, local, deadline))
     }
 
-    fn copy_over_lane(
-        &mut self,
-        place: Place,
-        local: Local<'_>,
-        bytes: usize,
-        deadline: Deadline,
-    ) -> Result<(), IpcError> {
-        if bytes > VCOPY_BYTES_MAX || place.offset.checked_add(bytes as u64).is_none() {
-            return Err(IpcError::BadArgument);
-        }
+    fn copy_over_lane(&mut self, part: Part, local: Local<'_>, deadline: Deadline) -> Result<(), IpcError> {
+        let Part { place, bytes, whole_end } = part;
         if place.owner == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
@@ -112,7 +104,7 @@ impl Port {
         let channel = lane.channel();
         let attend = Attend::of(&mut self.lanes, &mut self.connection, channel);
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
-        let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64 };
+        let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64, whole_end };
         let result = lane.run(job, waiting);
         // A lane that was revoked looks like one whose owner refused.
         if !lane.is_closed() && !matches!(result, Err(IpcError::Corrupt | IpcError::Denied)) {
@@ -121,7 +113,7 @@ impl Port {
         result
     }
 
-    /// Two copies through memory of our own.
+    /// Two copies through memory of our own, part by part; of ranges that overlap in one grant the part that the next one covers goes last.
     fn copy_as_third_party(
         &mut self,
         from: Place,
@@ -129,24 +121,18 @@ impl Port {
         bytes: usize,
         deadline: Deadline,
     ) -> Result<(), IpcError> {
-        if bytes > VCOPY_BYTES_MAX {
-            return Err(IpcError::BadArgument);
-        }
+        let (from, to) = (Part::whole(from, bytes)?, Part::whole(to, bytes)?);
         let memory = Arena::private(bytes.clamp(1, THIRD_PARTY_BYTES)).map_err(os)?;
-        let mut done = 0;
-        loop {
-            let part = (bytes - done).min(THIRD_PARTY_BYTES);
-            let shifted = |place: Place| {
-                let offset = place.offset.checked_add(done as u64).ok_or(IpcError::OutOfGrant)?;
-                Ok::<Place, IpcError>(Place { offset, ..place })
-            };
-            self.copy(shifted(from)?, Local::IntoMemory(&memory, 0), part, deadline)?;
-            self.copy(shifted(to)?, Local::FromMemory(&memory, 0), part, deadline)?;
-            done += part;
-            if done == bytes {
-                return Ok(());
-            }
+        // Nothing is copied too: then the grants are checked.
+        let parts = bytes.div_ceil(THIRD_PARTY_BYTES).max(1);
+        let is_backwards = (from.place.owner, from.place.grant) == (to.place.owner, to.place.grant)
+            && from.place.offset < to.place.offset;
+        for number in 0..parts {
+            let at = if is_backwards { parts - 1 - number } else { number } * THIRD_PARTY_BYTES;
+            self.copy(from.part(at), Local::IntoMemory(&memory, 0), deadline)?;
+            self.copy(to.part(at), Local::FromMemory(&memory, 0), deadline)?;
         }
+        Ok(())
     }
 
     /// The lane over which we copy from and to `owner`; taken out, so that the wait may use the rest of the port.
@@ -176,5 +162,30 @@ impl Port {
             spec: COPY_SPEC,
         });
         Ok(CopyLane::new(ring))
+    }
+}
+
+/// A copy between granted memory of a peer and ours, or a part of one.
+#[derive(Clone, Copy)]
+struct Part {
+    place: Place,
+    bytes: usize,
+    /// Where the whole copy ends in the grant: one that leaves it moves nothing.
+    whole_end: u64,
+}
+
+impl Part {
+    fn whole(place: Place, bytes: usize) -> Result<Part, IpcError> {
+        if bytes > VCOPY_BYTES_MAX {
+            return Err(IpcError::BadArgument);
+        }
+        let whole_end = place.offset.checked_add(bytes as u64).ok_or(IpcError::BadArgument)?;
+        Ok(Part { place, bytes, whole_end })
+    }
+
+    /// What a third party copies at once, from `at` on, which is inside.
+    fn part(self, at: usize) -> Part {
+        let place = Place { offset: self.place.offset + at as u64, ..self.place };
+        Part { place, bytes: (self.bytes - at).min(THIRD_PARTY_BYTES), ..self }
     }
 }
