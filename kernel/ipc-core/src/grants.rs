@@ -129,11 +129,14 @@ impl<M> Grants<M> {
         Ok(&grant.memory)
     }
 
-    /// The memory of a grant as its owner uses it: `offset..end` must lie inside.
-    pub fn own(&self, id: GrantId, offset: u64, end: u64) -> Result<&M, IpcError> {
+    /// The memory of a grant as its owner copies from it or to it, as it was lent: `offset..end` must lie inside.
+    pub fn own(&self, id: GrantId, wanted: Direction, offset: u64, end: u64) -> Result<&M, IpcError> {
         let slot = self.slots.get(id.slot()).ok_or(IpcError::UnknownGrant)?;
         slot.check(id)?;
         let grant = slot.grant.as_ref().ok_or(IpcError::UnknownGrant)?;
+        if !grant.direction.allows(wanted) {
+            return Err(IpcError::WrongDirection);
+        }
         if offset > end || end > grant.bytes { Err(IpcError::OutOfGrant) } else { Ok(&grant.memory) }
     }
 }
@@ -180,6 +183,15 @@ mod tests {
         assert_eq!(grants.used(id, &read_by(Endpoint::DS, 0, 1)), Err(IpcError::Denied));
         let write = Use { wanted: Direction::Write, ..read_by(SERVER, 0, 1) };
         assert_eq!(grants.used(id, &write), Err(IpcError::WrongDirection));
+    }
+
+    #[test]
+    fn owner_uses_a_grant_as_it_was_lent() {
+        let mut grants = Grants::default();
+        let id = grants.give(SERVER, None, Direction::Read, 100, "memory").unwrap();
+        assert_eq!(grants.own(id, Direction::Read, 0, 100), Ok(&"memory"));
+        assert_eq!(grants.own(id, Direction::Read, 0, 101), Err(IpcError::OutOfGrant));
+        assert_eq!(grants.own(id, Direction::Write, 0, 100), Err(IpcError::WrongDirection));
     }
 
     #[test]

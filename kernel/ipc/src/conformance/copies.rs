@@ -83,7 +83,7 @@ pub(super) fn caller_copies_from_and_to_a_server_that_waits(world: &dyn World) {
     thread::scope(|scope| {
         let server = scope.spawn(move || wait_until_told(server));
         let own = Arena::private(LONGEST).unwrap();
-        let own_grant = client.grant(Endpoint::FS, &own, Direction::Read).unwrap();
+        let own_grant = client.grant(Endpoint::FS, &own, Direction::ReadWrite).unwrap();
         let here = Place { owner: client.endpoint(), grant: own_grant, offset: 0 };
         client.vcopy(place, here, LONGEST, SOON).unwrap();
         assert!(own.to_vec(0, LONGEST).unwrap() == pattern(LONGEST, 1));
@@ -134,7 +134,7 @@ pub(super) fn copy_outside_what_was_granted_moves_nothing_and_says_why(world: &d
         let own_grant = client.grant(Endpoint::FS, &own_memory, Direction::ReadWrite).unwrap();
         let here = Place { owner: own, grant: own_grant, offset: 0 };
         assert_eq!(client.vcopy(at(readable, 0), here, 11, SOON), Err(IpcError::OutOfGrant));
-        assert_eq!(client.vcopy(at(readable, 0), here, VCOPY_BYTES_MAX + 1, SOON), Err(IpcError::OutOfGrant));
+        assert_eq!(client.vcopy(at(readable, 0), here, VCOPY_BYTES_MAX + 1, SOON), Err(IpcError::BadArgument));
         client.vcopy(here, Place { offset: 5, ..here }, 5, SOON).unwrap();
         client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
         server.join().unwrap();
@@ -378,6 +378,33 @@ pub(super) fn third_party_copies_within_one_grant(world: &dyn World) {
             assert!(memory.to_vec(0, LONGEST).unwrap() == expected, "from {from} to {to}");
         }
         third.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+    });
+}
+
+pub(super) fn own_grant_is_used_as_it_was_lent(world: &dyn World) {
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let theirs = server.grant(client.endpoint(), &memory_with(&[7; 8]), Direction::ReadWrite).unwrap();
+    let there = Place { owner: Endpoint::FS, grant: theirs, offset: 0 };
+    let memory = memory_with(&[1; 8]);
+    let own = client.endpoint();
+    let place = |grant| Place { owner: own, grant, offset: 0 };
+    let readable = place(client.grant(Endpoint::FS, &memory, Direction::Read).unwrap());
+    let writable = place(client.grant(Endpoint::FS, &memory, Direction::Write).unwrap());
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        let wrong = Err(IpcError::WrongDirection);
+        assert_eq!(client.vcopy(there, readable, 8, SOON), wrong);
+        assert_eq!(client.vcopy(writable, there, 8, SOON), wrong);
+        assert_eq!(client.vcopy(readable, Place { offset: 4, ..readable }, 4, SOON), wrong);
+        assert_eq!(client.vcopy(writable, Place { offset: 4, ..writable }, 4, SOON), wrong);
+        assert_eq!(memory.to_vec(0, 8).unwrap(), [1; 8]);
+        assert_eq!(client.vcopy(readable, writable, VCOPY_BYTES_MAX + 1, SOON), Err(IpcError::BadArgument));
+        assert_eq!(client.vcopy(readable, there, 8, SOON), Ok(()));
+        assert_eq!(client.vcopy(there, writable, 8, SOON), Ok(()));
+        assert_eq!(client.vcopy(readable, Place { offset: 4, ..writable }, 4, SOON), Ok(()));
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
     });
 }
 

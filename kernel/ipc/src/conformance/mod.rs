@@ -102,6 +102,7 @@ const CASES: &[Case] = &[
     ),
     ("third_party_that_leaves_a_grant_moves_nothing", copies::third_party_that_leaves_a_grant_moves_nothing),
     ("third_party_copies_within_one_grant", copies::third_party_copies_within_one_grant),
+    ("own_grant_is_used_as_it_was_lent", copies::own_grant_is_used_as_it_was_lent),
     ("many_copiers_are_all_served", copies::many_copiers_are_all_served),
     (
         "relayed_request_is_answered_by_its_target_in_the_name_of_its_client",

@@ -42,21 +42,22 @@ impl Port {
     pub fn vcopy(&mut self, from: Place, to: Place, bytes: usize, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let deadline = Deadline::after(wait);
+        let (source, target) = (Part::whole(from, bytes)?, Part::whole(to, bytes)?);
         match (from.owner == self.endpoint, to.owner == self.endpoint) {
             (true, true) => {
-                let (source, source_at) = self.own_memory(from, bytes)?;
-                let (target, target_at) = self.own_memory(to, bytes)?;
-                Ok(target.copy_from(target_at, &source, source_at, bytes)?)
+                let (from, from_at) = self.own_memory(source, Direction::Read)?;
+                let (to, to_at) = self.own_memory(target, Direction::Write)?;
+                Ok(to.copy_from(to_at, &from, from_at, bytes)?)
             }
             (false, true) => {
-                let (memory, at) = self.own_memory(to, bytes)?;
-                self.copy(Part::whole(from, bytes)?, Local::IntoMemory(&memory, at), deadline)
+                let (memory, at) = self.own_memory(target, Direction::Write)?;
+                self.copy(source, Local::IntoMemory(&memory, at), deadline)
             }
             (true, false) => {
-                let (memory, at) = self.own_memory(from, bytes)?;
-                self.copy(Part::whole(to, bytes)?, Local::FromMemory(&memory, at), deadline)
+                let (memory, at) = self.own_memory(source, Direction::Read)?;
+                self.copy(target, Local::FromMemory(&memory, at), deadline)
             }
-            (false, false) => self.copy_as_third_party(from, to, bytes, deadline),
+            (false, false) => self.copy_as_third_party(source, target, deadline),
         }
     }
 
@@ -85,9 +86,9 @@ impl Port {
         self.copy(Part::whole(to, memory.len())?, Local::FromMemory(memory, 0), Deadline::after(wait))
     }
 
-    fn own_memory(&self, place: Place, bytes: usize) -> Result<(Arena, usize), IpcError> {
-        let end = place.offset.checked_add(bytes as u64).ok_or(IpcError::OutOfGrant)?;
-        let memory = self.lanes.copying.grants.own(place.grant, place.offset, end)?;
+    fn own_memory(&self, part: Part, wanted: Direction) -> Result<(Arena, usize), IpcError> {
+        let Part { place, whole_end, .. } = part;
+        let memory = self.lanes.copying.grants.own(place.grant, wanted, place.offset, whole_end)?;
         Ok((memory.clone(), place.offset as usize))
     }
 
@@ -114,14 +115,8 @@ impl Port {
     }
 
     /// Two copies through memory of our own, part by part; of ranges that overlap in one grant the part that the next one covers goes last.
-    fn copy_as_third_party(
-        &mut self,
-        from: Place,
-        to: Place,
-        bytes: usize,
-        deadline: Deadline,
-    ) -> Result<(), IpcError> {
-        let (from, to) = (Part::whole(from, bytes)?, Part::whole(to, bytes)?);
+    fn copy_as_third_party(&mut self, from: Part, to: Part, deadline: Deadline) -> Result<(), IpcError> {
+        let bytes = from.bytes;
         let memory = Arena::private(bytes.clamp(1, THIRD_PARTY_BYTES)).map_err(os)?;
         // Nothing is copied too: then the grants are checked.
         let parts = bytes.div_ceil(THIRD_PARTY_BYTES).max(1);
