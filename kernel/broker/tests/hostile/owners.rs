@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use abi::layout::side;
 use ipc::conformance::World;
 use ipc::protocol::Op;
-use ipc::{Completion, Endpoint, GrantId, IpcError, Place, Port, Wait};
+use ipc::{Completion, Endpoint, GrantId, IpcError, Place, Wait};
 
+use crate::SOON;
 use crate::raw::{Channel, Member};
 
 /// Longer than the lane: more requests than it has entries.
@@ -75,4 +76,30 @@ fn copier_is_not_held_by_an_owner_that_completes_what_it_never_took() {
     let copied = Copied::begin(Wait::For(Duration::from_millis(200)));
     copied.complete(ENTRIES, 0, 0);
     assert_eq!(copied.end(), Err(IpcError::Corrupt));
+}
+
+/// Errors that would speak of the copier itself, of its broker, or of nobody.
+const FOREIGN: [IpcError; 6] =
+    [IpcError::NotBound, IpcError::Fenced, IpcError::Moved, IpcError::NoBroker, IpcError::WokenUp, IpcError::Os(4)];
+
+#[test]
+fn copier_is_told_by_a_completion_only_what_concerns_the_grant() {
+    for error in FOREIGN {
+        let copied = Copied::begin(SOON);
+        copied.complete(ENTRIES, error.code(), ENTRIES);
+        assert_eq!(copied.end(), Err(IpcError::Corrupt), "{error:?}");
+    }
+    let copied = Copied::begin(SOON);
+    copied.complete(ENTRIES, IpcError::Revoked.code(), ENTRIES);
+    assert_eq!(copied.end(), Err(IpcError::Revoked));
+}
+
+#[test]
+fn copier_is_told_by_an_owner_that_closes_only_that_it_ended() {
+    for error in FOREIGN {
+        let copied = Copied::begin(SOON);
+        copied.channel.own.store(side::CLOSED, error.code(), Ordering::Release);
+        copied.channel.wake_peer();
+        assert_eq!(copied.end(), Err(IpcError::DestinationDied), "{error:?}");
+    }
 }

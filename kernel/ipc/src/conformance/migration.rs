@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use abi::{Calls, Endpoint, Epoch, IpcError, Message, NodeId, Privileges, Source};
 
 use super::{NEVER_MIND, SOON, World};
-use crate::{Port, Wait};
+use crate::{Arena, Direction, Place, Port, Wait};
 
 const SERVICE: Endpoint = Endpoint::DS;
 const MANAGER: Endpoint = Endpoint::RS;
@@ -155,6 +156,40 @@ pub(super) fn owner_hands_itself_over_when_it_owes_nothing(world: &dyn World) {
         assert_eq!(old.receive(Source::Any, SOON), Err(IpcError::Moved));
         assert_eq!(old.send(asker, &Message::new(1), SOON), Err(IpcError::Moved));
     });
+}
+
+pub(super) fn copier_learns_that_the_owner_was_handed_over_as_of_its_end(world: &dyn World) {
+    // Until it waited when the owner was handed over: nobody sees it wait.
+    let told = (0..10).find_map(|attempt| owner_is_handed_over_under_a_copier(world, attempt + 1, 20 << attempt));
+    assert_eq!(told, Some(IpcError::SourceDied));
+}
+
+/// What a reader of an owner that serves nobody learns when it is handed over after `pause_ms`; `None` when the reader was late.
+fn owner_is_handed_over_under_a_copier(world: &dyn World, epoch: u64, pause_ms: u64) -> Option<IpcError> {
+    let (node, place) = world.near();
+    let mut old = world.server(SERVICE, 2 * epoch);
+    let mut reader = world.program();
+    reader.wait4bind(SERVICE, SOON).unwrap();
+    let memory = Arena::private(10).unwrap();
+    let grant = old.grant(reader.endpoint(), &memory, Direction::Read).unwrap();
+    let from = Place { owner: SERVICE, grant, offset: 0 };
+    let told = thread::scope(|scope| {
+        let reading = scope.spawn(|| reader.copy_from(from, &mut [0; 10], SOON).unwrap_err());
+        let next = scope.spawn(move || Port::stand_by(&place, SERVICE, SOON).unwrap());
+        thread::sleep(Duration::from_millis(pause_ms));
+        old.migration_start(SERVICE, SOON).unwrap();
+        commit(&mut old, SERVICE, node);
+        let mut next = next.join().unwrap();
+        // Answers a reader that was late.
+        while !reading.is_finished() {
+            assert_eq!(next.receive(Source::Any, NEVER_MIND), Err(IpcError::TimedOut));
+        }
+        next.unbind().unwrap();
+        reading.join().unwrap()
+    });
+    reader.wait4unbind(SERVICE, SOON).unwrap();
+    let was_late = matches!(told, IpcError::UnknownGrant | IpcError::NoSuchEndpoint);
+    (!was_late).then_some(told)
 }
 
 pub(super) fn held_endpoint_takes_nothing_and_goes_on_after_rollback(world: &dyn World) {

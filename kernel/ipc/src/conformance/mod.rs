@@ -222,6 +222,10 @@ const CASES: &[Case] = &[
         "start_waits_for_what_is_owed_and_is_taken_back_at_its_limit",
         migration::start_waits_for_what_is_owed_and_is_taken_back_at_its_limit,
     ),
+    (
+        "copier_learns_that_the_owner_was_handed_over_as_of_its_end",
+        migration::copier_learns_that_the_owner_was_handed_over_as_of_its_end,
+    ),
     ("commit_to_nobody_leaves_the_endpoint_held", migration::commit_to_nobody_leaves_the_endpoint_held),
     ("hold_ends_with_who_held", migration::hold_ends_with_who_held),
     ("promoted_backup_fences_the_primary_before_it", migration::promoted_backup_fences_the_primary_before_it),

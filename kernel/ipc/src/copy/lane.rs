@@ -13,7 +13,7 @@ use ipc_shm::{Arena, ControlPage};
 use crate::lanes::Attend;
 use crate::ring::RingClient;
 use crate::wait::Deadline;
-use crate::waiting::{Stop, Terms, wait_for};
+use crate::waiting::{Gone, Stop, Terms, own_end, wait_for};
 
 /// The copier's own end of the bytes.
 pub(crate) enum Local<'a> {
@@ -113,10 +113,7 @@ impl CopyLane {
                 *slot = Slot::Abandoned;
             }
         }
-        result.map_err(|error| match error {
-            IpcError::SourceDied | IpcError::DestinationDied => job.local.owner_died(),
-            other => other,
-        })
+        result
     }
 
     fn run_to_end(
@@ -127,7 +124,7 @@ impl CopyLane {
     ) -> Result<(), IpcError> {
         loop {
             self.submit_all(job, progress)?;
-            while let Some(completion) = self.ring.poll()? {
+            while let Some(completion) = self.poll(job, waiting)? {
                 self.complete(&completion, job, progress)?;
             }
             let is_asked = progress.begun && progress.next == job.bytes || progress.failed.is_some();
@@ -138,8 +135,14 @@ impl CopyLane {
             if !is_asked && self.slots.contains(&Slot::Free) {
                 continue;
             }
-            self.wait(waiting)?;
+            self.wait(job, waiting)?;
         }
+    }
+
+    fn poll(&self, job: &Job<'_>, waiting: &Waiting<'_>) -> Result<Option<Completion>, IpcError> {
+        // Its reason may be the end of either party.
+        let told = |reason| own_end(waiting.own_control).unwrap_or_else(|| ended(reason, job.local.owner_died()));
+        self.ring.poll().map_err(told)
     }
 
     fn submit_all(&mut self, job: &Job<'_>, progress: &mut Progress) -> Result<(), IpcError> {
@@ -196,7 +199,7 @@ impl CopyLane {
         progress.running -= 1;
         if completion.status != 0 {
             // They come in order: the first is that of the lowest bytes.
-            progress.failed.get_or_insert(IpcError::from_code(completion.status));
+            progress.failed.get_or_insert(refusal(completion.status)?);
             return Ok(());
         }
         if job.local.is_reading() && completion.in_bytes as usize != bytes {
@@ -213,16 +216,39 @@ impl CopyLane {
         Ok(())
     }
 
-    fn wait(&mut self, waiting: &mut Waiting<'_>) -> Result<(), IpcError> {
+    fn wait(&mut self, job: &Job<'_>, waiting: &mut Waiting<'_>) -> Result<(), IpcError> {
         let ring = &self.ring;
         let look = || ring.has_news().then_some(());
         let Waiting { own_control, budget, deadline, attend } = waiting;
         match wait_for(ring.link(), own_control, budget, Terms::until(*deadline), attend, look) {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
-            Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
+            Err(Stop::PeerGone(Gone::Died)) => Err(job.local.owner_died()),
+            Err(Stop::PeerGone(Gone::For(reason))) => Err(ended(reason, job.local.owner_died())),
             Err(Stop::Own(error)) => Err(error),
             Err(Stop::Deadlock) => Err(IpcError::Deadlock),
         }
+    }
+}
+
+/// What the end of a lane tells the copier. The owner may have written any reason; what would speak of the copier itself says only that the
+/// owner ended, as one does that was handed over, since its grants do not go with it.
+fn ended(reason: IpcError, died: IpcError) -> IpcError {
+    match reason {
+        IpcError::NoLink | IpcError::Denied | IpcError::TableFull | IpcError::BadArgument | IpcError::Corrupt => reason,
+        _ => died,
+    }
+}
+
+/// Why the owner refuses a request: the errors of its table of grants. Others are none of a completion.
+fn refusal(status: u32) -> Result<IpcError, IpcError> {
+    match IpcError::from_code(status) {
+        error @ (IpcError::UnknownGrant
+        | IpcError::Revoked
+        | IpcError::Denied
+        | IpcError::WrongDirection
+        | IpcError::OutOfGrant
+        | IpcError::BadArgument) => Ok(error),
+        _ => Err(IpcError::Corrupt),
     }
 }
