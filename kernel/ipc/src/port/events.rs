@@ -105,9 +105,7 @@ impl Port {
 
     /// Makes everything hot that came, or was passed over, since the last wait for anything.
     pub(super) fn take_up_news(&mut self) {
-        for key in std::mem::take(&mut self.neglected) {
-            self.slots.heat(key);
-        }
+        self.slots.heat_neglected();
         if self.connection.has_kept_notices() {
             self.take_notices();
         }
@@ -270,7 +268,7 @@ impl Port {
             News::Wanted => {
                 self.slots.heat(key);
             }
-            News::Unwanted => self.neglected.push(key),
+            News::Unwanted => self.slots.neglect(key),
         }
         news
     }

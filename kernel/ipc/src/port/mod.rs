@@ -38,7 +38,7 @@ use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
 use migrating::Hold;
 pub(crate) use opening::map_channel;
-use slots::{SlotKey, Slots};
+use slots::Slots;
 use watch::Watch;
 
 /// What `wait_event` reports.
@@ -72,8 +72,6 @@ pub struct Port {
     /// Events not reported yet: rings opened and closed, at most two for each channel, and the one that was found last.
     pending: VecDeque<Event>,
     ready: Vec<u64>,
-    /// Channels armed although they hold what a wait for something else did not take.
-    neglected: Vec<SlotKey>,
     inbox: Inbox,
     budget: Budget,
     lanes: Lanes,
@@ -130,7 +128,6 @@ impl Port {
             waker,
             pending: VecDeque::new(),
             ready: Vec::new(),
-            neglected: Vec::new(),
             inbox: Inbox { message: Message::default(), data: Vec::new() },
             budget: new_budget(),
             unpolled: 0,

@@ -46,6 +46,8 @@ pub(super) struct Slot {
     idle_looks: u32,
     /// Sleeps since it was active.
     quiet_sleeps: u32,
+    /// It is among the neglected.
+    is_neglected: bool,
 }
 
 slotmap::new_key_type! {
@@ -79,6 +81,8 @@ pub(super) struct Slots {
     spare: VecDeque<SlotKey>,
     /// Armed, and perhaps gone or hot again since.
     dozing: Vec<SlotKey>,
+    /// Armed although they hold what a wait for something else did not take; each once, however often it rings during that wait.
+    neglected: Vec<SlotKey>,
 }
 
 impl Slots {
@@ -97,8 +101,17 @@ impl Slots {
     ) -> SlotKey {
         let is_talk = matches!(usage, Use::Messages(_));
         let watch = Watch::Hot;
-        let key =
-            self.slots.insert(Slot { channel, peer, link, proxied, usage, watch, idle_looks: 0, quiet_sleeps: 0 });
+        let key = self.slots.insert(Slot {
+            channel,
+            peer,
+            link,
+            proxied,
+            usage,
+            watch,
+            idle_looks: 0,
+            quiet_sleeps: 0,
+            is_neglected: false,
+        });
         if is_talk {
             self.by_peer.insert(peer, key);
             self.latest = Some((peer, key));
@@ -116,6 +129,9 @@ impl Slots {
         }
         self.latest = None;
         self.hot.retain(|hot| *hot != key);
+        if slot.is_neglected {
+            self.neglected.retain(|neglected| *neglected != key);
+        }
         Some(slot)
     }
 
@@ -236,6 +252,25 @@ impl Slots {
         self.dozing = dozing;
     }
 
+    /// An armed channel has news that this wait does not take, and will not ring for them.
+    pub fn neglect(&mut self, key: SlotKey) {
+        if let Some(slot) = self.slots.get_mut(key)
+            && !std::mem::replace(&mut slot.is_neglected, true)
+        {
+            self.neglected.push(key);
+        }
+    }
+
+    /// Another wait begins: what was neglected is hot.
+    #[inline]
+    pub fn heat_neglected(&mut self) {
+        while let Some(key) = self.neglected.pop() {
+            if let Some(slot) = self.heat(key) {
+                slot.is_neglected = false;
+            }
+        }
+    }
+
     /// From now on the channel is looked at.
     #[inline]
     pub fn heat(&mut self, key: SlotKey) -> Option<&mut Slot> {
@@ -246,5 +281,42 @@ impl Slots {
             self.hot.push_back(key);
         }
         Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipc_shm::{ChannelFiles, ControlPage, ControlWriter, Role, Size};
+
+    use super::*;
+
+    fn add(slots: &mut Slots, channel: u64) -> SlotKey {
+        let size = Size::default();
+        let files = ChannelFiles::create(size).unwrap().party(Role::Right).unwrap();
+        let page = ControlWriter::create(abi::Epoch(1)).unwrap();
+        let control = Arc::new(ControlPage::of(page.reader().unwrap()).unwrap());
+        let link = Arc::new(Link::map(files, Role::Right, size, control).unwrap());
+        slots.insert(ChannelId(channel), Endpoint::FS, link, Proxied::No, Use::Delegation { turns: 0 })
+    }
+
+    #[test]
+    fn channel_that_rings_all_the_time_is_neglected_once() {
+        let mut slots = Slots::default();
+        let keys = [1, 2].map(|channel| add(&mut slots, channel));
+        for _ in 0..10_000 {
+            for key in keys {
+                slots.heat(key);
+                slots.arm(key);
+                slots.neglect(key);
+            }
+        }
+        assert_eq!(slots.neglected.len(), 2);
+        slots.remove(keys[0]).unwrap();
+        assert_eq!(slots.neglected, [keys[1]]);
+        slots.heat_neglected();
+        assert_eq!(slots.hot(), &[keys[1]]);
+        slots.arm(keys[1]);
+        slots.neglect(keys[1]);
+        assert_eq!(slots.neglected, [keys[1]], "again during the next wait");
     }
 }
