@@ -26,6 +26,11 @@ unsafe fn on<R>(ring: *const Handle, call: impl FnOnce(&RingClient) -> Outcome<R
     }
 }
 
+/// What a forked child inherited did nothing.
+fn check_own(ring: &RingClient) -> Outcome<()> {
+    if ring.is_inherited() { Err(Failure::Ipc(IpcError::NotBound)) } else { Ok(()) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn m3_ring_open(
     port: *const port::Handle,
@@ -63,7 +68,13 @@ pub unsafe extern "C" fn m3_ring_submit(ring: *const Handle, submission: *const 
         // SAFETY: the header demands a submission.
         let submission = unsafe { pointer::object(submission) }?.to_submission();
         // SAFETY: the header demands a ring.
-        unsafe { on(ring, |ring| ring.submit(&submission).map_err(|_| Failure::Busy)) }?;
+        unsafe {
+            on(ring, |ring| {
+                let submitted = ring.submit(&submission);
+                check_own(ring)?;
+                submitted.map_err(|_| Failure::Busy)
+            })
+        }?;
         DONE
     })
 }
@@ -75,6 +86,7 @@ pub unsafe extern "C" fn m3_ring_publish(ring: *const Handle) -> c_int {
         unsafe {
             on(ring, |ring| {
                 ring.publish();
+                check_own(ring)?;
                 DONE
             })
         }
@@ -119,7 +131,13 @@ pub unsafe extern "C" fn m3_ring_fd(ring: *const Handle) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn m3_ring_arm(ring: *const Handle) -> c_int {
     // SAFETY: the header demands a ring.
-    let armed = || unsafe { on(ring, |ring| Ok(ring.arm())) };
+    let armed = || unsafe {
+        on(ring, |ring| {
+            let armed = ring.arm();
+            check_own(ring)?;
+            Ok(armed)
+        })
+    };
     entry(|| Ok(c_int::from(armed()? == Arming::Ready)))
 }
 
@@ -130,6 +148,7 @@ pub unsafe extern "C" fn m3_ring_disarm(ring: *const Handle) -> c_int {
         unsafe {
             on(ring, |ring| {
                 ring.disarm();
+                check_own(ring)?;
                 DONE
             })
         }

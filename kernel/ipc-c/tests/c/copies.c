@@ -140,8 +140,29 @@ static void third_party_copies_between_two_owners(void)
     m3_close(third);
 }
 
+static void own_grant_is_used_as_it_was_lent(void)
+{
+    static unsigned char memory[100];
+    m3_port *server = bound(), *port = bound();
+    uint64_t readable = 0, writable = 0;
+    fill(memory, sizeof memory, 4);
+    unsigned char first = memory[0];
+    IS(m3_grant(port, m3_endpoint(server), memory, 100, M3_READ, &readable), 0);
+    IS(m3_grant(port, m3_endpoint(server), memory, 100, M3_WRITE, &writable), 0);
+    m3_place from = place(m3_endpoint(port), readable, 0), into = place(m3_endpoint(port), writable, 50);
+    m3_place wrong = place(m3_endpoint(port), readable, 50);
+    IS(m3_vcopy(port, &from, &wrong, 50, SOON), M3_EACCESS);
+    IS(m3_vcopy(port, &into, &into, 50, SOON), M3_EACCESS);
+    IS(m3_vcopy(port, &from, &into, (64 << 20) + 1, SOON), M3_EINVALID);
+    IS(m3_vcopy(port, &from, &into, 50, SOON), 0);
+    CHECK(memory[50] == first);
+    m3_close(port);
+    m3_close(server);
+}
+
 int main(void)
 {
+    own_grant_is_used_as_it_was_lent();
     server_copies_from_and_to_what_its_caller_lent();
     copy_that_was_not_granted_moves_nothing_and_says_why();
     third_party_copies_between_two_owners();

@@ -153,6 +153,64 @@ static void wrong_rings_are_refused(void)
     m3_close(port);
 }
 
+struct inherited {
+    m3_ring *ring;
+    int told[2];
+};
+
+static int using_what_it_inherited(void *with)
+{
+    struct inherited *inherited = with;
+    m3_submission intruder = request(99);
+    m3_completion done;
+    char told;
+    if (read(inherited->told[0], &told, 1) != 1)
+        return 1;
+    IS(m3_ring_submit(inherited->ring, &intruder), M3_ENOTBOUND);
+    IS(m3_ring_publish(inherited->ring), M3_ENOTBOUND);
+    IS(m3_ring_wait(inherited->ring, NEVER_MIND), M3_ENOTBOUND);
+    IS(m3_ring_arm(inherited->ring), M3_ENOTBOUND);
+    IS(m3_ring_disarm(inherited->ring), M3_ENOTBOUND);
+    IS(m3_ring_poll(inherited->ring, &done), M3_ENOTBOUND);
+    return faults != 0;
+}
+
+static void forked_child_disturbs_no_ring_of_its_parent(void)
+{
+    m3_port *server = bound(), *client = bound();
+    struct inherited inherited;
+    m3_submission own = request(1), asked;
+    m3_completion done;
+    m3_event event;
+    IS(m3_ring_open(client, m3_endpoint(server), ENTRIES, ENTRIES * SLOT, SOON, &inherited.ring), 0);
+    CHECK(pipe(inherited.told) == 0);
+    pid_t child = begin_child(using_what_it_inherited, &inherited);
+    IS(m3_ring_submit(inherited.ring, &own), 0);
+    IS(m3_ring_arm(inherited.ring), 0);
+    CHECK(write(inherited.told[1], "", 1) == 1);
+    IS(end_child(child), 0);
+    IS(m3_ring_publish(inherited.ring), 0);
+    IS(m3_wait(server, &event, SOON), 0);
+    CHECK(event.kind == M3_EVENT_RING_OPENED);
+    IS(m3_ring_server_next(event.ring, &asked), 1);
+    IS((int)asked.tag, (int)own.tag);
+    IS(m3_ring_server_next(event.ring, &asked), 0);
+    memset(&done, 0, sizeof done);
+    done.tag = own.tag;
+    IS(m3_ring_server_complete(event.ring, &done), 0);
+    IS(m3_ring_server_publish(event.ring), 0);
+    struct pollfd fd = { m3_ring_fd(inherited.ring), POLLIN, 0 };
+    IS(poll(&fd, 1, SOON), 1);
+    IS(m3_ring_disarm(inherited.ring), 0);
+    IS(m3_ring_poll(inherited.ring, &done), 1);
+    IS(m3_ring_close(inherited.ring), 0);
+    IS(m3_ring_server_close(event.ring), 0);
+    close(inherited.told[0]);
+    close(inherited.told[1]);
+    m3_close(client);
+    m3_close(server);
+}
+
 static void a_pair_has_as_many_rings_as_the_manual_says(void)
 {
     m3_port *server = bound(), *client = bound();
@@ -171,6 +229,7 @@ int main(void)
 {
     ring_carries_many_requests();
     wrong_rings_are_refused();
+    forked_child_disturbs_no_ring_of_its_parent();
     a_pair_has_as_many_rings_as_the_manual_says();
     return faults != 0;
 }

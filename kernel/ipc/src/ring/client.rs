@@ -92,8 +92,11 @@ impl RingClient {
     }
 
     /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight disjoint.
-    /// Never more than `spec().entries` are in flight.
+    /// Never more than `spec().entries` are in flight. A ring that a forked child inherited takes none; `poll` says so.
     pub fn submit(&self, submission: &Submission) -> Result<(), RingFull> {
+        if self.is_inherited() {
+            return Err(RingFull);
+        }
         let mut submitting = lock(&self.submitting);
         let unseen = submitting.tail.wrapping_sub(self.link.peer_head());
         if unseen >= self.spec.entries || self.in_flight.load(Ordering::Acquire) >= self.spec.entries {
@@ -118,7 +121,7 @@ impl RingClient {
     /// The next completion, if there is one. After an error the ring is closed for good; completions that were published
     /// before the server died still come first.
     pub fn poll(&self) -> Result<Option<Completion>, IpcError> {
-        if !self.guard.holds() {
+        if self.is_inherited() {
             return Err(IpcError::NotBound);
         }
         match self.take_completion()? {
@@ -131,8 +134,11 @@ impl RingClient {
         }
     }
 
-    /// Waits until `poll` has something to say, adaptively. `TimedOut` when nothing came.
+    /// Waits until `poll` has something to say, adaptively. `TimedOut` when nothing came, `NotBound` in a forked child.
     pub fn wait(&self, wait: Wait) -> Result<(), IpcError> {
+        if self.is_inherited() {
+            return Err(IpcError::NotBound);
+        }
         let mut look = || self.has_news().then_some(());
         if look().is_some() {
             return Ok(());
@@ -182,6 +188,9 @@ impl RingClient {
 
     /// Call before sleeping on `fd`; on `Ready` poll first and do not sleep.
     pub fn arm(&self) -> Arming {
+        if self.is_inherited() {
+            return Arming::Ready;
+        }
         self.link.prepare_sleep(Sleep::EventFd);
         if self.has_news() {
             self.link.prepare_sleep(Sleep::Awake);
@@ -193,8 +202,17 @@ impl RingClient {
 
     /// Call after sleeping on `fd`, before polling.
     pub fn disarm(&self) {
+        if self.is_inherited() {
+            return;
+        }
         self.link.prepare_sleep(Sleep::Awake);
         sys::eventfd::hear(self.link.bell_in());
+    }
+
+    /// Whether this is a forked child of the process that opened the ring. What it wrote would be taken for its parent's, and its waits for
+    /// those of its parent, who would be woken no more.
+    pub fn is_inherited(&self) -> bool {
+        !self.guard.holds()
     }
 
     /// Why the ring ended, when it has. Completions may still be there.
