@@ -23,12 +23,13 @@ class _End:
         return checked(function(self._handle, *arguments))
 
     def close(self):
-        """Closes this end; slices of the arena must not be used any more. Doing so again does nothing."""
+        """Closes this end; what refers to the arena must not be used any more. Doing so again does nothing. After `Busy`, which says that
+        another thread is in a call, all is as before."""
         if self._handle is not None:
-            self.arena.release()
             result = self._close(self._handle)
             if result != Busy.number:
                 self._handle = None
+                self.arena.release()
             checked(result)
 
 

@@ -13,6 +13,7 @@ import threading
 import unittest
 import zipfile
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import m3ipc
 from m3ipc import Message, Place, Port
@@ -281,6 +282,17 @@ class Rings(unittest.TestCase):
             with self.assertRaises(ValueError):
                 ring.arena[0] = 1
             self.assertIsInstance(serving.result(), m3ipc.SourceDied)
+
+    def test_ring_that_is_in_use_keeps_its_arena(self):
+        with Port() as server, Port() as client, client.open_ring(server.endpoint, 4, 4096, SOON) as ring:
+            arena = ring.arena
+            with mock.patch.object(ring, "_close", lambda _: m3ipc.Busy.number), self.assertRaises(m3ipc.Busy):
+                ring.close()
+            arena[0] = 7
+            self.assertEqual(ring.arena[0], 7)
+            ring.close()
+            with self.assertRaises(ValueError):
+                arena[0] = 1
 
 
 class EventLoop(unittest.TestCase):
