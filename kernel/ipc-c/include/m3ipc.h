@@ -494,6 +494,11 @@ int m3_proxies_info(m3_port *port, uint64_t *cursor, m3_info_proxy *list,
  * its owner until then. */
 int m3_stand_by(const char *path, int endpoint, int timeout_ms, m3_port **port);
 
+/* The same over a connected socket, which is the library's from now on, also
+ * when the call fails, unless with M3_EINVALID. Whoever shuts it down ends the
+ * wait with M3_ENOBROKER. */
+int m3_stand_by_fd(int fd, int endpoint, int timeout_ms, m3_port **port);
+
 /* Of the owner or a manager: from now on the owner takes no new message.
  * Returns when it owes no answer either. */
 int m3_migration_start(m3_port *port, int endpoint, int timeout_ms);

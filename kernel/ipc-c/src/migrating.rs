@@ -7,7 +7,7 @@ use ipc::Port;
 
 use crate::failure::{DONE, Failure, Outcome, entry};
 use crate::pointer;
-use crate::port::{Handle, broker, hand_out, with};
+use crate::port::{Handle, broker, hand_out, own_socket, with};
 
 fn node(number: c_int) -> Outcome<NodeId> {
     u16::try_from(number).map(NodeId).map_err(|_| Failure::Ipc(IpcError::BadArgument))
@@ -28,6 +28,26 @@ pub unsafe extern "C" fn m3_stand_by(
         let path = unsafe { pointer::path(path) }.map_or_else(broker, Into::into);
         let bound = hand_out(Port::stand_by(&path, endpoint, pointer::wait(timeout_ms))?);
         // SAFETY: as above.
+        unsafe { pointer::set(port, bound) }?;
+        DONE
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn m3_stand_by_fd(
+    fd: c_int,
+    endpoint: c_int,
+    timeout_ms: c_int,
+    port: *mut *const Handle,
+) -> c_int {
+    entry(|| {
+        // SAFETY: the header demands a place for the handle.
+        unsafe { pointer::vacate(port) }?;
+        // SAFETY: the header says that it is ours from now on.
+        let socket = unsafe { own_socket(fd) }?;
+        let endpoint = pointer::endpoint(endpoint)?;
+        let bound = hand_out(Port::stand_by_over(socket, endpoint, pointer::wait(timeout_ms))?);
+        // SAFETY: the header demands a place for the handle.
         unsafe { pointer::set(port, bound) }?;
         DONE
     })

@@ -102,17 +102,24 @@ pub unsafe extern "C" fn m3_connect_when_bound(
     })
 }
 
+/// # Safety
+/// An open descriptor has no other owner.
+pub unsafe fn own_socket(fd: c_int) -> Outcome<OwnedFd> {
+    // SAFETY: any number may be asked about.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(Failure::Ipc(IpcError::BadArgument));
+    }
+    // SAFETY: it is open; as our caller promised.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn m3_connect_fd(fd: c_int, endpoint: c_int, port: *mut *const Handle) -> c_int {
     entry(|| {
         // SAFETY: the header demands a place for the handle.
         unsafe { pointer::vacate(port) }?;
-        // SAFETY: any number may be asked about.
-        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-            return Err(Failure::Ipc(IpcError::BadArgument));
-        }
-        // SAFETY: it is open, and the header says that it is ours from now on.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the header says that it is ours from now on.
+        let socket = unsafe { own_socket(fd) }?;
         let endpoint = pointer::endpoint_or_any(endpoint)?;
         let bound = hand_out(Port::from_socket(socket, endpoint)?);
         // SAFETY: the header demands a place for the handle.

@@ -208,7 +208,7 @@ _ARGUMENTS = {
     "m3_relay_data": [_HANDLE, c_int, c_int, _MESSAGE, c_char_p, c_size_t],
     "m3_notify_for": [_HANDLE, c_int, c_int, c_uint64],
     "m3_bind_for": [_HANDLE, c_int, c_int],
-    "m3_stand_by": [c_char_p, c_int, c_int, POINTER(_HANDLE)],
+    "m3_stand_by_fd": [c_int, c_int, c_int, POINTER(_HANDLE)],
     "m3_migration_start": [_HANDLE, c_int, c_int],
     "m3_migration_commit": [_HANDLE, c_int, c_int, c_int, c_int],
     "m3_migration_rollback": [_HANDLE, c_int],

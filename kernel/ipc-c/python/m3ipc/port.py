@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import os
+import socket
+import threading
 import time
 from ctypes import byref, c_uint64, c_void_p
 
@@ -21,7 +23,7 @@ from ._library import (
     milliseconds,
     opened,
 )
-from .errors import Busy, M3Error, NotBound, TimedOut, error_of
+from .errors import Busy, M3Error, NoBroker, NotBound, TimedOut, error_of
 from .info import ChannelInfo, DcInfo, EndpointInfo, ProxyInfo
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
 from .privileges import Privileges
@@ -33,6 +35,9 @@ WRITE = 2
 _MODES = {"adaptive": 0, "park": 1, "spin": 2}
 # A wait in the library does not end for a signal, so that Ctrl-C would wait with it: it is looked for between pieces.
 _PIECE_SECONDS = 1.0
+# As in the C library.
+_BROKER = "/run/dvs/broker"
+_BROKER_VARIABLE = "M3IPC_BROKER"
 # Records of a list that are asked for at once.
 _PART = 16
 
@@ -67,12 +72,14 @@ class Port:
         """Waits as a backup of `endpoint` until it is handed over to this process."""
         port = cls.__new__(cls)
         port._handle, port._lent = None, {}
-        name = None if path is None else os.fsencode(path)
+        limit = milliseconds(timeout)
+        with _connected(path) as broker:
 
-        def bound(milliseconds):
-            port._handle = opened(lib.m3_stand_by, name, endpoint, milliseconds)
+            def bound():
+                return opened(lib.m3_stand_by_fd, os.dup(broker.fileno()), endpoint, limit)
 
-        _in_pieces(timeout, bound)
+            # Cut in pieces, it would be no backup in between.
+            port._handle = _in_a_thread(bound, lambda: broker.shutdown(socket.SHUT_RDWR), lib.m3_close)
         return port
 
     @classmethod
@@ -400,6 +407,46 @@ def _in_pieces(timeout, call):
         except TimedOut:
             if end is not None and time.monotonic() >= end:
                 raise
+
+
+def _in_a_thread(call, give_up, undo):
+    """Makes a call that must not be made in pieces. Who is interrupted ends it by `give_up`; what it made all the same is undone."""
+    ended = []
+
+    def run():
+        try:
+            ended.append((call(), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(_PIECE_SECONDS)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            give_up()
+        thread.join()
+        if ended and ended[0][1] is None:
+            undo(ended[0][0])
+        raise
+    made, error = ended[0]
+    if error is not None:
+        raise error
+    return made
+
+
+def _connected(path):
+    """A connection to the broker."""
+    name = path or os.environ.get(_BROKER_VARIABLE) or _BROKER
+    broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        broker.connect(os.fsencode(name))
+    except OSError as error:
+        broker.close()
+        raise error_of(NoBroker.number, lib.m3_strerror(NoBroker.number).decode()) from error
+    return broker
 
 
 def _data(message):

@@ -7,9 +7,11 @@ import gc
 import importlib.util
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 import zipfile
 from tempfile import TemporaryDirectory
@@ -405,18 +407,63 @@ class Managers(unittest.TestCase):
         owner.migration_start(endpoint, SOON)
         with self.assertRaises(m3ipc.Pending):
             manager.migration_start(endpoint, SOON)
-        committed = False
-        while not committed:
-            # The backup may not have said yet that it is there.
-            with contextlib.suppress(m3ipc.NoSuchEndpoint):
-                owner.migration_commit(endpoint, 1, os.getpid(), SOON)
-                committed = True
+        self._commit(owner)
         with waiting.result() as successor:
             calling = Beside(lambda: client.sendrec(endpoint, Message(3), SOON))
             successor.reply(successor.rcvrqst(SOON).source, Message(4))
             self.assertEqual(calling.result().type, 4)
             with self.assertRaises(m3ipc.Moved):
                 owner.receive(timeout=0)
+
+    def _commit(self, owner):
+        committed = False
+        while not committed:
+            # The backup may not have said yet that it is there.
+            with contextlib.suppress(m3ipc.NoSuchEndpoint):
+                owner.migration_commit(owner.endpoint, 1, os.getpid(), SOON)
+                committed = True
+
+    def test_backup_is_there_as_long_as_it_stands_by(self):
+        calls = []
+
+        def opened(*arguments):
+            calls.append(arguments)
+            return made(*arguments)
+
+        made = m3ipc.port.opened
+        owner = Port()
+        endpoint = owner.endpoint
+        pieces = mock.patch.object(m3ipc.port, "_PIECE_SECONDS", 0.001)
+        with pieces, mock.patch.object(m3ipc.port, "opened", opened):
+            for turn in range(50):
+                waiting = Beside(lambda: Port.stand_by(endpoint, SOON))
+                owner.migration_start(endpoint, SOON)
+                time.sleep(0.005)
+                self._commit(owner)
+                owner.close()
+                owner = waiting.result()
+                self.assertEqual(owner.endpoint, endpoint)
+                # Between two calls nobody would stand by.
+                self.assertEqual(len(calls), turn + 1)
+        owner.close()
+
+    def test_backup_that_is_interrupted_stands_by_no_more(self):
+        had = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, had)
+        with Port() as owner:
+            with self.assertRaises(m3ipc.TimedOut):
+                Port.stand_by(owner.endpoint, NEVER_MIND)
+            with self.assertRaises(m3ipc.NoBroker):
+                Port.stand_by(owner.endpoint, SOON, path="/nowhere")
+            owner.migration_start(owner.endpoint, SOON)
+            main = threading.main_thread().ident
+            interrupting = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+            interrupting.start()
+            with self.assertRaises(KeyboardInterrupt):
+                Port.stand_by(owner.endpoint, SOON)
+            with self.assertRaises(m3ipc.NoSuchEndpoint):
+                owner.migration_commit(owner.endpoint, 1, os.getpid(), SOON)
+            owner.migration_rollback(owner.endpoint)
 
     def _server_speaks_for_others(self, server, client, target):
         # While a call runs nobody else uses its port.

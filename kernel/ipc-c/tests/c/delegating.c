@@ -129,6 +129,7 @@ static void endpoint_is_handed_over_and_back(m3_port *manager, m3_port *client)
     uint64_t before, after;
     IS(m3_stand_by(NULL, endpoint, NEVER_MIND, &none), M3_ETIMEDOUT);
     IS(m3_stand_by(NULL, M3_ANY, NEVER_MIND, &none), M3_EENDPOINT);
+    IS(m3_stand_by_fd(-1, endpoint, NEVER_MIND, &none), M3_EINVALID);
     IS(m3_migration_start(client, endpoint, SOON), M3_EDENIED);
     IS(m3_migration_commit(owner, endpoint, 1, getpid() + 1, SOON), M3_EINVALID);
     IS(m3_migration_start(owner, endpoint, SOON), 0);
