@@ -27,7 +27,7 @@ pub struct LinkTimes {
     pub heartbeat: Duration,
     /// Silence after which the peer is suspected.
     pub suspect: Duration,
-    /// Silence, or time without a connection, after which the peer is given up.
+    /// Silence, or time in which no connection brought the link up, after which the peer is given up.
     pub down: Duration,
 }
 
@@ -99,7 +99,10 @@ pub(crate) struct Link {
     seen: (Epoch, u64),
     /// Connections we dialled.
     dialled: u64,
+    /// On this connection.
     last_heard: Duration,
+    /// When the peer was heard last while the link was up. Connections that come to nothing do not count, however many there are.
+    last_reached: Duration,
     last_sent: Duration,
     heartbeat: u64,
     heartbeat_echo: u64,
@@ -133,6 +136,7 @@ impl Link {
             seen: (Epoch(0), 0),
             dialled: 0,
             last_heard: now,
+            last_reached: now,
             last_sent: now,
             heartbeat: 0,
             heartbeat_echo: 0,
@@ -267,6 +271,9 @@ impl Link {
     /// Bytes came and were processed.
     pub(crate) fn heard(&mut self, now: Duration, bytes: usize) {
         self.last_heard = now;
+        if self.phase == Phase::Up {
+            self.last_reached = now;
+        }
         self.processed += bytes as u64;
         self.counters.received_bytes += bytes as u64;
     }
@@ -401,6 +408,19 @@ impl Link {
         now.saturating_sub(self.last_heard)
     }
 
+    /// All channels were compared.
+    pub(crate) fn go_up(&mut self) {
+        self.phase = Phase::Up;
+        self.last_reached = self.last_heard;
+        self.counters.connections += 1;
+    }
+
+    /// Whether the limit has passed without a connection that lets both sides compare their channels. One that does may take its time, as
+    /// long as it is not silent.
+    pub(crate) fn is_out_of_reach(&self, now: Duration) -> bool {
+        matches!(self.phase, Phase::Apart | Phase::Greeting) && now.saturating_sub(self.last_reached) >= self.times.down
+    }
+
     pub(crate) fn times(&self) -> LinkTimes {
         self.times
     }
@@ -408,8 +428,9 @@ impl Link {
     /// When `keep_alive` or a judgement of silence is due next, after `now`.
     pub(crate) fn next_tick(&self, now: Duration) -> Option<Duration> {
         let silence = [self.times.suspect, self.times.down].into_iter().map(|limit| self.last_heard + limit);
+        let reach = matches!(self.phase, Phase::Apart | Phase::Greeting).then_some(self.last_reached + self.times.down);
         let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
-        silence.chain(beat).filter(|due| *due > now).min()
+        silence.chain(reach).chain(beat).filter(|due| *due > now).min()
     }
 }
 

@@ -126,15 +126,126 @@ fn silent_peer_is_suspected_then_given_up_and_its_channels_end() {
     assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
 }
 
+/// Whether the peer was given up by what was done: its channels ended, then everybody was told.
+fn has_given_up(told: &[Action<SimChannel>]) -> bool {
+    matches!(told, [.., Action::Forget { .. }, Action::Down])
+}
+
+#[test]
+fn peer_that_takes_every_connection_and_lets_nobody_in_is_given_up() {
+    let (mut a, mut b) = linked();
+    opened(&mut a, &mut b);
+    actions(&mut a);
+    let steps = (1..=8).map(|step| NOW + Duration::from_millis(400) * step);
+    let given_up = steps.into_iter().find(|now| {
+        a.cut();
+        a.dialled(*now);
+        assert_eq!(a.tick(*now), Ok(()), "the new connection is not at fault");
+        has_given_up(&actions(&mut a))
+    });
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+    assert_eq!(a.phase(), Phase::Greeting);
+    assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
+}
+
+#[test]
+fn peer_that_dials_again_and_again_and_refuses_every_answer_is_given_up() {
+    let (mut a, mut b) = linked();
+    opened(&mut a, &mut b);
+    actions(&mut b);
+    let refuse = LinkError::Refuse { refusal: Refusal::Fenced, reason: String::new() };
+    let refusal = proxy_link::refusal(&refuse).expect("has a frame");
+    let steps = (1..=8).map(|step| NOW + Duration::from_millis(400) * step);
+    let given_up = steps.into_iter().find(|now| {
+        a.cut();
+        b.cut();
+        a.dialled(*now);
+        // Its silence is never judged between two connections.
+        carry(&mut a, &mut b, *now).expect("correct");
+        assert_eq!(b.phase(), Phase::Resyncing);
+        let mut input = InBuffer::new();
+        input.append(&refusal);
+        assert!(matches!(b.receive(&mut input, *now), Err(LinkError::Refused { .. })));
+        has_given_up(&actions(&mut b))
+    });
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+}
+
+#[test]
+fn peer_that_never_was_reached_is_given_up_although_it_takes_connections() {
+    let mut a = peer(1, 1, 2);
+    let steps = (1..=8).map(|step| NOW + Duration::from_millis(400) * step);
+    let given_up = steps.into_iter().find(|now| {
+        a.cut();
+        a.dialled(*now);
+        assert_eq!(a.tick(*now), Ok(()));
+        matches!(actions(&mut a)[..], [.., Action::Down])
+    });
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+}
+
+#[test]
+fn comparison_of_channels_may_outlast_the_limit_while_the_peer_is_heard() {
+    let (mut a, mut b) = linked();
+    let (_, client, server) = opened(&mut a, &mut b);
+    actions(&mut a);
+    a.cut();
+    b.cut();
+    let at = |millis| NOW + Duration::from_millis(millis);
+    a.dialled(at(900));
+    carry(&mut a, &mut b, at(900)).expect("correct");
+    let Action::Up = exchange_slowly(&mut a, &mut b, at(900), at(1500)) else { panic!("not up") };
+    submit(&client, 1, 4);
+    a.active(WireChannel { opener: NodeId(1), number: 7 });
+    exchange(&mut a, &mut b, at(1500)).expect("correct");
+    assert_eq!(server.submissions_put(), 1, "the channel is there");
+}
+
+/// What `b` has to say trickles in until the given moment; what happened at `a` in the end.
+fn exchange_slowly(
+    a: &mut Peer<SimChannel>,
+    b: &mut Peer<SimChannel>,
+    from: Duration,
+    until: Duration,
+) -> Action<SimChannel> {
+    b.fill(from);
+    let bytes = b.outgoing().pending().to_vec();
+    b.sent(from, bytes.len());
+    let mut input = InBuffer::new();
+    let mut frames = Vec::new();
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        let whole = wire::frame_bytes(rest).expect("a frame").expect("whole");
+        let (frame, behind) = rest.split_at(whole);
+        frames.push(frame);
+        rest = behind;
+    }
+    let pause = (until - from) / frames.len() as u32;
+    let mut now = from;
+    for frame in frames {
+        assert_eq!(a.tick(now), Ok(()));
+        assert!(!actions(a).iter().any(|action| matches!(action, Action::Down)), "given up at {now:?}");
+        now += pause;
+        input.append(frame);
+        a.receive(&mut input, now).expect("correct");
+        a.fill(now);
+    }
+    actions(a).pop().expect("something happened")
+}
+
 #[test]
 fn peer_that_comes_back_closes_what_the_other_gave_up_and_new_channels_work() {
     let (mut a, mut b) = linked();
     opened(&mut a, &mut b);
-    let later = NOW + Duration::from_secs(2);
-    let _ = a.tick(later);
+    // Only one way is silent.
+    let later = NOW + Duration::from_millis(900);
+    assert_eq!(a.tick(later), Ok(()));
+    carry(&mut a, &mut b, later).expect("correct");
+    let later = NOW + Duration::from_millis(1500);
+    assert!(a.tick(later).is_err() && b.tick(later).is_ok());
     a.cut();
     b.cut();
-    actions(&mut a);
+    assert!(has_given_up(&actions(&mut a)));
     actions(&mut b);
     a.dialled(later);
     exchange(&mut a, &mut b, later).expect("correct");

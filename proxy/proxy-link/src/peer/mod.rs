@@ -158,7 +158,7 @@ impl<C: LocalChannel> Peer<C> {
         self.suspected
     }
 
-    /// The limit passed since the peer was heard last; until it is heard again, opening answers `NoLink`.
+    /// The limit passed since the peer was reached last; until the link is up again, opening answers `NoLink`.
     pub fn is_given_up(&self) -> bool {
         self.given_up
     }
@@ -209,7 +209,12 @@ impl<C: LocalChannel> Peer<C> {
     /// # Errors
     /// `Refuse`: tell it to the peer ([`refusal`]) and close; nothing has changed here.
     pub fn accepted(&mut self, now: Duration, hello: &Hello<'_>) -> Result<(), LinkError> {
+        let out_of_reach = self.link.is_out_of_reach(now);
         self.link.accept(now, hello)?;
+        if out_of_reach {
+            // A peer that dials again and again may leave `tick` no moment between two connections.
+            self.give_up();
+        }
         self.forget_connection();
         self.begin_resync();
         Ok(())

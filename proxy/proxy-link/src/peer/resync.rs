@@ -61,8 +61,7 @@ impl<C: LocalChannel> Peer<C> {
         if self.link.phase != Phase::Resyncing || !self.end_told || !self.end_heard {
             return;
         }
-        self.link.phase = Phase::Up;
-        self.link.counters.connections += 1;
+        self.link.go_up();
         (self.suspected, self.given_up) = (false, false);
         self.actions.push_back(Action::Up);
         let channels: Vec<WireChannel> = self.slots.keys().copied().collect();

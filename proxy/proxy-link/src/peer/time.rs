@@ -32,12 +32,12 @@ impl<C: LocalChannel> Peer<C> {
         } else if silence < times.suspect && self.link.phase == Phase::Up {
             self.suspected = false;
         }
-        if silence >= times.down {
+        if silence >= times.down || self.link.is_out_of_reach(now) {
             self.give_up();
-            if self.link.phase != Phase::Apart {
-                let millis = |time: Duration| time.as_millis() as u64;
-                return Err(LinkError::Silent { silent_ms: millis(silence), limit_ms: millis(times.down) });
-            }
+        }
+        if silence >= times.down && self.link.phase != Phase::Apart {
+            let millis = |time: Duration| time.as_millis() as u64;
+            return Err(LinkError::Silent { silent_ms: millis(silence), limit_ms: millis(times.down) });
         }
         if self.link.body.as_ref().is_some_and(Outgoing::is_lost) {
             return Err(LinkError::Unfinished);
@@ -60,7 +60,7 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         if self.given_up {
             return;
         }
