@@ -511,6 +511,26 @@ fn peer_that_opens_and_closes_and_never_listens_is_cut() {
 }
 
 #[test]
+fn peer_that_opens_one_channel_for_ever_and_never_listens_is_cut() {
+    let (mut a, mut b) = linked();
+    let (channel, ..) = opened(&mut a, &mut b);
+    let Ends { dc, from, to, lane, ring, incarnation } = ring_ends();
+    let mut open = Vec::new();
+    wire::Frame::Open { channel, dc, from, to, lane, ring, incarnation }.encode(&mut open);
+    let mut repeated = 0;
+    let refused = loop {
+        let mut input = InBuffer::new();
+        input.append(&open);
+        if let Err(error) = b.receive(&mut input, NOW) {
+            break error;
+        }
+        repeated += 1;
+        assert!(repeated <= proxy_link::limits::NEWS_MAX, "without a bound");
+    };
+    assert!(matches!(refused, LinkError::TooManyChannels(_)), "{refused:?}");
+}
+
+#[test]
 fn channel_nobody_can_open_is_closed_with_the_brokers_reason() {
     let (mut a, mut b) = linked();
     let Ok(channel) = a.open_out(7, ring_ends(), memory(Role::Client)) else { panic!("admitted") };

@@ -14,13 +14,13 @@ impl<C: LocalChannel> Peer<C> {
         if channel.opener != self.link.peer.id {
             return Err(LinkError::OutOfPlace { frame: "OPEN of another node's channel" });
         }
+        if self.news.len() >= limits::NEWS_MAX {
+            return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));
+        }
         match self.slots.get(&channel) {
             Some(Slot::Asked { .. }) => {}
             Some(Slot::Relay(_)) => self.news.push_back(News::Opened(channel, Ok(()))),
             None if self.slots.len() >= limits::CHANNELS_PER_LINK => {
-                if self.news.len() >= limits::NEWS_MAX {
-                    return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));
-                }
                 self.news.push_back(News::Opened(channel, Err(IpcError::TableFull)));
             }
             None => {
