@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// Peers one proxy keeps links with: all nodes of the largest cluster.
 pub const PEERS_MAX: usize = abi::limits::NODES_PER_CLUSTER as usize;
+/// Entries of a list of peers that the daemon is told the refusal of, and the length of each: more than a person reads.
+pub const REFUSALS_TOLD: usize = 4;
+pub const REFUSAL_BYTES_MAX: usize = 256;
 /// Transports of one proxy: far more than exist.
 pub const TRANSPORTS_MAX: usize = 16;
 /// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.

@@ -1,6 +1,6 @@
 //! The nodes this proxy keeps links with.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use abi::{Epoch, NodeId, PairId};
@@ -106,11 +106,14 @@ pub(crate) struct Changes {
     pub(crate) removed: Vec<Entry>,
     /// Their connection goes to an address that is no longer theirs.
     pub(crate) moved: Vec<NodeId>,
+    /// What of the list was passed over, for people.
+    pub(crate) refused: Option<String>,
 }
 
 pub(crate) type Table = HashMap<NodeId, Entry>;
 
-/// Makes the table equal to the daemon's list.
+/// Makes the table equal to the daemon's list. An entry that cannot be is passed over: a node that is known by it keeps the
+/// address it has, and no other node misses its link for it.
 ///
 /// # Errors
 /// Nothing was changed; the text says what is wrong with the list.
@@ -121,10 +124,20 @@ pub(crate) fn update(
     carriers: &Carriers,
     now: Duration,
 ) -> Result<Changes, String> {
-    let wanted = check(list, common, carriers)?;
-    let mut changes = Changes { added: Vec::new(), removed: Vec::new(), moved: Vec::new() };
+    if list.len() > limits::PEERS_MAX {
+        return Err(format!("{} peers are more than the limit of {}", list.len(), limits::PEERS_MAX));
+    }
+    let mut refused = Vec::new();
+    let wanted = check(list, common, carriers, &mut refused);
+    let named: HashSet<(u16, &str)> = list.iter().map(|peer| (peer.id, peer.name.as_str())).collect();
+    let refused = told(&refused);
+    let mut changes = Changes { added: Vec::new(), removed: Vec::new(), moved: Vec::new(), refused };
     let gone = |(node, entry): (&NodeId, &Entry)| {
-        let same = wanted.get(node).is_some_and(|(name, ..)| *name == entry.peer.identity().node);
+        let name = entry.peer.identity().node.as_str();
+        let same = match wanted.get(node) {
+            Some((wanted, ..)) => *wanted == name,
+            None => named.contains(&(node.0, name)),
+        };
         (!same).then_some(*node)
     };
     let gone: Vec<NodeId> = table.iter().filter_map(gone).collect();
@@ -138,22 +151,7 @@ pub(crate) fn update(
             }
             None => {
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
-                let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
-                peer.set_pair(common.pair);
-                peer.count_connections_from(common.first_connection);
-                if common.compression == Compression::Lz4 {
-                    peer.pack_with(Box::new(Lz4::default()));
-                }
-                let entry = Entry {
-                    peer,
-                    address,
-                    encryption,
-                    token: None,
-                    next_dial: now,
-                    pause: limits::REDIAL_MIN,
-                    last_error: None,
-                };
-                table.insert(node, entry);
+                table.insert(node, entry(identity, address, encryption, common, now));
                 changes.added.push(node);
             }
         }
@@ -161,31 +159,48 @@ pub(crate) fn update(
     Ok(changes)
 }
 
+fn entry(identity: Identity, address: Address, encryption: Encryption, common: &Common, now: Duration) -> Entry {
+    let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
+    peer.set_pair(common.pair);
+    peer.count_connections_from(common.first_connection);
+    if common.compression == Compression::Lz4 {
+        peer.pack_with(Box::new(Lz4::default()));
+    }
+    Entry { peer, address, encryption, token: None, next_dial: now, pause: limits::REDIAL_MIN, last_error: None }
+}
+
 type Wanted<'a> = HashMap<NodeId, (&'a str, Address, Encryption)>;
 
-fn check<'a>(list: &'a [PeerAddress], common: &Common, carriers: &Carriers) -> Result<Wanted<'a>, String> {
-    if list.len() > limits::PEERS_MAX {
-        return Err(format!("{} peers are more than the limit of {}", list.len(), limits::PEERS_MAX));
-    }
+/// The entries that can be; why others cannot goes to `refused`.
+fn check<'a>(list: &'a [PeerAddress], common: &Common, carriers: &Carriers, refused: &mut Vec<String>) -> Wanted<'a> {
     let mut wanted = HashMap::new();
     for peer in list {
-        let address = address_of(peer, carriers)?;
-        let encryption = match peer.tls {
-            None => common.encryption,
-            Some(true) => Encryption::Tls,
-            Some(false) => Encryption::Plain,
-        };
-        if encryption == Encryption::Tls && !common.can_encrypt {
-            return Err(format!("the link with '{}' is to be encrypted, and this node has no certificates", peer.name));
-        }
-        if peer.id == 0 || peer.id == common.me.id.0 || peer.name.len() > abi::limits::NAME_BYTES_MAX {
-            return Err(format!("peer '{}' with number {} cannot be", peer.name, peer.id));
-        }
-        if wanted.insert(NodeId(peer.id), (peer.name.as_str(), address, encryption)).is_some() {
-            return Err(format!("number {} is given twice", peer.id));
+        match check_one(peer, common, carriers) {
+            Err(why) => refused.push(why),
+            Ok(_) if wanted.contains_key(&NodeId(peer.id)) => {
+                refused.push(format!("number {} of peer '{}' is given twice", peer.id, peer.name));
+            }
+            Ok((address, encryption)) => {
+                wanted.insert(NodeId(peer.id), (peer.name.as_str(), address, encryption));
+            }
         }
     }
-    Ok(wanted)
+    wanted
+}
+
+fn check_one(peer: &PeerAddress, common: &Common, carriers: &Carriers) -> Result<(Address, Encryption), String> {
+    if peer.id == 0 || peer.id == common.me.id.0 || peer.name.len() > abi::limits::NAME_BYTES_MAX {
+        return Err(format!("peer '{}' with number {} cannot be", peer.name, peer.id));
+    }
+    let encryption = match peer.tls {
+        None => common.encryption,
+        Some(true) => Encryption::Tls,
+        Some(false) => Encryption::Plain,
+    };
+    if encryption == Encryption::Tls && !common.can_encrypt {
+        return Err(format!("the link with '{}' is to be encrypted, and this node has no certificates", peer.name));
+    }
+    Ok((address_of(peer, carriers)?, encryption))
 }
 
 fn address_of(peer: &PeerAddress, carriers: &Carriers) -> Result<Address, String> {
@@ -199,4 +214,111 @@ fn address_of(peer: &PeerAddress, carriers: &Carriers) -> Result<Address, String
     })?;
     carriers.check(carrier, &peer.addr).map_err(|why| format!("address of peer '{}': {why}", peer.name))?;
     Ok(Address { carrier, text: peer.addr.clone() })
+}
+
+/// In one line, of which the daemon can take more than the state of all links beside.
+fn told(refused: &[String]) -> Option<String> {
+    let first = refused.iter().take(limits::REFUSALS_TOLD).map(|why| shortened(why));
+    let mut text = first.collect::<Vec<_>>().join("; ");
+    if let Some(more) = refused.len().checked_sub(limits::REFUSALS_TOLD).filter(|more| *more > 0) {
+        text.push_str(&format!("; and {more} more"));
+    }
+    (!refused.is_empty()).then_some(text)
+}
+
+fn shortened(text: &str) -> &str {
+    let end = (0..=limits::REFUSAL_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.get(..end.unwrap_or(0)).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::transport::Tcp;
+
+    const ADDRESS: &str = "127.0.0.1:7421";
+
+    struct World {
+        table: Table,
+        common: Common,
+        carriers: Carriers,
+        now: Duration,
+    }
+
+    impl World {
+        fn new() -> World {
+            let tcp = Tcp::new(TcpListener::bind("127.0.0.1:0").expect("a port")).expect("tcp");
+            World {
+                table: Table::new(),
+                common: Common {
+                    me: Identity { cluster: "c1".to_owned(), node: "n1".to_owned(), id: NodeId(1) },
+                    incarnation: Epoch(1),
+                    pair: PairId::FIRST,
+                    times: LinkTimes::default(),
+                    encryption: Encryption::Plain,
+                    can_encrypt: false,
+                    compression: Compression::Off,
+                    first_connection: 1_000_000,
+                },
+                carriers: Carriers::new(vec![Box::new(tcp)]).expect("carriers"),
+                now: Duration::ZERO,
+            }
+        }
+
+        fn update(&mut self, list: &[PeerAddress]) -> Changes {
+            update(&mut self.table, list, &self.common, &self.carriers, self.now).expect("not too long")
+        }
+
+        fn known(&self) -> Vec<u16> {
+            let mut known: Vec<u16> = self.table.keys().map(|node| node.0).collect();
+            known.sort_unstable();
+            known
+        }
+    }
+
+    fn peer(id: u16) -> PeerAddress {
+        PeerAddress { name: format!("n{id}"), id, transport: None, addr: ADDRESS.to_owned(), tls: None }
+    }
+
+    #[test]
+    fn entry_that_cannot_be_is_named_and_the_others_are_taken() {
+        let bad = [
+            PeerAddress { addr: "nowhere".to_owned(), ..peer(3) },
+            PeerAddress { transport: Some("pigeon".to_owned()), ..peer(3) },
+            PeerAddress { tls: Some(true), ..peer(3) },
+            PeerAddress { id: 1, ..peer(3) },
+            PeerAddress { id: 2, ..peer(3) },
+        ];
+        for bad in bad {
+            let mut world = World::new();
+            let changes = world.update(&[peer(2), bad.clone(), peer(4)]);
+            assert_eq!(world.known(), [2, 4], "{bad:?}");
+            let refused = changes.refused.expect("told");
+            assert!(refused.contains("'n3'"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn node_whose_new_address_cannot_be_used_keeps_the_one_it_has_until_it_leaves_the_list() {
+        let mut world = World::new();
+        world.update(&[peer(2), peer(3)]);
+        let lost = PeerAddress { addr: "nowhere".to_owned(), ..peer(3) };
+        let changes = world.update(&[peer(2), lost.clone()]);
+        assert!(changes.refused.is_some() && changes.moved.is_empty() && changes.removed.is_empty());
+        assert_eq!(world.table[&NodeId(3)].address.text, ADDRESS);
+        // Another node has taken its number, and cannot be reached either.
+        let changes = world.update(&[peer(2), PeerAddress { name: "m3".to_owned(), ..lost }]);
+        assert_eq!((changes.removed.len(), world.known()), (1, vec![2]));
+    }
+
+    #[test]
+    fn refusals_of_many_entries_are_told_in_a_line_of_bounded_length() {
+        let mut world = World::new();
+        let list: Vec<_> = (2..100).map(|id| PeerAddress { name: "\u{e9}".repeat(1000), ..peer(id) }).collect();
+        let refused = world.update(&list).refused.expect("told");
+        assert!(refused.len() < 2 * limits::REFUSALS_TOLD * limits::REFUSAL_BYTES_MAX, "{} bytes", refused.len());
+        assert!(refused.ends_with("; and 94 more"), "{refused}");
+    }
 }

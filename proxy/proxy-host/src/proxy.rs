@@ -575,7 +575,7 @@ impl Proxy {
     /// Replaces the list of peers.
     ///
     /// # Errors
-    /// Nothing was changed; the text says why.
+    /// What of the list was not taken, and why, for people. The rest of it was, unless the list is longer than that of any cluster.
     pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
         let now = self.now();
         let changes = peers::update(&mut self.peers, list, &self.common, &self.carriers, now)?;
@@ -594,7 +594,7 @@ impl Proxy {
             self.standing.place_orphans(&mut self.peers, now, self.common.times.down);
         }
         self.next_due = now;
-        Ok(())
+        changes.refused.map_or(Ok(()), Err)
     }
 
     fn tell_daemon(&self) {
