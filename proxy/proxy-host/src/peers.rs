@@ -96,8 +96,16 @@ pub(crate) struct Common {
     pub(crate) encryption: Encryption,
     pub(crate) can_encrypt: bool,
     pub(crate) compression: Compression,
-    /// Grows over the lives of this node's proxies.
-    pub(crate) first_connection: u64,
+    /// When this proxy began, in microseconds: grows over the lives of this node's proxies.
+    pub(crate) began: u64,
+}
+
+impl Common {
+    /// From where connections of a peer that is made now are counted: above all of an earlier peer of that node, here or in
+    /// an earlier proxy, because a connection takes longer than a microsecond.
+    fn first_connection(&self, now: Duration) -> u64 {
+        self.began.saturating_add(now.as_micros() as u64)
+    }
 }
 
 /// What has to follow from a new list.
@@ -162,7 +170,7 @@ pub(crate) fn update(
 fn entry(identity: Identity, address: Address, encryption: Encryption, common: &Common, now: Duration) -> Entry {
     let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
     peer.set_pair(common.pair);
-    peer.count_connections_from(common.first_connection);
+    peer.count_connections_from(common.first_connection(now));
     if common.compression == Compression::Lz4 {
         peer.pack_with(Box::new(Lz4::default()));
     }
@@ -260,7 +268,7 @@ mod tests {
                     encryption: Encryption::Plain,
                     can_encrypt: false,
                     compression: Compression::Off,
-                    first_connection: 1_000_000,
+                    began: 1_000_000,
                 },
                 carriers: Carriers::new(vec![Box::new(tcp)]).expect("carriers"),
                 now: Duration::ZERO,
@@ -275,6 +283,15 @@ mod tests {
             let mut known: Vec<u16> = self.table.keys().map(|node| node.0).collect();
             known.sort_unstable();
             known
+        }
+
+        /// Dials node 2: the number of the connection in HELLO.
+        fn dial(&mut self) -> u64 {
+            let peer = &mut self.table.get_mut(&NodeId(2)).expect("known").peer;
+            peer.cut();
+            peer.dialled(self.now);
+            let Ok(wire::Frame::Hello(hello)) = wire::Frame::decode(peer.outgoing().pending()) else { panic!("HELLO") };
+            hello.connection
         }
     }
 
@@ -320,5 +337,17 @@ mod tests {
         let refused = world.update(&list).refused.expect("told");
         assert!(refused.len() < 2 * limits::REFUSALS_TOLD * limits::REFUSAL_BYTES_MAX, "{} bytes", refused.len());
         assert!(refused.ends_with("; and 94 more"), "{refused}");
+    }
+
+    #[test]
+    fn connections_of_a_node_that_left_the_list_and_is_back_are_newer_than_its_earlier_ones() {
+        let mut world = World::new();
+        world.update(&[peer(2)]);
+        let last = (0..20).map(|_| world.dial()).last().expect("dialled");
+        world.update(&[]);
+        world.now += Duration::from_millis(1);
+        world.update(&[peer(2)]);
+        let next = world.dial();
+        assert!(next > last, "connection {next} after {last}");
     }
 }

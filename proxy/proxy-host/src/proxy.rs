@@ -93,7 +93,7 @@ impl Proxy {
                 encryption: config.encryption,
                 can_encrypt: credentials.is_some(),
                 compression: config.compression,
-                first_connection: microseconds_since_1970(),
+                began: microseconds_since_1970(),
             },
             carriers,
             credentials,
