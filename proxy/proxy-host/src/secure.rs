@@ -1,7 +1,7 @@
 //! TLS or nothing over a stream, and who the peer is by its certificate.
 //!
 //! TLS 1.3 only, both ends show a certificate of the cluster's authority. The dialling side checks that the certificate
-//! names the node it dialled; the accepting side checks the node that HELLO names, once it has come.
+//! names the node it dialled; the accepting side checks the node that HELLO names, once it has come. No session is resumed.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proxy_link::{InBuffer, LinkError, Peer};
-use rustls::client::UnbufferedClientConnection;
-use rustls::client::WebPkiServerVerifier;
+use rustls::client::{Resumption, UnbufferedClientConnection, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring;
 use rustls::crypto::ring::cipher_suite::{
@@ -66,18 +65,21 @@ impl Credentials {
         let own = dir.join("node.crt");
         let key = read_key(&dir.join("node.key"))?;
         let secrets = ::ring::hmac::Key::new(::ring::hmac::HMAC_SHA256, key.secret_der());
-        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls(&own))?
             .with_webpki_verifier(servers)
             .with_client_auth_cert(vec![read_certificate(&own)?], key.clone_key())
             .map_err(tls(&own))?;
-        let server = ServerConfig::builder_with_provider(provider)
+        // A session that is resumed would not look at the certificate again, which may have expired; and connections are few.
+        client.resumption = Resumption::disabled();
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls(&own))?
             .with_client_cert_verifier(clients)
             .with_single_cert(vec![read_certificate(&own)?], key)
             .map_err(tls(&own))?;
+        server.send_tls13_tickets = 0;
         Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server), secrets })
     }
 

@@ -88,3 +88,23 @@ fn plain_link_is_recognised_by_its_first_byte() {
     run(Session::Plain, dialled, &hello, 0).expect("sent");
     assert_eq!(accepting.join().expect("ended"), Ok(hello));
 }
+
+#[test]
+fn every_connection_proves_anew_who_it_is_with() {
+    let dir = tempfile::tempdir().expect("directory");
+    let authority = Authority::create(&dir.path().join("ca"), "c1").expect("authority");
+    let (a, b) = (issue(&authority, "n1", dir.path()), issue(&authority, "n2", dir.path()));
+    for connection in 1..=3 {
+        let (dialled, accepted) = streams();
+        let session = Session::accepting(Some(b.clone()));
+        let accepting = thread::spawn(move || run(session, accepted, b"back", 5).expect("works").1);
+        let session = Session::dialling(&a, "n2").expect("session");
+        let (got, session) = run(session, dialled, b"there", 4).expect("works");
+        assert_eq!(got, b"back");
+        for session in [session, accepting.join().expect("the accepting end")] {
+            let Session::Tls(tls) = session else { panic!("not encrypted") };
+            let kind = tls.state().handshake_kind();
+            assert_eq!(kind, Some(rustls::HandshakeKind::Full), "connection {connection}");
+        }
+    }
+}

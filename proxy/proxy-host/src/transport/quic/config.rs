@@ -7,7 +7,6 @@ use quinn_proto::{
     ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, RandomConnectionIdGenerator, ServerConfig,
     TransportConfig, VarInt,
 };
-use rustls::client::Resumption;
 
 use super::limits;
 use crate::ProxyError;
@@ -29,14 +28,11 @@ pub(super) fn configs(credentials: &Credentials) -> Result<Configs, ProxyError> 
 
     let mut tls = rustls::ClientConfig::clone(&credentials.client);
     tls.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Every link proves anew who it is with; there are few of them.
-    tls.resumption = Resumption::disabled();
     let mut client = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).map_err(|_| CIPHER)?));
     client.transport_config(Arc::clone(&transport));
 
     let mut tls = rustls::ServerConfig::clone(&credentials.server);
     tls.alpn_protocols = vec![PROTOCOL.to_vec()];
-    tls.send_tls13_tickets = 0;
     let crypto = Arc::new(QuicServerConfig::try_from(tls).map_err(|_| CIPHER)?);
     let mut server = ServerConfig::with_crypto(crypto);
     server.transport_config(transport);
