@@ -73,6 +73,8 @@ pub enum CutReason {
     NotEncrypted,
     #[error("node {0} is not among the peers")]
     Stranger(u16),
+    #[error("too many have not said who they are")]
+    Crowded,
     #[error("the connection was not greeted in time")]
     Greeting,
     #[error("a newer connection took its place")]

@@ -34,6 +34,7 @@ mod lz4;
 mod pace;
 mod peers;
 mod proxy;
+mod refusals;
 pub mod secure;
 mod spawned;
 mod standing;

@@ -11,6 +11,9 @@ pub const REFUSAL_BYTES_MAX: usize = 256;
 pub const TRANSPORTS_MAX: usize = 16;
 /// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.
 pub const STRANGERS_MAX: usize = 64;
+/// Lines of the log about those who were refused, in each while: enough to see who it is.
+pub const REFUSALS_LOGGED: u32 = 5;
+pub const REFUSALS_LOGGED_WITHIN: Duration = Duration::from_secs(10);
 /// A connection must be encrypted and greeted within this time.
 pub const GREETING_MAX: Duration = Duration::from_secs(3);
 /// First pause before a link is dialled again; doubles up to the longest.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use abi::NodeId;
 use ipc::stand_in::StandInPort;
-use proxy_link::{Identity, LinkError, Phase, Refusal};
+use proxy_link::{Identity, LinkError, Phase};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use crate::carriers::{Carrier, Carriers};
@@ -16,6 +16,7 @@ use crate::controller::{Controller, Said};
 use crate::error::CutReason;
 use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
+use crate::refusals::{RefusalLog, refusal_of};
 use crate::secure::{Credentials, Flow, Session};
 use crate::standing::{Changed, Glance, Standing};
 use crate::transport::{Encryption, Target};
@@ -58,6 +59,7 @@ pub struct Proxy {
     /// Rounds since all descriptors were looked at.
     unpolled: u32,
     refused: Option<String>,
+    refusals: RefusalLog,
 }
 
 struct Hot {
@@ -111,6 +113,7 @@ impl Proxy {
             hot: Vec::new(),
             unpolled: 0,
             refused: None,
+            refusals: RefusalLog::default(),
         })
     }
 
@@ -270,7 +273,11 @@ impl Proxy {
     fn accept_all(&mut self, carrier: Carrier) {
         while let Ok(stream) = self.carriers.accept(carrier) {
             let strangers = self.connections.values().filter(|c| c.stage == Stage::Stranger).count();
-            if !self.standing.is_complete || strangers >= limits::STRANGERS_MAX {
+            if strangers >= limits::STRANGERS_MAX {
+                self.refusals.tell(self.now(), &CutReason::Crowded);
+                continue;
+            }
+            if !self.standing.is_complete {
                 continue;
             }
             let session = match self.carriers.encryption(carrier) {
@@ -406,7 +413,7 @@ impl Proxy {
                     false => tracing::debug!("no link with {node}: {reason}"),
                 }
             }
-            _ => tracing::debug!("a connection was refused: {reason}"),
+            _ => self.refusals.tell(now, &reason),
         }
     }
 
@@ -685,18 +692,5 @@ fn send(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) ->
         if !more || bytes >= limits::READ_ROUND_BYTES {
             return Ok(Sent { bytes, interest: WriteInterest::None });
         }
-    }
-}
-
-/// What the peer is told before its connection is closed.
-fn refusal_of(reason: &CutReason) -> Option<Vec<u8>> {
-    let identity = |text: &str| {
-        let refusal = LinkError::Refuse { refusal: Refusal::Identity, reason: text.to_owned() };
-        proxy_link::refusal(&refusal)
-    };
-    match reason {
-        CutReason::Link(error) => proxy_link::refusal(error),
-        CutReason::Stranger(_) | CutReason::Name { .. } | CutReason::NotEncrypted => identity(&reason.to_string()),
-        _ => None,
     }
 }
