@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Instant;
 
+use rustix::io::Errno;
 use sys::eventfd::{Poller, Trigger};
 
 use crate::transport::{Encryption, Stream, Target, Transport};
@@ -14,6 +15,10 @@ pub(crate) struct Carrier(usize);
 
 pub(crate) struct Carriers {
     all: Vec<Box<dyn Transport>>,
+    /// Token of the first.
+    first_token: u64,
+    /// Those that let nobody in before then, and are not watched.
+    pausing: Vec<(Carrier, Instant)>,
 }
 
 impl Carriers {
@@ -27,16 +32,36 @@ impl Carriers {
         match twice {
             Some((_, transport)) => Err(ProxyError::TransportTwice(transport.name())),
             None if all.is_empty() || all.len() > limits::TRANSPORTS_MAX => Err(ProxyError::TransportCount(all.len())),
-            None => Ok(Carriers { all }),
+            None => Ok(Carriers { all, first_token: 0, pausing: Vec::new() }),
         }
     }
 
     /// Watches all of them, with numbers from `first_token`.
-    pub(crate) fn watch(&self, poller: &Poller, first_token: u64) -> io::Result<()> {
+    pub(crate) fn watch(&mut self, poller: &Poller, first_token: u64) -> io::Result<()> {
+        self.first_token = first_token;
         for (index, transport) in self.all.iter().enumerate() {
             poller.add(transport.descriptor(), first_token + index as u64, Trigger::Level)?;
         }
         Ok(())
+    }
+
+    /// Nobody can be let in at the moment, and the transport would be ready all the time: it is left alone until then.
+    pub(crate) fn pause(&mut self, poller: &Poller, carrier: Carrier, until: Instant) {
+        if let Some(transport) = self.all.get(carrier.0) {
+            let _ = poller.remove(transport.descriptor());
+            self.pausing.push((carrier, until));
+        }
+    }
+
+    /// Watches again those whose pause is over: what came meanwhile is there already.
+    pub(crate) fn resume(&mut self, poller: &Poller, now: Instant) {
+        let Carriers { all, first_token, pausing } = self;
+        pausing.retain_mut(|(carrier, until)| {
+            let Some(transport) = all.get(carrier.0).filter(|_| *until <= now) else { return *until > now };
+            let watched = poller.add(transport.descriptor(), *first_token + carrier.0 as u64, Trigger::Level);
+            *until = now + limits::ACCEPT_PAUSE;
+            watched.is_err()
+        });
     }
 
     /// The transport whose token is `index` above the first.
@@ -59,7 +84,11 @@ impl Carriers {
         self.all.get(carrier.0).map_or(Ok(()), |transport| transport.check(address))
     }
 
+    /// The next stream that somebody dialled; `WouldBlock` when there is none, or the transport pauses.
     pub(crate) fn accept(&mut self, carrier: Carrier) -> io::Result<Box<dyn Stream>> {
+        if self.pausing.iter().any(|(pausing, _)| *pausing == carrier) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         self.all.get_mut(carrier.0).ok_or(io::ErrorKind::NotFound)?.accept()
     }
 
@@ -85,8 +114,10 @@ impl Carriers {
         self.all.iter().enumerate().filter(|(_, t)| is_due(t.as_ref())).map(|(index, _)| Carrier(index)).collect()
     }
 
+    /// When the next transport has something to do, or its pause ends.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.all.iter().filter_map(|transport| transport.due()).min()
+        let resumed = self.pausing.iter().map(|(_, until)| *until);
+        self.all.iter().filter_map(|transport| transport.due()).chain(resumed).min()
     }
 
     /// Where each can be dialled.
@@ -100,4 +131,10 @@ impl Carriers {
         calls.dedup();
         calls
     }
+}
+
+/// Whether the process or the machine has no room for another stream.
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(number, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }

@@ -16,6 +16,8 @@ pub const REFUSALS_LOGGED: u32 = 5;
 pub const REFUSALS_LOGGED_WITHIN: Duration = Duration::from_secs(10);
 /// A connection must be encrypted and greeted within this time.
 pub const GREETING_MAX: Duration = Duration::from_secs(3);
+/// Nobody is let in for this long when there is no descriptor left for him.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// First pause before a link is dialled again; doubles up to the longest.
 pub const REDIAL_MIN: Duration = Duration::from_millis(20);
 pub const REDIAL_MAX: Duration = Duration::from_millis(500);

@@ -9,7 +9,7 @@ use ipc::stand_in::StandInPort;
 use proxy_link::{Identity, LinkError, Phase};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
-use crate::carriers::{Carrier, Carriers};
+use crate::carriers::{Carrier, Carriers, is_exhaustion};
 use crate::connection::{Connection, Stage};
 use crate::control::FromProxy;
 use crate::controller::{Controller, Said};
@@ -76,7 +76,7 @@ impl Proxy {
             (None, Encryption::Tls) => return Err(ProxyError::NoTlsDir),
             (None, Encryption::Plain) => None,
         };
-        let carriers = Carriers::new(config.transports)?;
+        let mut carriers = Carriers::new(config.transports)?;
         let port = StandInPort::from_socket(config.broker).map_err(ProxyError::Broker)?;
         let controller = config.control.map(Controller::new).transpose().map_err(ProxyError::Poll)?;
         let poller = Poller::new().map_err(ProxyError::Poll)?;
@@ -259,6 +259,7 @@ impl Proxy {
         if self.carriers.next_due().is_none_or(|due| due > Instant::now()) {
             return false;
         }
+        self.carriers.resume(&self.poller, Instant::now());
         let due = self.carriers.due_by(Instant::now());
         due.into_iter().filter(|carrier| self.turn(*carrier)).count() > 0
     }
@@ -271,7 +272,16 @@ impl Proxy {
     }
 
     fn accept_all(&mut self, carrier: Carrier) {
-        while let Ok(stream) = self.carriers.accept(carrier) {
+        loop {
+            let stream = match self.carriers.accept(carrier) {
+                Ok(stream) => stream,
+                Err(error) if is_exhaustion(&error) => {
+                    tracing::error!(%error, pause = ?limits::ACCEPT_PAUSE, "nobody can be let in");
+                    return self.carriers.pause(&self.poller, carrier, Instant::now() + limits::ACCEPT_PAUSE);
+                }
+                // Nobody dials any more, or he is gone already.
+                Err(_) => return,
+            };
             let strangers = self.connections.values().filter(|c| c.stage == Stage::Stranger).count();
             if strangers >= limits::STRANGERS_MAX {
                 self.refusals.tell(self.now(), &CutReason::Crowded);

@@ -2,15 +2,19 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use abi::{Epoch, NodeId, PairId};
-use common::{CLUSTER, PATIENCE, Pair, Way, calm_times};
+use common::{CLUSTER, PATIENCE, Pair, RunningProxy, Way, calm_times};
 use proxy_host::control::PeerAddress;
-use proxy_host::transport::Encryption;
+use proxy_host::transport::{Compression, Encryption, Stream, Target, Tcp, Transport};
+use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::Refusal;
+use rustix::io::Errno;
 
 /// Place of the version in a frame's head.
 const VERSION_AT: usize = 5;
@@ -34,13 +38,15 @@ fn hello(node: u16) -> Vec<u8> {
     bytes
 }
 
-/// What is answered before the connection is closed.
+/// What is answered before the connection is closed, or reset because nobody read what came.
 fn answer(address: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    stream.write_all(bytes).expect("sent");
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).expect("closed");
+    let closed = stream.write_all(bytes).and_then(|()| stream.read_to_end(&mut answer));
+    if let Err(error) = closed {
+        assert!(matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe), "{error}");
+    }
     answer
 }
 
@@ -51,22 +57,26 @@ fn refusal(answer: &[u8]) -> Option<(Refusal, String)> {
     }
 }
 
-#[test]
-fn proxy_of_another_version_and_a_node_nobody_knows_are_told_why_they_are_refused() {
-    let mut pair = Pair::over(Way::Tcp);
-    let peer = pair.a.as_peer();
-    let (_proxy, _control) = pair.b.start_proxy(&peer, Encryption::Plain, calm_times());
-    let address = pair.b.as_peer().addr;
-    // Nobody is heard before the broker has said what there was before.
+/// Nobody is heard before the broker has said what there was before: then a node that nobody knows is told so.
+fn refuse_stranger(address: &str) {
     let until = Instant::now() + PATIENCE;
     let (refused, reason) = loop {
-        match refusal(&answer(&address, &hello(9))) {
+        match refusal(&answer(address, &hello(9))) {
             Some(told) => break told,
             None => assert!(Instant::now() < until, "a stranger is told nothing"),
         }
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!((refused, reason.as_str()), (Refusal::Identity, "node 9 is not among the peers"));
+}
+
+#[test]
+fn proxy_of_another_version_and_a_node_nobody_knows_are_told_why_they_are_refused() {
+    let mut pair = Pair::over(Way::Tcp);
+    let peer = pair.a.as_peer();
+    let (_proxy, _control) = pair.b.start_proxy(&peer, Encryption::Plain, calm_times());
+    let address = pair.b.as_peer().addr;
+    refuse_stranger(&address);
 
     let mut of_another_version = hello(1);
     of_another_version[VERSION_AT] = ANOTHER_VERSION;
@@ -97,5 +107,85 @@ fn proxy_that_dials_one_of_another_version_says_so() {
         }
         assert!(Instant::now() < until, "{error:?}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// TCP in a process that has no descriptor left for so many tries.
+struct Exhausted {
+    tcp: Tcp,
+    tries: u32,
+    tried: Sender<Instant>,
+}
+
+impl Transport for Exhausted {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn check(&self, address: &str) -> Result<(), String> {
+        self.tcp.check(address)
+    }
+
+    fn local_address(&self) -> String {
+        self.tcp.local_address()
+    }
+
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        self.tcp.dial(target)
+    }
+
+    fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
+        if self.tries == 0 {
+            return self.tcp.accept();
+        }
+        self.tries -= 1;
+        let _ = self.tried.send(Instant::now());
+        Err(Errno::MFILE.into())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.tcp.descriptor()
+    }
+
+    fn system_calls(&self) -> &'static [i64] {
+        self.tcp.system_calls()
+    }
+}
+
+#[test]
+fn proxy_without_a_descriptor_left_tries_now_and_then_and_lets_in_when_it_has_one_again() {
+    const TRIES: u32 = 4;
+    let pair = Pair::over(Way::Tcp);
+    let (tried, tries) = channel();
+    let tcp = Tcp::new(TcpListener::bind("127.0.0.1:0").expect("a port")).expect("tcp");
+    let address = tcp.local_address();
+    let mut proxy = Proxy::new(ProxyConfig {
+        node: pair.b.name.clone(),
+        node_id: pair.b.id,
+        cluster: CLUSTER.to_owned(),
+        pair: PairId::FIRST,
+        incarnation: Epoch(1),
+        times: calm_times(),
+        transports: vec![Box::new(Exhausted { tcp, tries: TRIES, tried })],
+        inspector: None,
+        encryption: Encryption::Plain,
+        compression: Compression::Off,
+        tls_dir: None,
+        broker: pair.b.broker.proxy_socket_of(PairId::FIRST).expect("proxy socket"),
+        control: None,
+    })
+    .expect("proxy");
+    let stop = sys::eventfd::create().expect("eventfd");
+    proxy.stop_on(stop.try_clone().expect("eventfd")).expect("watched");
+    let thread = std::thread::spawn(move || {
+        proxy.run().expect("the loop does not fail");
+    });
+    let _running = RunningProxy::Thread { stop, thread: Some(thread) };
+
+    refuse_stranger(&address);
+    let tries: Vec<Instant> = tries.try_iter().collect();
+    assert_eq!(tries.len(), TRIES as usize);
+    for pause in tries.windows(2).map(|two| two[1] - two[0]) {
+        assert!(pause >= Duration::from_millis(100), "tried again after {pause:?}");
     }
 }
