@@ -13,6 +13,12 @@ use crate::{ProxyError, limits};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Carrier(usize);
 
+impl Carrier {
+    /// There is always one.
+    #[cfg(test)]
+    pub(crate) const FIRST: Carrier = Carrier(0);
+}
+
 pub(crate) struct Carriers {
     all: Vec<Box<dyn Transport>>,
     /// Token of the first.

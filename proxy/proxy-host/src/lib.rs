@@ -39,6 +39,7 @@ pub mod secure;
 mod spawned;
 mod standing;
 mod tls;
+mod traffic;
 pub mod transport;
 
 use std::process::ExitCode;

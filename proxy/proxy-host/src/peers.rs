@@ -33,6 +33,22 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    pub(crate) fn new(
+        identity: Identity,
+        address: Address,
+        encryption: Encryption,
+        common: &Common,
+        now: Duration,
+    ) -> Entry {
+        let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
+        peer.set_pair(common.pair);
+        peer.count_connections_from(common.first_connection(now));
+        if common.compression == Compression::Lz4 {
+            peer.pack_with(Box::new(Lz4::default()));
+        }
+        Entry { peer, address, encryption, token: None, next_dial: now, pause: limits::REDIAL_MIN, last_error: None }
+    }
+
     /// The connection failed or ended.
     pub(crate) fn lost(&mut self, now: Duration, reason: String) {
         if self.peer.phase() == Phase::Up {
@@ -159,22 +175,12 @@ pub(crate) fn update(
             }
             None => {
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
-                table.insert(node, entry(identity, address, encryption, common, now));
+                table.insert(node, Entry::new(identity, address, encryption, common, now));
                 changes.added.push(node);
             }
         }
     }
     Ok(changes)
-}
-
-fn entry(identity: Identity, address: Address, encryption: Encryption, common: &Common, now: Duration) -> Entry {
-    let mut peer = Peer::new(common.me.clone(), common.incarnation, identity, common.times, now);
-    peer.set_pair(common.pair);
-    peer.count_connections_from(common.first_connection(now));
-    if common.compression == Compression::Lz4 {
-        peer.pack_with(Box::new(Lz4::default()));
-    }
-    Entry { peer, address, encryption, token: None, next_dial: now, pause: limits::REDIAL_MIN, last_error: None }
 }
 
 type Wanted<'a> = HashMap<NodeId, (&'a str, Address, Encryption)>;

@@ -17,8 +17,9 @@ use crate::error::CutReason;
 use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
 use crate::refusals::{RefusalLog, refusal_of};
-use crate::secure::{Credentials, Flow, Session};
+use crate::secure::{Credentials, Session};
 use crate::standing::{Changed, Glance, Standing};
+use crate::traffic::{Served, has_unsent, read_frames, send};
 use crate::transport::{Encryption, Target};
 use crate::{ProxyConfig, ProxyError, limits};
 
@@ -243,7 +244,8 @@ impl Proxy {
         Ok(Asked::Nothing)
     }
 
-    /// A transport has something: streams without a descriptor are asked one by one. `true` when frames came.
+    /// A transport has something: streams without a descriptor are asked one by one. `true` when frames came, or there may be room
+    /// for what waits to be sent.
     fn turn(&mut self, carrier: Carrier) -> bool {
         self.carriers.turn(carrier);
         self.accept_all(carrier);
@@ -252,7 +254,13 @@ impl Proxy {
         };
         let sharing: Vec<u64> = self.connections.iter().filter_map(shares).collect();
         let now = self.now();
-        sharing.into_iter().filter(|token| self.serve(*token, now)).count() > 0
+        sharing.into_iter().filter(|token| self.serve(*token, now) || self.has_unsent(*token)).count() > 0
+    }
+
+    fn has_unsent(&self, token: u64) -> bool {
+        let Some(connection) = self.connections.get(&token) else { return false };
+        let Stage::Joined(node) = connection.stage else { return false };
+        self.peers.get(&node).is_some_and(|entry| has_unsent(connection, entry))
     }
 
     fn turn_due(&mut self) -> bool {
@@ -400,7 +408,11 @@ impl Proxy {
         let (Some(connection), Some(entry)) = (self.connections.get_mut(&token), self.peers.get_mut(&node)) else {
             return Ok(Served::Dry);
         };
-        read_frames(connection, entry, now)
+        // HELLO came, and ours is to be sent, whether more came behind it or not.
+        Ok(match read_frames(connection, entry, now)? {
+            Served::Idle => Served::Dry,
+            more => more,
+        })
     }
 
     fn drop_connection(&mut self, token: u64, reason: CutReason) {
@@ -645,62 +657,5 @@ enum Asked {
     ToStop,
 }
 
-/// How reading from a connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Served {
-    /// Nothing came.
-    Idle,
-    Dry,
-    /// It has more: serve it again without waiting.
-    Unfinished,
-}
-
-impl Served {
-    fn of(bytes: usize) -> Served {
-        if bytes > 0 { Served::Dry } else { Served::Idle }
-    }
-}
-
-/// Reads and does what came, up to a bound.
-fn read_frames(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Served, CutReason> {
-    let mut bytes = 0;
-    loop {
-        let flow = connection.read(Some((&mut entry.peer, now)), &mut bytes)?;
-        entry.peer.receive(&mut connection.input, now)?;
-        if flow == Flow::Dry {
-            return Ok(Served::of(bytes));
-        }
-        if bytes >= limits::READ_ROUND_BYTES {
-            return Ok(Served::Unfinished);
-        }
-    }
-}
-
-struct Sent {
-    bytes: usize,
-    interest: WriteInterest,
-}
-
-fn send(connection: &mut Connection, entry: &mut peers::Entry, now: Duration) -> Result<Sent, CutReason> {
-    let mut bytes = 0;
-    loop {
-        let more = entry.peer.fill(now);
-        let pending = entry.peer.outgoing().pending();
-        let wanted = pending.len();
-        if wanted == 0 && !connection.session.wants_write() {
-            return Ok(Sent { bytes, interest: WriteInterest::None });
-        }
-        let count = connection.write(pending)?;
-        entry.peer.sent(now, count);
-        bytes += count;
-        if count < wanted || connection.session.wants_write() {
-            // A handshake under way waits for the peer's bytes, not for room.
-            let blocked = connection.session.is_ready() || connection.session.wants_write();
-            let interest = if blocked { WriteInterest::Waiting } else { WriteInterest::None };
-            return Ok(Sent { bytes, interest });
-        }
-        if !more || bytes >= limits::READ_ROUND_BYTES {
-            return Ok(Sent { bytes, interest: WriteInterest::None });
-        }
-    }
-}
+#[cfg(test)]
+mod tests;
