@@ -29,6 +29,8 @@ pub const HOT_MAX: usize = 2;
 pub const IDLE_LOOKS_MAX: u32 = 256;
 /// Rounds of a busy loop in which only hot connections are looked at: others wait some microseconds longer.
 pub const UNPOLLED_ROUNDS_MAX: u32 = 8;
+/// Looks that find as many descriptors ready as one can tell, after which each of them was told once: the kernel takes turns.
+pub const FULL_LOOKS_MAX: u32 = ((PEERS_MAX + STRANGERS_MAX + TRANSPORTS_MAX) / sys::eventfd::READY_MAX + 2) as u32;
 /// Bytes read from one connection in one round.
 pub const READ_ROUND_BYTES: usize = 4 << 20;
 /// Ciphertext read by one system call.

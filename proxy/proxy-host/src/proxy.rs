@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use abi::NodeId;
 use ipc::stand_in::StandInPort;
 use proxy_link::{Identity, LinkError, Phase};
-use sys::eventfd::{Poller, Trigger, WriteInterest};
+use sys::eventfd::{Poller, READY_MAX, Trigger, WriteInterest};
 
 use crate::carriers::{Carrier, Carriers, is_exhaustion};
 use crate::connection::{Connection, Stage};
@@ -59,6 +59,8 @@ pub struct Proxy {
     hot: Vec<Hot>,
     /// Rounds since all descriptors were looked at.
     unpolled: u32,
+    /// Looks, one after the other, of which each found as many descriptors ready as one can tell: there may be more.
+    full_looks: u32,
     refused: Option<String>,
     refusals: RefusalLog,
 }
@@ -113,6 +115,7 @@ impl Proxy {
             unfinished: Vec::new(),
             hot: Vec::new(),
             unpolled: 0,
+            full_looks: 0,
             refused: None,
             refusals: RefusalLog::default(),
         })
@@ -220,6 +223,7 @@ impl Proxy {
         ready.clear();
         self.unpolled = 0;
         self.poller.wait(&mut ready, Some(limit)).map_err(ProxyError::Poll)?;
+        self.full_looks = if ready.len() < READY_MAX { 0 } else { self.full_looks.saturating_add(1) };
         let now = self.now();
         for token in &ready {
             match *token {
@@ -529,10 +533,14 @@ impl Proxy {
 
     // ---- Time.
 
-    /// `true` when it was: there may be something to send.
+    /// `true` when it was: there may be something to send, or to look at first.
     fn tick_if_due(&mut self, now: Duration) -> bool {
         if now < self.next_due {
             return false;
+        }
+        // After a while in which this process did not run, peers that spoke are not silent because their turn has not come.
+        if (1..limits::FULL_LOOKS_MAX).contains(&self.full_looks) {
+            return true;
         }
         let mut silent = Vec::new();
         for entry in self.peers.values_mut() {
