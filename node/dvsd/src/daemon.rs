@@ -101,8 +101,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let kept: HashSet<(u32, u32)> = shelf.local_endpoints().map(|(dc, endpoint)| (dc.0, endpoint.number())).collect();
     registry::sweep(&*engine, own, |dc, endpoint| kept.contains(&(dc, endpoint))).map_err(DaemonError::Engine)?;
     let (directory, broker_side) = EndpointDirectory::start(&engine, own).map_err(DaemonError::Thread)?;
+    let members = records::members(&*engine).map_err(DaemonError::Engine)?;
     // Before anybody opens a channel: by which pair it goes both nodes compute.
-    directory.learned_members(&records::members(&*engine).map_err(DaemonError::Engine)?);
+    directory.learned_members(&members);
     let config_of_broker = BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) };
     let broker = Arc::new(Broker::start(config_of_broker)?);
     directory.attach(&broker);
@@ -119,6 +120,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
+    // Each proxy takes channels over at once, and has to know the nodes that they lead to.
+    context.proxy.set_peers(&members, &context.config);
     let for_proxy = Arc::clone(&context);
     context.proxy.start(&context.config, &context.node, sockets, move |pair| for_proxy.broker.proxy_socket_of(pair))?;
 

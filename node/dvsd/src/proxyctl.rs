@@ -87,7 +87,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Inner {
-    peers: Vec<PeerAddress>,
+    /// `None`: nobody has said yet which nodes there are.
+    peers: Option<Vec<PeerAddress>>,
     links: Vec<LinkInfo>,
     problem: Option<String>,
     /// Nodes that cannot be dialled, for people.
@@ -238,7 +239,7 @@ impl OneControl {
 
     fn set_peers(&self, peers: Vec<PeerAddress>, cut_off: Option<String>) {
         let mut inner = self.shared.lock();
-        (inner.peers, inner.cut_off) = (peers, cut_off);
+        (inner.peers, inner.cut_off) = (Some(peers), cut_off);
         drop(inner);
         sys::eventfd::signal(&self.shared.bell);
     }
@@ -362,14 +363,15 @@ impl Keeper {
     fn converse(&mut self) {
         let Some(control) = &self.control else { return };
         let peers = self.shared.lock().peers.clone();
-        let news = self.told.as_ref() != Some(&peers);
+        // A list that nobody has made would end all channels that the proxy has just taken over.
+        let news = peers.is_some() && self.told != peers;
         if news || self.asked.elapsed() >= ASK_EVERY {
-            let message = ToProxy { peers: news.then(|| peers.clone()) };
+            let message = ToProxy { peers: peers.clone().filter(|_| news) };
             let text = serde_json::to_vec(&message).unwrap_or_default();
             match sys::seqpacket::send(control, &text, &[] as &[BorrowedFd<'_>]) {
                 Ok(()) => {
                     self.asked = Instant::now();
-                    self.told = Some(peers);
+                    self.told = peers;
                 }
                 // It will be asked again when it has read what it has.
                 Err(error) => tracing::debug!(%error, "the proxy does not take a message"),

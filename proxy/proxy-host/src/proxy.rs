@@ -616,6 +616,7 @@ impl Proxy {
     pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
         let now = self.now();
         let changes = peers::update(&mut self.peers, list, &self.common, &self.carriers, now)?;
+        self.standing.heard_list(now);
         for entry in changes.removed {
             if let Some(token) = entry.token {
                 self.connections.remove(&token);

@@ -30,7 +30,7 @@ enum Origin {
     Resumed,
 }
 
-/// A channel whose node is no peer yet: the daemon's list may be under way.
+/// A channel whose node is no peer yet: the daemon's list may be under way. Its patience begins with the first list.
 struct Orphan {
     channel: ProxiedChannel,
     origin: Origin,
@@ -49,6 +49,8 @@ pub(crate) struct Standing {
     channels: HashMap<ChannelId, (NodeId, WireChannel)>,
     asked: HashMap<RequestId, Asked>,
     orphans: Vec<Orphan>,
+    /// When the first list of peers came.
+    listed: Option<Duration>,
     /// All channels of a predecessor are known: links may be made.
     pub(crate) is_complete: bool,
     /// The broker's end closed: channels go on, nothing new can be opened.
@@ -64,6 +66,7 @@ impl Standing {
             channels: HashMap::new(),
             asked: HashMap::new(),
             orphans: Vec::new(),
+            listed: None,
             is_complete: false,
             is_alone: false,
             me,
@@ -155,13 +158,18 @@ impl Standing {
         }
     }
 
-    /// A list of peers came: channels that waited for it find their link, and those that waited too long are refused.
+    /// A list of peers came: from the first one on it is known who is none.
+    pub(crate) fn heard_list(&mut self, now: Duration) {
+        self.listed.get_or_insert(now);
+    }
+
+    /// Channels that waited for their node find its link, and those that waited too long are refused.
     pub(crate) fn place_orphans(&mut self, peers: &mut Table, now: Duration, patience: Duration) {
         for orphan in std::mem::take(&mut self.orphans) {
             let known = peers.contains_key(&orphan.channel.info().node);
             if known {
                 self.attach(orphan.channel, orphan.origin, peers, now);
-            } else if now.saturating_sub(orphan.since) >= patience {
+            } else if self.patience_ends(&orphan, patience).is_some_and(|end| now >= end) {
                 self.close(orphan.channel.info().channel, IpcError::NoLink);
             } else {
                 self.orphans.push(orphan);
@@ -171,7 +179,11 @@ impl Standing {
 
     /// When the next orphan has waited too long.
     pub(crate) fn next_orphan(&self, patience: Duration) -> Option<Duration> {
-        self.orphans.iter().map(|orphan| orphan.since + patience).min()
+        self.orphans.iter().filter_map(|orphan| self.patience_ends(orphan, patience)).min()
+    }
+
+    fn patience_ends(&self, orphan: &Orphan, patience: Duration) -> Option<Duration> {
+        Some(orphan.since.max(self.listed?) + patience)
     }
 
     fn opened_in(&mut self, request: RequestId, result: Result<ProxiedChannel, IpcError>, peers: &mut Table) {

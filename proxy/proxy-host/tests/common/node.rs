@@ -145,9 +145,16 @@ impl Node {
     }
 
     pub fn spawn_proxy_of(&mut self, pair: PairId, peer: &PeerAddress, down_ms: u64) -> (RunningProxy, Control) {
+        let (proxy, control) = self.spawn_proxy_without_list(pair, down_ms);
+        control.set_peers(std::slice::from_ref(peer));
+        (proxy, control)
+    }
+
+    /// One that was not told yet which other nodes there are.
+    pub fn spawn_proxy_without_list(&mut self, pair: PairId, down_ms: u64) -> (RunningProxy, Control) {
         let mut command = Command::new(std::env::current_exe().expect("own path"));
         command.args(["--exact", PROXY_PROCESS, "--nocapture", "--test-threads=1"]).stdout(std::process::Stdio::null());
-        self.spawn_program_of(pair, peer, command, serde_json::json!({ "down_ms": down_ms }))
+        self.spawn_program_of(pair, command, serde_json::json!({ "down_ms": down_ms }))
     }
 
     /// Any program as a proxy.
@@ -157,13 +164,14 @@ impl Node {
         command: Command,
         options: serde_json::Value,
     ) -> (RunningProxy, Control) {
-        self.spawn_program_of(PairId::FIRST, peer, command, options)
+        let (proxy, control) = self.spawn_program_of(PairId::FIRST, command, options);
+        control.set_peers(std::slice::from_ref(peer));
+        (proxy, control)
     }
 
     fn spawn_program_of(
         &mut self,
         pair: PairId,
-        peer: &PeerAddress,
         mut command: Command,
         mut options: serde_json::Value,
     ) -> (RunningProxy, Control) {
@@ -195,8 +203,6 @@ impl Node {
         drop((broker, listener, childs_control, childs_ready));
         let mut byte = [0];
         assert_eq!(rustix::io::read(&ready, &mut byte).expect("pipe"), 1, "the proxy did not become ready");
-        let control = Control { socket: control };
-        control.set_peers(std::slice::from_ref(peer));
-        (RunningProxy::Process(child), control)
+        (RunningProxy::Process(child), Control { socket: control })
     }
 }

@@ -1,0 +1,55 @@
+//! What a proxy makes of its daemon: one that comes late with the list of nodes.
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use abi::{Endpoint, Message, PairId};
+use common::{PATIENCE, Pair, Way, Which};
+use ipc::Wait;
+
+const SERVER: Endpoint = Endpoint::FS;
+const CLIENT: Endpoint = Endpoint::GATE;
+const WAIT: Wait = Wait::For(PATIENCE);
+const DOWN_MS: u64 = 1000;
+/// The far node waits for the whole of it.
+const FAR_DOWN_MS: u64 = 10_000;
+
+#[test]
+fn call_goes_on_when_the_successor_of_a_killed_proxy_hears_late_which_nodes_there_are() {
+    let mut pair = Pair::over(Way::Tcp);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
+    control.wait_until_up();
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let caller = thread::spawn(move || client.sendrec(SERVER, &Message::new(1).with_word(0, 42), WAIT));
+    let request = server.rcvrqst(WAIT).expect("a request");
+
+    proxy.kill();
+    let (_successor, control) = pair.a.spawn_proxy_without_list(PairId::FIRST, DOWN_MS);
+    // Not for synchronisation: longer than a channel whose node is not in the list may wait.
+    thread::sleep(Duration::from_millis(DOWN_MS + DOWN_MS / 2));
+    control.set_peers(&[peer_b]);
+    server.reply(request.source.expect("a source"), &request).expect("replied");
+    let reply = caller.join().expect("the caller").expect("answered");
+    assert_eq!(reply.word(0), 42);
+}
+
+#[test]
+fn channel_with_a_node_that_is_in_no_list_ends_when_the_limit_has_passed() {
+    let mut pair = Pair::over(Way::Tcp);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
+    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
+    control.wait_until_up();
+    let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
+    let caller = thread::spawn(move || client.sendrec(SERVER, &Message::new(1), WAIT));
+    server.rcvrqst(WAIT).expect("a request");
+
+    proxy.kill();
+    let (_successor, control) = pair.a.spawn_proxy_without_list(PairId::FIRST, DOWN_MS);
+    control.set_peers(&[]);
+    assert_eq!(caller.join().expect("the caller"), Err(abi::IpcError::NoLink));
+}
