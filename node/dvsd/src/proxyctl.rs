@@ -5,8 +5,10 @@
 //!
 //! Lock order: `Shared` has one mutex, held for assignments only.
 
+mod conversation;
+
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use abi::PairId;
 use abi::limits::PAIRS_MAX;
 use mgmt_api::{LinkInfo, LinkState};
-use proxy_host::control::{self, FromProxy, MESSAGE_BYTES_MAX, PeerAddress, ToProxy};
+use proxy_host::control::{self, FromProxy, PeerAddress, Said};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
 
@@ -27,12 +29,13 @@ use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
 use crate::transports::{self, AllSockets, ListenError, Sockets};
 use crate::waiting;
+use conversation::{ASK_EVERY, Conversation};
 
 const NAME: &str = "proxy";
 /// Host uid and gid of proxies: below those of containers' servers.
 const UID: u32 = crate::uids::PROXY;
-/// How often the counters of links are asked for.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+/// What is taken of one that talks all the time before it is looked after again.
+const HEARD_AT_ONCE_MAX: usize = 16;
 /// Connections of peers are cut; they come back to the next proxy.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -224,9 +227,7 @@ impl OneControl {
             link_tls: config.link_tls,
             sockets,
             process,
-            control: None,
-            told: None,
-            asked: Instant::now(),
+            conversation: None,
             broker: Box::new(broker),
         };
         let thread = std::thread::Builder::new()
@@ -284,10 +285,7 @@ struct Keeper {
     link_tls: bool,
     sockets: Sockets,
     process: Supervised,
-    control: Option<OwnedFd>,
-    /// The peers this proxy was told.
-    told: Option<Vec<PeerAddress>>,
-    asked: Instant,
+    conversation: Option<Conversation>,
     broker: Box<dyn Fn() -> Result<OwnedFd, broker::BrokerError> + Send>,
 }
 
@@ -302,7 +300,7 @@ impl Keeper {
                 Standing::Absent => self.start(),
                 Standing::Stale => self.end_stale(),
                 Standing::Coming | Standing::Ready => self.converse(),
-                Standing::Resting => self.control = None,
+                Standing::Resting => self.conversation = None,
             }
             self.tell_state();
             self.wait();
@@ -310,14 +308,13 @@ impl Keeper {
     }
 
     fn start(&mut self) {
-        self.told = None;
-        self.control = None;
-        let mut control = None;
+        self.conversation = None;
+        let mut conversation = None;
         let Keeper { pair, node, cluster, program, proxy_options, tls_dir, link_tls, sockets, broker, process, .. } =
             self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
-            control = Some(ours);
+            conversation = Some(Conversation::new(ours)?);
             let mut fds = sockets.handed_over()?;
             fds.insert("control".to_owned(), theirs);
             let mut options = proxy_options.clone();
@@ -351,7 +348,7 @@ impl Keeper {
             })
         };
         process.start(role);
-        self.control = control;
+        self.conversation = conversation;
     }
 
     fn end_stale(&mut self) {
@@ -361,31 +358,16 @@ impl Keeper {
     }
 
     fn converse(&mut self) {
-        let Some(control) = &self.control else { return };
+        let Some(conversation) = &mut self.conversation else { return };
         let peers = self.shared.lock().peers.clone();
-        // A list that nobody has made would end all channels that the proxy has just taken over.
-        let news = peers.is_some() && self.told != peers;
-        if news || self.asked.elapsed() >= ASK_EVERY {
-            let message = ToProxy { peers: peers.clone().filter(|_| news) };
-            let text = serde_json::to_vec(&message).unwrap_or_default();
-            match sys::seqpacket::send(control, &text, &[] as &[BorrowedFd<'_>]) {
-                Ok(()) => {
-                    self.asked = Instant::now();
-                    self.told = peers;
-                }
-                // It will be asked again when it has read what it has.
-                Err(error) => tracing::debug!(%error, "the proxy does not take a message"),
-            }
-        }
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        while let Ok(received) = sys::seqpacket::receive(control, &mut buffer) {
-            if received.bytes == 0 {
-                self.control = None;
-                return;
-            }
-            match serde_json::from_slice::<FromProxy>(&buffer[..received.bytes]) {
-                Ok(said) => self.heard(said),
-                Err(error) => tracing::warn!(%error, "the proxy said something that makes no sense"),
+        conversation.speak(peers.as_ref(), Instant::now());
+        for _ in 0..HEARD_AT_ONCE_MAX {
+            let Some(conversation) = &mut self.conversation else { return };
+            match conversation.hear() {
+                Said::Nothing => return,
+                Said::Gone => self.conversation = None,
+                Said::Message(said) => self.heard(said),
+                Said::Nonsense(why) => tracing::warn!(why, "the proxy said something that makes no sense"),
             }
         }
     }
@@ -439,8 +421,8 @@ impl Keeper {
     fn wait(&self) {
         let now = Instant::now();
         let due = self.process.due().into_iter().chain([now + ASK_EVERY]).min();
-        let fds =
-            self.process.descriptors().chain(self.control.as_ref().map(AsFd::as_fd)).chain([self.shared.bell.as_fd()]);
+        let conversation = self.conversation.as_ref().map(AsFd::as_fd);
+        let fds = self.process.descriptors().chain(conversation).chain([self.shared.bell.as_fd()]);
         // What is absent is to be started at once.
         if self.process.standing() != Standing::Absent {
             waiting::until_readable(fds, due.unwrap_or(now));

@@ -1,14 +1,19 @@
-//! What the node daemon and its proxy say to each other: one JSON object per message of a SEQPACKET socket.
+//! What the node daemon and its proxy say to each other: JSON objects, one per message of a SEQPACKET socket.
 //!
-//! The daemon tells the whole list of peers each time it changes ([`ToProxy`]); the proxy answers every message with
-//! the state of all its links ([`FromProxy`]), and sends it unasked when a link goes up, falls silent or is given up.
+//! The daemon tells the whole list of peers each time it changes ([`ToProxy`]); the proxy answers with the state of all its
+//! links ([`FromProxy`]), once for all that it was asked while an answer was still on its way, and sends it unasked when a link goes up,
+//! falls silent or is given up. A long list goes in portions ([`End`]).
+
+mod end;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of one message: some 400 peers with their counters, and less than a socket's default buffer.
-pub const MESSAGE_BYTES_MAX: usize = 128 * 1024;
+pub use end::{End, MESSAGE_BYTES_MAX, Portioned, Said};
+
+/// Bytes of a text for people; what is longer is cut.
+pub const TEXT_BYTES_MAX: usize = 1024;
 
 /// From the daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -41,6 +46,45 @@ pub struct FromProxy {
     /// Set when the last list of peers was not taken, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+}
+
+impl Portioned for ToProxy {
+    fn entries(&self) -> usize {
+        self.peers.as_ref().map_or(0, Vec::len)
+    }
+
+    fn split_off(&mut self, at: usize) -> ToProxy {
+        ToProxy { peers: self.peers.as_mut().map(|peers| peers.split_off(at)) }
+    }
+
+    fn append(&mut self, next: ToProxy) {
+        self.peers.get_or_insert_default().extend(next.peers.unwrap_or_default());
+    }
+}
+
+impl Portioned for FromProxy {
+    fn entries(&self) -> usize {
+        self.links.len()
+    }
+
+    fn split_off(&mut self, at: usize) -> FromProxy {
+        FromProxy { links: self.links.split_off(at), ..FromProxy::default() }
+    }
+
+    fn append(&mut self, next: FromProxy) {
+        self.links.extend(next.links);
+    }
+}
+
+impl FromProxy {
+    /// Cuts what people read to [`TEXT_BYTES_MAX`].
+    pub fn shorten_texts(&mut self) {
+        let errors = self.links.iter_mut().filter_map(|link| link.last_error.as_mut());
+        for text in errors.chain(&mut self.refused) {
+            let ends = |end: &usize| text.is_char_boundary(*end);
+            text.truncate((0..=TEXT_BYTES_MAX).rev().find(ends).unwrap_or(0));
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use sys::eventfd::{Poller, READY_MAX, Trigger, WriteInterest};
 
 use crate::carriers::{Carrier, Carriers, is_exhaustion};
 use crate::connection::{Connection, Stage};
-use crate::control::FromProxy;
-use crate::controller::{Controller, Said};
+use crate::control::{FromProxy, Said};
+use crate::controller::Controller;
 use crate::error::CutReason;
 use crate::pace::{Next, Pace};
 use crate::peers::{self, Common, Table};
@@ -635,8 +635,10 @@ impl Proxy {
         changes.refused.map_or(Ok(()), Err)
     }
 
-    fn tell_daemon(&self) {
-        let Some(controller) = &self.controller else { return };
+    fn tell_daemon(&mut self) {
+        if self.controller.is_none() {
+            return;
+        }
         let now = self.now();
         let status = |entry: &peers::Entry| {
             let connection = entry.token.and_then(|token| self.connections.get(&token));
@@ -651,7 +653,10 @@ impl Proxy {
         let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);
         let listen = self.carriers.addresses().collect();
-        controller.tell(&FromProxy { listen, links, refused: self.refused.clone() });
+        let status = FromProxy { listen, links, refused: self.refused.clone() };
+        if let Some(controller) = &mut self.controller {
+            controller.tell(status);
+        }
     }
 }
 
