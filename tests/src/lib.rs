@@ -135,6 +135,35 @@ impl Cluster {
         server["pid"].as_u64().map(|pid| pid as u32)
     }
 
+    /// Ends the connection that the proxy of a node has with its broker, which lives. Answers the proxy's PID here.
+    pub fn cut_proxy_from_broker(&self, node: &str) -> Option<u32> {
+        let (pid, record) = self.proxy_of(node)?;
+        let process = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
+        let process = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).ok()?;
+        let number = i32::try_from(record["broker_fd"].as_i64()?).ok()?;
+        let flags = rustix::process::PidfdGetfdFlags::empty();
+        let socket = rustix::process::pidfd_getfd(process, number, flags).ok()?;
+        rustix::net::shutdown(socket, rustix::net::Shutdown::Both).ok()?;
+        Some(pid)
+    }
+
+    /// The first proxy of a node: its PID here, and what it was started with.
+    pub fn proxy_of(&self, node: &str) -> Option<(u32, Value)> {
+        let own = |record: &Value| {
+            let tls_dir = record["options"]["tls_dir"].as_str().unwrap_or_default();
+            record["node"] == node && Path::new(tls_dir).starts_with(self.state_dir())
+        };
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.find_map(|pid| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let record = environment.split(|byte| *byte == 0).find_map(|text| text.strip_prefix(b"DVS_SPAWN="))?;
+            let record = serde_json::from_slice(record).ok()?;
+            (command == b"dvs\0proxy\0" && own(&record)).then_some((pid, record))
+        })
+    }
+
     /// SIGKILL to a process of a node, by its PID there.
     pub fn kill(&self, node: &str, pid: u32) {
         self.ok(&["dev", "exec", node, "--", "kill", "-9", &pid.to_string()]);

@@ -228,6 +228,7 @@ impl OneControl {
             sockets,
             process,
             conversation: None,
+            next_connection: None,
             broker: Box::new(broker),
         };
         let thread = std::thread::Builder::new()
@@ -286,6 +287,8 @@ struct Keeper {
     sockets: Sockets,
     process: Supervised,
     conversation: Option<Conversation>,
+    /// Made for the next process before the last one was ended.
+    next_connection: Option<OwnedFd>,
     broker: Box<dyn Fn() -> Result<OwnedFd, broker::BrokerError> + Send>,
 }
 
@@ -310,6 +313,7 @@ impl Keeper {
     fn start(&mut self) {
         self.conversation = None;
         let mut conversation = None;
+        let made = self.next_connection.take();
         let Keeper { pair, node, cluster, program, proxy_options, tls_dir, link_tls, sockets, broker, process, .. } =
             self;
         let role = |restarts: u64| -> Result<Role, Problem> {
@@ -336,7 +340,7 @@ impl Keeper {
                 arguments: if program.is_none() { vec!["proxy"] } else { Vec::new() },
                 fields,
                 options: json!(options),
-                broker: Some(broker()?),
+                broker: Some(made.map_or_else(broker, Ok)?),
                 fds,
                 uid: Some(UID),
                 environment: Vec::new(),
@@ -366,9 +370,24 @@ impl Keeper {
             match conversation.hear() {
                 Said::Nothing => return,
                 Said::Gone => self.conversation = None,
+                Said::Message(said) if said.is_alone => return self.replace_alone(),
                 Said::Message(said) => self.heard(said),
                 Said::Nonsense(why) => tracing::warn!(why, "the proxy said something that makes no sense"),
             }
+        }
+    }
+
+    /// The proxy lost its broker, which lives: in this process. Its channels go on in its successor.
+    fn replace_alone(&mut self) {
+        match (self.broker)() {
+            Ok(socket) => {
+                self.next_connection = Some(socket);
+                self.conversation = None;
+                let why = "the proxy had lost its connection with the broker".to_owned();
+                self.process.give_up(Instant::now(), GRACE, why);
+            }
+            // Then it is of more use as it is.
+            Err(error) => tracing::warn!(%error, "a proxy that lost its connection with the broker cannot be replaced"),
         }
     }
 

@@ -244,6 +244,14 @@ impl Supervised {
         }
     }
 
+    /// Ends one that does not serve any more as it should, which counts as its death. Blocks like [`Supervised::end`].
+    pub fn give_up(&mut self, now: Instant, grace: Duration, why: String) {
+        if let Err(error) = self.end(grace) {
+            tracing::warn!(role = self.name, %error, "cannot put its record away");
+        }
+        self.failed(now, When::Serving, why);
+    }
+
     pub fn log_path(&self) -> PathBuf {
         self.log_dir.join(format!("{}.log", self.name))
     }

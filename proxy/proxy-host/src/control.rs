@@ -46,6 +46,13 @@ pub struct FromProxy {
     /// Set when the last list of peers was not taken, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Its connection with the broker was lost: channels go on, new ones cannot be opened. It does not come back.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub is_alone: bool,
+}
+
+fn is_not(said: &bool) -> bool {
+    !*said
 }
 
 impl Portioned for ToProxy {

@@ -185,7 +185,11 @@ impl Proxy {
     /// Takes what happened on this node. `true` when anything did.
     fn hear_broker(&mut self, glance: Glance, now: Duration) -> bool {
         let might_dial = self.standing.is_complete;
+        let was_alone = self.standing.is_alone;
         let found = self.standing.take_events(glance, &mut self.peers, now);
+        if self.standing.is_alone && !was_alone {
+            self.tell_daemon();
+        }
         if self.standing.is_complete && !might_dial {
             self.next_due = now;
         }
@@ -653,7 +657,7 @@ impl Proxy {
         let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);
         let listen = self.carriers.addresses().collect();
-        let status = FromProxy { listen, links, refused: self.refused.clone() };
+        let status = FromProxy { listen, links, refused: self.refused.clone(), is_alone: self.standing.is_alone };
         if let Some(controller) = &mut self.controller {
             controller.tell(status);
         }

@@ -53,7 +53,7 @@ pub(crate) struct Standing {
     listed: Option<Duration>,
     /// All channels of a predecessor are known: links may be made.
     pub(crate) is_complete: bool,
-    /// The broker's end closed: channels go on, nothing new can be opened.
+    /// The connection with the broker is lost: channels go on, nothing new can be opened.
     pub(crate) is_alone: bool,
     me: NodeId,
     inspector: Option<Arc<dyn Inspector>>,
@@ -90,16 +90,27 @@ impl Standing {
                 Ok(event) => self.take(event, peers, now),
                 Err(IpcError::TimedOut) => return taken > 0,
                 Err(error) => {
-                    if !self.is_alone {
-                        tracing::warn!("the broker is gone ({error}); existing channels go on");
-                    }
-                    self.is_alone = true;
-                    self.is_complete = true;
+                    self.lost_broker(error);
                     return taken > 0;
                 }
             }
         }
         true
+    }
+
+    fn lost_broker(&mut self, error: IpcError) {
+        if !self.is_alone {
+            tracing::warn!("the connection with the broker is lost ({error}); existing channels go on");
+        }
+        self.is_alone = true;
+        self.is_complete = true;
+    }
+
+    /// Something could not be told to the broker. After that nothing can, and it may have nothing to say by which this would be noticed.
+    fn not_told(&mut self, error: IpcError) {
+        if error == IpcError::NoBroker {
+            self.lost_broker(error);
+        }
     }
 
     fn take(&mut self, event: StandInEvent, peers: &mut Table, now: Duration) {
@@ -228,6 +239,7 @@ impl Standing {
             Action::Parcel(bytes) => {
                 if let Err(error) = self.port.parcel(node, &bytes) {
                     tracing::debug!("the broker was not told what that of node {node} says: {error}");
+                    self.not_told(error);
                 }
             }
             Action::Up => {
@@ -260,6 +272,7 @@ impl Standing {
         match asked {
             Ok(request) => drop(self.asked.insert(request, Asked { node, channel, ends })),
             Err(error) => {
+                self.not_told(error);
                 if let Some(entry) = peers.get_mut(&node) {
                     // Without a channel there is nothing to give back.
                     let _ = entry.peer.opened_in(channel, ends, Err(error));
@@ -272,6 +285,7 @@ impl Standing {
     pub(crate) fn tell_link(&mut self, node: NodeId, state: LinkState) {
         if let Err(error) = self.port.link(node, state) {
             tracing::debug!("the broker was not told that the link with node {node} is {state:?}: {error}");
+            self.not_told(error);
         }
     }
 
@@ -283,6 +297,7 @@ impl Standing {
     fn close(&mut self, channel: ChannelId, reason: IpcError) {
         if let Err(error) = self.port.close(channel, reason) {
             tracing::debug!("the broker was not told that channel {channel} is closed: {error}");
+            self.not_told(error);
         }
     }
 }

@@ -47,7 +47,7 @@ fn peer(id: u16) -> PeerAddress {
 
 fn links() -> FromProxy {
     let listen = [("tcp".to_owned(), "[2001:db8:1:2:3:4:5:6]:65535".to_owned())].into();
-    FromProxy { listen, links: (1..=PEERS).map(link).collect(), refused: Some("no".to_owned()) }
+    FromProxy { listen, links: (1..=PEERS).map(link).collect(), refused: Some("no".to_owned()), is_alone: true }
 }
 
 fn peers() -> ToProxy {

@@ -1,4 +1,4 @@
-//! What a proxy makes of its daemon: one that comes late with the list of nodes.
+//! What a proxy makes of its daemon and its broker: one that comes late with the list of nodes, one that is lost.
 
 mod common;
 
@@ -52,4 +52,40 @@ fn channel_with_a_node_that_is_in_no_list_ends_when_the_limit_has_passed() {
     let (_successor, control) = pair.a.spawn_proxy_without_list(PairId::FIRST, DOWN_MS);
     control.set_peers(&[]);
     assert_eq!(caller.join().expect("the caller"), Err(abi::IpcError::NoLink));
+}
+
+#[test]
+fn proxy_that_loses_a_living_broker_says_so_and_its_successor_opens_what_it_could_not() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: this test needs root, to reach into a proxy");
+    }
+    let mut pair = Pair::over(Way::Tcp);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, FAR_DOWN_MS);
+    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
+    control.wait_until_up();
+    let (mut client, mut late) = (pair.bind(Which::A, CLIENT), pair.bind(Which::A, Endpoint::DS));
+    let mut server = pair.bind(Which::B, SERVER);
+    let serving = thread::spawn(move || {
+        for _ in 0..4 {
+            let request = server.rcvrqst(WAIT).expect("a request");
+            server.reply(request.source.expect("a source"), &request).expect("replied");
+        }
+    });
+    let mut call = |number| client.sendrec(SERVER, &Message::new(1).with_word(0, number), WAIT).map(|it| it.word(0));
+    assert_eq!(call(1), Ok(1));
+    assert!(!control.latest().is_alone);
+
+    proxy.cut_from_broker();
+    control.wait_until(|status| status.is_alone);
+    // The channel that there is goes on.
+    assert_eq!(call(2), Ok(2));
+    let opening = thread::spawn(move || late.sendrec(SERVER, &Message::new(1).with_word(0, 3), WAIT));
+    proxy.kill();
+    let (_successor, control) = pair.a.spawn_proxy(&peer_b, FAR_DOWN_MS);
+    control.wait_until_up();
+    assert!(!control.latest().is_alone);
+    assert_eq!(opening.join().expect("the late one").expect("answered").word(0), 3);
+    assert_eq!(call(4), Ok(4));
+    serving.join().expect("served");
 }

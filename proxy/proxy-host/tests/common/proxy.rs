@@ -33,6 +33,21 @@ impl RunningProxy {
         child.kill().expect("killed");
         child.wait().expect("ended");
     }
+
+    /// Ends the connection of a process with its broker, which lives.
+    pub fn cut_from_broker(&self) {
+        let RunningProxy::Process(child) = self else { panic!("a process") };
+        let environment = std::fs::read(format!("/proc/{}/environ", child.id())).expect("the process is there");
+        let mut variables = environment.split(|byte| *byte == 0);
+        let record = variables.find_map(|text| text.strip_prefix(b"DVS_SPAWN=")).expect("a spawn record");
+        let record: serde_json::Value = serde_json::from_slice(record).expect("JSON");
+        let number = record["broker_fd"].as_i64().expect("a descriptor") as i32;
+        let pid = rustix::process::Pid::from_child(child);
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("the process");
+        let flags = rustix::process::PidfdGetfdFlags::empty();
+        let socket = rustix::process::pidfd_getfd(process, number, flags).expect("its descriptor");
+        rustix::net::shutdown(socket, rustix::net::Shutdown::Both).expect("cut");
+    }
 }
 
 impl Drop for RunningProxy {
