@@ -6,6 +6,7 @@
 //! Lock order: `Shared` has one mutex, held for assignments only.
 
 mod conversation;
+mod links;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -94,6 +95,8 @@ struct Inner {
     peers: Option<Vec<PeerAddress>>,
     links: Vec<LinkInfo>,
     problem: Option<String>,
+    /// What it says that it does not do, or what cannot be made of its words.
+    complaint: Option<String>,
     /// Nodes that cannot be dialled, for people.
     cut_off: Option<String>,
     stopping: bool,
@@ -153,7 +156,7 @@ impl ProxyControl {
 
     /// What the proxies know of each peer: a node is reached as long as it is by one link. Nothing while there is no proxy.
     pub fn link_states(&self) -> BTreeMap<String, LinkState> {
-        best_of_each(&self.links())
+        links::best_of_each(&self.links())
     }
 
     /// Why the proxies are not well.
@@ -162,7 +165,7 @@ impl ProxyControl {
             let problem = proxy.problem()?;
             Some(if proxy.pair == PairId::FIRST { problem } else { format!("pair {}: {problem}", proxy.pair) })
         });
-        of_one.or_else(|| half_reached(&self.links()))
+        of_one.or_else(|| links::half_reached(&self.links()))
     }
 
     /// Ends the threads; the proxies go on and serve their channels.
@@ -170,34 +173,6 @@ impl ProxyControl {
         self.proxies.iter().for_each(OneControl::tell_to_stop);
         self.proxies.iter().for_each(OneControl::join);
     }
-}
-
-fn best_of_each(links: &[LinkInfo]) -> BTreeMap<String, LinkState> {
-    let mut best: BTreeMap<String, LinkState> = BTreeMap::new();
-    for link in links {
-        let state = best.entry(link.peer.clone()).or_insert(link.state);
-        if rank(link.state) < rank(*state) {
-            *state = link.state;
-        }
-    }
-    best
-}
-
-/// The better, the smaller.
-fn rank(state: LinkState) -> u8 {
-    match state {
-        LinkState::Up => 0,
-        LinkState::Suspect => 1,
-        LinkState::Broken => 2,
-        LinkState::Down => 3,
-    }
-}
-
-/// A node that is there, but not for everybody.
-fn half_reached(links: &[LinkInfo]) -> Option<String> {
-    let best = best_of_each(links);
-    let is_half = |link: &&LinkInfo| link.state == LinkState::Down && best.get(&link.peer) != Some(&LinkState::Down);
-    links.iter().find(is_half).map(|link| format!("no link of pair {} with {}", link.pair, link.peer))
 }
 
 impl OneControl {
@@ -252,7 +227,7 @@ impl OneControl {
 
     fn problem(&self) -> Option<String> {
         let inner = self.shared.lock();
-        inner.problem.clone().or_else(|| inner.cut_off.clone())
+        inner.problem.clone().or_else(|| inner.complaint.clone()).or_else(|| inner.cut_off.clone())
     }
 
     fn tell_to_stop(&self) {
@@ -272,6 +247,27 @@ impl OneControl {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
+    }
+
+    fn heard(&self, pair: PairId, said: FromProxy) {
+        // One that is alone is complained of by who replaces it.
+        if !said.is_alone {
+            let refused = said.refused.map(|why| format!("it refused what it was told of other nodes: {why}"));
+            self.complain(refused);
+        }
+        let links = said.links.into_iter().map(|link| links::info(pair, link)).collect();
+        self.lock().links = links;
+    }
+
+    /// Says once what is the matter, until it is something else.
+    fn complain(&self, mut complaint: Option<String>) {
+        if let Some(text) = &mut complaint {
+            control::shorten(text);
+        }
+        let changed = std::mem::replace(&mut self.lock().complaint, complaint.clone()) != complaint;
+        if let Some(complaint) = complaint.filter(|_| changed) {
+            tracing::warn!(complaint, "the proxy is not well");
+        }
     }
 }
 
@@ -370,9 +366,14 @@ impl Keeper {
             match conversation.hear() {
                 Said::Nothing => return,
                 Said::Gone => self.conversation = None,
-                Said::Message(said) if said.is_alone => return self.replace_alone(),
-                Said::Message(said) => self.heard(said),
-                Said::Nonsense(why) => tracing::warn!(why, "the proxy said something that makes no sense"),
+                Said::Message(said) => {
+                    let is_alone = said.is_alone;
+                    self.shared.heard(self.pair, said);
+                    if is_alone {
+                        return self.replace_alone();
+                    }
+                }
+                Said::Nonsense(why) => self.shared.complain(Some(format!("it says what makes no sense: {why}"))),
             }
         }
     }
@@ -387,42 +388,10 @@ impl Keeper {
                 self.process.give_up(Instant::now(), GRACE, why);
             }
             // Then it is of more use as it is.
-            Err(error) => tracing::warn!(%error, "a proxy that lost its connection with the broker cannot be replaced"),
+            Err(error) => self
+                .shared
+                .complain(Some(format!("it lost its connection with the broker, which makes no other: {error}"))),
         }
-    }
-
-    fn heard(&self, said: FromProxy) {
-        if let Some(reason) = said.refused {
-            tracing::warn!(reason, "the proxy refused its list of peers");
-        }
-        let link = |link: control::LinkStatus| LinkInfo {
-            peer: link.peer,
-            pair: self.pair.number(),
-            transport: link.transport,
-            state: match link.state {
-                control::LinkState::Up => LinkState::Up,
-                control::LinkState::Suspect => LinkState::Suspect,
-                control::LinkState::Broken => LinkState::Broken,
-                control::LinkState::Down => LinkState::Down,
-            },
-            tls: link.tls,
-            sent_frames: link.sent_frames,
-            sent_bytes: link.sent_bytes,
-            received_frames: link.received_frames,
-            received_bytes: link.received_bytes,
-            sent_messages: link.sent_messages,
-            received_messages: link.received_messages,
-            sent_entries: link.sent_entries,
-            received_entries: link.received_entries,
-            packed_from: link.packed_from,
-            packed_to: link.packed_to,
-            reconnects: link.reconnects,
-            channels: link.channels,
-            silent_ms: link.silent_ms,
-            round_trip_us: link.round_trip_us,
-            last_error: link.last_error,
-        };
-        self.shared.lock().links = said.links.into_iter().map(link).collect();
     }
 
     fn tell_state(&self) {
@@ -435,6 +404,9 @@ impl Keeper {
             inner.links.clear();
         }
         inner.problem = problem;
+        if self.conversation.is_none() {
+            inner.complaint = None;
+        }
     }
 
     fn wait(&self) {
@@ -459,27 +431,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn link(peer: &str, pair: u8, state: LinkState) -> LinkInfo {
-        let text = format!(
-            r#"{{"peer":"{peer}","pair":{pair},"transport":"tcp","state":"down","tls":true,"sent_frames":0,"sent_bytes":0,
-                "received_frames":0,"received_bytes":0,"reconnects":0,"channels":0}}"#
-        );
-        LinkInfo { state, ..serde_json::from_str(&text).unwrap() }
-    }
-
     #[test]
-    fn node_is_reached_by_its_best_link_and_a_dead_one_beside_it_is_a_problem() {
-        let links = [
-            link("n2", 0, LinkState::Down),
-            link("n2", 1, LinkState::Up),
-            link("n3", 0, LinkState::Down),
-            link("n3", 1, LinkState::Down),
-            link("n4", 0, LinkState::Up),
-            link("n4", 1, LinkState::Suspect),
-        ];
-        let best = best_of_each(&links);
-        assert_eq!(best.into_values().collect::<Vec<_>>(), [LinkState::Up, LinkState::Down, LinkState::Up]);
-        assert_eq!(half_reached(&links).as_deref(), Some("no link of pair 0 with n2"));
-        assert_eq!(half_reached(&links[2..]), None);
+    fn what_a_proxy_refuses_is_a_problem_of_the_node_until_it_takes_what_it_is_told() {
+        let proxies = ProxyControl::new(2).unwrap();
+        let says = |refused: Option<&str>| {
+            for proxy in &proxies.proxies {
+                proxy.shared.lock().problem = None;
+            }
+            let refused = refused.map(str::to_owned);
+            let shared = &proxies.proxies[1].shared;
+            shared.heard(proxies.proxies[1].pair, FromProxy { refused, ..FromProxy::default() });
+            proxies.problem()
+        };
+        assert_eq!(says(None), None);
+        let problem = says(Some("address of peer 'n3': no port")).unwrap();
+        assert!(problem.starts_with("pair 1: ") && problem.ends_with("address of peer 'n3': no port"), "{problem}");
+        assert!(says(Some(&"é".repeat(100_000))).unwrap().len() <= control::TEXT_BYTES_MAX + "pair 1: ".len());
+        assert_eq!(says(None), None);
     }
 }

@@ -87,11 +87,14 @@ impl FromProxy {
     /// Cuts what people read to [`TEXT_BYTES_MAX`].
     pub fn shorten_texts(&mut self) {
         let errors = self.links.iter_mut().filter_map(|link| link.last_error.as_mut());
-        for text in errors.chain(&mut self.refused) {
-            let ends = |end: &usize| text.is_char_boundary(*end);
-            text.truncate((0..=TEXT_BYTES_MAX).rev().find(ends).unwrap_or(0));
-        }
+        errors.chain(&mut self.refused).for_each(shorten);
     }
+}
+
+/// Cuts a text to [`TEXT_BYTES_MAX`].
+pub fn shorten(text: &mut String) {
+    let ends = |end: &usize| text.is_char_boundary(*end);
+    text.truncate((0..=TEXT_BYTES_MAX).rev().find(ends).unwrap_or(0));
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
