@@ -82,6 +82,8 @@ pub enum LinkState {
     Broken,
     /// The limit passed, or there never was a connection.
     Down,
+    /// The proxy that knows does not answer its daemon.
+    Unknown,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -122,6 +124,9 @@ pub struct LinkInfo {
     /// Why the last connection failed or ended, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+    /// Milliseconds since the proxy said all this, when it does not answer any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told_ms: Option<u64>,
 }
 
 /// What a channel is for.

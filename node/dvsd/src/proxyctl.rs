@@ -97,6 +97,8 @@ struct Inner {
     problem: Option<String>,
     /// What it says that it does not do, or what cannot be made of its words.
     complaint: Option<String>,
+    /// Since when it answers nothing although it runs.
+    silent_since: Option<Instant>,
     /// Nodes that cannot be dialled, for people.
     cut_off: Option<String>,
     stopping: bool,
@@ -222,12 +224,18 @@ impl OneControl {
     }
 
     fn links(&self) -> Vec<LinkInfo> {
-        self.shared.lock().links.clone()
+        let inner = self.shared.lock();
+        match inner.silent_since {
+            None => inner.links.clone(),
+            Some(since) => inner.links.iter().map(|link| links::said_long_ago(link, since.elapsed())).collect(),
+        }
     }
 
     fn problem(&self) -> Option<String> {
         let inner = self.shared.lock();
-        inner.problem.clone().or_else(|| inner.complaint.clone()).or_else(|| inner.cut_off.clone())
+        let silent = inner.silent_since.map(|_| "it does not answer".to_owned());
+        let problem = inner.problem.clone().or(silent);
+        problem.or_else(|| inner.complaint.clone()).or_else(|| inner.cut_off.clone())
     }
 
     fn tell_to_stop(&self) {
@@ -314,7 +322,7 @@ impl Keeper {
             self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
-            conversation = Some(Conversation::new(ours)?);
+            conversation = Some(Conversation::new(ours, Instant::now())?);
             let mut fds = sockets.handed_over()?;
             fds.insert("control".to_owned(), theirs);
             let mut options = proxy_options.clone();
@@ -361,9 +369,12 @@ impl Keeper {
         let Some(conversation) = &mut self.conversation else { return };
         let peers = self.shared.lock().peers.clone();
         conversation.speak(peers.as_ref(), Instant::now());
+        if self.process.standing() == Standing::Coming {
+            conversation.excuse(Instant::now());
+        }
         for _ in 0..HEARD_AT_ONCE_MAX {
             let Some(conversation) = &mut self.conversation else { return };
-            match conversation.hear() {
+            match conversation.hear(Instant::now()) {
                 Said::Nothing => return,
                 Said::Gone => self.conversation = None,
                 Said::Message(said) => {
@@ -399,7 +410,13 @@ impl Keeper {
             Standing::Ready => None,
             _ => Some(self.process.problem().unwrap_or("the proxy is starting").to_owned()),
         };
+        let is_ready = problem.is_none();
         let mut inner = self.shared.lock();
+        inner.silent_since = match &self.conversation {
+            Some(conversation) => conversation.silent_since().filter(|_| is_ready),
+            // It has closed its end.
+            None => inner.silent_since.or_else(|| Some(Instant::now())).filter(|_| is_ready),
+        };
         if inner.problem.is_none() && problem.is_some() {
             inner.links.clear();
         }

@@ -2,6 +2,7 @@
 
 mod certificate;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::Subcommand;
@@ -123,6 +124,12 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     ]);
     known.iter().for_each(|link| links.push(link_cells(link, &link_name(link, has_several))));
     links.print(out)?;
+    // All that one proxy said is of one age.
+    let ages: BTreeMap<u8, u64> = known.iter().filter_map(|link| Some((link.pair, link.told_ms?))).collect();
+    for (pair, ms) in ages {
+        let proxy = if has_several { format!("the proxy of pair {pair}") } else { "the proxy".to_owned() };
+        writeln!(out, "\n{proxy} does not answer; what is shown of its links it said {} s ago", ms / 1000)?;
+    }
     let failures = known.iter().filter(|link| link.state != LinkState::Up);
     for (link, why) in failures.filter_map(|link| Some((link, link.last_error.as_ref()?))) {
         writeln!(out, "\nlink to {}: {}", link_name(link, has_several), output::printable(why))?;
@@ -154,6 +161,7 @@ fn link_cells(link: &LinkInfo, name: &str) -> Vec<String> {
             LinkState::Suspect => "suspect",
             LinkState::Broken => "broken",
             LinkState::Down => "down",
+            LinkState::Unknown => "unknown",
         }
         .to_owned(),
         format!("{}{}", link.transport, if link.tls { "+tls" } else { "" }),

@@ -68,8 +68,10 @@ fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
         (None, _) => NodeState::Down,
         (_, Some(LinkState::Down)) => NodeState::Unreachable,
         (_, Some(LinkState::Suspect | LinkState::Broken)) => NodeState::Suspect,
-        (Some(health), Some(LinkState::Up) | None) if health.problems.is_empty() => NodeState::Ready,
-        (Some(_), Some(LinkState::Up) | None) => NodeState::Degraded,
+        (Some(health), Some(LinkState::Up | LinkState::Unknown) | None) if health.problems.is_empty() => {
+            NodeState::Ready
+        }
+        (Some(_), Some(LinkState::Up | LinkState::Unknown) | None) => NodeState::Degraded,
     }
 }
 
@@ -116,6 +118,7 @@ mod tests {
         assert_eq!(state_of(Some(&well), None), NodeState::Ready);
         assert_eq!(state_of(Some(&well), Some(LinkState::Up)), NodeState::Ready);
         assert_eq!(state_of(Some(&unwell), Some(LinkState::Up)), NodeState::Degraded);
+        assert_eq!(state_of(Some(&well), Some(LinkState::Unknown)), NodeState::Ready);
         assert_eq!(state_of(Some(&well), Some(LinkState::Suspect)), NodeState::Suspect);
         assert_eq!(state_of(Some(&well), Some(LinkState::Broken)), NodeState::Suspect);
         assert_eq!(state_of(Some(&unwell), Some(LinkState::Down)), NodeState::Unreachable);

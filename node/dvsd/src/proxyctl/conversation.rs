@@ -8,6 +8,9 @@ use proxy_host::control::{End, FromProxy, PeerAddress, Said, ToProxy};
 
 /// How often the counters of links are asked for.
 pub const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Questions after which a proxy that has answered none does not answer: counted, and not timed, because a daemon that stood still
+/// itself has not asked meanwhile.
+const UNANSWERED_MAX: u32 = 3;
 
 /// With one process; its successor gets another.
 pub struct Conversation {
@@ -16,13 +19,16 @@ pub struct Conversation {
     told: Option<Vec<PeerAddress>>,
     /// When it was told or asked something last.
     asked: Option<Instant>,
+    /// Times to ask since it said something last, and when that was.
+    unanswered: u32,
+    heard: Instant,
 }
 
 impl Conversation {
     /// # Errors
     /// No descriptor.
-    pub fn new(socket: OwnedFd) -> io::Result<Conversation> {
-        Ok(Conversation { end: End::new(socket)?, told: None, asked: None })
+    pub fn new(socket: OwnedFd, now: Instant) -> io::Result<Conversation> {
+        Ok(Conversation { end: End::new(socket)?, told: None, asked: None, unanswered: 0, heard: now })
     }
 
     /// Tells the list of peers when it is news, and asks how the links are when it is time. `peers`: `None` as long as nobody has said
@@ -30,11 +36,14 @@ impl Conversation {
     pub fn speak(&mut self, peers: Option<&Vec<PeerAddress>>, now: Instant) {
         let news = peers.filter(|peers| self.told.as_ref() != Some(peers));
         let is_due = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);
+        if is_due {
+            self.asked = Some(now);
+            self.unanswered = self.unanswered.saturating_add(1);
+        }
         // What waits is sent by `hear`, and news are told behind it.
         if !self.end.has_room() || (news.is_none() && !is_due) {
             return;
         }
-        self.asked = Some(now);
         match self.end.say(ToProxy { peers: news.cloned() }) {
             Ok(()) => self.told = news.cloned().or(self.told.take()),
             // That it ended is seen elsewhere.
@@ -44,8 +53,22 @@ impl Conversation {
     }
 
     /// The next that the proxy says, if there is something.
-    pub fn hear(&mut self) -> Said<FromProxy> {
-        self.end.receive()
+    pub fn hear(&mut self, now: Instant) -> Said<FromProxy> {
+        let said = self.end.receive();
+        if matches!(said, Said::Message(_)) {
+            self.excuse(now);
+        }
+        said
+    }
+
+    /// It need not have answered until now.
+    pub fn excuse(&mut self, now: Instant) {
+        (self.unanswered, self.heard) = (0, now);
+    }
+
+    /// Since when it says nothing, when that is too long ago.
+    pub fn silent_since(&self) -> Option<Instant> {
+        (self.unanswered > UNANSWERED_MAX).then_some(self.heard)
     }
 }
 
@@ -69,7 +92,7 @@ mod tests {
 
     fn with_a_proxy() -> (Conversation, End<ToProxy>) {
         let (ours, theirs) = sys::seqpacket::pair().unwrap();
-        (Conversation::new(ours).unwrap(), End::new(theirs).unwrap())
+        (Conversation::new(ours, Instant::now()).unwrap(), End::new(theirs).unwrap())
     }
 
     #[test]
@@ -106,7 +129,7 @@ mod tests {
         let mut heard = 0;
         loop {
             conversation.speak(Some(&lists[1]), now);
-            assert_eq!(conversation.hear(), Said::Nothing);
+            assert_eq!(conversation.hear(now), Said::Nothing);
             match proxy.receive() {
                 Said::Message(ToProxy { peers: Some(list) }) if list == lists[0] => heard += 1,
                 Said::Message(ToProxy { peers: Some(list) }) if list == lists[1] => break,
@@ -115,5 +138,26 @@ mod tests {
             }
         }
         assert_eq!(heard, copies);
+    }
+
+    #[test]
+    fn proxy_that_answers_no_question_for_three_seconds_is_silent_until_it_answers() {
+        let (mut conversation, mut proxy) = with_a_proxy();
+        let begin = Instant::now();
+        conversation.excuse(begin);
+        for second in 0..3 {
+            // However often the daemon turns round.
+            conversation.speak(None, begin + second * ASK_EVERY);
+            conversation.speak(None, begin + second * ASK_EVERY);
+            assert_eq!(conversation.silent_since(), None);
+        }
+        // One that stood still itself has not asked.
+        let late = begin + 1000 * ASK_EVERY;
+        conversation.speak(None, late);
+        assert_eq!(conversation.silent_since(), Some(begin));
+        proxy.say(FromProxy::default()).unwrap();
+        assert_eq!(conversation.hear(late), Said::Message(FromProxy::default()));
+        conversation.speak(None, late + ASK_EVERY);
+        assert_eq!(conversation.silent_since(), None);
     }
 }

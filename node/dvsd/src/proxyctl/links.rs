@@ -1,6 +1,7 @@
 //! What proxies say of their links, as it is shown, and summed up for each node.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use abi::PairId;
 use mgmt_api::{LinkInfo, LinkState};
@@ -34,7 +35,14 @@ pub fn info(pair: PairId, link: control::LinkStatus) -> LinkInfo {
         silent_ms: link.silent_ms,
         round_trip_us: link.round_trip_us,
         last_error: link.last_error,
+        told_ms: None,
     }
+}
+
+/// What is left of it when the proxy said it so long ago and says nothing any more.
+pub fn said_long_ago(link: &LinkInfo, age: Duration) -> LinkInfo {
+    let told_ms = u64::try_from(age.as_millis()).ok();
+    LinkInfo { state: LinkState::Unknown, told_ms, ..link.clone() }
 }
 
 /// A node is reached as long as it is by one link.
@@ -55,7 +63,8 @@ fn rank(state: LinkState) -> u8 {
         LinkState::Up => 0,
         LinkState::Suspect => 1,
         LinkState::Broken => 2,
-        LinkState::Down => 3,
+        LinkState::Unknown => 3,
+        LinkState::Down => 4,
     }
 }
 
