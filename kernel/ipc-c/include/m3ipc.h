@@ -78,7 +78,7 @@ const char *m3_errname(int error);
 /* Where a port's endpoint is wanted: any number, any sender. */
 #define M3_ANY (-1)
 
-/* Time limits are milliseconds. */
+/* Time limits are milliseconds; any negative one is for ever. */
 #define M3_NOWAIT  0
 #define M3_FOREVER (-1)
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint16, c_uint32, c_uint64
 from ctypes import c_ubyte, c_void_p
+from operator import index
 
 from .errors import error_of
 
@@ -159,43 +160,63 @@ _HANDLE = c_void_p
 _MESSAGE = POINTER(CMessage)
 _PLACE = POINTER(CPlace)
 
+
+def fitting(value, kind):
+    """The integer, if C has room for it: ctypes would cut it off, and it would be another endpoint or type."""
+    number = index(value)
+    if kind(number).value != number:
+        raise OverflowError(f"{number} is out of range")
+    return number
+
+
+def _checked_as(kind):
+    class Checked:
+        @classmethod
+        def from_param(cls, value):
+            return kind(fitting(value, kind))
+
+    return Checked
+
+
+_INT, _UINT32, _UINT64, _SIZE = (_checked_as(kind) for kind in (c_int, c_uint32, c_uint64, c_size_t))
+
 _ARGUMENTS = {
-    "m3_connect": [c_char_p, c_int, POINTER(_HANDLE)],
-    "m3_connect_when_bound": [c_char_p, c_int, POINTER(_HANDLE)],
-    "m3_connect_fd": [c_int, c_int, POINTER(_HANDLE)],
+    "m3_connect": [c_char_p, _INT, POINTER(_HANDLE)],
+    "m3_connect_when_bound": [c_char_p, _INT, POINTER(_HANDLE)],
+    "m3_connect_fd": [_INT, _INT, POINTER(_HANDLE)],
     "m3_close": [_HANDLE],
     "m3_endpoint": [_HANDLE],
     "m3_epoch": [_HANDLE, POINTER(c_uint64)],
-    "m3_set_wait_mode": [_HANDLE, c_int],
-    "m3_getep": [_HANDLE, c_int],
+    "m3_set_wait_mode": [_HANDLE, _INT],
+    "m3_getep": [_HANDLE, _INT],
     "m3_set_name": [_HANDLE, c_char_p],
-    "m3_find": [_HANDLE, c_char_p, c_int],
-    "m3_wait4bind": [_HANDLE, c_int, c_int],
-    "m3_wait4unbind": [_HANDLE, c_int, c_int],
-    "m3_send_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t, c_int],
-    "m3_sendrec_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t, c_int],
-    "m3_receive": [_HANDLE, c_int, _MESSAGE, c_int],
-    "m3_rcvrqst": [_HANDLE, _MESSAGE, c_int],
-    "m3_reply_data": [_HANDLE, c_int, _MESSAGE, c_char_p, c_size_t],
-    "m3_notify": [_HANDLE, c_int, c_uint64],
+    "m3_find": [_HANDLE, c_char_p, _INT],
+    "m3_wait4bind": [_HANDLE, _INT, _INT],
+    "m3_wait4unbind": [_HANDLE, _INT, _INT],
+    "m3_send_data": [_HANDLE, _INT, _MESSAGE, c_char_p, _SIZE, _INT],
+    "m3_sendrec_data": [_HANDLE, _INT, _MESSAGE, c_char_p, _SIZE, _INT],
+    "m3_receive": [_HANDLE, _INT, _MESSAGE, _INT],
+    "m3_rcvrqst": [_HANDLE, _MESSAGE, _INT],
+    "m3_reply_data": [_HANDLE, _INT, _MESSAGE, c_char_p, _SIZE],
+    "m3_notify": [_HANDLE, _INT, _UINT64],
     "m3_data": [_HANDLE, POINTER(c_void_p)],
-    "m3_wait": [_HANDLE, POINTER(CEvent), c_int],
-    "m3_wait_from": [_HANDLE, c_int, POINTER(CEvent), c_int],
+    "m3_wait": [_HANDLE, POINTER(CEvent), _INT],
+    "m3_wait_from": [_HANDLE, _INT, POINTER(CEvent), _INT],
     "m3_fd": [_HANDLE],
     "m3_waker_open": [_HANDLE, POINTER(_HANDLE)],
     "m3_wake": [_HANDLE],
     "m3_waker_close": [_HANDLE],
-    "m3_grant": [_HANDLE, c_int, c_void_p, c_size_t, c_int, POINTER(c_uint64)],
-    "m3_revoke": [_HANDLE, c_uint64],
-    "m3_copy_from": [_HANDLE, _PLACE, c_void_p, c_size_t, c_int],
-    "m3_copy_to": [_HANDLE, c_void_p, c_size_t, _PLACE, c_int],
-    "m3_vcopy": [_HANDLE, _PLACE, _PLACE, c_size_t, c_int],
-    "m3_ring_open": [_HANDLE, c_int, c_uint32, c_uint32, c_int, POINTER(_HANDLE)],
+    "m3_grant": [_HANDLE, _INT, c_void_p, _SIZE, _INT, POINTER(c_uint64)],
+    "m3_revoke": [_HANDLE, _UINT64],
+    "m3_copy_from": [_HANDLE, _PLACE, c_void_p, _SIZE, _INT],
+    "m3_copy_to": [_HANDLE, c_void_p, _SIZE, _PLACE, _INT],
+    "m3_vcopy": [_HANDLE, _PLACE, _PLACE, _SIZE, _INT],
+    "m3_ring_open": [_HANDLE, _INT, _UINT32, _UINT32, _INT, POINTER(_HANDLE)],
     "m3_ring_close": [_HANDLE],
     "m3_ring_submit": [_HANDLE, POINTER(Submission)],
     "m3_ring_publish": [_HANDLE],
     "m3_ring_poll": [_HANDLE, POINTER(Completion)],
-    "m3_ring_wait": [_HANDLE, c_int],
+    "m3_ring_wait": [_HANDLE, _INT],
     "m3_ring_fd": [_HANDLE],
     "m3_ring_arm": [_HANDLE],
     "m3_ring_disarm": [_HANDLE],
@@ -205,23 +226,23 @@ _ARGUMENTS = {
     "m3_ring_server_publish": [_HANDLE],
     "m3_ring_server_arena": [_HANDLE, POINTER(c_size_t)],
     "m3_ring_server_close": [_HANDLE],
-    "m3_relay_data": [_HANDLE, c_int, c_int, _MESSAGE, c_char_p, c_size_t],
-    "m3_notify_for": [_HANDLE, c_int, c_int, c_uint64],
-    "m3_bind_for": [_HANDLE, c_int, c_int],
-    "m3_stand_by_fd": [c_int, c_int, c_int, POINTER(_HANDLE)],
-    "m3_migration_start": [_HANDLE, c_int, c_int],
-    "m3_migration_commit": [_HANDLE, c_int, c_int, c_int, c_int],
-    "m3_migration_rollback": [_HANDLE, c_int],
-    "m3_promote": [_HANDLE, c_int, c_int, c_int, c_uint64],
-    "m3_wakeup": [_HANDLE, c_int],
-    "m3_get_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
-    "m3_set_privileges": [_HANDLE, c_int, POINTER(CPrivileges)],
+    "m3_relay_data": [_HANDLE, _INT, _INT, _MESSAGE, c_char_p, _SIZE],
+    "m3_notify_for": [_HANDLE, _INT, _INT, _UINT64],
+    "m3_bind_for": [_HANDLE, _INT, _INT],
+    "m3_stand_by_fd": [_INT, _INT, _INT, POINTER(_HANDLE)],
+    "m3_migration_start": [_HANDLE, _INT, _INT],
+    "m3_migration_commit": [_HANDLE, _INT, _INT, _INT, _INT],
+    "m3_migration_rollback": [_HANDLE, _INT],
+    "m3_promote": [_HANDLE, _INT, _INT, _INT, _UINT64],
+    "m3_wakeup": [_HANDLE, _INT],
+    "m3_get_privileges": [_HANDLE, _INT, POINTER(CPrivileges)],
+    "m3_set_privileges": [_HANDLE, _INT, POINTER(CPrivileges)],
     "m3_dc_info": [_HANDLE, POINTER(CDc)],
-    "m3_endpoint_info": [_HANDLE, c_int, POINTER(CEndpoint)],
-    "m3_endpoints_info": [_HANDLE, POINTER(c_uint64), POINTER(CEndpoint), c_size_t],
-    "m3_channels_info": [_HANDLE, c_int, POINTER(c_uint64), POINTER(CChannel), c_size_t],
-    "m3_proxies_info": [_HANDLE, POINTER(c_uint64), POINTER(CProxy), c_size_t],
-    "m3_strerror": [c_int],
+    "m3_endpoint_info": [_HANDLE, _INT, POINTER(CEndpoint)],
+    "m3_endpoints_info": [_HANDLE, POINTER(c_uint64), POINTER(CEndpoint), _SIZE],
+    "m3_channels_info": [_HANDLE, _INT, POINTER(c_uint64), POINTER(CChannel), _SIZE],
+    "m3_proxies_info": [_HANDLE, POINTER(c_uint64), POINTER(CProxy), _SIZE],
+    "m3_strerror": [_INT],
     "m3_version": [],
 }
 _RESULTS = {

@@ -1,10 +1,11 @@
 """What is sent, and what a wait tells."""
 
 import struct
+from ctypes import c_int32
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ._library import DATA_BYTES_MAX, PAYLOAD_BYTES, CMessage, CPayload
+from ._library import DATA_BYTES_MAX, PAYLOAD_BYTES, CMessage, CPayload, fitting
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Message:
         if len(self.data) > DATA_BYTES_MAX:
             raise ValueError(f"at most {DATA_BYTES_MAX} bytes of data go along: lend more with Port.grant")
         payload = bytes(self.payload).ljust(PAYLOAD_BYTES, b"\0")
-        return CMessage(0, self.type, CPayload.from_buffer_copy(payload))
+        return CMessage(0, fitting(self.type, c_int32), CPayload.from_buffer_copy(payload))
 
     @classmethod
     def of_c(cls, message, data):

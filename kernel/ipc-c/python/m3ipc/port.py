@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_int32, c_uint64, c_void_p
 
 from ._library import (
     ANY,
@@ -19,6 +19,7 @@ from ._library import (
     CPrivileges,
     CProxy,
     checked,
+    fitting,
     lib,
     milliseconds,
     opened,
@@ -462,7 +463,8 @@ def _name(name):
 def _c(place):
     if not isinstance(place, Place):
         raise TypeError("a Place is wanted")
-    return byref(CPlace(place.owner, 0, place.grant, place.offset))
+    owner = fitting(place.owner, c_int32)
+    return byref(CPlace(owner, 0, fitting(place.grant, c_uint64), fitting(place.offset, c_uint64)))
 
 
 def _address(buffer, access):

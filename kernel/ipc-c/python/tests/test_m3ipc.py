@@ -93,6 +93,19 @@ class Messages(unittest.TestCase):
         with self.assertRaises(ValueError):
             self.client.wait(-1)
 
+    def test_numbers_that_do_not_fit_are_refused_and_not_cut_off(self):
+        for number in [2**32 + self.to, -(2**31) - 1]:
+            with self.assertRaisesRegex(ctypes.ArgumentError, "out of range"):
+                self.client.sendrec(number, Message(1), NEVER_MIND)
+            with self.assertRaisesRegex(OverflowError, "out of range"):
+                self.client.send(self.to, Message(number), NEVER_MIND)
+            with self.assertRaisesRegex(OverflowError, "out of range"):
+                self.client.copy_from(Place(number, 1), bytearray(1), NEVER_MIND)
+        with self.assertRaisesRegex(ctypes.ArgumentError, "out of range"):
+            self.client.notify(self.to, 2**64)
+        with self.assertRaisesRegex(ctypes.ArgumentError, "NoneType"):
+            self.client.sendrec(None, Message(1), NEVER_MIND)
+
     def test_notifications_merge_and_come_first(self):
         self.client.notify(self.to, 1)
         self.client.notify(self.to, 1 << 63)
