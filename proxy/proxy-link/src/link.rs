@@ -12,6 +12,10 @@ use crate::channel::LocalChannel;
 use crate::thrift::{Packer, Thrift};
 use crate::{LinkError, limits};
 
+/// So many times the limit of silence connections may come to nothing, before the peer is given up: one that has just been started
+/// may be slow to answer.
+const ATTEMPTS: u32 = 3;
+
 /// Who a node is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
@@ -27,7 +31,7 @@ pub struct LinkTimes {
     pub heartbeat: Duration,
     /// Silence after which the peer is suspected.
     pub suspect: Duration,
-    /// Silence, or time in which no connection brought the link up, after which the peer is given up.
+    /// Silence, or time without a connection, after which the peer is given up; three times that when connections come to nothing.
     pub down: Duration,
 }
 
@@ -415,10 +419,14 @@ impl Link {
         self.counters.connections += 1;
     }
 
-    /// Whether the limit has passed without a connection that lets both sides compare their channels. One that does may take its time, as
-    /// long as it is not silent.
+    /// Whether too long no connection let both sides compare their channels. One that does may take its time, as long as it is not
+    /// silent.
     pub(crate) fn is_out_of_reach(&self, now: Duration) -> bool {
-        matches!(self.phase, Phase::Apart | Phase::Greeting) && now.saturating_sub(self.last_reached) >= self.times.down
+        matches!(self.phase, Phase::Apart | Phase::Greeting) && now >= self.reach_ends()
+    }
+
+    fn reach_ends(&self) -> Duration {
+        self.last_reached + ATTEMPTS * self.times.down
     }
 
     pub(crate) fn times(&self) -> LinkTimes {
@@ -428,7 +436,7 @@ impl Link {
     /// When `keep_alive` or a judgement of silence is due next, after `now`.
     pub(crate) fn next_tick(&self, now: Duration) -> Option<Duration> {
         let silence = [self.times.suspect, self.times.down].into_iter().map(|limit| self.last_heard + limit);
-        let reach = matches!(self.phase, Phase::Apart | Phase::Greeting).then_some(self.last_reached + self.times.down);
+        let reach = matches!(self.phase, Phase::Apart | Phase::Greeting).then_some(self.reach_ends());
         let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
         silence.chain(reach).chain(beat).filter(|due| *due > now).min()
     }

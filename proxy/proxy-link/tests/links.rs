@@ -143,7 +143,7 @@ fn peer_that_takes_every_connection_and_lets_nobody_in_is_given_up() {
         assert_eq!(a.tick(*now), Ok(()), "the new connection is not at fault");
         has_given_up(&actions(&mut a))
     });
-    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(3200)));
     assert_eq!(a.phase(), Phase::Greeting);
     assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
 }
@@ -168,7 +168,7 @@ fn peer_that_dials_again_and_again_and_refuses_every_answer_is_given_up() {
         assert!(matches!(b.receive(&mut input, *now), Err(LinkError::Refused { .. })));
         has_given_up(&actions(&mut b))
     });
-    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(3200)));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn peer_that_never_was_reached_is_given_up_although_it_takes_connections() {
         assert_eq!(a.tick(*now), Ok(()));
         matches!(actions(&mut a)[..], [.., Action::Down])
     });
-    assert_eq!(given_up, Some(NOW + Duration::from_millis(1200)));
+    assert_eq!(given_up, Some(NOW + Duration::from_millis(3200)));
 }
 
 #[test]

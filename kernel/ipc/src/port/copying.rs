@@ -107,8 +107,12 @@ impl Port {
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
         let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64, whole_end };
         let result = lane.run(job, waiting);
-        // A lane that was revoked looks like one whose owner refused.
-        if !lane.is_closed() && !matches!(result, Err(IpcError::Corrupt | IpcError::Denied)) {
+        // Of a lane that its owner could not have, or that was revoked, only the broker says that it ended.
+        let has_ended = matches!(
+            result,
+            Err(IpcError::Corrupt | IpcError::Denied | IpcError::SourceDied | IpcError::DestinationDied)
+        );
+        if !lane.is_closed() && !has_ended {
             self.lanes.copying.lanes.insert(place.owner, lane);
         }
         result
