@@ -19,15 +19,19 @@ pub use process::{Ended, Process, Program, main};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use abi::limits::WELL_KNOWN_ENDPOINTS;
-use abi::{DcId, Endpoint, Epoch};
+use abi::{DcId, Endpoint, Epoch, IpcError};
 use broker::{Broker, BrokerConfig, DcOptions, ServerIdentity};
 use ipc::Port;
 use libvos::{BlockingSession, Identity, PortConnect, Session, SharedPort, Size};
 
 use crate::frame::serve;
 use crate::service::{Handle, Service};
+
+/// What an endpoint that ended may take to be free.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One container with a broker of its own. Failures to set it up fail the test.
 pub struct World {
@@ -72,11 +76,18 @@ impl World {
         self.dc
     }
 
-    /// A port bound to `endpoint`.
+    /// A port bound to `endpoint`. One that ended before may still be bound when the machine stood still: a port says goodbye, and
+    /// waits for the broker's answer for two seconds.
     pub fn port(&self, endpoint: Endpoint, epoch: u64) -> SharedPort {
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
-        let socket = self.broker.server_socket(self.dc, identity).expect("a socket of the broker");
-        SharedPort::new(Port::from_socket(socket, Some(endpoint)).expect("the endpoint is free"))
+        let until = Instant::now() + FREE_WITHIN;
+        loop {
+            let socket = self.broker.server_socket(self.dc, identity.clone()).expect("a socket of the broker");
+            match Port::from_socket(socket, Some(endpoint)) {
+                Err(IpcError::EndpointInUse) if Instant::now() < until => std::thread::yield_now(),
+                port => return SharedPort::new(port.expect("the endpoint is free")),
+            }
+        }
     }
 
     /// A port of a client, with a number of its own.
