@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError, Message};
-use common::{PATIENCE, Pair, Way, Which, calm_times};
+use common::{PATIENCE, Pair, UP, Way, Which, calm_times};
 use ipc::{Completion, Event, Port, RingClient, RingServer, RingSpec, Source, Submission, Wait};
+use proxy_host::control::PeerAddress;
 use proxy_host::transport::Encryption;
 use proxy_link::LinkTimes;
 
@@ -253,6 +254,25 @@ fn cut_link_ends_calls_with_no_link_and_calls_work_when_it_is_back(way: Way) {
     client.wait4bind(SERVER, WAIT).expect("the node is back");
     call(&mut client, 2);
     served.join().expect("served");
+}
+
+#[test]
+fn node_that_left_the_list_and_is_back_is_linked_by_the_first_connection() {
+    let mut pair = Pair::over(Way::Tcp);
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let (_proxy_a, control) = pair.a.start_proxy(&peer_b, Encryption::Plain, calm_times());
+    let _proxy_b = pair.b.start_proxy(&peer_a, Encryption::Plain, calm_times());
+    control.wait_until_up();
+    for change in 0..20 {
+        let tls = change % 2 == 0;
+        control.set_peers(&[PeerAddress { tls: Some(tls), ..peer_b.clone() }]);
+        control.wait_until(|status| status.links[0].state == UP && status.links[0].tls == tls);
+    }
+    control.set_peers(&[]);
+    control.wait_until(|status| status.links.is_empty());
+    control.set_peers(&[peer_b]);
+    let status = control.wait_until(|status| status.links.iter().any(|link| link.state == UP));
+    assert_eq!(status.links[0].last_error, None);
 }
 
 /// From the last call of a circle until one is refused: two round trips and so much, on nodes that have nothing else to do.
