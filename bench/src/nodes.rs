@@ -217,7 +217,7 @@ impl Drop for Nodes {
 
 fn start_broker(lan: &Lan, directory: &Path, node: u16, places: &Places, news: &Sender<News>) -> Outcome<Arc<Broker>> {
     let register = Register { own: NodeId(node), places: places.clone(), news: news.clone() };
-    let broker = Broker::start(BrokerConfig { node: NodeId(node), directory: Box::new(register), shelf: None })?;
+    let broker = Broker::start(BrokerConfig { node: NodeId(node), directory: Box::new(register), ..BrokerConfig::local() })?;
     let first = 256 + u32::from(node) * ENDPOINTS_PER_NODE;
     let socket = lan.site(directory, node.into()).broker();
     // Of the measurement before.

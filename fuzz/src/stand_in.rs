@@ -48,7 +48,7 @@ impl Directory for Places {
 
 impl Node {
     fn new() -> Node {
-        let config = BrokerConfig { node: NodeId(1), directory: Box::new(Places), shelf: None };
+        let config = BrokerConfig { node: NodeId(1), directory: Box::new(Places), ..BrokerConfig::local() };
         let broker = Broker::start(config).unwrap();
         broker.add_dc(DC, DcOptions::default()).unwrap();
         let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();

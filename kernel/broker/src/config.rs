@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
 use abi::{Endpoint, Epoch, NodeId};
 
+use crate::limits::UNMANNED_MAX;
 use crate::{Directory, LocalOnly, Privileges, Shelf};
 
 /// Start values of a broker.
@@ -16,12 +18,19 @@ pub struct BrokerConfig {
     /// Where what must outlive this broker is kept. What an earlier broker put there is taken back: connections, bindings,
     /// channels. `None`: a successor begins with nothing.
     pub shelf: Option<Shelf>,
+    /// How long the links of a pair outlive their proxy while none comes that says something.
+    pub unmanned_max: Duration,
 }
 
 impl BrokerConfig {
     /// A broker that knows one node only.
     pub fn local() -> BrokerConfig {
-        BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly::default()), shelf: None }
+        BrokerConfig {
+            node: NodeId(1),
+            directory: Box::new(LocalOnly::default()),
+            shelf: None,
+            unmanned_max: UNMANNED_MAX,
+        }
     }
 }
 

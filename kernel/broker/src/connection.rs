@@ -57,6 +57,8 @@ pub(crate) struct Connection {
     outbox: VecDeque<Packed>,
     /// Those in the outbox that others caused.
     about_channels: usize,
+    /// Those in the outbox of which one says as much as many.
+    nudges: Vec<Op>,
     /// The first request this broker read, and the highest.
     requests_read: Option<(u32, u32)>,
 }
@@ -71,11 +73,19 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// What the party of a channel is told because another one opened or ended it.
-    fn is_about_channel(&self) -> bool {
-        let packet = Packet::split(&self.message);
-        packet.is_some_and(|(packet, _)| matches!(packet.op, Op::Accepted | Op::Ended))
+    fn op(&self) -> Option<Op> {
+        Packet::split(&self.message).map(|(packet, _)| packet.op)
     }
+}
+
+/// What the party of a channel is told because another one opened or ended it.
+fn is_about_channel(op: Option<Op>) -> bool {
+    matches!(op, Some(Op::Accepted | Op::Ended))
+}
+
+/// What has its receiver look at its own page, where all is that happened by then.
+fn nudge(op: Option<Op>) -> Option<Op> {
+    op.filter(|op| matches!(op, Op::WakeUp | Op::Hold))
 }
 
 /// What became of a packet.
@@ -99,6 +109,7 @@ impl Connection {
             to_resume: None,
             outbox: VecDeque::new(),
             about_channels: 0,
+            nudges: Vec::new(),
             requests_read: None,
         }
     }
@@ -144,16 +155,20 @@ impl Connection {
 
     /// Sends or queues; never blocks.
     pub fn send(&mut self, packed: Packed) -> Sent {
-        let is_about_channel = packed.is_about_channel();
+        let op = packed.op();
+        if nudge(op).is_some_and(|nudge| self.nudges.contains(&nudge)) {
+            return Sent::Waiting;
+        }
         let (waiting, most) = match self.party {
             Party::Proxy { .. } => (self.outbox.len(), OUTBOX_OF_PROXY_MAX),
-            _ if is_about_channel => (self.about_channels, OUTBOX_OF_CHANNELS_MAX),
+            _ if is_about_channel(op) => (self.about_channels, OUTBOX_OF_CHANNELS_MAX),
             _ => (self.outbox.len() - self.about_channels, OUTBOX_MAX),
         };
         if waiting >= most {
             return Sent::Lost;
         }
-        self.about_channels += usize::from(is_about_channel);
+        self.about_channels += usize::from(is_about_channel(op));
+        self.nudges.extend(nudge(op));
         self.outbox.push_back(packed);
         self.flush()
     }
@@ -162,7 +177,9 @@ impl Connection {
         while let Some(packed) = self.outbox.front() {
             match sys::seqpacket::send(&self.socket, &packed.message, &packed.descriptors) {
                 Ok(()) => {
-                    self.about_channels -= usize::from(packed.is_about_channel());
+                    let op = packed.op();
+                    self.about_channels -= usize::from(is_about_channel(op));
+                    self.nudges.retain(|nudged| Some(*nudged) != nudge(op));
                     self.outbox.pop_front();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Waiting,
@@ -175,7 +192,35 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use ipc::protocol::MESSAGE_BYTES_MAX;
+
     use super::*;
+
+    #[test]
+    fn who_does_not_read_is_woken_as_often_as_somebody_likes() {
+        let (socket, other) = sys::seqpacket::pair().unwrap();
+        let mut connection = Connection::new(socket, Party::Program { dc: DcId(1), pid: 1, uid: 0 });
+        let mut send = |op| {
+            let message = Packet::new(op).with_body(&[]);
+            connection.send(Packed { message, descriptors: Vec::new(), _charge: None })
+        };
+        while send(Op::Done) == Sent::All {}
+        for _ in 0..2 * OUTBOX_MAX {
+            assert_eq!((send(Op::WakeUp), send(Op::Hold)), (Sent::Waiting, Sent::Waiting));
+        }
+        let mut read = Vec::new();
+        while read.last() != Some(&Op::Hold) {
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
+            match sys::seqpacket::receive(&other, &mut buffer) {
+                Ok(received) => read.push(Packet::split(&buffer[..received.bytes]).unwrap().0.op),
+                Err(_) => assert_eq!(connection.flush(), Sent::All),
+            }
+        }
+        let nudges: Vec<Op> = read.into_iter().filter(|op| *op != Op::Done).collect();
+        assert_eq!(nudges, [Op::WakeUp, Op::Hold]);
+        let message = Packet::new(Op::WakeUp).with_body(&[]);
+        assert_eq!(connection.send(Packed { message, descriptors: Vec::new(), _charge: None }), Sent::All);
+    }
 
     #[test]
     fn request_asked_again_is_new_only_to_a_broker_that_has_not_read_it() {

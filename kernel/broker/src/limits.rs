@@ -17,7 +17,7 @@ pub const ACCEPTED_UNREAD_MAX: usize = 4096;
 /// cut off all of them.
 pub const OUTBOX_OF_PROXY_MAX: usize = 1 << 16;
 /// How long a pair may be without a proxy that says something, before its links are taken for broken: far longer than starting one
-/// takes. Its peers have given this node up by then.
+/// takes. Unless links are set to last longer, its peers have given this node up by then.
 pub const UNMANNED_MAX: Duration = Duration::from_secs(5);
 /// Requests read from one connection before the others get their turn.
 pub const REQUESTS_PER_TURN: usize = 16;

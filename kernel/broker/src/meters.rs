@@ -1,10 +1,11 @@
 //! Counts of channels, read where their parties count: in the channel's own memory.
 //!
 //! A channel between two processes of this node is theirs alone, the broker keeps no descriptor of its memory. A meter keeps the two sides
-//! mapped instead, for reading. Mappings are bounded too, so there may be channels without a meter; they have no counts.
+//! mapped instead, for reading, and for the refusal of an acceptor that has no room. Mappings are bounded too, so there may be channels without a meter; they have no counts.
 
 use std::sync::Arc;
 
+use abi::IpcError;
 use ipc::info::{EndCounts, Side, Traffic};
 use ipc_core::table::Channel;
 use ipc_shm::{ChannelFiles, Gauge, Role, Size};
@@ -36,6 +37,11 @@ impl Meters {
 }
 
 impl Meter {
+    /// The acceptor refuses the channel, which it could not map.
+    pub fn refuse(&self, reason: IpcError) {
+        self.gauge.close_for_acceptor(reason.code());
+    }
+
     pub fn read(&self, side: Side) -> EndCounts {
         let role = match side {
             Side::Left => Role::Left,

@@ -20,7 +20,7 @@ use broker::limits::{
 use common::OneNode;
 use honest::{Honest, SERVER};
 use ipc::conformance::World;
-use ipc::{Endpoint, Event, IpcError, Message, Port, RingClient, RingSpec, Wait};
+use ipc::{Arena, Direction, Endpoint, Event, GrantId, IpcError, Message, Place, Port, RingClient, RingSpec, Wait};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
@@ -30,6 +30,7 @@ const PART: usize = LIMIT / DESCRIPTOR_PARTS;
 /// Of one endpoint to another.
 const RINGS_EACH: usize = 8;
 const SPEC: RingSpec = RingSpec { entries: 1, arena_bytes: 0 };
+const NO_ROOM: IpcError = IpcError::Os(libc::EMFILE);
 
 fn set_limit(limit: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -48,6 +49,9 @@ fn child_process() {
     }
     if wish == "to have few" {
         return have_few(connect().unwrap());
+    }
+    if wish == "to copy with few" {
+        return copy_with_few(connect().unwrap());
     }
     let called = wish.strip_prefix("rings to ").map(|number| Endpoint::new(number.parse().unwrap()).unwrap());
     let (mut ports, mut rings) = (Vec::new(), Vec::new());
@@ -82,13 +86,20 @@ fn be_called(mut port: Port) {
     }
 }
 
-/// Has no room for a channel when the first is opened to it, and room when the next is.
-fn have_few(mut port: Port) {
+/// From now on there is no room for a channel.
+fn leave_few() {
     let next = File::open("/dev/null").unwrap();
     set_limit(next.as_raw_fd() as u64 + 3);
-    drop(next);
+}
+
+/// Has no room for what is opened to it until it is told to have.
+fn have_few(mut port: Port) {
+    leave_few();
     say(&port.endpoint().to_string());
-    assert_eq!(port.rcvrqst(Wait::For(Duration::from_secs(1))).unwrap_err(), IpcError::TimedOut);
+    let told = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()).unwrap());
+    while !told.is_finished() {
+        assert_eq!(port.rcvrqst(Wait::For(Duration::from_millis(20))).unwrap_err(), IpcError::TimedOut);
+    }
     set_limit(u64::MAX);
     say("room");
     let request = port.rcvrqst(SOON).unwrap();
@@ -96,6 +107,19 @@ fn have_few(mut port: Port) {
     // The broker is still there.
     assert_eq!(port.wait4bind(SERVER, SOON), Ok(()));
     say("an answer");
+}
+
+/// Copies from who asks it to, first without room for the lane.
+fn copy_with_few(mut port: Port) {
+    say(&port.endpoint().to_string());
+    let request = port.rcvrqst(SOON).unwrap();
+    let owner = request.source.unwrap();
+    let place = Place { owner, grant: GrantId::from_number(request.word(0)), offset: 0 };
+    leave_few();
+    assert_eq!(port.copy_from(place, &mut [0; 8], SOON), Err(NO_ROOM));
+    set_limit(u64::MAX);
+    assert_eq!(port.copy_from(place, &mut [0; 8], SOON), Ok(()));
+    port.reply(owner, &request).unwrap();
 }
 
 fn say(what: &str) {
@@ -122,6 +146,10 @@ impl Member {
     fn said(&mut self) -> String {
         let mut lines = self.1.by_ref().lines().map(Result::unwrap);
         lines.find_map(|line| line.split_once("took ").map(|(_, rest)| rest.to_owned())).expect("it says what it took")
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.0.stdin.as_mut().unwrap(), "{what}").unwrap();
     }
 
     /// What it made the broker hold; more was refused as it should be.
@@ -152,6 +180,7 @@ fn member_that_wants_all_descriptors_gets_its_part_and_the_broker_goes_on_withou
     process_and_user_are_bounded(&world, &honest, &wish, CONNECTION_DESCRIPTORS);
     drop(called);
     opener_hears_that_a_process_has_no_room(&world);
+    lane_that_its_opener_had_no_room_for_is_given_back(&world);
     broker_without_descriptors_waits_for_some(&world, &honest);
     honest.stop();
 }
@@ -202,11 +231,22 @@ fn opener_hears_that_a_process_has_no_room(world: &OneNode) {
     let mut few = Member::wishing(world, "to have few");
     let called = Endpoint::new(few.said().parse().unwrap()).unwrap();
     let mut client = Port::connect(&world.socket(), None).unwrap();
-    let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
-    assert_eq!(client.sendrec(called, &Message::new(1), SOON).unwrap_err(), no_room);
+    assert_eq!(client.sendrec(called, &Message::new(1), SOON).unwrap_err(), NO_ROOM);
+    let ring = client.open_ring(called, SPEC, SOON).unwrap();
+    assert_eq!((ring.wait(SOON), ring.poll()), (Ok(()), Err(NO_ROOM)));
+    few.tell("to have room");
     assert_eq!(few.said(), "room");
     assert_eq!(client.sendrec(called, &Message::new(3), SOON).unwrap().kind, 3);
     assert_eq!(few.said(), "an answer");
+}
+
+fn lane_that_its_opener_had_no_room_for_is_given_back(world: &OneNode) {
+    let mut few = Member::wishing(world, "to copy with few");
+    let copier = Endpoint::new(few.said().parse().unwrap()).unwrap();
+    let mut owner = Port::connect(&world.socket(), None).unwrap();
+    let memory = Arena::private(8).unwrap();
+    let grant = owner.grant(copier, &memory, Direction::Read).unwrap();
+    owner.sendrec(copier, &Message::new(1).with_word(0, grant.number()), SOON).unwrap();
 }
 
 fn broker_without_descriptors_waits_for_some(world: &OneNode, honest: &Honest) {

@@ -322,3 +322,33 @@ fn copier_for_whom_there_is_no_room_hears_it_and_copies_when_there_is() {
         serving.join().unwrap().unwrap();
     });
 }
+
+#[test]
+fn copier_refused_by_an_owner_that_waits_for_somebody_copies_when_there_is_room() {
+    let world = OneNode::new();
+    let (mut owner, mut busy) = (world.server(Endpoint::FS, 1), world.server(Endpoint::DS, 1));
+    let mut copiers: Vec<Port> = (0..=COPIERS_PER_ENDPOINT).map(|_| world.program()).collect();
+    let memory = Arena::private(8).unwrap();
+    let grants: Vec<_> =
+        copiers.iter().map(|copier| owner.grant(copier.endpoint(), &memory, Direction::Read).unwrap()).collect();
+    let place = |copier: usize| Place { owner: Endpoint::FS, grant: grants[copier], offset: 0 };
+    thread::scope(|scope| {
+        let calling = scope.spawn(move || owner.sendrec(Endpoint::DS, &Message::new(1), SOON).map(drop));
+        let request = busy.rcvrqst(SOON).unwrap();
+        let mut last = copiers.pop().unwrap();
+        for (number, copier) in copiers.iter_mut().enumerate() {
+            copier.copy_from(place(number), &mut [0; 8], SOON).unwrap();
+        }
+        assert_eq!(last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON), Err(IpcError::TableFull));
+        // What the broker said of the lane is read by another call.
+        last.notify(Endpoint::DS, 1).unwrap();
+        drop(copiers.pop());
+        let until = Instant::now() + Duration::from_secs(5);
+        let limit = Wait::For(Duration::from_secs(2));
+        while let Err(error) = last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], limit) {
+            assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
+        }
+        busy.reply(Endpoint::FS, &request).unwrap();
+        calling.join().unwrap().unwrap();
+    });
+}

@@ -64,7 +64,7 @@ impl World {
     fn with(ours: u8, shelf: Option<Shelf>) -> World {
         let theirs = Arc::new(AtomicU8::new(ours));
         let directory = Box::new(Far { ours, theirs: theirs.clone() });
-        let broker = Broker::start(BrokerConfig { node: HERE, directory, shelf }).unwrap();
+        let broker = Broker::start(BrokerConfig { node: HERE, directory, shelf, ..BrokerConfig::local() }).unwrap();
         broker.add_dc(DC, DcOptions::default()).unwrap();
         World { broker, theirs, proxies: Vec::new() }
     }

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -374,9 +375,12 @@ fn opening_and_closing_never_fails_however_often_the_broker_is_killed() {
 }
 
 /// Endpoint 2 lives on node 9.
+#[derive(Default)]
 struct Elsewhere {
     /// Of every node.
     pairs: u8,
+    /// Who was bound here, with the pid that the container knows.
+    bound: Arc<Mutex<Vec<(Endpoint, i32)>>>,
 }
 
 impl Directory for Elsewhere {
@@ -387,7 +391,9 @@ impl Directory for Elsewhere {
         }
     }
 
-    fn bound(&mut self, _: DcId, _: Endpoint, _: i32, _: Epoch) {}
+    fn bound(&mut self, _: DcId, endpoint: Endpoint, pid: i32, _: Epoch) {
+        self.bound.lock().unwrap().push((endpoint, pid));
+    }
 
     fn find(&mut self, _: DcId, _: i32) -> Option<Endpoint> {
         None
@@ -405,10 +411,14 @@ fn broker_of_two_nodes(directory: &Path) -> Broker {
 }
 
 fn broker_with_pairs(directory: &Path, pairs: u8) -> Broker {
-    let shelf = Some(Shelf::connect(&shelf_of(directory)).unwrap());
-    let config = BrokerConfig { node: NodeId(1), directory: Box::new(Elsewhere { pairs }), shelf };
+    broker_with(directory, Elsewhere { pairs, ..Elsewhere::default() })
+}
+
+fn broker_with(path: &Path, directory: Elsewhere) -> Broker {
+    let shelf = Some(Shelf::connect(&shelf_of(path)).unwrap());
+    let config = BrokerConfig { directory: Box::new(directory), shelf, ..BrokerConfig::local() };
     let broker = Broker::start(config).unwrap();
-    broker.add_dc(DC, options(directory)).unwrap();
+    broker.add_dc(DC, options(path)).unwrap();
     broker
 }
 
@@ -563,6 +573,51 @@ fn server_keeps_its_identity_and_its_privileges_over_the_restart() {
     })
     .unwrap();
     assert!(broker.snapshot().unwrap().dcs.is_empty(), "what was removed stays removed");
+}
+
+/// A server is outside the container, which knows no pid of it; programs are found by theirs.
+#[test]
+fn directory_is_told_the_same_pids_after_the_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let _shelf = Program::ready(directory.path(), "shelf");
+    let started = || {
+        let bound = Arc::<Mutex<Vec<_>>>::default();
+        (broker_with(directory.path(), Elsewhere { pairs: 1, bound: bound.clone() }), bound)
+    };
+    let (broker, bound) = started();
+    let identity = ServerIdentity::new(Endpoint::FS, Epoch(1));
+    let _server = Port::from_socket(broker.server_socket(DC, identity).unwrap(), None).unwrap();
+    let program = Port::connect(&socket_of(directory.path()), None).unwrap();
+    let before = bound.lock().unwrap().clone();
+    assert_eq!(before, [(Endpoint::FS, 0), (program.endpoint(), std::process::id() as i32)]);
+    broker.shutdown();
+    let (_broker, bound) = started();
+    let mut after = bound.lock().unwrap().clone();
+    after.sort_by_key(|(endpoint, _)| *endpoint);
+    assert_eq!(after, before);
+}
+
+#[test]
+fn patient_calls_wait_for_a_proxy_that_is_expected_no_more() {
+    let path = tempfile::tempdir().unwrap();
+    let directory = Box::new(Elsewhere { pairs: 1, ..Elsewhere::default() });
+    let unmanned_max = Duration::from_millis(20);
+    let broker = Broker::start(BrokerConfig { directory, unmanned_max, ..BrokerConfig::local() }).unwrap();
+    broker.add_dc(DC, options(path.path())).unwrap();
+    let mut caller = Port::connect(&socket_of(path.path()), None).unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    // As long as one may come, the endpoint counts as there.
+    while caller.wait4bind(Endpoint::DS, Wait::For(Duration::from_millis(50))) != Err(IpcError::TimedOut) {
+        assert!(Instant::now() < until, "it counts as there without a proxy");
+    }
+    assert_eq!(caller.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap_err(), IpcError::NoLink);
+    thread::scope(|scope| {
+        let opening = scope.spawn(|| caller.open_ring(Endpoint::DS, SPEC, SOON).map(drop));
+        let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
+        proxy.link(NodeId(9), LinkState::Up).unwrap();
+        while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenOut(_)) {}
+        assert_eq!(opening.join().unwrap(), Ok(()));
+    });
 }
 
 #[test]

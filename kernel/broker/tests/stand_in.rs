@@ -3,6 +3,7 @@
 mod common;
 
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
 use abi::{Epoch, Lane, NodeId};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::protocol::{Op, Packet};
+use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
 use ipc::{Arena, Direction, Endpoint, IpcError, Message, Port, RingSpec, Source, Wait};
 use ipc_core::{ChannelId, Data, Kind, Patience, Word};
@@ -59,6 +60,36 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
         let Some(StandInEvent::Active(active)) = proxy.look().unwrap() else { panic!("not seen") };
         assert_eq!(active, channel.info().channel);
     }
+}
+
+#[test]
+fn opener_hears_that_its_proxy_has_no_room_for_the_channel() {
+    let mut world = TwoNodes::new();
+    let _server = world.server(Endpoint::DS, 1);
+    let mut client = world.program();
+    world.stop_relay();
+    let proxy = world.brokers[0].proxy_socket().unwrap();
+    let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
+    let refuse_next = || {
+        loop {
+            wait_readable(&proxy);
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
+            let received = sys::seqpacket::receive(&proxy, &mut buffer).unwrap();
+            let (packet, _) = Packet::split(&buffer[..received.bytes]).unwrap();
+            if packet.op == Op::Accepted {
+                let close = Packet { channel: packet.channel, value: no_room.code(), ..Packet::new(Op::Close) };
+                return sys::seqpacket::send(&proxy, &close.to_bytes(), &[] as &[OwnedFd]).unwrap();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let calling = scope.spawn(|| client.sendrec(Endpoint::DS, &Message::new(1), SOON));
+        refuse_next();
+        assert_eq!(calling.join().unwrap().unwrap_err(), no_room);
+    });
+    let ring = client.open_ring(Endpoint::DS, RingSpec { entries: 8, arena_bytes: 0 }, SOON).unwrap();
+    refuse_next();
+    assert_eq!((ring.wait(SOON), ring.poll()), (Ok(()), Err(no_room)));
 }
 
 fn carried(word: Word) -> Carried {

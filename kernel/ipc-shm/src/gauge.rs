@@ -1,7 +1,7 @@
 //! What the parties of a channel count in their sides, read by who is neither.
 //!
 //! The words are there for the parties' own sake: nobody writes one more, and nobody is disturbed by a look. Each party writes its side alone,
-//! so a reading says what that party claims.
+//! so a reading says what that party claims. But one that never had its side can close the channel by nobody else.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use abi::layout::side;
 use crate::mapping::{Access, Mapping};
 use crate::objects::{ChannelFiles, Role, Size};
 
-/// Both sides of a channel, mapped for reading. Holds no descriptor.
+/// Both sides of a channel, mapped for reading, and the acceptor's to be closed in its place. Holds no descriptor.
 #[derive(Debug)]
 pub struct Gauge {
     left: Mapping,
@@ -32,8 +32,13 @@ pub struct Reading {
 impl Gauge {
     /// Of the objects of a channel of this size. An object of another size is refused.
     pub fn of(files: &ChannelFiles, size: Size) -> io::Result<Gauge> {
-        let side = |role| Mapping::of(files.side(role), size.side_bytes(), Access::Read);
-        Ok(Gauge { left: side(Role::Left)?, right: side(Role::Right)? })
+        let side = |role, access| Mapping::of(files.side(role), size.side_bytes(), access);
+        Ok(Gauge { left: side(Role::Left, Access::Read)?, right: side(Role::Right, Access::ReadWrite)? })
+    }
+
+    /// Closes the channel for the acceptor, who could not map it and so cannot say so where the opener looks. That is not woken.
+    pub fn close_for_acceptor(&self, code: u32) {
+        self.right.store(side::CLOSED, code, Ordering::Release);
     }
 
     /// What the party of this role has counted.

@@ -1,8 +1,7 @@
 //! The socket to the broker, as a port or a proxy holds it.
 //!
-//! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices: the
-//! broker sends one for each channel somebody opens to us and one for each that ends, so more means that it is not
-//! our broker.
+//! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices: that is more than
+//! what a wait for a peer reads ahead and all that the broker keeps for one connection, so who sends more is not our broker.
 //!
 //! The connection survives the broker: while there is none, it is open all the same and requests wait in it
 //! (`docs/design/process-model.md`). It is lost when nobody holds the other end any more.
@@ -19,8 +18,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use crate::wait::{Deadline, Wait};
 
-/// Notices kept while an answer is awaited.
-const UNASKED_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
+/// Notices read and kept during a wait for a peer. The broker keeps those behind them.
+const READ_AHEAD_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
+/// Notices kept while an answer is awaited, which comes behind all that the broker has kept.
+const UNASKED_MAX: usize = 3 * READ_AHEAD_MAX;
 /// Calls without an answer that are remembered: each took twice [`ANSWER_LIMIT`].
 const GIVEN_UP_MAX: usize = 64;
 /// How long an unbind waits for the broker: one that is busy answers in milliseconds, and one that is stopped or being replaced need
@@ -51,6 +52,8 @@ pub(crate) struct Connection {
     told_wait: Option<(u32, Endpoint)>,
     last_wait: u32,
     lost: bool,
+    /// Whether the broker was replaced: it may say of a channel again what its predecessor said.
+    is_successor: bool,
     /// Why the broker wants nothing of us, when it said so.
     refusal: Option<IpcError>,
 }
@@ -66,6 +69,7 @@ impl Connection {
             told_wait: None,
             last_wait: 0,
             lost: false,
+            is_successor: false,
             refusal: None,
         }
     }
@@ -236,7 +240,7 @@ impl Connection {
 
     /// Reads what the broker said and keeps it for `next_notice`.
     pub fn read_ahead(&mut self) {
-        while self.unasked.len() < UNASKED_MAX {
+        while self.unasked.len() < READ_AHEAD_MAX {
             match self.read() {
                 Ok(Some(notice)) => self.keep(notice),
                 Ok(None) | Err(_) => return,
@@ -244,11 +248,13 @@ impl Connection {
         }
     }
 
-    /// A ring that ended before anybody heard of it is nobody's concern. In a channel of messages there may be notifications.
+    /// A ring that ended before anybody heard of it is nobody's concern. In a channel of messages, and in a lane of the library, there may be
+    /// notifications.
     fn keep(&mut self, notice: Notice) {
-        if notice.packet.op == Op::Ended {
-            let is_it = |it: &Notice| it.packet.channel == notice.packet.channel && it.packet.op == Op::Accepted;
-            let accepted = self.unasked.iter().position(|it| is_it(it) && it.packet.ring().is_some());
+        if notice.packet.op == Op::Ended && !self.is_successor {
+            let is_it = |it: &Packet| it.channel == notice.packet.channel && it.op == Op::Accepted;
+            let is_ring = |it: &Packet| it.ring().is_some() && !it.lane.is_reserved();
+            let accepted = self.unasked.iter().rposition(|it| is_it(&it.packet) && is_ring(&it.packet));
             if accepted.and_then(|at| self.unasked.remove(at)).is_some() {
                 return;
             }
@@ -326,7 +332,7 @@ impl Connection {
                         self.send_with_body(packet, body)?;
                     }
                 }
-                Some(notice) if self.unasked.len() < UNASKED_MAX => self.unasked.push_back(notice),
+                Some(notice) if self.unasked.len() < UNASKED_MAX => self.keep(notice),
                 Some(_) => {
                     self.lost = true;
                     return Err(IpcError::NoBroker);
@@ -347,6 +353,7 @@ impl Connection {
             Ok(received) => {
                 let bytes = buffer.get(..received.bytes).unwrap_or(&[]);
                 if let Some((packet, body)) = Packet::split(bytes) {
+                    self.is_successor |= packet.op == Op::Restarted;
                     let body = body.to_vec();
                     return Ok(Some(Notice { packet, body, descriptors: received.descriptors }));
                 }
@@ -375,4 +382,96 @@ fn is_refusal(packet: &Packet) -> bool {
 
 fn answered(notice: Notice) -> Result<Notice, IpcError> {
     if notice.packet.op == Op::Failed { Err(notice.packet.error()) } else { Ok(notice) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use abi::Lane;
+    use ipc_shm::Size;
+
+    use super::*;
+
+    const SIZE: Size = Size { entries: 8, arena_bytes: 0 };
+    const PEERS: [Endpoint; 2] = [Endpoint::FS, Endpoint::DS];
+
+    /// A connection, and the broker's end.
+    fn connected() -> (Connection, OwnedFd) {
+        let (ours, theirs) = sys::seqpacket::pair().unwrap();
+        (Connection::new(ours), theirs)
+    }
+
+    fn say(broker: &OwnedFd, packet: Packet) {
+        while let Err(error) = sys::seqpacket::send(broker, &packet.to_bytes(), &[] as &[OwnedFd]) {
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            thread::yield_now();
+        }
+    }
+
+    fn heard(broker: &OwnedFd) -> Packet {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        loop {
+            match sys::seqpacket::receive(broker, &mut buffer) {
+                Ok(received) => return Packet::split(&buffer[..received.bytes]).unwrap().0,
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn accepted(channel: u64, lane: Lane) -> Packet {
+        Packet { channel: ChannelId(channel), lane, size: SIZE, ..Packet::new(Op::Accepted) }
+    }
+
+    fn ended(channel: u64) -> Packet {
+        let value = IpcError::SourceDied.code();
+        Packet { channel: ChannelId(channel), value, ..Packet::new(Op::Ended) }
+    }
+
+    fn kept(connection: &mut Connection) -> Vec<(Op, u64)> {
+        connection.read_ahead();
+        let notice = |it: &Notice| (it.packet.op, it.packet.channel.0);
+        std::iter::from_fn(|| connection.next_notice().unwrap()).map(|it| notice(&it)).collect()
+    }
+
+    #[test]
+    fn ring_that_ended_unheard_is_forgotten_and_a_lane_of_the_library_is_not() {
+        let (mut connection, broker) = connected();
+        let [one, other] = PEERS;
+        say(&broker, accepted(1, Lane(1)));
+        say(&broker, accepted(2, Lane::delegation(one, other)));
+        say(&broker, ended(1));
+        say(&broker, ended(2));
+        assert_eq!(kept(&mut connection), [(Op::Accepted, 2), (Op::Ended, 2)]);
+    }
+
+    #[test]
+    fn end_of_a_ring_that_a_new_broker_tells_of_again_is_heard() {
+        let (mut connection, broker) = connected();
+        say(&broker, accepted(1, Lane(1)));
+        say(&broker, Packet::new(Op::Restarted));
+        say(&broker, ended(1));
+        assert!(kept(&mut connection).contains(&(Op::Ended, 1)));
+    }
+
+    /// As when others open and end channels all the time while this process waits for one peer.
+    #[test]
+    fn answer_behind_all_that_may_wait_unread_is_found() {
+        let (mut connection, broker) = connected();
+        thread::scope(|scope| {
+            let broker = scope.spawn(move || {
+                for channel in 0..(UNASKED_MAX - READ_AHEAD_MAX / 2) as u64 {
+                    say(&broker, ended(channel));
+                }
+                let request = heard(&broker).request;
+                say(&broker, Packet { request, ..Packet::new(Op::Done) });
+            });
+            while connection.unasked.len() < READ_AHEAD_MAX && !connection.is_lost() {
+                connection.read_ahead();
+            }
+            assert_eq!(connection.call(Packet::new(Op::AwaitBound)).map(|notice| notice.packet.op), Ok(Op::Done));
+            broker.join().unwrap();
+        });
+    }
 }

@@ -302,6 +302,7 @@ impl Attend<'_> {
     /// Forgets a lane that is over. What its peer said last is heard.
     pub fn forget(&mut self, channel: ChannelId, reason: IpcError) {
         self.lanes.unslotted.retain(|accepted| accepted.channel != channel);
+        self.lanes.copying.lanes.retain(|_, lane| lane.channel() != channel);
         let Delegating { passed, notified, .. } = &mut self.lanes.delegating;
         passed.retain(|_, passed| passed.lane != channel);
         let Some(at) = self.lanes.served.iter().position(|served| served.channel == channel) else { return };
@@ -448,7 +449,10 @@ impl Attend<'_> {
         let spec = packet.ring().map(RingSpec::check).transpose();
         let link = spec.and_then(|spec| crate::port::map_channel(notice, spec)).map(Arc::new);
         let adopted = link.and_then(|link| {
-            let purpose = self.lanes.adopt(&packet, link.clone(), self.connection)?;
+            let purpose = self.lanes.adopt(&packet, link.clone(), self.connection).inspect_err(|error| {
+                link.set_own_closed(error.code());
+                link.kick();
+            })?;
             Ok(Accepted { channel: packet.channel, peer: packet.peer.ok_or(IpcError::NoBroker)?, link, purpose })
         });
         match adopted {

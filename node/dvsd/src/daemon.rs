@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use abi::NodeId;
+use broker::limits::UNMANNED_MAX;
 use broker::{Broker, BrokerConfig};
 use cluster::Engine;
 use cluster::follow::Follower;
@@ -36,6 +37,8 @@ use crate::shelf::{self, Shelving};
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
 const API_THREADS: usize = 2;
+/// Whatever is set.
+const UNMANNED_AT_MOST: Duration = Duration::from_secs(3600);
 /// How often the node tells the cluster what is not well, and looks for deletions nobody finishes.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// As long as something is wrong, others learn soon that it is no more.
@@ -104,7 +107,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let members = records::members(&*engine).map_err(DaemonError::Engine)?;
     // Before anybody opens a channel: by which pair it goes both nodes compute.
     directory.learned_members(&members);
-    let config_of_broker = BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf) };
+    let unmanned_max = links_outlive_proxies(&config);
+    let config_of_broker =
+        BrokerConfig { node: own, directory: Box::new(broker_side), shelf: Some(shelf), unmanned_max };
     let broker = Arc::new(Broker::start(config_of_broker)?);
     directory.attach(&broker);
     directory.remember(&broker.snapshot()?);
@@ -181,6 +186,12 @@ fn listen(config: &Config) -> Result<std::net::TcpListener, DaemonError> {
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+/// Peers keep a silent link for so long; one whose proxy is being replaced must not be given up earlier.
+fn links_outlive_proxies(config: &Config) -> Duration {
+    let down = config.proxy_options.get("down_ms").and_then(serde_json::Value::as_u64).unwrap_or_default();
+    Duration::from_millis(down).clamp(UNMANNED_MAX, UNMANNED_AT_MOST)
 }
 
 fn port_of(listener: &std::net::TcpListener) -> u16 {

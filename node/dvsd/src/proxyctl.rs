@@ -357,6 +357,8 @@ impl Keeper {
         };
         process.start(role);
         self.conversation = conversation;
+        // The list of nodes lies there before it reads, and it need not keep what it is handed until it knows where that belongs.
+        self.converse();
     }
 
     fn end_stale(&mut self) {

@@ -62,6 +62,8 @@ pub struct Proxy {
     /// Looks, one after the other, of which each found as many descriptors ready as one can tell: there may be more.
     full_looks: u32,
     refused: Option<String>,
+    /// Whether the daemon was told that the broker is lost.
+    has_told_alone: bool,
     refusals: RefusalLog,
 }
 
@@ -117,6 +119,7 @@ impl Proxy {
             unpolled: 0,
             full_looks: 0,
             refused: None,
+            has_told_alone: false,
             refusals: RefusalLog::default(),
         })
     }
@@ -170,9 +173,8 @@ impl Proxy {
                     if self.poll(limit, &mut found)? == Asked::ToStop {
                         return Ok(Stopped::Asked);
                     }
+                    // Silence is judged in the next round, which asks all descriptors first: a signal may have ended this sleep.
                     pace.slept();
-                    let now = self.now();
-                    self.tick_if_due(now);
                 }
             }
         }
@@ -185,9 +187,8 @@ impl Proxy {
     /// Takes what happened on this node. `true` when anything did.
     fn hear_broker(&mut self, glance: Glance, now: Duration) -> bool {
         let might_dial = self.standing.is_complete;
-        let was_alone = self.standing.is_alone;
         let found = self.standing.take_events(glance, &mut self.peers, now);
-        if self.standing.is_alone && !was_alone {
+        if self.standing.is_alone && !std::mem::replace(&mut self.has_told_alone, true) {
             self.tell_daemon();
         }
         if self.standing.is_complete && !might_dial {

@@ -242,7 +242,7 @@ impl Engine {
                 if life != Life::Alive || !is_known {
                     ending.push((*dc, endpoint, binding.home, if life == Life::Alive { Life::Dead } else { life }));
                 } else if matches!(binding.home, Home::Local { .. }) {
-                    self.directory.bound(*dc, endpoint, self.pid_of(binding.home), binding.epoch);
+                    self.directory.bound(*dc, endpoint, self.inner_pid_of(binding.home), binding.epoch);
                 }
             }
         }
@@ -278,9 +278,9 @@ impl Engine {
         })
     }
 
-    fn pid_of(&self, home: Home) -> i32 {
+    fn inner_pid_of(&self, home: Home) -> i32 {
         let Home::Local { owner } = home else { return 0 };
-        self.connections.get(&owner).and_then(|connection| connection.bound.as_ref()).map_or(0, |bound| bound.pid)
+        self.connections.get(&owner).and_then(|connection| connection.bound.as_ref()).map_or(0, |bound| bound.inner_pid)
     }
 
     fn finish(&mut self, unfinished: Unfinished) {

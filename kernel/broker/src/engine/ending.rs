@@ -150,13 +150,18 @@ impl Engine {
     /// A party closed one of its channels.
     pub(super) fn close_by_party(&mut self, dc: DcId, own: Endpoint, packet: &Packet) {
         let Some(container) = self.containers.get_mut(&dc) else { return };
-        let is_party = container.table.channels().get(packet.channel).is_some_and(|it| it.peer_of(own).is_some());
-        if !is_party {
+        let Some(channel) = container.table.channels().get(packet.channel).filter(|it| it.peer_of(own).is_some())
+        else {
             return;
+        };
+        let is_refused = own == channel.right && is_refusal(packet.error());
+        if is_refused && let Some(meter) = container.meter(packet.channel) {
+            // The opener of a ring reads no notices.
+            meter.refuse(packet.error());
         }
         if let Some(channel) = container.table.close(packet.channel) {
             self.channel_ended(dc, channel, Some(own), packet.error());
-            if own == channel.right && is_refusal(packet.error()) {
+            if is_refused {
                 self.tell_initiator(dc, channel, packet.error());
             }
             if let Some(peer) = channel.peer_of(own) {
@@ -165,7 +170,7 @@ impl Engine {
         }
     }
 
-    fn tell_initiator(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
+    pub(super) fn tell_initiator(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
         if let Some(owner) = self.local_owner(dc, channel.left) {
             let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
             self.send_and_announce(owner, ended);
@@ -174,7 +179,7 @@ impl Engine {
 }
 
 /// Whether the acceptor could not have the channel at all, so that it said nothing of its end in it.
-fn is_refusal(reason: IpcError) -> bool {
+pub(super) fn is_refusal(reason: IpcError) -> bool {
     matches!(reason, IpcError::Os(_) | IpcError::NoBroker | IpcError::TableFull | IpcError::BadArgument)
 }
 

@@ -11,7 +11,7 @@ use abi::{DcId, Endpoint, IpcError, NodeId, PairId, Privileges};
 use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Home, OwnerId};
 
-use super::Engine;
+use super::{Engine, clock_millis};
 use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
 
 /// Errands under way to other nodes, by the number under which they went.
@@ -75,10 +75,18 @@ pub(super) enum Asker {
 }
 
 impl Errands {
-    /// Numbers go on from `first`, which is ahead of those that a broker of this node gave before: an answer to one of them, which
-    /// may come as late as it likes, is none to an errand of ours.
+    /// Numbers go on from `first`, the clock's milliseconds, which is ahead of those that a broker of this node gave before: an answer to one
+    /// of them, which may come as late as it likes, is none to an errand of ours.
     pub fn numbered_from(first: u32) -> Errands {
         Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new(), answered: Answered::default() }
+    }
+
+    /// The number of the next errand. It keeps up with the clock, so that a successor's numbers come after it however long this broker runs.
+    /// Never 0, which is the number of what needs no answer.
+    fn new_number(&mut self, now: u32) -> u32 {
+        let next = self.last.wrapping_add(1);
+        self.last = if is_before(next, now) { now } else { next }.max(1);
+        self.last
     }
 
     pub fn forget(&mut self, owner: OwnerId) {
@@ -205,9 +213,7 @@ impl Engine {
         if !self.errands.has_room_for(1) {
             return Err(IpcError::TableFull);
         }
-        // Not 0, which is the number of what needs no answer.
-        self.errands.last = self.errands.last.wrapping_add(1).max(1);
-        let number = self.errands.last;
+        let number = self.errands.new_number(clock_millis() as u32);
         let message = Packet { request: number, ..packet }.with_body(body);
         self.tell_broker(node, &message);
         self.errands.under_way.insert(number, Errand { asker, node, message });
@@ -351,4 +357,27 @@ impl Engine {
 /// Whether an errand was sent before another one of the same node.
 fn is_before(one: u32, other: u32) -> bool {
     (1..=u32::MAX / 2).contains(&other.wrapping_sub(one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_successor_come_after_those_of_a_broker_that_ran_for_a_month() {
+        const MONTH: u32 = 30 * 24 * 3600 * 1000;
+        for start in [1, u32::MAX - 3, u32::MAX / 2, u32::MAX - MONTH / 2] {
+            let mut errands = Errands::numbered_from(start);
+            let first = errands.new_number(start);
+            let in_the_middle = errands.new_number(start.wrapping_add(MONTH / 2));
+            let last = errands.new_number(start.wrapping_add(MONTH));
+            // In the same millisecond, and when the clock is set back.
+            let more = errands.new_number(start.wrapping_add(MONTH - 1000));
+            let successor =
+                Errands::numbered_from(start.wrapping_add(MONTH + 100)).new_number(start.wrapping_add(MONTH + 100));
+            for (earlier, later) in [(first, in_the_middle), (in_the_middle, last), (last, more), (more, successor)] {
+                assert!(is_before(earlier, later), "{earlier} {later}");
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use abi::limits::PAIRS_MAX;
 use abi::{DcId, IpcError, NodeId, PairId};
@@ -70,6 +70,7 @@ pub(crate) struct Engine {
     links: Links,
     /// Pairs whose proxy has not said anything yet, and until when that is waited for.
     unmanned: BTreeMap<PairId, Instant>,
+    unmanned_max: Duration,
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Packet>,
     errands: Errands,
@@ -140,7 +141,7 @@ impl Engine {
         let poller = Poller::new()?;
         poller.add(&*bell, Token::Commands.to_u64(), Trigger::Level)?;
         // Names of channels must differ from those of an earlier broker whose channels still live.
-        let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
+        let millis = clock_millis();
         let pairs = config.directory.pairs(config.node).clamp(1, PAIRS_MAX);
         let mut engine = Engine {
             node: config.node,
@@ -153,6 +154,7 @@ impl Engine {
             pairs,
             links: Links::default(),
             unmanned: BTreeMap::new(),
+            unmanned_max: config.unmanned_max,
             waiting_opens: HashMap::new(),
             errands: Errands::numbered_from(millis as u32),
             claims: HashMap::new(),
@@ -323,4 +325,9 @@ impl Engine {
         self.next_channel += 1;
         channel
     }
+}
+
+/// The clock's milliseconds, with which what is numbered begins.
+fn clock_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
 }

@@ -173,7 +173,7 @@ impl Engine {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let proxied = remote_node(container, left).or(remote_node(container, right));
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
-        if proxied.is_some() && self.links.proxy(pair).is_none() && !self.unmanned.contains_key(&pair) {
+        if proxied.is_some() && self.is_abandoned(pair) {
             return Err(IpcError::NoLink);
         }
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;

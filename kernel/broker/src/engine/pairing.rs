@@ -33,7 +33,20 @@ impl Engine {
     /// Makes sure that an endpoint is bound in the table, and that the pair is not down by which `own` talks with it.
     pub(super) fn reach(&mut self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<(), IpcError> {
         self.resolve(dc, to)?;
+        if let Some(Home::Remote { node }) = self.home(dc, to) {
+            let pair = self.pair_between(dc, own, to, node);
+            if self.is_abandoned(pair) {
+                // Also one that this broker has never met: whoever waits goes on when it comes.
+                self.link_down(node, pair);
+                return Err(IpcError::NoLink);
+            }
+        }
         self.check_pair(dc, own, to)
+    }
+
+    /// Whether no proxy is there, and none is expected any more.
+    pub(super) fn is_abandoned(&self, pair: PairId) -> bool {
+        self.links.proxy(pair).is_none() && !self.unmanned.contains_key(&pair)
     }
 
     pub(super) fn check_pair(&self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<(), IpcError> {

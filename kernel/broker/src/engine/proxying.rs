@@ -15,11 +15,11 @@ use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{ControlWriter, Life, Role};
 
 use super::Engine;
+use super::ending::is_refusal;
 use super::opening::{notice, os};
 use crate::Location;
 use crate::connection::Sent;
 use crate::container::Kept;
-use crate::limits::UNMANNED_MAX;
 
 impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
@@ -106,7 +106,7 @@ impl Engine {
                 Some(Ok((packet, descriptors))) => self.send(proxy, packet, descriptors),
                 Some(Err(error)) => {
                     tracing::error!(channel = %id, %error, "a channel was not handed to the proxy and ends");
-                    self.end_proxied(dc, id, IpcError::NoLink);
+                    self.refuse_proxied(dc, id, IpcError::NoLink);
                     continue;
                 }
                 None => continue,
@@ -302,7 +302,7 @@ impl Engine {
     /// A proxy is gone, or none has come: the next one goes on with its channels, if it comes soon.
     pub(super) fn watch_unmanned(&mut self, pair: PairId) {
         if pair.number() < self.pairs {
-            self.unmanned.entry(pair).or_insert_with(|| Instant::now() + UNMANNED_MAX);
+            self.unmanned.entry(pair).or_insert_with(|| Instant::now() + self.unmanned_max);
         }
     }
 
@@ -325,7 +325,7 @@ impl Engine {
     }
 
     /// What crossed the link ends. While another pair of the node is there, its endpoints stay.
-    fn link_down(&mut self, node: NodeId, pair: PairId) {
+    pub(super) fn link_down(&mut self, node: NodeId, pair: PairId) {
         let was_route = self.links.route(node) == Some(pair);
         if self.links.went_down(node, pair, self.pairs_with(node)) {
             self.keep_link_down(node, pair);
@@ -381,9 +381,22 @@ impl Engine {
 
     fn close_by_proxy(&mut self, packet: Packet) {
         let holder = self.containers.iter().find(|(_, it)| it.table.channels().get(packet.channel).is_some());
-        if let Some(dc) = holder.map(|(dc, _)| *dc) {
-            self.end_proxied(dc, packet.channel, packet.error());
+        match holder.map(|(dc, _)| *dc) {
+            Some(dc) if is_refusal(packet.error()) => self.refuse_proxied(dc, packet.channel, packet.error()),
+            Some(dc) => self.end_proxied(dc, packet.channel, packet.error()),
+            None => {}
         }
+    }
+
+    /// The proxy does not have the channel, so it says nothing of its end where the opener looks.
+    fn refuse_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {
+        let Some(container) = self.containers.get(&dc) else { return };
+        let Some(channel) = container.table.channels().get(id).copied() else { return };
+        if let Some(meter) = container.meter(id).filter(|_| self.proxy_role(dc, channel.left) == Role::Right) {
+            meter.refuse(reason);
+        }
+        self.end_proxied(dc, id, reason);
+        self.tell_initiator(dc, channel, reason);
     }
 
     fn end_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {

@@ -200,8 +200,12 @@ impl TwoNodes {
         let brokers = [0, 1].map(|index| {
             let (places, names, gossip) = (places.clone(), names.clone(), gossip.clone());
             let shared = SharedDirectory { node: NODES[index], pairs, places, names, gossip };
-            let broker =
-                Broker::start(BrokerConfig { node: NODES[index], directory: Box::new(shared), shelf: None }).unwrap();
+            let broker = Broker::start(BrokerConfig {
+                node: NODES[index],
+                directory: Box::new(shared),
+                ..BrokerConfig::local()
+            })
+            .unwrap();
             let first = 256 + index as u32 * 1000;
             let options = DcOptions {
                 listen: Some(directory.path().join(format!("m3ipc{index}"))),

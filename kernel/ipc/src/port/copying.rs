@@ -4,7 +4,6 @@ use abi::limits::VCOPY_BYTES_MAX;
 use abi::{Direction, Endpoint, GrantId, IpcError, Lane};
 use ipc_shm::Arena;
 
-use super::opening::map_channel;
 use super::{Port, os};
 use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
 use crate::lanes::Attend;
@@ -107,11 +106,12 @@ impl Port {
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
         let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64, whole_end };
         let result = lane.run(job, waiting);
-        // Of a lane that its owner could not have, or that was revoked, only the broker says that it ended.
-        let has_ended = matches!(
-            result,
-            Err(IpcError::Corrupt | IpcError::Denied | IpcError::SourceDied | IpcError::DestinationDied)
-        );
+        // Of a lane that its owner could not have, or that was revoked, perhaps only the broker says that it ended.
+        let has_ended = self.connection.ended(channel).is_some()
+            || matches!(
+                result,
+                Err(IpcError::Corrupt | IpcError::Denied | IpcError::SourceDied | IpcError::DestinationDied)
+            );
         if !lane.is_closed() && !has_ended {
             self.lanes.copying.lanes.insert(place.owner, lane);
         }
@@ -152,7 +152,7 @@ impl Port {
         })?;
         let channel = answer.packet.channel;
         let ring = RingClient::new(RingParts {
-            link: map_channel(answer, Some(COPY_SPEC))?,
+            link: self.map_opened(answer, COPY_SPEC)?,
             own_control: self.control.clone(),
             guard: self.guard,
             socket: self.connection.shared_socket(),

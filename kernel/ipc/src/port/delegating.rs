@@ -4,7 +4,6 @@ use abi::{Endpoint, IpcError, Lane, Message};
 use ipc_core::{ChannelId, Owed, Verdict, judge};
 
 use super::events::{Found, News, Wanted};
-use super::opening::map_channel;
 use super::slots::{SlotKey, Use};
 use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
@@ -262,7 +261,7 @@ impl Port {
         let answer = self.connection.call(request)?;
         let channel = answer.packet.channel;
         let ring = RingClient::new(RingParts {
-            link: map_channel(answer, Some(DELEGATE_SPEC))?,
+            link: self.map_opened(answer, DELEGATE_SPEC)?,
             own_control: self.control.clone(),
             guard: self.guard,
             socket: self.connection.shared_socket(),

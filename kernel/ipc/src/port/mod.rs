@@ -37,7 +37,7 @@ use crate::wait::Wait;
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
 use migrating::Hold;
-pub(crate) use opening::map_channel;
+pub(crate) use opening::{NO_ROOM, map_channel};
 use slots::Slots;
 use watch::Watch;
 

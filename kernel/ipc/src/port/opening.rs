@@ -318,13 +318,14 @@ impl From<Purpose> for Use {
     }
 }
 
+/// A channel came without its descriptors: this process had no room for more.
+pub(crate) const NO_ROOM: IpcError = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
+
 /// Maps what the broker handed over with a channel.
 pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
     let role: Role = notice.packet.role;
     let size = spec.map(RingSpec::size).unwrap_or_default();
-    // It came without them when this process had no room for more.
-    let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
-    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(no_room)?;
+    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(NO_ROOM)?;
     let control = Arc::new(ControlPage::of(control).map_err(os)?);
     Link::map(files, role, size, control).map_err(os)
 }

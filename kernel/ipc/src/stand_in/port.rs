@@ -392,7 +392,7 @@ impl StandInPort {
     fn adopt(&mut self, notice: Notice, handed_on: Option<(Parties, u64)>) -> Result<ProxiedChannel, IpcError> {
         let packet = notice.packet;
         let ring = packet.ring().map(RingSpec::check).transpose()?;
-        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(IpcError::NoBroker)?;
+        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(crate::port::NO_ROOM)?;
         let control = Arc::new(ControlPage::of(control).map_err(os)?);
         let role = if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server };
         let info = ProxiedInfo {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use abi::{Epoch, PairId};
-use broker::{Broker, BrokerConfig, LocalOnly};
+use broker::{Broker, BrokerConfig};
 use proxy_link::LinkTimes;
 use sys::eventfd::READY_MAX;
 
@@ -144,8 +144,7 @@ fn proxy(broker: &Broker, transport: impl Transport + 'static, peers: u16) -> Pr
 }
 
 fn broker() -> Broker {
-    Broker::start(BrokerConfig { node: NodeId(1), directory: Box::new(LocalOnly::default()), shelf: None })
-        .expect("broker")
+    Broker::start(BrokerConfig::local()).expect("broker")
 }
 
 #[test]

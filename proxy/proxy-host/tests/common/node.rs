@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use abi::{Epoch, NodeId, PairId};
 use broker::{Broker, BrokerConfig, DcOptions, Privileges};
@@ -20,6 +21,9 @@ use super::proxy::PROXY_PROCESS;
 use super::register::{News, Places, Register};
 use super::wire::{Cables, Listening, address_of};
 use super::{CLUSTER, Control, DC, RunningProxy, Way};
+
+/// A machine may stand still while a proxy is replaced.
+const UNMANNED_MAX: Duration = Duration::from_secs(60);
 
 pub struct Node {
     pub name: String,
@@ -55,8 +59,9 @@ impl Node {
         let request = NodeRequest { node: &name, addresses: &[], valid: Validity::of_a_node() };
         authority.issue_node(&request, &tls_dir).expect("certificate");
         let register = Register { me: NodeId(number), pairs, places: places.clone(), news: news.clone() };
-        let broker = Broker::start(BrokerConfig { node: NodeId(number), directory: Box::new(register), shelf: None })
-            .expect("broker");
+        let (node, directory) = (NodeId(number), Box::new(register));
+        let config = BrokerConfig { node, directory, unmanned_max: UNMANNED_MAX, ..BrokerConfig::local() };
+        let broker = Broker::start(config).expect("broker");
         let socket = dir.join(format!("m3ipc-{number}"));
         let first = 256 + u32::from(number) * 1000;
         let options = DcOptions {
