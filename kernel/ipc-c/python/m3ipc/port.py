@@ -77,7 +77,13 @@ class Port:
         with _connected(path) as broker:
 
             def bound():
-                return opened(lib.m3_stand_by_fd, os.dup(broker.fileno()), endpoint, limit)
+                fd = os.dup(broker.fileno())
+                try:
+                    return opened(lib.m3_stand_by_fd, fd, endpoint, limit)
+                except ctypes.ArgumentError:
+                    # The library was not called, whose the descriptor would be.
+                    os.close(fd)
+                    raise
 
             # Cut in pieces, it would be no backup in between.
             port._handle = _in_a_thread(bound, lambda: broker.shutdown(socket.SHUT_RDWR), lib.m3_close)

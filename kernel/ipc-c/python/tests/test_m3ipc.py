@@ -105,6 +105,10 @@ class Messages(unittest.TestCase):
             self.client.notify(self.to, 2**64)
         with self.assertRaisesRegex(ctypes.ArgumentError, "NoneType"):
             self.client.sendrec(None, Message(1), NEVER_MIND)
+        open_before = len(os.listdir("/proc/self/fd"))
+        with self.assertRaisesRegex(ctypes.ArgumentError, "out of range"):
+            Port.stand_by(2**32 + self.to, NEVER_MIND)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), open_before)
 
     def test_notifications_merge_and_come_first(self):
         self.client.notify(self.to, 1)
