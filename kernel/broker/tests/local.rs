@@ -333,7 +333,8 @@ fn copier_refused_by_an_owner_that_waits_for_somebody_copies_when_there_is_room(
         copiers.iter().map(|copier| owner.grant(copier.endpoint(), &memory, Direction::Read).unwrap()).collect();
     let place = |copier: usize| Place { owner: Endpoint::FS, grant: grants[copier], offset: 0 };
     thread::scope(|scope| {
-        let calling = scope.spawn(move || owner.sendrec(Endpoint::DS, &Message::new(1), SOON).map(drop));
+        let calling = scope
+            .spawn(move || owner.sendrec(Endpoint::DS, &Message::new(1), Wait::For(Duration::from_secs(30))).map(drop));
         let request = busy.rcvrqst(SOON).unwrap();
         let mut last = copiers.pop().unwrap();
         for (number, copier) in copiers.iter_mut().enumerate() {
@@ -343,9 +344,8 @@ fn copier_refused_by_an_owner_that_waits_for_somebody_copies_when_there_is_room(
         // What the broker said of the lane is read by another call.
         last.notify(Endpoint::DS, 1).unwrap();
         drop(copiers.pop());
-        let until = Instant::now() + Duration::from_secs(5);
-        let limit = Wait::For(Duration::from_secs(2));
-        while let Err(error) = last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], limit) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON) {
             assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
         }
         busy.reply(Endpoint::FS, &request).unwrap();

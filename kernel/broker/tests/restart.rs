@@ -374,9 +374,10 @@ fn opening_and_closing_never_fails_however_often_the_broker_is_killed() {
     });
 }
 
-/// Endpoint 2 lives on node 9.
+/// Endpoint 2 lives on node 9, and `late` on node 8.
 #[derive(Default)]
 struct Elsewhere {
+    late: Arc<Mutex<Option<Endpoint>>>,
     /// Of every node.
     pairs: u8,
     /// Who was bound here, with the pid that the container knows.
@@ -387,6 +388,7 @@ impl Directory for Elsewhere {
     fn locate(&mut self, _: DcId, endpoint: Endpoint) -> Location {
         match endpoint {
             Endpoint::DS => Location::Remote { node: NodeId(9), epoch: Epoch(4) },
+            _ if Some(endpoint) == *self.late.lock().unwrap() => Location::Remote { node: NodeId(8), epoch: Epoch(1) },
             _ => Location::Unknown,
         }
     }
@@ -582,7 +584,7 @@ fn directory_is_told_the_same_pids_after_the_restart() {
     let _shelf = Program::ready(directory.path(), "shelf");
     let started = || {
         let bound = Arc::<Mutex<Vec<_>>>::default();
-        (broker_with(directory.path(), Elsewhere { pairs: 1, bound: bound.clone() }), bound)
+        (broker_with(directory.path(), Elsewhere { pairs: 1, bound: bound.clone(), ..Elsewhere::default() }), bound)
     };
     let (broker, bound) = started();
     let identity = ServerIdentity::new(Endpoint::FS, Epoch(1));
@@ -600,7 +602,8 @@ fn directory_is_told_the_same_pids_after_the_restart() {
 #[test]
 fn patient_calls_wait_for_a_proxy_that_is_expected_no_more() {
     let path = tempfile::tempdir().unwrap();
-    let directory = Box::new(Elsewhere { pairs: 1, ..Elsewhere::default() });
+    let late = Arc::<Mutex<Option<Endpoint>>>::default();
+    let directory = Box::new(Elsewhere { pairs: 1, late: late.clone(), ..Elsewhere::default() });
     let unmanned_max = Duration::from_millis(20);
     let broker = Broker::start(BrokerConfig { directory, unmanned_max, ..BrokerConfig::local() }).unwrap();
     broker.add_dc(DC, options(path.path())).unwrap();
@@ -611,12 +614,25 @@ fn patient_calls_wait_for_a_proxy_that_is_expected_no_more() {
         assert!(Instant::now() < until, "it counts as there without a proxy");
     }
     assert_eq!(caller.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap_err(), IpcError::NoLink);
+    let mut other = Port::connect(&socket_of(path.path()), None).unwrap();
     thread::scope(|scope| {
         let opening = scope.spawn(|| caller.open_ring(Endpoint::DS, SPEC, SOON).map(drop));
+        let opening_late = scope.spawn(|| other.open_ring(Endpoint::PM, SPEC, SOON).map(drop));
+        while broker.snapshot().unwrap().dcs[0].waiters < 2 {
+            assert!(Instant::now() < until + Duration::from_secs(10), "they do not wait");
+            thread::yield_now();
+        }
+        // Of a node that nobody here has met.
+        *late.lock().unwrap() = Some(Endpoint::PM);
+        broker.remote_bound(DC, Endpoint::PM, NodeId(8), Epoch(1)).unwrap();
         let mut proxy = StandInPort::from_socket(broker.proxy_socket().unwrap()).unwrap();
-        proxy.link(NodeId(9), LinkState::Up).unwrap();
-        while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenOut(_)) {}
-        assert_eq!(opening.join().unwrap(), Ok(()));
+        for node in [NodeId(9), NodeId(8)] {
+            proxy.link(node, LinkState::Up).unwrap();
+        }
+        for _ in 0..2 {
+            while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenOut(_)) {}
+        }
+        assert_eq!((opening.join().unwrap(), opening_late.join().unwrap()), (Ok(()), Ok(())));
     });
 }
 

@@ -14,7 +14,7 @@ use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
 use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
-use ipc::{Arena, Direction, Endpoint, IpcError, Message, Port, RingSpec, Source, Wait};
+use ipc::{Arena, Direction, Endpoint, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
 use ipc_core::{ChannelId, Data, Kind, Patience, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
@@ -63,12 +63,38 @@ fn what_rang_the_descriptor_of_a_proxy_that_slept_is_seen_with_its_next_look() {
 }
 
 #[test]
+fn proxy_ends_no_channel_of_others() {
+    let mut world = TwoNodes::new();
+    world.stop_relay();
+    let (mut near, mut client) = (world.near_server(Endpoint::FS, 1), world.program());
+    let ring = client.open_ring(Endpoint::FS, RingSpec { entries: 8, arena_bytes: 0 }, SOON).unwrap();
+    let Event::RingOpened(opened) = near.wait_event(SOON).unwrap() else { panic!("no ring") };
+    let channel = world.brokers[0].snapshot().unwrap().dcs[0].channels[0].channel;
+    let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
+    for reason in [IpcError::TableFull, IpcError::NoLink] {
+        proxy.close(channel, reason).unwrap();
+    }
+    // An answer in order behind what the proxy said.
+    let (caller, node, target, lane) = (Endpoint::DS, NodeId(2), Endpoint::PM, Lane::MESSAGES);
+    let nobody = OpenIn { dc: DC, caller, node, target, lane, ring: None, peer_channel: 1, incarnation: None };
+    proxy.open_in(&nobody).unwrap();
+    while !matches!(proxy.wait_event(SOON).unwrap(), StandInEvent::OpenedIn { .. }) {}
+    ring.submit(&Submission::default()).unwrap();
+    ring.publish();
+    assert!(matches!(near.wait_event(SOON).unwrap(), Event::RingReady(_)));
+    assert!(opened.next().unwrap().is_some());
+    assert_eq!((ring.is_closed(), opened.is_closed()), (None, None));
+}
+
+#[test]
 fn opener_hears_that_its_proxy_has_no_room_for_the_channel() {
     let mut world = TwoNodes::new();
     let _server = world.server(Endpoint::DS, 1);
     let mut client = world.program();
     world.stop_relay();
     let proxy = world.brokers[0].proxy_socket().unwrap();
+    let say = |packet: Packet| sys::seqpacket::send(&proxy, &packet.to_bytes(), &[] as &[OwnedFd]).unwrap();
+    say(Packet { node: NodeId(2), value: 1, ..Packet::new(Op::Link) });
     let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
     let refuse_next = || {
         loop {
@@ -77,8 +103,7 @@ fn opener_hears_that_its_proxy_has_no_room_for_the_channel() {
             let received = sys::seqpacket::receive(&proxy, &mut buffer).unwrap();
             let (packet, _) = Packet::split(&buffer[..received.bytes]).unwrap();
             if packet.op == Op::Accepted {
-                let close = Packet { channel: packet.channel, value: no_room.code(), ..Packet::new(Op::Close) };
-                return sys::seqpacket::send(&proxy, &close.to_bytes(), &[] as &[OwnedFd]).unwrap();
+                return say(Packet { channel: packet.channel, value: no_room.code(), ..Packet::new(Op::Close) });
             }
         }
     };

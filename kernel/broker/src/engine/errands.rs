@@ -18,7 +18,8 @@ use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
 #[derive(Debug)]
 pub(super) struct Errands {
     under_way: BTreeMap<u32, Errand>,
-    last: u32,
+    /// Its lower half is the number that was given last.
+    last: u64,
     /// Nodes that heard, since they could be reached, that nothing which was held there before is held any more.
     disowned: BTreeSet<NodeId>,
     answered: Answered,
@@ -77,16 +78,16 @@ pub(super) enum Asker {
 impl Errands {
     /// Numbers go on from `first`, the clock's milliseconds, which is ahead of those that a broker of this node gave before: an answer to one
     /// of them, which may come as late as it likes, is none to an errand of ours.
-    pub fn numbered_from(first: u32) -> Errands {
+    pub fn numbered_from(first: u64) -> Errands {
         Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new(), answered: Answered::default() }
     }
 
     /// The number of the next errand. It keeps up with the clock, so that a successor's numbers come after it however long this broker runs.
-    /// Never 0, which is the number of what needs no answer.
-    fn new_number(&mut self, now: u32) -> u32 {
-        let next = self.last.wrapping_add(1);
-        self.last = if is_before(next, now) { now } else { next }.max(1);
-        self.last
+    fn new_number(&mut self, now: u64) -> u32 {
+        self.last = now.max(self.last + 1);
+        // 0 is the number of what needs no answer.
+        self.last += u64::from(self.last as u32 == 0);
+        self.last as u32
     }
 
     pub fn forget(&mut self, owner: OwnerId) {
@@ -213,7 +214,7 @@ impl Engine {
         if !self.errands.has_room_for(1) {
             return Err(IpcError::TableFull);
         }
-        let number = self.errands.new_number(clock_millis() as u32);
+        let number = self.errands.new_number(clock_millis());
         let message = Packet { request: number, ..packet }.with_body(body);
         self.tell_broker(node, &message);
         self.errands.under_way.insert(number, Errand { asker, node, message });
@@ -365,19 +366,18 @@ mod tests {
 
     #[test]
     fn numbers_of_a_successor_come_after_those_of_a_broker_that_ran_for_a_month() {
-        const MONTH: u32 = 30 * 24 * 3600 * 1000;
-        for start in [1, u32::MAX - 3, u32::MAX / 2, u32::MAX - MONTH / 2] {
+        const MONTH: u64 = 30 * 24 * 3600 * 1000;
+        for start in [1, u64::from(u32::MAX) - 3, 1_795_000_000_000] {
             let mut errands = Errands::numbered_from(start);
-            let first = errands.new_number(start);
-            let in_the_middle = errands.new_number(start.wrapping_add(MONTH / 2));
-            let last = errands.new_number(start.wrapping_add(MONTH));
+            errands.new_number(start);
+            let last = errands.new_number(start + MONTH);
             // In the same millisecond, and when the clock is set back.
-            let more = errands.new_number(start.wrapping_add(MONTH - 1000));
-            let successor =
-                Errands::numbered_from(start.wrapping_add(MONTH + 100)).new_number(start.wrapping_add(MONTH + 100));
-            for (earlier, later) in [(first, in_the_middle), (in_the_middle, last), (last, more), (more, successor)] {
+            let more = [0, 1000].map(|back| errands.new_number(start + MONTH - back));
+            let successor = Errands::numbered_from(start + MONTH + 100).new_number(start + MONTH + 100);
+            for (earlier, later) in [(last, more[0]), (more[0], more[1]), (more[1], successor)] {
                 assert!(is_before(earlier, later), "{earlier} {later}");
             }
         }
+        assert_eq!(Errands::numbered_from(u64::from(u32::MAX)).new_number(0), 1);
     }
 }

@@ -156,7 +156,7 @@ impl Engine {
             unmanned: BTreeMap::new(),
             unmanned_max: config.unmanned_max,
             waiting_opens: HashMap::new(),
-            errands: Errands::numbered_from(millis as u32),
+            errands: Errands::numbered_from(millis),
             claims: HashMap::new(),
             waiting_binds: HashMap::new(),
             standing_by: HashMap::new(),

@@ -240,6 +240,9 @@ impl Engine {
 
     /// Somebody was bound: whoever waited for it goes on.
     pub(super) fn appeared(&mut self, dc: DcId, endpoint: Endpoint) {
+        if self.give_up_abandoned(dc, endpoint) {
+            return;
+        }
         self.named_appeared(dc, endpoint);
         let stay = self.cut_off_from(dc, endpoint);
         let Some(container) = self.containers.get_mut(&dc) else { return };

@@ -33,15 +33,21 @@ impl Engine {
     /// Makes sure that an endpoint is bound in the table, and that the pair is not down by which `own` talks with it.
     pub(super) fn reach(&mut self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<(), IpcError> {
         self.resolve(dc, to)?;
-        if let Some(Home::Remote { node }) = self.home(dc, to) {
-            let pair = self.pair_between(dc, own, to, node);
-            if self.is_abandoned(pair) {
-                // Also one that this broker has never met: whoever waits goes on when it comes.
-                self.link_down(node, pair);
-                return Err(IpcError::NoLink);
-            }
+        if self.give_up_abandoned(dc, to) {
+            return Err(IpcError::NoLink);
         }
         self.check_pair(dc, own, to)
+    }
+
+    /// With one pair, whose proxy is expected no more: also the node of an endpoint is given up that this broker has never met, so that
+    /// whoever waits goes on when its link is up. Whether it was given up.
+    pub(super) fn give_up_abandoned(&mut self, dc: DcId, endpoint: Endpoint) -> bool {
+        let Some(Home::Remote { node }) = self.home(dc, endpoint) else { return false };
+        let is_abandoned = self.pairs == 1 && self.is_abandoned(PairId::FIRST);
+        if is_abandoned {
+            self.link_down(node, PairId::FIRST);
+        }
+        is_abandoned
     }
 
     /// Whether no proxy is there, and none is expected any more.
@@ -51,8 +57,10 @@ impl Engine {
 
     pub(super) fn check_pair(&self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<(), IpcError> {
         match self.home(dc, to) {
-            Some(Home::Remote { node }) if self.links.is_pair_down(node, self.pair_between(dc, own, to, node)) => {
-                Err(IpcError::NoLink)
+            Some(Home::Remote { node }) => {
+                let pair = self.pair_between(dc, own, to, node);
+                let is_cut_off = self.links.is_pair_down(node, pair) || self.is_abandoned(pair);
+                if is_cut_off { Err(IpcError::NoLink) } else { Ok(()) }
             }
             _ => Ok(()),
         }

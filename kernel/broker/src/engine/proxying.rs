@@ -391,7 +391,9 @@ impl Engine {
     /// The proxy does not have the channel, so it says nothing of its end where the opener looks.
     fn refuse_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {
         let Some(container) = self.containers.get(&dc) else { return };
-        let Some(channel) = container.table.channels().get(id).copied() else { return };
+        let channel = container.table.channels().get(id).copied();
+        // A proxy has nothing to say of a channel of others.
+        let Some(channel) = channel.filter(|channel| channel.proxied.is_some()) else { return };
         if let Some(meter) = container.meter(id).filter(|_| self.proxy_role(dc, channel.left) == Role::Right) {
             meter.refuse(reason);
         }
