@@ -184,6 +184,7 @@ impl Nodes {
                 transport: None,
                 addr: addresses[other].to_string(),
                 tls: None,
+                plain_over: None,
             };
             let message = serde_json::to_vec(&ToProxy { peers: Some(vec![peer]) })?;
             sys::seqpacket::send(&proxy.control, &message, &[] as &[OwnedFd])?;

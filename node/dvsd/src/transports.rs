@@ -353,7 +353,14 @@ pub fn address(config: &Config, member: &NodeRecord, pair: PairId) -> Option<Pee
         transport: (!is_first_of_a_program).then(|| transport.name().to_owned()),
         addr,
         tls: link.and_then(|link| link.tls),
+        plain_over: link.filter(|_| config.proxy_program.is_none()).and_then(plain_over),
     })
+}
+
+/// Who lets one link be plain trusts the wires it was given, not all by which somebody may come.
+fn plain_over(link: &LinkSettings) -> Option<Vec<String>> {
+    let transports = link.transports.as_ref().filter(|_| link.tls == Some(false))?;
+    Some(transports.iter().map(|transport| transport.name().to_owned()).collect())
 }
 
 fn offered(transport: Transport, member: &NodeRecord, pair: PairId) -> Option<String> {
@@ -419,6 +426,18 @@ mod tests {
         let quic = Some(("10.0.0.2:7422".to_owned(), None));
         assert_eq!(dialled("transports = [\"quic\", \"tcp\"]", &far), quic);
         assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
+    }
+
+    #[test]
+    fn link_that_need_not_be_encrypted_over_its_transports_must_be_over_others() {
+        let plain_over = |text: &str| {
+            let text = format!("node = \"n1\"\nadvertise = \"10.0.0.1\"\ntransports = [\"unix\", \"tcp\"]\n{text}");
+            let config = toml::from_str::<Settings>(&text).unwrap().settle().unwrap();
+            address(&config, &member("another machine"), PairId::FIRST).and_then(|address| address.plain_over)
+        };
+        assert_eq!(plain_over("[links.n2]\ntls = false\ntransports = [\"tcp\"]"), Some(vec!["tcp".to_owned()]));
+        assert_eq!(plain_over("[links.n2]\ntls = false"), None);
+        assert_eq!(plain_over("[links.n2]\ntransports = [\"tcp\"]"), None);
     }
 
     #[test]

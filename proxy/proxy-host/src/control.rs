@@ -35,6 +35,9 @@ pub struct PeerAddress {
     /// `None`: as the spawn record says for all links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<bool>,
+    /// Names of the transports over which the node is believed without encryption, where `tls` allows that; `None`: over all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_over: Option<Vec<String>>,
 }
 
 /// From the proxy.

@@ -20,11 +20,32 @@ pub(crate) struct Address {
     pub(crate) text: String,
 }
 
+/// How a node is to be encrypted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Protection {
+    pub(crate) encryption: Encryption,
+    /// Over what it may come without, if at all; `None`: over everything.
+    plain_over: Option<Vec<Carrier>>,
+}
+
+impl Protection {
+    #[cfg(test)]
+    pub(crate) fn everywhere() -> Protection {
+        Protection { encryption: Encryption::Tls, plain_over: None }
+    }
+
+    /// Whether a node that came in this way is believed. One who came without encryption may be anybody that reaches the carrier.
+    pub(crate) fn lets_in(&self, came: Encryption, over: Carrier) -> bool {
+        let may_be_plain = || self.plain_over.as_ref().is_none_or(|carriers| carriers.contains(&over));
+        came == Encryption::Tls || self.encryption == Encryption::Plain && may_be_plain()
+    }
+}
+
 /// One node and how to reach it.
 pub(crate) struct Entry {
     pub(crate) peer: Peer<Local>,
     pub(crate) address: Address,
-    pub(crate) encryption: Encryption,
+    pub(crate) protection: Protection,
     /// The connection that is being dialled or carries the link.
     pub(crate) token: Option<u64>,
     pub(crate) next_dial: Duration,
@@ -36,7 +57,7 @@ impl Entry {
     pub(crate) fn new(
         identity: Identity,
         address: Address,
-        encryption: Encryption,
+        protection: Protection,
         common: &Common,
         now: Duration,
     ) -> Entry {
@@ -46,7 +67,7 @@ impl Entry {
         if common.compression == Compression::Lz4 {
             peer.pack_with(Box::new(Lz4::default()));
         }
-        Entry { peer, address, encryption, token: None, next_dial: now, pause: limits::REDIAL_MIN, last_error: None }
+        Entry { peer, address, protection, token: None, next_dial: now, pause: limits::REDIAL_MIN, last_error: None }
     }
 
     /// The connection failed or ended.
@@ -166,16 +187,16 @@ pub(crate) fn update(
     };
     let gone: Vec<NodeId> = table.iter().filter_map(gone).collect();
     changes.removed.extend(gone.iter().filter_map(|node| table.remove(node)));
-    for (node, (name, address, encryption)) in wanted {
+    for (node, (name, address, protection)) in wanted {
         match table.get_mut(&node) {
-            Some(entry) if entry.address == address && entry.encryption == encryption => {}
+            Some(entry) if entry.address == address && entry.protection == protection => {}
             Some(entry) => {
-                (entry.address, entry.encryption) = (address, encryption);
+                (entry.address, entry.protection) = (address, protection);
                 changes.moved.push(node);
             }
             None => {
                 let identity = Identity { cluster: common.me.cluster.clone(), node: name.to_owned(), id: node };
-                table.insert(node, Entry::new(identity, address, encryption, common, now));
+                table.insert(node, Entry::new(identity, address, protection, common, now));
                 changes.added.push(node);
             }
         }
@@ -183,7 +204,7 @@ pub(crate) fn update(
     Ok(changes)
 }
 
-type Wanted<'a> = HashMap<NodeId, (&'a str, Address, Encryption)>;
+type Wanted<'a> = HashMap<NodeId, (&'a str, Address, Protection)>;
 
 /// The entries that can be; why others cannot goes to `refused`.
 fn check<'a>(list: &'a [PeerAddress], common: &Common, carriers: &Carriers, refused: &mut Vec<String>) -> Wanted<'a> {
@@ -194,15 +215,15 @@ fn check<'a>(list: &'a [PeerAddress], common: &Common, carriers: &Carriers, refu
             Ok(_) if wanted.contains_key(&NodeId(peer.id)) => {
                 refused.push(format!("number {} of peer '{}' is given twice", peer.id, peer.name));
             }
-            Ok((address, encryption)) => {
-                wanted.insert(NodeId(peer.id), (peer.name.as_str(), address, encryption));
+            Ok((address, protection)) => {
+                wanted.insert(NodeId(peer.id), (peer.name.as_str(), address, protection));
             }
         }
     }
     wanted
 }
 
-fn check_one(peer: &PeerAddress, common: &Common, carriers: &Carriers) -> Result<(Address, Encryption), String> {
+fn check_one(peer: &PeerAddress, common: &Common, carriers: &Carriers) -> Result<(Address, Protection), String> {
     if peer.id == 0 || peer.id == common.me.id.0 || peer.name.len() > abi::limits::NAME_BYTES_MAX {
         return Err(format!("peer '{}' with number {} cannot be", peer.name, peer.id));
     }
@@ -214,7 +235,10 @@ fn check_one(peer: &PeerAddress, common: &Common, carriers: &Carriers) -> Result
     if encryption == Encryption::Tls && !common.can_encrypt {
         return Err(format!("the link with '{}' is to be encrypted, and this node has no certificates", peer.name));
     }
-    Ok((address_of(peer, carriers)?, encryption))
+    // One that this proxy has not lets nobody in.
+    let carriers_of = |names: &Vec<String>| names.iter().filter_map(|name| carriers.named(Some(name))).collect();
+    let plain_over = peer.plain_over.as_ref().map(carriers_of);
+    Ok((address_of(peer, carriers)?, Protection { encryption, plain_over }))
 }
 
 fn address_of(peer: &PeerAddress, carriers: &Carriers) -> Result<Address, String> {
@@ -302,7 +326,14 @@ mod tests {
     }
 
     fn peer(id: u16) -> PeerAddress {
-        PeerAddress { name: format!("n{id}"), id, transport: None, addr: ADDRESS.to_owned(), tls: None }
+        PeerAddress {
+            name: format!("n{id}"),
+            id,
+            transport: None,
+            addr: ADDRESS.to_owned(),
+            tls: None,
+            plain_over: None,
+        }
     }
 
     #[test]

@@ -299,10 +299,12 @@ impl Proxy {
                 // Nobody dials any more, or he is gone already.
                 Err(_) => return,
             };
-            let strangers = self.connections.values().filter(|c| c.stage == Stage::Stranger).count();
-            if strangers >= limits::STRANGERS_MAX {
-                self.refusals.tell(self.now(), &CutReason::Crowded);
-                continue;
+            let strangers = || self.connections.iter().filter(|(_, it)| it.stage == Stage::Stranger);
+            if strangers().count() >= limits::STRANGERS_MAX
+                && let Some(oldest) = strangers().map(|(token, _)| *token).min()
+            {
+                // Whoever belongs here has said so long ago.
+                self.drop_connection(oldest, CutReason::Crowded);
             }
             if !self.standing.is_complete {
                 continue;
@@ -402,7 +404,7 @@ impl Proxy {
         if !connection.session.is_from(hello.node, &self.common.me.cluster) {
             return Err(CutReason::Name { node: hello.node.to_owned() });
         }
-        if entry.encryption == Encryption::Tls && connection.session.encryption() == Encryption::Plain {
+        if !entry.protection.lets_in(connection.session.encryption(), connection.carrier) {
             return Err(CutReason::NotEncrypted);
         }
         entry.peer.accepted(now, &hello)?;
@@ -470,7 +472,7 @@ impl Proxy {
     fn dial(&mut self, node: NodeId, now: Duration) -> Result<(), CutReason> {
         let Some(entry) = self.peers.get(&node) else { return Ok(()) };
         let (carrier, name) = (entry.address.carrier, &entry.peer.identity().node);
-        let session = match (self.carriers.encryption(carrier), entry.encryption, &self.credentials) {
+        let session = match (self.carriers.encryption(carrier), entry.protection.encryption, &self.credentials) {
             (Encryption::Tls, ..) => Session::Sealed(None),
             (Encryption::Plain, Encryption::Plain, _) => Session::Plain,
             (Encryption::Plain, Encryption::Tls, None) => return Err(CutReason::NoCredentials),
@@ -651,7 +653,7 @@ impl Proxy {
             let of_transport = connection.and_then(|connection| connection.stream.round_trip());
             let encryption = match self.carriers.encryption(carrier) {
                 Encryption::Tls => Encryption::Tls,
-                Encryption::Plain => entry.encryption,
+                Encryption::Plain => entry.protection.encryption,
             };
             entry.status(now, self.carriers.name(carrier), encryption, of_transport)
         };

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::carriers::Carrier;
     use crate::connection::Stage;
-    use crate::peers::{Address, Common};
+    use crate::peers::{Address, Common, Protection};
     use crate::secure::{Credentials, Inward, Session};
     use crate::transport::{Compression, Encryption};
 
@@ -119,7 +119,7 @@ mod tests {
             began: 1,
         };
         let address = Address { carrier: Carrier::FIRST, text: String::new() };
-        Entry::new(identity(2), address, Encryption::Tls, &common, NOW)
+        Entry::new(identity(2), address, Protection::everywhere(), &common, NOW)
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn link(id: u16) -> LinkStatus {
 fn peer(id: u16) -> PeerAddress {
     // As long as the path of a Unix socket may be.
     let addr = format!("/{}", "p".repeat(106));
-    PeerAddress { name: name(id), id, transport: Some("unix".to_owned()), addr, tls: Some(false) }
+    PeerAddress { name: name(id), id, transport: Some("unix".to_owned()), addr, tls: Some(false), plain_over: None }
 }
 
 fn links() -> FromProxy {

@@ -57,16 +57,21 @@ fn refusal(answer: &[u8]) -> Option<(Refusal, String)> {
     }
 }
 
-/// Nobody is heard before the broker has said what there was before: then a node that nobody knows is told so.
-fn refuse_stranger(address: &str) {
+/// Nobody is heard before the broker has said what there was before.
+fn told(address: &str, hello: &[u8]) -> (Refusal, String) {
     let until = Instant::now() + PATIENCE;
-    let (refused, reason) = loop {
-        match refusal(&answer(address, &hello(9))) {
-            Some(told) => break told,
-            None => assert!(Instant::now() < until, "a stranger is told nothing"),
+    loop {
+        if let Some(told) = refusal(&answer(address, hello)) {
+            return told;
         }
+        assert!(Instant::now() < until, "a stranger is told nothing");
         std::thread::sleep(Duration::from_millis(5));
-    };
+    }
+}
+
+/// A node that nobody knows is told so.
+fn refuse_stranger(address: &str) {
+    let (refused, reason) = told(address, &hello(9));
     assert_eq!((refused, reason.as_str()), (Refusal::Identity, "node 9 is not among the peers"));
 }
 
@@ -83,6 +88,28 @@ fn proxy_of_another_version_and_a_node_nobody_knows_are_told_why_they_are_refuse
     let (refused, reason) = refusal(&answer(&address, &of_another_version)).expect("told");
     assert_eq!(refused, Refusal::Version);
     assert!(reason.contains(&format!("version {ANOTHER_VERSION}")), "{reason}");
+}
+
+#[test]
+fn node_that_may_be_plain_over_one_transport_is_not_believed_over_another() {
+    let mut pair = Pair::over(Way::Tcp);
+    let plain_over = Some(vec!["unix".to_owned(), "one that is not here".to_owned()]);
+    let peer = PeerAddress { tls: Some(false), plain_over, ..pair.a.as_peer() };
+    let (_proxy, _control) = pair.b.start_proxy(&peer, Encryption::Tls, calm_times());
+    let (refused, reason) = told(&pair.b.as_peer().addr, &hello(1));
+    assert!(refused == Refusal::Identity && reason.contains("encrypt"), "{refused:?} {reason}");
+}
+
+#[test]
+fn flood_of_strangers_who_say_nothing_keeps_nobody_out() {
+    let mut pair = Pair::over(Way::Tcp);
+    let peer = pair.a.as_peer();
+    let (_proxy, _control) = pair.b.start_proxy(&peer, Encryption::Plain, calm_times());
+    let address = pair.b.as_peer().addr;
+    refuse_stranger(&address);
+    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).expect("connected")).collect();
+    assert!(refusal(&answer(&address, &hello(9))).is_some(), "one more is heard");
+    drop(silent);
 }
 
 #[test]

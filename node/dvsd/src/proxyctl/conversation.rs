@@ -86,7 +86,14 @@ mod tests {
     const TCP: &str = "127.0.0.1:7421";
 
     fn peers(count: u16) -> Vec<PeerAddress> {
-        let peer = |id| PeerAddress { name: format!("n{id}"), id, transport: None, addr: TCP.to_owned(), tls: None };
+        let peer = |id| PeerAddress {
+            name: format!("n{id}"),
+            id,
+            transport: None,
+            addr: TCP.to_owned(),
+            tls: None,
+            plain_over: None,
+        };
         (1..=count).map(peer).collect()
     }
 

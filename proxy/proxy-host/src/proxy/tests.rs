@@ -136,7 +136,14 @@ fn proxy(broker: &Broker, transport: impl Transport + 'static, peers: u16) -> Pr
         control: None,
     };
     let mut proxy = Proxy::new(config).expect("proxy");
-    let peer = |id| PeerAddress { name: format!("n{id}"), id, transport: None, addr: String::new(), tls: None };
+    let peer = |id| PeerAddress {
+        name: format!("n{id}"),
+        id,
+        transport: None,
+        addr: String::new(),
+        tls: None,
+        plain_over: None,
+    };
     let peers: Vec<_> = (2..peers + 2).map(peer).collect();
     proxy.set_peers(&peers).expect("peers");
     proxy.standing.is_complete = true;

@@ -84,7 +84,14 @@ impl Node {
 
     pub fn as_peer_of(&self, pair: PairId) -> PeerAddress {
         let (transport, addr) = address_of(self.listening(pair), &self.tls_dir);
-        PeerAddress { name: self.name.clone(), id: self.id.0, transport: Some(transport.to_owned()), addr, tls: None }
+        PeerAddress {
+            name: self.name.clone(),
+            id: self.id.0,
+            transport: Some(transport.to_owned()),
+            addr,
+            tls: None,
+            plain_over: None,
+        }
     }
 
     fn listening(&self, pair: PairId) -> &Listening {

@@ -23,7 +23,8 @@ pub(super) struct Configs {
     pub(super) server: Arc<ServerConfig>,
 }
 
-pub(super) fn configs(credentials: &Credentials) -> Result<Configs, ProxyError> {
+/// `port`: where the proxy listens, which its successor does too and no proxy beside it.
+pub(super) fn configs(credentials: &Credentials, port: u16) -> Result<Configs, ProxyError> {
     let transport = Arc::new(transport());
 
     let mut tls = rustls::ClientConfig::clone(&credentials.client);
@@ -41,7 +42,8 @@ pub(super) fn configs(credentials: &Credentials) -> Result<Configs, ProxyError> 
 
     // A successor with the same key can tell peers that the connections of its predecessor are gone (RFC 9000 section 10.3). That
     // asks for numbers of connections which do not depend on the process.
-    let reset = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &credentials.secret("QUIC stateless reset"));
+    let secret = credentials.secret(&format!("QUIC stateless reset of port {port}"));
+    let reset = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret);
     let mut endpoint = EndpointConfig::new(Arc::new(reset));
     endpoint.cid_generator(|| Box::new(RandomConnectionIdGenerator::default()));
     endpoint

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 use quinn_proto::{ClientConfig, ConnectionHandle, DatagramEvent, Endpoint, Incoming, Transmit};
+use rustix::io::Errno;
 use sys::udp;
 
 use super::config::Configs;
@@ -40,7 +41,8 @@ struct Unsent {
     again: Instant,
 }
 
-const EMSGSIZE: i32 = rustix::io::Errno::MSGSIZE.raw_os_error();
+/// From interfaces without checksums of their own, and kernels that know no runs.
+const NO_RUNS: [i32; 3] = [Errno::IO.raw_os_error(), Errno::INVAL.raw_os_error(), Errno::OPNOTSUPP.raw_os_error()];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sent {
@@ -303,8 +305,8 @@ fn offer(socket: &OwnedFd, segments_max: &mut usize, to: SocketAddr, bytes: &[u8
     let Err(error) = udp::send(socket, to, bytes, segment) else { return Sent::Gone };
     match segment {
         _ if error.kind() == io::ErrorKind::WouldBlock => Sent::Full,
-        // Interfaces without checksums of their own send no runs; longer datagrams than the interface takes are another matter.
-        Some(segment) if error.raw_os_error() != Some(EMSGSIZE) => {
+        // For good: any other error may be over in a moment, as that of an interface that is down.
+        Some(segment) if error.raw_os_error().is_some_and(|error| NO_RUNS.contains(&error)) => {
             tracing::debug!("runs of datagrams cannot be sent: {error}");
             *segments_max = 1;
             for datagram in bytes.chunks(usize::from(segment).max(1)) {

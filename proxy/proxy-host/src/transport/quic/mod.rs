@@ -43,9 +43,9 @@ pub struct Quic {
 impl Quic {
     /// `socket` comes from [`sys::udp::open`].
     pub fn new(socket: OwnedFd, credentials: Credentials) -> Result<Quic, ProxyError> {
-        let configs = config::configs(&credentials)?;
         let address = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
         let local = address.map_err(|error| ProxyError::Poll(error.into()))?;
+        let configs = config::configs(&credentials, local.port())?;
         let core = Core::new(socket.try_clone().map_err(ProxyError::Poll)?, configs);
         Ok(Quic { shared: Arc::new(Mutex::new(core)), socket, local, credentials })
     }
