@@ -273,9 +273,21 @@ fn listen_tcp(config: &Config, port: u16) -> Result<TcpListener, ListenError> {
     TcpListener::bind(address).map_err(|cause| ListenError::Tcp { address, cause })
 }
 
+/// Told to listen everywhere, it listens where others look for it, if this machine has that address: answers then come from there, and not from
+/// whichever address of the machine is nearer, whose datagrams they would not take (RFC 9000 section 9).
 fn listen_quic(config: &Config, port: u16) -> Result<UdpSocket, ListenError> {
-    let address = SocketAddr::new(config.listen, port);
-    sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause })
+    let everywhere = SocketAddr::new(config.listen, port);
+    let open =
+        |address| sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause });
+    if !(config.listen.is_ipv4() && config.listen.is_unspecified() && config.advertise.is_ipv4()) {
+        return open(everywhere);
+    }
+    match open(SocketAddr::new(config.advertise, port)) {
+        Err(ListenError::Quic { cause, .. }) if cause.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            open(everywhere)
+        }
+        result => result,
+    }
 }
 
 fn listen_unix(config: &Config, proxy_uid: u32, pair: PairId) -> Result<UnixListener, ListenError> {
@@ -426,6 +438,18 @@ mod tests {
         let quic = Some(("10.0.0.2:7422".to_owned(), None));
         assert_eq!(dialled("transports = [\"quic\", \"tcp\"]", &far), quic);
         assert_eq!(dialled("transports = [\"unix\", \"eth\"]\nethernet = \"eth0\"", &far), eth);
+    }
+
+    #[test]
+    fn quic_told_to_listen_everywhere_answers_from_where_it_is_looked_for() {
+        let listens_at = |listen: &str, advertise: &str| {
+            let text = format!("node = \"n1\"\nlisten = \"{listen}\"\nadvertise = \"{advertise}\"");
+            let config = toml::from_str::<Settings>(&text).unwrap().settle().unwrap();
+            listen_quic(&config, 0).unwrap().local_addr().unwrap().ip().to_string()
+        };
+        assert_eq!(listens_at("0.0.0.0", "127.0.0.2"), "127.0.0.2");
+        assert_eq!(listens_at("0.0.0.0", "192.0.2.1"), "0.0.0.0", "an address that others translate");
+        assert_eq!(listens_at("127.0.0.1", "127.0.0.2"), "127.0.0.1");
     }
 
     #[test]
