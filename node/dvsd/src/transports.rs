@@ -273,17 +273,25 @@ fn listen_tcp(config: &Config, port: u16) -> Result<TcpListener, ListenError> {
     TcpListener::bind(address).map_err(|cause| ListenError::Tcp { address, cause })
 }
 
+/// Whether the kernel lets a socket have only addresses that the machine has.
+fn binds_to_own_addresses() -> bool {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind");
+    text.is_ok_and(|text| text.trim() == "0")
+}
+
 /// Told to listen everywhere, it listens where others look for it, if this machine has that address: answers then come from there, and not from
 /// whichever address of the machine is nearer, whose datagrams they would not take (RFC 9000 section 9).
 fn listen_quic(config: &Config, port: u16) -> Result<UdpSocket, ListenError> {
     let everywhere = SocketAddr::new(config.listen, port);
     let open =
         |address| sys::udp::open(address).map(UdpSocket::from).map_err(|cause| ListenError::Quic { address, cause });
-    if !(config.listen.is_ipv4() && config.listen.is_unspecified() && config.advertise.is_ipv4()) {
+    let may_narrow = config.listen.is_ipv4() && config.listen.is_unspecified() && config.advertise.is_ipv4();
+    if !(may_narrow && binds_to_own_addresses()) {
         return open(everywhere);
     }
     match open(SocketAddr::new(config.advertise, port)) {
         Err(ListenError::Quic { cause, .. }) if cause.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            tracing::info!(advertise = %config.advertise, "not an address of this machine: QUIC listens at all it has");
             open(everywhere)
         }
         result => result,
@@ -447,7 +455,8 @@ mod tests {
             let config = toml::from_str::<Settings>(&text).unwrap().settle().unwrap();
             listen_quic(&config, 0).unwrap().local_addr().unwrap().ip().to_string()
         };
-        assert_eq!(listens_at("0.0.0.0", "127.0.0.2"), "127.0.0.2");
+        let narrowed = if binds_to_own_addresses() { "127.0.0.2" } else { "0.0.0.0" };
+        assert_eq!(listens_at("0.0.0.0", "127.0.0.2"), narrowed);
         assert_eq!(listens_at("0.0.0.0", "192.0.2.1"), "0.0.0.0", "an address that others translate");
         assert_eq!(listens_at("127.0.0.1", "127.0.0.2"), "127.0.0.1");
     }

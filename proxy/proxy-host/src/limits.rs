@@ -9,9 +9,10 @@ pub const REFUSALS_TOLD: usize = 4;
 pub const REFUSAL_BYTES_MAX: usize = 256;
 /// Transports of one proxy: far more than exist.
 pub const TRANSPORTS_MAX: usize = 16;
-/// Connections whose peer has not said who it is. Each has a deadline, and the oldest makes room for another one, so a flood of strangers is shed
-/// and who belongs here gets in.
+/// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.
 pub const STRANGERS_MAX: usize = 64;
+/// When all places are taken, one that has said nothing for so long makes room for the next who dials: a handshake takes milliseconds, also among many.
+pub const STRANGER_GIVES_WAY: Duration = Duration::from_millis(500);
 /// Lines of the log about those who were refused, in each while: enough to see who it is.
 pub const REFUSALS_LOGGED: u32 = 5;
 pub const REFUSALS_LOGGED_WITHIN: Duration = Duration::from_secs(10);

@@ -299,12 +299,9 @@ impl Proxy {
                 // Nobody dials any more, or he is gone already.
                 Err(_) => return,
             };
-            let strangers = || self.connections.iter().filter(|(_, it)| it.stage == Stage::Stranger);
-            if strangers().count() >= limits::STRANGERS_MAX
-                && let Some(oldest) = strangers().map(|(token, _)| *token).min()
-            {
-                // Whoever belongs here has said so long ago.
-                self.drop_connection(oldest, CutReason::Crowded);
+            if !self.has_room_for_stranger() {
+                self.refusals.tell(self.now(), &CutReason::Crowded);
+                continue;
             }
             if !self.standing.is_complete {
                 continue;
@@ -315,6 +312,21 @@ impl Proxy {
             };
             self.add(Connection::new(stream, carrier, session, Stage::Stranger, self.now()));
         }
+    }
+
+    /// Makes room, if need be: whoever belongs here says so in far less time than the oldest has had.
+    fn has_room_for_stranger(&mut self) -> bool {
+        let strangers = || self.connections.iter().filter(|(_, it)| it.stage == Stage::Stranger);
+        if strangers().count() < limits::STRANGERS_MAX {
+            return true;
+        }
+        let overdue = self.now().saturating_sub(limits::STRANGER_GIVES_WAY);
+        let oldest = strangers().min_by_key(|(token, _)| **token).filter(|(_, it)| it.since <= overdue);
+        let oldest = oldest.map(|(token, _)| *token);
+        if let Some(token) = oldest {
+            self.drop_connection(token, CutReason::Crowded);
+        }
+        oldest.is_some()
     }
 
     fn add(&mut self, connection: Connection) -> Option<u64> {

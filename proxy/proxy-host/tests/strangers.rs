@@ -107,9 +107,18 @@ fn flood_of_strangers_who_say_nothing_keeps_nobody_out() {
     let (_proxy, _control) = pair.b.start_proxy(&peer, Encryption::Plain, calm_times());
     let address = pair.b.as_peer().addr;
     refuse_stranger(&address);
-    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).expect("connected")).collect();
-    assert!(refusal(&answer(&address, &hello(9))).is_some(), "one more is heard");
-    drop(silent);
+    // As long as a machine does not stand still, some of them are not overdue when one more is heard.
+    let is_heard_beside_them = || {
+        let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).expect("connected")).collect();
+        refuse_stranger(&address);
+        silent.iter().any(is_open)
+    };
+    assert!((0..5).any(|_| is_heard_beside_them()), "one more is heard when all have had their time");
+}
+
+fn is_open(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("a socket");
+    matches!(stream.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 #[test]
