@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint, PairId};
-use ipc::protocol::{Op, Packet};
+use ipc::protocol::Op;
 use ipc_core::ChannelId;
 
 use crate::ledger::{Charge, Member, Person};
@@ -57,8 +57,6 @@ pub(crate) struct Connection {
     outbox: VecDeque<Packed>,
     /// Those in the outbox that others caused.
     about_channels: usize,
-    /// Those in the outbox of which one says as much as many.
-    nudges: Vec<Op>,
     /// The first request this broker read, and the highest.
     requests_read: Option<(u32, u32)>,
 }
@@ -66,6 +64,7 @@ pub(crate) struct Connection {
 /// A message as it is sent.
 #[derive(Debug)]
 pub(crate) struct Packed {
+    pub op: Op,
     pub message: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
     /// For the descriptors, while they cannot be sent.
@@ -73,19 +72,15 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    fn op(&self) -> Option<Op> {
-        Packet::split(&self.message).map(|(packet, _)| packet.op)
+    /// What the party of a channel is told because another one opened or ended it.
+    fn is_about_channel(&self) -> bool {
+        matches!(self.op, Op::Accepted | Op::Ended)
     }
-}
 
-/// What the party of a channel is told because another one opened or ended it.
-fn is_about_channel(op: Option<Op>) -> bool {
-    matches!(op, Some(Op::Accepted | Op::Ended))
-}
-
-/// What has its receiver look at its own page, where all is that happened by then.
-fn nudge(op: Option<Op>) -> Option<Op> {
-    op.filter(|op| matches!(op, Op::WakeUp | Op::Hold))
+    /// What has its receiver look at its own page, where all is that happened by then: one says as much as many.
+    fn is_nudge(&self) -> bool {
+        matches!(self.op, Op::WakeUp | Op::Hold)
+    }
 }
 
 /// What became of a packet.
@@ -109,7 +104,6 @@ impl Connection {
             to_resume: None,
             outbox: VecDeque::new(),
             about_channels: 0,
-            nudges: Vec::new(),
             requests_read: None,
         }
     }
@@ -155,20 +149,19 @@ impl Connection {
 
     /// Sends or queues; never blocks.
     pub fn send(&mut self, packed: Packed) -> Sent {
-        let op = packed.op();
-        if nudge(op).is_some_and(|nudge| self.nudges.contains(&nudge)) {
+        if packed.is_nudge() && self.outbox.iter().any(|waiting| waiting.op == packed.op) {
             return Sent::Waiting;
         }
+        let is_about_channel = packed.is_about_channel();
         let (waiting, most) = match self.party {
             Party::Proxy { .. } => (self.outbox.len(), OUTBOX_OF_PROXY_MAX),
-            _ if is_about_channel(op) => (self.about_channels, OUTBOX_OF_CHANNELS_MAX),
+            _ if is_about_channel => (self.about_channels, OUTBOX_OF_CHANNELS_MAX),
             _ => (self.outbox.len() - self.about_channels, OUTBOX_MAX),
         };
         if waiting >= most {
             return Sent::Lost;
         }
-        self.about_channels += usize::from(is_about_channel(op));
-        self.nudges.extend(nudge(op));
+        self.about_channels += usize::from(is_about_channel);
         self.outbox.push_back(packed);
         self.flush()
     }
@@ -177,9 +170,7 @@ impl Connection {
         while let Some(packed) = self.outbox.front() {
             match sys::seqpacket::send(&self.socket, &packed.message, &packed.descriptors) {
                 Ok(()) => {
-                    let op = packed.op();
-                    self.about_channels -= usize::from(is_about_channel(op));
-                    self.nudges.retain(|nudged| Some(*nudged) != nudge(op));
+                    self.about_channels -= usize::from(packed.is_about_channel());
                     self.outbox.pop_front();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Waiting,
@@ -192,7 +183,7 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use ipc::protocol::MESSAGE_BYTES_MAX;
+    use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
 
     use super::*;
 
@@ -200,10 +191,11 @@ mod tests {
     fn who_does_not_read_is_woken_as_often_as_somebody_likes() {
         let (socket, other) = sys::seqpacket::pair().unwrap();
         let mut connection = Connection::new(socket, Party::Program { dc: DcId(1), pid: 1, uid: 0 });
-        let mut send = |op| {
+        let packed = |op| {
             let message = Packet::new(op).with_body(&[]);
-            connection.send(Packed { message, descriptors: Vec::new(), _charge: None })
+            Packed { op, message, descriptors: Vec::new(), _charge: None }
         };
+        let mut send = |op| connection.send(packed(op));
         while send(Op::Done) == Sent::All {}
         for _ in 0..2 * OUTBOX_MAX {
             assert_eq!((send(Op::WakeUp), send(Op::Hold)), (Sent::Waiting, Sent::Waiting));
@@ -218,8 +210,7 @@ mod tests {
         }
         let nudges: Vec<Op> = read.into_iter().filter(|op| *op != Op::Done).collect();
         assert_eq!(nudges, [Op::WakeUp, Op::Hold]);
-        let message = Packet::new(Op::WakeUp).with_body(&[]);
-        assert_eq!(connection.send(Packed { message, descriptors: Vec::new(), _charge: None }), Sent::All);
+        assert_eq!(connection.send(packed(Op::WakeUp)), Sent::All);
     }
 
     #[test]

@@ -295,29 +295,53 @@ fn rings_that_ended_before_anybody_heard_of_them_are_not_kept() {
     });
 }
 
+/// A program and what it may copy.
+struct Copier(Port, Place);
+
+impl Copier {
+    fn copy(&mut self) -> Result<(), IpcError> {
+        self.0.copy_from(self.1, &mut [0; 8], SOON)
+    }
+
+    /// Somebody has made room, of which the owner hears in a moment.
+    fn copy_when_there_is_room(&mut self) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = self.copy() {
+            assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
+        }
+    }
+}
+
+/// As many as there is room for, and one more.
+fn copiers(world: &OneNode, owner: &mut Port) -> Vec<Copier> {
+    let memory = Arena::private(8).unwrap();
+    let copier = |_| {
+        let port = world.program();
+        let grant = owner.grant(port.endpoint(), &memory, Direction::Read).unwrap();
+        Copier(port, Place { owner: owner.endpoint(), grant, offset: 0 })
+    };
+    (0..=COPIERS_PER_ENDPOINT).map(copier).collect()
+}
+
+/// All copy but the last, for whom there is no room.
+fn take_all_room(copiers: &mut Vec<Copier>) -> Copier {
+    let mut last = copiers.pop().unwrap();
+    copiers.iter_mut().for_each(|copier| copier.copy().unwrap());
+    assert_eq!(last.copy(), Err(IpcError::TableFull));
+    last
+}
+
 #[test]
 fn copier_for_whom_there_is_no_room_hears_it_and_copies_when_there_is() {
     let world = OneNode::new();
     let mut owner = world.server(Endpoint::FS, 1);
-    let mut copiers: Vec<Port> = (0..=COPIERS_PER_ENDPOINT).map(|_| world.program()).collect();
-    let memory = Arena::private(8).unwrap();
-    let grants: Vec<_> =
-        copiers.iter().map(|copier| owner.grant(copier.endpoint(), &memory, Direction::Read).unwrap()).collect();
-    let place = |copier: usize| Place { owner: Endpoint::FS, grant: grants[copier], offset: 0 };
+    let mut copiers = copiers(&world, &mut owner);
     thread::scope(|scope| {
         let serving = scope.spawn(move || owner.receive(Source::Any, Wait::For(Duration::from_secs(30))).map(drop));
-        let mut last = copiers.pop().unwrap();
-        for (number, copier) in copiers.iter_mut().enumerate() {
-            copier.copy_from(place(number), &mut [0; 8], SOON).unwrap();
-        }
-        let mut copy = || last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON);
-        assert_eq!(copy(), Err(IpcError::TableFull));
-        let mut ends_it = copiers.pop().unwrap();
+        let mut last = take_all_room(&mut copiers);
+        let Copier(mut ends_it, _) = copiers.pop().unwrap();
         drop(copiers.pop());
-        let until = Instant::now() + Duration::from_secs(10);
-        while let Err(error) = copy() {
-            assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
-        }
+        last.copy_when_there_is_room();
         ends_it.send(Endpoint::FS, &Message::new(1), SOON).unwrap();
         serving.join().unwrap().unwrap();
     });
@@ -327,27 +351,16 @@ fn copier_for_whom_there_is_no_room_hears_it_and_copies_when_there_is() {
 fn copier_refused_by_an_owner_that_waits_for_somebody_copies_when_there_is_room() {
     let world = OneNode::new();
     let (mut owner, mut busy) = (world.server(Endpoint::FS, 1), world.server(Endpoint::DS, 1));
-    let mut copiers: Vec<Port> = (0..=COPIERS_PER_ENDPOINT).map(|_| world.program()).collect();
-    let memory = Arena::private(8).unwrap();
-    let grants: Vec<_> =
-        copiers.iter().map(|copier| owner.grant(copier.endpoint(), &memory, Direction::Read).unwrap()).collect();
-    let place = |copier: usize| Place { owner: Endpoint::FS, grant: grants[copier], offset: 0 };
+    let mut copiers = copiers(&world, &mut owner);
     thread::scope(|scope| {
-        let calling = scope
-            .spawn(move || owner.sendrec(Endpoint::DS, &Message::new(1), Wait::For(Duration::from_secs(30))).map(drop));
+        let limit = Wait::For(Duration::from_secs(30));
+        let calling = scope.spawn(move || owner.sendrec(Endpoint::DS, &Message::new(1), limit).map(drop));
         let request = busy.rcvrqst(SOON).unwrap();
-        let mut last = copiers.pop().unwrap();
-        for (number, copier) in copiers.iter_mut().enumerate() {
-            copier.copy_from(place(number), &mut [0; 8], SOON).unwrap();
-        }
-        assert_eq!(last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON), Err(IpcError::TableFull));
+        let mut last = take_all_room(&mut copiers);
         // What the broker said of the lane is read by another call.
-        last.notify(Endpoint::DS, 1).unwrap();
+        last.0.notify(Endpoint::DS, 1).unwrap();
         drop(copiers.pop());
-        let until = Instant::now() + Duration::from_secs(10);
-        while let Err(error) = last.copy_from(place(COPIERS_PER_ENDPOINT), &mut [0; 8], SOON) {
-            assert!(error == IpcError::TableFull && Instant::now() < until, "{error}");
-        }
+        last.copy_when_there_is_room();
         busy.reply(Endpoint::FS, &request).unwrap();
         calling.join().unwrap().unwrap();
     });

@@ -217,6 +217,12 @@ impl Link {
         self.own.store(side::CLOSED, code, Ordering::Release);
     }
 
+    /// Says in memory why this party closes the channel, and wakes the peer.
+    pub fn close(&self, code: u32) {
+        self.set_own_closed(code);
+        self.kick();
+    }
+
     // State words, writable by both.
 
     #[inline]

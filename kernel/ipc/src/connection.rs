@@ -193,6 +193,11 @@ impl Connection {
         }
     }
 
+    /// Gives a channel back, for the reason of this code. One that the broker does not hear of ends with this connection.
+    pub fn close_channel(&mut self, channel: ChannelId, code: u32) {
+        let _ = self.send(&Packet { channel, value: code, ..Packet::new(Op::Close) });
+    }
+
     /// Sends what `Packet::with_body` made, without waiting: `false` when the broker does not read.
     pub fn try_send(&mut self, message: &[u8]) -> Result<bool, IpcError> {
         if self.lost {

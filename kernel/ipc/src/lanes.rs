@@ -16,7 +16,7 @@ use ipc_shm::{ControlPage, ForkGuard, Link, Other, Sleep};
 use crate::connection::{Connection, Notice};
 use crate::copy::{COPY_SPEC, Copying, serve};
 use crate::delegate::{DELEGATE_SPEC, Delegating, Inward, Origin, Outward, told_to_client};
-use crate::protocol::{Op, Packet};
+use crate::protocol::Packet;
 use crate::ring::{RingClient, RingServer, RingShared, RingSpec};
 use crate::talk::{answer_relayed, claim_reply};
 
@@ -435,9 +435,8 @@ impl Attend<'_> {
 
     /// Tells a caller why there is no answer.
     fn end_channel(&mut self, link: &Link, channel: ChannelId, reason: IpcError) {
-        link.set_own_closed(reason.code());
-        link.kick();
-        self.say_closed(channel, reason);
+        link.close(reason.code());
+        self.connection.close_channel(channel, reason.code());
         self.lanes.delegating.ended.push((channel, reason));
     }
 
@@ -449,20 +448,13 @@ impl Attend<'_> {
         let spec = packet.ring().map(RingSpec::check).transpose();
         let link = spec.and_then(|spec| crate::port::map_channel(notice, spec)).map(Arc::new);
         let adopted = link.and_then(|link| {
-            let purpose = self.lanes.adopt(&packet, link.clone(), self.connection).inspect_err(|error| {
-                link.set_own_closed(error.code());
-                link.kick();
-            })?;
+            let adopted = self.lanes.adopt(&packet, link.clone(), self.connection);
+            let purpose = adopted.inspect_err(|error| link.close(error.code()))?;
             Ok(Accepted { channel: packet.channel, peer: packet.peer.ok_or(IpcError::NoBroker)?, link, purpose })
         });
         match adopted {
             Ok(accepted) => self.lanes.unslotted.push(accepted),
-            Err(error) => self.say_closed(packet.channel, error),
+            Err(error) => self.connection.close_channel(packet.channel, error.code()),
         }
-    }
-
-    fn say_closed(&mut self, channel: ChannelId, reason: IpcError) {
-        let close = Packet { channel, value: reason.code(), ..Packet::new(Op::Close) };
-        let _ = self.connection.send(&close);
     }
 }

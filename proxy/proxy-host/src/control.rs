@@ -96,8 +96,13 @@ impl FromProxy {
 
 /// Cuts a text to [`TEXT_BYTES_MAX`].
 pub fn shorten(text: &mut String) {
-    let ends = |end: &usize| text.is_char_boundary(*end);
-    text.truncate((0..=TEXT_BYTES_MAX).rev().find(ends).unwrap_or(0));
+    text.truncate(beginning(text, TEXT_BYTES_MAX).len());
+}
+
+/// The beginning of a text, of so many bytes at most.
+pub(crate) fn beginning(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

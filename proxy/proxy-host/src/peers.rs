@@ -7,7 +7,7 @@ use abi::{Epoch, NodeId, PairId};
 use proxy_link::{Identity, LinkTimes, Peer, Phase};
 
 use crate::carriers::{Carrier, Carriers};
-use crate::control::{LinkState, LinkStatus, PeerAddress};
+use crate::control::{LinkState, LinkStatus, PeerAddress, beginning};
 use crate::limits;
 use crate::local::Local;
 use crate::lz4::Lz4;
@@ -256,17 +256,13 @@ fn address_of(peer: &PeerAddress, carriers: &Carriers) -> Result<Address, String
 
 /// In one line, of which the daemon can take more than the state of all links beside.
 fn told(refused: &[String]) -> Option<String> {
-    let first = refused.iter().take(limits::REFUSALS_TOLD).map(|why| shortened(why));
+    let shortened = refused.iter().map(|why| beginning(why, limits::REFUSAL_BYTES_MAX));
+    let first = shortened.take(limits::REFUSALS_TOLD);
     let mut text = first.collect::<Vec<_>>().join("; ");
     if let Some(more) = refused.len().checked_sub(limits::REFUSALS_TOLD).filter(|more| *more > 0) {
         text.push_str(&format!("; and {more} more"));
     }
     (!refused.is_empty()).then_some(text)
-}
-
-fn shortened(text: &str) -> &str {
-    let end = (0..=limits::REFUSAL_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.get(..end.unwrap_or(0)).unwrap_or(text)
 }
 
 #[cfg(test)]

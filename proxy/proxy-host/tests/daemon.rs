@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use abi::{Endpoint, Message, PairId};
-use common::{PATIENCE, Pair, Way, Which};
+use common::{Control, PATIENCE, Pair, RunningProxy, Way, Which};
 use ipc::Wait;
 
 const SERVER: Endpoint = Endpoint::FS;
@@ -16,13 +16,18 @@ const DOWN_MS: u64 = 1000;
 /// The far node waits for the whole of it.
 const FAR_DOWN_MS: u64 = 10_000;
 
+/// The proxies of A and B, with their controls; that of A gives its peers up after so many milliseconds.
+fn link(pair: &mut Pair, down_ms: u64) -> [(RunningProxy, Control); 2] {
+    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
+    let linked = [pair.a.spawn_proxy(&peer_b, down_ms), pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS)];
+    linked[0].1.wait_until_up();
+    linked
+}
+
 #[test]
 fn call_goes_on_when_the_successor_of_a_killed_proxy_hears_late_which_nodes_there_are() {
     let mut pair = Pair::over(Way::Tcp);
-    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
-    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
-    control.wait_until_up();
+    let [(mut proxy, _control), _far] = link(&mut pair, DOWN_MS);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let caller = thread::spawn(move || client.sendrec(SERVER, &Message::new(1).with_word(0, 42), WAIT));
     let request = server.rcvrqst(WAIT).expect("a request");
@@ -31,7 +36,7 @@ fn call_goes_on_when_the_successor_of_a_killed_proxy_hears_late_which_nodes_ther
     let (_successor, control) = pair.a.spawn_proxy_without_list(PairId::FIRST, DOWN_MS);
     // Not for synchronisation: longer than a channel whose node is not in the list may wait.
     thread::sleep(Duration::from_millis(DOWN_MS + DOWN_MS / 2));
-    control.set_peers(&[peer_b]);
+    control.set_peers(&[pair.b.as_peer()]);
     server.reply(request.source.expect("a source"), &request).expect("replied");
     let reply = caller.join().expect("the caller").expect("answered");
     assert_eq!(reply.word(0), 42);
@@ -40,10 +45,7 @@ fn call_goes_on_when_the_successor_of_a_killed_proxy_hears_late_which_nodes_ther
 #[test]
 fn channel_with_a_node_that_is_in_no_list_ends_when_the_limit_has_passed() {
     let mut pair = Pair::over(Way::Tcp);
-    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, DOWN_MS);
-    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
-    control.wait_until_up();
+    let [(mut proxy, _control), _far] = link(&mut pair, DOWN_MS);
     let (mut client, mut server) = (pair.bind(Which::A, CLIENT), pair.bind(Which::B, SERVER));
     let caller = thread::spawn(move || client.sendrec(SERVER, &Message::new(1), WAIT));
     server.rcvrqst(WAIT).expect("a request");
@@ -60,10 +62,7 @@ fn proxy_that_loses_a_living_broker_says_so_and_its_successor_opens_what_it_coul
         return eprintln!("SKIPPED: this test needs root, to reach into a proxy");
     }
     let mut pair = Pair::over(Way::Tcp);
-    let (peer_a, peer_b) = (pair.a.as_peer(), pair.b.as_peer());
-    let (mut proxy, control) = pair.a.spawn_proxy(&peer_b, FAR_DOWN_MS);
-    let (_far, _far_control) = pair.b.spawn_proxy(&peer_a, FAR_DOWN_MS);
-    control.wait_until_up();
+    let [(mut proxy, control), _far] = link(&mut pair, FAR_DOWN_MS);
     let (mut client, mut late) = (pair.bind(Which::A, CLIENT), pair.bind(Which::A, Endpoint::DS));
     let mut server = pair.bind(Which::B, SERVER);
     let serving = thread::spawn(move || {
@@ -82,6 +81,7 @@ fn proxy_that_loses_a_living_broker_says_so_and_its_successor_opens_what_it_coul
     assert_eq!(call(2), Ok(2));
     let opening = thread::spawn(move || late.sendrec(SERVER, &Message::new(1).with_word(0, 3), WAIT));
     proxy.kill();
+    let peer_b = pair.b.as_peer();
     let (_successor, control) = pair.a.spawn_proxy(&peer_b, FAR_DOWN_MS);
     control.wait_until_up();
     assert!(!control.latest().is_alone);

@@ -251,15 +251,13 @@ impl Engine {
     }
 
     fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) -> Sent {
-        self.send_message(owner, packet.to_bytes().to_vec(), descriptors)
+        let message = packet.to_bytes().to_vec();
+        self.send_packed(owner, Packed { op: packet.op, message, descriptors, _charge: None })
     }
 
     fn send_with_body(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) -> Sent {
-        self.send_message(owner, packet.with_body(body), Vec::new())
-    }
-
-    fn send_message(&mut self, owner: OwnerId, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Sent {
-        self.send_packed(owner, Packed { message, descriptors, _charge: None })
+        let message = packet.with_body(body);
+        self.send_packed(owner, Packed { op: packet.op, message, descriptors: Vec::new(), _charge: None })
     }
 
     fn send_packed(&mut self, owner: OwnerId, packed: Packed) -> Sent {

@@ -140,7 +140,8 @@ impl Engine {
     ) -> Sent {
         let kept = self.containers.get(&dc).and_then(|container| container.kept.get(&channel));
         let charge = kept.and_then(Kept::charge).map(|charge| charge.besides(descriptors.len()));
-        self.send_packed(owner, Packed { message: packet.to_bytes().to_vec(), descriptors, _charge: charge })
+        let message = packet.to_bytes().to_vec();
+        self.send_packed(owner, Packed { op: packet.op, message, descriptors, _charge: charge })
     }
 
     /// Makes a process look at what it was sent that sleeps in a call to one peer, or spins.
@@ -173,9 +174,6 @@ impl Engine {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let proxied = remote_node(container, left).or(remote_node(container, right));
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
-        if proxied.is_some() && self.is_abandoned(pair) {
-            return Err(IpcError::NoLink);
-        }
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
         let Size { entries, arena_bytes } = size;

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
 use ipc::protocol::{Op, Packet};
-use ipc_core::ChannelId;
 use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{ControlWriter, Life, Role};
 
@@ -102,11 +101,15 @@ impl Engine {
                 return self.send_errands_again(None);
             };
             // One that has ended meanwhile is none.
-            let sent = match self.resumed(dc, id) {
+            let container = self.containers.get(&dc);
+            let Some(channel) = container.and_then(|container| container.table.channels().get(id)).copied() else {
+                continue;
+            };
+            let sent = match self.resumed(dc, &channel) {
                 Some(Ok((packet, descriptors))) => self.send(proxy, packet, descriptors),
                 Some(Err(error)) => {
                     tracing::error!(channel = %id, %error, "a channel was not handed to the proxy and ends");
-                    self.refuse_proxied(dc, id, IpcError::NoLink);
+                    self.refuse_proxied(dc, channel, IpcError::NoLink);
                     continue;
                 }
                 None => continue,
@@ -117,10 +120,8 @@ impl Engine {
         }
     }
 
-    fn resumed(&self, dc: DcId, id: ChannelId) -> Option<Result<(Packet, Vec<OwnedFd>), IpcError>> {
-        let container = self.containers.get(&dc)?;
-        let channel = container.table.channels().get(id)?;
-        let Kept::Proxied { files, far, .. } = container.kept.get(&id)? else { return None };
+    fn resumed(&self, dc: DcId, channel: &Channel) -> Option<Result<(Packet, Vec<OwnedFd>), IpcError>> {
+        let Kept::Proxied { files, far, .. } = self.containers.get(&dc)?.kept.get(&channel.id)? else { return None };
         let role = self.proxy_role(dc, channel.left);
         let packet = flipped(self.with_calls(dc, Packet { far: *far, ..notice(Op::Resumed, dc, channel, role) }));
         Some(self.party_descriptors(dc, channel, files, role).map(|descriptors| (packet, descriptors)))
@@ -380,34 +381,36 @@ impl Engine {
     }
 
     fn close_by_proxy(&mut self, packet: Packet) {
-        let holder = self.containers.iter().find(|(_, it)| it.table.channels().get(packet.channel).is_some());
-        match holder.map(|(dc, _)| *dc) {
-            Some(dc) if is_refusal(packet.error()) => self.refuse_proxied(dc, packet.channel, packet.error()),
-            Some(dc) => self.end_proxied(dc, packet.channel, packet.error()),
-            None => {}
+        let found = self
+            .containers
+            .iter()
+            .find_map(|(dc, container)| Some((*dc, container.table.channels().get(packet.channel).copied()?)));
+        // It has nothing to say of a channel of others.
+        let Some((dc, channel)) = found.filter(|(_, channel)| channel.proxied.is_some()) else { return };
+        let reason = packet.error();
+        if is_refusal(reason) {
+            self.refuse_proxied(dc, channel, reason);
+        } else {
+            self.end_proxied(dc, channel, reason);
         }
     }
 
     /// The proxy does not have the channel, so it says nothing of its end where the opener looks.
-    fn refuse_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {
-        let Some(container) = self.containers.get(&dc) else { return };
-        let channel = container.table.channels().get(id).copied();
-        // A proxy has nothing to say of a channel of others.
-        let Some(channel) = channel.filter(|channel| channel.proxied.is_some()) else { return };
-        if let Some(meter) = container.meter(id).filter(|_| self.proxy_role(dc, channel.left) == Role::Right) {
+    fn refuse_proxied(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
+        let meter = self.containers.get(&dc).and_then(|container| container.meter(channel.id));
+        if let Some(meter) = meter.filter(|_| self.proxy_role(dc, channel.left) == Role::Right) {
             meter.refuse(reason);
         }
-        self.end_proxied(dc, id, reason);
+        self.end_proxied(dc, channel, reason);
         self.tell_initiator(dc, channel, reason);
     }
 
-    fn end_proxied(&mut self, dc: DcId, id: ChannelId, reason: IpcError) {
-        let Some(container) = self.containers.get_mut(&dc) else { return };
-        let Some(channel) = container.table.channels().get(id).copied() else { return };
-        let Some(from) = channel.proxied else { return };
-        container.table.close(id);
+    fn end_proxied(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
+        if let Some(container) = self.containers.get_mut(&dc) {
+            container.table.close(channel.id);
+        }
         self.channel_ended(dc, channel, None, reason);
-        if reason == IpcError::Moved {
+        if let (IpcError::Moved, Some(from)) = (reason, channel.proxied) {
             self.left_behind(dc, channel.left, from);
             self.left_behind(dc, channel.right, from);
         }

@@ -254,15 +254,8 @@ impl Port {
     /// Closes a channel whose peer broke the protocol.
     pub(super) fn close_slot(&mut self, key: SlotKey, reason: IpcError) {
         if let Some(slot) = self.slots.get_mut(key) {
-            slot.link.set_own_closed(reason.code());
-            slot.link.kick();
-            let channel = slot.channel;
-            let close = crate::protocol::Packet {
-                channel,
-                value: reason.code(),
-                ..crate::protocol::Packet::new(crate::protocol::Op::Close)
-            };
-            let _ = self.connection.send(&close);
+            slot.link.close(reason.code());
+            self.connection.close_channel(slot.channel, reason.code());
         }
         self.end_slot(key, reason);
     }

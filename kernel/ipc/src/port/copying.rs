@@ -8,7 +8,6 @@ use super::{Port, os};
 use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
 use crate::lanes::Attend;
 use crate::protocol::{Op, Packet};
-use crate::ring::{RingClient, RingParts};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
 
@@ -150,17 +149,7 @@ impl Port {
             IpcError::NoSuchEndpoint if self.slots.talk_with(owner).is_some() => died,
             error => error,
         })?;
-        let channel = answer.packet.channel;
-        let ring = RingClient::new(RingParts {
-            link: self.map_opened(answer, COPY_SPEC)?,
-            own_control: self.control.clone(),
-            guard: self.guard,
-            socket: self.connection.shared_socket(),
-            channel,
-            peer: owner,
-            spec: COPY_SPEC,
-        });
-        Ok(CopyLane::new(ring))
+        Ok(CopyLane::new(self.opened_ring(answer, owner, COPY_SPEC)?))
     }
 }
 

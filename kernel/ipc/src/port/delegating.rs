@@ -9,7 +9,6 @@ use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
 use crate::lanes::{Attend, Purpose};
 use crate::protocol::{Op, Packet};
-use crate::ring::{RingClient, RingParts};
 use crate::talk::Proxied;
 
 impl Port {
@@ -176,8 +175,7 @@ impl Port {
     pub(super) fn settle_lanes(&mut self) {
         for accepted in self.lanes.take_unslotted() {
             if let Err(error) = self.watch_lane(accepted.channel, accepted.peer, accepted.link, accepted.purpose) {
-                let close = Packet { channel: accepted.channel, value: error.code(), ..Packet::new(Op::Close) };
-                let _ = self.connection.send(&close);
+                self.connection.close_channel(accepted.channel, error.code());
             }
         }
         if self.lanes.take_disturbed() {
@@ -260,15 +258,7 @@ impl Port {
         let request = Packet { peer: Some(to), size: DELEGATE_SPEC.size(), lane, ..Packet::new(Op::Open) };
         let answer = self.connection.call(request)?;
         let channel = answer.packet.channel;
-        let ring = RingClient::new(RingParts {
-            link: self.map_opened(answer, DELEGATE_SPEC)?,
-            own_control: self.control.clone(),
-            guard: self.guard,
-            socket: self.connection.shared_socket(),
-            channel,
-            peer: to,
-            spec: DELEGATE_SPEC,
-        });
+        let ring = self.opened_ring(answer, to, DELEGATE_SPEC)?;
         let link = ring.link().clone();
         self.lanes.add_outward(channel, ring);
         self.watch_lane(channel, to, link, Purpose::Delegation)

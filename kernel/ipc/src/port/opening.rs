@@ -79,28 +79,28 @@ impl Port {
         let patience = if wait == Wait::NoWait { Patience::AtOnce } else { Patience::UntilBound };
         let request = Packet { peer: Some(to), size: spec.size(), patience, ..Packet::new(Op::Open) };
         let answer = self.ask_waiting(request, wait)?;
+        self.opened_ring(answer, to, spec)
+    }
+
+    /// This port's end of a ring or lane that it opened. When it cannot be mapped, the channel is given back.
+    pub(super) fn opened_ring(
+        &mut self,
+        answer: Notice,
+        peer: Endpoint,
+        spec: RingSpec,
+    ) -> Result<RingClient, IpcError> {
         let channel = answer.packet.channel;
-        let link = self.map_opened(answer, spec)?;
+        let link = map_channel(answer, Some(spec))
+            .inspect_err(|error| self.connection.close_channel(channel, error.code()))?;
         Ok(RingClient::new(RingParts {
             link,
             own_control: self.control.clone(),
             guard: self.guard,
             socket: self.connection.shared_socket(),
             channel,
-            peer: to,
+            peer,
             spec,
         }))
-    }
-
-    /// Maps what was opened. When that fails, the channel is given back.
-    pub(super) fn map_opened(&mut self, answer: Notice, spec: RingSpec) -> Result<Link, IpcError> {
-        let channel = answer.packet.channel;
-        map_channel(answer, Some(spec)).inspect_err(|error| self.give_back(channel, *error))
-    }
-
-    fn give_back(&mut self, channel: ipc_core::ChannelId, error: IpcError) {
-        // One that the broker does not hear of ends with its connection.
-        let _ = self.connection.send(&Packet { channel, value: error.code(), ..Packet::new(Op::Close) });
     }
 
     /// Asks the broker for what it does at once.
@@ -169,8 +169,7 @@ impl Port {
             }
             if let (Use::Messages(_), code @ 1..) = (&slot.usage, slot.link.peer_closed()) {
                 // The broker may hear of it from the peer later than from us that we open the next.
-                let close = Packet { channel: slot.channel, value: code, ..Packet::new(Op::Close) };
-                let _ = self.connection.send(&close);
+                self.connection.close_channel(slot.channel, code);
             }
             let is_it = |event: &Event| matches!(event, Event::RingOpened(ring) if ring.id() == RingId(slot.channel.0));
             if let Some(at) = self.pending.iter().position(is_it) {
@@ -224,7 +223,7 @@ impl Port {
             Op::Opened if self.connection.was_given_up(&notice.packet) => {
                 let (channel, is_ring) = (notice.packet.channel, notice.packet.ring().is_some());
                 if is_ring {
-                    self.give_back(channel, IpcError::NotBound);
+                    self.connection.close_channel(channel, IpcError::NotBound.code());
                 } else {
                     let _ = self.adopt_channel(notice);
                 }
@@ -239,8 +238,7 @@ impl Port {
         if reason == IpcError::Denied
             && let Some(slot) = self.slots.get_mut(key)
         {
-            slot.link.set_own_closed(reason.code());
-            slot.link.kick();
+            slot.link.close(reason.code());
         }
     }
 
@@ -249,12 +247,9 @@ impl Port {
         let packet = notice.packet;
         let result = packet.ring().map(RingSpec::check).transpose().and_then(|spec| {
             let link = Arc::new(map_channel(notice, spec)?);
-            self.adopt_link(&packet, link.clone(), spec).inspect_err(|error| {
-                link.set_own_closed(error.code());
-                link.kick();
-            })
+            self.adopt_link(&packet, link.clone(), spec).inspect_err(|error| link.close(error.code()))
         });
-        result.inspect_err(|error| self.give_back(packet.channel, *error))
+        result.inspect_err(|error| self.connection.close_channel(packet.channel, error.code()))
     }
 
     fn adopt_link(&mut self, packet: &Packet, link: Arc<Link>, spec: Option<RingSpec>) -> Result<SlotKey, IpcError> {

@@ -185,8 +185,7 @@ impl RingServer {
 
     fn close(&self, reason: IpcError) -> IpcError {
         self.shared.closed.store(reason.code(), Ordering::Release);
-        self.shared.link.set_own_closed(reason.code());
-        self.shared.link.kick();
+        self.shared.link.close(reason.code());
         reason
     }
 }

@@ -203,8 +203,7 @@ impl StandInPort {
     /// confirms with `Closed`.
     pub fn close(&mut self, channel: ChannelId, reason: IpcError) -> Result<(), IpcError> {
         if let Some(link) = self.watched.link(channel) {
-            link.set_own_closed(reason.code());
-            link.kick();
+            link.close(reason.code());
         }
         self.post(&Packet { channel, value: reason.code(), ..Packet::new(Op::Close) }, &[])
     }
@@ -347,9 +346,7 @@ impl StandInPort {
                     channel.kick();
                     StandInEvent::Resumed(channel)
                 }
-                Err(error) => {
-                    return self.give_back(packet.channel, error);
-                }
+                Err(error) => return self.give_back(packet.channel, error),
             },
             Op::AllResumed => StandInEvent::AllResumed,
             Op::Ended => {
@@ -358,8 +355,7 @@ impl StandInPort {
                     // The broker cannot write our side; a local party that lives must see the end there.
                     let say_closed = || {
                         if link.own_closed() == 0 {
-                            link.set_own_closed(packet.error().code());
-                            link.kick();
+                            link.close(packet.error().code());
                         }
                     };
                     if packet.error() == IpcError::EndpointInUse {
@@ -378,7 +374,8 @@ impl StandInPort {
 
     /// The local party must not wait for a proxy that could not map its channel.
     fn give_back(&mut self, channel: ChannelId, error: IpcError) {
-        let _ = self.post(&Packet { channel, value: error.code(), ..Packet::new(Op::Close) }, &[]);
+        // When the broker is lost, the next read says so.
+        let _ = self.close(channel, error);
     }
 
     fn ask_again(&mut self) {

@@ -15,17 +15,21 @@ use super::*;
 use crate::control::PeerAddress;
 use crate::transport::{Compression, Stream, Transport};
 
-/// Streams that stand at once, of which nothing comes, and that take bytes while there is room.
-struct Narrow {
+/// Dials as the test says, streams that stand at once; nobody dials it.
+struct Dialler<D> {
     event: OwnedFd,
-    has_room: Arc<AtomicBool>,
+    dial: D,
 }
 
-struct NarrowStream(Arc<AtomicBool>);
+impl<D: FnMut(&str) -> io::Result<Box<dyn Stream>>> Dialler<D> {
+    fn new(dial: D) -> Dialler<D> {
+        Dialler { event: sys::eventfd::create().expect("eventfd"), dial }
+    }
+}
 
-impl Transport for Narrow {
+impl<D: FnMut(&str) -> io::Result<Box<dyn Stream>> + Send> Transport for Dialler<D> {
     fn name(&self) -> &'static str {
-        "narrow"
+        "dialler"
     }
 
     fn check(&self, _: &str) -> Result<(), String> {
@@ -36,8 +40,8 @@ impl Transport for Narrow {
         String::new()
     }
 
-    fn dial(&mut self, _: Target<'_>) -> io::Result<Box<dyn Stream>> {
-        Ok(Box::new(NarrowStream(Arc::clone(&self.has_room))))
+    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
+        (self.dial)(target.node)
     }
 
     fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
@@ -52,6 +56,9 @@ impl Transport for Narrow {
         &[]
     }
 }
+
+/// Nothing comes of it, and it takes bytes while there is room.
+struct NarrowStream(Arc<AtomicBool>);
 
 impl Read for NarrowStream {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
@@ -76,45 +83,6 @@ impl Stream for NarrowStream {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-}
-
-/// Streams that stand at once; their far ends are kept with the names of the nodes.
-struct Pairs {
-    event: OwnedFd,
-    far: Arc<Mutex<Vec<(String, UnixStream)>>>,
-}
-
-impl Transport for Pairs {
-    fn name(&self) -> &'static str {
-        "pairs"
-    }
-
-    fn check(&self, _: &str) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn local_address(&self) -> String {
-        String::new()
-    }
-
-    fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
-        let (here, there) = UnixStream::pair()?;
-        here.set_nonblocking(true)?;
-        self.far.lock().expect("one thread").push((target.node.to_owned(), there));
-        Ok(Box::new(here))
-    }
-
-    fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
-        Err(io::ErrorKind::WouldBlock.into())
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    fn system_calls(&self) -> &'static [i64] {
-        &[]
     }
 }
 
@@ -158,8 +126,9 @@ fn broker() -> Broker {
 fn turn_of_a_transport_whose_streams_have_something_to_send_is_followed_by_another_try() {
     let broker = broker();
     let has_room = Arc::new(AtomicBool::new(false));
-    let event = sys::eventfd::create().expect("eventfd");
-    let mut proxy = proxy(&broker, Narrow { event, has_room: Arc::clone(&has_room) }, 1);
+    let room = Arc::clone(&has_room);
+    let narrow = Dialler::new(move |_| Ok(Box::new(NarrowStream(Arc::clone(&room)))));
+    let mut proxy = proxy(&broker, narrow, 1);
     let now = proxy.now();
     proxy.dial_due(now);
     proxy.turn(Carrier::FIRST);
@@ -186,9 +155,16 @@ fn answer_hello(name: &str, far: &mut UnixStream) {
 fn proxy_that_did_not_run_for_a_while_hears_all_its_peers_before_it_judges_their_silence() {
     const PEERS: usize = READY_MAX + 10;
     let broker = broker();
-    let far = Arc::default();
-    let event = sys::eventfd::create().expect("eventfd");
-    let mut proxy = proxy(&broker, Pairs { event, far: Arc::clone(&far) }, PEERS as u16);
+    // With the names of the nodes.
+    let far = Arc::<Mutex<Vec<(String, UnixStream)>>>::default();
+    let kept = Arc::clone(&far);
+    let pairs = Dialler::new(move |node| {
+        let (here, there) = UnixStream::pair()?;
+        here.set_nonblocking(true)?;
+        kept.lock().expect("one thread").push((node.to_owned(), there));
+        Ok(Box::new(here))
+    });
+    let mut proxy = proxy(&broker, pairs, PEERS as u16);
     let now = proxy.now();
     proxy.dial_due(now);
     let tokens: Vec<u64> = proxy.connections.keys().copied().collect();
