@@ -9,6 +9,7 @@ mod health;
 pub use health::problems;
 mod nodes;
 mod processes;
+mod relay;
 pub mod remote;
 pub mod serve;
 mod stream;

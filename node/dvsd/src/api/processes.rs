@@ -43,7 +43,7 @@ pub async fn run(
     let run: RunRequest = parse(&incoming.question.body)?;
     let node = chosen_node(&view, run.node.as_deref())?;
     if node != api.context.config.node {
-        return incoming.forward(&api, &node).await;
+        return incoming.forward(&api, &view, &node).await;
     }
     begin(&api, &view, incoming, Start::Run(run)).await
 }
@@ -58,7 +58,7 @@ pub async fn exec(
     let exec: ExecRequest = parse(&incoming.question.body)?;
     let node = node_of(&view, exec.pid)?;
     if node != api.context.config.node {
-        return incoming.forward(&api, &node).await;
+        return incoming.forward(&api, &view, &node).await;
     }
     begin(&api, &view, incoming, Start::Exec(exec)).await
 }
@@ -82,7 +82,7 @@ pub async fn import(
     }
     let node = chosen_node(&view, query.node.as_deref())?;
     if node != api.context.config.node {
-        return incoming.forward(&api, &node).await;
+        return incoming.forward(&api, &view, &node).await;
     }
     begin(&api, &view, incoming, Start::Run(unpacker(&query.path)?)).await
 }
@@ -99,7 +99,7 @@ pub async fn attach(
         return Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     if node != api.context.config.node {
-        return incoming.forward(&api, &node).await;
+        return incoming.forward(&api, &view, &node).await;
     }
     begin(&api, &view, incoming, Start::Attach(pid)).await
 }
@@ -165,7 +165,7 @@ pub async fn show(
     let view = api.dc(&dc).await?;
     let node = node_of(&view, pid)?;
     if node != api.context.config.node {
-        return Incoming::take(request).await?.forward(&api, &node).await;
+        return Incoming::take(request).await?.forward(&api, &view, &node).await;
     }
     let found = local_processes(&api, &view).await?.into_iter().find(|process| process.pid == pid);
     found.map(|process| Json(process).into_response()).ok_or_else(|| no_such_process(&dc, pid))
@@ -180,7 +180,7 @@ pub async fn signal(
     let node = node_of(&view, pid)?;
     let incoming = Incoming::take(request).await?;
     if node != api.context.config.node {
-        return incoming.forward(&api, &node).await;
+        return incoming.forward(&api, &view, &node).await;
     }
     let asked: SignalRequest = parse(&incoming.question.body)?;
     let keeper = keeper(&api, &view).await?;
@@ -204,7 +204,7 @@ pub async fn logs(
     let view = api.dc(&dc).await?;
     let node = node_of(&view, pid)?;
     if node != api.context.config.node {
-        return Incoming::take(request).await?.forward(&api, &node).await;
+        return Incoming::take(request).await?.forward(&api, &view, &node).await;
     }
     let keeper = keeper(&api, &view).await?;
     let body =
@@ -270,7 +270,7 @@ impl Incoming {
         Ok(Incoming { question: Question { method, path, body, is_stream }, client, forwarded })
     }
 
-    async fn forward(self, api: &Arc<Api>, node: &str) -> Result<Response<Body>, Failure> {
+    async fn forward(self, api: &Arc<Api>, view: &DcView, node: &str) -> Result<Response<Body>, Failure> {
         if self.forwarded {
             return Err(failure(
                 ErrorKind::Unavailable,
@@ -287,7 +287,7 @@ impl Incoming {
         if !is_switching(&answer) {
             return Ok(answer.map(Body::new));
         }
-        stream::join(client, answer);
+        stream::join(client, answer, view.record.spec.name.clone(), node.to_owned());
         Ok(stream::switching())
     }
 }

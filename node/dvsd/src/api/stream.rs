@@ -1,7 +1,8 @@
 //! Connections that became streams (`Upgrade: dvs-stream`).
 //!
 //! A client of our Unix socket is handed over: its descriptor, with what was read from it already, goes to the keeper, and the
-//! terminal no longer needs this daemon. A client of another node speaks TLS with us; its bytes are copied.
+//! terminal no longer needs this daemon. A client of another node speaks TLS with us; its bytes are copied
+//! ([`relay`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,10 +13,12 @@ use hyper::body::Incoming;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use mgmt_api::ErrorBody;
-use mgmt_api::stream::{Kind, PAYLOAD_BYTES_MAX, PROTOCOL, header};
+use mgmt_api::ErrorKind;
+use mgmt_api::stream::PROTOCOL;
 use tokio::net::UnixStream;
 
 use super::failure::Failure;
+use super::relay::{Client, last_word, relay};
 
 /// 101, after which the connection is the stream's.
 pub fn switching() -> Response<Body> {
@@ -46,23 +49,47 @@ pub fn hand_over(
                 tell_error(&descriptor, &failure.0);
             }
         });
-        if let Some((mut upgraded, mut ours)) = copy {
-            // Ends when both sides have; an error is a side that went away.
-            let _ = tokio::io::copy_bidirectional(&mut upgraded, &mut ours).await;
+        if let Some((upgraded, ours)) = copy {
+            relay(Client::of_another_node(upgraded), ours, keeper_gone).await;
         }
         let _ = taking.await;
     });
 }
 
 /// Copies between a client of ours and the stream another node opened for it.
-pub fn join(client: OnUpgrade, remote: Response<Incoming>) {
+pub fn join(client: OnUpgrade, remote: Response<Incoming>, dc: String, node: String) {
     tokio::spawn(async move {
         let (client, remote) = match tokio::try_join!(client, hyper::upgrade::on(remote)) {
             Ok(both) => both,
             Err(error) => return tracing::debug!(%error, "a stream to another node did not begin"),
         };
-        let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(remote)).await;
+        let remote = TokioIo::new(remote);
+        let explain = |pid: Option<u32>, cause: &str| node_lost(&dc, &node, pid, cause);
+        match client.downcast::<TokioIo<UnixStream>>() {
+            Ok(parts) => {
+                let client = Client::of_this_node(parts.io.into_inner(), &parts.read_buf);
+                relay(client, remote, explain).await;
+            }
+            // Requests are forwarded once.
+            Err(client) => relay(Client::of_another_node(TokioIo::new(client)), remote, explain).await,
+        }
     });
+}
+
+/// The last word of a stream whose node ended it without one.
+fn node_lost(dc: &str, node: &str, pid: Option<u32>, cause: &str) -> ErrorBody {
+    let pid = pid.map(|pid| pid.to_string());
+    let program = pid.as_ref().map_or("the program".to_owned(), |pid| format!("program {pid}"));
+    ErrorBody::new(ErrorKind::Unavailable, format!("the connection to {program} on node {node} was lost"))
+        .because(cause)
+        .hint(format!("if it goes on: dvs attach {dc} {}", pid.unwrap_or("PID".to_owned())))
+}
+
+fn keeper_gone(pid: Option<u32>, cause: &str) -> ErrorBody {
+    let program = pid.map_or("the program".to_owned(), |pid| format!("program {pid}"));
+    ErrorBody::new(ErrorKind::Unavailable, format!("the keeper of {program} ended before it told how the program did"))
+        .because(cause)
+        .hint("dvs dc inspect shows the container's parts")
 }
 
 type Copy = Option<(TokioIo<Upgraded>, UnixStream)>;
@@ -77,12 +104,7 @@ fn descriptor_of(upgraded: Upgraded) -> std::io::Result<(OwnedFd, Vec<u8>, Copy)
     }
 }
 
-/// The last frame of a stream that nobody else serves.
+/// An empty socket buffer takes one frame whole; a client that is gone needs no answer.
 fn tell_error(stream: &OwnedFd, body: &ErrorBody) {
-    let mut text = serde_json::to_vec(body).unwrap_or_default();
-    text.truncate(PAYLOAD_BYTES_MAX);
-    let mut frame = header(Kind::Error, text.len()).to_vec();
-    frame.extend(text);
-    // An empty socket buffer takes one frame whole; a client that is gone needs no answer.
-    let _ = rustix::net::send(stream.as_fd(), &frame, rustix::net::SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(stream.as_fd(), &last_word(body), rustix::net::SendFlags::NOSIGNAL);
 }
