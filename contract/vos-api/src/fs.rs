@@ -14,7 +14,8 @@
 //! [`RELEASED`], or was fenced because it stayed silent for [`RECALL_MS`].
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
-//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session.
+//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such inode any more; `ENOENT` is said of
+//! names alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -116,7 +117,7 @@ pub const RENAME: u16 = 26;
 pub const LINK: u16 = 27;
 /// *seq.* `args[0]` inode, `args[1]` open flags, `args[2]` time_ns that `O_TRUNC` leaves (0: times stay). `results[0]` handle. `O_TRUNC` truncates.
 pub const OPEN: u16 = 28;
-/// *seq.* `args[0]` inode, `args[1]` handle. Frees the last claim on an unlinked file.
+/// *seq.* `args[0]` inode, `args[1]` handle. Frees the last claim on an unlinked file, and the locks that were set through the handle.
 pub const RELEASE: u16 = 29;
 /// `args[0]` inode, `args[1]` offset, `args[2]` bytes. Reply data: bytes, fewer at the end of the file. `results[0]`: how many.
 ///
@@ -135,21 +136,23 @@ pub const FSYNC: u16 = 32;
 pub const READDIR: u16 = 33;
 /// `results`: blocks of 4 KiB in all, free; inodes in all, free.
 pub const STATFS: u16 = 34;
-/// *seq.* `args[0]` inode, `args[1]` bytes of the name, `args[2]` setxattr's flags. Request data: name, value.
+/// *seq.* `args[0]` inode, `args[1]` bytes of the name, `args[2]` time_ns. `flags`: setxattr's. Request data: name, value.
 pub const SETXATTR: u16 = 35;
 /// `args[0]` inode. Request data: name. Reply data: value. `results`: bytes.
 pub const GETXATTR: u16 = 36;
 /// `args[0]` inode. Reply data: names, each ended by NUL. `results`: bytes.
 pub const LISTXATTR: u16 = 37;
-/// *seq.* `args[0]` inode. Request data: name.
+/// *seq.* `args[0]` inode, `args[1]` time_ns. Request data: name.
 pub const REMOVEXATTR: u16 = 38;
 /// *seq.* `args[0]` inode, `args[1]` offset, `args[2]` bytes. `flags`: fallocate's mode (KEEP_SIZE 1, PUNCH_HOLE 2, ZERO_RANGE 16).
+/// Request data: time_ns, u64.
 pub const FALLOCATE: u16 = 39;
 /// `args[0]` inode, `args[1]` offset, `args[2]` whence (SEEK_DATA 3, SEEK_HOLE 4). `results`: offset.
 pub const LSEEK: u16 = 40;
 /// `args[0]` inode. Request data: [`Lock`]. Reply data: the conflicting [`Lock`], or kind `F_UNLCK`.
 pub const GETLK: u16 = 41;
-/// *seq.* `args[0]` inode, `args[1]` 1: wait until it is granted. Request data: [`Lock`]. `EAGAIN`, `EDEADLK`.
+/// *seq.* `args[0]` inode, `args[1]` 1: wait until it is granted, `args[2]` handle through which it is set (0: none), with which it goes.
+/// Request data: [`Lock`]. `EAGAIN`, `EDEADLK`.
 pub const SETLK: u16 = 42;
 /// `args[0]` sequence of a waiting [`SETLK`]; that one completes with `EINTR`.
 pub const CANCEL: u16 = 43;

@@ -7,7 +7,7 @@
 //! The tables are only about being faster or saving a message: a gate that has just adopted a connection begins with nothing and
 //! assumes the worst.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
@@ -40,7 +40,10 @@ pub struct Cache {
     /// In which directory an inode was found lately, the oldest in front.
     found: HashMap<u64, u64>,
     found_order: VecDeque<u64>,
-    locks: HashSet<(u64, u64)>,
+    /// Inode and owner, and the open file through which the owner locked last.
+    locks: HashMap<(u64, u64), u64>,
+    /// The same by open file. Owners of record locks say when they unlock; of others only the end of the file tells.
+    lockers: HashMap<u64, Vec<(u64, u64)>>,
     /// `None` while every file must be taken for locked.
     locks_known: bool,
 }
@@ -56,7 +59,8 @@ impl Cache {
     /// `locks_known`: whether no lock can exist yet, as on a connection that has just been mounted.
     pub fn new(locks_known: bool) -> Cache {
         let (leases, found) = (HashMap::new(), HashMap::new());
-        Cache { leases, found, found_order: VecDeque::new(), locks: HashSet::new(), locks_known }
+        let (locks, lockers) = (HashMap::new(), HashMap::new());
+        Cache { leases, found, found_order: VecDeque::new(), locks, lockers, locks_known }
     }
 
     pub fn granted(&mut self, ino: u64) {
@@ -128,23 +132,45 @@ impl Cache {
         }
     }
 
-    /// A lock was asked for: from now on the owner may have one.
-    pub fn locking(&mut self, ino: u64, owner: u64) {
+    /// A lock was asked for through `fh`: from now on the owner may have one.
+    pub fn locking(&mut self, ino: u64, owner: u64, fh: u64) {
         if self.locks.len() >= LOCKS_MAX {
             self.locks_known = false;
+            self.locks.clear();
+            self.lockers.clear();
         }
-        if self.locks_known {
-            self.locks.insert((ino, owner));
+        if self.locks_known && self.locks.get(&(ino, owner)) != Some(&fh) {
+            self.unlocked(ino, owner);
+            self.locks.insert((ino, owner), fh);
+            self.lockers.entry(fh).or_default().push((ino, owner));
         }
     }
 
     pub fn unlocked(&mut self, ino: u64, owner: u64) {
-        self.locks.remove(&(ino, owner));
+        let Some(fh) = self.locks.remove(&(ino, owner)) else { return };
+        if let Some(lockers) = self.lockers.get_mut(&fh) {
+            lockers.retain(|locker| *locker != (ino, owner));
+            if lockers.is_empty() {
+                self.lockers.remove(&fh);
+            }
+        }
+    }
+
+    /// The file is closed, and with it go the locks that were set through it.
+    pub fn closed(&mut self, fh: u64) {
+        for locker in self.lockers.remove(&fh).unwrap_or_default() {
+            self.locks.remove(&locker);
+        }
     }
 
     /// `false` only when it is certain that the owner has no lock.
     pub fn may_have_locks(&self, ino: u64, owner: u64) -> bool {
-        !self.locks_known || self.locks.contains(&(ino, owner))
+        !self.locks_known || self.locks.contains_key(&(ino, owner))
+    }
+
+    /// `false` only when it is certain that no lock goes with the open file.
+    pub fn may_unlock(&self, fh: u64) -> bool {
+        !self.locks_known || self.lockers.contains_key(&fh)
     }
 
     /// All leases are gone.
@@ -174,9 +200,21 @@ mod tests {
         assert!(Cache::new(false).may_have_locks(1, 2));
         let mut cache = Cache::new(true);
         assert!(!cache.may_have_locks(1, 2));
-        cache.locking(1, 2);
+        cache.locking(1, 2, 9);
         assert!(cache.may_have_locks(1, 2));
         cache.unlocked(1, 2);
         assert!(!cache.may_have_locks(1, 2));
+    }
+
+    #[test]
+    fn locks_go_with_the_file_through_which_their_owner_locked_last() {
+        let mut cache = Cache::new(true);
+        cache.locking(1, 2, 8);
+        cache.locking(1, 2, 9);
+        assert!(!cache.may_unlock(8) && cache.may_unlock(9));
+        cache.closed(8);
+        assert!(cache.may_have_locks(1, 2));
+        cache.closed(9);
+        assert!(!cache.may_have_locks(1, 2) && !cache.may_unlock(9));
     }
 }

@@ -18,6 +18,8 @@ use crate::translate::{Probe, Then};
 
 /// Largest errno of Linux; anything above is nonsense.
 const ERRNO_MAX: u32 = 4095;
+/// There is no such inode.
+const GONE: u32 = libc::EIDRM as u32;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -63,7 +65,12 @@ impl Completer<'_> {
     }
 
     fn failed<D>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Answer {
-        let errno = if done.status <= ERRNO_MAX { done.status as i32 } else { libc::EIO };
+        let errno = match done.status {
+            // The kernel holds an old name: told so, it looks the name up and tries again.
+            GONE => libc::ESTALE,
+            errno @ ..=ERRNO_MAX => errno as i32,
+            _ => libc::EIO,
+        };
         match then {
             Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
                 let mut entry = kernel::EntryOut::default();
@@ -75,10 +82,7 @@ impl Completer<'_> {
                 Answer::Errno(errno)
             }
             // The file is closed for the kernel, whatever the server thinks of it.
-            Then::Release { fh } => match self.state.leave(fh) {
-                Ok(()) => Answer::Errno(0),
-                Err(_) => Answer::Errno(libc::EIO),
-            },
+            Then::Release { fh } => self.closed(fh).unwrap_or(Answer::Errno(libc::EIO)),
             _ => Answer::Errno(errno),
         }
     }
@@ -126,11 +130,14 @@ impl Completer<'_> {
 
             Then::Getlk => bytes(&conflicting(&done.data)?),
             Then::Lseek => bytes(&kernel::LseekOut { offset: results[0] }),
-            Then::Release { fh } => {
-                self.state.leave(fh).ok()?;
-                Answer::Errno(0)
-            }
+            Then::Release { fh } => self.closed(fh)?,
         })
+    }
+
+    fn closed(&mut self, fh: u64) -> Option<Answer> {
+        self.cache.closed(fh);
+        self.state.leave(fh).ok()?;
+        Some(Answer::Errno(0))
     }
 
     fn write<D>(&mut self, ino: u64, (bytes, append, offset): (u32, bool, u64), done: &Done<D>) -> (Answer, After) {

@@ -133,6 +133,12 @@ impl Flights {
         self.by_token.values().filter(|flight| flight.ino == ino).filter_map(|flight| flight.locked).collect()
     }
 
+    /// Whether a file of `ino` is being closed that `may_unlock`.
+    pub fn is_closing(&self, ino: u64, may_unlock: impl Fn(u64) -> bool) -> bool {
+        let mut closing = self.by_token.values().filter(|flight| flight.ino == ino);
+        closing.any(|flight| matches!(flight.then, Then::Release { fh } if may_unlock(fh)))
+    }
+
     /// Everything that was in flight, forgotten.
     pub fn drain(&mut self) -> Vec<Flight> {
         (self.changes, self.waiting_locks) = (0, 0);

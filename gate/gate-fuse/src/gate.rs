@@ -12,6 +12,8 @@
 //! not want to wait any more ([`interrupt`]).
 
 mod interrupt;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +33,7 @@ use crate::names::Names;
 use crate::notify::{self, JOBS_MAX, Job, Notifier};
 use crate::recall::{self, NamesToo, Recalls, What};
 use crate::request::{self, Body, Request};
-use crate::state::{State, StateError};
+use crate::state::{HANDLES_MAX, State, StateError};
 use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
 
 /// Requests taken from the kernel and not answered. Fewer than the journal has slots and the server remembers replies.
@@ -401,8 +403,17 @@ impl<B: Backend> Gate<B> {
         if waits && self.flights.waiting_locks() >= WAITING_LOCKS_MAX {
             return self.finish(unique, key, -libc::ENOLCK, &[]);
         }
-        if let Then::Lock { owner, .. } = plan.then {
-            self.cache.locking(ino, owner);
+        match plan.then {
+            // The program that closed a file expects its locks to be gone, and the server does two things at a time.
+            Then::Lock { .. } | Then::Getlk if self.flights.is_closing(ino, |fh| self.cache.may_unlock(fh)) => {
+                return Ok(Handled::Later);
+            }
+            Then::Lock { owner, fh, .. } => self.cache.locking(ino, owner, fh),
+            // What was begun by a gate before this one was counted by it.
+            Then::Open { .. } | Then::Create { .. } if self.is_full() && self.state.noted(key).is_none() => {
+                return self.finish(unique, key, -libc::ENFILE, &[]);
+            }
+            _ => {}
         }
         let changes = plan.effect == Effect::Changes;
         let sequence = match plan.effect {
@@ -442,6 +453,11 @@ impl<B: Backend> Gate<B> {
             self.flights.leave_at(token, since + interrupt::PATIENCE);
         }
         Ok(Handled::Done)
+    }
+
+    /// Whether the table of open files has room for those in flight alone.
+    fn is_full(&self) -> bool {
+        self.state.open_files() + self.flights.len() >= HANDLES_MAX
     }
 
     // ---- from the server

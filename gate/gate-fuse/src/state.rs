@@ -293,6 +293,10 @@ impl State {
         Ok(())
     }
 
+    pub fn open_files(&self) -> usize {
+        self.entries.len() - self.free_entries.len()
+    }
+
     /// All open files.
     pub fn handles(&self) -> impl Iterator<Item = (u64, Handle)> {
         let open = self.entries.iter().enumerate().filter(|(_, entry)| entry.ino != 0);

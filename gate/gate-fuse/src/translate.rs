@@ -117,9 +117,11 @@ pub enum Then {
         cookie: u64,
     },
     Getlk,
+    /// `fh`: through which open file it is asked for.
     Lock {
         owner: u64,
         kind: u32,
+        fh: u64,
     },
     Lseek,
     /// Go on with the next step of the request.
@@ -223,18 +225,19 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
             read(fs::GETLK, [ino, 0, 0], Then::Getlk).built(lock(&head)).room(size_of::<fs::Lock>() as u32).submit()
         }
         Body::Setlk { head, blocking } => {
-            let then = Then::Lock { owner: lock_owner(&head), kind: head.lk.kind };
+            let then = Then::Lock { owner: lock_owner(&head), kind: head.lk.kind, fh: head.fh };
             let waits = u64::from(blocking == Blocking::Yes);
-            change(fs::SETLK, [ino, waits, 0], then).built(lock(&head)).submit()
+            let handle = context.state.handle(head.fh).map_or(0, |handle| handle.fs_handle);
+            change(fs::SETLK, [ino, waits, handle], then).built(lock(&head)).submit()
         }
-        Body::Fallocate(head) => fallocate(ino, &head),
+        Body::Fallocate(head) => fallocate(ino, &head, now),
         Body::Lseek(head) => read(fs::LSEEK, [ino, head.offset, u64::from(head.whence)], Then::Lseek).submit(),
         Body::CopyFileRange(head) => copy_range(ino, &head, now),
-        _ => plan_xattr(request),
+        _ => plan_xattr(request, now),
     }
 }
 
-fn plan_xattr<'a>(request: &Request<'a>) -> Step<'a> {
+fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
     let ino = request.header.nodeid;
     match request.body {
         Body::Setxattr { name, .. } | Body::Getxattr { name, .. } | Body::Removexattr { name } if is_acl(name) => {
@@ -243,7 +246,9 @@ fn plan_xattr<'a>(request: &Request<'a>) -> Step<'a> {
         Body::Setxattr { value, .. } if value.len() > fs::XATTR_VALUE_BYTES_MAX => Step::Answer(libc::E2BIG),
         Body::Setxattr { flags, name, value } => {
             let out = [name, value].concat();
-            change(fs::SETXATTR, [ino, name.len() as u64, u64::from(flags)], Then::Changed).built(out).submit()
+            // Of more bits than these the server knows none.
+            let flags = u16::try_from(flags).unwrap_or(u16::MAX);
+            change(fs::SETXATTR, [ino, name.len() as u64, now], Then::Changed).built(out).flag(flags).submit()
         }
         Body::Getxattr { size, name } => {
             let probe = if name == b"security.capability" { Probe::Capability } else { Probe::Other };
@@ -254,7 +259,7 @@ fn plan_xattr<'a>(request: &Request<'a>) -> Step<'a> {
             let then = Then::Xattr { room: size, probe: Probe::Other };
             read(fs::LISTXATTR, [ino, 0, 0], then).room(fs::XATTR_VALUE_BYTES_MAX as u32).submit()
         }
-        Body::Removexattr { name } => change(fs::REMOVEXATTR, [ino, 0, 0], Then::Changed).out(name).submit(),
+        Body::Removexattr { name } => change(fs::REMOVEXATTR, [ino, now, 0], Then::Changed).out(name).submit(),
         _ => Step::Answer(libc::ENOSYS),
     }
 }
@@ -395,12 +400,14 @@ fn readdir<'a>(ino: u64, cookie: u64, room: u32, plus: Plus) -> Step<'a> {
     read(fs::READDIR, [ino, cookie, wants], Then::Readdir { room, plus, cookie }).room(capacity).submit()
 }
 
-fn fallocate<'a>(ino: u64, head: &kernel::FallocateIn) -> Step<'a> {
+fn fallocate<'a>(ino: u64, head: &kernel::FallocateIn, now: u64) -> Step<'a> {
     const KNOWN: u32 = (libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) as u32;
     if head.mode & !KNOWN != 0 {
         return Step::Answer(libc::EOPNOTSUPP);
     }
-    change(fs::FALLOCATE, [ino, head.offset, head.length], Then::Empty).flag(head.mode as u16).submit()
+    let allocate =
+        change(fs::FALLOCATE, [ino, head.offset, head.length], Then::Empty).built(now.to_le_bytes().to_vec());
+    allocate.flag(head.mode as u16).submit()
 }
 
 fn copy_range<'a>(ino: u64, head: &kernel::CopyFileRangeIn, now: u64) -> Step<'a> {

@@ -16,6 +16,7 @@ use crate::core::{Fs, Growth, locked};
 use crate::error::Errno;
 use crate::leases::{Blocked, Touch};
 use crate::locks::{Held, Table, UNLOCK};
+use crate::model::{key2, tag};
 use crate::ops;
 use crate::sessions::{Begun, End, Mark, SharedAnswer, stored_reply};
 
@@ -150,6 +151,7 @@ impl Fs {
         for session in doomed {
             self.fence(session);
         }
+        self.reap_due(now_ms);
     }
 
     fn fence(&self, session: u64) {
@@ -262,6 +264,10 @@ impl Fs {
         let mut is_taken = false;
         let result = job.transact(Growth::Grows, |txn| {
             txn.inode(ino)?;
+            // A request that was parked when its file was closed must not leave a lock behind.
+            if wanted.handle != 0 && txn.get(&key2(tag::HANDLE, wanted.session, wanted.handle))?.is_none() {
+                return Err(Errno::BadHandle);
+            }
             let mut table = Table::load(txn, ino)?;
             if wanted.kind != UNLOCK && table.conflict(&wanted).is_some() {
                 conflict = Some(table);

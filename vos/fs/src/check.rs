@@ -119,7 +119,7 @@ impl Walk {
                 }
             }
             Ok(_) => (),
-            Err(Errno::NoEntry) => self.find(format!("'{text}' in {parent} leads to no inode ({})", entry.ino)),
+            Err(Errno::Gone) => self.find(format!("'{text}' in {parent} leads to no inode ({})", entry.ino)),
             Err(errno) => return Err(errno),
         }
         Ok(())

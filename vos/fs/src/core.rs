@@ -5,7 +5,7 @@
 //! the record was written.
 //!
 //! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `engine`, `blocks`, then the leaves (log,
-//! store, cache, leases, sessions, waiting locks). Only `checkpointing` and stripes are held while the device works;
+//! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while the device works;
 //! the engine's lock may wait for a page of the metadata store.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -18,6 +18,7 @@ use crate::error::{Errno, StoreError};
 use crate::extents::Run;
 use crate::layout::Layout;
 use crate::leases::Leases;
+use crate::linger::Lingering;
 use crate::locks::Waiting;
 use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
@@ -32,6 +33,9 @@ const FILE_STRIPES: usize = 256;
 const ACTIVE_BYTES_DUE: usize = 32 << 20;
 /// Data written that makes a checkpoint due: recovery may have to verify this much.
 const WRITTEN_BYTES_DUE: u64 = 1 << 30;
+
+/// What a session adds to a record besides the reply: the keys of the newest and the oldest reply, and of itself.
+const MARK_BYTES: usize = 128;
 
 /// Data up to this length travels with its record. Longer data takes longer than the round trip that this saves.
 const TOGETHER_BYTES_MAX: usize = 64 << 10;
@@ -88,6 +92,7 @@ pub struct Fs {
     pub(crate) leases: Leases,
     pub(crate) sessions: Sessions,
     pub(crate) waiting: Mutex<Waiting>,
+    pub(crate) lingering: Mutex<Lingering>,
     pub(crate) spawn: Spawn,
     pub(crate) now_ms: AtomicU64,
     engine: Mutex<Engine>,
@@ -162,6 +167,7 @@ impl Fs {
             leases: Leases::default(),
             sessions: Sessions::default(),
             waiting: Mutex::default(),
+            lingering: Mutex::default(),
             spawn: options.spawn,
             now_ms: AtomicU64::new(options.now_ms),
             engine: Mutex::new(Engine { counters: found.counters, applied: found.applied }),
@@ -211,12 +217,15 @@ impl Fs {
             Ok(reply) => reply,
             Err(errno) => return Err((errno, finish)),
         };
-        if let Some(mark) = mark {
-            self.sessions.record(&mut txn, mark, engine.applied + 1, reply.to_bytes());
-        }
-        if txn.weight() > RECORD_BYTES_MAX {
-            tracing::error!("an operation's record would have {} bytes", txn.weight());
+        let kept = mark.map(|mark| (mark, reply.to_bytes()));
+        // Before the session counts the operation as executed.
+        let weight = txn.weight() + kept.as_ref().map_or(0, |(_, reply)| reply.len() + MARK_BYTES);
+        if weight > RECORD_BYTES_MAX {
+            tracing::error!("an operation's record would have {weight} bytes");
             return Err((Errno::Io, finish));
+        }
+        if let Some((mark, reply)) = kept {
+            self.sessions.record(&mut txn, mark, engine.applied + 1, reply);
         }
         self.apply(&mut engine, txn, Box::new(move |result| finish(result.map(|()| reply))));
         Ok(())
@@ -261,6 +270,9 @@ impl Fs {
                 return Err(Errno::NoSpace);
             }
             has_tried = true;
+            if !fits {
+                self.reap_lingering()?;
+            }
             // What is queued counts as used until it has its place.
             self.log.settle()?;
             self.checkpoint()?;
@@ -295,7 +307,7 @@ impl Fs {
                 }
                 blocks.pending()
             };
-            if attempt == 0 && pending > 0 {
+            if attempt == 0 && (self.reap_lingering()? || pending > 0) {
                 self.checkpoint()?;
             }
         }
@@ -328,7 +340,11 @@ impl Fs {
 
     /// Whether time must be told by [`Fs::tick`].
     pub fn needs_time(&self) -> bool {
-        self.is_dirty() || self.leases.has_waiters() || !locked(&self.waiting).is_empty() || self.sessions.has_away()
+        self.is_dirty()
+            || self.leases.has_waiters()
+            || !locked(&self.waiting).is_empty()
+            || self.sessions.has_away()
+            || locked(&self.lingering).needs_time()
     }
 
     /// Whether a checkpoint should be made without waiting for its time.
@@ -479,5 +495,30 @@ impl State {
             counters: Counters { next_ino: next()?, next_handle: next()?, inodes: next()? },
             meta_bytes: next()? as i64,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::MemoryDevice;
+
+    #[test]
+    fn operation_whose_record_is_too_large_was_not_executed_for_its_session_either() {
+        let device = Arc::new(MemoryDevice::new(crate::layout::VOLUME_BYTES_MIN));
+        let fs = Fs::open(device, Options::inline(1)).expect("the volume opens");
+        fs.open_session(7, 0).expect("a session");
+        let transact = |sequence, bytes| {
+            let mark = Some(Mark { session: 7, sequence });
+            let work = |txn: &mut Txn<'_>| {
+                txn.put(crate::model::key_name(tag::XATTR, 1, b"user.a"), vec![0; bytes]);
+                Ok(())
+            };
+            fs.transact(Growth::Grows, mark, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
+        };
+        assert_eq!(transact(1, RECORD_BYTES_MAX), Err(Errno::Io));
+        assert_eq!(fs.hello(7, 0), Ok(0));
+        assert_eq!(transact(2, 100), Ok(()));
+        assert_eq!(fs.hello(7, 0), Ok(2));
     }
 }

@@ -27,6 +27,8 @@ pub enum Errno {
     Deadlock = 35,
     NameTooLong = 36,
     NoLocks = 37,
+    /// The inode is gone, whatever its name leads to now. A name that is not there is [`Errno::NoEntry`].
+    Gone = 43,
     NotSupported = 95,
     NotEmpty = 39,
     NoData = 61,

@@ -335,6 +335,10 @@ impl State {
     /// Whom a change of these inodes must wait for, and up to which event.
     fn needs(&self, session: u64, inos: &[u64]) -> HashMap<u64, u64> {
         let mut needs: HashMap<u64, u64> = HashMap::new();
+        // Opening, closing and unlocking change nothing that anybody keeps.
+        if inos.is_empty() {
+            return needs;
+        }
         for ino in inos {
             for holder in
                 self.holders.get(ino).into_iter().flat_map(BTreeMap::keys).filter(|holder| **holder != session)

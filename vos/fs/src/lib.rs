@@ -25,6 +25,7 @@ mod error;
 mod extents;
 mod layout;
 mod leases;
+mod linger;
 mod locks;
 mod log;
 mod model;

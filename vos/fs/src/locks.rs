@@ -28,12 +28,14 @@ const LOCKS_PER_FILE_MAX: usize = 8192;
 /// Requests that may wait.
 const WAITING_MAX: usize = 4096;
 const STEP_FILES: usize = 256;
-const HELD_BYTES: usize = 8 + size_of::<Lock>();
+const HELD_BYTES: usize = 16 + size_of::<Lock>();
 
 /// A range that somebody holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub session: u64,
+    /// Through which open file it was set; it goes with it. 0: none.
+    pub handle: u64,
     pub owner: u64,
     pub start: u64,
     /// Inclusive.
@@ -43,9 +45,10 @@ pub struct Held {
 }
 
 impl Held {
-    pub fn new(session: u64, lock: &Lock) -> Result<Held, Errno> {
+    pub fn new(session: u64, handle: u64, lock: &Lock) -> Result<Held, Errno> {
         let held = Held {
             session,
+            handle,
             owner: lock.owner.get(),
             start: lock.start.get(),
             end: lock.end.get(),
@@ -120,6 +123,7 @@ impl Table {
         let mut out = Vec::with_capacity(self.0.len() * HELD_BYTES);
         for held in &self.0 {
             out.extend_from_slice(&held.session.to_le_bytes());
+            out.extend_from_slice(&held.handle.to_le_bytes());
             out.extend_from_slice(held.to_lock().as_bytes());
         }
         out
@@ -129,9 +133,9 @@ impl Table {
         let mut reader = Reader(bytes);
         let mut table = Table::default();
         while !reader.0.is_empty() {
-            let session = reader.u64()?;
+            let (session, handle) = (reader.u64()?, reader.u64()?);
             let lock = Lock::read_from_bytes(reader.take(size_of::<Lock>())?).ok()?;
-            table.0.push(Held::new(session, &lock).ok()?);
+            table.0.push(Held::new(session, handle, &lock).ok()?);
         }
         Some(table)
     }
@@ -167,11 +171,12 @@ impl Table {
         if self.0.len() > LOCKS_PER_FILE_MAX { Err(Errno::NoLocks) } else { Ok(()) }
     }
 
-    /// Joins neighbouring ranges of one owner.
+    /// Joins neighbouring ranges of one owner that end together.
     fn join(&mut self, who: (u64, u64)) {
         self.0.sort_unstable_by_key(|held| (held.who(), held.start));
         self.0.dedup_by(|next, last| {
-            let joins = last.who() == who && next.who() == who && last.kind == next.kind;
+            let is_alike = (last.kind, last.handle) == (next.kind, next.handle);
+            let joins = last.who() == who && next.who() == who && is_alike;
             let touches = last.end.checked_add(1) == Some(next.start);
             if joins && touches {
                 last.end = next.end;
@@ -189,6 +194,12 @@ impl Table {
     pub fn drop_owner(&mut self, session: u64, owner: u64) -> bool {
         let before = self.0.len();
         self.0.retain(|held| held.who() != (session, owner));
+        before != self.0.len()
+    }
+
+    pub fn drop_handle(&mut self, session: u64, handle: u64) -> bool {
+        let before = self.0.len();
+        self.0.retain(|held| (held.session, held.handle) != (session, handle));
         before != self.0.len()
     }
 
@@ -320,7 +331,7 @@ mod tests {
     use super::*;
 
     fn held(owner: u64, start: u64, end: u64, kind: u32) -> Held {
-        Held { session: 1, owner, start, end, kind, pid: 0 }
+        Held { session: 1, handle: 0, owner, start, end, kind, pid: 0 }
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub mod tag {
     pub const EXTENTS: u8 = b'E';
     pub const HANDLE: u8 = b'H';
     pub const INODE: u8 = b'I';
-    pub const LOCKS: u8 = b'L';
+    pub const LOCKS: u8 = b'K';
     pub const STATE: u8 = b'M';
     pub const REPLY: u8 = b'R';
     pub const SESSION: u8 = b'S';

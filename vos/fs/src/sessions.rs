@@ -252,9 +252,7 @@ impl Fs {
                     closed = crate::ops::handles::close(txn, session, handle)?;
                     Ok(())
                 })?;
-                if let Some(ino) = closed {
-                    self.reap(ino)?;
-                }
+                self.linger(closed);
             }
             if found.len() < STEP_KEYS {
                 return Ok(());

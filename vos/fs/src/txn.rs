@@ -66,7 +66,7 @@ impl<'a> Txn<'a> {
     }
 
     pub fn inode(&self, ino: u64) -> Result<Inode, Errno> {
-        let bytes = self.get(&key1(tag::INODE, ino))?.ok_or(Errno::NoEntry)?;
+        let bytes = self.get(&key1(tag::INODE, ino))?.ok_or(Errno::Gone)?;
         Ok(Inode::decode(&bytes)?)
     }
 

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const ENOSPC: u32 = 28;
 const EIO: u32 = 5;
+const EIDRM: u32 = 43;
 const FILE: u32 = 0o100_600;
 
 fn open(device: &Arc<impl BlockDevice + 'static>, seed: u64) -> Arc<Fs> {
@@ -308,8 +309,73 @@ fn unlinked_file_lives_until_its_last_handle_is_closed_also_over_a_restart() {
     assert_eq!(client.read(ino, 0, 100), b"still here");
     assert_sound(&fs);
     assert_eq!(client.change(api::RELEASE, 0, [ino, handle, 0], &[]).status, 0);
-    assert_eq!(client.read_call(api::GETATTR, [ino, 0, 0], &[]).status, 2);
     assert_sound(&fs);
+    fs.tick(60_000);
+    assert_eq!(client.read_call(api::GETATTR, [ino, 0, 0], &[]).status, EIDRM);
+    assert_sound(&fs);
+}
+
+#[test]
+fn replaced_file_can_still_be_opened_by_who_has_just_looked_it_up() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let before = client.read_call(api::STATFS, [0; 3], &[]).results;
+    let ino = make(&mut client, "f");
+    client.write(ino, 0, b"old", 1);
+    let new = make(&mut client, "g");
+    assert_eq!(client.change(api::RENAME, 0, [1, 1, 2], &common::rename_data("g", "f")).status, 0);
+    assert_eq!(client.lookup(1, "f"), Some(new));
+    assert_eq!(client.attr(ino).links.get(), 0);
+    let opened = client.change(api::OPEN, 0, [ino, 0, 0], &[]);
+    assert_eq!(opened.status, 0);
+    fs.tick(60_000);
+    assert_eq!(client.read(ino, 0, 10), b"old");
+    assert_eq!(client.change(api::RELEASE, 0, [ino, opened.results[0], 0], &[]).status, 0);
+    assert_eq!(client.change(api::UNLINK, 0, [1, 0, 2], b"f").status, 0);
+    // Neither its inode nor its block is missed.
+    assert_eq!(client.read_call(api::STATFS, [0; 3], &[]).results, before);
+    fs.tick(120_000);
+    for gone in [ino, new] {
+        assert_eq!(client.change(api::OPEN, 0, [gone, 0, 0], &[]).status, EIDRM);
+    }
+    assert_eq!(client.read_call(api::STATFS, [0; 3], &[]).results, before);
+    assert_sound(&fs);
+}
+
+#[test]
+fn locks_go_with_the_handle_through_which_they_were_set_also_over_a_restart() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let mut fs = open(&device, 1);
+    let (mut one, mut two) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    let ino = make(&mut one, "f");
+    let handles = [(); 2].map(|()| one.change(api::OPEN, 0, [ino, 0, 0], &[]).results[0]);
+    let byte = |at: u64| {
+        api::Lock { owner: 5.into(), start: at.into(), end: at.into(), kind: 1.into(), pid: 9.into() }
+            .as_bytes()
+            .to_vec()
+    };
+    // Two neighbours of one owner, each through a handle of its own.
+    for (at, handle) in handles.into_iter().enumerate() {
+        assert_eq!(one.change(api::SETLK, 0, [ino, 0, handle], &byte(at as u64)).status, 0);
+    }
+    let sequences = [one.sequence, two.sequence];
+    drop((one, two, fs));
+    fs = open(&device, 2);
+    for (session, acknowledged) in [(7, sequences[0]), (8, sequences[1])] {
+        fs.open_session(session, acknowledged).expect("the session is known");
+    }
+    let mut one = Client { fs: fs.clone(), session: 7, sequence: sequences[0] };
+    two = Client { fs: fs.clone(), session: 8, sequence: sequences[1] };
+    let waiting = start(&mut two, api::SETLK, [ino, 1, 0], &byte(0));
+    assert!(waiting.try_recv().is_err());
+    assert_eq!(one.change(api::RELEASE, 0, [ino, handles[0], 0], &[]).status, 0);
+    assert_eq!(waiting.try_recv().expect("granted").status, 0);
+    assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], &byte(1)).status, 11);
+    // What asks too late leaves nothing behind.
+    assert_eq!(one.change(api::SETLK, 0, [ino, 0, handles[0]], &byte(2)).status, 9);
+    assert_eq!(one.change(api::RELEASE, 0, [ino, handles[1], 0], &[]).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], &byte(1)).status, 0);
 }
 
 #[test]

@@ -58,9 +58,9 @@ fn write_truncation_allocation_and_copy_take_set_user_id_away_when_asked() {
     let cases: [(u16, u16, u64, u64, &[u8]); 6] = [
         (api::WRITE, 0, 0, 9, b"x"),
         (api::OPEN, 0, O_TRUNC, 9, b""),
-        (api::FALLOCATE, 0, 0, 4096, b""),
-        (api::FALLOCATE, 1, 0, 4096, b""),
-        (api::FALLOCATE, 3, 0, 4096, b""),
+        (api::FALLOCATE, 0, 0, 4096, &[9; 8]),
+        (api::FALLOCATE, 1, 0, 4096, &[9; 8]),
+        (api::FALLOCATE, 3, 0, 4096, &[9; 8]),
         (api::COPY_RANGE, 0, 0, 0, &copy),
     ];
     for (number, (op, flags, second, third, data)) in cases.into_iter().enumerate() {

@@ -88,6 +88,7 @@ impl<B: Backend> Gate<B> {
     pub(super) fn complete_left(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         self.state.answered(flight.key);
         if let Then::Release { fh } = flight.then {
+            self.cache.closed(fh);
             self.state.leave(fh)?;
             return Ok(());
         }

@@ -294,7 +294,7 @@ impl Model {
                 let (name, value) = data.split_at_checked(second as usize).ok_or(libc::EINVAL)?;
                 self.touch(ino, None);
                 let exists = self.node(ino)?.xattrs.contains_key(name);
-                match third as i32 {
+                match i32::from(op.flags) {
                     libc::XATTR_CREATE if exists => return Err(libc::EEXIST),
                     libc::XATTR_REPLACE if !exists => return Err(libc::ENODATA),
                     _ => self.node(ino)?.xattrs.insert(name.to_vec(), value.to_vec()),

@@ -105,10 +105,13 @@ fn kill_set_id(inode: &mut Inode) {
 }
 
 pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
+    // What lingers makes room as soon as that is needed.
+    let (lingering, lingering_blocks) = locked(&fs.lingering).sizes();
     let (blocks, free) = {
         let blocks = locked(&fs.blocks);
-        (blocks.blocks(), blocks.available())
+        (blocks.blocks(), blocks.available().saturating_add(lingering_blocks).min(blocks.blocks()))
     };
     let files_max = fs.layout.files_max();
-    Ok(Reply::done([blocks, free, files_max, files_max.saturating_sub(fs.counters().inodes)]))
+    let files = fs.counters().inodes.saturating_sub(lingering);
+    Ok(Reply::done([blocks, free, files_max, files_max.saturating_sub(files)]))
 }

@@ -18,8 +18,13 @@ pub(super) fn readdir(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
     let [ino, cookie, with_attributes] = call.args;
     let wants_attr = with_attributes != 0;
     fs.leases.register(call.session, ino);
-    if !fs.read_inode(ino)?.is_dir() {
+    let directory = fs.read_inode(ino)?;
+    if !directory.is_dir() {
         return Err(Errno::NotDirectory);
+    }
+    // It was removed, perhaps on another node: getdents(2) says so.
+    if directory.links == 0 {
+        return Err(Errno::NoEntry);
     }
     let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino] };
     let mut from = key2(tag::COOKIE, ino, cookie.saturating_add(1));
@@ -63,7 +68,7 @@ impl Page {
             attr = match fs.read_inode(entry.ino) {
                 Ok(inode) => Some(inode.attr(entry.ino)),
                 // Removed since the scan.
-                Err(Errno::NoEntry) => return Ok(true),
+                Err(Errno::Gone) => return Ok(true),
                 Err(errno) => return Err(errno),
             };
             self.lease.push(entry.ino);

@@ -1,7 +1,7 @@
-//! Open files, and the end of files: an inode goes when it has neither name nor handle.
+//! Open files, and the end of files: an inode that has neither name nor handle is an orphan, lingers for a while
+//! ([`crate::linger`]) and goes.
 //!
-//! What is left of a large file is removed in steps, each a record of its own; until the last one the inode is an
-//! orphan, and opening the volume finishes what was begun.
+//! What is left of a large file is removed in steps, each a record of its own; opening the volume finishes what was begun.
 
 use std::sync::Arc;
 
@@ -9,6 +9,9 @@ use crate::calls::{Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::extents::Window;
+use crate::linger::Orphan;
+use crate::locks::Table;
+use crate::log::RECORD_BYTES_MAX;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
 use crate::ops::O_TRUNC;
 use crate::ops::attr::kill_set_id_if_asked;
@@ -19,6 +22,8 @@ use crate::txn::Txn;
 /// Extent records and attributes removed in one record: 64 windows of single blocks are 256 KiB of freed runs.
 const STEP_KEYS: usize = 64;
 const ORPHANS_PER_SCAN: usize = 1024;
+/// A record that removes inodes takes no further one above this: one step more still fits.
+const REAP_BYTES_MAX: usize = RECORD_BYTES_MAX / 4;
 
 pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
     let [ino, flags, time_ns] = job.call.args;
@@ -32,14 +37,18 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
         cut = fs.cut_in_steps(ino, 0)?;
     }
     // A handle is small: files can be opened, and emptied, on a full volume.
-    job.transact(Growth::Shrinks, |txn| {
+    let result = job.transact(Growth::Shrinks, |txn| {
         if flags & O_TRUNC != 0 && txn.inode(ino)?.is_file() {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
             kill_set_id_if_asked(txn, ino, job.call.flags)?;
         }
         let handle = add(txn, session, ino)?;
         Ok(Reply::done([handle, 0, 0, 0]).lease_on([ino]))
-    })
+    });
+    if result.is_ok() {
+        fs.claim(ino);
+    }
+    result
 }
 
 pub(crate) fn add(txn: &mut Txn<'_>, session: u64, ino: u64) -> Result<u64, Errno> {
@@ -56,53 +65,51 @@ pub(super) fn release(job: &Arc<Job>) -> Result<(), Errno> {
     let [ino, handle, _] = job.call.args;
     let session = job.call.session;
     let mut orphan = None;
+    let mut has_unlocked = false;
     job.transact(Growth::Shrinks, |txn| {
         let stored = txn.get(&key2(tag::HANDLE, session, handle))?.ok_or(Errno::BadHandle)?;
         if stored != ino.to_le_bytes() {
             return Err(Errno::BadHandle);
         }
+        // The kernel tells nobody that a lock of an open file description ends with it, and has told of all others before.
+        let mut table = Table::load(txn, ino)?;
+        has_unlocked = table.drop_handle(session, handle);
+        if has_unlocked {
+            table.store(txn, ino);
+        }
         orphan = close(txn, session, handle)?;
         Ok(Reply::default())
     })?;
-    if let Some(ino) = orphan
-        && let Err(errno) = job.fs.reap(ino)
-    {
-        tracing::warn!(ino, "removing it is left to the next start: {errno}");
+    if has_unlocked {
+        job.fs.log.drive();
+        job.fs.wake_lockers(ino);
     }
+    job.fs.linger(orphan);
     Ok(())
 }
 
-/// Closes a handle. Answers an inode that must be reaped.
-pub(crate) fn close(txn: &mut Txn<'_>, session: u64, handle: u64) -> Result<Option<u64>, Errno> {
+/// Closes a handle. Answers the inode if that was its last claim.
+pub(crate) fn close(txn: &mut Txn<'_>, session: u64, handle: u64) -> Result<Option<Orphan>, Errno> {
     let key = key2(tag::HANDLE, session, handle);
     let Some(stored) = txn.get(&key)? else { return Ok(None) };
     txn.delete(key);
     let ino = u64::from_le_bytes(stored.try_into().map_err(|_| Errno::Io)?);
     let mut inode = match txn.inode(ino) {
         Ok(inode) => inode,
-        Err(Errno::NoEntry) => return Ok(None),
+        Err(Errno::Gone) => return Ok(None),
         Err(errno) => return Err(errno),
     };
     inode.opens = inode.opens.saturating_sub(1);
-    if is_unused(&inode) {
-        return settle(txn, ino, &inode);
-    }
-    txn.put_inode(ino, &inode);
-    Ok(None)
+    Ok(settle(txn, ino, &inode))
 }
 
-/// Stores an inode whose claims changed, or removes it. Answers the inode when that takes more steps.
-pub(crate) fn settle(txn: &mut Txn<'_>, ino: u64, inode: &Inode) -> Result<Option<u64>, Errno> {
-    if inode.links > 0 {
-        txn.put_inode(ino, inode);
-        return Ok(None);
-    }
-    if inode.opens == 0 && wipe_step(txn, ino)? {
-        return Ok(None);
-    }
+/// Stores an inode whose claims changed. Answers it when it has none any more.
+pub(crate) fn settle(txn: &mut Txn<'_>, ino: u64, inode: &Inode) -> Option<Orphan> {
     txn.put_inode(ino, inode);
-    txn.put(key1(tag::ORPHAN, ino), Vec::new());
-    Ok((inode.opens == 0).then_some(ino))
+    if inode.links == 0 {
+        txn.put(key1(tag::ORPHAN, ino), Vec::new());
+    }
+    is_unused(inode).then(|| Orphan::new(ino, inode))
 }
 
 /// Removes up to [`STEP_KEYS`] of what belongs to an inode, and the inode when that was all.
@@ -141,31 +148,41 @@ fn next(mut key: Key) -> Key {
 }
 
 impl Fs {
-    /// Removes an inode that nothing claims any more, step by step.
-    pub(crate) fn reap(&self, ino: u64) -> Result<(), Errno> {
-        loop {
-            let mut is_done = true;
+    /// Removes inodes that nothing claims any more, as many in one record as fit, a large one in steps.
+    pub(crate) fn reap(&self, inos: &[u64]) -> Result<(), Errno> {
+        let mut left = inos;
+        while !left.is_empty() {
+            let mut done = 0;
             self.transact_quietly(|txn| {
-                match txn.inode(ino) {
-                    Ok(inode) if is_unused(&inode) => is_done = wipe_step(txn, ino)?,
-                    Ok(_) | Err(Errno::NoEntry) => (),
-                    Err(errno) => return Err(errno),
+                for ino in left {
+                    match txn.inode(*ino) {
+                        Ok(inode) if is_unused(&inode) && !wipe_step(txn, *ino)? => break,
+                        Ok(_) | Err(Errno::Gone) => done += 1,
+                        Err(errno) => return Err(errno),
+                    }
+                    if txn.weight() > REAP_BYTES_MAX {
+                        break;
+                    }
                 }
                 Ok(())
             })?;
-            if is_done {
-                return Ok(());
-            }
+            left = &left[done..];
         }
+        Ok(())
     }
 
-    /// Finishes what the server before this one had begun to remove.
+    /// Finishes what the server before this one had begun to remove. Directories linger on.
     pub(crate) fn reap_orphans(&self) -> Result<(), Errno> {
         let mut from = key(tag::ORPHAN);
         loop {
             let found = self.store.scan(&from, &key(tag::ORPHAN + 1), ORPHANS_PER_SCAN, From::Start)?;
             for (stored, _) in &found {
-                self.reap(number_of(stored, 0).ok_or(Errno::Io)?)?;
+                let ino = number_of(stored, 0).ok_or(Errno::Io)?;
+                let inode = self.read_inode(ino)?;
+                match is_unused(&inode) && inode.is_dir() {
+                    true => self.linger(Some(Orphan::new(ino, &inode))),
+                    false => self.reap(&[ino])?,
+                }
             }
             match found.last() {
                 Some((last, _)) if found.len() == ORPHANS_PER_SCAN => {

@@ -116,7 +116,7 @@ impl Fs {
     }
 
     pub(crate) fn read_inode(&self, ino: u64) -> Result<Inode, Errno> {
-        let bytes = self.store.get(&key1(tag::INODE, ino))?.ok_or(Errno::NoEntry)?;
+        let bytes = self.store.get(&key1(tag::INODE, ino))?.ok_or(Errno::Gone)?;
         Ok(Inode::decode(&bytes)?)
     }
 
@@ -130,7 +130,7 @@ impl Fs {
 
 pub(crate) fn parse_lock(call: &Call) -> Result<Held, Errno> {
     let lock = api::Lock::read_from_bytes(&call.data).map_err(|_| Errno::Invalid)?;
-    Held::new(call.session, &lock)
+    Held::new(call.session, call.args[2], &lock)
 }
 
 fn getlk(fs: &Fs, call: &Call) -> Result<Reply, Errno> {

@@ -9,6 +9,7 @@ use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::leases::Touch;
+use crate::linger::Orphan;
 use crate::model::{
     BLOCK_DEVICE, CHARACTER, CookieEntry, DIRECTORY, Entry, FIFO, Inode, KIND_MASK, REGULAR, SET_GID, SOCKET, SYMLINK,
     key_name, key1, key2, tag,
@@ -49,7 +50,7 @@ pub(super) fn lookup(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
         fs.leases.register(call.session, ino);
         match fs.read_inode(ino) {
             Ok(inode) => return Ok(attr_reply(ino, &inode).lease_on([parent, ino])),
-            Err(Errno::NoEntry) => continue,
+            Err(Errno::Gone) => continue,
             Err(errno) => return Err(errno),
         }
     }
@@ -232,7 +233,8 @@ pub(super) fn remove(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         orphan = unlink(txn, parent, name, entry, time_ns)?;
         Ok(Reply::default())
     })?;
-    reap_later(job, orphan)
+    job.fs.linger(orphan);
+    Ok(())
 }
 
 fn check_removable(name: &[u8]) -> Result<(), Errno> {
@@ -243,22 +245,12 @@ fn check_removable(name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// An inode that lost its last name while what it has did not fit into one record goes on being removed.
-fn reap_later(job: &Arc<Job>, orphan: Option<u64>) -> Result<(), Errno> {
-    if let Some(ino) = orphan
-        && let Err(errno) = job.fs.reap(ino)
-    {
-        tracing::warn!(ino, "removing it is left to the next start: {errno}");
-    }
-    Ok(())
-}
-
 fn covered(touch: &Touch, ino: u64) -> Result<(), Errno> {
     if touch.inos.contains(&ino) { Ok(()) } else { Err(Errno::TryAgain) }
 }
 
-/// Removes a name and what it leads to, if that was the last claim. Answers an inode that must be reaped in steps.
-fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u64) -> Result<Option<u64>, Errno> {
+/// Removes a name. Answers what it led to, if that was the last claim.
+fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u64) -> Result<Option<Orphan>, Errno> {
     let mut child = txn.inode(entry.ino)?;
     if child.is_dir() {
         if child.entries > 0 {
@@ -270,7 +262,7 @@ fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u6
     }
     child.ctime_ns = time_ns;
     drop_entry(txn, parent, name, entry, time_ns)?;
-    handles::settle(txn, entry.ino, &child)
+    Ok(handles::settle(txn, entry.ino, &child))
 }
 
 pub(super) fn parse_rename(call: &Call) -> Result<(&[u8], &[u8]), Errno> {
@@ -307,7 +299,8 @@ pub(super) fn rename(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         };
         Ok(Reply::default())
     })?;
-    reap_later(job, orphan)
+    job.fs.linger(orphan);
+    Ok(())
 }
 
 struct Ends<'a> {
@@ -316,7 +309,7 @@ struct Ends<'a> {
     time_ns: u64,
 }
 
-fn replace(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Option<Entry>) -> Result<Option<u64>, Errno> {
+fn replace(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Option<Entry>) -> Result<Option<Orphan>, Errno> {
     let ([from, to], [old, new]) = (ends.parents, ends.names);
     let is_dir = source.kind == DIRECTORY;
     if is_dir {
@@ -346,7 +339,7 @@ fn replace(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Option<Ent
     Ok(orphan)
 }
 
-fn exchange(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Entry) -> Result<Option<u64>, Errno> {
+fn exchange(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Entry) -> Result<Option<Orphan>, Errno> {
     if source.ino == target.ino {
         return Ok(None);
     }

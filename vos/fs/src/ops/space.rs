@@ -168,30 +168,43 @@ pub(super) fn fallocate(job: &Arc<Job>) -> Result<(), Errno> {
     const PUNCH: u16 = PUNCH_HOLE | KEEP_SIZE;
     const ZERO_KEEP: u16 = ZERO_RANGE | KEEP_SIZE;
     match mode {
-        0 | KEEP_SIZE => reserve(job, ino, bytes, (mode == 0).then_some(end)),
-        PUNCH | ZERO_KEEP => punch(job, ino, offset, end, None),
-        ZERO_RANGE => punch(job, ino, offset, end, Some(end)),
+        0 | KEEP_SIZE => reserve(job, bytes, (mode == 0).then_some(end)),
+        PUNCH | ZERO_KEEP => punch(job, offset..end, None),
+        ZERO_RANGE => punch(job, offset..end, Some(end)),
         _ => Err(Errno::NotSupported),
     }
 }
 
 /// Data is never written in place, so blocks set aside would not help: it is enough that there are some.
-fn reserve(job: &Arc<Job>, ino: u64, bytes: u64, grow_to: Option<u64>) -> Result<(), Errno> {
-    if locked(&job.fs.blocks).available() < bytes / BLOCK64 {
+fn reserve(job: &Arc<Job>, bytes: u64, grow_to: Option<u64>) -> Result<(), Errno> {
+    let fs = &job.fs;
+    let is_short = || locked(&fs.blocks).available() < bytes / BLOCK64;
+    if is_short() && (!fs.reap_lingering()? || is_short()) {
         return Err(Errno::NoSpace);
     }
-    let _file = job.fs.lock_file(ino);
+    let ino = job.call.args[0];
+    let _file = fs.lock_file(ino);
     job.transact(Growth::Grows, |txn| {
-        let mut inode = txn.inode(ino)?;
-        inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
-        txn.put_inode(ino, &inode);
-        kill_set_id_if_asked(txn, ino, job.call.flags)?;
+        allocated(txn, &job.call, grow_to)?;
         Ok(Reply::default())
     })
 }
 
-fn punch(job: &Arc<Job>, ino: u64, offset: u64, end: u64, grow_to: Option<u64>) -> Result<(), Errno> {
-    let fs = &job.fs;
+/// What every kind of allocation does to the inode: its times move whether its size does or not.
+fn allocated(txn: &mut Txn<'_>, call: &Call, grow_to: Option<u64>) -> Result<(), Errno> {
+    let ino = call.args[0];
+    let time_ns = u64::from_le_bytes(call.data.as_slice().try_into().map_err(|_| Errno::Invalid)?);
+    let mut inode = txn.inode(ino)?;
+    inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
+    inode.mtime_ns = time_ns;
+    inode.ctime_ns = time_ns;
+    txn.put_inode(ino, &inode);
+    kill_set_id_if_asked(txn, ino, call.flags)
+}
+
+fn punch(job: &Arc<Job>, range: std::ops::Range<u64>, grow_to: Option<u64>) -> Result<(), Errno> {
+    let (fs, ino) = (&job.fs, job.call.args[0]);
+    let (offset, end) = (range.start, range.end);
     let _file = fs.lock_file(ino);
     let size = fs.read_inode(ino)?.bytes;
     // Behind the end there is nothing: the last block goes as a whole.
@@ -207,10 +220,7 @@ fn punch(job: &Arc<Job>, ino: u64, offset: u64, end: u64, grow_to: Option<u64>) 
         for edge in &edges {
             edge.finish(txn, ino, None)?;
         }
-        let mut inode = txn.inode(ino)?;
-        inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
-        txn.put_inode(ino, &inode);
-        kill_set_id_if_asked(txn, ino, job.call.flags)?;
+        allocated(txn, &job.call, grow_to)?;
         Ok(Reply::default())
     });
     if result.is_err() {

@@ -9,9 +9,10 @@ use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::model::{key_name, key1, tag};
 use crate::store::From;
+use crate::txn::Txn;
 
-const CREATE: u64 = 1;
-const REPLACE: u64 = 2;
+const CREATE: u16 = 1;
+const REPLACE: u16 = 2;
 /// Attributes of one inode: their names must fit into one listing.
 const XATTRS_MAX: usize = 256;
 
@@ -61,7 +62,8 @@ fn sized(value: Vec<u8>, capacity: usize, ino: u64) -> Result<Reply, Errno> {
 }
 
 pub(super) fn set(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, name_bytes, flags] = job.call.args;
+    let [ino, name_bytes, time_ns] = job.call.args;
+    let flags = job.call.flags;
     let name_bytes = usize::try_from(name_bytes).map_err(|_| Errno::Invalid)?;
     let (name, value) = job.call.data.split_at_checked(name_bytes).ok_or(Errno::Invalid)?;
     check_name(name)?;
@@ -72,7 +74,7 @@ pub(super) fn set(job: &Arc<Job>) -> Result<(), Errno> {
         return Err(Errno::Invalid);
     }
     job.transact(Growth::Grows, |txn| {
-        txn.inode(ino)?;
+        touch_inode(txn, ino, time_ns)?;
         let key = key_name(tag::XATTR, ino, name);
         match (txn.get(&key)?.is_some(), flags) {
             (true, CREATE) => return Err(Errno::Exists),
@@ -90,11 +92,18 @@ pub(super) fn set(job: &Arc<Job>) -> Result<(), Errno> {
     })
 }
 
+fn touch_inode(txn: &mut Txn<'_>, ino: u64, time_ns: u64) -> Result<(), Errno> {
+    let mut inode = txn.inode(ino)?;
+    inode.ctime_ns = time_ns;
+    txn.put_inode(ino, &inode);
+    Ok(())
+}
+
 pub(super) fn remove(job: &Arc<Job>) -> Result<(), Errno> {
-    let ino = job.call.args[0];
+    let [ino, time_ns, _] = job.call.args;
     check_name(&job.call.data)?;
     job.transact(Growth::Shrinks, |txn| {
-        txn.inode(ino)?;
+        touch_inode(txn, ino, time_ns)?;
         let key = key_name(tag::XATTR, ino, &job.call.data);
         txn.get(&key)?.ok_or(Errno::NoData)?;
         txn.delete(key);

@@ -163,6 +163,7 @@ impl Model {
                 Ok(())
             }
             Op::Punch { ino, offset, bytes, mode } => {
+                self.node(*ino).mtime = time;
                 let data = &mut self.node(*ino).data;
                 let end = (offset + bytes) as usize;
                 if *mode == 16 && end > data.len() {
@@ -394,7 +395,9 @@ pub fn run(client: &mut Client, op: &Op, time: u64) -> (u32, u64) {
             let set = api::SetAttr { valid: valid::BYTES.into(), bytes: (*bytes).into(), ..api::SetAttr::new_zeroed() };
             client.change(api::SETATTR, 0, [*ino, time, 0], set.as_bytes())
         }
-        Op::Punch { ino, offset, bytes, mode } => client.change(api::FALLOCATE, *mode, [*ino, *offset, *bytes], &[]),
+        Op::Punch { ino, offset, bytes, mode } => {
+            client.change(api::FALLOCATE, *mode, [*ino, *offset, *bytes], &time.to_le_bytes())
+        }
         Op::Copy { source, target, from, to, bytes } => {
             let words: Vec<u8> = [*from, *to, *bytes, time].iter().flat_map(|word| word.to_le_bytes()).collect();
             client.change(api::COPY_RANGE, 0, [*source, *target, 0], &words)
@@ -407,9 +410,9 @@ pub fn run(client: &mut Client, op: &Op, time: u64) -> (u32, u64) {
         Op::Link { ino, parent, name } => client.change(api::LINK, 0, [*ino, *parent, time], name.as_bytes()),
         Op::SetXattr { ino, name, value } => {
             let data = [name.as_bytes(), value].concat();
-            client.change(api::SETXATTR, 0, [*ino, name.len() as u64, 0], &data)
+            client.change(api::SETXATTR, 0, [*ino, name.len() as u64, time], &data)
         }
-        Op::RemoveXattr { ino, name } => client.change(api::REMOVEXATTR, 0, [*ino, 0, 0], name.as_bytes()),
+        Op::RemoveXattr { ino, name } => client.change(api::REMOVEXATTR, 0, [*ino, time, 0], name.as_bytes()),
         Op::Chmod { ino, mode } => {
             let set = api::SetAttr { valid: valid::MODE.into(), mode: (*mode).into(), ..api::SetAttr::new_zeroed() };
             client.change(api::SETATTR, 0, [*ino, time, 0], set.as_bytes())

@@ -1,0 +1,70 @@
+//! The gate between a socket in place of the kernel and a server that only notes what it is asked.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::*;
+use crate::kernel::OpenIn;
+use crate::state::Handle;
+
+/// Takes everything, completes nothing.
+#[derive(Default)]
+struct Notes(Vec<u16>);
+
+impl Backend for Notes {
+    type Data = Vec<u8>;
+
+    fn begin(&mut self, _start: Start) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn submit(&mut self, op: &Op<'_>) -> Result<Token, Refused> {
+        self.0.push(op.op);
+        Ok(Token(self.0.len() as u64))
+    }
+
+    fn poll(&mut self) -> Option<Event<Vec<u8>>> {
+        None
+    }
+
+    fn recalled(&mut self, _ino: Option<u64>) {}
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        unreachable!("these tests do not sleep")
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        false
+    }
+
+    fn awake(&mut self) {}
+}
+
+fn gate_with_open_files(count: usize) -> (OwnedFd, Gate<Notes>) {
+    let (kernel, fuse) = sys::seqpacket::pair().expect("a pair of sockets");
+    let object = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+    let mut state = State::open(object.try_clone().expect("a descriptor")).expect("state");
+    state.begin_session(1).expect("a session");
+    for number in 1..=count as u64 {
+        state.enter(Handle { ino: 5, fs_handle: number, flags: 0 }).expect("a free slot");
+    }
+    (kernel, Gate::new(fuse, object, Notes::default()).expect("a gate"))
+}
+
+fn open_request(unique: u64) -> Vec<u8> {
+    let len = (size_of::<InHeader>() + size_of::<OpenIn>()) as u32;
+    let head = InHeader { len, opcode: opcode::OPEN, unique, nodeid: 5, ..InHeader::default() };
+    [head.as_bytes(), OpenIn::default().as_bytes()].concat()
+}
+
+#[test]
+fn open_is_refused_before_the_server_is_asked_when_the_table_of_open_files_is_full() {
+    let (kernel, mut gate) = gate_with_open_files(HANDLES_MAX - 1);
+    assert_eq!(gate.handle(&open_request(2), 0).expect("handled"), Handled::Done);
+    assert_eq!(gate.backend.0, [vos_api::fs::OPEN]);
+    assert_eq!(gate.handle(&open_request(4), 0).expect("handled"), Handled::Done);
+    assert_eq!(gate.backend.0, [vos_api::fs::OPEN], "a handle at the server that nobody can close");
+    let mut answer = [0; 64];
+    let bytes = sys::seqpacket::receive(&kernel, &mut answer).expect("an answer").bytes;
+    let (head, _) = OutHeader::read_from_prefix(&answer[..bytes]).expect("a header");
+    assert_eq!((head.unique, head.error), (4, -libc::ENFILE));
+}
