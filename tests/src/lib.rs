@@ -41,6 +41,16 @@ impl Cluster {
         cluster
     }
 
+    /// On a kernel that has none of these features (`DVS_WITHOUT`).
+    pub fn up_without(nodes: usize, features: &str) -> Cluster {
+        let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
+        let cluster = Cluster { directory };
+        let mut command = cluster.command(&["dev", "up", "--nodes", &nodes.to_string()]);
+        let done = command.env("DVS_WITHOUT", features).output().expect("dvs starts");
+        assert!(done.status.success(), "{done:?}{}", cluster.logs());
+        cluster
+    }
+
     /// A container over the first `nodes` nodes, started.
     pub fn container(&self, name: &str, nodes: usize, more: &[&str]) {
         let list = (1..=nodes).map(|index| format!("n{index}")).collect::<Vec<_>>().join(",");

@@ -16,3 +16,6 @@ pub mod signals;
 pub mod spawn;
 pub mod tipc;
 pub mod udp;
+pub mod without;
+
+pub use without::without;

@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::without::{Feature, without};
+
 /// Descriptors that one message may carry here; the kernel allows 253.
 pub const DESCRIPTORS_MAX: usize = 16;
 
@@ -69,6 +71,9 @@ pub fn peer(socket: impl AsFd) -> io::Result<Sender> {
 pub fn ask_for_sender(socket: impl AsFd) -> io::Result<()> {
     set_option(&socket, libc::SO_PASSCRED, 1)?;
     const SO_PASSPIDFD: i32 = 76;
+    if without(Feature::PassPidfd) {
+        return Ok(());
+    }
     where_known(set_option(&socket, SO_PASSPIDFD, 1))
 }
 
@@ -76,6 +81,9 @@ pub fn ask_for_sender(socket: impl AsFd) -> io::Result<()> {
 /// stream with a long linger and a peer that does not read, a file of a server that is stopped. Kernels before Linux 6.16 cannot.
 pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     const SO_PASSRIGHTS: i32 = 83;
+    if without(Feature::PassRights) {
+        return Ok(());
+    }
     where_known(set_option(&socket, SO_PASSRIGHTS, 0))
 }
 

@@ -34,10 +34,10 @@ use crate::cli::Cli;
 use crate::errors::{BROKEN_PIPE, Failure};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::try_parse() {
+    let outcome = check_switched_off().and_then(|()| match Cli::try_parse() {
         Ok(cli) => commands::execute(&cli.global, cli.command),
         Err(error) => no_command(&error),
-    };
+    });
     match outcome {
         Ok(status) => status,
         Err(failure) if failure.is_broken_pipe() => ExitCode::from(BROKEN_PIPE),
@@ -47,6 +47,17 @@ fn main() -> ExitCode {
             ExitCode::from(failure.status)
         }
     }
+}
+
+/// Whoever switches features off that nobody knows would try nothing.
+fn check_switched_off() -> Result<(), Failure> {
+    let unknown = sys::without::unknown();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let known = sys::without::names().collect::<Vec<_>>().join(", ");
+    let what = format!("${} names no feature: {}", sys::without::VARIABLE, unknown.join(", "));
+    Err(Failure::usage(what).hint(format!("some of {known}")))
 }
 
 /// Help and version are answers; everything else that clap says is a complaint.

@@ -86,7 +86,9 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
     let mut environment = vec![variable, "PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
     // Chosen by the operator for the daemon and everything it starts.
     environment.extend(
-        ["RUST_BACKTRACE", "DVS_LOG"].iter().filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
+        ["RUST_BACKTRACE", "DVS_LOG", sys::without::VARIABLE]
+            .iter()
+            .filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
     );
     environment.extend(role.environment.iter().cloned());
     let program = role.program.as_deref().unwrap_or(Path::new("/proc/self/exe")).as_os_str().as_encoded_bytes();

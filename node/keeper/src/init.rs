@@ -22,6 +22,7 @@ use sandbox::helper::chain;
 use serde::{Deserialize, Serialize};
 use sys::child::{ForkError, Forked, Parentage, exit_now, fork};
 use sys::ns::Kinds;
+use sys::without::Feature;
 
 use crate::packet::{self, PacketError};
 
@@ -161,7 +162,7 @@ fn settle(tree: &OwnedFd, order: &Order) -> Settled {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let mut degraded = Vec::new();
     let end = order.pid_base.saturating_add(order.pid_span);
-    if let Err(cause) = std::fs::write("/proc/sys/kernel/pid_max", end.to_string()) {
+    if let Err(cause) = limit_pids(end) {
         degraded.push(format!(
             "this kernel has one limit of PIDs for all namespaces ({cause}; Linux 6.14 has one each): \
              PIDs stay in the node's range only as long as init is fast enough"
@@ -176,6 +177,13 @@ fn settle(tree: &OwnedFd, order: &Order) -> Settled {
         }
     };
     Ok((range, degraded))
+}
+
+fn limit_pids(end: u32) -> io::Result<()> {
+    if sys::without(Feature::PidMaxOfNamespace) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    std::fs::write("/proc/sys/kernel/pid_max", end.to_string())
 }
 
 /// The node's range of PIDs.

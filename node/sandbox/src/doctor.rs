@@ -13,6 +13,7 @@ use serde::Serialize;
 use sys::child::ForkError;
 use sys::mount::{Access, Attributes, Reach, set_attributes};
 use sys::ns::Kinds;
+use sys::without::{Feature, without};
 
 use crate::cgroup::{Cgroup, Controller, Hierarchy};
 use crate::helper::{HelperError, chain, in_child};
@@ -126,7 +127,7 @@ const ITEMS: [Item; 15] = [
         weight: Weight::Useful,
         why: "requests survive the death of a file gate (FUSE_NOTIFY_RESEND)",
         fix: "Linux 6.9; before, requests in flight fail when a gate dies",
-        probe: || kernel_at_least(6, 9),
+        probe: || not_switched_off(Feature::FuseResend).and_then(|()| kernel_at_least(6, 9)),
     },
     Item {
         name: "overlay network",
@@ -226,6 +227,10 @@ fn exists(path: &str) -> Result<(), Box<dyn Error>> {
     if Path::new(path).exists() { Ok(()) } else { Err(format!("there is no {path}").into()) }
 }
 
+fn not_switched_off(feature: Feature) -> Result<(), Box<dyn Error>> {
+    if without(feature) { Err(format!("switched off by {}", sys::without::VARIABLE).into()) } else { Ok(()) }
+}
+
 fn kernel_at_least(major: u32, minor: u32) -> Result<(), Box<dyn Error>> {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -264,6 +269,7 @@ fn control_groups() -> Result<(), Box<dyn Error>> {
 
 /// Inside a user namespace, where a kernel with one limit for all refuses to change it.
 fn pid_max_per_namespace() -> Result<(), Box<dyn Error>> {
+    not_switched_off(Feature::PidMaxOfNamespace)?;
     let owner = userns::create(PROBE_UID_BASE)?;
     in_child(None, || {
         sys::ns::join(&owner, Kinds::USER)?;

@@ -188,7 +188,8 @@ pub struct EnterOptions {
     argv: Vec<String>,
 }
 
-/// Starts a program in a session of its own, as a child of the machine's PID 1. Its environment is bare.
+/// Starts a program in a session of its own, as a child of the machine's PID 1. Its environment is bare, but for the features it
+/// is to do without.
 pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<ProcessId, MachineError> {
     let program = argv.first().copied().unwrap_or_default().to_owned();
     let output = Command::new(own_program()?)
@@ -206,6 +207,7 @@ pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<Pro
         .args(argv)
         .env_clear()
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .envs(sys::without::variable().map(|features| (sys::without::VARIABLE, features)))
         .stdin(Stdio::null())
         .current_dir("/")
         .output()
