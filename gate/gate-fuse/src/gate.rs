@@ -190,8 +190,8 @@ impl<B: Backend> Gate<B> {
 
     /// Takes everything a dead gate left unanswered, then begins (or goes on with) the session.
     fn adopt(&mut self) -> Result<(), GateError> {
-        // A kernel that cannot resend, or has nothing to resend, says so or does nothing.
-        let _ = notify::send(&self.fuse, kernel::notify::RESEND, &[], &[]);
+        notify::resend(&self.fuse);
+        let abandoned = self.fail_abandoned()?;
         while self.end.is_none() && self.held.len() < 2 * IN_FLIGHT_MAX {
             let Some(bytes) = self.read_one()? else { break };
             let Ok(header) = self.buffered_header(bytes) else { break };
@@ -213,11 +213,26 @@ impl<B: Backend> Gate<B> {
         }
         self.begin_backend()?;
         self.phase = Phase::Serving;
+        if abandoned > 0 {
+            // Some of these may have changed what the kernel keeps.
+            let everything = self.everything(None);
+            self.give(everything);
+            tracing::warn!(abandoned, "requests of the dead gate failed: this kernel cannot send them again");
+        }
         if self.counters.resent > 0 {
             let Counters { resent, repeated, .. } = self.counters;
             tracing::info!(resent, repeated, "took over a connection with requests in flight");
         }
         Ok(())
+    }
+
+    /// A kernel that cannot resend keeps the requests that the dead gate had taken, and their programs wait: they get an error.
+    fn fail_abandoned(&mut self) -> Result<usize, GateError> {
+        let abandoned = self.state.taken();
+        for unique in &abandoned {
+            self.answer(*unique, -libc::EIO, &[])?;
+        }
+        Ok(abandoned.len())
     }
 
     /// Claims the journal's entries of resent requests and puts those that were begun first, in the order of their sequences.
@@ -277,7 +292,10 @@ impl<B: Backend> Gate<B> {
         loop {
             match rustix::io::read(&self.fuse, self.buffer.as_mut_slice()) {
                 Ok(0) => self.end = Some(End::Unmounted),
-                Ok(bytes) => return Ok(Some(bytes)),
+                Ok(bytes) => {
+                    self.note_taken(bytes)?;
+                    return Ok(Some(bytes));
+                }
                 Err(Errno::NODEV | Errno::CONNABORTED | Errno::NOTCONN) => self.end = Some(End::Unmounted),
                 // ENOENT: the request was taken back while it was being copied.
                 Err(Errno::INTR | Errno::NOENT) => continue,
@@ -285,6 +303,19 @@ impl<B: Backend> Gate<B> {
                 Err(cause) => return Err(GateError::Fuse { verb: "read", cause }),
             }
             return Ok(None);
+        }
+    }
+
+    /// The next gate must know what it will not be sent.
+    fn note_taken(&mut self, bytes: usize) -> Result<(), GateError> {
+        if self.state.negotiated().is_none() || self.can_resend() {
+            return Ok(());
+        }
+        match self.buffered_header(bytes) {
+            Ok(header) if !matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT) => {
+                Ok(self.state.take(header.unique)?)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -564,7 +595,10 @@ impl<B: Backend> Gate<B> {
                 self.answer(flight.unique, -libc::EIO, &[])?;
             }
         }
-        self.held.clear();
+        if can_resend {
+            // They come again; what the kernel does not send again was never submitted, and waits on.
+            self.held.clear();
+        }
         self.events = None;
         self.recalls.reset();
         let everything = self.everything(None);
@@ -594,7 +628,7 @@ impl<B: Backend> Gate<B> {
         if left.is_empty() && in_flight.is_empty() {
             self.phase = Phase::Serving;
             // What was in flight comes again, as to a new gate.
-            let _ = notify::send(&self.fuse, kernel::notify::RESEND, &[], &[]);
+            notify::resend(&self.fuse);
         }
         Ok(())
     }
@@ -742,6 +776,7 @@ impl<B: Backend> Gate<B> {
     }
 
     fn check_answer(&mut self, unique: u64, written: Result<(), Errno>) -> Result<(), GateError> {
+        self.state.give_back(unique)?;
         match written {
             Ok(()) => Ok(()),
             // Its program was killed, or the connection aborted, meanwhile.

@@ -1,5 +1,6 @@
 //! What gate and kernel agree on when a mount begins.
 
+use sys::without::{Feature, without};
 use zerocopy::IntoBytes;
 
 use crate::kernel::{self, InitIn, InitOut, init};
@@ -54,7 +55,10 @@ pub fn negotiate(head: &InitIn, flags2: u32) -> Outcome {
     if head.major < kernel::VERSION_MAJOR || head.minor < kernel::VERSION_MINOR_MIN {
         return Outcome::Refused;
     }
-    let offered = u64::from(head.flags) | u64::from(flags2) << 32;
+    let mut offered = u64::from(head.flags) | u64::from(flags2) << 32;
+    if without(Feature::FuseResend) {
+        offered &= !init::HAS_RESEND;
+    }
     let mut flags = offered & WISHES;
     if offered & init::INIT_EXT != 0 {
         flags |= init::INIT_EXT;

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use sys::without::{Feature, without};
 use zerocopy::IntoBytes;
 
 use crate::kernel::{self, NotifyInvalEntry, NotifyInvalInode, OutHeader};
@@ -192,10 +193,18 @@ fn drop_range(fuse: &OwnedFd, ino: u64, off: i64, len: i64) -> Result<(), Errno>
     send(fuse, kernel::notify::INVAL_INODE, NotifyInvalInode { ino, off, len }.as_bytes(), &[])
 }
 
+/// Asks for every request that has no answer. A kernel that cannot, or has nothing to send, says so or does nothing.
+pub fn resend(fuse: impl AsFd) {
+    if !without(Feature::FuseResend) {
+        let _ = send(fuse, kernel::notify::RESEND, &[], &[]);
+    }
+}
+
 /// The kernel asks again for these names before it uses them; what is mounted or open there stays (before Linux 6.2: it drops them).
 fn expire_names(fuse: &OwnedFd, parent: u64, names: &[Vec<u8>]) {
+    let flags = if without(Feature::FuseExpire) { 0 } else { kernel::notify::EXPIRE_ONLY };
     for name in names {
-        tell_name(fuse, parent, name, kernel::notify::EXPIRE_ONLY);
+        tell_name(fuse, parent, name, flags);
     }
 }
 

@@ -24,7 +24,10 @@ const HANDLES_AT: u64 = JOURNAL_AT + (JOURNAL_SLOTS * RECORD_BYTES) as u64;
 const CACHED_AT: u64 = HANDLES_AT + (HANDLES_MAX * RECORD_BYTES) as u64;
 /// Inodes that may be cached under a lease: those with smaller numbers. The others are asked for each time.
 const CACHED_INOS_MAX: u64 = 1 << 24;
-pub const STATE_BYTES: u64 = CACHED_AT + CACHED_INOS_MAX / 8;
+const TAKEN_AT: u64 = CACHED_AT + CACHED_INOS_MAX / 8;
+/// Requests that one gate may have taken from the kernel; more than it does.
+const TAKEN_SLOTS: usize = JOURNAL_SLOTS;
+pub const STATE_BYTES: u64 = TAKEN_AT + (TAKEN_SLOTS * size_of::<u64>()) as u64;
 
 const _: () = assert!(size_of::<Head>() == 64);
 const _: () = assert!(size_of::<Note>() == RECORD_BYTES);
@@ -125,6 +128,9 @@ pub struct State {
     by_fs_handle: HashMap<u64, usize>,
     /// A bit per inode.
     cached: Vec<u8>,
+    /// Requests that wait for our answer, and their slots; only where the kernel would not send them to the next gate.
+    taken: HashMap<u64, usize>,
+    free_taken: Vec<usize>,
 }
 
 impl State {
@@ -146,6 +152,8 @@ impl State {
             free_entries: Vec::new(),
             by_fs_handle: HashMap::new(),
             cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
+            taken: HashMap::new(),
+            free_taken: Vec::new(),
         };
         state.load_head()?;
         state.load_journal()?;
@@ -153,6 +161,7 @@ impl State {
         let mut cached = std::mem::take(&mut state.cached);
         state.read(&mut cached, CACHED_AT)?;
         state.cached = cached;
+        state.load_taken()?;
         Ok(state)
     }
 
@@ -240,6 +249,28 @@ impl State {
     pub fn acknowledged(&self) -> u64 {
         let open = self.live.values().chain(self.inherited.values()).map(|slot| slot.noted.sequence).min();
         open.unwrap_or(self.next_sequence) - 1
+    }
+
+    // ---- requests that are not sent again
+
+    /// A request was taken from a kernel that will not send it to the next gate.
+    pub fn take(&mut self, unique: u64) -> Result<(), StateError> {
+        // Without a slot only the death of this gate would lose it.
+        let Some(slot) = self.free_taken.pop() else { return Ok(()) };
+        self.taken.insert(unique, slot);
+        self.write(&unique.to_ne_bytes(), TAKEN_AT + (slot * size_of::<u64>()) as u64)
+    }
+
+    /// The kernel has its answer.
+    pub fn give_back(&mut self, unique: u64) -> Result<(), StateError> {
+        let Some(slot) = self.taken.remove(&unique) else { return Ok(()) };
+        self.free_taken.push(slot);
+        self.write(&0_u64.to_ne_bytes(), TAKEN_AT + (slot * size_of::<u64>()) as u64)
+    }
+
+    /// Requests that are taken and not given back; at start, those that a dead gate left.
+    pub fn taken(&self) -> Vec<u64> {
+        self.taken.keys().copied().collect()
     }
 
     // ---- handles
@@ -369,6 +400,18 @@ impl State {
                 None => {
                     self.inherited.insert(note.key, found);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn load_taken(&mut self) -> Result<(), StateError> {
+        let mut bytes = vec![0; TAKEN_SLOTS * size_of::<u64>()];
+        self.read(&mut bytes, TAKEN_AT)?;
+        for (slot, record) in bytes.as_chunks().0.iter().enumerate() {
+            let unique = u64::from_ne_bytes(*record);
+            if unique == 0 || self.taken.insert(unique, slot).is_some() {
+                self.free_taken.push(slot);
             }
         }
         Ok(())

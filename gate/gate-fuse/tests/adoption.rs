@@ -89,6 +89,52 @@ fn open_files_and_locks_survive_the_gate() {
 }
 
 #[test]
+fn request_of_a_dead_gate_fails_where_the_kernel_does_not_send_it_again() {
+    in_private_mounts(|| {
+        use rustix::fs::{FlockOperation, flock};
+        let world = World::without("resend");
+        let mut mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        let file = File::create(&path).expect("create");
+        let other = File::open(&path).expect("open");
+        flock(&file, FlockOperation::LockExclusive).expect("lock");
+        let waiter = std::thread::spawn(move || flock(&other, FlockOperation::LockShared));
+        wait_until(|| world.server.waiting_locks() == 1);
+        mounted.replace_gate();
+        assert_eq!(waiter.join().expect("thread"), Err(rustix::io::Errno::IO));
+        fs::write(&path, b"and goes on").expect("write");
+        assert_eq!(fs::read(&path).expect("read"), b"and goes on");
+    });
+}
+
+#[test]
+fn fenced_gate_leaves_nobody_waiting_where_the_kernel_does_not_send_requests_again() {
+    in_private_mounts(|| {
+        let world = World::without("resend,expire");
+        let mounted = world.mount("m");
+        std::thread::scope(|scope| {
+            let writers = (0..8).map(|writer| {
+                let path = mounted.path.join(format!("f{writer}"));
+                scope.spawn(move || {
+                    for round in 0..300_u64 {
+                        match fs::write(&path, round.to_le_bytes()) {
+                            // What was in flight when the session was lost.
+                            Err(error) if error.raw_os_error() == Some(libc::EIO) => {}
+                            done => done.expect("write"),
+                        }
+                    }
+                })
+            });
+            let writers: Vec<_> = writers.collect();
+            while !writers.iter().all(|writer| writer.is_finished()) {
+                world.server.fence_all();
+                fs::metadata(&mounted.path).ok();
+            }
+        });
+    });
+}
+
+#[test]
 fn waiting_lock_ends_when_its_program_is_signalled() {
     in_private_mounts(|| {
         use rustix::fs::{FlockOperation, flock};

@@ -62,19 +62,28 @@ pub struct Mounted {
 pub struct World {
     pub server: Server,
     pub real: Option<real::Real>,
+    /// Features that its gates do without.
+    without: &'static str,
     directory: Arc<tempfile::TempDir>,
 }
 
 impl World {
     pub fn new() -> World {
         let directory = Arc::new(tempfile::Builder::new().prefix("dvs-gate-").tempdir().expect("a directory"));
-        World { server: Server::start(&directory.path().join("fs")), real: None, directory }
+        World { server: Server::start(&directory.path().join("fs")), real: None, without: "", directory }
     }
 
     /// With the real fs server over real rings.
     pub fn real() -> World {
         let mut world = World::new();
         world.real = Some(real::Real::start());
+        world
+    }
+
+    /// On a kernel that does not have these.
+    pub fn without(features: &'static str) -> World {
+        let mut world = World::new();
+        world.without = features;
         world
     }
 
@@ -96,7 +105,7 @@ impl World {
         let control = sys::seqpacket::listen(&socket, 8).expect("a control socket");
         let abort = abort_file(root, &path);
         let watchdog = watch(Arc::clone(&abort));
-        let process = child_process("launcher_child", &socket, &root.join("fs"));
+        let process = child_process("launcher_child", &socket, &root.join("fs"), self.without);
         wait_readable(&control);
         let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
         sys::seqpacket::send(&launcher, b"d", &[fuse.as_fd(), state.as_fd()]).expect("descriptors are sent");
@@ -151,11 +160,12 @@ const START: u8 = b'g';
 const KILL: u8 = b'k';
 const END: u8 = b'e';
 
-fn child_process(role: &str, socket: &Path, server: &Path) -> Child {
+fn child_process(role: &str, socket: &Path, server: &Path, without: &str) -> Child {
     Command::new(std::env::current_exe().expect("this test"))
         .args([role, "--exact", "--ignored", "--nocapture"])
         .env(SOCKET, socket)
         .env("DVS_GATE_TEST_FS", server)
+        .env(sys::without::VARIABLE, without)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
@@ -182,7 +192,12 @@ pub fn run_launcher_child() {
         }
         match kind {
             START => {
-                let child = child_process("gate_child", &own, Path::new(&server));
+                let child = child_process(
+                    "gate_child",
+                    &own,
+                    Path::new(&server),
+                    &sys::without::variable().unwrap_or_default(),
+                );
                 wait_readable(&control);
                 let gate_link = sys::seqpacket::accept(&control).expect("the gate connects");
                 let handed: Vec<_> = descriptors.iter().chain(&received.descriptors).collect();
