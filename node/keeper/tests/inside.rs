@@ -175,8 +175,8 @@ fn program_with_a_root_in_the_tree_sees_only_that_and_the_containers_own() {
         return;
     }
     let keeper = Keeper::start();
-    // A tree in place of the file gate: a tmpfs mounted at /dc from inside, in the namespaces all programs share.
-    let ended = keeper.shell("mount -t tmpfs tmpfs /dc && mkdir -p /dc/img/bin /dc/img/etc && cp /bin/busybox /dc/img/bin/ && echo old > /dc/img/etc/hosts && echo mine > /dc/img/mine");
+    // A tree in place of the file gate: a directory mounted at /dc from inside, in the namespaces all programs share.
+    let ended = keeper.shell("mount --bind /root /dc && mkdir -p /dc/img/bin /dc/img/etc && cp /bin/busybox /dc/img/bin/ && echo old > /dc/img/etc/hosts && echo mine > /dc/img/mine");
     assert_eq!(ended.exit, Some(0), "{ended:?}");
     let mut run = request(&[
         "/bin/busybox",
