@@ -248,7 +248,8 @@ fn overlay_network() -> Result<(), Box<dyn Error>> {
     let vxlan = links.ensure_vxlan("dvsprobex", &Vxlan { vni: 1, local, port: overlay::PORT })?;
     links.set_port(&vxlan, &bridge, crate::links::PortTrust::Open)?;
     let veth = links.ensure_veth("dvsprobev", "eth0", &inside)?;
-    filter::ensure(&mut links, &veth, overlay::mac(1, 0), Ipv4Addr::LOCALHOST)?;
+    let (mac, address) = (overlay::mac(1, 0), Ipv4Addr::LOCALHOST);
+    filter::ensure(&mut links, &veth, &filter::Bounds { mac, address, subnet: "127.0.0.0/8".parse()? })?;
     links.set_port(&veth, &bridge, crate::links::PortTrust::Locked)?;
     Ok(())
 }

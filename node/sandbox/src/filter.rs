@@ -2,14 +2,17 @@
 //!
 //! A classic filter program, attached by netlink to the ingress of the interface. It lets pass only frames that carry no VLAN
 //! tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4 or ARP with the
-//! container's own address as source. That the destination must be a member keeps frames away from the node's own stack too: the
-//! bridge's own address is not of that form, so root in a container cannot speak to the node, nor hand it
-//! encapsulated frames for a foreign network.
+//! container's own address as source, and IPv4 only to an address of the container's own network. That the destination must be a member
+//! keeps frames away from the node's own stack too: the bridge's own address is not of that form, so root in a container
+//! cannot speak to the node, nor hand it encapsulated frames for a foreign network. The address says the same once more, for nodes
+//! on which bridged frames pass the firewall (`br_netfilter`): a rule there that rewrites destinations would take a frame for an
+//! address of the node to the node, whatever its layer-2 address.
 
 use std::net::Ipv4Addr;
 
 use crate::links::{Link, LinkError, Links, Mac};
 use crate::netlink::{Mode, Request};
+use crate::overlay::Subnet;
 
 /// Leading bytes of every container's layer-2 addresses: locally administered, unicast.
 pub const MAC_PREFIX: [u8; 2] = [0x56, 0x44];
@@ -21,8 +24,16 @@ const TCA_OPTIONS: u16 = 2;
 const CLSACT: u32 = 0xffff_fff1;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 
-/// Puts the filter for a container with `mac` and `address` on `link`, in place of an older one.
-pub fn ensure(links: &mut Links, link: &Link, mac: Mac, address: Ipv4Addr) -> Result<(), LinkError> {
+/// Whom a container may claim to be, and where it may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub mac: Mac,
+    pub address: Ipv4Addr,
+    pub subnet: Subnet,
+}
+
+/// Puts the filter for a container on `link`, in place of an older one.
+pub fn ensure(links: &mut Links, link: &Link, bounds: &Bounds) -> Result<(), LinkError> {
     const TCA_BPF_OPS_LEN: u16 = 4;
     const TCA_BPF_OPS: u16 = 5;
     const TCA_BPF_NAME: u16 = 7;
@@ -35,7 +46,7 @@ pub fn ensure(links: &mut Links, link: &Link, mac: Mac, address: Ipv4Addr) -> Re
     let mut hook = Request::new(RTM_NEWQDISC, Mode::Replace, &head, format!("make a filter hook on '{}'", link.name));
     hook.text(TCA_KIND, "clsact");
 
-    let program = program(mac, address);
+    let program = program(bounds);
     let code: Vec<u8> = program.iter().flat_map(|step| step.bytes()).collect();
     let info = PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be());
     let head = tc_head(link.index, 1, CLSACT_INGRESS, info);
@@ -81,20 +92,24 @@ enum Need {
     Word(u32, u32),
     Half(u32, u16),
     Byte(u32, u8),
+    /// Under a mask.
+    Masked(u32, u32, u32),
 }
 
-fn program(mac: Mac, address: Ipv4Addr) -> Vec<Step> {
+fn program(bounds: &Bounds) -> Vec<Step> {
     const ETHER_TYPE: u32 = 12;
     const IPV4: u32 = 0x0800;
     const ARP: u32 = 0x0806;
     const IPV4_SOURCE: u32 = 14 + 12;
+    const IPV4_DESTINATION: u32 = 14 + 16;
     const ARP_SENDER_MAC: u32 = 14 + 8;
     const ARP_SENDER_ADDRESS: u32 = 14 + 14;
     /// SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT
     const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
 
-    let source = u32::from(address);
-    let [m0, m1, m2, m3, m4, m5] = mac;
+    let source = u32::from(bounds.address);
+    let (network, mask) = (u32::from(bounds.subnet.base()), bounds.subnet.mask());
+    let [m0, m1, m2, m3, m4, m5] = bounds.mac;
     let (high, low) = (u32::from_be_bytes([m0, m1, m2, m3]), u16::from_be_bytes([m4, m5]));
     let always = [
         Need::Byte(VLAN_TAG_PRESENT, 0),
@@ -106,14 +121,15 @@ fn program(mac: Mac, address: Ipv4Addr) -> Vec<Step> {
     ];
     let arp =
         [Need::Word(ARP_SENDER_MAC, high), Need::Half(ARP_SENDER_MAC + 4, low), Need::Word(ARP_SENDER_ADDRESS, source)];
+    let ipv4 = [Need::Word(IPV4_SOURCE, source), Need::Masked(IPV4_DESTINATION, mask, network)];
+    let mut ipv4_steps = Vec::new();
+    ipv4.iter().for_each(|need| require(&mut ipv4_steps, need));
+    ipv4_steps.push(PASS);
     let mut steps = Vec::new();
     always.iter().for_each(|need| require(&mut steps, need));
     steps.push(load(0x08, ETHER_TYPE));
-    // Past the three steps of the IPv4 branch (load, compare and drop, pass).
-    let ipv4_steps = 4;
-    steps.push(Step { code: EQUAL, if_true: 0, if_false: ipv4_steps, operand: IPV4 });
-    require(&mut steps, &Need::Word(IPV4_SOURCE, source));
-    steps.push(PASS);
+    steps.push(Step { code: EQUAL, if_true: 0, if_false: ipv4_steps.len() as u8, operand: IPV4 });
+    steps.append(&mut ipv4_steps);
     steps.push(Step { code: EQUAL, if_true: 1, if_false: 0, operand: ARP });
     steps.push(DROP);
     arp.iter().for_each(|need| require(&mut steps, need));
@@ -122,6 +138,7 @@ fn program(mac: Mac, address: Ipv4Addr) -> Vec<Step> {
 }
 
 const EQUAL: u16 = 0x15;
+const AND: u16 = 0x54;
 const PASS: Step = Step { code: 0x06, if_true: 0, if_false: 0, operand: 0 };
 /// TC_ACT_SHOT
 const DROP: Step = Step { code: 0x06, if_true: 0, if_false: 0, operand: 2 };
@@ -130,14 +147,16 @@ fn load(width: u16, offset: u32) -> Step {
     Step { code: 0x20 | width, if_true: 0, if_false: 0, operand: offset }
 }
 
-/// Three steps: load, skip the next when equal, drop.
+/// Load, mask, skip the next when equal, drop.
 fn require(steps: &mut Vec<Step>, need: &Need) {
-    let (width, offset, value) = match *need {
-        Need::Word(offset, value) => (0x00, offset, value),
-        Need::Half(offset, value) => (0x08, offset, u32::from(value)),
-        Need::Byte(offset, value) => (0x10, offset, u32::from(value)),
+    let (width, offset, mask, value) = match *need {
+        Need::Word(offset, value) => (0x00, offset, None, value),
+        Need::Masked(offset, mask, value) => (0x00, offset, Some(mask), value),
+        Need::Half(offset, value) => (0x08, offset, None, u32::from(value)),
+        Need::Byte(offset, value) => (0x10, offset, None, u32::from(value)),
     };
     steps.push(load(width, offset));
+    steps.extend(mask.map(|mask| Step { code: AND, if_true: 0, if_false: 0, operand: mask }));
     steps.push(Step { code: EQUAL, if_true: 1, if_false: 0, operand: value });
     steps.push(DROP);
 }
@@ -157,6 +176,7 @@ mod tests {
             let offset = step.operand as usize;
             match step.code {
                 0x06 => return step.operand,
+                AND => loaded &= step.operand,
                 EQUAL if loaded == step.operand => at += usize::from(step.if_true),
                 EQUAL => at += usize::from(step.if_false),
                 0x30 if offset > 0xffff => loaded = 0,
@@ -179,10 +199,12 @@ mod tests {
 
     #[test]
     fn only_frames_with_own_addresses_to_members_pass() {
-        let program = program(MAC, Ipv4Addr::new(10, 1, 0, 2));
+        let subnet = "10.1.0.0/24".parse().unwrap();
+        let program = program(&Bounds { mac: MAC, address: Ipv4Addr::new(10, 1, 0, 2), subnet });
         let peer = [0x56, 0x44, 0, 0, 7, 0];
         let mut ip = vec![0; 20];
         ip[12..16].copy_from_slice(&[10, 1, 0, 2]);
+        ip[16..20].copy_from_slice(&[10, 1, 0, 1]);
         let mut arp = vec![0; 28];
         arp[8..14].copy_from_slice(&MAC);
         arp[14..18].copy_from_slice(&[10, 1, 0, 2]);
@@ -195,6 +217,8 @@ mod tests {
         other_arp[17] = 3;
         let mut other_arp_mac = arp.clone();
         other_arp_mac[13] = 9;
+        let to = |address: [u8; 4]| [&ip[..16], &address[..]].concat();
+        assert_eq!(run(&program, &frame(peer, MAC, 0x0800, &to([10, 1, 0, 255]))), 0);
         let foreign = [0x56, 0x44, 0, 0, 8, 0];
         for refused in [
             frame(peer, MAC, 0x0800, &other_ip),
@@ -206,6 +230,12 @@ mod tests {
             frame(peer, MAC, 0x86dd, &ip),
             frame(peer, MAC, 0x8100, &ip),
             frame(peer, MAC, 0x0800, &ip[..10]),
+            frame(peer, MAC, 0x0800, &ip[..18]),
+            frame(peer, MAC, 0x0800, &to([10, 1, 1, 1])),
+            frame(peer, MAC, 0x0800, &to([172, 31, 7, 1])),
+            frame(peer, MAC, 0x0800, &to([127, 0, 0, 1])),
+            frame(peer, MAC, 0x0800, &to([224, 0, 0, 1])),
+            frame(peer, MAC, 0x0800, &to([255, 255, 255, 255])),
             Vec::new(),
         ] {
             assert_eq!(run(&program, &refused), 2, "{refused:02x?}");

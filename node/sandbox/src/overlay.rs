@@ -84,6 +84,15 @@ impl Subnet {
         u32::MAX >> self.prefix_bits
     }
 
+    pub fn base(self) -> Ipv4Addr {
+        self.base
+    }
+
+    /// The bits of an address that say which network it is of.
+    pub fn mask(self) -> u32 {
+        !self.host_mask()
+    }
+
     pub fn prefix_bits(self) -> u8 {
         self.prefix_bits
     }
@@ -143,7 +152,8 @@ impl Overlay {
         let (vxlan, bridge) = self.ensure_trunk(&mut node, mtu)?;
         let port = self.ensure_cable(&mut node, &mut inner, container)?;
         // The filter first: the port must never carry a frame without it.
-        filter::ensure(&mut node, &port, mac(self.dc, self.index), address).map_err(self.step("set the filter"))?;
+        let bounds = filter::Bounds { mac: mac(self.dc, self.index), address, subnet: self.subnet };
+        filter::ensure(&mut node, &port, &bounds).map_err(self.step("set the filter"))?;
         self.ensure_port(&mut node, &port, &bridge, mtu)?;
         self.ensure_forwarding(&mut node, &vxlan, &port)?;
         self.ensure_inside(&mut inner, address, mtu)

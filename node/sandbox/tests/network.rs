@@ -241,6 +241,29 @@ fn root_inside_cannot_reach_the_node_nor_a_foreign_network() {
     assert!(arrives(&listener), "the control");
 }
 
+/// Where a node's firewall sees bridged frames and rewrites destinations, an address is enough to reach the node. Here a member
+/// has the foreign address: what it does not hear, no rule hears.
+#[test]
+fn root_inside_sends_to_addresses_of_its_own_network_only() {
+    if !is_root() {
+        return;
+    }
+    let nodes = Nodes::new();
+    let inside = nodes.container(5);
+    let mut links = Links::within(&inside[1]).expect("links");
+    let eth0 = links.get(INNER_NAME).expect("eth0");
+    let foreign = [[10, 1, 1, 2], [172, 31, 7, 1], [192, 0, 2, 1]];
+    for address in foreign {
+        links.ensure_address(&eth0, IpAddr::from(address), 24).expect("address");
+        let listener = udp(&inside[1], &format!("{}:4000", Ipv4Addr::from(address)));
+        send_frame(&inside[0], &udp_frame(mac(5, 1), mac(5, 0), [10, 1, 0, 1], address, 4000, b"foreign"));
+        assert!(stays_away(&listener), "{address:?}");
+    }
+    let listener = udp(&inside[1], "0.0.0.0:4000");
+    send_frame(&inside[0], &udp_frame(mac(5, 1), mac(5, 0), [10, 1, 0, 1], [10, 1, 0, 2], 4000, b"own"));
+    assert!(arrives(&listener), "its own network");
+}
+
 #[test]
 fn overlay_is_idempotent_follows_its_peers_and_leaves_nothing() {
     if !is_root() {
