@@ -4,6 +4,8 @@
 //! connection, and every channel that it opens for as long as that lives. Who asks for more than its part is refused with
 //! `TableFull`; nobody else notices. Servers pay nothing: the daemon started them, and so many.
 //!
+//! A channel to another node costs memory too, which the proxies fill: that is one more sum of a container.
+//!
 //! A [`Charge`] lies beside what it pays for and ends with it, so nobody can forget to give back.
 
 use std::collections::HashMap;
@@ -12,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use abi::{DcId, IpcError};
 
 use crate::limits::{
-    DESCRIPTOR_PARTS, DESCRIPTORS_OF_ALL, DESCRIPTORS_OF_DC, DESCRIPTORS_OF_PROCESS, DESCRIPTORS_OF_USER,
+    ARENA_BYTES_OF_DC, DESCRIPTOR_PARTS, DESCRIPTORS_OF_ALL, DESCRIPTORS_OF_DC, DESCRIPTORS_OF_PROCESS,
+    DESCRIPTORS_OF_USER,
 };
 
 /// Who pays. A caller of another node has no process and no user here.
@@ -35,24 +38,45 @@ enum Holder {
     Dc(DcId),
     User(DcId, u32),
     Process(DcId, i32),
+    /// In bytes.
+    Arenas(DcId),
 }
 
 impl Holder {
-    /// Parts of the process's limit, of [`DESCRIPTOR_PARTS`].
-    fn parts(self) -> usize {
-        match self {
+    /// `descriptors`: those of the process.
+    fn limit(self, descriptors: usize) -> usize {
+        let parts = match self {
             Holder::All => DESCRIPTORS_OF_ALL,
             Holder::Dc(_) => DESCRIPTORS_OF_DC,
             Holder::User(..) => DESCRIPTORS_OF_USER,
             Holder::Process(..) => DESCRIPTORS_OF_PROCESS,
-        }
+            Holder::Arenas(_) => return ARENA_BYTES_OF_DC,
+        };
+        descriptors / DESCRIPTOR_PARTS * parts
+    }
+}
+
+/// What is paid for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Cost {
+    pub descriptors: usize,
+    /// Of a channel that a proxy carries.
+    pub arena_bytes: usize,
+}
+
+impl Cost {
+    pub fn of_descriptors(descriptors: usize) -> Cost {
+        Cost { descriptors, arena_bytes: 0 }
     }
 }
 
 impl Member {
-    fn holders(self) -> impl Iterator<Item = Holder> {
+    /// Whose sums rise by a cost, and by how much.
+    fn bill(self, cost: Cost) -> impl Iterator<Item = (Holder, usize)> {
         let person = self.person.map(|it| [Holder::User(self.dc, it.uid), Holder::Process(self.dc, it.pid)]);
-        [Holder::All, Holder::Dc(self.dc)].into_iter().chain(person.into_iter().flatten())
+        let of_descriptors = [Holder::All, Holder::Dc(self.dc)].into_iter().chain(person.into_iter().flatten());
+        let arenas = (cost.arena_bytes > 0).then_some((Holder::Arenas(self.dc), cost.arena_bytes));
+        of_descriptors.map(move |holder| (holder, cost.descriptors)).chain(arenas)
     }
 }
 
@@ -69,7 +93,7 @@ type Held = Arc<Mutex<HashMap<Holder, usize>>>;
 #[derive(Debug)]
 pub(crate) struct Charge {
     member: Member,
-    count: usize,
+    cost: Cost,
     held: Held,
 }
 
@@ -85,44 +109,44 @@ impl Ledger {
     }
 
     /// `TableFull` when the member, or somebody it is part of, would hold too much.
-    pub fn charge(&self, member: Member, count: usize) -> Result<Charge, IpcError> {
+    pub fn charge(&self, member: Member, cost: Cost) -> Result<Charge, IpcError> {
         let held = locked(&self.held);
-        let has_room = |holder: Holder| {
-            let sum = held.get(&holder).copied().unwrap_or(0) + count;
-            sum <= self.limit / DESCRIPTOR_PARTS * holder.parts()
+        let has_room = |(holder, count): (Holder, usize)| {
+            let sum = held.get(&holder).copied().unwrap_or(0).saturating_add(count);
+            sum <= holder.limit(self.limit)
         };
-        let all = member.holders().all(has_room);
+        let all = member.bill(cost).all(has_room);
         drop(held);
-        if all { Ok(self.charge_anyway(member, count)) } else { Err(IpcError::TableFull) }
+        if all { Ok(self.charge_anyway(member, cost)) } else { Err(IpcError::TableFull) }
     }
 
     /// For what is there already.
-    pub fn charge_anyway(&self, member: Member, count: usize) -> Charge {
-        Charge::new(member, count, self.held.clone())
+    pub fn charge_anyway(&self, member: Member, cost: Cost) -> Charge {
+        Charge::new(member, cost, self.held.clone())
     }
 }
 
 impl Charge {
-    fn new(member: Member, count: usize, held: Held) -> Charge {
+    fn new(member: Member, cost: Cost, held: Held) -> Charge {
         {
             let mut sums = locked(&held);
-            member.holders().for_each(|holder| *sums.entry(holder).or_default() += count);
+            member.bill(cost).for_each(|(holder, count)| *sums.entry(holder).or_default() += count);
         }
-        Charge { member, count, held }
+        Charge { member, cost, held }
     }
 
-    /// So many more on the same account, for something that ends earlier.
-    pub fn besides(&self, count: usize) -> Charge {
-        Charge::new(self.member, count, self.held.clone())
+    /// So many descriptors more on the same account, for something that ends earlier.
+    pub fn besides(&self, descriptors: usize) -> Charge {
+        Charge::new(self.member, Cost::of_descriptors(descriptors), self.held.clone())
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         let mut sums = locked(&self.held);
-        for holder in self.member.holders() {
+        for (holder, count) in self.member.bill(self.cost) {
             if let Some(sum) = sums.get_mut(&holder) {
-                *sum = sum.saturating_sub(self.count);
+                *sum = sum.saturating_sub(count);
                 if *sum == 0 {
                     sums.remove(&holder);
                 }
@@ -151,7 +175,7 @@ mod tests {
 
     /// As many charges of one part as it gets.
     fn take_all(ledger: &Ledger, member: impl Fn(usize) -> Member) -> Vec<Charge> {
-        (0..DESCRIPTOR_PARTS).map_while(|index| ledger.charge(member(index), PART).ok()).collect()
+        (0..DESCRIPTOR_PARTS).map_while(|index| ledger.charge(member(index), Cost::of_descriptors(PART)).ok()).collect()
     }
 
     #[test]
@@ -164,9 +188,23 @@ mod tests {
         let of_dc = take_all(&ledger, |index| member(1, 6 + index as u32, 200 + index as i32));
         assert_eq!(of_process.len() + of_user.len() + of_dc.len(), DESCRIPTORS_OF_DC);
         let remote = Member { dc: DcId(1), person: None };
-        assert_eq!(ledger.charge(remote, 1).unwrap_err(), IpcError::TableFull);
+        assert_eq!(ledger.charge(remote, Cost::of_descriptors(1)).unwrap_err(), IpcError::TableFull);
         let of_another = take_all(&ledger, |_| member(2, 5, 77));
         assert_eq!(of_another.len(), DESCRIPTORS_OF_ALL - DESCRIPTORS_OF_DC);
+    }
+
+    #[test]
+    fn arenas_that_proxies_fill_are_bounded_for_each_container() {
+        let ledger = ledger();
+        let of_a_channel = Cost { descriptors: 1, arena_bytes: ARENA_BYTES_OF_DC / 4 };
+        let mut open: Vec<Charge> = (0..4).map(|pid| ledger.charge(member(1, 5, pid), of_a_channel).unwrap()).collect();
+        assert_eq!(ledger.charge(member(1, 6, 9), of_a_channel).unwrap_err(), IpcError::TableFull);
+        let remote = Member { dc: DcId(1), person: None };
+        assert_eq!(ledger.charge(remote, of_a_channel).unwrap_err(), IpcError::TableFull, "opened from another node");
+        assert!(ledger.charge(member(1, 6, 9), Cost::of_descriptors(1)).is_ok(), "without an arena");
+        assert!(ledger.charge(member(2, 6, 9), of_a_channel).is_ok(), "another container");
+        open.pop();
+        assert!(ledger.charge(member(1, 6, 9), of_a_channel).is_ok());
     }
 
     #[test]
@@ -174,9 +212,9 @@ mod tests {
         let ledger = ledger();
         let charges = take_all(&ledger, |_| member(1, 5, 77));
         let more = charges[0].besides(3);
-        assert_eq!(ledger.charge(member(1, 5, 77), 1).unwrap_err(), IpcError::TableFull);
+        assert_eq!(ledger.charge(member(1, 5, 77), Cost::of_descriptors(1)).unwrap_err(), IpcError::TableFull);
         drop(charges);
-        assert!(ledger.charge(member(1, 5, 77), PART).is_ok());
+        assert!(ledger.charge(member(1, 5, 77), Cost::of_descriptors(PART)).is_ok());
         drop(more);
         assert!(locked(&ledger.held).is_empty());
     }

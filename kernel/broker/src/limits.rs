@@ -53,6 +53,9 @@ pub const CONNECTION_DESCRIPTORS: usize = 3;
 pub const LINES_DESCRIPTORS: usize = 2;
 /// Of a channel to another node: all of it, and the page of who is there.
 pub const PROXIED_DESCRIPTORS: usize = ipc_shm::CHANNEL_DESCRIPTORS + 1;
+/// Bytes of the arenas of channels to other nodes that the members of one container have open: four of the largest, or a thousand of
+/// a mebibyte. A proxy fills them, and belongs to no container that could be charged.
+pub const ARENA_BYTES_OF_DC: usize = 4 * abi::limits::ARENA_BYTES_MAX as usize;
 /// Channels whose counts can be read: each takes two mappings of the 65,530 a process may have (vm.max_map_count).
 pub const METERS_MAX: usize = 12_288;
 /// Channels looked at for one answer about the container: a few hundred microseconds of the broker's thread. One endpoint is always told

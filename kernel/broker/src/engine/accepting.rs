@@ -15,7 +15,7 @@ use sys::seqpacket::Sender;
 
 use super::{Engine, Token};
 use crate::connection::Party;
-use crate::ledger::{Charge, Member, Person};
+use crate::ledger::{Charge, Cost, Member, Person};
 use crate::limits::{ACCEPT_PAUSE, ACCEPTS_PER_TURN, CONNECTION_DESCRIPTORS, CONNECTIONS_PER_DC};
 
 impl Engine {
@@ -69,7 +69,7 @@ impl Engine {
             return Err(IpcError::TableFull);
         }
         let person = Person { uid: peer.uid, pid: peer.pid };
-        self.ledger.charge(Member { dc, person: Some(person) }, CONNECTION_DESCRIPTORS)
+        self.ledger.charge(Member { dc, person: Some(person) }, Cost::of_descriptors(CONNECTION_DESCRIPTORS))
     }
 
     /// The listeners would be ready all the time and nobody could be let in.

@@ -26,6 +26,7 @@ use super::opening::lines_of;
 use super::{Engine, Token};
 use crate::connection::{Bound, Connection, Party};
 use crate::container::{Container, Kept, Origin};
+use crate::ledger::Cost;
 use crate::limits::CONNECTION_DESCRIPTORS;
 use crate::shelf::record::{self, Record};
 use crate::{DcOptions, ServerIdentity, Shelf};
@@ -133,7 +134,8 @@ impl Engine {
             connection.bound = Some(Bound { endpoint, pid, inner_pid, pidfd, privileges: privileges.read()? });
         }
         self.poller.add(&connection.socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
-        connection.charge = connection.member().map(|it| self.ledger.charge_anyway(it, CONNECTION_DESCRIPTORS));
+        connection.charge =
+            connection.member().map(|it| self.ledger.charge_anyway(it, Cost::of_descriptors(CONNECTION_DESCRIPTORS)));
         match (&connection.party, connection.dc().and_then(|dc| self.containers.get_mut(&dc))) {
             // The newest is the proxy.
             (Party::Proxy { pair }, _) if self.links.proxy(*pair) < Some(owner) => {
@@ -197,7 +199,7 @@ impl Engine {
             pair: self.pair_kept(kept.pair),
         };
         self.next_channel = self.next_channel.max(kept.id.saturating_add(1));
-        let charge = self.charge_of_channel(dc, channel.left, channel.right);
+        let charge = self.charge_of_channel(dc, channel.left, channel.right, channel.arena_bytes);
         let container = self.containers.get_mut(&dc).ok_or(io::ErrorKind::NotFound)?;
         let far = kept.far;
         let (held, unfinished) = match (<[OwnedFd; CHANNEL_DESCRIPTORS]>::try_from(descriptors), kept.told) {

@@ -12,7 +12,7 @@ use super::Engine;
 use super::proxying::flipped;
 use crate::connection::{Connection, Packed, Sent};
 use crate::container::{Container, Kept};
-use crate::ledger::{Charge, Member};
+use crate::ledger::{Charge, Cost, Member};
 use crate::limits::{ACCEPTED_UNREAD_MAX, LINES_DESCRIPTORS, PROXIED_DESCRIPTORS};
 use crate::meters::Meter;
 
@@ -170,7 +170,7 @@ impl Engine {
         size: Size,
     ) -> Result<Made, IpcError> {
         let id = self.new_channel();
-        let charge = self.charge_channel(dc, left, right)?;
+        let charge = self.charge_channel(dc, left, right, size.arena_bytes)?;
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let proxied = remote_node(container, left).or(remote_node(container, right));
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
@@ -185,24 +185,40 @@ impl Engine {
     }
 
     /// The opener pays; `TableFull` when it holds too much. One of another node has only its container to pay.
-    fn charge_channel(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Result<Option<Charge>, IpcError> {
-        let Some((member, count)) = self.payer(dc, left, right) else { return Ok(None) };
-        self.ledger.charge(member, count).map(Some)
+    fn charge_channel(
+        &self,
+        dc: DcId,
+        left: Endpoint,
+        right: Endpoint,
+        arena_bytes: u32,
+    ) -> Result<Option<Charge>, IpcError> {
+        let Some((member, cost)) = self.payer(dc, left, right, arena_bytes) else { return Ok(None) };
+        self.ledger.charge(member, cost).map(Some)
     }
 
     /// Of a channel that is there.
-    pub(super) fn charge_of_channel(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Option<Charge> {
-        self.payer(dc, left, right).map(|(member, count)| self.ledger.charge_anyway(member, count))
+    pub(super) fn charge_of_channel(
+        &self,
+        dc: DcId,
+        left: Endpoint,
+        right: Endpoint,
+        arena_bytes: u32,
+    ) -> Option<Charge> {
+        self.payer(dc, left, right, arena_bytes).map(|(member, cost)| self.ledger.charge_anyway(member, cost))
     }
 
-    fn payer(&self, dc: DcId, left: Endpoint, right: Endpoint) -> Option<(Member, usize)> {
+    fn payer(&self, dc: DcId, left: Endpoint, right: Endpoint, arena_bytes: u32) -> Option<(Member, Cost)> {
+        // Servers and gates of other nodes open as many as there are nodes, and no program can have their endpoints.
+        let is_program = left.number() >= abi::limits::WELL_KNOWN_ENDPOINTS;
+        let arena_bytes = if is_program { arena_bytes as usize } else { 0 };
+        let carried = Cost { descriptors: PROXIED_DESCRIPTORS, arena_bytes };
         match (self.home(dc, left), self.home(dc, right)) {
             (Some(Home::Local { owner }), of_right) => {
                 let member = self.connections.get(&owner)?.member()?;
                 let is_near = !matches!(of_right, Some(Home::Remote { .. }));
-                Some((member, if is_near { LINES_DESCRIPTORS } else { PROXIED_DESCRIPTORS }))
+                Some((member, if is_near { Cost::of_descriptors(LINES_DESCRIPTORS) } else { carried }))
             }
-            _ => Some((Member { dc, person: None }, PROXIED_DESCRIPTORS)),
+            _ => Some((Member { dc, person: None }, carried)),
         }
     }
 
