@@ -31,6 +31,9 @@ pub struct DcSpec {
     /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
     #[serde(default = "default_subnet")]
     pub subnet: String,
+    /// Its programs see the nodes' `/opt`, as they see `/usr`: read-only, and of it what everybody on the node may read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_opt: bool,
     /// How its programs and servers wait for messages; adaptively when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<WaitMode>,
@@ -73,7 +76,8 @@ impl WaitMode {
     }
 }
 
-/// Per node of the container; absent means unlimited.
+/// Per node of the container. What is absent is not limited (CPU time), or has a limit that leaves the node and its other containers
+/// alive: see the constants.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -86,10 +90,29 @@ pub struct Limits {
     /// CPUs' worth of time, e.g. 1.5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_max: Option<f64>,
+    /// Of its programs, with what the kernel keeps for them. Servers and gates have a group of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Processes and threads of its programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
+    /// Files that one process may open at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u64>,
+    /// Pseudo-terminals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminals: Option<u32>,
+}
+
+impl Limits {
+    /// Unless asked otherwise, programs have the node's memory divided by this.
+    pub const MEMORY_DIVISOR: u64 = 2;
+    /// Unless asked otherwise; a node that has few numbers for processes gives a quarter of them.
+    pub const PIDS: u64 = 4096;
+    /// Unless asked otherwise; a program begins with 1,024.
+    pub const OPEN_FILES: u64 = 16_384;
+    /// Unless asked otherwise. The kernel has 4,096 for a machine.
+    pub const TERMINALS: u32 = 256;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

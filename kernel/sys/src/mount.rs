@@ -1,4 +1,5 @@
-//! `mount_setattr`, the one mount call that rustix lacks: attributes and id mapping of a mount or a whole detached tree.
+//! `mount_setattr`, the one mount call that rustix lacks: attributes and id mapping of a mount or a whole detached tree. And the
+//! identity with which files are looked at, which an overlay keeps from the moment it is made.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -73,4 +74,30 @@ pub fn set_attributes(tree: BorrowedFd<'_>, attributes: Attributes<'_>, reach: R
         )
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Does `work` with files as user and group `id`, without the privileges over files that root has, though with all others.
+/// Supplementary groups stay.
+pub fn as_user_of_files<T>(id: u32, work: impl FnOnce() -> T) -> io::Result<T> {
+    let before = file_identity();
+    set_file_identity(id, id);
+    let switched = file_identity() == (id, id);
+    let done = switched.then(work);
+    set_file_identity(before.0, before.1);
+    done.ok_or_else(|| io::ErrorKind::PermissionDenied.into())
+}
+
+/// The group first: changing it may need what the user has.
+fn set_file_identity(uid: u32, gid: u32) {
+    // SAFETY: (1) plain numbers; (2) they change the calling thread alone. What was refused shows in `file_identity`.
+    unsafe {
+        libc::setfsgid(gid);
+        libc::setfsuid(uid);
+    }
+}
+
+/// User and group: the calls answer what was before, and an invalid number changes nothing.
+fn file_identity() -> (u32, u32) {
+    // SAFETY: (1) plain numbers.
+    unsafe { (libc::setfsuid(u32::MAX) as u32, libc::setfsgid(u32::MAX) as u32) }
 }

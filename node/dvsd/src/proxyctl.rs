@@ -350,6 +350,7 @@ impl Keeper {
                 environment: Vec::new(),
                 cpus: None,
                 pid_namespace: PidNamespace::Own,
+                group: None,
                 // Rises over restarts of the proxy and of the daemon.
                 epoch: (node.epoch << 20) | (restarts + 1),
                 restarts,

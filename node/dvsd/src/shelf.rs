@@ -134,6 +134,7 @@ fn role(socket: &Path, cluster: &str, node: &str, restarts: u64) -> Result<Role,
         environment: Vec::new(),
         cpus: None,
         pid_namespace: PidNamespace::Own,
+        group: None,
         epoch: restarts + 1,
         restarts,
     })

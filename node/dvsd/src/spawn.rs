@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::CpuSet;
+use sandbox::cgroup::Cgroup;
 use serde_json::{Map, Value, json};
 use sys::launch::{Launch, PidNamespace, launch};
 
@@ -38,6 +39,8 @@ pub struct Role {
     /// What it may run on, from its first instruction; `None`: all.
     pub cpus: Option<CpuSet>,
     pub pid_namespace: PidNamespace,
+    /// Whose servers it belongs to; `None`: the node's own.
+    pub group: Option<Cgroup>,
     pub epoch: u64,
     pub restarts: u64,
 }
@@ -119,6 +122,9 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
     };
     let launched = launch(&what, |pid| {
         record.pid = pid;
+        if let (Some(group), Ok(pid)) = (&role.group, u32::try_from(pid)) {
+            group.add_server(pid).map_err(io::Error::other)?;
+        }
         if let Some(cpus) = &role.cpus {
             let child = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
             rustix::thread::sched_setaffinity(Some(child), cpus)?;

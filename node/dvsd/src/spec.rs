@@ -23,6 +23,11 @@ const CPU_WEIGHTS: RangeInclusive<u32> = 1..=10_000;
 /// A program alone needs some; less is a slip of the pen.
 const MEMORY_BYTES_MIN: u64 = 4 << 20;
 
+/// A shell needs a few dozen; more than a million no kernel gives unless told to.
+const OPEN_FILES: RangeInclusive<u64> = 64..=1 << 20;
+/// All of a machine are 4,096 unless it is told otherwise.
+const TERMINALS: RangeInclusive<u32> = 1..=1 << 16;
+
 /// The nodes of the cluster, each with its list of CPUs as the kernel writes it; empty when that is not known.
 pub type KnownNodes = BTreeMap<String, String>;
 
@@ -81,6 +86,12 @@ fn check_limits(spec: &DcSpec) -> Result<(), ErrorBody> {
     }
     if limits.pids.is_some_and(|pids| !(2..=u64::from(PIDS_PER_NODE)).contains(&pids)) {
         return Err(bad("pids is out of range").hint(format!("2 to {PIDS_PER_NODE}")));
+    }
+    if limits.open_files.is_some_and(|files| !OPEN_FILES.contains(&files)) {
+        return Err(bad("open_files is out of range").hint(format!("{} to {}", OPEN_FILES.start(), OPEN_FILES.end())));
+    }
+    if limits.terminals.is_some_and(|terminals| !TERMINALS.contains(&terminals)) {
+        return Err(bad("terminals is out of range").hint(format!("{} to {}", TERMINALS.start(), TERMINALS.end())));
     }
     Ok(())
 }
@@ -369,6 +380,8 @@ mod tests {
         });
         with("kind", |spec| spec.servers = vec![ServerSpec { kind: ServerKind::Gate, node: None }]);
         with("cpus", |spec| spec.limits.cpus = Some("3-1".to_owned()));
+        with("open_files", |spec| spec.limits.open_files = Some(3));
+        with("terminals", |spec| spec.limits.terminals = Some(0));
         with("cpu_max", |spec| spec.limits.cpu_max = Some(f64::NAN));
         for (what, spec) in wrong {
             assert!(complete(spec, &known()).is_err(), "{what}");

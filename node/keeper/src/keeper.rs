@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::fusemount::{Connection, FuseMount, FuseMountError, Namespaces};
-use sandbox::rootfs::{RootFs, RootFsError};
+use sandbox::rootfs::{Opt, RootFs, RootFsError, View};
 use sandbox::userns::UsernsError;
 use seccompiler::BpfProgram;
 
@@ -105,6 +105,8 @@ pub struct Keeper {
     pub proc_dir: OwnedFd,
     pub ptmx: OwnedFd,
     pub members: Vec<OwnedFd>,
+    /// Of the host's system directories.
+    pub views: Vec<View>,
     pub filter: BpfProgram,
     pub degraded: Vec<String>,
     pub phase: Phase,
@@ -155,6 +157,7 @@ impl Keeper {
             proc_dir,
             ptmx,
             members,
+            views: View::all(&inside),
             filter: crate::seccomp::program(),
             degraded,
             phase: Phase::Serving,
@@ -633,6 +636,8 @@ fn settle(options: &KeeperOptions, init: &Init, user_namespace: &OwnedFd) -> Res
         resolv_conf: options.resolv_conf.as_deref(),
         ipc_dir: options.ipc_dir.as_deref(),
         volatile_bytes: options.volatile_bytes,
+        terminals: options.terminals.unwrap_or(mgmt_api::Limits::TERMINALS),
+        opt: if options.with_opt { Opt::Shown } else { Opt::Hidden },
     };
     let built = root.build(init.pidfd.as_fd())?;
     let order = Order { hostname: options.hostname.clone(), pid_base: options.pid_base, pid_span: options.pid_span };

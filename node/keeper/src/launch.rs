@@ -33,6 +33,8 @@ pub const ARGUMENTS_MAX: usize = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Descriptors a program may open before it raises its own limit; some programs close them all one by one.
 const OPEN_FILES: u64 = 1024;
+/// Of -1,000 to 1,000: the higher, the sooner the kernel takes a process.
+const OUT_OF_MEMORY_SCORE: &str = "500";
 /// The porter waits for nothing but the kernel.
 const PORTER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -52,10 +54,11 @@ pub enum Stage {
     Descriptors,
     /// The program is there; what shall interpret or load it is not.
     Interpreter,
+    Limits,
 }
 
 impl Stage {
-    const ALL: [Stage; 11] = [
+    const ALL: [Stage; 12] = [
         Stage::Cgroup,
         Stage::Namespaces,
         Stage::Fork,
@@ -67,6 +70,7 @@ impl Stage {
         Stage::Exec,
         Stage::Descriptors,
         Stage::Interpreter,
+        Stage::Limits,
     ];
 
     fn doing(self) -> &'static str {
@@ -81,6 +85,7 @@ impl Stage {
             Stage::Filter => "install the system call filter",
             Stage::Exec | Stage::Interpreter => "execute the program",
             Stage::Descriptors => "close the keeper's descriptors",
+            Stage::Limits => "limit what the program may open",
         }
     }
 }
@@ -179,6 +184,8 @@ pub struct Surroundings<'a> {
     /// Files that take the process into the control group.
     pub members: &'a [OwnedFd],
     pub filter: &'a BpfProgram,
+    /// The most that the program may raise its limit of open files to.
+    pub open_files: u64,
 }
 
 /// Descriptors of the program's side.
@@ -314,6 +321,8 @@ impl Plan {
     }
 
     fn carry(&self, around: &Surroundings<'_>) -> Result<Forked, Failure> {
+        // When memory ends for all, programs go before what serves them. The file is the host's: inside there is another /proc.
+        let _ = std::fs::write("/proc/self/oom_score_adj", OUT_OF_MEMORY_SCORE);
         for members in around.members {
             rustix::io::write(members, b"0").map_err(Failure::errno(Stage::Cgroup))?;
         }
@@ -347,8 +356,9 @@ impl Plan {
         let core = Rlimit { current: Some(0), maximum: None };
         let _ = setrlimit(Resource::Core, core);
         let files = rustix::process::getrlimit(Resource::Nofile);
-        let few = files.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(few), maximum: files.maximum });
+        let most = files.maximum.map_or(around.open_files, |maximum| maximum.min(around.open_files));
+        let few = Rlimit { current: Some(most.min(OPEN_FILES)), maximum: Some(most) };
+        setrlimit(Resource::Nofile, few).map_err(Failure::errno(Stage::Limits))?;
         // Root inside first: the file tree knows nobody else of us, and a change of root needs its privileges.
         become_user(0, 0).map_err(Failure::errno(Stage::Identity))?;
         if let RootFs::Tree(path) = &self.root {

@@ -66,6 +66,15 @@ pub struct KeeperOptions {
     /// Room for `/tmp`, `/var`, `/run`, `/root`, `/home` together; absent: 1 GiB.
     #[serde(default)]
     pub volatile_bytes: Option<u64>,
+    /// Pseudo-terminals at a time; absent: `Limits::TERMINALS`.
+    #[serde(default)]
+    pub terminals: Option<u32>,
+    /// Files that each process of it may open at most; absent: `Limits::OPEN_FILES`.
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// The node's `/opt` is seen, as `/usr` is.
+    #[serde(default)]
+    pub with_opt: bool,
     /// From a request to run to exec; absent: [`LAUNCH_LIMIT`]. Only tests are less patient.
     #[serde(default)]
     pub launch_limit_ms: Option<u64>,

@@ -142,7 +142,17 @@ impl Keeper {
         let beside = beside.map(|pid| self.process(pid)).transpose()?;
         let process = beside.as_ref().map_or(self.init.pidfd.as_fd(), |process| process.as_fd());
         let (program, stdio) = self.prepare(id, run)?;
-        let around = Surroundings { process, members: &self.members, filter: &self.filter };
+        let around = Surroundings {
+            process,
+            members: &self.members,
+            filter: &self.filter,
+            open_files: self.options.open_files.unwrap_or(mgmt_api::Limits::OPEN_FILES),
+        };
+        for view in &self.views {
+            if let Err(cause) = view.refresh() {
+                tracing::warn!(%cause, "what the node installed since is perhaps not seen in the container");
+            }
+        }
         match plan.launch(&around, stdio) {
             Ok(launched) => self.watch(program, launched),
             Err(LaunchError::Early(failure)) => Err(failure.body(&program.request, &self.dc_name)),

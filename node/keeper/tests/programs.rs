@@ -100,7 +100,7 @@ fn launch_that_a_frozen_group_holds_is_given_up_and_leaves_no_process_once_it_th
         return;
     }
     let keeper = Keeper::start();
-    let state = format!("/sys/fs/cgroup/freezer/dvs/{}/freezer.state", keeper.cgroup.name());
+    let state = format!("/sys/fs/cgroup/freezer/dvs/{}/programs/freezer.state", keeper.cgroup.name());
     if std::fs::write(&state, "FROZEN").is_err() {
         eprintln!("SKIPPED: this test needs the freezer of control groups of version 1");
         return;

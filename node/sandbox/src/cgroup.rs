@@ -1,7 +1,15 @@
-//! Control groups: limits and accounts of a container's programs on one node, version 1 and 2 behind one type.
+//! Control groups: limits and accounts of a container on one node, version 1 and 2 behind one type.
 //!
-//! The group is `dvs/NAME` below the mount of version 2, or below each controller's mount of version 1 (hosts mix them: a
-//! version 2 mount without controllers counts for nothing). It has no children; programs are its only members.
+//! ```text
+//! dvs                all containers together: what they may have of the node, so that it lives
+//! └─ NAME            one container: its weight, and the account of all it spends
+//!    ├─ programs     what its limits limit
+//!    └─ servers      keeper, servers and gate: a limit of their own, so that no program takes their memory from them
+//! ```
+//!
+//! They are below the mount of version 2, or below each controller's mount of version 1 (hosts mix them: a version 2 mount
+//! without controllers counts for nothing). Only the inmost have members. Who has too little memory is killed within its
+//! own group. Programs do not see groups at all; nothing of them is mounted in a container.
 //!
 //! Not here: which limits a container has, reservations and their admission (later: VTM).
 
@@ -18,9 +26,20 @@ use serde::{Deserialize, Serialize};
 
 /// All groups of ours are below this one.
 const PARENT: &str = "dvs";
-/// Processes one group may have, threads included, whatever the limits say: half of a node's PID range, so that the
+const PROGRAMS: &str = "programs";
+const SERVERS: &str = "servers";
+/// Processes of a container's programs, threads included, whatever the limits say: half of a node's PID range, so that the
 /// keeper can always go back to the range's start before its end is reached.
 pub const PIDS_MAX: u64 = 32_768;
+/// Threads of a container's servers, and helpers of its keeper.
+const SERVER_PIDS: u64 = 1024;
+/// Servers get this part of the node's memory, and no less than [`SERVER_MEMORY_MIN`]: what they cache is given back when it is needed.
+const SERVER_MEMORY_DIVISOR: u64 = 4;
+const SERVER_MEMORY_MIN: u64 = 512 << 20;
+/// What all containers together leave to the node: an eighth of its memory, but no more than this.
+const NODE_MEMORY_MAX: u64 = 4 << 30;
+/// Of the memory of programs, what their TCP connections may hold. Version 2 counts it with the rest.
+const TCP_DIVISOR: u64 = 8;
 const PERIOD_US: u64 = 100_000;
 /// Killed processes that do not go within this time are stuck in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -149,6 +168,52 @@ pub struct Stats {
     pub pids: u64,
 }
 
+/// What a container's limits come to on this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effective {
+    pub memory_bytes: u64,
+    pub pids: u64,
+}
+
+/// What the node has to give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    pub memory_bytes: u64,
+    /// Processes and threads at a time.
+    pub pids: u64,
+}
+
+impl Capacity {
+    pub fn of_this_node() -> Capacity {
+        let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let known = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].into_iter().filter_map(number);
+        let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        });
+        Capacity { memory_bytes: memory.map_or(u64::MAX, |kib| kib << 10), pids: known.min().unwrap_or(u64::MAX) }
+    }
+
+    /// For one container: what was asked for, or what leaves the others theirs.
+    pub fn grant(self, limits: &Limits) -> Effective {
+        Effective {
+            memory_bytes: limits.memory_bytes.unwrap_or(self.memory_bytes / Limits::MEMORY_DIVISOR),
+            pids: limits.pids.unwrap_or(Limits::PIDS.min(self.pids / 4)).min(PIDS_MAX),
+        }
+    }
+
+    /// For all containers together.
+    fn of_all(self) -> Effective {
+        let memory_bytes = self.memory_bytes - (self.memory_bytes / 8).min(NODE_MEMORY_MAX);
+        Effective { memory_bytes, pids: self.pids / 4 * 3 }
+    }
+
+    fn of_servers(self) -> Effective {
+        let memory_bytes = (self.memory_bytes / SERVER_MEMORY_DIVISOR).max(SERVER_MEMORY_MIN);
+        Effective { memory_bytes, pids: SERVER_PIDS }
+    }
+}
+
 /// One container's group on this host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cgroup {
@@ -170,7 +235,7 @@ impl Cgroup {
         }
         let group = Cgroup { hierarchy, name: name.to_owned() };
         group.make_with_parent()?;
-        group.apply(limits)?;
+        group.apply(limits, Capacity::of_this_node())?;
         Ok(group)
     }
 
@@ -178,24 +243,37 @@ impl Cgroup {
         &self.name
     }
 
-    /// Files that take the number of a process, one per hierarchy. A process that writes `0` moves itself.
+    /// Files that take the number of a process into the group of programs, one per hierarchy. A process that writes `0` moves itself.
     pub fn member_files(&self) -> Result<Vec<OwnedFd>, CgroupError> {
         let open = |dir: PathBuf| {
             let path = dir.join("cgroup.procs");
             let file = OpenOptions::new().write(true).open(&path);
             file.map(OwnedFd::from).map_err(|cause| file_error("open", &path, cause))
         };
-        self.dirs().into_iter().map(open).collect()
+        self.dirs(Level::Programs).into_iter().map(open).collect()
     }
 
-    /// Moves a process (all its threads) into the group.
+    /// Moves a process (all its threads) into the group of programs.
     pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
-        self.dirs().into_iter().try_for_each(|dir| write(&dir.join("cgroup.procs"), &pid.to_string()))
+        self.add_to(Level::Programs, pid)
     }
 
-    /// The group's processes, as this process's pid namespace numbers them.
+    /// Moves a process (all its threads) into the group of servers.
+    pub fn add_server(&self, pid: u32) -> Result<(), CgroupError> {
+        self.add_to(Level::Servers, pid)
+    }
+
+    fn add_to(&self, level: Level, pid: u32) -> Result<(), CgroupError> {
+        self.dirs(level).into_iter().try_for_each(|dir| write(&dir.join("cgroup.procs"), &pid.to_string()))
+    }
+
+    /// The programs' processes, as this process's pid namespace numbers them.
     pub fn members(&self) -> Result<Vec<u32>, CgroupError> {
-        let Some(dir) = self.dirs().into_iter().next() else { return Ok(Vec::new()) };
+        self.members_of(Level::Programs)
+    }
+
+    fn members_of(&self, level: Level) -> Result<Vec<u32>, CgroupError> {
+        let Some(dir) = self.dirs(level).into_iter().next() else { return Ok(Vec::new()) };
         let path = dir.join("cgroup.procs");
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()),
@@ -204,10 +282,10 @@ impl Cgroup {
         }
     }
 
-    /// What cannot be read is 0.
+    /// Of programs and servers. What cannot be read is 0.
     pub fn stats(&self) -> Stats {
         let number = |controller, file: &str| {
-            let text = std::fs::read_to_string(self.dir(controller)?.join(file)).ok()?;
+            let text = std::fs::read_to_string(self.dir(controller, Level::Container)?.join(file)).ok()?;
             text.trim().parse::<u64>().ok()
         };
         match &self.hierarchy {
@@ -224,15 +302,19 @@ impl Cgroup {
         }
     }
 
-    /// SIGKILL for every member, until there is none.
+    /// SIGKILL for every program, until there is none.
     pub fn kill_all(&self) -> Result<(), CgroupError> {
+        self.kill_level(Level::Programs)
+    }
+
+    fn kill_level(&self, level: Level) -> Result<(), CgroupError> {
         let until = Instant::now() + KILL_LIMIT;
         loop {
             // Version 2 since Linux 5.14 does it in one stroke; the loop then only waits.
             if let Hierarchy::V2(_) = self.hierarchy {
-                let _ = self.dirs().first().map(|dir| write(&dir.join("cgroup.kill"), "1"));
+                let _ = self.dirs(level).first().map(|dir| write(&dir.join("cgroup.kill"), "1"));
             }
-            let members = self.members()?;
+            let members = self.members_of(level)?;
             if members.is_empty() {
                 return Ok(());
             }
@@ -246,39 +328,31 @@ impl Cgroup {
 
     /// Kills what is left and removes the group. Nothing there is no error.
     pub fn remove(&self) -> Result<(), CgroupError> {
-        self.kill_all()?;
         let until = Instant::now() + REMOVE_LIMIT;
-        for dir in self.dirs() {
-            loop {
-                match std::fs::remove_dir(&dir) {
-                    Ok(()) => break,
-                    Err(cause) if cause.kind() == io::ErrorKind::NotFound => break,
-                    Err(cause) if cause.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
-                        std::thread::sleep(RETRY_PAUSE);
-                    }
-                    Err(cause) => return Err(file_error("remove", &dir, cause)),
-                }
-            }
-            if let Some(parent) = dir.parent() {
-                // Busy as long as other groups are below it.
-                let _ = std::fs::remove_dir(parent);
-            }
+        for level in [Level::Programs, Level::Servers, Level::Container] {
+            self.kill_level(level)?;
+            self.dirs(level).iter().try_for_each(|dir| remove_empty(dir, until))?;
+        }
+        for dir in self.dirs(Level::All) {
+            // Busy as long as other groups are below it.
+            let _ = std::fs::remove_dir(dir);
         }
         Ok(())
     }
 
-    /// The group's directory for a controller, when the host has the controller.
-    fn dir(&self, controller: Controller) -> Option<PathBuf> {
-        match &self.hierarchy {
-            Hierarchy::V1(mounts) => mounts.get(&controller).map(|mount| mount.join(PARENT).join(&self.name)),
-            Hierarchy::V2(mount) => Some(mount.join(PARENT).join(&self.name)),
-        }
+    /// A level's directory for a controller, when the host has the controller.
+    fn dir(&self, controller: Controller, level: Level) -> Option<PathBuf> {
+        let mount = match &self.hierarchy {
+            Hierarchy::V1(mounts) => mounts.get(&controller)?,
+            Hierarchy::V2(mount) => mount,
+        };
+        Some(level.below(mount, &self.name))
     }
 
-    /// Every directory of the group, each once: version 1 may mount controllers together.
-    fn dirs(&self) -> Vec<PathBuf> {
+    /// Every directory of a level, each once: version 1 may mount controllers together.
+    fn dirs(&self, level: Level) -> Vec<PathBuf> {
         let mut dirs: Vec<PathBuf> =
-            Controller::ALL.into_iter().filter_map(|controller| self.dir(controller)).collect();
+            Controller::ALL.into_iter().filter_map(|controller| self.dir(controller, level)).collect();
         dirs.sort();
         dirs.dedup();
         dirs
@@ -296,74 +370,98 @@ impl Cgroup {
 
     fn make(&self) -> Result<(), CgroupError> {
         if let Hierarchy::V2(mount) = &self.hierarchy {
-            // A controller works in a group when every ancestor passes it on.
-            for level in [mount.clone(), mount.join(PARENT)] {
-                make_dir(&level)?;
-                for controller in [Controller::Cpu, Controller::Cpuset, Controller::Memory, Controller::Pids] {
-                    // One that the host lacks is reported when a limit needs it.
-                    let _ = write(&level.join("cgroup.subtree_control"), &format!("+{controller}"));
+            pass_on(mount);
+        }
+        for level in [Level::All, Level::Container, Level::Programs, Level::Servers] {
+            self.dirs(level).iter().try_for_each(|dir| make_dir(dir))?;
+            let has_members = matches!(level, Level::Programs | Level::Servers);
+            match &self.hierarchy {
+                Hierarchy::V2(mount) if !has_members => pass_on(&level.below(mount, &self.name)),
+                Hierarchy::V2(_) => (),
+                Hierarchy::V1(mounts) => {
+                    // Version 1 gives a new group no CPU and no memory node; then nothing can be moved in.
+                    if let (Some(mount), Some(dir)) =
+                        (mounts.get(&Controller::Cpuset), self.dir(Controller::Cpuset, level))
+                    {
+                        inherit_cpuset(if level == Level::All { mount } else { dir.parent().unwrap_or(mount) }, &dir)?;
+                    }
+                    // Before Linux 5.11 a group did not count what is below it unless told to; since, it cannot be told otherwise.
+                    if let (false, Some(dir)) = (has_members, self.dir(Controller::Memory, level)) {
+                        let _ = write(&dir.join("memory.use_hierarchy"), "1");
+                    }
                 }
             }
-        }
-        for dir in self.dirs() {
-            if let Some(parent) = dir.parent() {
-                make_dir(parent)?;
-            }
-            make_dir(&dir)?;
-        }
-        if let (Hierarchy::V1(mounts), Some(dir)) = (&self.hierarchy, self.dir(Controller::Cpuset)) {
-            // Version 1 gives a new group no CPU and no memory node; then nothing can be moved in.
-            let mount = mounts.get(&Controller::Cpuset).map(PathBuf::as_path).unwrap_or(Path::new("/"));
-            inherit_cpuset(mount, &mount.join(PARENT))?;
-            inherit_cpuset(&mount.join(PARENT), &dir)?;
         }
         Ok(())
     }
 
-    fn apply(&self, limits: &Limits) -> Result<(), CgroupError> {
-        let pids = limits.pids.unwrap_or(PIDS_MAX).min(PIDS_MAX);
+    fn apply(&self, limits: &Limits, node: Capacity) -> Result<(), CgroupError> {
+        let granted = node.grant(limits);
+        self.limit(Level::All, node.of_all(), Asked::No, Asked::No)?;
+        self.limit(Level::Servers, node.of_servers(), Asked::No, Asked::No)?;
+        self.limit(Level::Programs, granted, Asked::by(&limits.memory_bytes), Asked::by(&limits.pids))?;
         let quota = limits.cpu_max.map(|cpus| ((cpus * PERIOD_US as f64) as u64).max(1000));
         let weight = limits.cpu_weight.map(|weight| u64::from(weight.clamp(1, 10_000)));
+        let share = |value: String| {
+            self.set(Level::Container, Controller::Cpu, self.weight_file(), &value, Asked::by(&weight), "CPU weight")
+        };
+        let set = |controller, file, value: &str, asked, what| {
+            self.set(Level::Programs, controller, file, value, asked, what)
+        };
         match &self.hierarchy {
             Hierarchy::V1(mounts) => {
-                let unlimited = |value: Option<u64>| value.map_or("-1".to_owned(), |value| value.to_string());
                 // 1,024 shares are the weight 100.
-                let shares = weight.map_or(1024, |weight| (weight * 1024 / 100).clamp(2, 262_144)).to_string();
-                self.set(Controller::Cpu, "cpu.cfs_quota_us", &unlimited(quota), Asked::by(&quota), "CPU time")?;
-                self.set(Controller::Cpu, "cpu.shares", &shares, Asked::by(&weight), "CPU weight")?;
-                let memory = unlimited(limits.memory_bytes);
-                let wanted = Asked::by(&limits.memory_bytes);
-                self.set(Controller::Memory, "memory.limit_in_bytes", &memory, wanted, "memory")?;
+                share(weight.map_or(1024, |weight| (weight * 1024 / 100).clamp(2, 262_144)).to_string())?;
+                let time = quota.map_or("-1".to_owned(), |value| value.to_string());
+                set(Controller::Cpu, "cpu.cfs_quota_us", &time, Asked::by(&quota), "CPU time")?;
                 let all = mounts.get(&Controller::Cpuset).map(|mount| read(&mount.join("cpuset.cpus")));
                 let cpus = limits.cpus.clone().or(all.transpose()?).unwrap_or_default();
-                self.set(Controller::Cpuset, "cpuset.cpus", &cpus, Asked::by(&limits.cpus), "CPUs")?;
+                set(Controller::Cpuset, "cpuset.cpus", &cpus, Asked::by(&limits.cpus), "CPUs")?;
+                if let Some(dir) = self.dir(Controller::Memory, Level::Programs) {
+                    // Not every kernel of version 1 counts it.
+                    let tcp = (granted.memory_bytes / TCP_DIVISOR).to_string();
+                    let _ = write(&dir.join("memory.kmem.tcp.limit_in_bytes"), &tcp);
+                }
             }
             Hierarchy::V2(_) => {
-                let unlimited = |value: Option<u64>| value.map_or("max".to_owned(), |value| value.to_string());
-                let time = format!("{} {PERIOD_US}", unlimited(quota));
-                self.set(Controller::Cpu, "cpu.max", &time, Asked::by(&quota), "CPU time")?;
-                let share = weight.unwrap_or(100).to_string();
-                self.set(Controller::Cpu, "cpu.weight", &share, Asked::by(&weight), "CPU weight")?;
-                let memory = unlimited(limits.memory_bytes);
-                self.set(Controller::Memory, "memory.max", &memory, Asked::by(&limits.memory_bytes), "memory")?;
+                share(weight.unwrap_or(100).to_string())?;
+                let time = quota.map_or("max".to_owned(), |value| value.to_string());
+                set(Controller::Cpu, "cpu.max", &format!("{time} {PERIOD_US}"), Asked::by(&quota), "CPU time")?;
                 // An empty mask means all.
                 let cpus = limits.cpus.clone().unwrap_or("\n".to_owned());
-                self.set(Controller::Cpuset, "cpuset.cpus", &cpus, Asked::by(&limits.cpus), "CPUs")?;
+                set(Controller::Cpuset, "cpuset.cpus", &cpus, Asked::by(&limits.cpus), "CPUs")?;
             }
         }
-        self.set(Controller::Pids, "pids.max", &pids.to_string(), Asked::by(&limits.pids), "processes")
+        Ok(())
+    }
+
+    fn weight_file(&self) -> &'static str {
+        match &self.hierarchy {
+            Hierarchy::V1(_) => "cpu.shares",
+            Hierarchy::V2(_) => "cpu.weight",
+        }
+    }
+
+    fn limit(&self, level: Level, to: Effective, memory_asked: Asked, pids_asked: Asked) -> Result<(), CgroupError> {
+        let file = match &self.hierarchy {
+            Hierarchy::V1(_) => "memory.limit_in_bytes",
+            Hierarchy::V2(_) => "memory.max",
+        };
+        self.set(level, Controller::Memory, file, &to.memory_bytes.to_string(), memory_asked, "memory")?;
+        self.set(level, Controller::Pids, "pids.max", &to.pids.to_string(), pids_asked, "processes")
     }
 
     /// Writes one limit; a missing controller matters only when the limit was asked for.
     fn set(
         &self,
+        level: Level,
         controller: Controller,
         file: &str,
         value: &str,
         asked: Asked,
         limit: &'static str,
     ) -> Result<(), CgroupError> {
-        match self.dir(controller).map(|dir| dir.join(file)).filter(|path| path.exists()) {
+        match self.dir(controller, level).map(|dir| dir.join(file)).filter(|path| path.exists()) {
             Some(path) => write(&path, value),
             None if asked == Asked::Yes => Err(CgroupError::NoController { controller, limit }),
             None => Ok(()),
@@ -371,8 +469,50 @@ impl Cgroup {
     }
 
     fn unified_cpu_us(&self) -> Option<u64> {
-        let text = std::fs::read_to_string(self.dir(Controller::Cpu)?.join("cpu.stat")).ok()?;
+        let text = std::fs::read_to_string(self.dir(Controller::Cpu, Level::Container)?.join("cpu.stat")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
+    }
+}
+
+/// Which of the groups.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    All,
+    Container,
+    Programs,
+    Servers,
+}
+
+impl Level {
+    fn below(self, mount: &Path, name: &str) -> PathBuf {
+        let all = mount.join(PARENT);
+        match self {
+            Level::All => all,
+            Level::Container => all.join(name),
+            Level::Programs => all.join(name).join(PROGRAMS),
+            Level::Servers => all.join(name).join(SERVERS),
+        }
+    }
+}
+
+/// Of version 2: a controller works in a group when every ancestor passes it on. One that the host lacks is reported when a limit
+/// needs it.
+fn pass_on(dir: &Path) {
+    for controller in [Controller::Cpu, Controller::Cpuset, Controller::Memory, Controller::Pids] {
+        let _ = write(&dir.join("cgroup.subtree_control"), &format!("+{controller}"));
+    }
+}
+
+fn remove_empty(dir: &Path, until: Instant) -> Result<(), CgroupError> {
+    loop {
+        match std::fs::remove_dir(dir) {
+            Ok(()) => return Ok(()),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(cause) if cause.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
+                std::thread::sleep(RETRY_PAUSE);
+            }
+            Err(cause) => return Err(file_error("remove", dir, cause)),
+        }
     }
 }
 

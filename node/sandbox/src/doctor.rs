@@ -93,7 +93,7 @@ fn check(item: &Item) -> Check {
     Check { name: item.name, state, why_needed: item.why, found, what_to_do }
 }
 
-const ITEMS: [Item; 15] = [
+const ITEMS: [Item; 17] = [
     Item {
         name: "root",
         weight: Weight::Needed,
@@ -114,6 +114,13 @@ const ITEMS: [Item; 15] = [
         why: "the host's system directories show their right owners inside (idmapped mounts)",
         fix: "keep /usr on ext4, xfs, btrfs or tmpfs; Linux 5.12, or 6.6 for overlayfs",
         probe: shifted_owners,
+    },
+    Item {
+        name: "views",
+        weight: Weight::Useful,
+        why: "of the node's system directories containers read only what everybody may read, and reach no socket there (overlayfs)",
+        fix: "Linux 5.19 with overlayfs (modprobe overlay)",
+        probe: views,
     },
     Item {
         name: "fuse",
@@ -192,6 +199,13 @@ const ITEMS: [Item; 15] = [
         why: "channels take descriptors",
         fix: "raise the limit of open files to 20000 or more (LimitNOFILE)",
         probe: open_files,
+    },
+    Item {
+        name: "open files of all",
+        weight: Weight::Useful,
+        why: "memory, which is limited for each container, ends before the machine's number of open files, which is not",
+        fix: "sysctl -w fs.file-max=9223372036854775807, as systemd does when it starts",
+        probe: open_files_of_all,
     },
 ];
 
@@ -304,6 +318,26 @@ fn seccomp_notification() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     Err("the kernel does not list the action user_notif".into())
+}
+
+fn views() -> Result<(), Box<dyn Error>> {
+    kernel_at_least(5, 19)?;
+    let known = std::fs::read_to_string("/proc/filesystems")?;
+    if known.lines().any(|line| line.trim_start_matches("nodev").trim() == "overlay") {
+        return Ok(());
+    }
+    Err("this kernel has no overlayfs, or not yet".into())
+}
+
+/// The kernel keeps a quarter of a kibibyte for an open file at least, and charges it to who opened it.
+fn open_files_of_all() -> Result<(), Box<dyn Error>> {
+    const BYTES_MIN: u64 = 256;
+    let most: u64 = std::fs::read_to_string("/proc/sys/fs/file-max")?.trim().parse()?;
+    let enough = crate::cgroup::Capacity::of_this_node().memory_bytes / BYTES_MIN;
+    if most >= enough {
+        return Ok(());
+    }
+    Err(format!("fs.file-max is {most}: one container with enough memory can take all of them").into())
 }
 
 fn open_files() -> Result<(), Box<dyn Error>> {

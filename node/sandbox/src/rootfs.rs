@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! /                 small tmpfs, read-only: mount points, /etc, /dev
-//! /usr /bin /lib …  the host's system directories, read-only, owners shifted into the container's range
+//! /usr /bin /lib …  views of the host's system directories, read-only, owners shifted into the container's range
+//! /opt              likewise, when it was asked for
 //! /etc              copy of what everybody on the host may read, with the container's own hosts, hostname, resolv.conf
 //! /proc /sys        the container's own; /sys read-only
 //! /dev              null zero full random urandom tty, pts, shm, mqueue
@@ -19,6 +20,11 @@
 //! `/etc` is a copy and not a clone because root inside may read what root may read: a clone would show it the host's
 //! password hashes and keys.
 //!
+//! A system directory is seen through an overlay of its own, made by a user who owns nothing. The overlay looks at the host's files as
+//! that user does: what not everybody on the host may read, root inside may not either, though its owner seems to be root. And it has
+//! inodes of its own: sockets and FIFOs of the host lead nowhere, and locks and watches concern only this container. What the
+//! host changes there is seen after [`View::refresh`].
+//!
 //! Not here: the file tree itself, who enters the tree (`keeper`).
 
 use std::ffi::CString;
@@ -29,19 +35,28 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, makedev, mkdirat, mknodat, open, symlinkat};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-    UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_bind, mount_bind_recursive,
-    mount_change, move_mount, open_tree, unmount,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string,
+    fsmount, fsopen, fspick, mount, mount_bind, mount_bind_recursive, mount_change, move_mount, open_tree, unmount,
 };
 use rustix::process::{fchdir, pivot_root, umask};
-use sys::mount::{Access, Attributes, Devices, Reach, SetUid, set_attributes};
+use rustix::thread::set_thread_groups;
+use sys::mount::{Access, Attributes, Devices, Reach, SetUid, as_user_of_files, set_attributes};
 use sys::ns::Kinds;
 
 use crate::etc;
 use crate::helper::{HelperError, InPid, Place, in_child};
 
 /// The host's directories that programs need to run.
-const SYSTEM: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"];
+const SYSTEM: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+/// What people put beside the system, often with secrets: only when asked for.
+const OPT: &str = "opt";
+/// Owns no file, because the ids of what it looks at are all in a container's range, which begins above.
+const OWNER_OF_NOTHING: u32 = 65_534;
+/// What `statfs` calls an overlay.
+const OVERLAY_MAGIC: rustix::fs::FsWord = 0x794c_7630;
+/// Where a view's layers are put together; it goes with the host's root.
+const LAYERS: &str = "/tmp";
 /// Directories of the writable tmpfs and their modes; `shm` is seen at /dev/shm.
 const VOLATILE: [(&str, &str, u32); 7] = [
     ("tmp", "tmp", 0o1777),
@@ -59,6 +74,8 @@ const TTY_GID: u32 = 5;
 /// Room for /etc and mount points.
 const ROOT_BYTES: u64 = 128 << 20;
 const VOLATILE_BYTES: u64 = 1 << 30;
+/// Directories alone.
+const LAYERS_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RootFsError {
@@ -88,6 +105,17 @@ pub struct RootFs<'a> {
     pub resolv_conf: Option<&'a str>,
     pub ipc_dir: Option<&'a Path>,
     pub volatile_bytes: Option<u64>,
+    /// Pseudo-terminals at a time.
+    pub terminals: u32,
+    pub opt: Opt,
+}
+
+/// Whether the host's `/opt` is seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Opt {
+    #[default]
+    Hidden,
+    Shown,
 }
 
 /// A tree that is ready to be entered.
@@ -123,9 +151,9 @@ impl RootFs<'_> {
             .map_err(step("part from the host's mounts"))?;
         // What comes from the host is taken before anything of it is covered.
         let mut notes = Vec::new();
-        let system = self.take_system(&mut notes)?;
         let ipc = self.ipc_dir.map(|dir| clone(dir, OpenTreeFlags::empty())).transpose()?;
         let etc = etc::collect(Path::new("/etc"));
+        let system = self.take_system(&mut notes)?;
 
         let root = self.new_root()?;
         fchdir(&root).map_err(step("enter the new root"))?;
@@ -155,37 +183,82 @@ impl RootFs<'_> {
 
     fn take_system(&self, notes: &mut Vec<String>) -> Done<Vec<(&'static str, Taken)>> {
         let mut taken = Vec::new();
-        for name in SYSTEM {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(step("read the list of mounts"))?;
+        let opt = (self.opt == Opt::Shown).then_some(OPT);
+        for name in SYSTEM.into_iter().chain(opt) {
             let path = Path::new("/").join(name);
             match std::fs::symlink_metadata(&path) {
                 Ok(kind) if kind.is_symlink() => {
                     let target = std::fs::read_link(&path).map_err(step(format!("read {}", path.display())))?;
                     taken.push((name, Taken::Link(target)));
                 }
-                Ok(kind) if kind.is_dir() => taken.push((name, Taken::Tree(self.take_tree(&path, notes)?))),
+                Ok(kind) if kind.is_dir() => taken.push((name, Taken::Trees(self.clones(&path, &mounts, notes)?))),
                 _ => (),
+            }
+        }
+        // Everything was taken; now a place for layers may cover a directory.
+        let layers = self.tmpfs(LAYERS_BYTES, MountAttrFlags::empty())?;
+        attach(&layers, LAYERS)?;
+        let mut number = 0;
+        for tree in taken.iter_mut().filter_map(|(_, taken)| taken.trees()).flatten() {
+            number += 1;
+            if let Err(error) = self.view_of(tree, number) {
+                notes.push(format!(
+                    "{}: the container sees the directory itself and not a view of its own, so that its root reads files of the \
+                     node's root there and reaches sockets ({error}; Linux 5.19 has views)",
+                    tree.path.display()
+                ));
             }
         }
         Ok(taken)
     }
 
-    /// A read-only clone with shifted owners; without what lies mounted below when that cannot be shifted.
-    fn take_tree(&self, path: &Path, notes: &mut Vec<String>) -> Done<OwnedFd> {
+    /// A read-only clone of a directory and of each file system mounted below it, with shifted owners where the file system can.
+    fn clones(&self, path: &Path, mounts: &str, notes: &mut Vec<String>) -> Done<Vec<Tree>> {
         let plain = Attributes { access: Access::ReadOnly, devices: Devices::Refused, ..Attributes::default() };
         let shifted = Attributes { owners: Some(self.user_namespace), ..plain };
-        for (flags, reach) in [(OpenTreeFlags::AT_RECURSIVE, Reach::Tree), (OpenTreeFlags::empty(), Reach::One)] {
-            let tree = clone(path, flags)?;
-            if set_attributes(tree.as_fd(), shifted, reach).is_ok() {
-                return Ok(tree);
+        let mut trees = Vec::new();
+        for place in std::iter::once(path.to_owned()).chain(mounted_below(path, mounts)) {
+            let tree = match clone(&place, OpenTreeFlags::empty()) {
+                Ok(tree) => tree,
+                // What is mounted below need not be one that can be taken; the directory itself must.
+                Err(error) if place != path => {
+                    notes.push(format!("{}: not in the container ({error})", place.display()));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if set_attributes(tree.as_fd(), shifted, Reach::One).is_err() {
+                notes.push(format!(
+                    "{}: its file system cannot shift owners, files there seem to belong to nobody",
+                    place.display()
+                ));
+                set_attributes(tree.as_fd(), plain, Reach::One)
+                    .map_err(step(format!("make {} read-only", place.display())))?;
             }
+            trees.push(Tree { path: place, tree });
         }
-        notes.push(format!(
-            "{}: its file system cannot shift owners, files there seem to belong to nobody",
-            path.display()
-        ));
-        let tree = clone(path, OpenTreeFlags::AT_RECURSIVE)?;
-        set_attributes(tree.as_fd(), plain, Reach::Tree).map_err(step(format!("make {} read-only", path.display())))?;
-        Ok(tree)
+        Ok(trees)
+    }
+
+    /// Puts an overlay of its own in a clone's place.
+    fn view_of(&self, clone: &mut Tree, number: usize) -> Done {
+        let (top, below) = (format!("{LAYERS}/top-{number}"), format!("{LAYERS}/below-{number}"));
+        for dir in [&top, &below] {
+            self.make_dir(dir, 0o755)?;
+        }
+        attach(&clone.tree, &below)?;
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(step("make an overlay"))?;
+        // The empty layer on top is there because an overlay has two at least.
+        fsconfig_set_string(context.as_fd(), "lowerdir", format!("{top}:{below}")).map_err(step("name its layers"))?;
+        set_thread_groups(&[]).map_err(step("leave the groups"))?;
+        as_user_of_files(OWNER_OF_NOTHING, || fsconfig_create(context.as_fd()))
+            .map_err(step("become who owns nothing"))?
+            .map_err(step("make an overlay"))?;
+        let flags = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+        clone.tree =
+            fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags).map_err(step("mount an overlay"))?;
+        Ok(())
     }
 
     fn new_root(&self) -> Done<OwnedFd> {
@@ -211,9 +284,11 @@ impl RootFs<'_> {
         for (name, taken) in system {
             match taken {
                 Taken::Link(target) => self.make_link(target, name)?,
-                Taken::Tree(tree) => {
+                Taken::Trees(trees) => {
                     self.make_dir(name, 0o755)?;
-                    attach(tree, name)?;
+                    for tree in trees {
+                        attach(&tree.tree, tree.path.to_string_lossy().trim_start_matches('/'))?;
+                    }
                 }
             }
         }
@@ -264,7 +339,8 @@ impl RootFs<'_> {
         for dir in ["dev/pts", "dev/shm", "dev/mqueue"] {
             self.make_dir(dir, 0o755)?;
         }
-        let options = format!("newinstance,ptmxmode=0666,mode=0620,gid={}", self.uid_base + TTY_GID);
+        let options =
+            format!("newinstance,ptmxmode=0666,mode=0620,gid={},max={}", self.uid_base + TTY_GID, self.terminals);
         mount_with("devpts", "dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, &options)?;
         mount_with("mqueue", "dev/mqueue", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, "")
     }
@@ -339,7 +415,61 @@ impl RootFs<'_> {
 /// What a system directory of the host is.
 enum Taken {
     Link(PathBuf),
-    Tree(OwnedFd),
+    /// The directory first, then what is mounted below it, outer before inner.
+    Trees(Vec<Tree>),
+}
+
+impl Taken {
+    fn trees(&mut self) -> Option<&mut Vec<Tree>> {
+        match self {
+            Taken::Link(_) => None,
+            Taken::Trees(trees) => Some(trees),
+        }
+    }
+}
+
+/// A mount, and where it is to be seen.
+struct Tree {
+    path: PathBuf,
+    tree: OwnedFd,
+}
+
+/// Directories below `path` on which something is mounted, by the kernel's list, each once.
+fn mounted_below(path: &Path, mounts: &str) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        // The kernel writes a space as \040; who mounts there has a directory that containers do not see.
+        .filter(|place| !place.contains('\\'))
+        .map(PathBuf::from)
+        .filter(|place| place != path && place.starts_with(path) && place.is_dir())
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The container's view of one of the host's directories.
+#[derive(Debug)]
+pub struct View(OwnedFd);
+
+impl View {
+    /// Those of the container whose root is `root`, as this host sees it.
+    pub fn all(root: &Path) -> Vec<View> {
+        let open_view = |name: &str| {
+            let view = open(root.join(name), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()?;
+            (rustix::fs::fstatfs(&view).ok()?.f_type == OVERLAY_MAGIC).then_some(View(view))
+        };
+        SYSTEM.iter().copied().chain([OPT]).filter_map(open_view).collect()
+    }
+
+    /// Forgets what was looked up, so that what the host installed or removed since is seen, but for what is in use.
+    pub fn refresh(&self) -> io::Result<()> {
+        let context = fspick(&self.0, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)?;
+        // What it is already; without the word an overlay that cannot be written is asked to become one that can.
+        fsconfig_set_flag(context.as_fd(), "ro")?;
+        Ok(fsconfig_reconfigure(context.as_fd())?)
+    }
 }
 
 /// Makes `path` of the file tree at `/dc` the root of the calling process, in a mount namespace of its own, with the

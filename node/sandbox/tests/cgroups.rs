@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mgmt_api::Limits;
-use sandbox::cgroup::{Cgroup, CgroupError, Controller, Hierarchy};
+use sandbox::cgroup::{Capacity, Cgroup, CgroupError, Controller, Hierarchy};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -78,6 +78,17 @@ fn limit_of_processes_holds() {
     assert!(group.0.members().expect("members").len() <= 4);
 }
 
+/// The content of a group's file; `level` is below the container's group.
+fn read(group: &Group, controller: Controller, level: &str, file: &str) -> String {
+    let mount = match Hierarchy::detect().expect("hierarchy") {
+        Hierarchy::V1(mounts) => mounts[&controller].clone(),
+        Hierarchy::V2(mount) => mount,
+    };
+    let path = mount.join("dvs").join(group.0.name()).join(level).join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).trim().to_owned()
+}
+
+/// With whichever version this machine has.
 #[test]
 fn limits_are_written_changed_and_lifted() {
     if !is_root() {
@@ -89,36 +100,111 @@ fn limits_are_written_changed_and_lifted() {
         cpu_max: Some(0.5),
         memory_bytes: Some(64 << 20),
         pids: Some(100_000),
+        ..Limits::default()
     };
     let group = group(&limits).expect("group");
-    let Ok(Hierarchy::V1(mounts)) = Hierarchy::detect() else {
-        eprintln!("SKIPPED: this part reads the files of version 1");
-        return;
+    let unified = matches!(Hierarchy::detect(), Ok(Hierarchy::V2(_)));
+    let memory = |level: &str| {
+        let file = if unified { "memory.max" } else { "memory.limit_in_bytes" };
+        read(&group, Controller::Memory, level, file).parse::<u64>().expect("a number: everything is limited")
     };
-    let read = |controller: Controller, file: &str| {
-        let path = mounts[&controller].join("dvs").join(group.0.name()).join(file);
-        std::fs::read_to_string(path).expect("read").trim().to_owned()
+    let quota = || {
+        let file = if unified { "cpu.max" } else { "cpu.cfs_quota_us" };
+        read(&group, Controller::Cpu, "programs", file)
     };
-    assert_eq!(read(Controller::Cpuset, "cpuset.cpus"), "0");
-    assert_eq!(read(Controller::Cpu, "cpu.shares"), "2048");
-    assert_eq!(read(Controller::Cpu, "cpu.cfs_quota_us"), "50000");
-    assert_eq!(read(Controller::Memory, "memory.limit_in_bytes"), (64 << 20).to_string());
-    assert_eq!(read(Controller::Pids, "pids.max"), "32768", "half of a node's range at most");
+    assert_eq!(read(&group, Controller::Cpuset, "programs", "cpuset.cpus"), "0");
+    let (file, weight) = if unified { ("cpu.weight", "200") } else { ("cpu.shares", "2048") };
+    assert_eq!(read(&group, Controller::Cpu, "", file), weight);
+    assert_eq!(quota(), if unified { "50000 100000" } else { "50000" });
+    assert_eq!(memory("programs"), 64 << 20);
+    assert_eq!(read(&group, Controller::Pids, "programs", "pids.max"), "32768", "half of a node's range at most");
     Cgroup::ensure(group.0.name(), &Limits::default()).expect("lift");
-    assert_eq!(read(Controller::Cpu, "cpu.cfs_quota_us"), "-1");
-    assert_ne!(read(Controller::Memory, "memory.limit_in_bytes"), (64 << 20).to_string());
+    assert_eq!(quota(), if unified { "max 100000" } else { "-1" });
+    let node = Capacity::of_this_node();
+    let page = 4096;
+    assert_eq!(memory("programs") / page, node.memory_bytes / 2 / page, "half of the node's");
+    assert!(memory("servers") < node.memory_bytes, "servers have a limit of their own");
+    assert!(memory("..") < node.memory_bytes, "all containers together leave something to the node");
+    let pids = read(&group, Controller::Pids, "programs", "pids.max").parse::<u64>().expect("number");
+    assert!(pids <= Limits::PIDS && pids * 4 <= node.pids, "{pids}");
+}
+
+#[test]
+fn what_a_container_gets_unless_it_asks_leaves_the_node_and_others_theirs() {
+    let node = Capacity { memory_bytes: 16 << 30, pids: 8192 };
+    let granted = node.grant(&Limits::default());
+    assert_eq!((granted.memory_bytes, granted.pids), (8 << 30, 2048));
+    let asked = Limits { memory_bytes: Some(15 << 30), pids: Some(8000), ..Limits::default() };
+    assert_eq!((node.grant(&asked).memory_bytes, node.grant(&asked).pids), (15 << 30, 8000));
+}
+
+/// Programs that fill memory are killed; servers beside them keep theirs, though both are in the container's account.
+#[test]
+fn program_that_takes_all_memory_takes_none_from_servers() {
+    if !is_root() {
+        return;
+    }
+    let group = group(&Limits { memory_bytes: Some(32 << 20), ..Limits::default() }).expect("group");
+    let hog = |megabytes: u32| {
+        let script = format!("read x; head -c {megabytes}M /dev/zero | tail | sleep 1000");
+        Command::new("sh")
+            .args(["-c", &script])
+            .stdin(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("shell")
+    };
+    let (mut server, mut program) = (hog(64), hog(1000));
+    group.0.add_server(server.id()).expect("add");
+    group.0.add(program.id()).expect("add");
+    drop(server.stdin.take());
+    let held = |megabytes: u64| {
+        let begin = std::time::Instant::now();
+        while group.0.stats().memory_bytes < megabytes << 20 {
+            assert!(begin.elapsed().as_secs() < 60, "{:?}", group.0.stats());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    held(64);
+    drop(program.stdin.take());
+    // What is killed is `tail`: the shell then ends the pipeline.
+    let begin = std::time::Instant::now();
+    let failures = |level: &str| match Hierarchy::detect().expect("hierarchy") {
+        Hierarchy::V1(_) => {
+            let text = read(&group, Controller::Memory, level, "memory.oom_control");
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok()).unwrap_or(0)
+        }
+        Hierarchy::V2(_) => {
+            let text = read(&group, Controller::Memory, level, "memory.events");
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok()).unwrap_or(0)
+        }
+    };
+    while failures("programs") == 0 {
+        assert!(begin.elapsed().as_secs() < 60, "nothing of it was killed");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(failures("servers"), 0);
+    held(64);
+    assert!(server.try_wait().expect("status").is_none(), "the server goes on");
+    group.0.remove().expect("remove");
+    assert!(server.wait().is_ok() && program.wait().is_ok());
 }
 
 #[test]
 fn version_2_on_an_imitation_directory_gets_the_right_values_in_the_right_files() {
     let dir = tempfile::tempdir().expect("directory");
-    let place = dir.path().join("dvs/shop");
-    std::fs::create_dir_all(&place).expect("directory");
-    for level in [dir.path(), &dir.path().join("dvs")] {
+    let (all, place) = (dir.path().join("dvs"), dir.path().join("dvs/shop"));
+    let (programs, servers) = (place.join("programs"), place.join("servers"));
+    for level in [&programs, &servers] {
+        std::fs::create_dir_all(level).expect("directory");
+    }
+    for level in [dir.path(), &all, &place] {
         std::fs::write(level.join("cgroup.subtree_control"), "").expect("file");
     }
     for file in ["cpu.max", "cpu.weight", "memory.max", "cpuset.cpus", "pids.max", "cgroup.procs"] {
-        std::fs::write(place.join(file), "").expect("file");
+        for level in [&all, &place, &programs, &servers] {
+            std::fs::write(level.join(file), "").expect("file");
+        }
     }
     std::fs::write(place.join("cpu.stat"), "usage_usec 1500\nuser_usec 1000\n").expect("file");
     std::fs::write(place.join("memory.current"), "4096\n").expect("file");
@@ -128,19 +214,31 @@ fn version_2_on_an_imitation_directory_gets_the_right_values_in_the_right_files(
         cpu_weight: Some(300),
         cpu_max: Some(1.5),
         memory_bytes: Some(1 << 20),
-        pids: None,
+        ..Limits::default()
     };
     let hierarchy = Hierarchy::V2(dir.path().to_owned());
     let group = Cgroup::ensure_in(hierarchy.clone(), "shop", &limits).expect("group");
-    let read = |file: &str| std::fs::read_to_string(place.join(file)).expect("read");
+    let read = |file: &str| std::fs::read_to_string(programs.join(file)).expect("read");
     assert_eq!(read("cpu.max"), "150000 100000");
-    assert_eq!(read("cpu.weight"), "300");
+    assert_eq!(std::fs::read_to_string(place.join("cpu.weight")).expect("read"), "300");
     assert_eq!(read("memory.max"), "1048576");
     assert_eq!(read("cpuset.cpus"), "0-1");
-    assert_eq!(read("pids.max"), "32768");
+    assert_eq!(read("pids.max"), Capacity::of_this_node().grant(&limits).pids.to_string());
+    assert_eq!(std::fs::read_to_string(place.join("memory.max")).expect("read"), "", "its two groups have limits");
+    assert_ne!(std::fs::read_to_string(servers.join("memory.max")).expect("read"), "");
+    for (level, passes_on) in [(dir.path(), true), (&all, true), (&place, true), (&programs, false), (&servers, false)]
+    {
+        let controllers = std::fs::read_to_string(level.join("cgroup.subtree_control")).unwrap_or_default();
+        // The kernel's file takes words one by one; here the last one lies over what was longer.
+        assert_eq!(controllers.starts_with("+pids"), passes_on, "{}", level.display());
+    }
+    group.add(7).expect("add");
+    group.add_server(8).expect("add");
+    assert_eq!((read("cgroup.procs").as_str(), group.members().expect("members")), ("7", vec![7]));
+    assert_eq!(std::fs::read_to_string(servers.join("cgroup.procs")).expect("read"), "8");
     let stats = group.stats();
     assert_eq!((stats.cpu_ns, stats.memory_bytes, stats.pids), (1_500_000, 4096, 2));
-    std::fs::remove_file(place.join("memory.max")).expect("remove");
+    std::fs::remove_file(programs.join("memory.max")).expect("remove");
     let refused = Cgroup::ensure_in(hierarchy.clone(), "shop", &limits);
     assert!(matches!(refused, Err(CgroupError::NoController { controller: Controller::Memory, .. })));
     assert!(matches!(Cgroup::ensure_in(hierarchy, "../x", &limits), Err(CgroupError::BadName(_))));

@@ -118,10 +118,16 @@ fn groups(lives: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let dead = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         let id = name.rsplit('-').next()?.to_owned();
-        let empty = fs::read_to_string(entry.path().join("cgroup.procs")).is_ok_and(|members| members.is_empty());
-        (entry.path().is_dir() && empty && !lives(&id)).then(|| entry.path())
+        (entry.path().is_dir() && !lives(&id) && is_empty(&entry.path())).then(|| entry.path())
     });
     dead.collect()
+}
+
+/// Neither members nor, in a group below, any.
+fn is_empty(group: &Path) -> bool {
+    let below = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+    fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|members| members.is_empty())
+        && below.filter(|path| path.is_dir()).all(|group| is_empty(&group))
 }
 
 #[cfg(test)]

@@ -282,7 +282,15 @@ impl Parts {
     }
 
     fn make_cgroup(&mut self) -> Result<(), Problem> {
-        self.cgroup = Some(Cgroup::ensure(&self.cgroup_name(), &self.share.spec.limits)?);
+        let cgroup = Cgroup::ensure(&self.cgroup_name(), &self.share.spec.limits)?;
+        // Those of an earlier daemon are in it already, unless that one knew no such group.
+        for pid in self.processes.values().filter_map(Supervised::pid) {
+            // One that ended meanwhile is its supervisor's business.
+            if let Err(error) = cgroup.add_server(pid) {
+                tracing::warn!(dc = self.share.id, pid, %error, "a server is not in its container's control group");
+            }
+        }
+        self.cgroup = Some(cgroup);
         Ok(())
     }
 
@@ -369,6 +377,9 @@ impl Parts {
             cgroup: self.cgroup.clone(),
             env: std::iter::once(format!("DVS_DC={}", spec.name)).chain(self.wait_mode()).collect(),
             volatile_bytes: None,
+            terminals: spec.limits.terminals,
+            open_files: spec.limits.open_files,
+            with_opt: spec.with_opt,
             launch_limit_ms: None,
         };
         Ok(Role {
@@ -383,6 +394,7 @@ impl Parts {
             environment: Vec::new(),
             cpus: None,
             pid_namespace: PidNamespace::Shared,
+            group: self.cgroup.clone(),
             epoch: restarts + 1,
             restarts,
         })
@@ -420,6 +432,7 @@ impl Parts {
             environment: self.wait_mode().into_iter().collect(),
             cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
             pid_namespace: PidNamespace::Own,
+            group: self.cgroup.clone(),
             epoch,
             restarts,
         })

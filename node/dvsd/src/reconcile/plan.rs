@@ -3,8 +3,9 @@
 //! Making follows dependencies, so that one part that cannot be made holds up only what needs it:
 //!
 //! ```text
-//! cgroup ── keeper ─┬─ network
-//!                   └─ mount ── gate        broker ── disks, fs, ds, gate
+//! cgroup ─┬─ keeper ─┬─ network
+//!         │          └─ mount ── gate        broker ── disks, fs, ds, gate
+//!         └─ disks, fs, ds, gate
 //! ```
 //!
 //! Unmaking is a sequence in stages that all nodes of the container walk together, because programs on one node write through the
@@ -71,8 +72,8 @@ fn needs(part: &Part) -> &'static [Part] {
         Part::Broker | Part::Cgroup => &[],
         Part::Keeper => &[Part::Cgroup],
         Part::Network | Part::Mount => &[Part::Keeper],
-        Part::Disk(_) | Part::Fs | Part::Ds => &[Part::Broker],
-        Part::Gate => &[Part::Broker, Part::Mount],
+        Part::Disk(_) | Part::Fs | Part::Ds => &[Part::Broker, Part::Cgroup],
+        Part::Gate => &[Part::Broker, Part::Cgroup, Part::Mount],
     }
 }
 
@@ -124,9 +125,11 @@ fn up(wanted: &[Part], observed: &Observed) -> Vec<Action> {
     missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(part.clone())).collect()
 }
 
-/// A broker that is being made again (a restarted daemon) does not end what stood on the old one.
+/// A broker that is being made again (a restarted daemon) does not end what stood on the old one, nor does a control group whose limits
+/// could not be set.
 fn is_gone(observed: &Observed, need: &Part) -> bool {
-    *need != Part::Broker && matches!(standing(observed, need), Standing::Absent | Standing::Resting | Standing::Stale)
+    !matches!(need, Part::Broker | Part::Cgroup)
+        && matches!(standing(observed, need), Standing::Absent | Standing::Resting | Standing::Stale)
 }
 
 fn down(observed: &Observed, others: Stage) -> Vec<Action> {
@@ -224,9 +227,12 @@ mod tests {
 
     #[test]
     fn part_that_rests_holds_up_only_what_needs_it() {
-        let mut observed = Observed::from([(Part::Broker, Standing::Ready), (Part::Cgroup, Standing::Resting)]);
+        let mut observed = Observed::from([(Part::Broker, Standing::Resting), (Part::Cgroup, Standing::Ready)]);
         let actions = plan(Wish::Up, &wanted(), &observed, Stage::Up);
-        assert_eq!(actions, [Part::Disk(0), Part::Fs, Part::Ds].map(Action::Make));
+        assert_eq!(actions, [Action::Make(Part::Keeper)]);
+        act(&mut observed, &actions);
+        let actions = plan(Wish::Up, &wanted(), &observed, Stage::Up);
+        assert_eq!(actions, [Part::Network, Part::Mount].map(Action::Make));
         act(&mut observed, &actions);
         assert!(plan(Wish::Up, &wanted(), &observed, Stage::Up).is_empty());
     }

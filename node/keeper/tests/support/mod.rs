@@ -43,22 +43,20 @@ impl Keeper {
         let name = format!("test-{}-{number}", std::process::id());
         let dir = tempfile::Builder::new().prefix("dvs-keeper-").tempdir().expect("directory");
         let cgroup = Cgroup::ensure(&name, &Limits::default()).expect("control group");
-        let mut options = KeeperOptions {
-            control: dir.path().join("control"),
-            log_dir: dir.path().join("log"),
-            uid_base: 1_000_000_000 + (std::process::id() % 10_000) * 65_536 + number * 65_536,
-            pid_base: 131_072,
-            pid_span: 65_536,
-            node: "n2".into(),
-            hostname: "shop".into(),
-            hosts: vec![("n1".into(), "10.1.0.1".into())],
-            resolv_conf: None,
-            ipc_dir: None,
-            cgroup: Some(cgroup.clone()),
-            env: vec!["FROM_KEEPER=1".into()],
-            volatile_bytes: Some(64 << 20),
-            launch_limit_ms: None,
-        };
+        // What is absent here is as a daemon leaves it.
+        let options = serde_json::json!({
+            "control": dir.path().join("control"),
+            "log_dir": dir.path().join("log"),
+            "uid_base": 1_000_000_000 + (std::process::id() % 10_000) * 65_536 + number * 65_536,
+            "pid_base": 131_072,
+            "node": "n2",
+            "hostname": "shop",
+            "hosts": [("n1", "10.1.0.1")],
+            "cgroup": cgroup,
+            "env": ["FROM_KEEPER=1"],
+            "volatile_bytes": 64 << 20,
+        });
+        let mut options: KeeperOptions = serde_json::from_value(options).expect("options");
         adapt(&mut options);
         let child = spawn(&options, dir.path());
         let client = KeeperClient::connect(&options.control).expect("connect");
@@ -81,6 +79,13 @@ impl Keeper {
 
     pub fn shell(&self, script: &str) -> Ended {
         self.run(&request(&["sh", "-c", script])).expect("run")
+    }
+
+    /// A Python program of the container; its arguments are what follows the program.
+    pub fn python(&self, program: &str, arguments: &[&str]) -> Ended {
+        let mut argv = vec!["/usr/bin/python3", "-c", program];
+        argv.extend_from_slice(arguments);
+        self.run(&request(&argv)).expect("run")
     }
 
     /// Every process of the container, on the host.

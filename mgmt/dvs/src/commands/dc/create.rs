@@ -37,8 +37,12 @@ dc.toml:
   nodes = [\"n1\", \"n2\", \"n3\"]
   subnet = \"10.1.0.0/24\"
   wait = \"adaptive\"
+  with_opt = false
   [limits]
   memory_bytes = 1073741824
+  pids = 4096
+  open_files = 16384
+  terminals = 256
   [[servers]]
   kind = \"fs\"
   node = \"n2\"
@@ -68,7 +72,7 @@ pub struct Options {
     /// Node of the key-value server [default: chosen].
     #[arg(long, value_name = "NODE")]
     ds_node: Option<String>,
-    /// Memory on each node [default: no limit].
+    /// Memory of its programs on each node [default: half of what the node has].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// CPU time on each node, in CPUs, e.g. 1.5 [default: no limit].
@@ -83,9 +87,18 @@ pub struct Options {
     /// Share of CPU time among containers, 1 to 10000 [default: 100].
     #[arg(long, value_name = "WEIGHT")]
     cpu_weight: Option<u32>,
-    /// Processes on each node [default: no limit].
+    /// Processes and threads of its programs on each node [default: 4096].
     #[arg(long, value_name = "COUNT")]
     pids: Option<u64>,
+    /// Files that each of its processes may open [default: 16384].
+    #[arg(long, value_name = "COUNT")]
+    open_files: Option<u64>,
+    /// Pseudo-terminals on each node [default: 256].
+    #[arg(long, value_name = "COUNT")]
+    terminals: Option<u32>,
+    /// Show its programs the nodes' /opt, read-only, as they see /usr.
+    #[arg(long)]
+    with_opt: bool,
     /// Read the description from a TOML file; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -167,6 +180,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         name: String::new(),
         nodes: Vec::new(),
         subnet: default_subnet(),
+        with_opt: false,
         wait: None,
         limits: Limits::default(),
         servers: Vec::new(),
@@ -190,6 +204,9 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     limits.cpus = options.cpu_list.or(limits.cpus.take());
     limits.cpu_weight = options.cpu_weight.or(limits.cpu_weight);
     limits.pids = options.pids.or(limits.pids);
+    limits.open_files = options.open_files.or(limits.open_files);
+    limits.terminals = options.terminals.or(limits.terminals);
+    spec.with_opt |= options.with_opt;
     place_server(&mut spec.servers, ServerKind::Fs, options.fs_node);
     place_server(&mut spec.servers, ServerKind::Ds, options.ds_node);
     place_disk(&mut spec.disks, options.disk, options.disk_node);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use mgmt_api::{ChannelInfo, ChannelKind, Dc, DcPhase, EndCounts, ServerKind, ServerState};
+use mgmt_api::{ChannelInfo, ChannelKind, Dc, DcPhase, EndCounts, Limits, ServerKind, ServerState};
 use serde::Serialize;
 
 use crate::output::{self, Format, Row, Table, printable};
@@ -161,8 +161,17 @@ fn limits(dc: &Dc) -> Vec<(&'static str, String)> {
     known.extend(limits.cpus.as_ref().map(|list| ("cpus", list.clone())));
     known.extend(limits.cpu_max.map(|cpus| ("cpu time", format!("{cpus} CPUs on each node"))));
     known.extend(limits.cpu_weight.map(|weight| ("cpu weight", weight.to_string())));
-    known.extend(limits.memory_bytes.map(|bytes| ("memory", format!("{} on each node", output::bytes(bytes)))));
-    known.extend(limits.pids.map(|pids| ("processes", format!("{pids} on each node"))));
+    known.push((
+        "memory",
+        match limits.memory_bytes {
+            Some(bytes) => format!("{} on each node", output::bytes(bytes)),
+            None => "half of what each node has".to_owned(),
+        },
+    ));
+    known.push(("processes", format!("{} on each node", limits.pids.unwrap_or(Limits::PIDS))));
+    known.push(("open files", format!("{} in each process", limits.open_files.unwrap_or(Limits::OPEN_FILES))));
+    known.push(("terminals", format!("{} on each node", limits.terminals.unwrap_or(Limits::TERMINALS))));
+    known.extend(dc.spec.with_opt.then(|| ("node's /opt", "shown".to_owned())));
     known
 }
 
