@@ -7,6 +7,8 @@
 //! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod backend;
 mod cache;

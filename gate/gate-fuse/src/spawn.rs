@@ -29,11 +29,13 @@ const DISK_SIZE: Size = Size { entries: 64, arena_bytes: 32 << 20 };
 /// Runs a gate process to its end: 0 when it was unmounted or asked to stop.
 pub fn main_from_spawn() -> ExitCode {
     let filter = EnvFilter::try_from_env("DVS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
+    let _ = log.log_internal_errors(false).try_init();
+    sys::log::end_on_panic();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            print_causes(&*error);
+            sys::log::say_causes(format_args!("dvs: the file gate ended"), &*error);
             ExitCode::FAILURE
         }
     }
@@ -78,16 +80,4 @@ fn size_option(spawn: &Spawn) -> Result<Size, SpawnError> {
         entries: option("entries")?.unwrap_or(SIZE.entries),
         arena_bytes: option("arena_bytes")?.unwrap_or(SIZE.arena_bytes),
     })
-}
-
-fn print_causes(error: &(dyn Error + 'static)) {
-    /// Chains are short; a cyclic one must not fill the log.
-    const CAUSES_MAX: usize = 16;
-    eprintln!("dvs: the file gate ended: {error}");
-    let mut cause = error.source();
-    for _ in 0..CAUSES_MAX {
-        let Some(next) = cause else { break };
-        eprintln!("  because: {next}");
-        cause = next.source();
-    }
 }

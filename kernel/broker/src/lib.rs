@@ -3,6 +3,8 @@
 //! A library with a thread of its own; the node daemon embeds it, tests start it directly.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod command;
 mod config;

@@ -13,6 +13,8 @@
 //! Everything here is a function of its arguments, so that it is tested exhaustively or with random histories.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod budget;
 pub mod grants;

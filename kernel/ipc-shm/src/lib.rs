@@ -11,6 +11,9 @@
 //!
 //! Not here: who may have a channel (`kernel/broker`), the calls (`kernel/ipc`).
 
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod arena;
 mod control;
 mod fork;

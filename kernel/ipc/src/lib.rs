@@ -13,6 +13,8 @@
 //!
 //! ```no_run
 #![doc = include_str!("../examples/echo.rs")]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 //! ```
 //!
 //! Not here: the memory (`kernel/ipc-shm`), who may do what (`kernel/broker`).

@@ -1,11 +1,15 @@
 //! Raw system calls that the safe crates need and rustix does not offer, each behind a safe function.
 
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod child;
 pub mod eventfd;
 pub mod futex;
 pub mod harden;
 pub mod ioctl;
 pub mod launch;
+pub mod log;
 pub mod memfd;
 pub mod mount;
 pub mod ns;

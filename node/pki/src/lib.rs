@@ -14,6 +14,8 @@
 //! Not here: who may do what (the API decides by node name), sockets.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod authority;
 mod config;

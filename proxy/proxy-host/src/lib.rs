@@ -21,6 +21,8 @@
 //! the loop sleeps in epoll. An idle proxy wakes for heartbeats only.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod carriers;
 mod connection;
@@ -61,8 +63,9 @@ pub fn main_from_spawn() -> ExitCode {
 pub fn main_with(make: impl FnOnce(&mut Spawn) -> Result<Parts, ProxyError>) -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DVS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    let _ = log.try_init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
+    let _ = log.log_internal_errors(false).try_init();
+    sys::log::end_on_panic();
     match run(make) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

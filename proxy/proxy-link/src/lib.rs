@@ -33,6 +33,8 @@
 //! **A stream where there is none**: [`arq`] makes one of packets that may be lost, for transports that have only those.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod arq;
 mod body;

@@ -11,6 +11,8 @@
 //! Not here: what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the client's side (`vos/libvos`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod frame;
 mod log;
@@ -21,6 +23,7 @@ mod running;
 mod service;
 mod sessions;
 #[cfg(feature = "testkit")]
+#[allow(clippy::print_stdout, reason = "a harness of tests")]
 pub mod testkit;
 
 pub use frame::{FrameError, TURN_REQUESTS, serve};

@@ -7,19 +7,14 @@ use tracing_subscriber::EnvFilter;
 /// Begins logging; a second call in the same process changes nothing.
 pub fn begin(kind: &str) {
     let filter = EnvFilter::try_from_env("DVS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let writer = std::io::stderr;
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false).try_init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
+    let _ = log.log_internal_errors(false).try_init();
+    // What must not go on after a panic says so itself (`AbortOnPanic`).
+    sys::log::on_panic(|| ());
     tracing::debug!(kind, "started");
 }
 
 /// Says why a process ends, with all causes.
 pub fn failure(kind: &str, error: &(dyn Error + 'static)) {
-    eprintln!("dvs: server {kind} ended: {error}");
-    let mut cause = error.source();
-    // Chains are short; the bound keeps a cyclic one from filling the log.
-    for _ in 0..16 {
-        let Some(next) = cause else { break };
-        eprintln!("  because: {next}");
-        cause = next.source();
-    }
+    sys::log::say_causes(format_args!("dvs: server {kind} ended"), error);
 }

@@ -33,7 +33,7 @@ fn converse(socket: &OwnedFd, held: &mut Held) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => {
-                eprintln!("shelf: what a broker sent could not be taken: {error}");
+                sys::log::say(format_args!("shelf: what a broker sent could not be taken: {error}"));
                 return;
             }
         };
@@ -52,7 +52,7 @@ fn converse(socket: &OwnedFd, held: &mut Held) {
             _ => None,
         };
         if done.is_none() {
-            eprintln!("shelf: a broker said something that makes no sense");
+            sys::log::say(format_args!("shelf: a broker said something that makes no sense"));
             return;
         }
     }
