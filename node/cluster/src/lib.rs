@@ -15,6 +15,8 @@
 //! resource refuses older ones. Not here: what daemons store (`node/dvsd`), how a lost node is suspected (`proxy/proxy-link`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod allocate;
 pub mod conformance;

@@ -41,6 +41,31 @@ fn slow_watcher_learns_that_history_was_compacted() {
 }
 
 #[test]
+fn engine_goes_on_when_its_file_system_is_full() {
+    let place = in_memory();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(place.path()).status();
+    if !rustix::process::geteuid().is_root() || !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: this test needs root");
+        return;
+    }
+    let gone_on = std::panic::catch_unwind(|| {
+        let engine = LocalEngine::open(config(place.path())).unwrap();
+        let lease = engine.grant(SOON).unwrap();
+        let mut filling = std::fs::File::create(place.path().join("filling")).unwrap();
+        let full = std::io::copy(&mut std::io::repeat(7), &mut filling).unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        for round in 0..2000 {
+            engine.transact(&[], &[Op::put(format!("/k{}", round % 50), vec![b'v'; 500])]).unwrap();
+        }
+        engine.renew(lease).unwrap();
+        assert!(engine.read("/k0").unwrap().is_some());
+    });
+    let unmounted = Command::new("umount").arg("-l").arg(place.path()).status().unwrap();
+    assert!(unmounted.success());
+    gone_on.unwrap();
+}
+
+#[test]
 fn foreign_file_is_refused_with_a_reason() {
     let dir = in_memory();
     std::fs::write(dir.path().join("engine.db"), [b'x'; 4096]).unwrap();

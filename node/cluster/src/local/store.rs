@@ -8,6 +8,8 @@
 //! ```
 
 use std::collections::HashSet;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,8 @@ use crate::engine::{
 const FORMAT: i64 = 1;
 /// History is trimmed when it is this much longer than wanted.
 const TRIM_EVERY: u64 = 256;
+/// Pages that the file has beyond what it needs: 4 MiB.
+const PAGES_KEPT_BACK: i64 = 1024;
 /// Between attempts to open the file while another process makes it.
 const OPENING_RETRY: Duration = Duration::from_millis(2);
 
@@ -57,6 +61,8 @@ struct ForeignFormat {
 
 impl Store {
     pub fn open(path: &Path, busy: Duration, usage: Use) -> Result<Store, EngineError> {
+        // For root alone, like what SQLite makes beside it: the mode of its files is that of the first.
+        let _ = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
         let connection = Connection::open(path)
             .map_err(|error| super::file_error("cannot open", path, std::io::Error::other(error)))?;
         let mut store = Store { connection, path: path.to_owned(), patience: Duration::ZERO };
@@ -84,8 +90,38 @@ impl Store {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             transaction.execute_batch(TABLES)?;
             transaction.commit()?;
+            self.keep_pages_back()?;
         }
         Ok(())
+    }
+
+    /// Makes the file, and the log beside it, larger than they need to be: SQLite uses free pages first and the log again from its start, so that
+    /// writing goes on for long when the file system is full. That nothing could be kept back is no reason not to open.
+    fn keep_pages_back(&mut self) -> rusqlite::Result<()> {
+        let free: i64 = self.connection.pragma_query_value(None, "freelist_count", |row| row.get(0))?;
+        if free >= PAGES_KEPT_BACK / 2 {
+            return Ok(());
+        }
+        let page: i64 = self.connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+        let mut step = |sql: &str| {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction.execute_batch(sql)?;
+            transaction.commit()
+        };
+        // In two transactions: pages that one alone took and freed would not be written. Others that open the file do the same.
+        let filling = format!(
+            "DROP TABLE IF EXISTS kept_back; CREATE TABLE kept_back (filling BLOB);
+             INSERT INTO kept_back VALUES (zeroblob({}))",
+            (PAGES_KEPT_BACK - free) * page
+        );
+        let kept = step(&filling).and_then(|()| step("DROP TABLE IF EXISTS kept_back"));
+        match kept {
+            Err(error) if is_full(&error) => {
+                tracing::warn!(path = %self.path.display(), %error, "no space was kept back for the engine");
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     /// How long the next calls wait for the lock of another process.
@@ -388,6 +424,10 @@ fn tell(error: rusqlite::Error, path: &Path, patience: Duration) -> EngineError 
     } else {
         EngineError::Storage(Box::new(error))
     }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DiskFull))
 }
 
 fn is_busy(error: &rusqlite::Error) -> bool {
