@@ -35,6 +35,7 @@ g++:compiles the headers of the C library as C++
 pkg-config|pkgconf:finds the C library, as its users do
 mandoc:checks the manual pages
 procps:ps and pkill inside containers
+libacl1-dev:pjdfstest, a test suite of others, is built with it (long tests only)
 "
 
 bench_packages="
