@@ -24,6 +24,8 @@ const STEP_KEYS: usize = 64;
 const ORPHANS_PER_SCAN: usize = 1024;
 /// A record that removes inodes takes no further one above this: one step more still fits.
 const REAP_BYTES_MAX: usize = RECORD_BYTES_MAX / 4;
+/// Nor after this many: other operations wait meanwhile.
+const REAP_INODES_MAX: usize = 64;
 
 pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
     let [ino, flags, time_ns] = job.call.args;
@@ -154,7 +156,7 @@ impl Fs {
         while !left.is_empty() {
             let mut done = 0;
             self.transact_quietly(|txn| {
-                for ino in left {
+                for ino in left.iter().take(REAP_INODES_MAX) {
                     match txn.inode(*ino) {
                         Ok(inode) if is_unused(&inode) && !wipe_step(txn, *ino)? => break,
                         Ok(_) | Err(Errno::Gone) => done += 1,
