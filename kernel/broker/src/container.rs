@@ -12,6 +12,7 @@ use ipc_core::waits::{Probe, Waiting, Waits};
 use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
+use crate::closer::Closer;
 use crate::engine::{Finds, Migration, Place, Transit};
 use crate::ledger::Charge;
 use crate::meters::{Meter, Sent};
@@ -45,6 +46,7 @@ pub(crate) struct Container {
     pub options: DcOptions,
     pub listener: Option<OwnedFd>,
     pub connections: usize,
+    pub closer: Closer,
     pub table: DcTable,
     /// One for each binding, local or remote.
     pub pages: HashMap<Endpoint, ControlWriter>,
@@ -83,6 +85,7 @@ impl Container {
             options,
             listener,
             connections: 0,
+            closer: Closer::default(),
             table,
             pages: HashMap::new(),
             kept: HashMap::new(),

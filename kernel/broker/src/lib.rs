@@ -6,6 +6,7 @@
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod closer;
 mod command;
 mod config;
 mod connection;

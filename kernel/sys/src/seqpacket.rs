@@ -3,6 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -61,6 +63,23 @@ pub fn connect(path: &std::path::Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Connects as [`connect`], and waits for room among those who wait to be accepted; `WouldBlock` when there is none in time.
+pub fn connect_within(path: &std::path::Path, limit: Duration) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, Some(left))?;
+        match rustix::net::connect(&socket, &address) {
+            Err(rustix::io::Errno::INTR) => {}
+            done => break done?,
+        }
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
 /// Who connected, or made the pair.
 pub fn peer(socket: impl AsFd) -> io::Result<Sender> {
     let peer = rustix::net::sockopt::socket_peercred(socket)?;
@@ -80,11 +99,19 @@ pub fn ask_for_sender(socket: impl AsFd) -> io::Result<()> {
 /// From now on nobody can send descriptors to this socket. Whoever receives one has to close it, and closing can block for hours: a
 /// stream with a long linger and a peer that does not read, a file of a server that is stopped. Kernels before Linux 6.16 cannot.
 pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
-    const SO_PASSRIGHTS: i32 = 83;
     if without(Feature::PassRights) {
         return Ok(());
     }
     where_known(set_option(&socket, SO_PASSRIGHTS, 0))
+}
+
+const SO_PASSRIGHTS: i32 = 83;
+
+/// Whether [`refuse_descriptors`] does anything here; found out once.
+pub fn can_refuse_descriptors() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    let try_it = || unix_socket().is_ok_and(|socket| set_option(&socket, SO_PASSRIGHTS, 0).is_ok());
+    !without(Feature::PassRights) && *CAN.get_or_init(try_it)
 }
 
 /// Sends one message; never blocks, never raises SIGPIPE. `WouldBlock` when the other end does not read.
@@ -127,28 +154,34 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[impl AsFd]) -> io::R
 /// Receives one message into `buffer`; never blocks. A message or control data that did not fit is an error
 /// (`InvalidData`), its descriptors are closed: so is one with descriptors for which this process has no room.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
-    match receive_message(socket, buffer)? {
-        (received, Control::Whole) => Ok(received),
-        (_, Control::Cut) => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    match receive_whatever(socket, buffer)? {
+        (received, Whole::All) => Ok(received),
+        (_, Whole::Message | Whole::Nothing) => Err(io::Error::from(io::ErrorKind::InvalidData)),
     }
 }
 
 /// `receive` for whom a message matters that comes without its descriptors, because this process has no room for them: it has none of
 /// them then.
 pub fn receive_even_without_descriptors(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
-    match receive_message(socket, buffer)? {
-        (received, Control::Whole) => Ok(received),
-        (received, Control::Cut) => Ok(Received { descriptors: Vec::new(), ..received }),
+    match receive_whatever(socket, buffer)? {
+        (received, Whole::All) => Ok(received),
+        (received, Whole::Message) => Ok(Received { descriptors: Vec::new(), ..received }),
+        (_, Whole::Nothing) => Err(io::Error::from(io::ErrorKind::InvalidData)),
     }
 }
 
-/// Whether all control data of a message came.
-enum Control {
-    Whole,
-    Cut,
+/// What came of a message as it was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whole {
+    All,
+    /// Its bytes; some of its descriptors did not.
+    Message,
+    /// It is longer than the buffer.
+    Nothing,
 }
 
-fn receive_message(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(Received, Control)> {
+/// `receive` for whom it matters who closes the descriptors that came: the caller has them, however little else came.
+pub fn receive_whatever(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(Received, Whole)> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = ControlBuffer::new();
     // SAFETY: a zeroed msghdr is an empty one.
@@ -165,11 +198,13 @@ fn receive_message(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(Received
     let mut received = Received { bytes, ..Received::default() };
     // SAFETY: the kernel filled `message` and its control buffer just now; see `take_control`.
     unsafe { take_control(&message, &mut received) };
-    if message.msg_flags & libc::MSG_TRUNC != 0 {
-        return Err(io::Error::from(io::ErrorKind::InvalidData));
-    }
-    let control = if message.msg_flags & libc::MSG_CTRUNC == 0 { Control::Whole } else { Control::Cut };
-    Ok((received, control))
+    let is_cut = |flag| message.msg_flags & flag != 0;
+    let whole = match (is_cut(libc::MSG_TRUNC), is_cut(libc::MSG_CTRUNC)) {
+        (true, _) => Whole::Nothing,
+        (false, true) => Whole::Message,
+        (false, false) => Whole::All,
+    };
+    Ok((received, whole))
 }
 
 /// Takes ownership of what the control data holds.
@@ -209,13 +244,17 @@ unsafe fn take_control(message: &libc::msghdr, received: &mut Received) {
     }
 }
 
-/// Room for the descriptors, the credentials and the pidfd of one message.
+/// Room for the descriptors, the credentials and the pidfd of one message: for as many descriptors as the kernel lets anybody send,
+/// because those without room it closes itself, on our thread.
 #[repr(C, align(16))]
-struct ControlBuffer([MaybeUninit<u8>; 512]);
+struct ControlBuffer([MaybeUninit<u8>; CONTROL_BYTES]);
+
+const CONTROL_BYTES: usize = 1152;
+const SENT_MAX: usize = 253;
 
 impl ControlBuffer {
     fn new() -> ControlBuffer {
-        ControlBuffer([MaybeUninit::zeroed(); 512])
+        ControlBuffer([MaybeUninit::zeroed(); CONTROL_BYTES])
     }
 
     fn as_mut_ptr(&mut self) -> *mut libc::c_void {
@@ -223,7 +262,7 @@ impl ControlBuffer {
     }
 }
 
-const _: () = assert!(DESCRIPTORS_MAX * 4 + 16 + 32 + 32 < size_of::<ControlBuffer>());
+const _: () = assert!(DESCRIPTORS_MAX <= SENT_MAX && SENT_MAX * 4 + 16 + 32 + 32 < CONTROL_BYTES);
 
 fn unix_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -281,6 +320,20 @@ mod tests {
         assert_eq!(received.sender.unwrap().pid, std::process::id() as i32);
         rustix::io::write(&received.descriptors[1], b"x").unwrap();
         assert_eq!(rustix::io::read(&reader, &mut buffer).unwrap(), 1);
+    }
+
+    #[test]
+    fn who_finds_no_room_waits_until_somebody_is_accepted() {
+        let path = std::env::temp_dir().join(format!("dvs-room-{}", std::process::id()));
+        let listener = listen(&path, 0).unwrap();
+        let _first = connect(&path).unwrap();
+        let full = connect_within(&path, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let there = path.clone();
+        let waiter = std::thread::spawn(move || connect_within(&there, Duration::from_secs(60)));
+        accept(&listener).unwrap();
+        waiter.join().unwrap().unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

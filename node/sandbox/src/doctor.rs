@@ -93,7 +93,7 @@ fn check(item: &Item) -> Check {
     Check { name: item.name, state, why_needed: item.why, found, what_to_do }
 }
 
-const ITEMS: [Item; 17] = [
+const ITEMS: [Item; 18] = [
     Item {
         name: "root",
         weight: Weight::Needed,
@@ -185,6 +185,13 @@ const ITEMS: [Item; 17] = [
         why: "signals and queues over nodes for unmodified programs",
         fix: "a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0",
         probe: seccomp_notification,
+    },
+    Item {
+        name: "refused descriptors",
+        weight: Weight::Useful,
+        why: "programs cannot send the broker descriptors that take long to close (SO_PASSRIGHTS)",
+        fix: "Linux 6.16; before, threads of their own close them, and a container that sends many loses its connections",
+        probe: refused_descriptors,
     },
     Item {
         name: "tun",
@@ -338,6 +345,11 @@ fn open_files_of_all() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     Err(format!("fs.file-max is {most}: one container with enough memory can take all of them").into())
+}
+
+fn refused_descriptors() -> Result<(), Box<dyn Error>> {
+    not_switched_off(Feature::PassRights)?;
+    if sys::seqpacket::can_refuse_descriptors() { Ok(()) } else { Err("the kernel has no SO_PASSRIGHTS".into()) }
 }
 
 fn open_files() -> Result<(), Box<dyn Error>> {

@@ -14,6 +14,7 @@ use sys::eventfd::Trigger;
 use sys::seqpacket::Sender;
 
 use super::{Engine, Token};
+use crate::closer::Waste;
 use crate::connection::Party;
 use crate::ledger::{Charge, Cost, Member, Person};
 use crate::limits::{ACCEPT_PAUSE, ACCEPTS_PER_TURN, CONNECTION_DESCRIPTORS, CONNECTIONS_PER_DC};
@@ -21,9 +22,14 @@ use crate::limits::{ACCEPT_PAUSE, ACCEPTS_PER_TURN, CONNECTION_DESCRIPTORS, CONN
 impl Engine {
     pub(super) fn accept(&mut self, dc: DcId) {
         for _ in 0..ACCEPTS_PER_TURN {
-            let Some(listener) = self.containers.get(&dc).and_then(|container| container.listener.as_ref()) else {
+            let Some(container) = self.containers.get(&dc) else { return };
+            let Some(listener) = container.listener.as_ref() else { return };
+            if container.closer.is_full() {
+                // What its members sent is to be closed first.
+                let _ = self.poller.remove(listener);
+                self.accepts_again.get_or_insert_with(|| Instant::now() + ACCEPT_PAUSE);
                 return;
-            };
+            }
             match sys::seqpacket::accept(listener) {
                 Ok(socket) => self.admit(dc, socket),
                 Err(error) if is_exhaustion(&error) => return self.pause_accepting(&error),
@@ -59,6 +65,12 @@ impl Engine {
             Err(error) => {
                 tracing::debug!(%dc, pid = peer.pid, uid = peer.uid, %error, "a connection was refused");
                 refuse(&socket, error);
+                if !sys::seqpacket::can_refuse_descriptors()
+                    && let Some(container) = self.containers.get_mut(&dc)
+                {
+                    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Read);
+                    container.closer.take(Waste::Socket(socket));
+                }
             }
         }
     }
@@ -85,8 +97,10 @@ impl Engine {
 /// Says why, as an answer to nothing in particular: the request may not be here yet.
 fn refuse(socket: &OwnedFd, error: IpcError) {
     let _ = sys::seqpacket::send(socket, &Packet::failed(0, error).to_bytes(), &[] as &[OwnedFd]);
-    // What lies here unread would be told to the other end instead of what was said.
-    let _ = sys::seqpacket::receive(socket, &mut [0; MESSAGE_BYTES_MAX]);
+    if sys::seqpacket::can_refuse_descriptors() {
+        // What lies here unread would be told to the other end instead of what was said.
+        let _ = sys::seqpacket::receive(socket, &mut [0; MESSAGE_BYTES_MAX]);
+    }
 }
 
 fn is_exhaustion(error: &io::Error) -> bool {

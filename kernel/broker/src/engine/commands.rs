@@ -9,6 +9,7 @@ use ipc_shm::Life;
 use sys::eventfd::Trigger;
 
 use super::{Engine, Token, Turn};
+use crate::closer::Waste;
 use crate::command::Command;
 use crate::connection::Party;
 use crate::container::{Container, Origin};
@@ -116,11 +117,15 @@ impl Engine {
             self.end_binding(dc, endpoint, Life::Dead, IpcError::DcNotRunning);
         }
         self.drop_doomed();
-        if let Some(container) = self.containers.remove(&dc) {
+        if let Some(mut container) = self.containers.remove(&dc) {
             container.remove_socket();
-            if let Some(listener) = &container.listener {
+            if let Some(listener) = container.listener.take() {
                 // The shelf may hold it for a moment longer.
-                let _ = self.poller.remove(listener);
+                let _ = self.poller.remove(&listener);
+                if !sys::seqpacket::can_refuse_descriptors() {
+                    // With who was not accepted yet, and what they sent.
+                    container.closer.take(Waste::Socket(listener));
+                }
             }
         }
         self.drop_kept_dc(dc);

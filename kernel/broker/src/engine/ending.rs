@@ -6,7 +6,8 @@ use ipc_core::table::{Awaited, Binding, Channel, Home, OwnerId};
 use ipc_shm::{Life, Role, ring_line};
 
 use super::Engine;
-use crate::connection::Connection;
+use crate::closer::Waste;
+use crate::connection::{Connection, Party};
 use crate::container::Kept;
 
 impl Engine {
@@ -46,7 +47,17 @@ impl Engine {
             elsewhere.into_iter().for_each(|node| self.send_errands_again(Some(node)));
             self.chase_again();
         }
-        drop(connection);
+        self.close_socket(connection);
+    }
+
+    /// What a member sent and nobody read is closed with its connection.
+    fn close_socket(&mut self, connection: Connection) {
+        let Party::Program { dc, .. } = connection.party else { return };
+        if !sys::seqpacket::can_refuse_descriptors()
+            && let Some(container) = self.containers.get_mut(&dc)
+        {
+            container.closer.take(Waste::Socket(connection.socket));
+        }
     }
 
     /// Ends the binding of a connection, which itself stays.

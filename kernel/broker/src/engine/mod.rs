@@ -46,7 +46,9 @@ use naming::Claiming;
 pub(crate) use naming::Finds;
 use requests::BindRequest;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
+use sys::seqpacket::Whole;
 
+use crate::closer::Waste;
 use crate::command::Command;
 use crate::connection::{Connection, Packed, Party, Sent};
 use crate::container::Container;
@@ -232,8 +234,13 @@ impl Engine {
         for _ in 0..REQUESTS_PER_TURN {
             let Some(connection) = self.connections.get(&owner) else { return };
             let mut buffer = [0; MESSAGE_BYTES_MAX];
-            match sys::seqpacket::receive(&connection.socket, &mut buffer) {
-                Ok(received) => match buffer.get(..received.bytes).and_then(Packet::split) {
+            match sys::seqpacket::receive_whatever(&connection.socket, &mut buffer) {
+                Ok((received, _)) if !received.descriptors.is_empty() => {
+                    return self.dispose(owner, received.descriptors);
+                }
+                // Longer than any request.
+                Ok((_, Whole::Nothing)) => return self.doom(owner),
+                Ok((received, _)) => match buffer.get(..received.bytes).and_then(Packet::split) {
                     Some((packet, body)) => {
                         self.take_request(owner, packet, body, received);
                         if packet.op == Op::Inform {
@@ -247,6 +254,19 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.doom(owner),
             }
+        }
+    }
+
+    /// Nobody sends the broker any: who does is dropped. Others of its container too, once there are too many.
+    fn dispose(&mut self, owner: OwnerId, descriptors: Vec<OwnedFd>) {
+        self.doom(owner);
+        let Some(dc) = self.connections.get(&owner).and_then(Connection::dc) else { return };
+        let Some(container) = self.containers.get_mut(&dc) else { return };
+        container.closer.take(Waste::Descriptors(descriptors));
+        if container.closer.is_abused() {
+            tracing::warn!(%dc, "members send descriptors to the broker: all programs of the container lose their connections");
+            let is_member = |it: &Connection| matches!(it.party, Party::Program { dc: of, .. } if of == dc);
+            self.doomed.extend(self.connections.iter().filter(|(_, it)| is_member(it)).map(|(owner, _)| *owner));
         }
     }
 
