@@ -16,6 +16,15 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     })?)
 }
 
+/// Whether the process has ended, reaped or not.
+pub fn has_ended(process: impl AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let process = process.as_fd();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // An ended process is readable; one whose end cannot be asked for is none to rely on.
+    !matches!(poll(&mut [PollFd::from_borrowed_fd(process, PollFlags::IN)], Some(&now)), Ok(0))
+}
+
 /// Sends a signal to exactly the process behind the descriptor.
 pub fn signal(process: impl AsFd, signal: Signal) -> io::Result<()> {
     Ok(rustix::process::pidfd_send_signal(process, signal)?)

@@ -26,6 +26,13 @@ pub enum KeeperError {
         #[source]
         cause: std::io::Error,
     },
+    /// There may be one, and it takes nobody.
+    #[error("the keeper at {path} cannot be reached")]
+    Unreachable {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("the keeper at {path} ended or closed the connection")]
     Gone { path: PathBuf },
     #[error("the keeper at {path} did not answer within {limit:?}")]
@@ -41,6 +48,11 @@ pub enum KeeperError {
     Refused(#[from] ErrorBody),
     #[error("the keeper at {path} answered something else than was asked")]
     Confused { path: PathBuf },
+}
+
+/// No socket, or a socket file that a dead keeper left.
+fn is_nobody(cause: &std::io::Error) -> bool {
+    matches!(cause.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
 /// Descriptors of a container's namespaces on this node, and the pidfd of its init.
@@ -65,9 +77,10 @@ pub struct KeeperClient {
 impl KeeperClient {
     pub fn connect(path: impl AsRef<Path>) -> Result<KeeperClient, KeeperError> {
         let path = path.as_ref().to_owned();
-        match sys::seqpacket::connect(&path) {
+        match sys::seqpacket::connect_within(&path, ANSWER_LIMIT) {
             Ok(socket) => Ok(KeeperClient { path, socket: Mutex::new(socket) }),
-            Err(cause) => Err(KeeperError::NotThere { path, cause }),
+            Err(cause) if is_nobody(&cause) => Err(KeeperError::NotThere { path, cause }),
+            Err(cause) => Err(KeeperError::Unreachable { path, cause }),
         }
     }
 

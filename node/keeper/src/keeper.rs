@@ -26,7 +26,12 @@ use crate::protocol::{Answer, CONNECTIONS_MAX, FuseOptions, KeeperOptions, Reque
 pub const ENDED_MAX: usize = 1000;
 /// Programs that run at a time, of those started by `run`.
 pub const PROGRAMS_MAX: usize = 4096;
-const BACKLOG: i32 = 64;
+/// Connections that wait to be accepted; who finds no room waits. The kernel's own limit (somaxconn) is 4,096.
+const BACKLOG: i32 = 1024;
+/// A process table is read in milliseconds; a helper that takes this long waits for a file tree that does not answer.
+const LIST_LIMIT: Duration = Duration::from_secs(10);
+/// Helpers that read the process table at a time, those that hang and cannot be killed among them.
+const LIST_HELPERS_MAX: usize = 32;
 /// While stopping: how often the process table is looked at. Orphans have no descriptor that says when they end.
 const STOP_LOOK: Duration = Duration::from_millis(20);
 /// Between SIGTERM and SIGKILL when the keeper itself gets SIGTERM.
@@ -90,6 +95,14 @@ pub struct Conversation {
     pub busy: bool,
 }
 
+/// A process that reads the process table.
+struct Helper {
+    pidfd: Watched,
+    /// Whom it answers; nobody waits for one that took too long.
+    asker: Option<u32>,
+    limit: Instant,
+}
+
 pub struct Keeper {
     pub options: KeeperOptions,
     pub dc_name: String,
@@ -98,7 +111,7 @@ pub struct Keeper {
     signals: Watched,
     pub connections: BTreeMap<u32, Conversation>,
     pub programs: BTreeMap<u32, Program>,
-    helpers: BTreeMap<u32, (Watched, u32)>,
+    helpers: BTreeMap<u32, Helper>,
     pub stored: BTreeMap<String, OwnedFd>,
     pub init: Init,
     init_end: Watched,
@@ -176,6 +189,8 @@ impl Keeper {
             }
             self.proceed();
             self.abandon_late_launches();
+            self.abandon_late_helpers();
+            self.admit();
             if let Phase::Over { askers } = &self.phase {
                 let asked = if askers.is_empty() { Asked::No } else { Asked::Yes };
                 let askers = askers.clone();
@@ -218,11 +233,19 @@ impl Keeper {
         self.next_id
     }
 
+    /// Who comes when there are too many waits in the kernel until there is room.
+    fn admit(&mut self) {
+        let has_room = self.connections.len() < CONNECTIONS_MAX;
+        let _ = self.listener.set(if has_room { Interest::Read } else { Interest::Nothing });
+    }
+
     fn accept(&mut self) {
+        if self.connections.len() >= CONNECTIONS_MAX {
+            return;
+        }
         let Ok(socket) = sys::seqpacket::accept(&self.listener) else { return };
         // The socket file is mode 0600; this is the second lock.
-        let is_root = sys::seqpacket::peer(&socket).is_ok_and(|peer| peer.uid == 0);
-        if !is_root || self.connections.len() >= CONNECTIONS_MAX {
+        if !sys::seqpacket::peer(&socket).is_ok_and(|peer| peer.uid == 0) {
             return;
         }
         let id = self.next_id();
@@ -276,6 +299,9 @@ impl Keeper {
     /// The process table, by a child that answers the connection itself.
     pub fn list(&mut self, asker: u32) {
         use sys::child::{Forked, Parentage, exit_now, fork};
+        if self.helpers.len() >= LIST_HELPERS_MAX {
+            return self.answer(asker, &Answer::Failed(late_list(&self.dc_name)), &[]);
+        }
         let ended = self.ended_programs();
         let known = self.known_programs();
         let Some(connection) = self.connections.get(&asker) else { return };
@@ -293,9 +319,10 @@ impl Keeper {
             }
             Ok(Forked::Parent { pidfd, .. }) => {
                 let id = self.next_id();
-                if let Ok(watched) = self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
+                if let Ok(pidfd) = self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
                     self.set_busy(asker);
-                    self.helpers.insert(id, (watched, asker));
+                    let limit = Instant::now() + LIST_LIMIT;
+                    self.helpers.insert(id, Helper { pidfd, asker: Some(asker), limit });
                 }
             }
             Err(error) => {
@@ -305,14 +332,36 @@ impl Keeper {
     }
 
     fn bury_helper(&mut self, id: u32) {
-        if let Some((pidfd, asker)) = self.helpers.remove(&id) {
-            let status = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
-            let fine = matches!(status, Ok(Some(status)) if status.exit_status() == Some(0));
-            if fine {
-                self.release(asker);
-            } else {
-                self.connections.remove(&asker);
-            }
+        let Some(helper) = self.helpers.remove(&id) else { return };
+        let status = waitid(WaitId::PidFd(helper.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let Some(asker) = helper.asker else { return };
+        let fine = matches!(status, Ok(Some(status)) if status.exit_status() == Some(0));
+        if fine {
+            self.release(asker);
+        } else {
+            self.connections.remove(&asker);
+        }
+    }
+
+    /// Helpers that hang give their places back. The kernel may not let them end, so only their askers are told.
+    fn abandon_late_helpers(&mut self) {
+        let now = Instant::now();
+        let late = |helper: &Helper| helper.asker.is_some() && now >= helper.limit;
+        let askers: Vec<u32> = self
+            .helpers
+            .values_mut()
+            .filter(|helper| late(helper))
+            .filter_map(|helper| {
+                let _ = sys::child::send_signal(&helper.pidfd, libc::SIGKILL);
+                helper.asker.take()
+            })
+            .collect();
+        for asker in askers {
+            let Some(connection) = self.connections.get(&asker) else { continue };
+            let _ = packet::send_now(connection.socket.as_fd(), &Answer::Failed(late_list(&self.dc_name)), &[]);
+            // The helper still holds it, and an answer that comes late would be taken for another one's.
+            let _ = rustix::net::shutdown(connection.socket.as_fd(), rustix::net::Shutdown::Both);
+            self.connections.remove(&asker);
         }
     }
 
@@ -459,6 +508,7 @@ impl Keeper {
             .values()
             .filter(|program| program.is_awaited())
             .map(|program| program.launch_limit)
+            .chain(self.helpers.values().filter(|helper| helper.asker.is_some()).map(|helper| helper.limit))
             .chain(phase)
             .min();
         due.map(|due| due.saturating_duration_since(now))
@@ -559,7 +609,8 @@ impl Keeper {
             max_read_bytes: options.max_read_bytes,
             read_ahead_kib: options.read_ahead_kib,
         };
-        let (fd, connection) = self.with_mount(|namespaces| fuse.mount(namespaces), "mount the file tree")?;
+        let before = self.fuse.as_ref();
+        let (fd, connection) = self.with_mount(|namespaces| fuse.mount(before, namespaces), "mount the file tree")?;
         self.fuse = Some(connection);
         let copy = fd.try_clone().map_err(|error| crate::work::internal("keep the file tree's descriptor", &error))?;
         self.stored.insert(FUSE_KEY.to_owned(), copy);
@@ -603,6 +654,12 @@ impl Keeper {
 fn late_launch(dc: &str, limit: Duration) -> mgmt_api::ErrorBody {
     mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the program was not executed within {limit:?}"))
         .because("the container's file tree does not answer")
+        .hint(format!("look at its servers: dvs dc inspect {dc}"))
+}
+
+fn late_list(dc: &str) -> mgmt_api::ErrorBody {
+    mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the process table of '{dc}' cannot be read"))
+        .because("a process waits for the container's file tree, which does not answer")
         .hint(format!("look at its servers: dvs dc inspect {dc}"))
 }
 

@@ -192,9 +192,8 @@ impl Keeper {
             return pidfd.as_fd().try_clone_to_owned().map_err(|error| internal("use the program", &error));
         }
         let hosts = self.options.cgroup.as_ref().and_then(|group| group.members().ok()).unwrap_or_default();
-        let inside = |host: &u32| sys::pidfd::innermost_pid(*host as i32) == Some(pid as i32);
-        let host = hosts.into_iter().find(inside).ok_or_else(|| self.no_such_process(pid))?;
-        sys::pidfd::open(host as i32).map_err(|_| self.no_such_process(pid))
+        let found = hosts.into_iter().find_map(|host| open_inside(host as i32, pid, sys::pidfd::innermost_pid));
+        found.ok_or_else(|| self.no_such_process(pid))
     }
 
     /// The record and the descriptors of both sides.
@@ -429,6 +428,46 @@ impl Keeper {
     }
 }
 
+/// A descriptor of the process `host` if that is `pid` inside. Between a look and the descriptor the process may end and its number
+/// go to another one: so the look counts that was made with the descriptor open, of a process that had not ended then.
+fn open_inside(host: i32, pid: u32, number_inside: impl Fn(i32) -> Option<i32>) -> Option<OwnedFd> {
+    let is_it = || number_inside(host) == Some(pid as i32);
+    // Most are another one: they need no descriptor.
+    let process = if is_it() { sys::pidfd::open(host).ok()? } else { return None };
+    (is_it() && !sys::pidfd::has_ended(&process)).then_some(process)
+}
+
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_that_ended_before_it_was_held_is_not_found_by_its_number() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let host = child.id() as i32;
+        assert!(open_inside(host, 7, |_| Some(7)).is_some());
+        assert!(open_inside(host, 7, |_| Some(8)).is_none());
+        // Its number goes to another process, that has the number inside too, between the first look and the descriptor.
+        let looks = std::cell::Cell::new(0);
+        let ended = open_inside(host, 7, |_| {
+            looks.set(looks.get() + 1);
+            if looks.get() == 2 {
+                rustix::process::kill_process(
+                    rustix::process::Pid::from_raw(host).unwrap(),
+                    rustix::process::Signal::KILL,
+                )
+                .unwrap();
+                let process = sys::pidfd::open(host).unwrap();
+                let mut polled = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut polled, None).unwrap();
+            }
+            Some(7)
+        });
+        assert!(ended.is_none());
+        child.wait().unwrap();
+    }
 }

@@ -26,6 +26,21 @@ fn program_runs_as_root_of_its_own_system_with_a_pid_of_the_nodes_range() {
 }
 
 #[test]
+fn programs_that_many_start_at_once_all_run() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let started = std::thread::scope(|scope| {
+        // More than may talk with the keeper at a time.
+        let start = |_| scope.spawn(|| keeper.connect().run(&request(&["true"]), None, &[]));
+        let starters: Vec<_> = (0..200).map(start).collect();
+        starters.into_iter().map(|starter| starter.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    assert!(started.iter().all(Result::is_ok), "{:?}", started.iter().find(|one| one.is_err()));
+}
+
+#[test]
 fn exit_status_is_what_a_shell_shows() {
     if !is_root() {
         return;

@@ -20,7 +20,7 @@ use rustix::mount::{
 };
 use sys::ns::Kinds;
 
-use crate::helper::{HelperError, Patience, in_child, in_child_with};
+use crate::helper::{HelperError, Patience, in_child_with};
 
 /// Mounts on top of each other that are taken away before a new one is made.
 const LAYERS_MAX: usize = 16;
@@ -110,11 +110,16 @@ pub struct FuseMount<'a> {
 }
 
 impl FuseMount<'_> {
-    /// Mounts in place of an older mount and returns the device's descriptor. The
+    /// Mounts in place of an older mount, whose connection is cut off when its gate does not answer, and returns the device's descriptor. The
     /// caller must be the host's root and have one thread.
-    pub fn mount(&self, namespaces: Namespaces<'_>) -> Result<(OwnedFd, Connection), FuseMountError> {
+    pub fn mount(
+        &self,
+        before: Option<&Connection>,
+        namespaces: Namespaces<'_>,
+    ) -> Result<(OwnedFd, Connection), FuseMountError> {
         let fail = |cause| FuseMountError::Helper { place: self.place.to_owned(), cause };
-        let (fds, device) = in_child(None, || {
+        let patience = Patience { limit: UNMOUNT_LIMIT, free: || cut_off(before) };
+        let (fds, device) = in_child_with(None, patience, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             let fuse = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
                 .map_err(|cause| format!("could not open /dev/fuse: {cause}"))?;
@@ -140,15 +145,8 @@ impl FuseMount<'_> {
         connection: Option<&Connection>,
         namespaces: Namespaces<'_>,
     ) -> Result<(), FuseMountError> {
-        let free = || {
-            if let Some(Err(error)) = connection.map(Connection::abort) {
-                tracing::error!(
-                    error = crate::helper::chain(&error),
-                    "the gate does not answer, and cannot be left alone"
-                );
-            }
-        };
-        let outcome = in_child_with(None, Patience { limit: UNMOUNT_LIMIT, free }, || {
+        let patience = Patience { limit: UNMOUNT_LIMIT, free: || cut_off(connection) };
+        let outcome = in_child_with(None, patience, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             sys::ns::join(namespaces.mount, Kinds::MOUNT)?;
             take_away(place)?;
@@ -166,6 +164,12 @@ impl FuseMount<'_> {
         let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(|error| error.to_string())?;
         mount("dvs", self.place, "fuse", MountFlags::NODEV | MountFlags::NOSUID, options)
             .map_err(|cause| format!("the kernel refused the mount: {cause}"))
+    }
+}
+
+fn cut_off(connection: Option<&Connection>) {
+    if let Some(Err(error)) = connection.map(Connection::abort) {
+        tracing::error!(error = crate::helper::chain(&error), "the gate does not answer, and cannot be left alone");
     }
 }
 

@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -89,10 +90,28 @@ pub fn in_child_with(
             if matches!(answer, Err(HelperError::Stuck(_))) {
                 let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
             }
-            let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            bury(pidfd, patience.limit);
             answer
         }
     }
+}
+
+/// Children that were killed and did not end, because the kernel does not let them: they wait for something foreign.
+static UNBURIED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// Waits for the end of a child that has answered or was killed, but not for longer than `limit`, and for those before it that
+/// have ended meanwhile.
+fn bury(child: OwnedFd, limit: Duration) {
+    let timeout = Timespec::try_from(limit).ok();
+    while poll(&mut [PollFd::new(&child, PollFlags::IN)], timeout.as_ref()) == Err(rustix::io::Errno::INTR) {}
+    let mut unburied = UNBURIED.lock().unwrap_or_else(PoisonError::into_inner);
+    unburied.push(child);
+    unburied.retain(|child| {
+        match waitid(WaitId::PidFd(child.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+            Ok(None) | Err(rustix::io::Errno::AGAIN) => true,
+            Ok(Some(_)) | Err(_) => false,
+        }
+    });
 }
 
 fn child(place: Option<Place<'_>>, socket: OwnedFd, work: impl FnOnce() -> Outcome) -> ! {
@@ -156,4 +175,27 @@ pub fn chain(error: &dyn Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn child_that_does_not_end_holds_nobody_up_and_is_buried_later() {
+        let sleeper = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let held = |child: &std::process::Child| sys::pidfd::open(child.id() as i32).unwrap();
+        let (stuck, quick) = (sleeper(), sleeper());
+        bury(held(&stuck), Duration::from_millis(10));
+        let (stuck, quick) = (held(&stuck), held(&quick));
+        for child in [&stuck, &quick] {
+            sys::child::send_signal(child, libc::SIGKILL).unwrap();
+            poll(&mut [PollFd::new(child, PollFlags::IN)], None).unwrap();
+        }
+        bury(quick.try_clone().unwrap(), LIMIT);
+        for child in [&stuck, &quick] {
+            let status = waitid(WaitId::PidFd(child.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            assert_eq!(status.err(), Some(rustix::io::Errno::CHILD));
+        }
+    }
 }

@@ -45,7 +45,9 @@ impl From<KeeperError> for Failure {
         let kind = match &error {
             // The keeper's own words.
             KeeperError::Refused(body) => return Failure(body.clone()),
-            KeeperError::NotThere { .. } | KeeperError::Gone { .. } => ErrorKind::Unavailable,
+            KeeperError::NotThere { .. } | KeeperError::Unreachable { .. } | KeeperError::Gone { .. } => {
+                ErrorKind::Unavailable
+            }
             KeeperError::TimedOut { .. } => ErrorKind::TimedOut,
             _ => ErrorKind::Internal,
         };

@@ -348,14 +348,13 @@ async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> 
     let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
     let (dc, node) = (view.record.spec.name.clone(), api.context.config.node.clone());
     blocking(move || {
-        KeeperClient::connect(socket).map_err(|error| {
-            let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not running on {node}"));
-            let body = match error {
-                // Says it again, in words of our own.
-                KeeperError::NotThere { .. } => body,
-                other => body.because(other),
-            };
-            body.hint(format!("dvs dc start {dc}")).into()
+        KeeperClient::connect(socket).map_err(|error| match error {
+            KeeperError::NotThere { .. } => failure(
+                ErrorKind::Conflict,
+                format!("container '{dc}' is not running on {node}"),
+                format!("dvs dc start {dc}"),
+            ),
+            other => other.into(),
         })
     })
     .await
@@ -364,9 +363,12 @@ async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> 
 /// None when the container has no part running here.
 async fn local_processes(api: &Arc<Api>, view: &DcView) -> Result<Vec<Process>, Failure> {
     let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
+    let share = view.shares.get(&api.context.config.node);
+    let should_be_there = share.is_some_and(|share| share.share.phase == DcPhase::Running);
     blocking(move || match KeeperClient::connect(socket) {
         Ok(keeper) => Ok(keeper.list()?),
-        Err(keeper::KeeperError::NotThere { .. }) => Ok(Vec::new()),
+        // An empty list would say that nothing runs.
+        Err(KeeperError::NotThere { .. }) if !should_be_there => Ok(Vec::new()),
         Err(error) => Err(error.into()),
     })
     .await
