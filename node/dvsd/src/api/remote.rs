@@ -57,8 +57,7 @@ impl Remote {
         let address = format!("{}:{}", bracketed(&node.address), node.api_port);
         let stream =
             TcpStream::connect(&address).await.map_err(|error| unreachable(node, format!("{address}: {error}")))?;
-        // Small frames of a terminal must not wait for each other.
-        stream.set_nodelay(true).map_err(|error| unreachable(node, error))?;
+        super::serve::tune(&stream);
         let name = pki::server_name(&node.name, &self.cluster).map_err(|error| unreachable(node, error))?;
         let stream = self.connector.connect(name, stream).await.map_err(|error| unreachable(node, error))?;
         let (sender, connection) =

@@ -1,24 +1,43 @@
 //! Listening: HTTP/1.1 on the Unix socket and over mutual TLS. Every connection is a task; their number is bounded.
 
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// Connections at a time, of each kind; streams that were handed over do not count.
 const CONNECTIONS_MAX: usize = 1024;
 /// A peer that says nothing occupies a connection for so long.
 const HEADER_LIMIT: Duration = Duration::from_secs(15);
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Peers that have not shown a certificate yet. They have places of their own: a flood of them takes none from nodes.
+const STRANGERS_MAX: usize = 256;
+/// When these are taken, the oldest makes room once it has had so long: far more than a handshake takes between nodes.
+const STRANGER_GIVES_WAY: Duration = Duration::from_millis(500);
+/// A node that vanished without a word (no power, a cut cable) is taken for lost when it has not answered for so long:
+/// streams to it end then. Longer than a link takes to heal, and than a lease of a daemon.
+const LOST_AFTER: Duration = Duration::from_secs(9);
+const PROBE_AFTER: Duration = Duration::from_secs(3);
+const PROBE_EVERY: Duration = Duration::from_secs(2);
+const PROBES: u32 = 3;
+const _: () = assert!(
+    LOST_AFTER.as_secs() == PROBE_AFTER.as_secs() + PROBE_EVERY.as_secs() * PROBES as u64,
+    "both measures of silence end at the same time"
+);
 /// After a failure to accept (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -71,31 +90,83 @@ pub async fn serve_unix(listener: UnixListener, router: Router) {
 /// For the daemons of other nodes: whoever has no certificate of the cluster is refused in the handshake.
 pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Arc<str>, router: Router) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut strangers = Strangers::default();
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        strangers.make_room().await;
         match listener.accept().await {
             Ok((stream, address)) => {
-                let (router, acceptor, cluster) = (router.clone(), acceptor.clone(), Arc::clone(&cluster));
-                tokio::spawn(async move {
-                    // Only latency is at stake.
-                    let _ = stream.set_nodelay(true);
-                    match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) if is_node(&stream, &cluster) => serve_one(stream, router).await,
-                        Ok(Ok(_)) => {
-                            tracing::warn!(%address, "a certificate of the authority that names no node of this cluster")
+                let (router, acceptor) = (router.clone(), acceptor.clone());
+                let (cluster, room) = (Arc::clone(&cluster), Arc::clone(&room));
+                strangers.add(tokio::spawn(async move {
+                    let Some(stream) = greet(stream, address, acceptor, &cluster).await else { return };
+                    tokio::spawn(async move {
+                        match tokio::time::timeout(HANDSHAKE_LIMIT, room.acquire_owned()).await {
+                            Ok(Ok(_permit)) => serve_one(stream, router).await,
+                            _ => tracing::warn!(%address, "too many connections of other nodes"),
                         }
-                        Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
-                        Err(_) => tracing::debug!(%address, "a handshake took too long"),
-                    }
-                    drop(permit);
-                });
+                    });
+                }));
             }
             Err(error) => pause(error).await,
         }
     }
 }
 
-fn is_node(stream: &tokio_rustls::server::TlsStream<tokio::net::TcpStream>, cluster: &str) -> bool {
+/// Lets a node in: nobody else.
+async fn greet(
+    stream: TcpStream,
+    address: SocketAddr,
+    acceptor: TlsAcceptor,
+    cluster: &str,
+) -> Option<TlsStream<TcpStream>> {
+    tune(&stream);
+    match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) if is_node(&stream, cluster) => return Some(stream),
+        Ok(Ok(_)) => tracing::warn!(%address, "a certificate of the authority that names no node of this cluster"),
+        Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
+        Err(_) => tracing::debug!(%address, "a handshake took too long"),
+    }
+    None
+}
+
+/// Handshakes under way, the oldest first.
+#[derive(Default)]
+struct Strangers(VecDeque<(Instant, JoinHandle<()>)>);
+
+impl Strangers {
+    /// Waits until another one may come; who comes meanwhile waits in the kernel.
+    async fn make_room(&mut self) {
+        self.0.retain(|(_, handshake)| !handshake.is_finished());
+        if self.0.len() < STRANGERS_MAX {
+            return;
+        }
+        let Some((since, mut handshake)) = self.0.pop_front() else { return };
+        let left = STRANGER_GIVES_WAY.saturating_sub(since.elapsed());
+        if tokio::time::timeout(left, &mut handshake).await.is_err() {
+            handshake.abort();
+        }
+    }
+
+    fn add(&mut self, handshake: JoinHandle<()>) {
+        self.0.push_back((Instant::now(), handshake));
+    }
+}
+
+/// How a connection between two daemons behaves. A socket that takes none of it works all the same.
+pub fn tune(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let socket = stream.as_fd();
+    // Small frames of a terminal must not wait for each other.
+    let _ = stream.set_nodelay(true);
+    // A connection on which nothing is said must end too when the other node is gone.
+    let _ = sockopt::set_tcp_keepidle(socket, PROBE_AFTER);
+    let _ = sockopt::set_tcp_keepintvl(socket, PROBE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(socket, PROBES);
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_user_timeout(socket, LOST_AFTER.as_millis() as u32);
+}
+
+fn is_node(stream: &TlsStream<TcpStream>, cluster: &str) -> bool {
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     certificate.is_some_and(|certificate| pki::peer_node_name(certificate, cluster).is_ok())
 }
@@ -115,4 +186,52 @@ async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 async fn pause(error: std::io::Error) {
     tracing::warn!(%error, "cannot accept a connection");
     tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+
+    /// More than there are places for nodes.
+    const IDLE: usize = CONNECTIONS_MAX + 100;
+
+    fn credentials() -> (TlsAcceptor, TlsConnector) {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = pki::Authority::create(&dir.path().join("ca"), "test").unwrap();
+        let request = pki::NodeRequest { node: "n1", addresses: &[], valid: pki::Validity::of_a_node() };
+        let node = dir.path().join("node");
+        authority.issue_node(&request, &node).unwrap();
+        (pki::server_config(&node).unwrap().into(), pki::client_config(&node).unwrap().into())
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn node_is_answered_while_strangers_hold_more_connections_than_there_are() {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit }).unwrap();
+        let (acceptor, connector) = credentials();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", axum::routing::get(|| async { "here" }));
+        tokio::spawn(serve_tls(listener, acceptor, "test".into(), router));
+        let mut idle = Vec::new();
+        for _ in 0..IDLE {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let asked = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            let mut stream = connector.connect(pki::server_name("n1", "test").unwrap(), stream).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: dvs\r\nConnection: close\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        // Idle connections keep their places for longer than that.
+        let answer = tokio::time::timeout(HANDSHAKE_LIMIT - Duration::from_secs(2), asked).await.unwrap();
+        assert!(answer.ends_with("here"), "{answer}");
+        drop(idle);
+    }
 }
