@@ -203,6 +203,8 @@ pub enum ServerState {
     /// Died and waits to be started again.
     Resting,
     Stopped,
+    /// Its node's daemon says nothing.
+    Unknown,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -116,9 +116,9 @@ impl From<client::Error> for Failure {
         let failure = Failure { status: GENERAL, what, because: texts.collect(), hint: None };
         match error {
             client::Error::Refused(body) => body.into(),
-            client::Error::NoDaemon { .. } => {
-                failure.hint("dvs dev up (a cluster on this machine), or name a daemon with --socket or $DVS_SOCKET")
-            }
+            client::Error::NoDaemon { .. } => failure.hint(
+                "dvs --at NODE … (another node's daemon), dvs dev restart NODE, or without a cluster: dvs dev up",
+            ),
             client::Error::NotPermitted { .. } => {
                 failure.hint("run it as root, as the daemon's socket belongs to root")
             }

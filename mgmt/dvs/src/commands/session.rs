@@ -97,8 +97,18 @@ pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner,
             let failure = Failure::new(format!("the program goes on after {ENDING_SIGNALS_MAX} signals"));
             Err(failure.hint(format!("dvs kill -s KILL {dc} {pid}")).status(errors::RUN_FAILED))
         }
-        Err(error) => Err(errors::of_run(error)),
+        Err(error) => Err(lost(error, dc, pid.get())),
     }
+}
+
+/// The stream broke, and nobody on the way lived to say more: the program may go on.
+fn lost(error: client::Error, dc: &str, pid: Option<u32>) -> Failure {
+    let is_lost = matches!(error, client::Error::StreamEnded | client::Error::Broken(_));
+    let failure = errors::of_run(error);
+    let Some(pid) = pid.filter(|_| is_lost) else { return failure };
+    let cause = failure.what.clone();
+    let failure = Failure { what: format!("the connection to program {pid} was lost"), ..failure };
+    failure.because_text(cause).hint(format!("if it goes on: dvs attach {dc} {pid}"))
 }
 
 fn local(what: &str, cause: &io::Error) -> Failure {
@@ -183,6 +193,15 @@ pub fn terminal_size(manner: &Manner) -> Option<TerminalSize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_loses_a_program_hears_which_and_how_to_find_it() {
+        let failure = lost(client::Error::StreamEnded, "shop", Some(65_600));
+        assert_eq!(failure.what, "the connection to program 65600 was lost");
+        assert_eq!(failure.hint.as_deref(), Some("if it goes on: dvs attach shop 65600"));
+        assert_eq!(failure.status, errors::RUN_FAILED);
+        assert_eq!(lost(client::Error::StreamEnded, "shop", None).hint, None);
+    }
 
     #[test]
     fn third_request_to_end_within_a_while_is_enough_and_an_occasional_one_is_not() {

@@ -14,12 +14,14 @@ use cluster::{Compare, Engine, Op, Outcome};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare,
+    ServerState, ServerStatus,
 };
 use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
+use crate::reconcile::share::{self, Share};
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
 use crate::spec;
 use crate::uids::DC_ID_MAX;
@@ -193,6 +195,10 @@ impl Api {
 fn describe(view: &DcView, unreachable: &BTreeSet<String>) -> Dc {
     let mut shares: Vec<NodeShare> = view.shares.values().map(|share| share.share.clone()).collect();
     let mut phase = phase(view);
+    if view.record.desired == Desired::Running {
+        shares.extend(silent_shares(view));
+        shares.sort_by_key(|share| view.record.spec.nodes.iter().position(|node| *node == share.node));
+    }
     for share in shares.iter_mut().filter(|share| unreachable.contains(&share.node)) {
         share.problems.push("the node that was asked has no link to it; this is what it reported last".to_owned());
         if share.phase == DcPhase::Running {
@@ -203,6 +209,35 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>) -> Dc {
         }
     }
     Dc { id: view.record.id, spec: view.record.spec.clone(), phase, shares, created_s: view.record.created_s }
+}
+
+/// What there should be on nodes whose daemons report nothing: they are down, or were just asked to.
+fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
+    let silent = view.record.spec.nodes.iter().filter(|node| !view.shares.contains_key(*node));
+    silent.filter_map(|node| {
+        let share = Share::of(&view.record, node)?;
+        let server = |part| {
+            Some(ServerStatus {
+                name: share.role_name(part)?,
+                kind: share::kind(part)?,
+                endpoint: share.endpoint(part)?.number(),
+                state: ServerState::Unknown,
+                pid: None,
+                restarts: 0,
+            })
+        };
+        Some(NodeShare {
+            node: node.clone(),
+            phase: DcPhase::Degraded,
+            address: share.address.to_string(),
+            pid_base: share.pid_base,
+            endpoints: share.endpoints.clone(),
+            servers: share.parts.iter().filter_map(server).collect(),
+            problems: vec![
+                "its daemon reports nothing: it is down, and with it perhaps the node; see dvs node ls".to_owned(),
+            ],
+        })
+    })
 }
 
 // ---- records
@@ -435,6 +470,24 @@ mod tests {
     fn make(engine: &dyn Engine, name: &str) -> Result<DcRecord, ErrorBody> {
         let spec = serde_json::from_value(json!({ "name": name, "nodes": ["n1"] })).unwrap();
         make_record(engine, spec).map(|view| view.record).map_err(|failed| failed.0)
+    }
+
+    #[test]
+    fn node_whose_daemon_reports_nothing_is_shown_with_its_servers_and_a_reason() {
+        let (_dir, engine) = engine_with_a_node();
+        let mut record = make(&engine, "shop").unwrap();
+        let shown = |record: &DcRecord| {
+            let view =
+                DcView { record: record.clone(), modified: cluster::Revision::default(), shares: Default::default() };
+            describe(&view, &BTreeSet::new()).shares
+        };
+        record.desired = Desired::Running;
+        let shares = shown(&record);
+        assert_eq!((shares.len(), shares[0].node.as_str(), shares[0].phase), (1, "n1", DcPhase::Degraded));
+        assert!(shares[0].servers.iter().any(|server| server.name == "fs" && server.state == ServerState::Unknown));
+        assert_eq!(shares[0].problems.len(), 1);
+        record.desired = Desired::Stopped { grace_ms: 0 };
+        assert!(shown(&record).is_empty());
     }
 
     #[test]

@@ -201,5 +201,6 @@ fn server_state(state: ServerState) -> &'static str {
         ServerState::Running => "running",
         ServerState::Resting => "resting",
         ServerState::Stopped => "stopped",
+        ServerState::Unknown => "unknown",
     }
 }
