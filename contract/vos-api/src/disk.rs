@@ -12,6 +12,13 @@ pub const BLOCK_BYTES: u32 = 4096;
 /// Spans of one [`READV`].
 pub const SPANS_MAX: usize = 256;
 
+/// What writers of files leave of the file system on which a sparse image lies to the node's own records and logs.
+pub const fn host_reserve_bytes(whole_bytes: u64) -> u64 {
+    const MOST: u64 = 256 << 20;
+    let part = whole_bytes / 16;
+    if part < MOST { part } else { MOST }
+}
+
 /// A range of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -27,12 +34,18 @@ pub const READ: u16 = 17;
 /// `args`: offset. Request data: the bytes. With flag [`FUA`] durable when completed.
 pub const WRITE: u16 = 18;
 pub const FLUSH: u16 = 19;
-/// `args`: offset, bytes. The range reads as zeros afterwards; space may be given back.
+/// `args`: offset, bytes. The range reads as zeros afterwards; the space of a sparse volume may be given back.
 pub const DISCARD: u16 = 20;
 /// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at most one transfer.
 pub const READV: u16 = 21;
 
+/// `args`: offset, bytes. Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot tell.
+/// With flag [`SERVERS_OWN`] the owner needs the space to work at all; without it, what the host keeps back for itself is not touched.
+pub const ALLOCATE: u16 = 22;
+
 /// Flag of [`WRITE`].
 pub const FUA: u16 = 1;
+/// Flag of [`ALLOCATE`].
+pub const SERVERS_OWN: u16 = 1;
 /// Bit of `INFO`'s third result.
 pub const READ_ONLY: u64 = 1;

@@ -13,7 +13,7 @@ use crate::volume::{Access, Image, Volume};
 
 const KIND: Kind = Kind {
     name: "disk",
-    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate],
+    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_fstatfs],
 };
 
 /// Runs `dvs server disk`.

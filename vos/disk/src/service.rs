@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use rustix::io::Errno;
-use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, READV, SPANS_MAX, Span, WRITE};
+use vos_api::disk::{
+    ALLOCATE, BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, READV, SERVERS_OWN, SPANS_MAX, Span, WRITE,
+};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
 use crate::rings::{Rings, Ticket};
-use crate::volume::{Access, Volume};
+use crate::volume::{Access, Need, Volume};
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
 pub const WORKERS: usize = 4;
@@ -125,7 +127,7 @@ impl Service for Disk {
     fn submit(&mut self, request: Request) {
         // The client of a ring that was replaced asks again over the new one.
         let Some(ticket) = self.rings.begin(request.from(), request.client()) else { return request.fail(Errno::IO) };
-        let changes = matches!(request.op(), WRITE | DISCARD);
+        let changes = matches!(request.op(), WRITE | DISCARD | ALLOCATE);
         if changes && self.owner.is_some_and(|owner| owner != request.from()) {
             return request.fail(Errno::ACCESS);
         }
@@ -135,6 +137,7 @@ impl Service for Disk {
             READV => self.spawn(request, ticket, read_spans),
             WRITE => self.write(request, ticket),
             DISCARD => self.spawn(request, ticket, discard),
+            ALLOCATE => self.spawn(request, ticket, allocate),
             FLUSH => self.flush(request),
             _ => request.fail(Errno::OPNOTSUPP),
         }
@@ -204,6 +207,15 @@ fn write(volume: &Volume, request: Request) {
 fn discard(volume: &Volume, request: Request) {
     let [offset, bytes, _] = request.args();
     match volume.discard(offset, bytes) {
+        Ok(()) => request.reply([0; 4], 0),
+        Err(errno) => request.fail(errno),
+    }
+}
+
+fn allocate(volume: &Volume, request: Request) {
+    let [offset, bytes, _] = request.args();
+    let need = if request.flags() & SERVERS_OWN == 0 { Need::Users } else { Need::Server };
+    match volume.allocate(offset, bytes, need) {
         Ok(()) => request.reply([0; 4], 0),
         Err(errno) => request.fail(errno),
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
-use vos_api::disk::BLOCK_BYTES;
+use vos_api::disk::{BLOCK_BYTES, host_reserve_bytes};
 
 /// What a punched hole is written with when the host's file system cannot make holes.
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -54,7 +54,28 @@ pub struct Volume {
     file: OwnedFd,
     bytes: u64,
     access: Access,
+    space: Space,
     is_poisoned: AtomicBool,
+}
+
+/// Whether the host has the space of every block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Space {
+    /// It does, and it stays so.
+    Whole,
+    /// Blocks get theirs when they are written or allocated.
+    Sparse,
+    /// In memory: setting space aside would take the memory at once.
+    Memory,
+}
+
+/// Who needs space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// Not what the host keeps back for itself.
+    Users,
+    /// The server that works on the volume.
+    Server,
 }
 
 impl Volume {
@@ -75,7 +96,8 @@ impl Volume {
         if bytes == 0 || bytes % u64::from(BLOCK_BYTES) != 0 {
             return Err(VolumeError::BadSize { found: bytes });
         }
-        Ok(Volume { file: image.file, bytes, access, is_poisoned: AtomicBool::new(false) })
+        let space = space_of(&image.file, kind, bytes).map_err(|errno| os("examine", errno))?;
+        Ok(Volume { file: image.file, bytes, access, space, is_poisoned: AtomicBool::new(false) })
     }
 
     pub fn bytes(&self) -> u64 {
@@ -140,12 +162,49 @@ impl Volume {
         if bytes == 0 {
             return Ok(());
         }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, offset, bytes)) {
+        // What has its space keeps it.
+        let how = if self.space == Space::Whole { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        match self.fallocate(how, offset, bytes) {
             Ok(()) => Ok(()),
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeros(offset, bytes),
             Err(errno) => Err(medium(errno)),
         }
+    }
+
+    /// Writes to the range fail no more for want of space afterwards; what it holds stays.
+    pub fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), Errno> {
+        self.check_write(offset, bytes)?;
+        if bytes == 0 || self.space == Space::Whole {
+            return Ok(());
+        }
+        if need == Need::Users && self.host_lacks(bytes)? && !self.is_written(offset, bytes) {
+            return Err(Errno::NOSPC);
+        }
+        if self.space == Space::Memory {
+            return Ok(());
+        }
+        match self.fallocate(FallocateFlags::empty(), offset, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(Errno::OPNOTSUPP),
+            done => done.map_err(medium),
+        }
+    }
+
+    /// Whether every block of the range was written before, so that it has its space.
+    fn is_written(&self, offset: u64, bytes: u64) -> bool {
+        // Nobody uses the position: all transfers name theirs.
+        rustix::fs::seek(&self.file, SeekFrom::Hole(offset)).is_ok_and(|hole| hole >= offset + bytes)
+    }
+
+    /// Whether the host's file system would have too little left for itself.
+    fn host_lacks(&self, bytes: u64) -> Result<bool, Errno> {
+        let host = rustix::fs::fstatvfs(&self.file).map_err(medium)?;
+        let (free, whole) = (host.f_bavail.saturating_mul(host.f_frsize), host.f_blocks.saturating_mul(host.f_frsize));
+        Ok(free < bytes.saturating_add(host_reserve_bytes(whole)))
+    }
+
+    fn fallocate(&self, how: FallocateFlags, offset: u64, bytes: u64) -> Result<(), Errno> {
+        let flags = how | FallocateFlags::KEEP_SIZE;
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, offset, bytes))
     }
 
     /// What an error of a transfer on [`Volume::fd`] means to the client.
@@ -199,6 +258,25 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+/// What the kernel calls `TMPFS_MAGIC`.
+const MEMORY_FILES: u32 = 0x0102_1994;
+/// In which `fstat` counts space.
+const SECTOR_BYTES: u64 = 512;
+
+fn space_of(file: &OwnedFd, kind: FileType, bytes: u64) -> Result<Space, Errno> {
+    if kind == FileType::BlockDevice {
+        return Ok(Space::Whole);
+    }
+    // Blocks that were set aside and never written count as well.
+    let has = rustix::fs::fstat(file)?.st_blocks as u64 * SECTOR_BYTES;
+    let is_memory = rustix::fs::fstatfs(file)?.f_type as u32 == MEMORY_FILES;
+    Ok(match (is_memory, has >= bytes) {
+        (true, _) => Space::Memory,
+        (false, true) => Space::Whole,
+        (false, false) => Space::Sparse,
+    })
 }
 
 /// Brings a file to the wanted size; a device has the size it has.
@@ -302,6 +380,46 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn space_that_was_set_aside_stays_so_through_writes_and_discards() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let path = dir.path().join("image");
+        let open = || {
+            let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).expect("image");
+            let image = Image { file: file.into(), bytes: Some(1 << 20), access: Access::ReadWrite };
+            Volume::open(image).expect("volume")
+        };
+        let has = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).expect("image")) * SECTOR_BYTES;
+        let volume = open();
+        if volume.space == Space::Memory {
+            eprintln!("SKIPPED: needs a directory that is on a disk");
+            return;
+        }
+        volume.write(8192, &[7; 4096]).expect("write");
+        assert!(volume.is_written(8192, 4096) && !volume.is_written(8192, 8192) && !volume.is_written(0, 12288));
+        let before = has();
+        volume.allocate(0, 1 << 19, Need::Users).expect("room");
+        assert!(before < 1 << 19 && has() >= 1 << 19, "{before} {}", has());
+        assert!(has() < 1 << 20, "the rest is sparse");
+        volume.allocate(0, 1 << 20, Need::Server).expect("room");
+        let mut block = [0; 4096];
+        volume.read(8192, &mut block).expect("read");
+        assert_eq!(block, [7; 4096]);
+        drop(volume);
+        let volume = open();
+        assert_eq!(volume.space, Space::Whole);
+        volume.discard(0, 1 << 20).expect("discard");
+        volume.read(8192, &mut block).expect("read");
+        assert_eq!((block, has() >= 1 << 20), ([0; 4096], true));
+    }
+
+    #[test]
+    fn writers_of_files_leave_the_host_its_reserve() {
+        let volume = volume(Access::ReadWrite);
+        assert_eq!(volume.host_lacks(0), Ok(false));
+        assert_eq!(volume.host_lacks(u64::MAX / 2), Ok(true));
     }
 
     #[test]

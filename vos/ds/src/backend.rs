@@ -42,7 +42,16 @@ impl StorageBackend for FileStore {
         Ok(())
     }
 
+    /// Grows with its space: a host that is full refuses here, where the transaction just fails, and not while pages are written back.
     fn set_len(&self, len: u64) -> io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let old = self.len()?;
+        if len > old {
+            match rustix::io::retry_on_intr(|| fallocate(&*self.file, FallocateFlags::empty(), old, len - old)) {
+                Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => (),
+                grown => grown?,
+            }
+        }
         Ok(rustix::fs::ftruncate(&*self.file, len)?)
     }
 

@@ -12,7 +12,13 @@ use crate::store::{Limits, Store};
 
 const KIND: Kind = Kind {
     name: "ds",
-    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_ftruncate],
+    system_calls: &[
+        libc::SYS_pread64,
+        libc::SYS_pwrite64,
+        libc::SYS_fdatasync,
+        libc::SYS_ftruncate,
+        libc::SYS_fallocate,
+    ],
 };
 
 /// Runs `dvs server ds`.

@@ -126,6 +126,37 @@ impl Allocator {
         Some(runs)
     }
 
+    /// As [`Allocator::take`], from the parts of `part_blocks` that `may_use` names. Slower: for when few of them are left.
+    pub fn take_in(
+        &mut self,
+        count: u64,
+        claim: Claim,
+        part_blocks: u64,
+        may_use: impl Fn(u64) -> bool,
+    ) -> Option<Vec<Run>> {
+        let reserve = if claim == Claim::Normal { RESERVE_BLOCKS } else { 0 };
+        if self.free < count + reserve {
+            return None;
+        }
+        let (mut runs, mut left, mut at) = (Vec::new(), count, 0);
+        while left > 0 {
+            let Some(found) = self.busy.next_free(at, left) else {
+                self.give_back(&runs);
+                return None;
+            };
+            let part = found.start / part_blocks;
+            let end = (part + 1) * part_blocks;
+            at = end;
+            if may_use(part) {
+                let run = self.claim(Run { start: found.start, count: found.count.min(end - found.start) });
+                at = run.start + run.count;
+                left -= run.count;
+                runs.push(run);
+            }
+        }
+        Some(runs)
+    }
+
     /// One run for everything, looked for in a bounded stretch behind the cursor and then at the start.
     fn find_long(&self, count: u64) -> Option<Run> {
         const TRIES: usize = 256;

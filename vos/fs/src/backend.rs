@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::aside::Aside;
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
 use crate::error::OpenError;
 use crate::layout::{LENGTH_AT, Layout};
@@ -14,6 +15,7 @@ const LENGTH_MAGIC: [u8; 8] = *b"DVSFSlen";
 
 pub struct RegionBackend {
     device: Arc<dyn BlockDevice>,
+    aside: Arc<Aside>,
     start: u64,
     bytes: u64,
     length: Mutex<Length>,
@@ -40,9 +42,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl RegionBackend {
     /// For a volume that is being made: the store begins empty.
-    pub fn create(device: Arc<dyn BlockDevice>, layout: &Layout) -> Result<RegionBackend, OpenError> {
+    pub fn create(
+        device: Arc<dyn BlockDevice>,
+        layout: &Layout,
+        aside: Arc<Aside>,
+    ) -> Result<RegionBackend, OpenError> {
         device.discard(layout.meta_start, layout.meta_bytes)?;
-        let backend = RegionBackend::new(device, layout, Length { bytes: 0, turn: 0 });
+        aside.own()?;
+        let backend = RegionBackend::new(device, layout, aside, Length { bytes: 0, turn: 0 });
         for turn in 1..=2 {
             backend.write_length(Length { bytes: 0, turn })?;
         }
@@ -51,7 +58,7 @@ impl RegionBackend {
         Ok(backend)
     }
 
-    pub fn open(device: Arc<dyn BlockDevice>, layout: &Layout) -> Result<RegionBackend, OpenError> {
+    pub fn open(device: Arc<dyn BlockDevice>, layout: &Layout, aside: Arc<Aside>) -> Result<RegionBackend, OpenError> {
         let mut newest: Option<Length> = None;
         for at in LENGTH_AT {
             let mut block = [0u8; BLOCK];
@@ -61,12 +68,15 @@ impl RegionBackend {
             }
         }
         let length = newest.filter(|length| length.bytes > 0).ok_or(OpenError::Length)?;
-        Ok(RegionBackend::new(device, layout, length))
+        aside.store_has(length.bytes);
+        aside.own()?;
+        Ok(RegionBackend::new(device, layout, aside, length))
     }
 
-    fn new(device: Arc<dyn BlockDevice>, layout: &Layout, length: Length) -> RegionBackend {
+    fn new(device: Arc<dyn BlockDevice>, layout: &Layout, aside: Arc<Aside>, length: Length) -> RegionBackend {
         RegionBackend {
             device,
+            aside,
             start: layout.meta_start,
             bytes: layout.meta_bytes,
             length: Mutex::new(length),
@@ -140,8 +150,10 @@ impl redb::StorageBackend for RegionBackend {
             let to = length.bytes.min(self.bytes) / BLOCK64 * BLOCK64;
             if from < to {
                 self.device.discard(self.start + from, to - from)?;
+                self.aside.store_was_cut(from);
             }
         }
+        self.aside.store_has(bytes);
         let next = Length { bytes, turn: length.turn + 1 };
         self.write_length(next)?;
         *length = next;

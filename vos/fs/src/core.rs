@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::alloc::{Allocator, Claim, Generation};
+use crate::aside::{self, Aside};
 use crate::cache::Cache;
-use crate::device::BlockDevice;
+use crate::device::{BlockDevice, Need};
 use crate::error::{Errno, StoreError};
 use crate::extents::Run;
 use crate::layout::Layout;
@@ -84,6 +85,7 @@ impl Options {
 pub struct Fs {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) layout: Layout,
+    aside: Arc<Aside>,
     pub(crate) store: Store,
     pub(crate) log: Log,
     pub(crate) blocks: Mutex<Allocator>,
@@ -115,6 +117,7 @@ pub(crate) struct Engine {
 /// What [`Fs::new`] needs beyond the options: the state that opening or making the volume found.
 pub(crate) struct Found {
     pub layout: Layout,
+    pub aside: Arc<Aside>,
     pub store: Store,
     pub log: Log,
     pub blocks: Allocator,
@@ -160,6 +163,7 @@ impl Fs {
             readahead: ReadAhead::new(device.clone(), found.layout, cache.clone(), options.readahead_threads),
             device,
             layout: found.layout,
+            aside: found.aside,
             store: found.store,
             log: found.log,
             blocks: Mutex::new(found.blocks),
@@ -256,6 +260,9 @@ impl Fs {
     /// The engine's lock, with room for one record; [`Errno::NoSpace`] when the metadata region is full.
     fn enter(&self, growth: Growth) -> Result<MutexGuard<'_, Engine>, Errno> {
         let mut has_tried = false;
+        if growth == Growth::Grows {
+            self.aside.metadata()?;
+        }
         loop {
             if let Some(errno) = self.log.failed() {
                 return Err(errno);
@@ -300,18 +307,37 @@ impl Fs {
         for attempt in 0..2 {
             let pending = {
                 let mut blocks = locked(&self.blocks);
-                if let Some(runs) = blocks.take(count, claim) {
-                    drop(blocks);
-                    self.cache.forget(&runs);
-                    return Ok(runs);
+                let taken = blocks.take(count, claim);
+                let pending = blocks.pending();
+                drop(blocks);
+                match taken.map(|runs| self.have_space(runs, claim)) {
+                    None | Some(Err(Errno::NoSpace)) => pending,
+                    Some(done) => {
+                        let runs = done?;
+                        self.cache.forget(&runs);
+                        return Ok(runs);
+                    }
                 }
-                blocks.pending()
             };
             if attempt == 0 && (self.reap_lingering()? || pending > 0) {
                 self.checkpoint()?;
             }
         }
         Err(Errno::NoSpace)
+    }
+
+    /// Blocks that were taken, once their space is set aside; when there is none to be had, others whose space is.
+    fn have_space(&self, runs: Vec<Run>, claim: Claim) -> Result<Vec<Run>, Errno> {
+        let need = if claim == Claim::Emergency { Need::Own } else { Need::Users };
+        let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
+        let mut blocks = locked(&self.blocks);
+        blocks.give_back(&runs);
+        let count = runs.iter().map(|run| run.count).sum();
+        let is_aside = |piece| self.aside.has_piece(piece);
+        match errno {
+            Errno::NoSpace => blocks.take_in(count, claim, aside::PIECE_BLOCKS, is_aside).ok_or(errno),
+            _ => Err(errno),
+        }
     }
 
     pub(crate) fn give_back(&self, runs: &[Run]) {

@@ -22,8 +22,22 @@ pub trait BlockDevice: Send + Sync {
         writes.iter().try_for_each(|(offset, data)| self.write(*offset, data))
     }
     fn flush(&self) -> Result<(), DeviceError>;
+    /// Sets space aside: writes to the range do not fail afterwards for want of space (`ENOSPC` now instead). What the range holds stays. A
+    /// device that has all its space, or cannot set any aside, does nothing.
+    fn allocate(&self, _offset: u64, _bytes: u64, _need: Need) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;
+}
+
+/// Who needs space of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Somebody who writes files: leaves to the host what it keeps back for itself.
+    Users,
+    /// The file system, to work at all and to free space.
+    Own,
 }
 
 /// The device refused; the number is Linux's errno.

@@ -60,6 +60,7 @@ impl From<DeviceError> for Errno {
         tracing::error!("{error}");
         match error.0 {
             116 => Errno::Stale,
+            28 => Errno::NoSpace,
             _ => Errno::Io,
         }
     }

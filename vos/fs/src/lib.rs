@@ -1,7 +1,7 @@
 //! The file server: one tree of files on one virtual disk.
 //!
 //! From the bottom: `device` (what a disk promises), `layout` and `backend` (where things lie), `store` (metadata: redb
-//! below, changes in memory above), `log` (what makes changes survive), `alloc` and `extents` (data blocks), `txn` and
+//! below, changes in memory above), `log` (what makes changes survive), `alloc` and `extents` (data blocks), `aside` (no disk whose host is full), `txn` and
 //! `core` (one operation's changes, and how they become permanent), `open` (making and recovering), `ops` (the
 //! operations), `sessions`, `leases`, `locks` (who holds what), `calls` (from request to answer), `server` (the process).
 //!
@@ -13,8 +13,11 @@
 //! replication (`vos/disk`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod alloc;
+mod aside;
 mod backend;
 mod cache;
 mod calls;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use redb::{Builder, Database};
 
 use crate::alloc::Allocator;
+use crate::aside::Aside;
 use crate::backend::RegionBackend;
 use crate::core::{Found, Fs, Options, State};
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
@@ -34,15 +35,17 @@ impl Fs {
             Head::Formatted(layout) => layout,
             Head::Blank => make(&device, &options)?,
         };
+        let aside = Arc::new(Aside::new(device.clone(), layout));
         // redb trusts its pages: what it makes of damaged ones may be a panic.
-        catch_unwind(AssertUnwindSafe(|| recover(device, layout, options)))
+        catch_unwind(AssertUnwindSafe(|| recover(device, layout, aside, options)))
             .unwrap_or_else(|_| Err(OpenError::Metadata("its pages make no sense".into())))
     }
 }
 
 fn make(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Layout, OpenError> {
     let layout = Layout::plan(device.bytes(), options.seed)?;
-    let db = open_database(RegionBackend::create(device.clone(), &layout)?, options, Verify::No)?;
+    let aside = Arc::new(Aside::new(device.clone(), layout));
+    let db = open_database(RegionBackend::create(device.clone(), &layout, aside)?, options, Verify::No)?;
     let store = Store::new(db)?;
     let made = options.made_ns;
     let root = Inode { mode: DIRECTORY | 0o755, links: 2, next_cookie: FIRST_COOKIE, parent: 1, ..Inode::default() };
@@ -83,8 +86,13 @@ fn epoch_of(seed: &[u8; 16]) -> u64 {
     (number(low) ^ number(high).rotate_left(32)) | 1
 }
 
-fn recover(device: Arc<dyn BlockDevice>, layout: Layout, options: Options) -> Result<Arc<Fs>, OpenError> {
-    let backend = RegionBackend::open(device.clone(), &layout)?;
+fn recover(
+    device: Arc<dyn BlockDevice>,
+    layout: Layout,
+    aside: Arc<Aside>,
+    options: Options,
+) -> Result<Arc<Fs>, OpenError> {
+    let backend = RegionBackend::open(device.clone(), &layout, aside.clone())?;
     let is_small = redb::StorageBackend::len(&backend).is_ok_and(|bytes| bytes <= VERIFY_BYTES_MAX);
     let db = open_database(backend, &options, if is_small { Verify::Yes } else { Verify::No })?;
     let store = Store::new(db)?;
@@ -121,7 +129,7 @@ fn recover(device: Arc<dyn BlockDevice>, layout: Layout, options: Options) -> Re
     let epoch = if epoch == state.tail.epoch { epoch.wrapping_add(2) } else { epoch };
     let tail = Tail { epoch, lsn: log.end.next_multiple_of(BLOCK64) + GAP_BYTES, applied };
     let log = Log::new(device.clone(), &layout, tail);
-    let found = Found { layout, store, log, blocks, counters, applied, meta_bytes: state.meta_bytes };
+    let found = Found { layout, aside, store, log, blocks, counters, applied, meta_bytes: state.meta_bytes };
     let fs = Arc::new(Fs::new(device, options, found));
     fs.checkpoint().map_err(broken)?;
     fs.restore_sessions().map_err(broken)?;

@@ -19,7 +19,7 @@ use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, 
 
 use crate::calls::{Call, Reply};
 use crate::core::{Fs, Options};
-use crate::device::{BlockDevice, DeviceError};
+use crate::device::{BlockDevice, DeviceError, Need};
 
 const KIND: Kind = Kind { name: "fs", system_calls: &[] };
 
@@ -86,6 +86,18 @@ impl BlockDevice for Disk {
 
     fn flush(&self) -> Result<(), DeviceError> {
         self.client.flush().map_err(device_error)
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), DeviceError> {
+        let need = match need {
+            Need::Users => libvos::Need::Users,
+            Need::Own => libvos::Need::Server,
+        };
+        match self.client.allocate(offset, bytes, need) {
+            // Its host cannot: a write may fail there.
+            Err(Os::OPNOTSUPP) => Ok(()),
+            answered => answered.map_err(device_error),
+        }
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {

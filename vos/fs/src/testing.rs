@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError};
+use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError, Need};
 
 const EIO: DeviceError = DeviceError(5);
+const ENOSPC: DeviceError = DeviceError(28);
 const EINVAL: DeviceError = DeviceError(22);
 
 type Blocks = BTreeMap<u64, Arc<[u8]>>;
@@ -192,6 +193,68 @@ pub fn after_crash(bytes: u64, steps: &[Step], mut survives: impl FnMut() -> boo
         }
     }
     MemoryDevice::of(bytes, blocks)
+}
+
+/// Memory on a host that has room for a part of it: blocks take room when they are written or set aside.
+pub struct SparseDevice {
+    memory: MemoryDevice,
+    taken: Mutex<std::collections::BTreeSet<u64>>,
+    /// Blocks for which the host has room altogether.
+    room: AtomicI64,
+}
+
+impl SparseDevice {
+    pub fn new(bytes: u64, room_bytes: u64) -> SparseDevice {
+        let device =
+            SparseDevice { memory: MemoryDevice::new(bytes), taken: Mutex::default(), room: AtomicI64::new(0) };
+        device.set_room(room_bytes);
+        device
+    }
+
+    pub fn set_room(&self, bytes: u64) {
+        self.room.store((bytes / BLOCK64) as i64, Ordering::SeqCst);
+    }
+
+    fn take(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let mut taken = locked(&self.taken);
+        let blocks = offset / BLOCK64..(offset + bytes) / BLOCK64;
+        let fresh: Vec<u64> = blocks.filter(|block| !taken.contains(block)).collect();
+        // As ever when room was taken away meanwhile: what needs no more of it succeeds.
+        if !fresh.is_empty() && (taken.len() + fresh.len()) as i64 > self.room.load(Ordering::SeqCst) {
+            return Err(ENOSPC);
+        }
+        taken.extend(fresh);
+        Ok(())
+    }
+}
+
+impl BlockDevice for SparseDevice {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.memory.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.take(offset, data.len() as u64)?;
+        self.memory.write(offset, data)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64, _need: Need) -> Result<(), DeviceError> {
+        self.take(offset, bytes)
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let mut taken = locked(&self.taken);
+        (offset / BLOCK64..(offset + bytes) / BLOCK64).for_each(|block| _ = taken.remove(&block));
+        self.memory.discard(offset, bytes)
+    }
 }
 
 /// Memory that can be told to refuse.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Client, Random, attr_of};
 use fs::device::{BlockDevice, DeviceError};
-use fs::testing::{FailingDevice, MemoryDevice};
+use fs::testing::{FailingDevice, MemoryDevice, SparseDevice};
 use fs::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
 use zerocopy::{FromBytes, IntoBytes};
@@ -79,6 +79,60 @@ fn full_volume_answers_enospc_and_can_be_emptied_and_filled_again() {
     }
     assert_eq!(rounds[0], rounds[1]);
     assert_sound(&fs);
+}
+
+/// The disk is sparse, and its host is full before the volume is.
+#[test]
+fn full_host_is_enospc_for_who_wants_more_and_nothing_else_fails() {
+    let (bytes, room) = (256 << 20, 96 << 20);
+    let device = Arc::new(SparseDevice::new(bytes, room));
+    let fs = open(&device, 1);
+    let mut client = Client::new(&fs, 7);
+    let kept = make(&mut client, "kept");
+    assert_eq!(client.write(kept, 0, &[1; 1 << 20], 1).status, 0);
+    let fill = |client: &mut Client, ino: u64| {
+        let mut parts = 0;
+        loop {
+            match client.write(ino, parts * 300_000, &vec![2; 300_000], 1).status {
+                0 => parts += 1,
+                ENOSPC => return parts,
+                other => panic!("errno {other}"),
+            }
+        }
+    };
+    let big = make(&mut client, "big");
+    let parts = fill(&mut client, big);
+    assert!(parts > 100, "{parts}");
+    // Everything that needs no more of the host goes on: metadata, checkpoints, what is there.
+    for round in 0..50 {
+        make(&mut client, &format!("f{round}"));
+        fs.checkpoint().expect("a checkpoint");
+    }
+    assert_eq!((fs.failed(), client.read(kept, 0, 4096)), (None, vec![1; 4096]));
+    // Space that the volume has is used again although the host has none.
+    assert_eq!(client.change(api::UNLINK, 0, [1, 0, 3], b"big").status, 0);
+    fs.checkpoint().expect("a checkpoint");
+    let again = make(&mut client, "again");
+    assert!(fill(&mut client, again) * 10 > parts * 9);
+    let sequence = client.sequence;
+    drop((client, fs));
+    // So it does after a restart, and when the host has room there is more.
+    let fs = open(&device, 2);
+    assert_sound(&fs);
+    fs.open_session(7, sequence).expect("the session is known");
+    let mut client = Client { fs: fs.clone(), session: 7, sequence };
+    device.set_room(bytes);
+    let more = make(&mut client, "more");
+    assert!(fill(&mut client, more) > parts);
+    assert_sound(&fs);
+}
+
+#[test]
+fn volume_without_room_for_its_log_does_not_open_until_there_is() {
+    let device = Arc::new(SparseDevice::new(256 << 20, 4 << 20));
+    assert!(Fs::open(device.clone(), Options::inline(1)).is_err());
+    device.set_room(64 << 20);
+    assert_sound(&open(&device, 2));
 }
 
 #[test]

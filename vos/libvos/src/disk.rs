@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
-use vos_api::disk::{BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, WRITE};
+use vos_api::disk::{ALLOCATE, BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, SERVERS_OWN, WRITE};
 
 use crate::blocking::{BlockingSession, Started};
 use crate::op::Op;
@@ -34,6 +34,15 @@ pub enum Durability {
     Server,
     /// When it survives the loss of power.
     Power,
+}
+
+/// Who needs the space of [`DiskClient::allocate`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// Not what the host keeps back for itself.
+    Users,
+    /// The server that is the disk's owner, to work at all.
+    Server,
 }
 
 /// A virtual disk. Clones share the session; all calls may be made from any thread and repeated freely.
@@ -124,6 +133,15 @@ impl DiskClient {
     /// Everything completed before survives the loss of power.
     pub fn flush(&self) -> Result<(), Errno> {
         self.session.call(Op::new(FLUSH, [0; 3])).map(drop)
+    }
+
+    /// Sets the space of the range aside, whose content stays: `ENOSPC` now instead of at a write.
+    pub fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), Errno> {
+        let flags = match need {
+            Need::Users => 0,
+            Need::Server => SERVERS_OWN,
+        };
+        self.session.call(Op::new(ALLOCATE, [offset, bytes, 0]).flags(flags)).map(drop)
     }
 
     /// The range reads as zeros afterwards.

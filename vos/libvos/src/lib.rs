@@ -10,6 +10,8 @@
 //! Not here: how channels are made and waited on (`kernel/ipc`), what operations mean (`contract/vos-api`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod blocking;
 mod connect;
@@ -22,7 +24,7 @@ mod space;
 
 pub use blocking::{Answer, BlockingSession, Started};
 pub use connect::{PortConnect, SharedPort};
-pub use disk::{Access, DiskClient, DiskInfo, Durability};
+pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
 pub use link::{ATTEMPT, Connect};
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};

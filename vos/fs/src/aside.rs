@@ -1,0 +1,149 @@
+//! Space that is set aside on the disk before it is written: no write that the file system depends on finds the disk's host full.
+//!
+//! A disk may be sparse: its host has the space of a block only once it was written. Were that found out while a record or a page of
+//! the metadata store is written, the whole server would fail. So space is asked for first, and only whoever wants more of it hears `ENOSPC`:
+//!
+//! - head and log when the volume is opened, and of the metadata region twice what the store has ([`Aside::own`]); when the store grew,
+//!   more is asked for before the next operation that needs metadata ([`Aside::metadata`]);
+//! - data in chunks, or less when there is no more, before blocks of them are handed out ([`Aside::data`]).
+//!
+//! On a disk that has all its space this costs one request per chunk and life of the server.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{BLOCK64, BlockDevice, DeviceError, Need};
+use crate::error::Errno;
+use crate::extents::Run;
+use crate::layout::Layout;
+
+/// Data blocks of which is known whether their space is set aside.
+pub const PIECE_BLOCKS: u64 = 256;
+/// Pieces that are asked for together, as long as the host has as much.
+const CHUNK_PIECES: u64 = 16;
+/// Metadata that is set aside beyond what the store has, if the region and the host have as much.
+const META_BYTES_MORE: u64 = 128 << 20;
+/// Less is too little: one checkpoint may add about as much.
+const META_BYTES_LEAST: u64 = 96 << 20;
+
+pub struct Aside {
+    device: Arc<dyn BlockDevice>,
+    layout: Layout,
+    /// Bytes from the start of the metadata region that are set aside, and that should be.
+    meta: AtomicU64,
+    meta_wanted: AtomicU64,
+    store_bytes: AtomicU64,
+    /// A bit for each piece of the data.
+    pieces: Mutex<Vec<u64>>,
+}
+
+impl Aside {
+    pub fn new(device: Arc<dyn BlockDevice>, layout: Layout) -> Aside {
+        let (meta, meta_wanted, store_bytes) = Default::default();
+        let words = layout.data_blocks.div_ceil(PIECE_BLOCKS).div_ceil(64) as usize;
+        Aside { device, layout, meta, meta_wanted, store_bytes, pieces: Mutex::new(vec![0; words]) }
+    }
+
+    /// What the volume cannot do without.
+    pub fn own(&self) -> Result<(), DeviceError> {
+        self.device.allocate(0, self.layout.meta_start, Need::Own)?;
+        self.want_meta(META_BYTES_MORE);
+        self.set_meta_aside(Need::Own)
+    }
+
+    /// The metadata store has so many bytes now.
+    pub fn store_has(&self, bytes: u64) {
+        self.store_bytes.store(bytes, Ordering::Relaxed);
+        self.want_meta(bytes.saturating_mul(2).max(bytes.saturating_add(META_BYTES_MORE)));
+    }
+
+    /// The store gave back everything from `bytes` on.
+    pub fn store_was_cut(&self, bytes: u64) {
+        self.meta.fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    /// Room for an operation that makes the metadata grow.
+    pub fn metadata(&self) -> Result<(), Errno> {
+        self.set_meta_aside(Need::Users).or_else(|error| {
+            let least = self.store_bytes.load(Ordering::Relaxed).saturating_add(META_BYTES_LEAST);
+            let is_enough = self.meta.load(Ordering::Relaxed) >= least.min(self.layout.meta_bytes);
+            if error == NO_SPACE && is_enough { Ok(()) } else { Err(refused(error)) }
+        })
+    }
+
+    fn want_meta(&self, bytes: u64) {
+        self.meta_wanted.fetch_max(bytes.min(self.layout.meta_bytes), Ordering::Relaxed);
+    }
+
+    fn set_meta_aside(&self, need: Need) -> Result<(), DeviceError> {
+        let (has, wanted) = (self.meta.load(Ordering::Relaxed), self.meta_wanted.load(Ordering::Relaxed));
+        if has < wanted {
+            self.device.allocate(self.layout.meta_start + has, wanted - has, need)?;
+            // Two may have asked for the same, which does no harm.
+            self.meta.fetch_max(wanted, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Room for data in these blocks. A host that is nearly full may have no chunk any more, but a piece, or the few blocks that are wanted.
+    pub fn data(&self, runs: &[Run], need: Need) -> Result<(), Errno> {
+        for run in runs {
+            for piece in run.start / PIECE_BLOCKS..(run.start + run.count).div_ceil(PIECE_BLOCKS) {
+                if self.has_piece(piece) {
+                    continue;
+                }
+                let chunk = piece / CHUNK_PIECES * CHUNK_PIECES;
+                match self.pieces(chunk..chunk + CHUNK_PIECES, need) {
+                    Err(Errno::NoSpace) => (),
+                    done => {
+                        done?;
+                        continue;
+                    }
+                }
+                match self.pieces(piece..piece + 1, need) {
+                    Err(Errno::NoSpace) => (),
+                    done => {
+                        done?;
+                        continue;
+                    }
+                }
+                let first = run.start.max(piece * PIECE_BLOCKS);
+                self.allocate(first, (run.start + run.count).min((piece + 1) * PIECE_BLOCKS), need)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn has_piece(&self, piece: u64) -> bool {
+        self.lock().get((piece / 64) as usize).is_some_and(|word| word & (1 << (piece % 64)) != 0)
+    }
+
+    fn pieces(&self, pieces: Range<u64>, need: Need) -> Result<(), Errno> {
+        self.allocate(pieces.start * PIECE_BLOCKS, (pieces.end * PIECE_BLOCKS).min(self.layout.data_blocks), need)?;
+        let mut known = self.lock();
+        for piece in pieces {
+            if let Some(word) = known.get_mut((piece / 64) as usize) {
+                *word |= 1 << (piece % 64);
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, first: u64, end: u64, need: Need) -> Result<(), Errno> {
+        let bytes = (end - first) * BLOCK64;
+        self.device.allocate(self.layout.data_offset(first), bytes, need).map_err(refused)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As Linux numbers it.
+const NO_SPACE: DeviceError = DeviceError(28);
+
+/// That there is no room is no failure of the disk, and no word in the log.
+fn refused(error: DeviceError) -> Errno {
+    if error == NO_SPACE { Errno::NoSpace } else { error.into() }
+}
