@@ -14,7 +14,7 @@ use vos_api::fs as api;
 use crate::cache::Part;
 use crate::core::{Fs, Growth, locked};
 use crate::error::Errno;
-use crate::leases::{Blocked, Touch};
+use crate::leases::{Blocked, Go, Pages, Touch, When, Woken};
 use crate::locks::{Held, Table, UNLOCK};
 use crate::model::{key2, tag};
 use crate::ops;
@@ -105,10 +105,10 @@ impl Fs {
             return answer(Reply::failed(errno));
         }
         match call.op {
+            api::READ => self.begin_read(call, answer),
             api::LOOKUP
             | api::GETATTR
             | api::READLINK
-            | api::READ
             | api::READDIR
             | api::STATFS
             | api::GETXATTR
@@ -118,9 +118,9 @@ impl Fs {
             api::FSYNC => answer(self.sync().map_or_else(Reply::failed, |()| Reply::default())),
             api::EVENTS => self.leases.poll(call.session, call.capacity, answer),
             api::RELEASED => {
-                let resumes = self.leases.released(call.session, call.args[0]);
+                let woken = self.leases.released(call.session, call.args[0], self.now());
                 answer(Reply::default());
-                resumes.into_iter().for_each(|resume| (self.spawn)(resume));
+                self.wake(woken);
             }
             api::CANCEL => {
                 self.cancel_waiting(call.session, Some(call.args[0]));
@@ -158,6 +158,28 @@ impl Fs {
         tracing::warn!(session, "fenced: it did not give back what others need");
         if let Err(errno) = self.end_session(session, End::Fence) {
             tracing::error!(session, "fencing failed: {errno}");
+        }
+    }
+
+    /// Lets those go on who were parked for leases.
+    pub(crate) fn wake(&self, woken: Woken) {
+        for (resume, go) in woken {
+            (self.spawn)(Box::new(move || resume(go)));
+        }
+    }
+
+    /// Bytes are kept by whoever reads them, so they are read under a lease.
+    fn begin_read(self: &Arc<Fs>, call: Call, answer: Answer) {
+        let (session, ino) = (call.session, call.args[0]);
+        let pages = if call.flags & api::WRITABLE != 0 { Pages::Changed } else { Pages::Kept };
+        let fs = self.clone();
+        let resume = Box::new(move |go| match go {
+            Go::On => fs.run_read(&call, answer),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        match self.leases.read(session, ino, pages, self.now(), resume) {
+            Ok(woken) => self.wake(woken),
+            Err(resume) => resume(Go::On),
         }
     }
 
@@ -212,20 +234,26 @@ impl Fs {
             Err(errno) => return job.fail(errno),
         };
         let session = job.call.session;
-        let blocked = self.leases.begin_change(session, &touch, self.now());
-        let inos: Vec<u64> = touch.inos.iter().copied().collect();
-        *locked(&job.blocked) = Some((touch, blocked));
+        let is_late = job.call.op == api::WRITE && job.call.flags & api::LATE != 0;
+        let when = if is_late { When::Earlier } else { When::Now };
+        let (blocked, woken) = self.leases.begin_change(session, &touch, when, self.now());
+        let number = blocked.number;
+        *locked(&job.blocked) = Some((touch.clone(), blocked));
         let (fs, waiting) = (self.clone(), job.clone());
-        let resume = Box::new(move || fs.execute(waiting));
-        if !self.leases.wait(session, &inos, resume) {
-            self.execute(job);
+        let resume = Box::new(move |go| fs.execute(waiting, go));
+        if !self.leases.wait(session, number, &touch, when, resume) {
+            self.execute(job, Go::On);
         }
+        self.wake(woken);
     }
 
-    fn execute(self: &Arc<Fs>, job: Arc<Job>) {
+    fn execute(self: &Arc<Fs>, job: Arc<Job>, go: Go) {
         let Some((touch, blocked)) = locked(&job.blocked).take() else { return job.fail(Errno::Io) };
-        let result = ops::change(&job, &touch);
-        self.leases.end_change(blocked);
+        let result = match go {
+            Go::On => job.check_session().and_then(|()| ops::change(&job, &touch)),
+            Go::Fenced => Err(Errno::Stale),
+        };
+        self.wake(self.leases.end_change(blocked, self.now()));
         match result {
             Ok(()) => self.log.drive(),
             // The name leads elsewhere than before: ask its holders too.
@@ -311,6 +339,14 @@ impl Job {
     fn new(fs: &Arc<Fs>, call: Call, answer: Answer) -> Arc<Job> {
         let answer = Arc::new(Mutex::new(Some(answer)));
         Arc::new(Job { fs: fs.clone(), call, answer, blocked: Mutex::new(None), looks: AtomicU32::new(0) })
+    }
+
+    /// A session may have ended while its change was parked.
+    fn check_session(&self) -> Result<(), Errno> {
+        match self.call.session {
+            0 => Ok(()),
+            session => self.fs.sessions.check(session),
+        }
     }
 
     fn mark(&self) -> Option<Mark> {

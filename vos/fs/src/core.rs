@@ -216,6 +216,12 @@ impl Fs {
             Ok(engine) => engine,
             Err(errno) => return Err((errno, finish)),
         };
+        // A session ends under this lock: what it holds is given up afterwards, and nothing is added to it.
+        if let Some(mark) = mark
+            && let Err(errno) = self.sessions.check(mark.session)
+        {
+            return Err((errno, finish));
+        }
         let mut txn = Txn::new(&self.store, engine.counters);
         let reply = match work(&mut txn) {
             Ok(reply) => reply,

@@ -1,10 +1,19 @@
 //! Who may keep what in caches, and how it is asked back.
 //!
 //! A session holds a lease on an inode (attributes, pages, names inside it). A change by session A first recalls the
-//! leases of all others on the inodes it touches: `begin_change` queues events for them and answers `Wait`; when
-//! each has said RELEASED up to its event, or was fenced, the change goes on. From the first look until the change is
-//! applied its inodes are blocked: nobody gets a new lease on them, so a stream of readers cannot starve a writer, and
-//! nothing read before the change is kept after it. A's own leases stay.
+//! leases of all others on the inodes it touches; when each has said RELEASED up to its event, or was fenced, the change
+//! runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes of
+//! others wait, nobody gets a new lease by looking, so a stream of readers cannot starve a writer; while one runs, no
+//! change of another session runs on its inodes. A's own leases stay, and it gets one on what it changed
+//! ([`Leases::grant_own`]): whoever else waits there asks for that one too before it runs.
+//!
+//! Pages are another matter than attributes: a kernel keeps those that it has read or written, with a time-out or
+//! without. So a read of bytes comes with a lease. One that finds changes of others under way is parked until those
+//! that came before it are through ([`Leases::read`]); one that will change pages without a word (a mapping) first
+//! asks all others for their leases, as a change does. The exception is a session that has been asked for its lease and has not
+//! given it back: it is answered at once, without a lease, because giving back may wait for that answer.
+//!
+//! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
 //! A restarted server does not know who holds what: every session of before owes one event "drop everything"
 //! (inode 0), and until it is acknowledged the session counts as a holder of everything.
@@ -56,13 +65,42 @@ impl Touch {
     }
 }
 
-/// Inodes that are blocked for new leases. Given back to [`Leases::end_change`].
+/// A change on its way. Given back to [`Leases::end_change`].
 #[must_use]
 #[derive(Debug)]
-pub struct Blocked(Vec<u64>);
+pub struct Blocked {
+    pub number: u64,
+    inos: Vec<u64>,
+}
 
-/// Goes on with a change; called without locks.
-pub type Resume = Box<dyn FnOnce() + Send>;
+/// What became of somebody who waited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Go {
+    On,
+    /// The session is gone, and with it the right to go on.
+    Fenced,
+}
+
+/// Goes on with what was parked; called without locks.
+pub type Resume = Box<dyn FnOnce(Go) + Send>;
+/// Who can go on, and how.
+pub type Woken = Vec<(Resume, Go)>;
+
+/// Whether what changes is changed now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    Now,
+    /// It was changed in a mapping before, and the lease that this was done under may have been asked back because somebody wants to see it.
+    Earlier,
+}
+
+/// What a reader does with the pages it is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    Kept,
+    /// They may be changed without a word, until they are asked back: nobody else may have any.
+    Changed,
+}
 
 #[derive(Default)]
 pub struct Leases {
@@ -73,9 +111,21 @@ pub struct Leases {
 struct State {
     /// Who holds what, and the event that asks it back.
     holders: HashMap<u64, BTreeMap<u64, Option<u64>>>,
-    blocked: HashMap<u64, u32>,
+    /// Inodes with changes on their way.
+    places: HashMap<u64, Place>,
+    /// Of changes and of those who wait for the only lease.
+    last_number: u64,
     mailboxes: HashMap<u64, Mailbox>,
-    waiters: Vec<Waiter>,
+    /// By their numbers: in the order in which they came.
+    waiters: BTreeMap<u64, Waiter>,
+    readers: Vec<Reader>,
+}
+
+/// Changes of one inode that wait or run: their numbers and sessions.
+#[derive(Default)]
+struct Place {
+    under_way: BTreeMap<u64, u64>,
+    running: BTreeMap<u64, u64>,
 }
 
 #[derive(Default)]
@@ -95,9 +145,30 @@ struct Mailbox {
     poll: Option<(usize, Answer)>,
 }
 
+/// A change, or a reader that needs the only lease.
 struct Waiter {
+    session: u64,
+    touch: Touch,
+    when: When,
     /// Session and the recall it must release.
     needs: HashMap<u64, u64>,
+    wanted: Wanted,
+    resume: Resume,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// To run a change.
+    Change,
+    OnlyLease,
+}
+
+/// Somebody who waits for a lease until changes are through.
+struct Reader {
+    session: u64,
+    ino: u64,
+    /// Changes up to this number come first.
+    behind: u64,
     resume: Resume,
 }
 
@@ -108,24 +179,40 @@ impl Leases {
 
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) {
-        if session == 0 {
-            return;
-        }
         let mut state = self.lock();
-        if state.blocked.contains_key(&ino) {
-            return;
+        if session != 0 && !state.places.contains_key(&ino) {
+            state.hold(session, ino);
         }
-        if !state.may_hold(session) {
-            return;
+    }
+
+    /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can go on because of this
+    /// is answered. `Err`: nothing has to be waited for, `resume` comes back.
+    pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
+        let mut state = self.lock();
+        // Who has been asked for its lease gets its answer: giving back may wait for it.
+        if session == 0 || state.is_asked(session, ino) {
+            return Err(resume);
         }
-        let holders = state.holders.entry(ino).or_default();
-        if holders.contains_key(&session) {
-            return;
+        if pages == Pages::Changed {
+            let (touch, when) = (Touch::inode(ino), When::Now);
+            let woken = state.recall(session, &touch, when, now_ms);
+            let needs = state.needs(session, &touch, when);
+            let waiter = Waiter { session, touch, when, needs, wanted: Wanted::OnlyLease, resume };
+            state.last_number += 1;
+            let number = state.last_number;
+            if waiter.needs.is_empty() && state.start(number, &waiter) {
+                return Err(waiter.resume);
+            }
+            state.waiters.insert(number, waiter);
+            return Ok(woken);
         }
-        holders.insert(session, None);
-        if let Some(mailbox) = state.mailboxes.get_mut(&session) {
-            mailbox.leases += 1;
+        let behind = state.last_number;
+        if !state.holds(session, ino) && state.is_changed_by_others(session, ino, behind) {
+            state.readers.push(Reader { session, ino, behind, resume });
+            return Ok(Vec::new());
         }
+        state.hold(session, ino);
+        Err(resume)
     }
 
     /// Whether the session could keep what it is told of this inode, if it were answered now.
@@ -139,55 +226,53 @@ impl Leases {
         answer(session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino)));
     }
 
-    /// Blocks `touch` for new leases and asks the others for theirs; [`Leases::wait`] follows.
-    pub fn begin_change(&self, session: u64, touch: &Touch, now_ms: u64) -> Blocked {
+    /// Asks all others for their leases on what is touched; [`Leases::wait`] follows.
+    pub fn begin_change(&self, session: u64, touch: &Touch, when: When, now_ms: u64) -> (Blocked, Woken) {
         let mut state = self.lock();
+        state.last_number += 1;
+        let number = state.last_number;
         for ino in &touch.inos {
-            *state.blocked.entry(*ino).or_default() += 1;
+            state.places.entry(*ino).or_default().under_way.insert(number, session);
         }
-        state.recall(session, touch, now_ms);
-        Blocked(touch.inos.iter().copied().collect())
+        let woken = state.recall(session, touch, when, now_ms);
+        (Blocked { number, inos: touch.inos.iter().copied().collect() }, woken)
     }
 
-    /// Calls `resume` when nobody but `session` holds any of the blocked inodes; `false`, and not at all, when that is so now.
-    pub fn wait(&self, session: u64, inos: &[u64], resume: Resume) -> bool {
+    /// Calls `resume` when the change may run, which it must then; `false`, and not at all, when that is so now.
+    pub fn wait(&self, session: u64, number: u64, touch: &Touch, when: When, resume: Resume) -> bool {
         let mut state = self.lock();
-        let needs = state.needs(session, inos);
-        if needs.is_empty() {
+        let needs = state.needs(session, touch, when);
+        let waiter = Waiter { session, touch: touch.clone(), when, needs, wanted: Wanted::Change, resume };
+        if waiter.needs.is_empty() && state.start(number, &waiter) {
             return false;
         }
-        state.waiters.push(Waiter { needs, resume });
+        state.waiters.insert(number, waiter);
         true
     }
 
     /// The change was applied or given up.
-    pub fn end_change(&self, blocked: Blocked) {
+    #[must_use]
+    pub fn end_change(&self, blocked: Blocked, now_ms: u64) -> Woken {
         let mut state = self.lock();
-        for ino in blocked.0 {
-            if let Some(count) = state.blocked.get_mut(&ino) {
-                *count -= 1;
-                if *count == 0 {
-                    state.blocked.remove(&ino);
-                }
+        for ino in &blocked.inos {
+            let Some(place) = state.places.get_mut(ino) else { continue };
+            place.under_way.remove(&blocked.number);
+            place.running.remove(&blocked.number);
+            if place.under_way.is_empty() {
+                state.places.remove(ino);
             }
         }
+        let mut woken = state.let_readers_in();
+        woken.extend(state.ready(now_ms));
+        woken
     }
 
-    /// Grants leases on what a change of the session itself made, while its inodes are still blocked for others.
+    /// Grants a lease on what a change of the session itself made or left, while the change runs.
     pub fn grant_own(&self, session: u64, ino: u64) {
-        if session == 0 {
-            return;
-        }
         let mut state = self.lock();
         let others = state.holders.get(&ino).is_some_and(|holders| holders.keys().any(|holder| *holder != session));
-        let blocks = state.blocked.get(&ino).copied().unwrap_or(0);
-        if others || blocks > 1 || !state.may_hold(session) {
-            return;
-        }
-        if state.holders.entry(ino).or_default().insert(session, None).is_none()
-            && let Some(mailbox) = state.mailboxes.get_mut(&session)
-        {
-            mailbox.leases += 1;
+        if session != 0 && !others && !state.is_running_for_others(session, ino) {
+            state.hold(session, ino);
         }
     }
 
@@ -220,7 +305,7 @@ impl Leases {
 
     /// The session dropped what its events up to `recall` named. Answers what can go on now.
     #[must_use]
-    pub fn released(&self, session: u64, recall: u64) -> Vec<Resume> {
+    pub fn released(&self, session: u64, recall: u64, now_ms: u64) -> Woken {
         let mut state = self.lock();
         let mut returned = Vec::new();
         if let Some(mailbox) = state.mailboxes.get_mut(&session) {
@@ -241,12 +326,25 @@ impl Leases {
         for (number, ino) in returned {
             state.give_up(session, ino, number);
         }
-        state.satisfied(session, recall)
+        state.satisfied(session, recall, now_ms)
+    }
+
+    /// The session is gone: what it has parked ends. Its leases stay until [`Leases::forget`].
+    #[must_use]
+    pub fn end_parked(&self, session: u64) -> Woken {
+        let mut state = self.lock();
+        let of_session = state.waiters.iter().filter(|(_, waiter)| waiter.session == session);
+        let numbers: Vec<u64> = of_session.map(|(number, _)| *number).collect();
+        let mut resumes: Vec<Resume> =
+            numbers.iter().filter_map(|number| state.waiters.remove(number)).map(|waiter| waiter.resume).collect();
+        let readers = state.readers.extract_if(.., |reader| reader.session == session);
+        resumes.extend(readers.map(|reader| reader.resume));
+        resumes.into_iter().map(|resume| (resume, Go::Fenced)).collect()
     }
 
     /// The session is gone; its leases with it. Answers what can go on now.
     #[must_use]
-    pub fn forget(&self, session: u64) -> Vec<Resume> {
+    pub fn forget(&self, session: u64, now_ms: u64) -> Woken {
         let mut state = self.lock();
         state.holders.retain(|_, holders| {
             holders.remove(&session);
@@ -255,7 +353,7 @@ impl Leases {
         if let Some(Mailbox { poll: Some((_, answer)), .. }) = state.mailboxes.remove(&session) {
             answer(Reply::failed(crate::error::Errno::Stale));
         }
-        state.satisfied(session, u64::MAX)
+        state.satisfied(session, u64::MAX, now_ms)
     }
 
     /// After a restart: the session may hold anything. Events are numbered from behind `first`, so that a client that
@@ -286,7 +384,7 @@ impl Leases {
             let since = mailbox.and_then(|mailbox| mailbox.owed.front().map(|(_, _, since)| *since));
             since.is_some_and(|since| now_ms.saturating_sub(since) >= RECALL_MS)
         };
-        let needed: BTreeSet<u64> = state.waiters.iter().flat_map(|waiter| waiter.needs.keys().copied()).collect();
+        let needed: BTreeSet<u64> = state.waiters.values().flat_map(|waiter| waiter.needs.keys().copied()).collect();
         needed.into_iter().filter(is_silent).collect()
     }
 }
@@ -300,7 +398,44 @@ impl State {
         self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.is_kept && mailbox.leases < LEASES_PER_SESSION_MAX)
     }
 
-    fn recall(&mut self, session: u64, touch: &Touch, now_ms: u64) {
+    fn hold(&mut self, session: u64, ino: u64) {
+        if !self.may_hold(session) {
+            return;
+        }
+        let holders = self.holders.entry(ino).or_default();
+        if holders.contains_key(&session) {
+            return;
+        }
+        holders.insert(session, None);
+        if let Some(mailbox) = self.mailboxes.get_mut(&session) {
+            mailbox.leases += 1;
+        }
+    }
+
+    fn is_running_for_others(&self, session: u64, ino: u64) -> bool {
+        self.places.get(&ino).is_some_and(|place| place.running.values().any(|other| *other != session))
+    }
+
+    /// Whether a change of another session runs on the inode, or waits and has a number up to `last`.
+    fn is_changed_by_others(&self, session: u64, ino: u64, last: u64) -> bool {
+        let waits = |place: &Place| place.under_way.range(..=last).any(|(_, other)| *other != session);
+        self.is_running_for_others(session, ino) || self.places.get(&ino).is_some_and(waits)
+    }
+
+    fn comes_first(&self, session: u64, touch: &Touch, when: When) -> bool {
+        when == When::Earlier && touch.inos.iter().any(|ino| self.is_asked(session, *ino))
+    }
+
+    /// Whether the session owes its lease.
+    fn is_asked(&self, session: u64, ino: u64) -> bool {
+        let is_recalled = |holders: &BTreeMap<u64, Option<u64>>| matches!(holders.get(&session), Some(Some(_)));
+        self.holders.get(&ino).is_some_and(is_recalled)
+            || self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
+    }
+
+    /// Asks all others for their leases. Readers of theirs that wait for the only lease are answered without one: what is asked back now may wait
+    /// for them. (Unless they wait for this change: see [`State::needs`].)
+    fn recall(&mut self, session: u64, touch: &Touch, when: When, now_ms: u64) -> Woken {
         let mut asked: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for ino in &touch.inos {
             for holder in
@@ -330,16 +465,26 @@ impl State {
             }
             mailbox.serve();
         }
+        let is_first = self.comes_first(session, touch, when);
+        let readers = self.waiters.iter().filter(|(_, waiter)| {
+            !is_first
+                && waiter.wanted == Wanted::OnlyLease
+                && waiter.touch.inos.iter().any(|ino| self.is_asked(waiter.session, *ino))
+        });
+        let numbers: Vec<u64> = readers.map(|(number, _)| *number).collect();
+        numbers.iter().filter_map(|number| self.waiters.remove(number)).map(|waiter| (waiter.resume, Go::On)).collect()
     }
 
     /// Whom a change of these inodes must wait for, and up to which event.
-    fn needs(&self, session: u64, inos: &[u64]) -> HashMap<u64, u64> {
+    ///
+    /// What was changed earlier, under a lease that is asked back, waits for none of those who want that lease: they wait for it.
+    fn needs(&self, session: u64, touch: &Touch, when: When) -> HashMap<u64, u64> {
         let mut needs: HashMap<u64, u64> = HashMap::new();
         // Opening, closing and unlocking change nothing that anybody keeps.
-        if inos.is_empty() {
+        if touch.inos.is_empty() {
             return needs;
         }
-        for ino in inos {
+        for ino in &touch.inos {
             for holder in
                 self.holders.get(ino).into_iter().flat_map(BTreeMap::keys).filter(|holder| **holder != session)
             {
@@ -352,6 +497,12 @@ impl State {
             if let Some(everything) = mailbox.everything {
                 let need = needs.entry(*holder).or_default();
                 *need = everything.max(*need);
+            }
+        }
+        if self.comes_first(session, touch, when) {
+            let behind = self.waiters.values().filter(|waiter| !waiter.touch.inos.is_disjoint(&touch.inos));
+            for waiter in behind {
+                needs.remove(&waiter.session);
             }
         }
         needs
@@ -371,13 +522,65 @@ impl State {
         }
     }
 
-    fn satisfied(&mut self, session: u64, recall: u64) -> Vec<Resume> {
-        for waiter in &mut self.waiters {
+    fn satisfied(&mut self, session: u64, recall: u64, now_ms: u64) -> Woken {
+        for waiter in self.waiters.values_mut() {
             if waiter.needs.get(&session).is_some_and(|need| *need <= recall) {
                 waiter.needs.remove(&session);
             }
         }
-        self.waiters.extract_if(.., |waiter| waiter.needs.is_empty()).map(|waiter| waiter.resume).collect()
+        self.ready(now_ms)
+    }
+
+    /// Lets those run for whom nobody has to be waited for any more, in the order in which they came.
+    fn ready(&mut self, now_ms: u64) -> Woken {
+        let free = self.waiters.iter().filter(|(_, waiter)| waiter.needs.is_empty());
+        let numbers: Vec<u64> = free.map(|(number, _)| *number).collect();
+        let mut woken = Vec::new();
+        for number in numbers {
+            let Some(mut waiter) = self.waiters.remove(&number) else { continue };
+            // Others may hold by now what nobody held when this one began to wait: they are asked in their turn.
+            if !self.needs(waiter.session, &waiter.touch, waiter.when).is_empty() {
+                woken.extend(self.recall(waiter.session, &waiter.touch, waiter.when, now_ms));
+                waiter.needs = self.needs(waiter.session, &waiter.touch, waiter.when);
+            }
+            if waiter.needs.is_empty() && self.start(number, &waiter) {
+                woken.push((waiter.resume, Go::On));
+            } else {
+                self.waiters.insert(number, waiter);
+            }
+        }
+        woken
+    }
+
+    /// Takes the inodes for somebody whom nobody's lease keeps from it; `false` while changes of others run there.
+    fn start(&mut self, number: u64, waiter: &Waiter) -> bool {
+        if waiter.touch.inos.iter().any(|ino| self.is_running_for_others(waiter.session, *ino)) {
+            return false;
+        }
+        for ino in &waiter.touch.inos {
+            match waiter.wanted {
+                Wanted::OnlyLease => self.hold(waiter.session, *ino),
+                Wanted::Change => {
+                    self.places.entry(*ino).or_default().running.insert(number, waiter.session);
+                }
+            }
+        }
+        true
+    }
+
+    /// Readers for whom all changes that came before them are through.
+    fn let_readers_in(&mut self) -> Woken {
+        let readers = std::mem::take(&mut self.readers);
+        let mut woken = Vec::new();
+        for reader in readers {
+            if self.is_changed_by_others(reader.session, reader.ino, reader.behind) {
+                self.readers.push(reader);
+            } else {
+                self.hold(reader.session, reader.ino);
+                woken.push((reader.resume, Go::On));
+            }
+        }
+        woken
     }
 }
 

@@ -13,7 +13,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::core::{Fs, locked};
 use crate::error::Errno;
-use crate::leases::Resume;
 use crate::model::{Reader, key, key1, number_of, tag};
 use crate::store::From;
 use crate::txn::Txn;
@@ -29,6 +28,9 @@ const LOCKS_PER_FILE_MAX: usize = 8192;
 const WAITING_MAX: usize = 4096;
 const STEP_FILES: usize = 256;
 const HELD_BYTES: usize = 16 + size_of::<Lock>();
+
+/// Goes on with a request that waited; called without locks.
+type Resume = Box<dyn FnOnce() + Send>;
 
 /// A range that somebody holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

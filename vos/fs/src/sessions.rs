@@ -206,6 +206,8 @@ impl Fs {
             }
             known.is_fenced = true;
         }
+        // From here on no change of the session is recorded ([`Fs::transact`]); what it has parked need not wait any more.
+        self.wake(self.leases.end_parked(session));
         self.drop_locks_of(session)?;
         self.drop_handles_of(session)?;
         self.drop_keys(tag::REPLY, session)?;
@@ -221,9 +223,7 @@ impl Fs {
         }
         self.log.drive();
         // Only now may others act on what it held.
-        for resume in self.leases.forget(session) {
-            (self.spawn)(resume);
-        }
+        self.wake(self.leases.forget(session, self.now()));
         Ok(())
     }
 

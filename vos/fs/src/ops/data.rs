@@ -444,6 +444,8 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) 
         }
         let bytes = prepared.finish(txn, ino, Some(time_ns))?;
         kill_set_id_if_asked(txn, ino, job.call.flags)?;
+        // The writer's kernel keeps the pages it has written.
+        fs.leases.grant_own(job.call.session, ino);
         Ok(Reply::done([data.len() as u64, bytes, 0, 0]).lease_on([ino]))
     });
     if result.is_err() {

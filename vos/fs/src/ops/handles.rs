@@ -44,6 +44,9 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
             kill_set_id_if_asked(txn, ino, job.call.flags)?;
         }
+        if flags & O_TRUNC != 0 {
+            fs.leases.grant_own(session, ino);
+        }
         let handle = add(txn, session, ino)?;
         Ok(Reply::done([handle, 0, 0, 0]).lease_on([ino]))
     });
