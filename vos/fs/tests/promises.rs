@@ -5,13 +5,14 @@ mod common;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use common::{Client, attr_of};
+use common::{Client, attr_of, create_data};
 use fs::testing::MemoryDevice;
-use fs::{Call, Fs, Options, Reply, VOLUME_BYTES_MIN};
+use fs::{Call, End, Fs, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
 use zerocopy::FromBytes;
 
 const EINTR: u32 = 4;
+const ESTALE: u32 = 116;
 const O_TRUNC: u64 = 0o1000;
 const SET_IDS: u32 = 0o106_771;
 const PLAIN: u32 = 0o100_771;
@@ -154,4 +155,86 @@ fn new_volume_has_a_root_with_the_time_it_was_made() {
     assert_eq!(attr.bytes.get(), 4096);
     drop(fs);
     assert_eq!(Client::new(&open(&device, 2), 7).attr(api::ROOT).mtime_ns.get(), 1_234_567_890_123_456_789);
+}
+
+/// Gives back all that the session has been asked for.
+fn give_back(client: &Client) {
+    let asked = events(&poll_events(client).recv().expect("it is asked"));
+    let last = asked.last().expect("an event").0;
+    client.read_call(api::RELEASED, [last, 0, 0], &[]);
+}
+
+fn read_call(client: &Client, flags: u16, ino: u64) -> Call {
+    Call { session: client.session, op: api::READ, flags, args: [ino, 0, 100], capacity: 100, ..Call::default() }
+}
+
+#[test]
+fn writer_is_asked_for_what_it_wrote_whenever_another_writes_after_it() {
+    let (_, fs) = new();
+    let mut clients = [Client::new(&fs, 7), Client::new(&fs, 8)];
+    let ino = attr_of(&clients[0].make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    assert_ne!(clients[0].write(ino, 0, b"0", 1).results[3] & api::LEASE, 0);
+    for round in 0..6 {
+        let call = clients[(round + 1) % 2].change_call(api::WRITE, 0, [ino, 0, 1], b"x");
+        let written = submit(&fs, call);
+        assert!(written.try_recv().is_err(), "the kernel of the one before keeps what it wrote");
+        give_back(&clients[round % 2]);
+        assert_ne!(written.recv().expect("an answer").results[3] & api::LEASE, 0);
+    }
+}
+
+#[test]
+fn bytes_are_read_behind_a_change_that_waits_and_under_a_lease() {
+    let (_, fs) = new();
+    let (mut writer, holder, reader) = (Client::new(&fs, 7), Client::new(&fs, 8), Client::new(&fs, 9));
+    let ino = attr_of(&writer.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    holder.attr(ino);
+    let call = writer.change_call(api::WRITE, 0, [ino, 0, 1], b"new");
+    let written = submit(&fs, call);
+    let read = submit(&fs, read_call(&reader, 0, ino));
+    assert!(written.try_recv().is_err() && read.try_recv().is_err());
+    // Who has been asked is answered at once, and may keep nothing of it.
+    let asked = submit(&fs, read_call(&holder, api::WRITABLE, ino)).try_recv().expect("an answer");
+    assert_eq!((asked.results[0], asked.results[3] & api::LEASE), (0, 0));
+    give_back(&holder);
+    assert_eq!(written.recv().expect("an answer").status, 0);
+    let read = read.recv().expect("an answer");
+    assert_eq!((read.results[0], read.results[3] & api::LEASE), (3, api::LEASE));
+}
+
+#[test]
+fn reader_that_may_change_what_it_keeps_is_the_only_one_and_sees_what_others_had_changed_so() {
+    let (_, fs) = new();
+    let (mut one, two) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    let ino = attr_of(&one.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    assert_ne!(submit(&fs, read_call(&one, api::WRITABLE, ino)).try_recv().expect("nobody else").results[3], 0);
+    // The other one has a lease, too, and will be asked for it.
+    two.attr(ino);
+    let read = submit(&fs, read_call(&two, api::WRITABLE, ino));
+    assert!(read.try_recv().is_err());
+    let call = one.change_call(api::WRITE, api::LATE, [ino, 0, 1], b"mapped");
+    let late = submit(&fs, call).try_recv().expect("it waits for nobody who waits for it");
+    assert_eq!(late.status, 0);
+    give_back(&one);
+    assert_eq!(read.recv().expect("an answer").results[0], 6);
+}
+
+#[test]
+fn what_a_fenced_session_had_parked_for_a_lease_does_not_happen() {
+    let (_, fs) = new();
+    let (mut doomed, holder) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    let ino = attr_of(&doomed.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    holder.attr(ino);
+    holder.attr(api::ROOT);
+    let write = doomed.change_call(api::WRITE, 0, [ino, 0, 1], b"late");
+    let create = doomed.change_call(api::CREATE, 0, [api::ROOT, 1, 1], &create_data("g", PLAIN, 1));
+    let parked = [write, create].map(|call| submit(&fs, call));
+    assert!(parked.iter().all(|answer| answer.try_recv().is_err()));
+    fs.end_session(7, End::Fence).expect("it ends");
+    for answer in parked {
+        assert_eq!(answer.recv().expect("it ends with its session").status, ESTALE);
+    }
+    give_back(&holder);
+    assert_eq!(holder.read(ino, 0, 10), b"");
+    assert_eq!(holder.lookup(api::ROOT, "g"), None);
 }
