@@ -2,19 +2,28 @@
 //!
 //! A lease comes with an answer and goes with a recall, both in the order of the ring. Under a lease the kernel keeps attributes and
 //! names by time-out; its pages are another matter: those read before the lease began are worth nothing. So a lease is `Fresh` until
-//! an open without `KEEP_CACHE` made the kernel drop its pages, and `Clean` from then on.
+//! an open without `KEEP_CACHE` made the kernel drop its pages, and `Clean` from then on; `Alone` when, besides, all pages were read so that no
+//! other node has any ([`vos_api::fs::WRITABLE`]): a program may then map them for writing.
+//!
+//! What was recalled lately is contested: other nodes change it, too. Names in a contested directory are not trusted, so that none has to be taken back
+//! when the next node wants the directory.
 //!
 //! The tables are only about being faster or saving a message: a gate that has just adopted a connection begins with nothing and
 //! assumes the worst.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
 pub const ATTR_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The same for names. A name that the kernel cannot be made to distrust in time is waited for, so it is short.
 pub const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// For how long after a recall an inode counts as contested.
+pub const CONTESTED: Duration = Duration::from_secs(10);
+
+/// Recalls remembered; beyond, the older ones are forgotten.
+const RECALLED_MAX: usize = 8192;
 /// Leases remembered; beyond, all are forgotten at once, which costs a re-read of files opened again.
 const LEASES_MAX: usize = 1 << 20;
 /// Inodes whose directory is remembered for a while after they were told to the kernel.
@@ -26,6 +35,15 @@ const LOCKS_MAX: usize = 1 << 16;
 enum Pages {
     Fresh,
     Clean,
+    Alone,
+}
+
+/// What an open file may be used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    Reading,
+    /// Its pages may be changed without a word.
+    Mapping,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +58,7 @@ pub struct Cache {
     /// In which directory an inode was found lately, the oldest in front.
     found: HashMap<u64, u64>,
     found_order: VecDeque<u64>,
+    recalled: HashMap<u64, Instant>,
     /// Inode and owner, and the open file through which the owner locked last.
     locks: HashMap<(u64, u64), u64>,
     /// The same by open file. Owners of record locks say when they unlock; of others only the end of the file tells.
@@ -60,7 +79,8 @@ impl Cache {
     pub fn new(locks_known: bool) -> Cache {
         let (leases, found) = (HashMap::new(), HashMap::new());
         let (locks, lockers) = (HashMap::new(), HashMap::new());
-        Cache { leases, found, found_order: VecDeque::new(), locks, lockers, locks_known }
+        let (found_order, recalled) = (VecDeque::new(), HashMap::new());
+        Cache { leases, found, found_order, recalled, locks, lockers, locks_known }
     }
 
     pub fn granted(&mut self, ino: u64) {
@@ -71,9 +91,28 @@ impl Cache {
     }
 
     /// The lease is gone. Answers the directory in which the inode was found lately.
-    pub fn recalled(&mut self, ino: u64) -> Option<u64> {
+    pub fn recalled(&mut self, ino: u64, now: Instant) -> Option<u64> {
         self.leases.remove(&ino);
+        if self.recalled.len() >= RECALLED_MAX {
+            self.recalled.retain(|_, at| now < *at + CONTESTED);
+        }
+        if self.recalled.len() >= RECALLED_MAX {
+            self.recalled.clear();
+        }
+        self.recalled.insert(ino, now);
         self.found.get(&ino).copied()
+    }
+
+    /// Whether other nodes changed the inode lately.
+    pub fn is_contested(&self, ino: u64, now: Instant) -> bool {
+        self.recalled.get(&ino).is_some_and(|at| now < *at + CONTESTED)
+    }
+
+    /// Bytes were read that other nodes may keep, too.
+    pub fn read_with_others(&mut self, ino: u64) {
+        if let Some(lease @ Lease { pages: Pages::Alone, .. }) = self.leases.get_mut(&ino) {
+            lease.pages = Pages::Clean;
+        }
     }
 
     /// The kernel is told of `ino` as an entry of `parent`.
@@ -92,21 +131,21 @@ impl Cache {
         self.leases.contains_key(&ino)
     }
 
-    /// An open of `ino` is answered; `leased`: with this answer came a lease.
-    pub fn opened(&mut self, ino: u64, leased: bool) -> Keep {
+    /// An open of `ino` is answered; `leased`: with this answer came a lease. `used` says how it and others of this node use the file.
+    pub fn opened(&mut self, ino: u64, leased: bool, used: Use) -> Keep {
         if !leased {
             self.leases.remove(&ino);
             return Keep::Drop;
         }
         self.granted(ino);
-        match self.leases.get_mut(&ino) {
-            Some(Lease { pages: Pages::Clean, .. }) => Keep::Keep,
-            Some(lease) => {
-                lease.pages = Pages::Clean;
-                Keep::Drop
-            }
-            None => Keep::Drop,
-        }
+        let Some(lease) = self.leases.get_mut(&ino) else { return Keep::Drop };
+        let pages = match (lease.pages, used) {
+            (Pages::Alone, _) | (Pages::Clean, Use::Reading) => return Keep::Keep,
+            (_, Use::Mapping) => Pages::Alone,
+            (Pages::Fresh, Use::Reading) => Pages::Clean,
+        };
+        lease.pages = pages;
+        Keep::Drop
     }
 
     /// A name came to a directory without the kernel's doing: the next open drops the listing it keeps.
@@ -185,14 +224,36 @@ mod tests {
 
     #[test]
     fn pages_are_kept_only_after_an_open_under_the_lease_dropped_them() {
-        let mut cache = Cache::new(true);
+        let (mut cache, now) = (Cache::new(true), Instant::now());
         cache.granted(5);
-        assert_eq!(cache.opened(5, true), Keep::Drop);
-        assert_eq!(cache.opened(5, true), Keep::Keep);
-        cache.recalled(5);
-        assert_eq!(cache.opened(5, true), Keep::Drop);
-        assert_eq!(cache.opened(5, false), Keep::Drop);
-        assert_eq!(cache.opened(5, true), Keep::Drop);
+        let opened = |cache: &mut Cache, leased| cache.opened(5, leased, Use::Reading);
+        assert_eq!(opened(&mut cache, true), Keep::Drop);
+        assert_eq!(opened(&mut cache, true), Keep::Keep);
+        cache.recalled(5, now);
+        assert_eq!(opened(&mut cache, true), Keep::Drop);
+        assert_eq!(opened(&mut cache, false), Keep::Drop);
+        assert_eq!(opened(&mut cache, true), Keep::Drop);
+    }
+
+    #[test]
+    fn pages_that_others_may_have_are_dropped_before_they_can_be_mapped_for_writing() {
+        let mut cache = Cache::new(true);
+        assert_eq!(cache.opened(5, true, Use::Reading), Keep::Drop);
+        assert_eq!(cache.opened(5, true, Use::Mapping), Keep::Drop);
+        assert_eq!(cache.opened(5, true, Use::Mapping), Keep::Keep);
+        assert_eq!(cache.opened(5, true, Use::Reading), Keep::Keep);
+        cache.read_with_others(5);
+        assert_eq!(cache.opened(5, true, Use::Reading), Keep::Keep);
+        assert_eq!(cache.opened(5, true, Use::Mapping), Keep::Drop);
+    }
+
+    #[test]
+    fn inode_is_contested_for_a_while_after_a_recall() {
+        let (mut cache, now) = (Cache::new(true), Instant::now());
+        assert!(!cache.is_contested(5, now));
+        cache.recalled(5, now);
+        assert!(cache.is_contested(5, now) && !cache.is_contested(6, now));
+        assert!(!cache.is_contested(5, now + CONTESTED));
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! What comes from the server is copied, then checked: attributes that are too short or entries that make no sense are `EIO`, never a
 //! panic. Leases noted here decide how long the kernel may keep what it is told.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vos_api::fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Done, ReplyData};
-use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_TIMEOUT};
+use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_TIMEOUT, Use};
 use crate::kernel::{self, fopen};
 use crate::names::Names;
 use crate::request::Plus;
@@ -31,22 +31,27 @@ pub enum Answer {
     },
 }
 
-/// What else is to be done once the answer was given.
+/// What else is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     Nothing,
     /// The request has a next step; there is no answer yet.
     Next,
-    /// What the kernel has of this file is wrong (it guessed where an append would go).
+    /// What the kernel has of this file is wrong (it guessed where an append would go): it must be dropped first.
     DropPages {
         ino: u64,
     },
+    /// The bytes that were read or written are not covered by a lease. The answer must be given first: their pages may be locked until then.
+    DropBytes,
 }
 
 pub struct Completer<'a> {
     pub cache: &'a mut Cache,
     pub state: &'a mut State,
     pub names: &'a mut Names,
+    /// What the request calls the inode that is told of.
+    pub name: Option<&'a [u8]>,
+    pub now: Instant,
 }
 
 impl Completer<'_> {
@@ -61,7 +66,11 @@ impl Completer<'_> {
             _ => {}
         }
         let answer = self.succeeded(ino, then, done).unwrap_or(Answer::Errno(libc::EIO));
-        (answer, After::Nothing)
+        let after = match then {
+            Then::Read { alone, .. } => self.read(ino, alone, done.results),
+            _ => After::Nothing,
+        };
+        (answer, after)
     }
 
     fn failed<D>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Answer {
@@ -72,7 +81,7 @@ impl Completer<'_> {
             _ => libc::EIO,
         };
         match then {
-            Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
+            Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) && self.trusts(ino, self.name) => {
                 let mut entry = kernel::EntryOut::default();
                 (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
                 Answer::Bytes(entry.as_bytes().to_vec())
@@ -101,7 +110,7 @@ impl Completer<'_> {
             }
             Then::Lookup | Then::Entry => {
                 let attr = attr_of(&done.data)?;
-                bytes(&self.entry(ino, &attr, results))
+                bytes(&self.entry(ino, self.name, &attr, results))
             }
             Then::Attr => {
                 let leased = self.lease(ino, results);
@@ -111,11 +120,11 @@ impl Completer<'_> {
             Then::Open { ino, flags } => bytes(&self.open(ino, flags, results)?),
             Then::Create { flags } => {
                 let attr = attr_of(&done.data)?;
-                let entry = self.entry(ino, &attr, results);
+                let entry = self.entry(ino, self.name, &attr, results);
                 let open = self.open(attr.ino.get(), flags, results)?;
                 Answer::Bytes([entry.as_bytes(), open.as_bytes()].concat())
             }
-            Then::Read { bytes } => Answer::Data { bytes: done.data.len().min(bytes as usize) },
+            Then::Read { bytes, .. } => Answer::Data { bytes: done.data.len().min(bytes as usize) },
             Then::Write { .. } => return None,
             Then::Copy => bytes(&kernel::WriteOut { size: u32::try_from(results[0]).ok()?, padding: 0 }),
             Then::Placed => {
@@ -148,14 +157,37 @@ impl Completer<'_> {
         self.cache.attributes_changed(ino);
         let out = kernel::WriteOut { size: size_written, padding: 0 };
         let elsewhere = append && size.checked_sub(written) != Some(offset);
-        let after = if elsewhere { After::DropPages { ino } } else { After::Nothing };
+        let after = match self.lease(ino, done.results) {
+            _ if elsewhere => After::DropPages { ino },
+            true => After::Nothing,
+            false => After::DropBytes,
+        };
         (Answer::Bytes(out.as_bytes().to_vec()), after)
+    }
+
+    fn read(&mut self, ino: u64, alone: bool, results: [u64; 4]) -> After {
+        if !self.lease(ino, results) {
+            return After::DropBytes;
+        }
+        if !alone {
+            self.cache.read_with_others(ino);
+        }
+        After::Nothing
+    }
+
+    /// Whether the kernel may trust the name for a while; noted before it is told. Not in a directory for which nodes take turns: to take
+    /// a name back needs its lock, which one of our own changes may hold while it waits for another node that waits for us.
+    fn trusts(&mut self, parent: u64, name: Option<&[u8]>) -> bool {
+        let Some(name) = name.filter(|_| !self.cache.is_contested(parent, self.now)) else { return false };
+        self.names.told(parent, name, self.now);
+        true
     }
 
     fn open(&mut self, ino: u64, flags: u32, results: [u64; 4]) -> Option<kernel::OpenOut> {
         let fh = self.state.enter(Handle { ino, fs_handle: results[0], flags }).ok()?;
         let leased = self.lease(ino, results);
-        let keep = self.cache.opened(ino, leased);
+        let used = if self.state.is_writable(ino) { Use::Mapping } else { Use::Reading };
+        let keep = self.cache.opened(ino, leased, used);
         let appends = flags & libc::O_APPEND as u32 != 0;
         let writes_only = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
         // Where an append goes only the server knows, so the kernel must not keep pages of it. Such a file cannot be mapped anyway.
@@ -167,15 +199,15 @@ impl Completer<'_> {
         Some(kernel::OpenOut { fh, open_flags, backing_id: 0 })
     }
 
-    /// The caller entered the name in `names`.
-    fn entry(&mut self, parent: u64, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
+    fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
         let leased = self.lease(ino, results);
         if leased {
             self.cache.found(ino, parent);
         }
         let attributes = attributes(attr, leased);
-        let (entry_valid, entry_valid_nsec) = if leased { split(NAME_TIMEOUT) } else { (0, 0) };
+        let is_trusted = leased && self.trusts(parent, name);
+        let (entry_valid, entry_valid_nsec) = if is_trusted { split(NAME_TIMEOUT) } else { (0, 0) };
         kernel::EntryOut {
             nodeid: ino,
             generation: 0,
@@ -221,10 +253,7 @@ impl Completer<'_> {
             if out.len() + plus_bytes + size_of::<kernel::Dirent>() + name.len().next_multiple_of(8) > page.room {
                 break;
             }
-            if attr.is_some() {
-                self.names.told(ino, name);
-            }
-            let plus = attr.map(|attr| self.entry(ino, &attr, done.results));
+            let plus = attr.map(|attr| self.entry(ino, Some(name), &attr, done.results));
             push_entry(&mut out, plus.as_ref(), &head, name);
             rest = after;
         }

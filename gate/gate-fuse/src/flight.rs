@@ -18,12 +18,14 @@ pub struct Flight {
     pub changes: bool,
     /// Number in the session of a lock that waits.
     pub waiting_lock: Option<u64>,
-    /// Bytes of the file whose pages the kernel holds locked.
+    /// Bytes of the file that are read or written: the kernel may hold their pages locked.
     pub locked: Option<(u64, u64)>,
     /// The request itself, when another step follows.
     pub request: Option<Vec<u8>>,
-    /// Directory and name that the kernel will trust after the answer.
-    pub name: Option<(u64, Vec<u8>)>,
+    /// Names that the request is about, with their directories. A change holds the locks of these directories.
+    pub names: Vec<(u64, Vec<u8>)>,
+    /// The kernel must distrust these names after the answer.
+    pub distrusts: bool,
     pub since: Instant,
     /// The kernel has an answer already.
     pub is_left: bool,
@@ -44,11 +46,19 @@ impl Flight {
             waiting_lock: None,
             locked: None,
             request: None,
-            name: None,
+            names: Vec::new(),
+            distrusts: false,
             since: Instant::now(),
             is_left: false,
             leave_at: None,
         }
+    }
+}
+
+impl Flight {
+    /// Whether the kernel holds the locks of the directories whose names this changes.
+    fn locks_directory(&self) -> bool {
+        self.changes && !self.is_left && self.then != Then::Placed
     }
 }
 
@@ -60,12 +70,17 @@ pub struct Flights {
     leaving: BTreeSet<(Instant, Token)>,
     changes: usize,
     waiting_locks: usize,
+    /// Reads and writes by inode.
+    bytes: HashMap<u64, usize>,
 }
 
 impl Flights {
     pub fn insert(&mut self, token: Token, flight: Flight) {
         self.changes += usize::from(flight.changes);
         self.waiting_locks += usize::from(flight.waiting_lock.is_some());
+        if flight.locked.is_some() {
+            *self.bytes.entry(flight.ino).or_default() += 1;
+        }
         self.by_key.insert(flight.key, token);
         self.by_token.insert(token, flight);
     }
@@ -78,6 +93,9 @@ impl Flights {
         }
         self.changes -= usize::from(flight.changes);
         self.waiting_locks -= usize::from(flight.waiting_lock.is_some());
+        if flight.locked.is_some() {
+            self.unlock(flight.ino);
+        }
         Some(flight)
     }
 
@@ -106,9 +124,13 @@ impl Flights {
         let flight = self.by_token.get_mut(&token)?;
         flight.is_left = true;
         flight.leave_at = None;
+        let left = (flight.unique, flight.then);
         // With the answer the kernel lets go of the pages.
-        flight.locked = None;
-        Some((flight.unique, flight.then))
+        let (ino, was_locked) = (flight.ino, flight.locked.take().is_some());
+        if was_locked {
+            self.unlock(ino);
+        }
+        Some(left)
     }
 
     pub fn len(&self) -> usize {
@@ -128,8 +150,11 @@ impl Flights {
         self.changes > self.waiting_locks
     }
 
-    /// Byte ranges of `ino` whose pages our writes in flight hold.
+    /// Byte ranges of `ino` that are being read or written.
     pub fn locked_ranges(&self, ino: u64) -> Vec<(u64, u64)> {
+        if !self.has_bytes(ino) {
+            return Vec::new();
+        }
         self.by_token.values().filter(|flight| flight.ino == ino).filter_map(|flight| flight.locked).collect()
     }
 
@@ -139,10 +164,43 @@ impl Flights {
         closing.any(|flight| matches!(flight.then, Then::Release { fh } if may_unlock(fh)))
     }
 
+    /// Whether bytes of `ino` are being read or written.
+    pub fn has_bytes(&self, ino: u64) -> bool {
+        self.bytes.contains_key(&ino)
+    }
+
+    /// Whether a change of ours holds the lock of this directory.
+    pub fn changes_names_of(&self, directory: u64) -> bool {
+        let locking = self.by_token.values().filter(|flight| flight.locks_directory());
+        locking.into_iter().any(|flight| flight.names.iter().any(|(parent, _)| *parent == directory))
+    }
+
+    /// Takes names out of `told` that a change in flight is about: after its answer the kernel is told anew, or made to distrust them.
+    pub fn leave_out_changed(&mut self, directory: u64, told: &mut Vec<Vec<u8>>) {
+        for flight in self.by_token.values_mut().filter(|flight| flight.locks_directory()) {
+            for (_, name) in flight.names.iter().filter(|(parent, _)| *parent == directory) {
+                if let Some(at) = told.iter().position(|told| told == name) {
+                    told.swap_remove(at);
+                    flight.distrusts = true;
+                }
+            }
+        }
+    }
+
+    fn unlock(&mut self, ino: u64) {
+        if let Some(count) = self.bytes.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.bytes.remove(&ino);
+            }
+        }
+    }
+
     /// Everything that was in flight, forgotten.
     pub fn drain(&mut self) -> Vec<Flight> {
         (self.changes, self.waiting_locks) = (0, 0);
         self.by_key.clear();
+        self.bytes.clear();
         self.leaving.clear();
         self.by_token.drain().map(|(_, flight)| flight).collect()
     }

@@ -2,8 +2,8 @@
 //!
 //! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted), `Serving`, and `Reopening`
 //! (the session was lost: files are opened again in a new one before the kernel is asked to resend). Requests that were read and could
-//! not be submitted wait in `held`, in order, and nothing is read while one waits: what is in memory is bounded by
-//! [`IN_FLIGHT_MAX`] requests.
+//! not be submitted wait in `held`, in order, and nothing is read while one waits; reads and writes of an inode whose lease is about to be given back
+//! wait in `deferred` until it is. What is in memory is bounded by [`IN_FLIGHT_MAX`] requests.
 //!
 //! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table, then
 //! answer; answer, then the journal's slot is free.
@@ -15,7 +15,7 @@ mod interrupt;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,14 +24,14 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
-use crate::cache::{Cache, Keep, NAME_TIMEOUT};
+use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
 use crate::complete::{After, Answer, Completer};
 use crate::flight::{Flight, Flights};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
 use crate::names::Names;
-use crate::notify::{self, JOBS_MAX, Job, Notifier};
-use crate::recall::{self, NamesToo, Recalls, What};
+use crate::notify::{self, JOBS_MAX, Job, News, Notifier};
+use crate::recall::{self, Begin, InFlight, Recalls, Stage, What};
 use crate::request::{self, Body, Request};
 use crate::state::{HANDLES_MAX, State, StateError};
 use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
@@ -117,7 +117,12 @@ pub struct Gate<B: Backend> {
     unknown_names_until: Option<Instant>,
     recalls: Recalls,
     flights: Flights,
+    /// What left pages in the kernel that no lease covers, by inode, until they are dropped.
+    drops: HashMap<u64, usize>,
+    /// Answers that follow such a drop, by the keys of their requests: number as the kernel wrote it, and data.
+    answers: HashMap<u64, (u64, Vec<u8>)>,
     held: VecDeque<Held>,
+    deferred: VecDeque<Held>,
     phase: Phase,
     events: Option<Token>,
     /// The server repeated itself: ask again only when something was released.
@@ -149,7 +154,10 @@ impl<B: Backend> Gate<B> {
             unknown_names_until: None,
             recalls: Recalls::default(),
             flights: Flights::default(),
+            drops: HashMap::new(),
+            answers: HashMap::new(),
             held: VecDeque::new(),
+            deferred: VecDeque::new(),
             phase: Phase::Collecting,
             events: None,
             events_paused: false,
@@ -272,7 +280,7 @@ impl<B: Backend> Gate<B> {
     /// Reads requests while there is room. `true` when there was one.
     fn read_requests(&mut self) -> Result<bool, GateError> {
         for count in 0..READ_BATCH {
-            if !matches!(self.phase, Phase::Serving) || !self.held.is_empty() || self.flights.len() >= IN_FLIGHT_MAX {
+            if !self.may_read() {
                 return Ok(count > 0);
             }
             let Some(bytes) = self.read_one()? else { return Ok(count > 0) };
@@ -285,6 +293,11 @@ impl<B: Backend> Gate<B> {
             }
         }
         Ok(true)
+    }
+
+    fn may_read(&self) -> bool {
+        let is_full = self.flights.len() + self.deferred.len() + self.answers.len() >= IN_FLIGHT_MAX;
+        matches!(self.phase, Phase::Serving) && self.held.is_empty() && !is_full
     }
 
     /// One request into the buffer; `None` when there is none, or the mount is gone.
@@ -359,6 +372,11 @@ impl<B: Backend> Gate<B> {
         if self.answer_from_memory(&request)? {
             return Ok(Handled::Done);
         }
+        if matches!(request.body, Body::Read(_) | Body::Write { .. }) && self.recalls.is_draining(request.header.nodeid)
+        {
+            self.deferred.push_back(Held { bytes: bytes.to_vec(), step });
+            return Ok(Handled::Done);
+        }
         let has_locks = match request.body {
             Body::Flush(head) => {
                 self.cache.may_have_locks(request.header.nodeid, head.lock_owner & !translate::FLOCK_OWNER)
@@ -395,7 +413,7 @@ impl<B: Backend> Gate<B> {
             Own::Opendir => {
                 let ino = request.header.nodeid;
                 let leased = self.cache.is_leased(ino);
-                let open_flags = match leased.then(|| self.cache.opened(ino, true)) {
+                let open_flags = match leased.then(|| self.cache.opened(ino, true, Use::Reading)) {
                     Some(Keep::Keep) => fopen::CACHE_DIR | fopen::KEEP_CACHE,
                     Some(Keep::Drop) => fopen::CACHE_DIR,
                     None => 0,
@@ -467,6 +485,7 @@ impl<B: Backend> Gate<B> {
         self.counters.requests += 1;
         let locked = match request.body {
             Body::Write { head, .. } => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
+            Body::Read(head) => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
             _ => None,
         };
         let flight = Flight {
@@ -475,7 +494,7 @@ impl<B: Backend> Gate<B> {
             waiting_lock: sequence.filter(|_| waits),
             locked,
             request: (plan.then == Then::Next).then(|| bytes.to_vec()),
-            name: name_told(request),
+            names: names_of(request),
             ..Flight::new(unique, key, ino, plan.then)
         };
         let since = flight.since;
@@ -525,13 +544,23 @@ impl<B: Backend> Gate<B> {
         if flight.is_left {
             return self.complete_left(&flight, done);
         }
-        match (&flight.name, flight.then) {
-            (Some((parent, name)), Then::Placed) => self.placed(*parent, name, done.status),
-            (Some((parent, name)), _) => self.names.told(*parent, name),
-            (None, _) => {}
+        let now = Instant::now();
+        match (flight.names.as_slice(), flight.then) {
+            ([(parent, name)], Then::Placed) => self.placed(*parent, name, done.status),
+            // The kernel moves what it knows of the old name to the new one.
+            ([(from, old), (to, new)], _) if done.status == 0 => {
+                if self.names.is_told(*from, old) {
+                    self.names.told(*to, new, now);
+                }
+                if self.names.is_told(*to, new) {
+                    self.names.told(*from, old, now);
+                }
+            }
+            _ => {}
         }
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let mut completer = Completer { cache, state, names };
+        let name = flight.names.first().map(|(_, name)| name.as_slice());
+        let mut completer = Completer { cache, state, names, name, now };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {
@@ -539,17 +568,45 @@ impl<B: Backend> Gate<B> {
             }
             return Ok(());
         }
+        if let (After::DropPages { ino }, Answer::Bytes(bytes)) = (after, &answer) {
+            self.backend.recalled(Some(ino));
+            self.answers.insert(flight.key, (flight.unique, bytes.clone()));
+            return match self.drop_pages(ino, None, Some(flight.key)) {
+                true => Ok(()),
+                false => self.answer_behind(flight.key),
+            };
+        }
         match answer {
             Answer::Errno(errno) => self.answer(flight.unique, -errno, &[])?,
             Answer::Bytes(bytes) => self.answer(flight.unique, 0, &bytes)?,
             Answer::Data { bytes } => self.answer_data(flight.unique, &done.data, bytes)?,
         }
         self.state.answered(flight.key);
-        if let After::DropPages { ino } = after {
-            self.backend.recalled(Some(ino));
-            // A full queue only delays what the next open does anyway.
-            let _ = self.notifier.give(Job::Drop { ino });
+        if after == After::DropBytes {
+            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None);
         }
+        if flight.distrusts {
+            for (parent, name) in flight.names {
+                self.give(Job::Names { parent, names: vec![name] });
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that no lease covers, or that are wrong. A lease of the inode is not given back before that is done.
+    fn drop_pages(&mut self, ino: u64, bytes: Option<(u64, u64)>, key: Option<u64>) -> bool {
+        let is_taken = self.give(Job::Drop { ino, bytes, key });
+        if is_taken {
+            *self.drops.entry(ino).or_default() += 1;
+        }
+        is_taken
+    }
+
+    /// What had to be dropped first is dropped.
+    fn answer_behind(&mut self, key: u64) -> Result<(), GateError> {
+        let Some((unique, data)) = self.answers.remove(&key) else { return Ok(()) };
+        self.answer(unique, 0, &data)?;
+        self.state.answered(key);
         Ok(())
     }
 
@@ -595,9 +652,16 @@ impl<B: Backend> Gate<B> {
                 self.answer(flight.unique, -libc::EIO, &[])?;
             }
         }
+        // What has happened is not to be resent.
+        for key in self.answers.keys().copied().collect::<Vec<_>>() {
+            self.answer_behind(key)?;
+        }
+        // What was read and not submitted is resent with the rest, or by nobody.
         if can_resend {
-            // They come again; what the kernel does not send again was never submitted, and waits on.
             self.held.clear();
+            self.deferred.clear();
+        } else {
+            self.held.append(&mut self.deferred);
         }
         self.events = None;
         self.recalls.reset();
@@ -656,37 +720,53 @@ impl<B: Backend> Gate<B> {
         let now = Instant::now();
         let mut is_news = events.is_empty();
         for event in events {
-            let names = match event.what {
-                What::Inode { ino } if self.names.has(ino) || self.unknown_names_expire(now).is_some() => NamesToo::Yes,
-                What::Inode { .. } => NamesToo::No,
-                What::Name { .. } | What::Everything => NamesToo::Yes,
-            };
-            if !self.recalls.begin(&event, now, grace(names)) {
+            if !self.recalls.is_news(event.recall) {
                 continue;
             }
             is_news = true;
             self.counters.recalls += 1;
-            if let What::Inode { ino } = event.what {
-                self.backend.recalled(Some(ino));
-            }
-            let job = self.job_for(event.recall, event.what);
-            self.give(job);
+            self.begin_recall(event.recall, event.what, now);
         }
         self.events_paused = !is_news;
         Ok(())
     }
 
-    fn job_for(&mut self, recall: u64, what: What) -> Job {
-        match what {
+    fn begin_recall(&mut self, recall: u64, what: What, now: Instant) {
+        let not_before = self.unknown_names_until.filter(|at| now < *at);
+        let mut begin = Begin { recall, ino: None, stage: Stage::Begun, names_until: None, not_before, found_in: None };
+        let job = match what {
             What::Inode { ino } => {
-                let found_in = self.cache.recalled(ino);
-                let names = self.names.take(ino);
-                let names_expire = self.unknown_names_expire(Instant::now());
+                self.backend.recalled(Some(ino));
+                let trusted = self.names.take(ino, now);
+                begin.names_until = trusted.as_ref().map(|trusted| trusted.until);
+                let mut names = trusted.map(|trusted| trusted.names).unwrap_or_default();
+                self.flights.leave_out_changed(ino, &mut names);
+                if names.is_empty() {
+                    begin.names_until = None;
+                }
+                begin.ino = Some(ino);
+                // While a change of ours holds that directory's lock, nobody is looking up anything there.
+                let found_in = self.cache.recalled(ino, now);
+                begin.found_in = found_in.filter(|directory| !self.flights.changes_names_of(*directory));
                 let busy = self.flights.locked_ranges(ino);
-                Job::Inode { recall, ino, busy, found_in, names, names_expire }
+                Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, names })
             }
-            What::Name { parent, name } => Job::Name { recall, parent, name },
-            What::Everything => self.everything(Some(recall)),
+            What::Name { parent, name } if self.names.is_told(parent, &name) => {
+                (begin.stage, begin.names_until) = (Stage::Pages, Some(now + NAME_TIMEOUT));
+                Some(Job::Name { recall, parent, name })
+            }
+            What::Name { .. } => {
+                begin.stage = Stage::Done;
+                None
+            }
+            What::Everything => {
+                begin.names_until = Some(now + NAME_TIMEOUT);
+                Some(self.everything(Some(recall)))
+            }
+        };
+        self.recalls.begin(begin, now);
+        if let Some(job) = job {
+            self.give(job);
         }
     }
 
@@ -695,24 +775,27 @@ impl<B: Backend> Gate<B> {
         // The notifier waits for pages that are being read: for none longer than a server takes.
         self.backend.recalled(None);
         self.cache.lost();
-        let names_expire = self.unknown_names_expire(Instant::now());
-        Job::Everything { recall, inos: self.state.cached(), names: self.names.take_all(), names_expire }
+        let (busy, inos) = self.state.cached().into_iter().partition(|ino| self.flights.has_bytes(*ino));
+        Job::Everything { recall, inos, busy, names: self.names.take_all() }
     }
 
-    /// When the last name that a predecessor told loses its validity, while that is still to come.
-    fn unknown_names_expire(&self, now: Instant) -> Option<Instant> {
-        self.unknown_names_until.filter(|at| now < *at)
-    }
-
-    fn give(&self, job: Job) {
-        if !self.notifier.give(job) {
+    fn give(&self, job: Job) -> bool {
+        let is_taken = self.notifier.give(job);
+        if !is_taken {
             tracing::error!("the notifier's queue is full although events were asked for");
         }
+        is_taken
     }
 
     fn follow_recalls(&mut self) -> Result<(), GateError> {
-        while let Some(recall) = self.notifier.finished() {
-            self.recalls.finish(recall);
+        while let Some(news) = self.notifier.news() {
+            match news {
+                News::Reached { recall, stage } => self.recalls.reached(recall, stage),
+                News::Dropped { ino, key } => {
+                    self.dropped(ino);
+                    key.map_or(Ok(()), |key| self.answer_behind(key))?;
+                }
+            }
         }
         if self.names.is_full() {
             // Behind no recall and ahead of those to come.
@@ -720,17 +803,21 @@ impl<B: Backend> Gate<B> {
                 self.give(Job::Names { parent, names });
             }
         }
-        if self.recalls.len() > 0 {
-            self.recalls.tick(Instant::now(), self.flights.has_changes());
-        }
+        let now = Instant::now();
+        self.help_hanging(now);
         if !matches!(self.phase, Phase::Serving) {
             return Ok(());
         }
-        if let Some(recall) = self.recalls.released() {
+        let ours = Ours { flights: &self.flights, drops: &self.drops };
+        if let Some(recall) = self.recalls.released(now, &ours) {
             let op = Op { args: [recall, 0, 0], ..plain(vos_api::fs::RELEASED) };
             if self.backend.submit(&op).is_ok() {
                 self.recalls.told(recall);
                 self.events_paused = false;
+                // Behind it: what they read or write is covered by the next lease.
+                while let Some(deferred) = self.deferred.pop_back() {
+                    self.held.push_front(deferred);
+                }
             }
         }
         // A single completion carries at most so many events; the queue must take them all.
@@ -741,6 +828,31 @@ impl<B: Backend> Gate<B> {
             self.events = self.backend.submit(&op).ok();
         }
         Ok(())
+    }
+
+    fn dropped(&mut self, ino: u64) {
+        if let Some(count) = self.drops.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.drops.remove(&ino);
+            }
+        }
+    }
+
+    /// Recalls for which a notifier waits in the kernel for one of our own requests.
+    fn help_hanging(&mut self, now: Instant) {
+        if self.recalls.len() == 0 {
+            return;
+        }
+        let ours = Ours { flights: &self.flights, drops: &self.drops };
+        for (recall, ino) in self.recalls.settled(&ours) {
+            notify::drop_attributes(&self.fuse, ino);
+            self.recalls.reached(recall, Stage::Done);
+        }
+        for (recall, ino) in self.recalls.hanging(now, &ours) {
+            let busy = self.flights.locked_ranges(ino);
+            self.give(Job::Inode { recall, ino, busy, found_in: None, names: Vec::new() });
+        }
     }
 
     // ---- to the kernel
@@ -801,7 +913,7 @@ impl<B: Backend> Gate<B> {
         if !self.backend.may_sleep() {
             return Ok(());
         }
-        let reads = matches!(self.phase, Phase::Serving) && self.held.is_empty() && self.flights.len() < IN_FLIGHT_MAX;
+        let reads = self.may_read();
         let timeout = self.timeout();
         let fuse_flags = if reads { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = [
@@ -829,8 +941,9 @@ impl<B: Backend> Gate<B> {
     }
 
     fn timeout(&self) -> Option<rustix::event::Timespec> {
-        let deadline = self.recalls.deadline().into_iter().chain(self.flights.next_leave()).min()?;
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let now = Instant::now();
+        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).min()?;
+        let left = deadline.saturating_duration_since(now).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }
 }
@@ -874,14 +987,6 @@ enum Handled {
     Later,
 }
 
-/// How long a recall may hang: names are no longer trusted after their time, dropped or not.
-fn grace(names: NamesToo) -> Duration {
-    match names {
-        NamesToo::Yes => NAME_TIMEOUT,
-        NamesToo::No => recall::GRACE,
-    }
-}
-
 fn plain(op: u16) -> Op<'static> {
     Op { op, flags: 0, args: [0; 3], out: &[], in_capacity: 0, sequence: None }
 }
@@ -906,8 +1011,8 @@ fn random() -> u64 {
     u64::from_ne_bytes(bytes).max(1)
 }
 
-/// The name that the kernel knows once the request is answered, with its directory.
-fn name_told(request: &Request<'_>) -> Option<(u64, Vec<u8>)> {
+/// Names that the request is about, with their directories: of the answer's inode, or the old and the new one.
+fn names_of(request: &Request<'_>) -> Vec<(u64, Vec<u8>)> {
     let parent = request.header.nodeid;
     match request.body {
         Body::Lookup { name }
@@ -915,10 +1020,33 @@ fn name_told(request: &Request<'_>) -> Option<(u64, Vec<u8>)> {
         | Body::Mknod { name, .. }
         | Body::Mkdir { name, .. }
         | Body::Create { name, .. }
-        | Body::Link { name, .. } => Some((parent, name.to_vec())),
-        // The kernel moves what it knows of the old name to the new one.
-        Body::Rename { to, new, .. } => Some((to, new.to_vec())),
-        Body::Ioctl { data, .. } => translate::place_parts(data).map(|(_, name, _)| (parent, name.to_vec())),
-        _ => None,
+        | Body::Unlink { name }
+        | Body::Rmdir { name }
+        | Body::Link { name, .. } => vec![(parent, name.to_vec())],
+        Body::Rename { to, old, new, .. } => vec![(parent, old.to_vec()), (to, new.to_vec())],
+        Body::Ioctl { data, .. } => {
+            translate::place_parts(data).map(|(_, name, _)| (parent, name.to_vec())).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What of ours is in flight, for [`Recalls`].
+struct Ours<'a> {
+    flights: &'a Flights,
+    drops: &'a HashMap<u64, usize>,
+}
+
+impl InFlight for Ours<'_> {
+    fn has_bytes(&self, ino: u64) -> bool {
+        self.flights.has_bytes(ino) || self.drops.contains_key(&ino)
+    }
+
+    fn changes_names_of(&self, directory: u64) -> bool {
+        self.flights.changes_names_of(directory)
+    }
+
+    fn has_changes(&self) -> bool {
+        self.flights.has_changes()
     }
 }

@@ -1,16 +1,15 @@
-//! The thread that tells the kernel to drop what it keeps.
+//! The threads that tell the kernel to drop what it keeps.
 //!
 //! Dropping may wait in the kernel for a page or directory that is locked by a request which the serving thread must answer first; so it is never
-//! done by that thread. It serves nothing, owns nothing and has one queue in and one out, both bounded by [`JOBS_MAX`]
-//! (the gate asks for events only while there is room).
+//! done by that thread. There are several, because one that waits must not keep others waiting whose release it may wait for. They serve nothing, own nothing and have one
+//! queue in and one out, both bounded by [`JOBS_MAX`] (the gate asks for events only while there is room).
 //!
-//! Not here: when a recall counts as finished although this thread hangs ([`crate::recall`]).
+//! Not here: when a recall counts as carried out although a thread hangs ([`crate::recall`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -18,23 +17,24 @@ use sys::without::{Feature, without};
 use zerocopy::IntoBytes;
 
 use crate::kernel::{self, NotifyInvalEntry, NotifyInvalInode, OutHeader};
+use crate::recall::Stage;
 
 pub const JOBS_MAX: usize = 4096;
+/// Jobs that may hang at a time.
+const THREADS: usize = 8;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Job {
     Inode {
         recall: u64,
         ino: u64,
-        /// Byte ranges that our own writes in flight have locked: they come last.
+        /// Byte ranges that our own reads and writes in flight may have locked: they come last.
         busy: Vec<(u64, u64)>,
         /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up there may be about to
         /// make it known with what we told before the recall; it holds the directory's lock.
         found_in: Option<u64>,
         /// Names in this directory that are covered by the lease no more.
         names: Vec<Vec<u8>>,
-        /// When there may be others that nobody knows: the time at which the kernel trusts them no more.
-        names_expire: Option<Instant>,
     },
     Name {
         recall: u64,
@@ -46,34 +46,63 @@ pub enum Job {
         parent: u64,
         names: Vec<Vec<u8>>,
     },
-    /// Pages and attributes, without a recall.
+    /// Pages and attributes, without a recall: all, or those with these bytes.
     Drop {
         ino: u64,
+        bytes: Option<(u64, u64)>,
+        /// The request that is answered behind it.
+        key: Option<u64>,
     },
     /// All of these, and the names by directory.
     Everything {
         recall: Option<u64>,
         inos: Vec<u64>,
+        /// Those of which our own reads and writes in flight may have pages locked: they come last.
+        busy: Vec<u64>,
         names: Vec<(u64, Vec<Vec<u8>>)>,
-        names_expire: Option<Instant>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    Reached {
+        recall: u64,
+        stage: Stage,
+    },
+    /// [`Job::Drop`] was done.
+    Dropped {
+        ino: u64,
+        key: Option<u64>,
     },
 }
 
 pub struct Notifier {
     jobs: SyncSender<Job>,
-    finished: Receiver<u64>,
+    news: Receiver<News>,
+    bell: Arc<OwnedFd>,
+}
+
+/// What a thread has.
+struct Worker {
+    fuse: Arc<OwnedFd>,
+    todo: Arc<Mutex<Receiver<Job>>>,
+    news: Sender<News>,
     bell: Arc<OwnedFd>,
 }
 
 impl Notifier {
-    /// `fuse` is written to; the thread ends with the `Notifier`, once no notification hangs.
+    /// `fuse` is written to; the threads end with the `Notifier`, once no notification hangs.
     pub fn start(fuse: OwnedFd) -> io::Result<Notifier> {
         let (jobs, todo) = sync_channel(JOBS_MAX);
-        let (done, finished) = channel();
+        let (sender, news) = channel();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let ring = Arc::clone(&bell);
-        std::thread::Builder::new().name("notifier".to_owned()).spawn(move || run(&fuse, &todo, &done, &ring))?;
-        Ok(Notifier { jobs, finished, bell })
+        let (fuse, todo) = (Arc::new(fuse), Arc::new(Mutex::new(todo)));
+        for _ in 0..THREADS {
+            let (fuse, todo, news, bell) = (Arc::clone(&fuse), Arc::clone(&todo), sender.clone(), Arc::clone(&bell));
+            let worker = Worker { fuse, todo, news, bell };
+            std::thread::Builder::new().name("notifier".to_owned()).spawn(move || worker.run())?;
+        }
+        Ok(Notifier { jobs, news, bell })
     }
 
     /// `false` when the queue is full.
@@ -84,12 +113,12 @@ impl Notifier {
         }
     }
 
-    /// The next recall that was carried out.
-    pub fn finished(&self) -> Option<u64> {
-        self.finished.try_recv().ok()
+    /// What was done since.
+    pub fn news(&self) -> Option<News> {
+        self.news.try_recv().ok()
     }
 
-    /// Readable when [`Notifier::finished`] has something.
+    /// Readable when [`Notifier::news`] has something.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -99,59 +128,75 @@ impl Notifier {
     }
 }
 
-fn run(fuse: &OwnedFd, todo: &Receiver<Job>, done: &Sender<u64>, bell: &OwnedFd) {
-    while let Ok(job) = todo.recv() {
-        let recall = match job {
-            Job::Inode { recall, ino, busy, found_in, names, names_expire } => {
-                drop_inode(fuse, ino, &busy, found_in);
+impl Worker {
+    fn run(&self) {
+        loop {
+            // One thread at a time waits for a job, the others for their turn.
+            let job = self.todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(job) = job else { return };
+            self.carry_out(job);
+        }
+    }
+
+    fn carry_out(&self, job: Job) {
+        let fuse = &*self.fuse;
+        match job {
+            Job::Inode { recall, ino, busy, found_in, names } => {
+                let tell = |stage| self.tell(News::Reached { recall, stage });
+                drop_inode(fuse, ino, &busy, found_in, tell);
+                tell(Stage::Pages);
                 expire_names(fuse, ino, &names);
-                if let Some(at) = names_expire {
-                    wait_until(at);
-                }
-                recall
+                tell(Stage::Done);
             }
             Job::Name { recall, parent, name } => {
                 expire_names(fuse, parent, &[name]);
-                recall
+                self.tell(News::Reached { recall, stage: Stage::Done });
             }
-            Job::Everything { recall, inos, names, names_expire } => {
-                for ino in inos {
-                    drop_inode(fuse, ino, &[], None);
+            Job::Everything { recall, inos, busy, names } => {
+                for ino in &busy {
+                    let _ = drop_range(fuse, *ino, -1, 0);
+                }
+                for ino in inos.into_iter().chain(busy) {
+                    drop_inode(fuse, ino, &[], None, |_| ());
+                }
+                if let Some(recall) = recall {
+                    self.tell(News::Reached { recall, stage: Stage::Pages });
                 }
                 for (parent, names) in names {
                     expire_names(fuse, parent, &names);
                 }
-                if let Some(at) = names_expire {
-                    wait_until(at);
+                if let Some(recall) = recall {
+                    self.tell(News::Reached { recall, stage: Stage::Done });
                 }
-                let Some(recall) = recall else { continue };
-                recall
             }
-            Job::Names { parent, names } => {
-                expire_names(fuse, parent, &names);
-                continue;
+            Job::Names { parent, names } => expire_names(fuse, parent, &names),
+            Job::Drop { ino, bytes, key } => {
+                match bytes {
+                    None => drop_inode(fuse, ino, &[], None, |_| ()),
+                    Some((first, end)) => _ = drop_range(fuse, ino, first as i64, end.saturating_sub(first) as i64),
+                }
+                self.tell(News::Dropped { ino, key });
             }
-            Job::Drop { ino } => {
-                drop_inode(fuse, ino, &[], None);
-                continue;
-            }
-        };
-        if done.send(recall).is_err() {
-            return;
         }
-        // Full means that it rings already.
-        let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    }
+
+    fn tell(&self, news: News) {
+        if self.news.send(news).is_ok() {
+            // Full means that it rings already.
+            let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        }
     }
 }
 
-fn wait_until(at: Instant) {
-    std::thread::sleep(at.saturating_duration_since(Instant::now()));
+/// Attributes alone: takes no lock. `false`: the kernel does not know the inode.
+pub fn drop_attributes(fuse: impl AsFd, ino: u64) -> bool {
+    drop_range(fuse, ino, -1, 0) != Err(Errno::NOENT)
 }
 
-fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u64>) {
-    // Attributes alone: takes no lock.
-    if drop_range(fuse, ino, -1, 0) == Err(Errno::NOENT) {
+fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u64>, tell: impl Fn(Stage)) {
+    if !drop_attributes(fuse, ino) {
         let Some(parent) = found_in else { return };
+        tell(Stage::Settling);
         // Any name does: what counts is that the directory's lock was ours for a moment.
         drop_name(fuse, parent, b"\x01");
         if drop_range(fuse, ino, -1, 0).is_err() {
@@ -165,6 +210,7 @@ fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u6
         }
     }
     if !busy.is_empty() {
+        tell(Stage::Most);
         let _ = drop_range(fuse, ino, 0, 0);
     }
 }
@@ -189,7 +235,7 @@ fn gaps(busy: &[(u64, u64)]) -> Vec<(u64, Option<u64>)> {
     gaps
 }
 
-fn drop_range(fuse: &OwnedFd, ino: u64, off: i64, len: i64) -> Result<(), Errno> {
+fn drop_range(fuse: impl AsFd, ino: u64, off: i64, len: i64) -> Result<(), Errno> {
     send(fuse, kernel::notify::INVAL_INODE, NotifyInvalInode { ino, off, len }.as_bytes(), &[])
 }
 

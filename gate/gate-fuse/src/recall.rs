@@ -1,8 +1,13 @@
 //! Recalls on their way: which events of the server were carried out, and up to which one the server may be told so.
 //!
-//! Pure: time is passed in. Events are finished in any order, released in theirs. An event that hangs longer than its grace while
-//! one of our own changes is in flight counts as finished: the kernel's lock it waits for may be that change's, and the change may wait at the
-//! server for somebody who waits for us (`docs/design/gate-fuse.md`, *Recall*).
+//! Pure: time is passed in, and what is in flight is asked for. Events are carried out in any order, released in theirs.
+//!
+//! An event is carried out when the notifier has done all, and when no read or write of the inode that was under way is left: its answer came
+//! without a lease, and what it left in the kernel has been dropped, too. Until it is released, further ones of the inode
+//! are put off ([`Recalls::is_draining`]).
+//!
+//! The notifier can hang in the kernel at a lock which one of our own requests holds, while that request waits at the server for somebody who waits
+//! for us (`docs/design/gate-fuse.md`, *Recall*). Which lock that is says the stage, and with it what is safe to conclude.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,6 +17,8 @@ use zerocopy::FromBytes;
 
 /// How long a notification may hang before we suspect that it waits for ourselves.
 pub const GRACE: Duration = Duration::from_millis(100);
+/// The same for dropping everything.
+const EVERYTHING_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
@@ -55,11 +62,52 @@ pub fn parse(mut bytes: &[u8]) -> Option<Vec<Event>> {
     Some(events)
 }
 
+/// How far the notifier is with an event.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    Begun,
+    /// It waits for the lock of the directory in which the inode was found lately.
+    Settling,
+    /// All but the pages that our own reads and writes in flight may have locked.
+    Most,
+    /// Attributes and pages; names come last.
+    Pages,
+    Done,
+}
+
 struct Under {
     recall: u64,
+    /// `None`: a name, or everything.
+    ino: Option<u64>,
     since: Instant,
-    grace: Duration,
-    finished: bool,
+    /// When the notifier is told once more which pages it should leave for the end.
+    again_at: Instant,
+    stage: Stage,
+    /// When the names are trusted no more, distrusted or not.
+    names_until: Option<Instant>,
+    /// Not before: names that nobody knows are trusted until then.
+    not_before: Option<Instant>,
+    /// The directory in which the inode was found lately.
+    found_in: Option<u64>,
+}
+
+/// What is known of an event at its beginning.
+pub struct Begin {
+    pub recall: u64,
+    pub ino: Option<u64>,
+    pub stage: Stage,
+    pub names_until: Option<Instant>,
+    pub not_before: Option<Instant>,
+    pub found_in: Option<u64>,
+}
+
+/// What of ours is in flight.
+pub trait InFlight {
+    /// Bytes of the inode are being read or written, or what that left is being dropped.
+    fn has_bytes(&self, ino: u64) -> bool;
+    /// A change of ours holds the directory's lock.
+    fn changes_names_of(&self, directory: u64) -> bool;
+    fn has_changes(&self) -> bool;
 }
 
 #[derive(Default)]
@@ -71,45 +119,80 @@ pub struct Recalls {
     told: u64,
 }
 
-/// Whether a recall takes names with it: an inode's does when it is a directory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NamesToo {
-    Yes,
-    No,
+impl Under {
+    fn is_over(&self, now: Instant, in_flight: &impl InFlight) -> bool {
+        if self.not_before.is_some_and(|at| now < at) {
+            return false;
+        }
+        let has_waited = now >= self.since + GRACE;
+        let are_names_old = self.names_until.is_none_or(|until| now >= until);
+        let Some(ino) = self.ino else {
+            // After the restart of a server everybody gives back everything at once, with writes in flight.
+            let hangs = now >= self.since + EVERYTHING_GRACE && in_flight.has_changes();
+            return self.stage == Stage::Done || self.stage == Stage::Pages && are_names_old || hangs;
+        };
+        let is_quiet = has_waited || !in_flight.has_bytes(ino);
+        match self.stage {
+            Stage::Begun | Stage::Settling => false,
+            // What is left is locked by a write of ours that is not answered: who reads it waits for that write.
+            Stage::Most => has_waited && are_names_old && in_flight.has_bytes(ino),
+            Stage::Pages => are_names_old && is_quiet,
+            Stage::Done => is_quiet,
+        }
+    }
 }
 
 impl Recalls {
-    /// Takes an event; `false` when it is known already.
-    pub fn begin(&mut self, event: &Event, now: Instant, grace: Duration) -> bool {
-        if event.recall <= self.seen {
-            return false;
-        }
-        self.seen = event.recall;
-        self.under_way.push_back(Under { recall: event.recall, since: now, grace, finished: false });
-        true
+    /// Whether an event is new.
+    pub fn is_news(&self, recall: u64) -> bool {
+        recall > self.seen
     }
 
-    pub fn finish(&mut self, recall: u64) {
+    pub fn begin(&mut self, event: Begin, now: Instant) {
+        let Begin { recall, ino, stage, names_until, not_before, found_in } = event;
+        self.seen = self.seen.max(recall);
+        let again_at = now + GRACE;
+        self.under_way.push_back(Under { recall, ino, since: now, again_at, stage, names_until, not_before, found_in });
+    }
+
+    /// The notifier got so far; it may be told twice of one event.
+    pub fn reached(&mut self, recall: u64, stage: Stage) {
         if let Some(event) = self.under_way.iter_mut().find(|event| event.recall == recall) {
-            event.finished = true;
+            event.stage = event.stage.max(stage);
         }
     }
 
-    /// Counts what hangs too long as finished. `may_block`: a change of ours is in flight.
-    pub fn tick(&mut self, now: Instant, may_block: bool) {
-        if !may_block {
-            return;
-        }
-        for event in self.under_way.iter_mut().filter(|event| !event.finished) {
-            if now.saturating_duration_since(event.since) >= event.grace {
-                event.finished = true;
-            }
-        }
+    /// Inodes for which the notifier hangs at a page that was locked after it had been told which are: it must be told again.
+    pub fn hanging(&mut self, now: Instant, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
+        let hangs = |event: &&mut Under| {
+            event.stage == Stage::Begun
+                && now >= event.again_at
+                && event.ino.is_some_and(|ino| in_flight.has_bytes(ino))
+        };
+        let hanging = self.under_way.iter_mut().filter(hangs).filter_map(|event| {
+            event.again_at = now + GRACE;
+            event.ino.map(|ino| (event.recall, ino))
+        });
+        hanging.collect()
+    }
+
+    /// Events for which the notifier waits for the lock of a directory that a change of ours holds: with it held nobody looks up anything there.
+    pub fn settled(&self, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
+        let settled = self.under_way.iter().filter(|event| {
+            event.stage == Stage::Settling
+                && event.found_in.is_some_and(|directory| in_flight.changes_names_of(directory))
+        });
+        settled.filter_map(|event| event.ino.map(|ino| (event.recall, ino))).collect()
+    }
+
+    /// Whether reads and writes of `ino` are to be put off until its event is released.
+    pub fn is_draining(&self, ino: u64) -> bool {
+        self.under_way.iter().any(|event| event.ino == Some(ino) && event.stage >= Stage::Pages)
     }
 
     /// Up to which event the server can be told, when that is news. Call [`Recalls::told`] once it was.
-    pub fn released(&mut self) -> Option<u64> {
-        while let Some(event) = self.under_way.front().filter(|event| event.finished) {
+    pub fn released(&mut self, now: Instant, in_flight: &impl InFlight) -> Option<u64> {
+        while let Some(event) = self.under_way.front().filter(|event| event.is_over(now, in_flight)) {
             self.released = self.released.max(event.recall);
             self.under_way.pop_front();
         }
@@ -121,8 +204,14 @@ impl Recalls {
     }
 
     /// When to look at the clock next.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.under_way.iter().filter(|event| !event.finished).map(|event| event.since + event.grace).min()
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        let times = |event: &Under| {
+            [Some(event.since + GRACE), Some(event.since + EVERYTHING_GRACE), Some(event.again_at)]
+                .into_iter()
+                .chain([event.names_until, event.not_before])
+                .flatten()
+        };
+        self.under_way.iter().flat_map(times).filter(|at| *at > now).min()
     }
 
     pub fn len(&self) -> usize {
@@ -139,32 +228,97 @@ impl Recalls {
 mod tests {
     use super::*;
 
-    fn event(recall: u64) -> Event {
-        Event { recall, what: What::Inode { ino: 5 } }
+    /// Inode 5 with bytes, directory 6 with a change.
+    #[derive(Default)]
+    struct Ours {
+        bytes: bool,
+        change: bool,
+    }
+
+    impl InFlight for Ours {
+        fn has_bytes(&self, ino: u64) -> bool {
+            self.bytes && ino == 5
+        }
+
+        fn changes_names_of(&self, directory: u64) -> bool {
+            self.change && directory == 6
+        }
+
+        fn has_changes(&self) -> bool {
+            self.bytes || self.change
+        }
+    }
+
+    const NOTHING: Ours = Ours { bytes: false, change: false };
+
+    fn event(recall: u64, ino: u64) -> Begin {
+        let (names_until, not_before, found_in) = (None, None, Some(6));
+        Begin { recall, ino: Some(ino), stage: Stage::Begun, names_until, not_before, found_in }
     }
 
     #[test]
     fn events_are_released_in_order_whatever_the_order_they_finish_in() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        assert!(recalls.begin(&event(1), now, GRACE) && recalls.begin(&event(2), now, GRACE));
-        assert!(!recalls.begin(&event(2), now, GRACE));
-        recalls.finish(2);
-        assert_eq!(recalls.released(), None);
-        recalls.finish(1);
-        assert_eq!(recalls.released(), Some(2));
+        assert!(recalls.is_news(1));
+        recalls.begin(event(1, 5), now);
+        recalls.begin(event(2, 7), now);
+        assert!(!recalls.is_news(2));
+        recalls.reached(2, Stage::Done);
+        assert_eq!(recalls.released(now, &NOTHING), None);
+        recalls.reached(1, Stage::Done);
+        assert_eq!(recalls.released(now, &NOTHING), Some(2));
         recalls.told(2);
-        assert_eq!(recalls.released(), None);
+        assert_eq!(recalls.released(now, &NOTHING), None);
     }
 
     #[test]
-    fn hanging_event_is_released_after_its_grace_only_while_a_change_is_in_flight() {
+    fn event_that_hangs_is_released_early_only_behind_a_write_of_its_inode() {
         let (mut recalls, now) = (Recalls::default(), Instant::now());
-        recalls.begin(&event(1), now, GRACE);
-        recalls.tick(now + GRACE, false);
-        recalls.tick(now + GRACE / 2, true);
-        assert_eq!(recalls.released(), None);
-        recalls.tick(now + GRACE, true);
-        assert_eq!(recalls.released(), Some(1));
+        let later = now + 100 * GRACE;
+        recalls.begin(event(1, 5), now);
+        recalls.reached(1, Stage::Most);
+        assert_eq!(recalls.released(later, &NOTHING), None);
+        // A change of something else says nothing of the lock it waits for.
+        assert_eq!(recalls.released(later, &Ours { change: true, bytes: false }), None);
+        let ours = Ours { bytes: true, change: false };
+        assert_eq!(recalls.released(now, &ours), None);
+        assert_eq!(recalls.released(now + GRACE, &ours), Some(1));
+        // And not while other pages may be left.
+        recalls.begin(event(2, 5), now);
+        assert_eq!(recalls.released(later, &ours), Some(1));
+        assert_eq!(recalls.hanging(later, &ours), [(2, 5)]);
+    }
+
+    #[test]
+    fn event_waits_for_reads_and_writes_that_were_under_way_and_further_ones_wait_for_it() {
+        let (mut recalls, now) = (Recalls::default(), Instant::now());
+        recalls.begin(event(1, 5), now);
+        assert!(!recalls.is_draining(5));
+        recalls.reached(1, Stage::Done);
+        assert!(recalls.is_draining(5) && !recalls.is_draining(6));
+        assert_eq!(recalls.released(now, &Ours { bytes: true, change: false }), None);
+        assert_eq!(recalls.released(now, &NOTHING), Some(1));
+        assert!(!recalls.is_draining(5));
+    }
+
+    #[test]
+    fn names_that_cannot_be_distrusted_are_waited_for_and_no_longer() {
+        let (mut recalls, now) = (Recalls::default(), Instant::now());
+        let until = now + 3 * GRACE;
+        recalls.begin(Begin { names_until: Some(until), ..event(1, 6) }, now);
+        recalls.reached(1, Stage::Pages);
+        assert_eq!(recalls.deadline(now), Some(now + GRACE));
+        assert_eq!(recalls.released(until - GRACE, &Ours { bytes: false, change: true }), None);
+        assert_eq!(recalls.released(until, &Ours { bytes: false, change: true }), Some(1));
+    }
+
+    #[test]
+    fn lock_of_a_directory_is_not_waited_for_while_a_change_of_ours_holds_it() {
+        let (mut recalls, now) = (Recalls::default(), Instant::now());
+        recalls.begin(event(1, 5), now);
+        recalls.reached(1, Stage::Settling);
+        assert!(recalls.settled(&NOTHING).is_empty());
+        assert_eq!(recalls.settled(&Ours { bytes: false, change: true }), [(1, 5)]);
     }
 
     #[test]

@@ -67,6 +67,13 @@ pub struct Handle {
     pub flags: u32,
 }
 
+impl Handle {
+    /// Mapping a file for writing takes a handle that can do both.
+    pub fn is_writable_mapping(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
+    }
+}
+
 /// What the journal says of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Noted {
@@ -126,6 +133,8 @@ pub struct State {
     entries: Vec<Entry>,
     free_entries: Vec<usize>,
     by_fs_handle: HashMap<u64, usize>,
+    /// Handles through which an inode can be read and written, so mapped for writing.
+    writable: HashMap<u64, usize>,
     /// A bit per inode.
     cached: Vec<u8>,
     /// Requests that wait for our answer, and their slots; only where the kernel would not send them to the next gate.
@@ -151,6 +160,7 @@ impl State {
             entries: Vec::new(),
             free_entries: Vec::new(),
             by_fs_handle: HashMap::new(),
+            writable: HashMap::new(),
             cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
             taken: HashMap::new(),
             free_taken: Vec::new(),
@@ -294,7 +304,19 @@ impl State {
         let generation = self.entries.get(slot).map_or(1, |entry| entry.generation);
         self.store_entry(slot, handle, generation)?;
         self.by_fs_handle.insert(handle.fs_handle, slot);
+        self.count_writable(handle);
         Ok(number(slot, generation))
+    }
+
+    fn count_writable(&mut self, handle: Handle) {
+        if handle.is_writable_mapping() {
+            *self.writable.entry(handle.ino).or_default() += 1;
+        }
+    }
+
+    /// Whether `ino` is open so that a program can map it for writing.
+    pub fn is_writable(&self, ino: u64) -> bool {
+        self.writable.contains_key(&ino)
     }
 
     pub fn handle(&self, fh: u64) -> Option<Handle> {
@@ -311,6 +333,14 @@ impl State {
         self.store_entry(slot, Handle { ino: 0, fs_handle: 0, flags: 0 }, generation)?;
         self.by_fs_handle.remove(&handle.fs_handle);
         self.free_entries.push(slot);
+        if handle.is_writable_mapping()
+            && let Some(count) = self.writable.get_mut(&handle.ino)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.writable.remove(&handle.ino);
+            }
+        }
         Ok(())
     }
 
@@ -435,6 +465,8 @@ impl State {
                 self.by_fs_handle.insert(entry.fs_handle, slot);
             }
         }
+        let handles: Vec<_> = self.handles().map(|(_, handle)| handle).collect();
+        handles.into_iter().for_each(|handle| self.count_writable(handle));
         Ok(())
     }
 

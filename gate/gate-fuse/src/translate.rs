@@ -95,6 +95,8 @@ pub enum Then {
     },
     Read {
         bytes: u32,
+        /// No other node keeps any of it afterwards.
+        alone: bool,
     },
     /// `end`: where an append was expected to begin.
     Write {
@@ -202,13 +204,18 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
         }
         Body::Read(head) => {
             let bytes = head.size.min(TRANSFER_BYTES_MAX);
-            read(fs::READ, [ino, head.offset, u64::from(bytes)], Then::Read { bytes }).room(bytes).submit()
+            // The kernel does not say when a program maps a file and changes a page: then nobody else may have it.
+            let alone = context.state.is_writable(ino);
+            let read = read(fs::READ, [ino, head.offset, u64::from(bytes)], Then::Read { bytes, alone }).room(bytes);
+            if alone { read.flag(fs::WRITABLE).submit() } else { read.submit() }
         }
         Body::Write { head, data } => {
             let append = head.flags & libc::O_APPEND as u32 != 0;
             let then = Then::Write { bytes: head.size, append, offset: head.offset };
             let write = change(fs::WRITE, [ino, head.offset, now], then).out(data);
             let write = if append { write.flag(fs::APPEND) } else { write };
+            let late = head.write_flags & kernel::WRITE_CACHE != 0;
+            let write = if late { write.flag(fs::LATE) } else { write };
             write.kill_suid(head.write_flags & kernel::WRITE_KILL_SUIDGID != 0).submit()
         }
         Body::Statfs => read(fs::STATFS, [0; 3], Then::Statfs).submit(),

@@ -279,7 +279,7 @@ impl Model {
             fs::OPEN => self.open(session, ino, second as u32),
             fs::RELEASE => self.release(session, ino, second),
             fs::READ => self.read(session, ino, second, third),
-            fs::WRITE => self.write(ino, second, third, op.flags, data),
+            fs::WRITE => self.write(session, ino, [second, third], op.flags, data),
             fs::FSYNC => Ok(Reply::default()),
             fs::READDIR => self.readdir(session, ino, second, third == 1, op.in_capacity as usize),
             fs::STATFS => Ok(reply([1 << 20, 1 << 19, 1 << 20, 1 << 19], Vec::new())),
@@ -316,7 +316,7 @@ impl Model {
             }
             fs::FALLOCATE => self.fallocate(ino, second, third, op.flags),
             fs::LSEEK => self.seek(ino, second, third as i32),
-            fs::COPY_RANGE => self.copy_range(ino, second, data),
+            fs::COPY_RANGE => self.copy_range(session, [ino, second], data),
             fs::GETLK => {
                 let wish = Lock::read_from_bytes(data).map_err(|_| libc::EINVAL)?;
                 let mut answer = Lock { kind: 2.into(), ..wish };
@@ -584,7 +584,7 @@ impl Model {
         Ok(reply([0, 0, 0, fs::LEASE], data))
     }
 
-    fn write(&mut self, ino: u64, offset: u64, time: u64, flags: u16, data: &[u8]) -> Answer {
+    fn write(&mut self, session: Session, ino: u64, [offset, time]: [u64; 2], flags: u16, data: &[u8]) -> Answer {
         self.touch(ino, None);
         let file = self.file(ino)?;
         let at = if flags & fs::APPEND != 0 { file.len() } else { offset as usize };
@@ -595,10 +595,11 @@ impl Model {
         let size = file.len() as u64;
         let node = self.node(ino)?;
         node.changed(time);
+        node.holders.insert(session);
         if flags & fs::KILL_SUID != 0 {
             node.kill_suid();
         }
-        Ok(reply([data.len() as u64, size, 0, 0], Vec::new()))
+        Ok(reply([data.len() as u64, size, 0, fs::LEASE], Vec::new()))
     }
 
     fn readdir(&mut self, session: Session, ino: u64, cookie: u64, plus: bool, room: usize) -> Answer {
@@ -654,7 +655,7 @@ impl Model {
         Ok(reply([if whence == libc::SEEK_HOLE { bytes } else { offset }, 0, 0, 0], Vec::new()))
     }
 
-    fn copy_range(&mut self, from: u64, to: u64, data: &[u8]) -> Answer {
+    fn copy_range(&mut self, session: Session, [from, to]: [u64; 2], data: &[u8]) -> Answer {
         let words: Vec<u64> =
             data.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())).collect();
         let [source, target, bytes, time] = words[..] else { return Err(libc::EINVAL) };
@@ -665,7 +666,7 @@ impl Model {
         if data.is_empty() {
             return Ok(Reply::default());
         }
-        self.write(to, target, time, 0, &data)
+        self.write(session, to, [target, time], 0, &data)
     }
 
     fn conflict(&self, session: Session, ino: u64, wish: &Lock) -> Option<&(u64, Session, Lock)> {

@@ -1,0 +1,237 @@
+//! Files and directories that several nodes have open at a time: what one does, the others see, whatever the order.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Mounted, World, in_private_mounts};
+
+/// Not a test: the gate process of the others.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn gate_child() {
+    common::run_gate_child();
+}
+
+/// Not a test: starts and kills the gate processes.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn launcher_child() {
+    common::run_launcher_child();
+}
+
+/// Deterministic numbers from a seed (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
+    }
+}
+
+/// What is mapped, and never cut off: what lies behind the end may not be touched.
+const MAPPED_BYTES: usize = 2 * 4096;
+
+/// One node's program: it has one file open in several ways, and mapped.
+struct Program {
+    both: File,
+    reader: File,
+    appender: File,
+    mapped: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn start(path: &Path) -> Program {
+        const SCRIPT: &str = "import mmap, sys\n\
+            f = open(sys.argv[1], 'r+b')\n\
+            m = mmap.mmap(f.fileno(), int(sys.argv[2]))\n\
+            for line in sys.stdin:\n\
+            \x20   what, at, value = line.split()\n\
+            \x20   at = int(at)\n\
+            \x20   if what == 'store': m[at] = int(value)\n\
+            \x20   if what == 'sync': m.flush()\n\
+            \x20   print(m[at], flush=True)\n";
+        let mut mapped = Command::new("python3")
+            .args(["-c", SCRIPT])
+            .arg(path)
+            .arg(MAPPED_BYTES.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let (to, from) = (mapped.stdin.take().expect("a pipe"), mapped.stdout.take().expect("a pipe"));
+        Program {
+            both: OpenOptions::new().read(true).write(true).open(path).expect("open"),
+            reader: File::open(path).expect("open"),
+            appender: OpenOptions::new().append(true).open(path).expect("open"),
+            mapped,
+            to,
+            from: BufReader::new(from),
+        }
+    }
+
+    /// Does something with the mapping; answers the byte at `at`.
+    fn mapped(&mut self, what: &str, at: usize, value: u8) -> u8 {
+        writeln!(self.to, "{what} {at} {value}").expect("the program lives");
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("the program answers");
+        line.trim().parse().expect("a number")
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.mapped.kill();
+        let _ = self.mapped.wait();
+    }
+}
+
+/// One step at a time, each on a random node, compared with plain memory after each.
+fn run_in_turns(nodes: &[Mounted], seed: u64, steps: usize) {
+    let name = format!("f{seed}");
+    let mut truth = vec![0_u8; 3 * 4096];
+    std::fs::write(nodes[0].path.join(&name), &truth).expect("write");
+    let mut programs: Vec<_> = nodes.iter().map(|node| Program::start(&node.path.join(&name))).collect();
+    let mut random = Random::new(seed);
+    let mut history = Vec::new();
+    for step in 0..steps {
+        let value = step as u8 | 1;
+        let node = random.below(programs.len());
+        let program = &mut programs[node];
+        let offset = random.below(truth.len());
+        // Parts of pages, whole pages, several.
+        let bytes = [1, 100, 4096, 6000][random.below(4)];
+        let whole = if random.below(2) == 0 { offset / 4096 * 4096 } else { offset };
+        let what = random.below(10);
+        let size = truth.len();
+        history.push(format!("n{node} {what} at {whole} ({offset}) {bytes} bytes, value {value}, size {size}"));
+        match what {
+            0..3 => {
+                program.both.write_all_at(&vec![value; bytes], whole as u64).expect("pwrite");
+                truth.resize(truth.len().max(whole + bytes), 0);
+                truth[whole..whole + bytes].fill(value);
+            }
+            3 => {
+                program.appender.write_all(&vec![value; bytes]).expect("append");
+                truth.resize(truth.len() + bytes, value);
+            }
+            4 => {
+                let bytes = MAPPED_BYTES + random.below(20_000);
+                program.both.set_len(bytes as u64).expect("truncate");
+                truth.resize(bytes, 0);
+            }
+            5 | 6 => {
+                let at = offset % MAPPED_BYTES;
+                assert_eq!(program.mapped("store", at, value), value);
+                truth[at] = value;
+                // What is not synced yet, others need not see.
+                program.mapped("sync", at, value);
+            }
+            _ => {}
+        }
+        let reader = random.below(nodes.len());
+        let program = &mut programs[reader];
+        if random.below(4) == 0 {
+            let at = offset % MAPPED_BYTES;
+            let seen = program.mapped("load", at, 0);
+            assert_eq!(seen, truth[at], "seed {seed}: byte {at} of n{reader}'s mapping after {history:#?}");
+            continue;
+        }
+        let file = if random.below(2) == 0 { &program.both } else { &program.reader };
+        let mut seen = vec![0; truth.len() + 1];
+        let got = file.read_at(&mut seen, 0).expect("pread");
+        seen.truncate(got);
+        let wrong = seen.iter().zip(&truth).position(|(seen, truth)| seen != truth);
+        let is_right = seen.len() == truth.len() && wrong.is_none();
+        let size = truth.len();
+        assert!(is_right, "seed {seed}: n{reader} has {got} bytes of {size}, {wrong:?} is wrong, after {history:#?}");
+    }
+}
+
+#[test]
+fn file_that_two_nodes_write_and_map_in_turns_is_the_same_on_both() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two")];
+        (1..=8).for_each(|seed| run_in_turns(&nodes, seed, 60));
+    });
+}
+
+#[test]
+fn file_that_three_nodes_write_and_map_in_turns_is_the_same_on_all() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two"), world.mount("three")];
+        (100..=106).for_each(|seed| run_in_turns(&nodes, seed, 60));
+    });
+}
+
+/// A directory in which three nodes make, find, move and remove names at the same time; the figure is the time of one hand-over.
+#[test]
+fn nodes_that_change_one_directory_at_a_time_do_not_wait_for_names_to_expire() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two"), world.mount("three")];
+        std::fs::create_dir(nodes[0].path.join("d")).expect("mkdir");
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for (number, node) in nodes.iter().enumerate() {
+                scope.spawn(move || {
+                    for n in 0..20 {
+                        File::create(node.path.join(format!("d/f{number}-{n}"))).expect("create");
+                    }
+                });
+            }
+        });
+        eprintln!("60 files from three nodes: {:?}", began.elapsed());
+        for node in &nodes {
+            assert_eq!(std::fs::read_dir(node.path.join("d")).expect("readdir").count(), 60);
+        }
+        // Turns that wait for names take a second each.
+        assert!(began.elapsed() < Duration::from_secs(15), "60 files took {:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn lock_file_of_three_nodes_changes_hands_and_excludes() {
+    const ROUNDS: usize = 30;
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two"), world.mount("three")];
+        std::fs::write(nodes[0].path.join("counter"), "0").expect("write");
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for node in &nodes {
+                scope.spawn(move || {
+                    let (lock, counter) = (node.path.join("lock"), node.path.join("counter"));
+                    for _ in 0..ROUNDS {
+                        while let Err(error) = OpenOptions::new().write(true).create_new(true).open(&lock) {
+                            assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+                        }
+                        let count: usize = std::fs::read_to_string(&counter).expect("read").parse().expect("a number");
+                        std::fs::write(&counter, (count + 1).to_string()).expect("write");
+                        std::fs::remove_file(&lock).expect("unlink");
+                    }
+                });
+            }
+        });
+        eprintln!("{} rounds of a lock file: {:?}", 3 * ROUNDS, began.elapsed());
+        let count = std::fs::read_to_string(nodes[1].path.join("counter")).expect("read");
+        assert_eq!(count, (3 * ROUNDS).to_string());
+        assert!(began.elapsed() < Duration::from_secs(25), "{} rounds took {:?}", 3 * ROUNDS, began.elapsed());
+    });
+}
