@@ -13,8 +13,10 @@
 //! inode arrives in [`EVENTS`]. The server completes a conflicting change only after every other holder said so with
 //! [`RELEASED`], or was fenced because it stayed silent for [`RECALL_MS`].
 //!
-//! A [`READ`] waits for changes of others that are under way, and comes with a lease; a [`WRITE`] leaves the writer one. They come without
-//! one only when the client has been asked for it and has not said [`RELEASED`] yet (or holds too many): then it drops the bytes again before it says so.
+//! A [`READ`] waits for changes of others that are under way, and comes with a lease; a [`WRITE`] leaves the writer
+//! one. They come without
+//! one only when the client has been asked for it and has not said [`RELEASED`] yet (or holds too many): then it drops
+//! the bytes again before it says so.
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
 //! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such inode any more; `ENOENT` is said of
@@ -175,7 +177,8 @@ pub const PLACE: u16 = 48;
 
 /// Flag of [`WRITE`].
 pub const APPEND: u16 = 1;
-/// Flag of [`WRITE`]: these bytes were changed earlier, without a word ([`WRITABLE`]). From a client that has been asked for its lease they come before whatever it was
+/// Flag of [`WRITE`]: these bytes were changed earlier, without a word ([`WRITABLE`]). From a client that has been
+/// asked for its lease they come before whatever it was
 /// asked for.
 pub const LATE: u16 = 2;
 /// Flag of [`WRITE`], [`OPEN`] with `O_TRUNC`, [`FALLOCATE`] and [`COPY_RANGE`]: in the same step, a regular file loses set-user-id,
@@ -183,7 +186,8 @@ pub const LATE: u16 = 2;
 pub const KILL_SUID: u16 = 1 << 8;
 /// Flag of [`READ`]: the client can read the volume.
 pub const WHERE: u16 = 1;
-/// Flag of [`READ`]: the client may change what it keeps of the bytes without a word (a file that is mapped and open for writing). All others give their
+/// Flag of [`READ`]: the client may change what it keeps of the bytes without a word (a file that is mapped and open
+/// for writing). All others give their
 /// leases back first.
 pub const WRITABLE: u16 = 2;
 /// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the disk.

@@ -41,7 +41,8 @@ pub enum After {
     DropPages {
         ino: u64,
     },
-    /// The bytes that were read or written are not covered by a lease. The answer must be given first: their pages may be locked until then.
+    /// The bytes that were read or written are not covered by a lease. The answer must be given first: their pages may
+    /// be locked until then.
     DropBytes,
 }
 
@@ -175,8 +176,10 @@ impl Completer<'_> {
         After::Nothing
     }
 
-    /// Whether the kernel may trust the name for a while; noted before it is told. Not in a directory for which nodes take turns: to take
-    /// a name back needs its lock, which one of our own changes may hold while it waits for another node that waits for us.
+    /// Whether the kernel may trust the name for a while; noted before it is told. Not in a directory for which nodes
+    /// take turns: to take
+    /// a name back needs its lock, which one of our own changes may hold while it waits for another node that waits for
+    /// us.
     fn trusts(&mut self, parent: u64, name: Option<&[u8]>) -> bool {
         let Some(name) = name.filter(|_| !self.cache.is_contested(parent, self.now)) else { return false };
         self.names.told(parent, name, self.now);

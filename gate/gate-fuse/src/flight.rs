@@ -175,7 +175,8 @@ impl Flights {
         locking.into_iter().any(|flight| flight.names.iter().any(|(parent, _)| *parent == directory))
     }
 
-    /// Takes names out of `told` that a change in flight is about: after its answer the kernel is told anew, or made to distrust them.
+    /// Takes names out of `told` that a change in flight is about: after its answer the kernel is told anew, or made to
+    /// distrust them.
     pub fn leave_out_changed(&mut self, directory: u64, told: &mut Vec<Vec<u8>>) {
         for flight in self.by_token.values_mut().filter(|flight| flight.locks_directory()) {
             for (_, name) in flight.names.iter().filter(|(parent, _)| *parent == directory) {

@@ -2,7 +2,8 @@
 //!
 //! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted), `Serving`, and `Reopening`
 //! (the session was lost: files are opened again in a new one before the kernel is asked to resend). Requests that were read and could
-//! not be submitted wait in `held`, in order, and nothing is read while one waits; reads and writes of an inode whose lease is about to be given back
+//! not be submitted wait in `held`, in order, and nothing is read while one waits; reads and writes of an inode whose
+//! lease is about to be given back
 //! wait in `deferred` until it is. What is in memory is bounded by [`IN_FLIGHT_MAX`] requests.
 //!
 //! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table, then

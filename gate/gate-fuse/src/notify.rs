@@ -1,7 +1,8 @@
 //! The threads that tell the kernel to drop what it keeps.
 //!
 //! Dropping may wait in the kernel for a page or directory that is locked by a request which the serving thread must answer first; so it is never
-//! done by that thread. There are several, because one that waits must not keep others waiting whose release it may wait for. They serve nothing, own nothing and have one
+//! done by that thread. There are several, because one that waits must not keep others waiting whose release it may
+//! wait for. They serve nothing, own nothing and have one
 //! queue in and one out, both bounded by [`JOBS_MAX`] (the gate asks for events only while there is room).
 //!
 //! Not here: when a recall counts as carried out although a thread hangs ([`crate::recall`]).

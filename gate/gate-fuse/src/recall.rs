@@ -1,13 +1,18 @@
 //! Recalls on their way: which events of the server were carried out, and up to which one the server may be told so.
 //!
-//! Pure: time is passed in, and what is in flight is asked for. Events are carried out in any order, released in theirs.
+//! Pure: time is passed in, and what is in flight is asked for. Events are carried out in any order, released in
+//! theirs.
 //!
-//! An event is carried out when the notifier has done all, and when no read or write of the inode that was under way is left: its answer came
-//! without a lease, and what it left in the kernel has been dropped, too. Until it is released, further ones of the inode
+//! An event is carried out when the notifier has done all, and when no read or write of the inode that was under way is
+//! left: its answer came
+//! without a lease, and what it left in the kernel has been dropped, too. Until it is released, further ones of the
+//! inode
 //! are put off ([`Recalls::is_draining`]).
 //!
-//! The notifier can hang in the kernel at a lock which one of our own requests holds, while that request waits at the server for somebody who waits
-//! for us (`docs/design/gate-fuse.md`, *Recall*). Which lock that is says the stage, and with it what is safe to conclude.
+//! The notifier can hang in the kernel at a lock which one of our own requests holds, while that request waits at the
+//! server for somebody who waits
+//! for us (`docs/design/gate-fuse.md`, *Recall*). Which lock that is says the stage, and with it what is safe to
+//! conclude.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -162,7 +167,8 @@ impl Recalls {
         }
     }
 
-    /// Inodes for which the notifier hangs at a page that was locked after it had been told which are: it must be told again.
+    /// Inodes for which the notifier hangs at a page that was locked after it had been told which are: it must be told
+    /// again.
     pub fn hanging(&mut self, now: Instant, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
         let hangs = |event: &&mut Under| {
             event.stage == Stage::Begun
@@ -176,7 +182,8 @@ impl Recalls {
         hanging.collect()
     }
 
-    /// Events for which the notifier waits for the lock of a directory that a change of ours holds: with it held nobody looks up anything there.
+    /// Events for which the notifier waits for the lock of a directory that a change of ours holds: with it held nobody
+    /// looks up anything there.
     pub fn settled(&self, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
         let settled = self.under_way.iter().filter(|event| {
             event.stage == Stage::Settling

@@ -180,7 +180,8 @@ fn file_that_three_nodes_write_and_map_in_turns_is_the_same_on_all() {
     });
 }
 
-/// A directory in which three nodes make, find, move and remove names at the same time; the figure is the time of one hand-over.
+/// A directory in which three nodes make, find, move and remove names at the same time; the figure is the time of one
+/// hand-over.
 #[test]
 fn nodes_that_change_one_directory_at_a_time_do_not_wait_for_names_to_expire() {
     in_private_mounts(|| {

@@ -1,7 +1,8 @@
 //! Who may keep what in caches, and how it is asked back.
 //!
 //! A session holds a lease on an inode (attributes, pages, names inside it). A change by session A first recalls the
-//! leases of all others on the inodes it touches; when each has said RELEASED up to its event, or was fenced, the change
+//! leases of all others on the inodes it touches; when each has said RELEASED up to its event, or was fenced, the
+//! change
 //! runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes of
 //! others wait, nobody gets a new lease by looking, so a stream of readers cannot starve a writer; while one runs, no
 //! change of another session runs on its inodes. A's own leases stay, and it gets one on what it changed
@@ -10,7 +11,8 @@
 //! Pages are another matter than attributes: a kernel keeps those that it has read or written, with a time-out or
 //! without. So a read of bytes comes with a lease. One that finds changes of others under way is parked until those
 //! that came before it are through ([`Leases::read`]); one that will change pages without a word (a mapping) first
-//! asks all others for their leases, as a change does. The exception is a session that has been asked for its lease and has not
+//! asks all others for their leases, as a change does. The exception is a session that has been asked for its lease and
+//! has not
 //! given it back: it is answered at once, without a lease, because giving back may wait for that answer.
 //!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
@@ -90,7 +92,8 @@ pub type Woken = Vec<(Resume, Go)>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     Now,
-    /// It was changed in a mapping before, and the lease that this was done under may have been asked back because somebody wants to see it.
+    /// It was changed in a mapping before, and the lease that this was done under may have been asked back because
+    /// somebody wants to see it.
     Earlier,
 }
 
@@ -185,7 +188,8 @@ impl Leases {
         }
     }
 
-    /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can go on because of this
+    /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can
+    /// go on because of this
     /// is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
         let mut state = self.lock();
@@ -433,7 +437,8 @@ impl State {
             || self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
     }
 
-    /// Asks all others for their leases. Readers of theirs that wait for the only lease are answered without one: what is asked back now may wait
+    /// Asks all others for their leases. Readers of theirs that wait for the only lease are answered without one: what
+    /// is asked back now may wait
     /// for them. (Unless they wait for this change: see [`State::needs`].)
     fn recall(&mut self, session: u64, touch: &Touch, when: When, now_ms: u64) -> Woken {
         let mut asked: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -477,7 +482,8 @@ impl State {
 
     /// Whom a change of these inodes must wait for, and up to which event.
     ///
-    /// What was changed earlier, under a lease that is asked back, waits for none of those who want that lease: they wait for it.
+    /// What was changed earlier, under a lease that is asked back, waits for none of those who want that lease: they
+    /// wait for it.
     fn needs(&self, session: u64, touch: &Touch, when: When) -> HashMap<u64, u64> {
         let mut needs: HashMap<u64, u64> = HashMap::new();
         // Opening, closing and unlocking change nothing that anybody keeps.

@@ -206,7 +206,8 @@ impl Fs {
             }
             known.is_fenced = true;
         }
-        // From here on no change of the session is recorded ([`Fs::transact`]); what it has parked need not wait any more.
+        // From here on no change of the session is recorded ([`Fs::transact`]); what it has parked need not wait any
+        // more.
         self.wake(self.leases.end_parked(session));
         self.drop_locks_of(session)?;
         self.drop_handles_of(session)?;
