@@ -88,7 +88,7 @@ pub fn run(data: &[u8], mut step_of: impl FnMut(u8, &mut Bytes<'_>), channel: &C
 pub fn messages(data: &[u8]) {
     WORLD.with_borrow_mut(|world| {
         let channel = world.open(None);
-        let peer = channel.packet.own.expect("opened by the member");
+        let peer = channel.offer.own;
         let server = &mut world.server;
         let memory = Arena::private(4096).unwrap();
         let call = |step: u8, bytes: &mut Bytes<'_>| match step % 10 {

@@ -1,76 +1,84 @@
 //! What each target begins with: what honest parties really say, and for channels short lists of steps that reach every branch.
 
 use abi::layout::word;
-use ipc::ChannelId;
-use ipc::protocol::{Op, Packet, Patience};
-use ipc_shm::Size;
+use abi::ring::RingSpec;
+use abi::{ChannelId, Endpoint, EndpointName, IpcError, Lane, NodeId};
+use broker_api::info::Question;
+use broker_api::{
+    BetweenBrokers, Errand, FromPort, FromProxy, IfAbsent, Inquiry, LinkState, Message, Open, OpenIn, PACKET_BYTES,
+    Pid, WaitId,
+};
 
 use crate::engine::WITH_BODY;
 use crate::link::Pair;
-use crate::member::SERVER;
+use crate::member::{DC, SERVER};
 
-fn said() -> Vec<Packet> {
-    let ring = Size { entries: 8, arena_bytes: 4096 };
-    let ops = [
-        Op::Bind,
-        Op::Open,
-        Op::AwaitBound,
-        Op::AwaitUnbound,
-        Op::GetEndpoint,
-        Op::WakeUp,
-        Op::Cancel,
-        Op::Close,
-        Op::Inform,
-        Op::SetName,
-        Op::Find,
+/// What honest members and proxies say, as packets.
+fn said() -> Vec<Vec<u8>> {
+    let (dc, node, channel, reason) = (DC, NodeId(2), ChannelId(1), IpcError::SourceDied);
+    let (endpoint, peer, pid) = (SERVER, SERVER, Pid::new(1).expect("it is one"));
+    let open = |ring, if_absent| FromPort::Open(Open { peer, lane: Lane::MESSAGES, ring, if_absent });
+    let inquiry = Inquiry { question: Question::Endpoint(SERVER), at_most: 1 };
+    let of_ports = [
+        FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail },
+        open(None, IfAbsent::Fail),
+        open(Some(RingSpec { entries: 8, arena_bytes: 4096 }), IfAbsent::Wait),
+        FromPort::AwaitBound { peer },
+        FromPort::AwaitUnbound { peer },
+        FromPort::GetEndpoint { pid },
+        FromPort::WakeUp { endpoint },
+        FromPort::GetPrivileges { endpoint },
+        FromPort::Waits { wait: WaitId(1), peer },
+        FromPort::MigrationStart { endpoint },
+        FromPort::Cancel { cancelled: 1 },
+        FromPort::Close { channel, reason },
+        FromPort::Inform(inquiry),
+        FromPort::Unbind,
     ];
-    let proxys = [Op::OpenIn, Op::RemoteGone, Op::Link, Op::Unbind];
-    let plain = ops.into_iter().chain(proxys);
-    let mut packets: Vec<Packet> = plain
-        .zip(2..)
-        .map(|(op, request)| Packet { request, peer: Some(SERVER), value: 1, ..Packet::new(op) })
-        .collect();
-    packets.push(Packet {
-        request: 90,
-        peer: Some(SERVER),
-        size: ring,
-        patience: Patience::UntilBound,
-        ..Packet::new(Op::Open)
-    });
-    packets.push(Packet { request: 91, channel: ChannelId(1), far: 7, own: Some(SERVER), ..Packet::new(Op::OpenIn) });
+    let (caller, target, lane, peer_channel) = (Endpoint::PM, SERVER, Lane::MESSAGES, 7);
+    let parcel = BetweenBrokers::Errand { dc, endpoint, errand: Errand::WakeUp };
+    let of_proxies = [
+        FromProxy::OpenIn(OpenIn { dc, caller, node, target, lane, ring: None, peer_channel, incarnation: None }),
+        FromProxy::RemoteGone { dc, endpoint: caller, node, reason },
+        FromProxy::Link { node, state: LinkState::Up },
+        FromProxy::Close { channel, reason },
+        FromProxy::Parcel { node, message: parcel.to_bytes(1) },
+    ];
+    let of_ports = of_ports.iter().zip(2..).map(|(message, request)| message.to_bytes(request));
+    of_ports.chain(of_proxies.iter().zip(90..).map(|(message, request)| message.to_bytes(request))).collect()
+}
+
+/// Names that are claimed and sought, and what is none.
+fn named() -> Vec<Vec<u8>> {
+    let name = |name: &[u8]| EndpointName::new(name).expect("it is one");
+    let find = |if_absent| FromPort::Find { name: name(b"name"), if_absent };
+    let set = |of: &[u8]| FromPort::SetName { name: name(of) };
+    let messages = [find(IfAbsent::Wait), set(b"name"), find(IfAbsent::Fail), set(b"other")];
+    let mut packets: Vec<Vec<u8>> =
+        messages.iter().zip(95..).map(|(message, request)| message.to_bytes(request)).collect();
+    let mut none = set(b"no_name").to_bytes(99);
+    none[PACKET_BYTES + 2] = b'/';
+    packets.push(none);
     packets
 }
 
-/// Requests with a name behind them: names that are claimed and sought, and what is none.
-fn named() -> Vec<(Packet, &'static [u8])> {
-    let request = |op, request, patience| Packet { request, patience, ..Packet::new(op) };
-    vec![
-        (request(Op::Find, 95, Patience::UntilBound), b"name"),
-        (request(Op::SetName, 96, Patience::AtOnce), b"name"),
-        (request(Op::Find, 97, Patience::AtOnce), b"name"),
-        (request(Op::SetName, 98, Patience::AtOnce), b"other"),
-        (request(Op::SetName, 99, Patience::AtOnce), b"no/name"),
-    ]
-}
-
 pub fn packets() -> Vec<Vec<u8>> {
-    said().iter().map(|packet| packet.to_bytes().to_vec()).collect()
+    [said(), named()].concat()
 }
 
 /// Each packet over each kind of connection, and all of them in a row.
 pub fn engine() -> Vec<Vec<u8>> {
-    let behind = |place: u8, packet: &Packet| [&[place][..], &packet.to_bytes()].concat();
-    let with_body = |place: u8, packet: &Packet, body: &[u8]| {
-        [&[place | WITH_BODY][..], &packet.to_bytes(), &[body.len() as u8], body].concat()
+    let over = |place: u8, message: &[u8]| match message.split_at(PACKET_BYTES) {
+        (packet, []) => [&[place][..], packet].concat(),
+        (packet, body) => [&[place | WITH_BODY][..], packet, &[body.len() as u8], body].concat(),
     };
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     for place in 0..4 {
-        inputs.push(said().iter().flat_map(|packet| behind(place, packet)).collect());
-        inputs.extend(said().iter().map(|packet| behind(place, packet)));
-        inputs.push(named().iter().flat_map(|(packet, name)| with_body(place, packet, name)).collect());
+        inputs.push(said().iter().flat_map(|message| over(place, message)).collect());
+        inputs.extend(said().iter().map(|message| over(place, message)));
+        inputs.push(named().iter().flat_map(|message| over(place, message)).collect());
         // Sought over one connection, claimed over another.
-        inputs
-            .push(named().iter().zip(1..).flat_map(|((it, name), at)| with_body((place + at) % 3, it, name)).collect());
+        inputs.push(named().iter().zip(1..).flat_map(|(message, at)| over((place + at) % 3, message)).collect());
     }
     inputs
 }

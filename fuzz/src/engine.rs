@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
 use broker::ServerIdentity;
-use ipc::protocol::{Op, Packet};
+use broker_api::{FromPort, IfAbsent, MESSAGE_BYTES_MAX, PACKET_BYTES};
 use ipc::{Endpoint, Epoch};
 
 use crate::bytes::Bytes;
@@ -35,14 +35,14 @@ pub fn engine(data: &[u8]) {
                 connections[place] = Some(connect(world, place));
             }
             let socket = connections[place].as_ref().expect("was made");
-            let mut message = bytes.take(Packet::BYTES).to_vec();
+            let mut message = bytes.take(PACKET_BYTES).to_vec();
             if choice & WITH_BODY != 0 {
                 let length = bytes.u8();
                 message.extend_from_slice(bytes.take(usize::from(length)));
             }
             let _ = sys::seqpacket::send(socket, &message, &[] as &[OwnedFd]);
             // What it answers is thrown away, so that it has to write.
-            let _ = sys::seqpacket::receive(socket, &mut [0; Packet::BYTES + 1]);
+            let _ = sys::seqpacket::receive(socket, &mut [0; MESSAGE_BYTES_MAX]);
         }
         drop(connections);
         assert!(world.broker.snapshot().is_ok(), "the broker lives");
@@ -57,7 +57,7 @@ fn connect(world: &World, place: usize) -> OwnedFd {
     let number = Endpoint::new(100 + place as u32).expect("in range");
     let socket = world.broker.server_socket(DC, ServerIdentity::new(number, Epoch(1))).unwrap();
     if place != 0 {
-        crate::member::say(&socket, &Packet { request: 1, ..Packet::new(Op::Bind) });
+        crate::member::say(&socket, 1, &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail });
     }
     socket
 }

@@ -3,7 +3,7 @@
 //!
 //! | target | the bytes are |
 //! |---|---|
-//! | [`packets`] | one packet of the broker's socket |
+//! | [`packets`] | one packet of the broker's sockets, or from broker to broker |
 //! | [`frames`] | frames between proxies, as they lie in a buffer |
 //! | [`engine`] | packets to a running broker, from programs and servers |
 //! | [`messages`], [`requests`], [`completions`] | what a peer writes into a channel while the library makes calls on it |
@@ -28,7 +28,7 @@ pub use engine::engine;
 pub use link::link;
 pub use stand_in::stand_in;
 
-use ipc::protocol::Packet;
+use broker_api::{BetweenBrokers, FromPort, FromProxy, Message, ToPort, ToProxy};
 use wire::Frame;
 
 /// A body, by the name of its libFuzzer target.
@@ -51,10 +51,18 @@ pub fn run(name: &str, data: &[u8]) {
     target(data);
 }
 
-/// What is read as a packet is written as the same bytes.
+/// What is read as a message of the broker's conversations is written, and read again, as the same message.
 pub fn packets(data: &[u8]) {
-    if let Some(packet) = Packet::from_bytes(data) {
-        assert_eq!(packet.to_bytes(), data);
+    message::<FromPort>(data);
+    message::<ToPort>(data);
+    message::<FromProxy>(data);
+    message::<ToProxy>(data);
+    message::<BetweenBrokers>(data);
+}
+
+fn message<M: Message + PartialEq + std::fmt::Debug>(data: &[u8]) {
+    if let Ok((request, message)) = M::from_bytes(data) {
+        assert_eq!(M::from_bytes(&message.to_bytes(request)), Ok((request, message)));
     }
 }
 

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, BrokerConfig, DcOptions, ServerIdentity};
-use ipc::protocol::{Op, Packet};
-use ipc::{ChannelId, DcId, Endpoint, Epoch, Port, RingSpec};
+use broker_api::{FromPort, IfAbsent, MESSAGE_BYTES_MAX, Message, Offer, Open, ToPort};
+use ipc::{ChannelId, DcId, Endpoint, Epoch, IpcError, Lane, Port, RingSpec};
 use ipc_shm::{Access, Mapping};
 
 pub const DC: DcId = DcId(1);
@@ -29,7 +29,7 @@ pub struct Member {
 
 /// The bare memory of a channel as the member holds it, until it closes it.
 pub struct Channel {
-    pub packet: Packet,
+    pub offer: Offer,
     pub own: Mapping,
     pub peer: Mapping,
     pub shared: Mapping,
@@ -56,7 +56,7 @@ impl World {
     }
 
     pub fn close(&mut self, channel: Channel) {
-        self.member.end(channel.packet.channel);
+        self.member.end(channel.offer.channel);
     }
 }
 
@@ -67,29 +67,31 @@ fn socket_of(broker: &Broker, endpoint: Endpoint) -> OwnedFd {
 impl Member {
     pub fn join(broker: &Broker) -> Member {
         let mut member = Member { socket: socket_of(broker, MEMBER), request: 0, accepted: Vec::new() };
-        assert_eq!(member.ask(Packet::new(Op::Bind)).0.op, Op::Bound);
+        let (bound, _) = member.ask(&FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail });
+        assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
         member
     }
 
-    fn ask(&mut self, packet: Packet) -> (Packet, Vec<OwnedFd>) {
+    fn ask(&mut self, message: &FromPort) -> (ToPort, Vec<OwnedFd>) {
         self.request += 1;
-        let packet = Packet { request: self.request, ..packet };
-        say(&self.socket, &packet);
-        self.hear(|answer| answer.request == packet.request)
+        let request = self.request;
+        say(&self.socket, request, message);
+        self.hear(|of, _| of == request)
     }
 
-    fn hear(&mut self, wanted: impl Fn(&Packet) -> bool) -> (Packet, Vec<OwnedFd>) {
+    fn hear(&mut self, is_wanted: impl Fn(u32, &ToPort) -> bool) -> (ToPort, Vec<OwnedFd>) {
         let until = Instant::now() + LIMIT;
-        let mut buffer = [0; Packet::BYTES + 1];
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
         loop {
             match sys::seqpacket::receive(&self.socket, &mut buffer) {
                 Ok(received) => {
-                    let packet = Packet::from_bytes(&buffer[..received.bytes]).expect("the broker is alive");
-                    if wanted(&packet) {
-                        return (packet, received.descriptors);
+                    let (request, message) =
+                        ToPort::from_bytes(&buffer[..received.bytes]).expect("the broker is alive");
+                    if is_wanted(request, &message) {
+                        return (message, received.descriptors);
                     }
-                    if packet.op == Op::Accepted {
-                        self.accepted.push(packet.channel);
+                    if let ToPort::Accepted(offer) = message {
+                        self.accepted.push(offer.channel);
                     }
                 }
                 Err(_) => {
@@ -101,12 +103,10 @@ impl Member {
     }
 
     pub fn open(&mut self, to: Endpoint, ring: Option<RingSpec>) -> Channel {
-        let size = ring.map(RingSpec::size).unwrap_or_default();
-        let open = Packet { peer: Some(to), size, ..Packet::new(Op::Open) };
+        let open = FromPort::Open(Open { peer: to, lane: Lane::MESSAGES, ring, if_absent: IfAbsent::Fail });
         loop {
-            let (answer, files) = self.ask(open);
-            if answer.op == Op::Opened {
-                return Channel::map(answer, files);
+            if let (ToPort::Opened(offer), files) = self.ask(&open) {
+                return Channel::map(offer, files);
             }
             // The peer's own is in the way: it opened one to answer, after ours had ended.
             for channel in std::mem::take(&mut self.accepted) {
@@ -117,31 +117,34 @@ impl Member {
 
     /// What was opened to it.
     pub fn accept(&mut self) -> Channel {
-        let (packet, files) = self.hear(|packet| packet.op == Op::Accepted);
-        Channel::map(packet, files)
+        match self.hear(|_, message| matches!(message, ToPort::Accepted(_))) {
+            (ToPort::Accepted(offer), files) => Channel::map(offer, files),
+            (message, _) => panic!("{message:?} was not wanted"),
+        }
     }
 
     pub fn end(&self, channel: ChannelId) {
-        say(&self.socket, &Packet { channel, value: 5, ..Packet::new(Op::Close) });
+        say(&self.socket, 0, &FromPort::Close { channel, reason: IpcError::TableFull });
     }
 }
 
-pub fn say(socket: &OwnedFd, packet: &Packet) {
+pub fn say(socket: &OwnedFd, request: u32, message: &FromPort) {
     let until = Instant::now() + LIMIT;
-    while sys::seqpacket::send(socket, &packet.to_bytes(), &[] as &[OwnedFd]).is_err() {
+    while sys::seqpacket::send(socket, &message.to_bytes(request), &[] as &[OwnedFd]).is_err() {
         assert!(Instant::now() < until, "the broker takes nothing");
         std::thread::yield_now();
     }
 }
 
 impl Channel {
-    fn map(packet: Packet, files: Vec<OwnedFd>) -> Channel {
+    fn map(offer: Offer, files: Vec<OwnedFd>) -> Channel {
+        let size = offer.ring.map(RingSpec::size).unwrap_or_default();
         let map = |index: usize, bytes, access| Mapping::of(&files[index], bytes, access).unwrap();
         Channel {
-            own: map(0, packet.size.side_bytes(), Access::ReadWrite),
-            peer: map(1, packet.size.side_bytes(), Access::Read),
-            shared: map(2, packet.size.shared_bytes(), Access::ReadWrite),
-            packet,
+            own: map(0, size.side_bytes(), Access::ReadWrite),
+            peer: map(1, size.side_bytes(), Access::Read),
+            shared: map(2, size.shared_bytes(), Access::ReadWrite),
+            offer,
             _files: files,
         }
     }

@@ -147,3 +147,13 @@ id! {
     /// Raised whenever an endpoint, disk or group changes owner. Whoever carries an older one is refused.
     Epoch(u64)
 }
+
+/// Names a channel on one node. Never reused, not even by a restarted broker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ChannelId(pub u64);
+
+impl fmt::Display for ChannelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}

@@ -4,6 +4,43 @@
 //! written by their owner only and read-only for the peer. `Shared` is writable by both; it holds the state words,
 //! the notification masks and the arena.
 
+use crate::ring::ENTRY_BYTES;
+
+/// How large a channel is: ring entries (0 for a channel of messages) and bytes of its arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Size {
+    pub entries: u32,
+    pub arena_bytes: u32,
+}
+
+impl Size {
+    pub fn side_bytes(self) -> usize {
+        side::PAGE_BYTES + (self.entries as usize * ENTRY_BYTES).next_multiple_of(4096)
+    }
+
+    pub fn shared_bytes(self) -> usize {
+        shared::PAGE_BYTES + self.arena_bytes as usize
+    }
+}
+
+/// Which end of a channel a party is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The initiator.
+    Left,
+    /// The acceptor.
+    Right,
+}
+
+impl Role {
+    pub fn other(self) -> Role {
+        match self {
+            Role::Left => Role::Right,
+            Role::Right => Role::Left,
+        }
+    }
+}
+
 /// Offsets inside a side. The first page is control, the ring's entries follow.
 pub mod side {
     /// One cache line: publication word, kind, 56 bytes of payload.

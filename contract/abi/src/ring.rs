@@ -5,6 +5,32 @@
 //! completion brings `in_bytes` (at most `in_capacity`) to the same place. That makes a ring location-transparent: a
 //! proxy copies exactly these ranges and needs to know nothing of the operation.
 
+use crate::layout::Size;
+use crate::{IpcError, limits};
+
+/// The size of a ring, chosen by the client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingSpec {
+    /// Requests that may be in flight: a power of two, at most [`limits::RING_ENTRIES_MAX`].
+    pub entries: u32,
+    /// Bulk memory, at most [`limits::ARENA_BYTES_MAX`], a multiple of 4096; 0 for none.
+    pub arena_bytes: u32,
+}
+
+impl RingSpec {
+    pub fn check(self) -> Result<RingSpec, IpcError> {
+        let good = self.entries.is_power_of_two()
+            && self.entries <= limits::RING_ENTRIES_MAX
+            && self.arena_bytes <= limits::ARENA_BYTES_MAX
+            && self.arena_bytes.is_multiple_of(4096);
+        if good { Ok(self) } else { Err(IpcError::BadArgument) }
+    }
+
+    pub fn size(self) -> Size {
+        Size { entries: self.entries, arena_bytes: self.arena_bytes }
+    }
+}
+
 /// One request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Submission {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint, PairId};
-use ipc::protocol::Op;
+use broker_api::{Message, ToPort, ToProxy};
 use ipc_core::ChannelId;
 
 use crate::ledger::{Charge, Member, Person};
@@ -64,22 +64,59 @@ pub(crate) struct Connection {
 /// A message as it is sent.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    pub op: Op,
-    pub message: Vec<u8>,
-    pub descriptors: Vec<OwnedFd>,
+    sort: Sort,
+    message: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
     /// For the descriptors, while they cannot be sent.
-    pub _charge: Option<Charge>,
+    _charge: Option<Charge>,
+}
+
+/// What a receiver that does not read is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sort {
+    /// What the receiver itself caused.
+    Own,
+    /// What the party of a channel is told because another one opened or ended it.
+    OfChannel,
+    /// What has its receiver look at its own page, where all is that happened by then: one says as much as many.
+    Nudge,
+}
+
+/// What the broker sends over a connection.
+pub(crate) trait Sendable: Message {
+    fn sort(&self) -> Sort;
+}
+
+impl Sendable for ToPort {
+    fn sort(&self) -> Sort {
+        match self {
+            ToPort::Accepted(_) | ToPort::Ended { .. } => Sort::OfChannel,
+            ToPort::WakeUp | ToPort::Hold => Sort::Nudge,
+            _ => Sort::Own,
+        }
+    }
+}
+
+impl Sendable for ToProxy {
+    fn sort(&self) -> Sort {
+        Sort::Own
+    }
 }
 
 impl Packed {
-    /// What the party of a channel is told because another one opened or ended it.
-    fn is_about_channel(&self) -> bool {
-        matches!(self.op, Op::Accepted | Op::Ended)
+    /// `descriptors`: those that the message declares.
+    pub fn new(request: u32, message: &impl Sendable, descriptors: Vec<OwnedFd>) -> Packed {
+        debug_assert_eq!(descriptors.len(), message.descriptors().len(), "operation {:?}", message.sort());
+        Packed { sort: message.sort(), message: message.to_bytes(request), descriptors, _charge: None }
     }
 
-    /// What has its receiver look at its own page, where all is that happened by then: one says as much as many.
-    fn is_nudge(&self) -> bool {
-        matches!(self.op, Op::WakeUp | Op::Hold)
+    /// The descriptors are somebody's to pay.
+    pub fn charged(self, payer: Option<&Charge>) -> Packed {
+        Packed { _charge: payer.map(|charge| charge.besides(self.descriptors.len())), ..self }
+    }
+
+    pub fn is_about_channel(&self) -> bool {
+        self.sort == Sort::OfChannel
     }
 }
 
@@ -149,7 +186,7 @@ impl Connection {
 
     /// Sends or queues; never blocks.
     pub fn send(&mut self, packed: Packed) -> Sent {
-        if packed.is_nudge() && self.outbox.iter().any(|waiting| waiting.op == packed.op) {
+        if packed.sort == Sort::Nudge && self.outbox.iter().any(|waiting| waiting.message == packed.message) {
             return Sent::Waiting;
         }
         let is_about_channel = packed.is_about_channel();
@@ -183,7 +220,7 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
+    use broker_api::MESSAGE_BYTES_MAX;
 
     use super::*;
 
@@ -191,26 +228,22 @@ mod tests {
     fn who_does_not_read_is_woken_as_often_as_somebody_likes() {
         let (socket, other) = sys::seqpacket::pair().unwrap();
         let mut connection = Connection::new(socket, Party::Program { dc: DcId(1), pid: 1, uid: 0 });
-        let packed = |op| {
-            let message = Packet::new(op).with_body(&[]);
-            Packed { op, message, descriptors: Vec::new(), _charge: None }
-        };
-        let mut send = |op| connection.send(packed(op));
-        while send(Op::Done) == Sent::All {}
+        let mut send = |message: ToPort| connection.send(Packed::new(0, &message, Vec::new()));
+        while send(ToPort::Done) == Sent::All {}
         for _ in 0..2 * OUTBOX_MAX {
-            assert_eq!((send(Op::WakeUp), send(Op::Hold)), (Sent::Waiting, Sent::Waiting));
+            assert_eq!((send(ToPort::WakeUp), send(ToPort::Hold)), (Sent::Waiting, Sent::Waiting));
         }
         let mut read = Vec::new();
-        while read.last() != Some(&Op::Hold) {
+        while read.last() != Some(&ToPort::Hold) {
             let mut buffer = [0; MESSAGE_BYTES_MAX];
             match sys::seqpacket::receive(&other, &mut buffer) {
-                Ok(received) => read.push(Packet::split(&buffer[..received.bytes]).unwrap().0.op),
+                Ok(received) => read.push(ToPort::from_bytes(&buffer[..received.bytes]).unwrap().1),
                 Err(_) => assert_eq!(connection.flush(), Sent::All),
             }
         }
-        let nudges: Vec<Op> = read.into_iter().filter(|op| *op != Op::Done).collect();
-        assert_eq!(nudges, [Op::WakeUp, Op::Hold]);
-        assert_eq!(connection.send(packed(Op::WakeUp)), Sent::All);
+        read.retain(|message| *message != ToPort::Done);
+        assert_eq!(read, [ToPort::WakeUp, ToPort::Hold]);
+        assert_eq!(connection.send(Packed::new(0, &ToPort::WakeUp, Vec::new())), Sent::All);
     }
 
     #[test]

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use abi::IpcError;
-use ipc::info::{EndCounts, Side, Traffic};
+use abi::layout::word;
+use broker_api::info::{EndCounts, Sent as LastSent, Side, Traffic};
 use ipc_core::table::Channel;
-use ipc_shm::{ChannelFiles, Gauge, Role, Size};
+use ipc_shm::{ChannelFiles, Gauge, Reading, Role, Size};
 
 use crate::limits::METERS_MAX;
 
@@ -47,7 +48,7 @@ impl Meter {
             Side::Left => Role::Left,
             Side::Right => Role::Right,
         };
-        EndCounts::of(&self.gauge.read(role))
+        counts_of(&self.gauge.read(role))
     }
 }
 
@@ -67,5 +68,37 @@ impl Sent {
             None => Sent { near: self.near.with(kind, side, counts), ..self },
             Some(_) => Sent { far: self.far.with(kind, side, counts), ..self },
         }
+    }
+}
+
+fn counts_of(reading: &Reading) -> EndCounts {
+    let last = match reading.word & word::KIND_MASK {
+        _ if reading.word == 0 => LastSent::Nothing,
+        word::REQUEST => LastSent::Request,
+        word::REPLY => LastSent::Reply,
+        _ => LastSent::Message,
+    };
+    EndCounts {
+        messages: reading.word >> word::FLAG_BITS,
+        last,
+        taken: reading.taken >> word::FLAG_BITS,
+        awaits_answer: reading.awaits != 0,
+        notifications: reading.notified,
+        entries: reading.ring_tail,
+        entries_taken: reading.ring_head,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_messages_and_kinds_are_those_of_the_words() {
+        let of = |word, taken, awaits| counts_of(&Reading { word, taken, awaits, ..Reading::default() });
+        let counts = of(word::next(6 << word::FLAG_BITS, word::REQUEST | word::TIMED), 5 << word::FLAG_BITS, 1);
+        assert_eq!((counts.messages, counts.last, counts.taken, counts.awaits_answer), (7, LastSent::Request, 5, true));
+        assert_eq!(of(0, 0, 0).last, LastSent::Nothing);
+        assert_eq!(of(9 << word::FLAG_BITS | word::REPLY | word::INLINE, 0, 0).last, LastSent::Reply);
     }
 }

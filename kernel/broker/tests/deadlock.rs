@@ -6,6 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use broker_api::{FromPort, IfAbsent, Message as _, WaitId};
 use common::OneNode;
 use ipc::conformance::World;
 use ipc::{Endpoint, IpcError, Message, Port, Source, Wait};
@@ -56,23 +57,19 @@ fn program_that_tells_of_waits_without_end_disturbs_nobody() {
     let world = OneNode::new();
     let [mut server, mut client] = [Endpoint::FS, Endpoint::DS].map(|it| world.server(it, 1));
     let socket = sys::seqpacket::connect(&world.socket()).unwrap();
-    let send = |packet: ipc::protocol::Packet| sys::seqpacket::send(&socket, &packet.to_bytes(), &[&socket; 0]);
-    let packet = |op, request, value, peer| ipc::protocol::Packet {
-        request,
-        value,
-        peer: Some(peer),
-        ..ipc::protocol::Packet::new(op)
-    };
-    use ipc::protocol::Op;
-    send(packet(Op::Bind, 1, 0, Endpoint::FS)).unwrap();
+    let send =
+        |request: u32, message: FromPort| sys::seqpacket::send(&socket, &message.to_bytes(request), &[&socket; 0]);
+    send(1, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail }).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             for serial in 0..20_000_u32 {
                 // To itself, to a server, and confirmations of what nobody asked.
                 let peer = Endpoint::new(serial % 400).unwrap();
-                let op = if serial % 3 == 0 { Op::StillWaiting } else { Op::Waits };
+                let wait = WaitId(serial);
+                let told =
+                    if serial % 3 == 0 { FromPort::StillWaiting { wait } } else { FromPort::Waits { wait, peer } };
                 // A full socket is the broker's right to let it wait, a closed one to end it.
-                match send(packet(op, 0, serial, peer)) {
+                match send(0, told) {
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::yield_now(),
                     Err(_) => return,
                     Ok(()) => {}

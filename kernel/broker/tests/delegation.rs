@@ -12,13 +12,14 @@ use std::time::Duration;
 use abi::delegation::{Limit, Relayed, Request, SLOT_BYTES, head_of};
 use abi::{Lane, ring};
 use broker::{Privileges, ServerIdentity};
+use broker_api::{FromPort, IfAbsent, MESSAGE_BYTES_MAX, Message as _, Offer, Open, ToPort};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
-use ipc::protocol::{Op, Packet, take_channel_descriptors};
+use ipc::descriptors::take_channel_descriptors;
 use ipc::{
     Completion, DELEGATE_SPEC, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait,
 };
-use ipc_shm::{ControlPage, Link, Size};
+use ipc_shm::{ControlPage, Link};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
@@ -41,40 +42,44 @@ impl Raw {
     }
 
     fn bind(socket: OwnedFd) -> Raw {
-        let bind = Packet { request: 1, ..Packet::new(Op::Bind) };
-        sys::seqpacket::send(&socket, &bind.to_bytes(), &[] as &[OwnedFd]).unwrap();
+        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail };
+        sys::seqpacket::send(&socket, &bind.to_bytes(1), &[] as &[OwnedFd]).unwrap();
         let (bound, mut descriptors) = receive(&socket);
-        assert_eq!(bound.op, Op::Bound);
+        assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
         Raw { socket, _control: ControlPage::of(descriptors.remove(0)).unwrap(), requests: 1 }
     }
 
     fn open(&mut self, to: Endpoint, lane: Lane, spec: RingSpec) -> Result<Link, IpcError> {
         self.requests += 1;
-        let open = Packet { request: self.requests, peer: Some(to), lane, size: spec.size(), ..Packet::new(Op::Open) };
-        sys::seqpacket::send(&self.socket, &open.to_bytes(), &[] as &[OwnedFd]).unwrap();
-        let (answer, descriptors) = receive(&self.socket);
-        if answer.op == Op::Failed { Err(answer.error()) } else { Ok(link_of(&answer, descriptors)) }
+        let open = FromPort::Open(Open { peer: to, lane, ring: Some(spec), if_absent: IfAbsent::Fail });
+        sys::seqpacket::send(&self.socket, &open.to_bytes(self.requests), &[] as &[OwnedFd]).unwrap();
+        match receive(&self.socket) {
+            (ToPort::Opened(offer), descriptors) => Ok(link_of(&offer, descriptors)),
+            (ToPort::Failed { error }, _) => Err(error),
+            (answer, _) => panic!("{answer:?}"),
+        }
     }
 
     /// The next channel that somebody opens to this party.
     fn accept(&self) -> Link {
-        let (notice, descriptors) = receive(&self.socket);
-        assert_eq!(notice.op, Op::Accepted);
-        link_of(&notice, descriptors)
+        match receive(&self.socket) {
+            (ToPort::Accepted(offer), descriptors) => link_of(&offer, descriptors),
+            (notice, _) => panic!("{notice:?}"),
+        }
     }
 }
 
-fn receive(socket: &OwnedFd) -> (Packet, Vec<OwnedFd>) {
+fn receive(socket: &OwnedFd) -> (ToPort, Vec<OwnedFd>) {
     wait_readable(socket.as_fd());
-    let mut bytes = [0; Packet::BYTES];
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
     let received = sys::seqpacket::receive(socket, &mut bytes).unwrap();
-    (Packet::from_bytes(&bytes).unwrap(), received.descriptors)
+    (ToPort::from_bytes(&bytes[..received.bytes]).unwrap().1, received.descriptors)
 }
 
-fn link_of(packet: &Packet, descriptors: Vec<OwnedFd>) -> Link {
+fn link_of(offer: &Offer, descriptors: Vec<OwnedFd>) -> Link {
     let (files, control) = take_channel_descriptors(descriptors).unwrap();
-    let size = Size { entries: packet.size.entries, arena_bytes: packet.size.arena_bytes };
-    Link::map(files, packet.role, size, Arc::new(ControlPage::of(control).unwrap())).unwrap()
+    let size = offer.ring.map(RingSpec::size).unwrap_or_default();
+    Link::map(files, offer.role, size, Arc::new(ControlPage::of(control).unwrap())).unwrap()
 }
 
 fn put(link: &Link, entry: &[u8; ring::ENTRY_BYTES]) {

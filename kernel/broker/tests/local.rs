@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use abi::limits::COPIERS_PER_ENDPOINT;
 use broker::{BrokerError, DcOptions, ServerIdentity};
+use broker_api::{FromPort, IfAbsent, Inquiry, MESSAGE_BYTES_MAX, Message as _, PACKET_BYTES, ToPort};
 use common::{DC, OneNode, wait_readable};
 use ipc::conformance::World;
-use ipc::info::{Cursor, EndpointInfo, Record, Topic};
-use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
+use ipc::info::{Cursor, EndpointInfo, Question, Record};
 use ipc::{
     Arena, DcId, Direction, Endpoint, Epoch, Event, IpcError, Message, Place, Port, RingSpec, Source, Submission, Wait,
 };
-use ipc_shm::{ControlWriter, Size};
+use ipc_shm::ControlWriter;
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
@@ -148,26 +148,29 @@ fn question_that_makes_no_sense_is_refused_and_not_heard_before_the_asker_is_bou
     let socket = sys::seqpacket::connect(&world.socket()).unwrap();
     let mut ask = {
         let mut request = 0;
-        move |packet: Packet| {
+        move |message: FromPort, spoil: fn(&mut [u8])| {
             request += 1;
-            let packet = Packet { request, ..packet };
-            sys::seqpacket::send(&socket, &packet.to_bytes(), &[] as &[OwnedFd]).unwrap();
+            let mut packet = message.to_bytes(request);
+            spoil(&mut packet);
+            sys::seqpacket::send(&socket, &packet, &[] as &[OwnedFd]).unwrap();
             wait_readable(socket.as_fd());
             let mut buffer = [0; MESSAGE_BYTES_MAX];
             let read = sys::seqpacket::receive(&socket, &mut buffer).unwrap().bytes;
-            Packet::split(&buffer[..read]).map(|(packet, body)| (packet.op, packet.error(), body.len())).unwrap()
+            ToPort::from_bytes(&buffer[..read]).unwrap().1
         }
     };
-    let one = Size { entries: 1, arena_bytes: 0 };
-    let question = Packet { value: Topic::Endpoints.number(), size: one, ..Packet::new(Op::Inform) };
-    assert_eq!(ask(question), (Op::Failed, IpcError::NotBound, 0));
-    assert_eq!(ask(Packet::new(Op::Bind)).0, Op::Bound);
-    assert_eq!(ask(Packet { value: 99, ..question }), (Op::Failed, IpcError::BadArgument, 0));
-    assert_eq!(ask(Packet { size: Size::default(), ..question }), (Op::Failed, IpcError::BadArgument, 0));
-    let nobody = Packet { value: Topic::Endpoint.number(), ..question };
-    assert_eq!(ask(nobody), (Op::Failed, IpcError::BadEndpoint, 0));
-    let (op, _, bytes) = ask(Packet { size: Size { entries: u32::MAX, ..one }, ..question });
-    assert_eq!((op, bytes), (Op::Information, EndpointInfo::BYTES));
+    let endpoints = Question::Endpoints { from: Cursor::START };
+    let question = |at_most| FromPort::Inform(Inquiry { question: endpoints, at_most });
+    let failed = |error| ToPort::Failed { error };
+    assert_eq!(ask(question(1), |_| {}), failed(IpcError::NotBound));
+    let bound = ask(FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail }, |_| {});
+    assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
+    // About what nobody knows, about an endpoint without saying which, and for no record.
+    assert_eq!(ask(question(1), |packet| packet[48] = 99), failed(IpcError::BadArgument));
+    assert_eq!(ask(question(1), |packet| packet[48] = 1), failed(IpcError::BadArgument));
+    assert_eq!(ask(question(0), |_| {}), failed(IpcError::BadArgument));
+    let ToPort::Information { records, .. } = ask(question(u32::MAX), |_| {}) else { panic!("no information") };
+    assert_eq!(records.len(), EndpointInfo::BYTES);
 }
 
 #[test]
@@ -207,17 +210,18 @@ fn unbind_does_not_wait_long_for_a_broker_that_is_stopped() {
     let (broker, socket) = sys::seqpacket::pair().unwrap();
     let page = ControlWriter::create(Epoch(1)).unwrap();
     let own = Endpoint::new(300);
-    let bound = Packet { request: 1, own, epoch: Epoch(1), ..Packet::new(Op::Bound) };
-    sys::seqpacket::send(&broker, &bound.to_bytes(), &[page.reader().unwrap()]).unwrap();
+    let bound = ToPort::Bound { dc: DC, endpoint: own.unwrap(), epoch: Epoch(1) };
+    sys::seqpacket::send(&broker, &bound.to_bytes(1), &[page.reader().unwrap()]).unwrap();
     let port = Port::from_socket(socket, own).unwrap();
     let begun = Instant::now();
     assert_eq!(port.unbind(), Err(IpcError::NoBroker));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     // It finds both requests, and the end, when it goes on.
-    for op in [Some(Op::Bind), Some(Op::Unbind), None] {
-        let mut buffer = [0; Packet::BYTES];
+    let bind = FromPort::Bind { endpoint: own, if_absent: IfAbsent::Fail };
+    for said in [Some(bind), Some(FromPort::Unbind), None] {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
         let received = sys::seqpacket::receive(&broker, &mut buffer).unwrap();
-        assert_eq!(Packet::from_bytes(&buffer).filter(|_| received.bytes > 0).map(|packet| packet.op), op);
+        assert_eq!(FromPort::from_bytes(&buffer[..received.bytes]).ok().map(|(_, message)| message), said);
     }
 }
 
@@ -225,12 +229,13 @@ fn unbind_does_not_wait_long_for_a_broker_that_is_stopped() {
 fn client_that_sends_garbage_is_dropped_and_others_go_on() {
     let world = OneNode::new();
     let path = world.socket();
-    for garbage in [&[0u8; 3][..], &[0xff; Packet::BYTES], &[1; 200]] {
+    let unused = [FromPort::Unbind.to_bytes(1), vec![1]].concat();
+    for garbage in [&[0u8; 3][..], &[0xff; PACKET_BYTES], &[1; 200], &unused] {
         let socket = sys::seqpacket::connect(&path).unwrap();
         sys::seqpacket::send(&socket, garbage, &[] as &[OwnedFd]).unwrap();
         wait_readable(socket.as_fd());
         assert!(
-            matches!(sys::seqpacket::receive(&socket, &mut [0; Packet::BYTES]), Ok(received) if received.bytes == 0)
+            matches!(sys::seqpacket::receive(&socket, &mut [0; PACKET_BYTES]), Ok(received) if received.bytes == 0)
         );
     }
     world.program();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use abi::PairId;
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges, ServerIdentity, Shelf, pair_of};
+use broker_api::{Answer, BetweenBrokers, Errand, Message as _};
 use common::DC;
-use ipc::protocol::{Op, Packet};
 use ipc::stand_in::{LinkState, OpenIn, ProxiedChannel, StandInEvent, StandInPort};
 use ipc::{Calls, DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, Port, RingSpec, Wait};
 
@@ -133,12 +133,12 @@ fn resumed(proxy: &mut StandInPort) -> Vec<Endpoint> {
 }
 
 /// The next errand for the other node's broker, and its number; after that which every broker gets that is met.
-fn errand(proxy: &mut StandInPort) -> (Op, u32) {
+fn errand(proxy: &mut StandInPort) -> (u32, BetweenBrokers) {
     loop {
         if let StandInEvent::Parcel { bytes, .. } = next(proxy) {
-            let (packet, _) = Packet::split(&bytes).unwrap();
-            if (packet.op, packet.peer) != (Op::MigrationRollback, None) {
-                return (packet.op, packet.request);
+            let said = BetweenBrokers::from_bytes(&bytes).unwrap();
+            if said.1 != BetweenBrokers::DisownHolds {
+                return said;
             }
         }
     }
@@ -265,7 +265,7 @@ fn errand_goes_by_the_lowest_pair_that_is_up_and_again_when_that_changes() {
     thread::scope(|scope| {
         let waking = scope.spawn(|| client.wakeup(server));
         let first = errand(&mut world.proxies[0]);
-        assert_eq!(first.0, Op::WakeUp);
+        assert_eq!(first.1, BetweenBrokers::Errand { dc: DC, endpoint: server, errand: Errand::WakeUp });
         // Killed: the other pair takes over.
         drop(world.proxies.remove(0));
         assert_eq!(errand(&mut world.proxies[0]), first);
@@ -275,8 +275,8 @@ fn errand_goes_by_the_lowest_pair_that_is_up_and_again_when_that_changes() {
         assert_eq!(errand(&mut successor), first);
         successor.link(THERE, LinkState::Down).unwrap();
         while errand(&mut world.proxies[0]) != first {}
-        let done = Packet { request: first.1, ..Packet::new(Op::Done) };
-        world.proxies[0].parcel(THERE, &done.to_bytes()).unwrap();
+        let done = BetweenBrokers::Answer(Answer::Done);
+        world.proxies[0].parcel(THERE, &done.to_bytes(first.0)).unwrap();
         assert_eq!(waking.join().unwrap(), Ok(()));
     });
 }
@@ -285,9 +285,11 @@ fn errand_goes_by_the_lowest_pair_that_is_up_and_again_when_that_changes() {
 fn answer_to_another_broker_goes_over_the_pair_by_which_it_asked() {
     let mut world = World::new();
     let _client = world.client();
-    let ask = Packet { dc: DC, peer: Some(CLIENT), request: 77, ..Packet::new(Op::GetPrivileges) };
-    world.proxies[1].parcel(THERE, &ask.to_bytes()).unwrap();
-    assert_eq!(errand(&mut world.proxies[1]), (Op::Privileges, 77));
+    let ask = BetweenBrokers::Errand { dc: DC, endpoint: CLIENT, errand: Errand::GetPrivileges };
+    world.proxies[1].parcel(THERE, &ask.to_bytes(77)).unwrap();
+    let (request, answer) = errand(&mut world.proxies[1]);
+    assert_eq!(request, 77);
+    assert!(matches!(answer, BetweenBrokers::Answer(Answer::Privileges { endpoint: CLIENT, .. })), "{answer:?}");
 }
 
 #[test]

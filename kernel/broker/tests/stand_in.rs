@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use abi::copy::{Chunk, Request};
 use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
 use abi::{Epoch, Lane, NodeId};
+use broker_api::{Answer, BetweenBrokers, Errand, FromProxy, MESSAGE_BYTES_MAX, Message as _, Pid, ToProxy};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
 use ipc::{Arena, Direction, Endpoint, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
 use ipc_core::{ChannelId, Data, Kind, Patience, Word};
@@ -93,17 +93,16 @@ fn opener_hears_that_its_proxy_has_no_room_for_the_channel() {
     let mut client = world.program();
     world.stop_relay();
     let proxy = world.brokers[0].proxy_socket().unwrap();
-    let say = |packet: Packet| sys::seqpacket::send(&proxy, &packet.to_bytes(), &[] as &[OwnedFd]).unwrap();
-    say(Packet { node: NodeId(2), value: 1, ..Packet::new(Op::Link) });
+    let say = |message: FromProxy| sys::seqpacket::send(&proxy, &message.to_bytes(0), &[] as &[OwnedFd]).unwrap();
+    say(FromProxy::Link { node: NodeId(2), state: LinkState::Up });
     let no_room = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
     let refuse_next = || {
         loop {
             wait_readable(&proxy);
             let mut buffer = [0; MESSAGE_BYTES_MAX];
             let received = sys::seqpacket::receive(&proxy, &mut buffer).unwrap();
-            let (packet, _) = Packet::split(&buffer[..received.bytes]).unwrap();
-            if packet.op == Op::Accepted {
-                return say(Packet { channel: packet.channel, value: no_room.code(), ..Packet::new(Op::Close) });
+            if let (_, ToProxy::Accepted(offer)) = ToProxy::from_bytes(&buffer[..received.bytes]).unwrap() {
+                return say(FromProxy::Close { channel: offer.channel, reason: no_room });
             }
         }
     };
@@ -203,17 +202,36 @@ fn owner_that_has_been_let_go_may_give_up_its_commit_which_goes_on() {
     assert_eq!(standing.join().unwrap(), Ok(Epoch(2)));
 }
 
-/// The next packet of our broker for the one that the test plays, after that which it says to everybody it meets.
-fn said(proxy: &mut StandInPort) -> Packet {
+/// What our broker says next to the one that the test plays, after that which it says to everybody it meets.
+fn said(proxy: &mut StandInPort) -> (u32, BetweenBrokers) {
     loop {
         if let StandInEvent::Parcel { bytes, .. } = proxy.wait_event(SOON).unwrap() {
-            let packet = Packet::split(&bytes).unwrap().0;
-            if (packet.op, packet.peer) != (Op::MigrationRollback, None) {
-                return packet;
+            let said = BetweenBrokers::from_bytes(&bytes).unwrap();
+            if said.1 != BetweenBrokers::DisownHolds {
+                return said;
             }
         }
     }
 }
+
+fn errand(errand: Errand) -> BetweenBrokers {
+    BetweenBrokers::Errand { dc: DC, endpoint: Endpoint::DS, errand }
+}
+
+fn commit(pid: i32) -> Errand {
+    Errand::MigrationCommit { node: THERE, pid: Pid::new(pid).unwrap() }
+}
+
+const DONE: BetweenBrokers = BetweenBrokers::Answer(Answer::Done);
+
+/// The errands that a commit makes of another broker.
+const PREPARE: fn(&BetweenBrokers) -> bool =
+    |it| matches!(it, BetweenBrokers::Errand { errand: Errand::Prepare { .. }, .. });
+const LEAVE: fn(&BetweenBrokers) -> bool =
+    |it| matches!(it, BetweenBrokers::Errand { errand: Errand::Leave { .. }, .. });
+const TAKE_OVER: fn(&BetweenBrokers) -> bool =
+    |it| matches!(it, BetweenBrokers::Errand { errand: Errand::TakeOver { .. }, .. });
+const NOWHERE: fn(&BetweenBrokers) -> bool = |it| matches!(it, BetweenBrokers::MovedTo { to: None, .. });
 
 /// A broker whose endpoint DS another one hands over, which the test plays together with that one's proxy.
 struct Asking {
@@ -238,39 +256,44 @@ impl Asking {
         thread::spawn(move || owner.receive(Source::Any, SOON).map(|message| message.kind))
     }
 
-    fn tell(&mut self, op: Op, request: u32, value: u32) {
-        let packet = Packet { dc: DC, peer: Some(Endpoint::DS), node: THERE, value, request, ..Packet::new(op) };
-        self.proxy.parcel(THERE, &packet.to_bytes()).unwrap();
+    fn say(&mut self, node: NodeId, request: u32, message: &BetweenBrokers) {
+        self.proxy.parcel(node, &message.to_bytes(request)).unwrap();
+    }
+
+    fn tell(&mut self, request: u32, of: Errand) {
+        self.say(THERE, request, &errand(of));
+    }
+
+    fn start(&mut self, request: u32, holder: u32) {
+        self.tell(request, Errand::MigrationStart { holder });
     }
 
     fn disown(&mut self, request: u32) {
-        self.proxy.parcel(THERE, &Packet { request, ..Packet::new(Op::MigrationRollback) }.to_bytes()).unwrap();
+        self.say(THERE, request, &BetweenBrokers::DisownHolds);
         assert_eq!(self.answer(), (request, Ok(())));
     }
 
-    fn done(&mut self, errand: &Packet) {
-        let done = Packet { request: errand.request, ..Packet::new(Op::Done) };
-        self.proxy.parcel(THERE, &done.to_bytes()).unwrap();
+    fn done(&mut self, errand: u32) {
+        self.say(THERE, errand, &DONE);
     }
 
-    fn failed(&mut self, errand: &Packet, error: IpcError) {
-        self.proxy.parcel(THERE, &Packet::failed(errand.request, error).to_bytes()).unwrap();
+    fn failed(&mut self, errand: u32, error: IpcError) {
+        self.say(THERE, errand, &BetweenBrokers::Answer(Answer::Failed { error }));
     }
 
     fn answer(&mut self) -> (u32, Result<(), IpcError>) {
-        let answer = said(&mut self.proxy);
-        match answer.op {
-            Op::Done => (answer.request, Ok(())),
-            Op::Failed => (answer.request, Err(answer.error())),
-            op => panic!("{op:?} is no answer"),
+        match said(&mut self.proxy) {
+            (request, BetweenBrokers::Answer(Answer::Done)) => (request, Ok(())),
+            (request, BetweenBrokers::Answer(Answer::Failed { error })) => (request, Err(error)),
+            said => panic!("{said:?} is no answer"),
         }
     }
 
-    fn errand(&mut self, op: Op) -> Packet {
-        let errand = said(&mut self.proxy);
-        assert_eq!(errand.op, op);
-        assert_ne!(errand.request, 0, "it is to be answered");
-        errand
+    fn errand(&mut self, is_it: fn(&BetweenBrokers) -> bool) -> u32 {
+        let (request, errand) = said(&mut self.proxy);
+        assert!(is_it(&errand), "{errand:?}");
+        assert_ne!(request, 0, "it is to be answered");
+        request
     }
 }
 
@@ -278,17 +301,17 @@ impl Asking {
 fn hold_is_that_of_one_process_and_ends_when_its_broker_knows_of_none() {
     let mut asking = Asking::new();
     let waiting = asking.owner(1);
-    asking.tell(Op::MigrationStart, 1, 5);
+    asking.start(1, 5);
     assert_eq!(asking.answer(), (1, Ok(())));
-    asking.tell(Op::MigrationStart, 3, 6);
+    asking.start(3, 6);
     assert_eq!(asking.answer(), (3, Err(IpcError::Busy)), "another process of that node");
-    asking.tell(Op::MigrationStart, 4, 5);
+    asking.start(4, 5);
     assert_eq!(asking.answer(), (4, Ok(())), "the same once more");
     asking.disown(2);
-    asking.tell(Op::MigrationStart, 5, 6);
+    asking.start(5, 6);
     assert_eq!(asking.answer(), (5, Err(IpcError::Busy)), "what was said before it was held does not mean it");
     asking.disown(6);
-    asking.tell(Op::MigrationStart, 7, 6);
+    asking.start(7, 6);
     assert_eq!(asking.answer(), (7, Ok(())));
     asking.disown(8);
     asking.world.program().send(Endpoint::DS, &Message::new(9), SOON).unwrap();
@@ -299,18 +322,18 @@ fn hold_is_that_of_one_process_and_ends_when_its_broker_knows_of_none() {
 fn rollback_that_comes_again_takes_back_what_it_meant_and_nothing_later() {
     let mut asking = Asking::new();
     let waiting = asking.owner(1);
-    asking.tell(Op::MigrationStart, 1, 5);
+    asking.start(1, 5);
     assert_eq!(asking.answer(), (1, Ok(())));
-    asking.tell(Op::MigrationRollback, 2, 0);
+    asking.tell(2, Errand::MigrationRollback);
     assert_eq!(asking.answer(), (2, Ok(())));
-    asking.tell(Op::MigrationStart, 3, 6);
+    asking.start(3, 6);
     assert_eq!(asking.answer(), (3, Ok(())));
     // Its answer was lost with its link.
-    asking.tell(Op::MigrationRollback, 2, 0);
+    asking.tell(2, Errand::MigrationRollback);
     assert_eq!(asking.answer(), (2, Ok(())), "answered as before");
-    asking.tell(Op::MigrationStart, 4, 5);
+    asking.start(4, 5);
     assert_eq!(asking.answer(), (4, Err(IpcError::Busy)), "still held");
-    asking.tell(Op::MigrationRollback, 5, 0);
+    asking.tell(5, Errand::MigrationRollback);
     assert_eq!(asking.answer(), (5, Ok(())));
     asking.world.program().send(Endpoint::DS, &Message::new(9), SOON).unwrap();
     assert_eq!(waiting.join().unwrap(), Ok(9));
@@ -321,25 +344,25 @@ fn late_answer_to_a_step_is_none_to_the_same_step_of_the_next_migration() {
     let mut asking = Asking::new();
     let mut owner = asking.world.near_server(Endpoint::DS, 1);
     owner.migration_start(Endpoint::DS, SOON).unwrap();
-    asking.tell(Op::MigrationCommit, 3, 77);
-    let late = asking.errand(Op::Prepare);
+    asking.tell(3, commit(77));
+    let late = asking.errand(PREPARE);
     // It ends with a commit under way.
     drop(owner);
     assert_eq!(asking.answer(), (3, Err(IpcError::DestinationDied)));
     let waiting = asking.owner(2);
-    asking.tell(Op::MigrationStart, 4, 0);
+    asking.start(4, 0);
     assert_eq!(asking.answer(), (4, Ok(())));
-    asking.tell(Op::MigrationCommit, 5, 78);
-    let prepare = asking.errand(Op::Prepare);
-    asking.failed(&late, IpcError::NoSuchEndpoint);
-    asking.done(&prepare);
-    let leave = asking.errand(Op::Leave);
-    asking.done(&leave);
-    let take_over = asking.errand(Op::TakeOver);
+    asking.tell(5, commit(78));
+    let prepare = asking.errand(PREPARE);
+    asking.failed(late, IpcError::NoSuchEndpoint);
+    asking.done(prepare);
+    let leave = asking.errand(LEAVE);
+    asking.done(leave);
+    let take_over = asking.errand(TAKE_OVER);
     // Answers that come twice are none either.
-    asking.done(&leave);
-    asking.failed(&prepare, IpcError::NoSuchEndpoint);
-    asking.done(&take_over);
+    asking.done(leave);
+    asking.failed(prepare, IpcError::NoSuchEndpoint);
+    asking.done(take_over);
     assert_eq!(asking.answer(), (5, Ok(())));
     assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
 }
@@ -350,29 +373,27 @@ fn node_that_let_go_is_told_that_nobody_took_over_until_it_has_heard_it() {
     let mut asking = Asking::new();
     asking.proxy.link(third, LinkState::Up).unwrap();
     let waiting = asking.owner(1);
-    asking.tell(Op::MigrationStart, 1, 0);
+    asking.start(1, 0);
     assert_eq!(asking.answer(), (1, Ok(())));
-    asking.tell(Op::MigrationCommit, 2, 77);
-    let prepare = asking.errand(Op::Prepare);
-    asking.done(&prepare);
+    asking.tell(2, commit(77));
+    let prepare = asking.errand(PREPARE);
+    asking.done(prepare);
     for node in [THERE, third] {
-        let leave = asking.errand(Op::Leave);
-        let done = Packet { request: leave.request, ..Packet::new(Op::Done) };
-        asking.proxy.parcel(node, &done.to_bytes()).unwrap();
+        let leave = asking.errand(LEAVE);
+        asking.say(node, leave, &DONE);
     }
-    let take_over = asking.errand(Op::TakeOver);
-    asking.failed(&take_over, IpcError::NoSuchEndpoint);
-    let news = asking.errand(Op::MovedTo);
-    assert_eq!(news.epoch, Epoch(0), "nowhere");
+    let take_over = asking.errand(TAKE_OVER);
+    asking.failed(take_over, IpcError::NoSuchEndpoint);
+    let news = asking.errand(NOWHERE);
     assert_eq!(asking.answer(), (2, Err(IpcError::DestinationDied)));
     assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
     // It was lost with its link.
     asking.proxy.link(third, LinkState::Up).unwrap();
-    let again = asking.errand(Op::MovedTo);
-    assert_eq!(again.request, news.request);
-    asking.proxy.parcel(third, &Packet { request: news.request, ..Packet::new(Op::Done) }.to_bytes()).unwrap();
+    let again = asking.errand(NOWHERE);
+    assert_eq!(again, news);
+    asking.say(third, news, &DONE);
     asking.proxy.link(third, LinkState::Up).unwrap();
-    asking.tell(Op::MigrationCommit, 2, 77);
+    asking.tell(2, commit(77));
     assert_eq!(asking.answer(), (2, Err(IpcError::DestinationDied)), "and nothing more of it before");
 }
 
@@ -384,30 +405,23 @@ fn commit_that_is_asked_for_again_after_its_answer_was_lost_is_answered_as_befor
     let mut proxy = StandInPort::from_socket(world.brokers[0].proxy_socket().unwrap()).unwrap();
     proxy.link(THERE, LinkState::Up).unwrap();
     let waiting = thread::spawn(move || owner.receive(Source::Any, SOON).map(drop));
-    let ask = |op, request, pid: u32| {
-        Packet { dc: DC, peer: Some(Endpoint::DS), node: THERE, value: pid, request, ..Packet::new(op) }.to_bytes()
-    };
-    proxy.parcel(THERE, &ask(Op::MigrationStart, 1, 0)).unwrap();
-    let started = said(&mut proxy);
-    assert_eq!((started.op, started.request), (Op::Done, 1));
-    proxy.parcel(THERE, &ask(Op::MigrationCommit, 2, 77)).unwrap();
-    for step in [Op::Prepare, Op::Leave, Op::TakeOver] {
-        let asked = said(&mut proxy);
-        assert_eq!(asked.op, step);
-        let done = Packet { request: asked.request, ..Packet::new(Op::Done) };
-        proxy.parcel(THERE, &done.to_bytes()).unwrap();
+    proxy.parcel(THERE, &errand(Errand::MigrationStart { holder: 0 }).to_bytes(1)).unwrap();
+    assert_eq!(said(&mut proxy), (1, DONE));
+    proxy.parcel(THERE, &errand(commit(77)).to_bytes(2)).unwrap();
+    for is_step in [PREPARE, LEAVE, TAKE_OVER] {
+        let (request, asked) = said(&mut proxy);
+        assert!(is_step(&asked), "{asked:?}");
+        proxy.parcel(THERE, &DONE.to_bytes(request)).unwrap();
     }
-    let committed = said(&mut proxy);
-    assert_eq!((committed.op, committed.request), (Op::Done, 2));
+    assert_eq!(said(&mut proxy), (2, DONE));
     assert_eq!(waiting.join().unwrap(), Err(IpcError::Moved));
 
-    proxy.parcel(THERE, &ask(Op::MigrationCommit, 2, 77)).unwrap();
-    let again = said(&mut proxy);
-    assert_eq!((again.op, again.request), (Op::Done, 2));
+    proxy.parcel(THERE, &errand(commit(77)).to_bytes(2)).unwrap();
+    assert_eq!(said(&mut proxy), (2, DONE));
     // One that nobody asked for before.
-    proxy.parcel(THERE, &ask(Op::MigrationCommit, 3, 78)).unwrap();
-    let other = said(&mut proxy);
-    assert_eq!((other.op, other.error()), (Op::Failed, IpcError::BadArgument));
+    proxy.parcel(THERE, &errand(commit(78)).to_bytes(3)).unwrap();
+    let refused = BetweenBrokers::Answer(Answer::Failed { error: IpcError::BadArgument });
+    assert_eq!(said(&mut proxy), (3, refused));
 }
 
 /// Its page is made anew whenever it opens something, since nobody but its own first message told of it.
@@ -460,25 +474,28 @@ fn proxy_does_not_wait_for_a_broker_that_does_not_read_and_says_all_when_it_does
     let (ours, broker) = sys::seqpacket::pair().unwrap();
     let mut proxy = StandInPort::from_socket(ours).unwrap();
     let began = Instant::now();
-    let mut said: Vec<Packet> = Vec::new();
+    let mut said: Vec<FromProxy> = Vec::new();
     for channel in 1..=1000 {
         proxy.parcel(THERE, &[1]).unwrap();
         proxy.close(ChannelId(channel), IpcError::SourceDied).unwrap();
     }
     proxy.link(THERE, LinkState::Up).unwrap();
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    let mut buffer = [0; ipc::protocol::MESSAGE_BYTES_MAX];
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
     while said.len() < 2001 {
         match sys::seqpacket::receive(&broker, &mut buffer) {
-            Ok(received) => said.push(Packet::split(&buffer[..received.bytes]).unwrap().0),
+            Ok(received) => said.push(FromProxy::from_bytes(&buffer[..received.bytes]).unwrap().1),
             Err(_) => {
                 assert_eq!(proxy.wait_event(Wait::For(Duration::from_millis(1))).unwrap_err(), IpcError::TimedOut)
             }
         }
     }
-    let closed = said.iter().filter(|packet| packet.op == Op::Close).map(|packet| packet.channel.0);
+    let closed = said.iter().filter_map(|message| match message {
+        FromProxy::Close { channel, .. } => Some(channel.0),
+        _ => None,
+    });
     assert!(closed.eq(1..=1000), "in order");
-    assert_eq!(said.last().map(|packet| packet.op), Some(Op::Link));
+    assert_eq!(said.last(), Some(&FromProxy::Link { node: THERE, state: LinkState::Up }));
     // More than it keeps of what may be lost.
     let mut parcels = (0..20_000).map(|_| proxy.parcel(THERE, &[1]));
     assert_eq!(parcels.find(Result::is_err), Some(Err(IpcError::TableFull)));

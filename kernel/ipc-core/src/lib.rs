@@ -27,18 +27,7 @@ pub mod waits;
 pub mod wake;
 mod word;
 
+pub use abi::ChannelId;
 pub use budget::{Budget, CROWDED_AFTER, Cpus, Ended, PAUSES_MAX, Plan, WaitMode};
 pub use owed::{Owed, Verdict, judge};
 pub use word::{Both, Data, Kind, Patience, Word, both_send};
-
-use std::fmt;
-
-/// Names a channel on one node. Never reused, not even by a restarted broker.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ChannelId(pub u64);
-
-impl fmt::Display for ChannelId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
-    }
-}

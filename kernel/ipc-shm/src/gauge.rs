@@ -6,10 +6,10 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use abi::layout::side;
+use abi::layout::{Role, Size, side};
 
 use crate::mapping::{Access, Mapping};
-use crate::objects::{ChannelFiles, Role, Size};
+use crate::objects::ChannelFiles;
 
 /// Both sides of a channel, mapped for reading, and the acceptor's to be closed in its place. Holds no descriptor.
 #[derive(Debug)]

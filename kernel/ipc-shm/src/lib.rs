@@ -22,11 +22,12 @@ mod link;
 mod mapping;
 mod objects;
 
+pub use abi::layout::{Role, Size};
 pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
 pub use gauge::{Gauge, Reading};
 pub use link::{Direction, Link, Other, Seen, Sleep};
 pub use mapping::{Access, Mapping};
-pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, Role, Size, ring_line};
+pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, ring_line};
 pub use sys::futex::Woken;

@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use abi::Message;
-use abi::layout::{parked, shared, side};
+use abi::layout::{Role, Size, parked, shared, side};
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::ENTRY_BYTES;
 use ipc_core::posting::Posting;
@@ -22,7 +22,7 @@ use sys::futex::{Expected, Woken};
 use crate::arena::Arena;
 use crate::control::ControlPage;
 use crate::mapping::{Access, Mapping};
-use crate::objects::{PartyFiles, Role, Size};
+use crate::objects::PartyFiles;
 
 /// Words a sleeper on one link waits for in any case.
 const OWN_WORDS: usize = 3;

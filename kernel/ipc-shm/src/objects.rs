@@ -4,43 +4,7 @@ use rustix::pipe::PipeFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use abi::layout::{shared, side};
-use abi::ring::ENTRY_BYTES;
-
-/// How large a channel is: ring entries (0 for a channel of messages) and bytes of its arena.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Size {
-    pub entries: u32,
-    pub arena_bytes: u32,
-}
-
-impl Size {
-    pub fn side_bytes(self) -> usize {
-        side::PAGE_BYTES + (self.entries as usize * ENTRY_BYTES).next_multiple_of(4096)
-    }
-
-    pub fn shared_bytes(self) -> usize {
-        shared::PAGE_BYTES + self.arena_bytes as usize
-    }
-}
-
-/// Which end of a channel a party is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// The initiator.
-    Left,
-    /// The acceptor.
-    Right,
-}
-
-impl Role {
-    pub fn other(self) -> Role {
-        match self {
-            Role::Left => Role::Right,
-            Role::Right => Role::Left,
-        }
-    }
-}
+use abi::layout::{Role, Size};
 
 /// What one party maps, and its bells: `bell_in` is an ear ([`sys::eventfd::ear`]) for the peer and the broker, `bell_out` the event that this
 /// party signals. Nobody else but the broker holds it, so a peer cannot make the signal block.

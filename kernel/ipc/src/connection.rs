@@ -7,15 +7,15 @@
 //! (`docs/design/process-model.md`). It is lost when nobody holds the other end any more.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi::{Endpoint, IpcError};
-use ipc_core::ChannelId;
+use abi::{ChannelId, Endpoint, IpcError};
+use broker_api::{FromPort, MESSAGE_BYTES_MAX, Message, Offer, ToPort, ToProxy, WaitId};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use crate::wait::{Deadline, Wait};
 
 /// Notices read and kept during a wait for a peer. The broker keeps those behind them.
@@ -34,131 +34,72 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Something the broker said.
 #[derive(Debug)]
-pub(crate) struct Notice {
-    pub packet: Packet,
-    /// Empty but for operations with a body.
-    pub body: Vec<u8>,
+pub(crate) struct Notice<M> {
+    /// Of the request that it answers; else 0.
+    pub request: u32,
+    pub message: M,
+    /// Those that the message declares, or none when there was no room for them.
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// A channel that the broker gave.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub offer: Offer,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// What a broker says on one of its connections.
+pub(crate) trait FromBroker: Message {
+    /// The error of an answer that is one.
+    fn failure(&self) -> Option<IpcError>;
+}
+
+impl FromBroker for ToPort {
+    fn failure(&self) -> Option<IpcError> {
+        if let ToPort::Failed { error } = self { Some(*error) } else { None }
+    }
+}
+
+impl FromBroker for ToProxy {
+    fn failure(&self) -> Option<IpcError> {
+        if let ToProxy::Failed { error } = self { Some(*error) } else { None }
+    }
+}
+
+/// The bare socket: whole messages, and whether it is lost.
+#[derive(Debug)]
+pub(crate) struct Line<M> {
+    socket: Arc<OwnedFd>,
+    next_request: u32,
+    lost: bool,
+    /// Why the broker wants nothing of us, when it said so.
+    refusal: Option<IpcError>,
+    hears: PhantomData<M>,
+}
+
+/// A port's line, with calls and what came between.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    socket: Arc<OwnedFd>,
-    unasked: VecDeque<Notice>,
-    next_request: u32,
+    line: Line<ToPort>,
+    unasked: VecDeque<Notice<ToPort>>,
     /// Calls that ended without an answer, the newest first.
     given_up: VecDeque<u32>,
     /// The wait that the broker was told of and that is not over.
-    told_wait: Option<(u32, Endpoint)>,
+    told_wait: Option<(WaitId, Endpoint)>,
     last_wait: u32,
-    lost: bool,
     /// Whether the broker was replaced: it may say of a channel again what its predecessor said.
     is_successor: bool,
-    /// Why the broker wants nothing of us, when it said so.
-    refusal: Option<IpcError>,
 }
 
-impl Connection {
-    pub fn new(socket: OwnedFd) -> Connection {
+impl<M: FromBroker> Line<M> {
+    pub fn new(socket: OwnedFd) -> Line<M> {
         let _ = rustix::io::ioctl_fionbio(&socket, true);
-        Connection {
-            socket: Arc::new(socket),
-            unasked: VecDeque::new(),
-            next_request: 1,
-            given_up: VecDeque::new(),
-            told_wait: None,
-            last_wait: 0,
-            lost: false,
-            is_successor: false,
-            refusal: None,
-        }
+        Line { socket: Arc::new(socket), next_request: 1, lost: false, refusal: None, hears: PhantomData }
     }
 
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    /// For rings, which say goodbye from other threads.
-    pub fn shared_socket(&self) -> Arc<OwnedFd> {
-        self.socket.clone()
-    }
-
-    pub fn is_lost(&self) -> bool {
-        self.lost
-    }
-
-    /// Sends a request and waits for its answer, which the broker gives at once.
-    pub fn call(&mut self, packet: Packet) -> Result<Notice, IpcError> {
-        self.call_waiting(packet, Wait::For(ANSWER_LIMIT))
-    }
-
-    /// `call` of a packet with a body.
-    pub fn call_with_body(&mut self, packet: Packet, body: &[u8]) -> Result<Notice, IpcError> {
-        self.call_for(packet, body, Wait::For(ANSWER_LIMIT))
-    }
-
-    /// Sends a request whose answer may take time; a wait that ends first is cancelled. The broker's answer counts, so
-    /// that nothing it did is lost.
-    pub fn call_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
-        self.call_for(packet, &[], wait)
-    }
-
-    /// `call_waiting` of a packet with a body.
-    pub fn call_waiting_with_body(&mut self, packet: Packet, body: &[u8], wait: Wait) -> Result<Notice, IpcError> {
-        self.call_for(packet, body, wait)
-    }
-
-    /// `call` whose answer may also take until the deadline. `TimedOut` may come earlier.
-    pub fn call_until(&mut self, packet: Packet, deadline: Deadline) -> Result<Notice, IpcError> {
-        self.call_before(packet, &[], deadline.or_after(ANSWER_LIMIT))
-    }
-
-    fn call_for(&mut self, packet: Packet, body: &[u8], wait: Wait) -> Result<Notice, IpcError> {
-        self.call_before(packet, body, Deadline::after(wait))
-    }
-
-    fn call_before(&mut self, packet: Packet, body: &[u8], deadline: Deadline) -> Result<Notice, IpcError> {
-        let asked = Packet { request: self.new_request(), ..packet };
-        self.send_with_body(&asked, body)?;
-        let request = asked.request;
-        if let Some(answer) = self.answer(request, &[(asked, body)], deadline)? {
-            return answered(answer);
-        }
-        let cancel = Packet { value: request, ..Packet::new(Op::Cancel) };
-        self.send(&cancel)?;
-        let asked = [(asked, body), (cancel, &[])];
-        match self.answer(request, &asked, Deadline::after(Wait::For(ANSWER_LIMIT)))? {
-            Some(answer) => answered(answer),
-            // The broker is stopped, or away and not yet back. Its answer is read with the notices when it comes.
-            None => {
-                self.given_up.truncate(GIVEN_UP_MAX - 1);
-                self.given_up.push_front(request);
-                Err(IpcError::NoBroker)
-            }
-        }
-    }
-
-    /// The last call, whose answer nobody waits for long: it is done with the connection's end in any case.
-    pub fn say_goodbye(&mut self, packet: Packet) -> Result<Notice, IpcError> {
-        let deadline = Deadline::after(Wait::For(GOODBYE_LIMIT));
-        let packet = Packet { request: self.new_request(), ..packet };
-        let answer = match self.send_until(&packet, &[], deadline) {
-            Ok(()) => self.answer(packet.request, &[(packet, &[])], deadline),
-            Err(error) => Err(error),
-        };
-        if let Ok(Some(answer)) = answer {
-            return answered(answer);
-        }
-        // Rings may share the socket and live on; what was sent is read all the same.
-        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Write);
-        self.lost = true;
-        Err(IpcError::NoBroker)
-    }
-
-    /// Whether this is a late answer to a call that ended without one. True once.
-    pub fn was_given_up(&mut self, answer: &Packet) -> bool {
-        let found = self.given_up.iter().position(|request| *request == answer.request);
-        found.is_some_and(|at| self.given_up.remove(at).is_some())
     }
 
     /// The number of the next request.
@@ -168,37 +109,7 @@ impl Connection {
         request
     }
 
-    /// Sends without asking for an answer.
-    pub fn send(&mut self, packet: &Packet) -> Result<(), IpcError> {
-        self.send_with_body(packet, &[])
-    }
-
-    pub fn send_with_body(&mut self, packet: &Packet, body: &[u8]) -> Result<(), IpcError> {
-        self.send_until(packet, body, Deadline::after(Wait::For(ANSWER_LIMIT)))
-    }
-
-    fn send_until(&mut self, packet: &Packet, body: &[u8], deadline: Deadline) -> Result<(), IpcError> {
-        if self.lost {
-            return Err(self.why_lost());
-        }
-        let message = packet.with_body(body);
-        loop {
-            match sys::seqpacket::send(&*self.socket, &message, &[] as &[OwnedFd]) {
-                Ok(()) => return Ok(()),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !deadline.has_passed() => {
-                    self.poll(PollFlags::OUT, deadline);
-                }
-                Err(_) => return Err(self.lose()),
-            }
-        }
-    }
-
-    /// Gives a channel back, for the reason of this code. One that the broker does not hear of ends with this connection.
-    pub fn close_channel(&mut self, channel: ChannelId, code: u32) {
-        let _ = self.send(&Packet { channel, value: code, ..Packet::new(Op::Close) });
-    }
-
-    /// Sends what `Packet::with_body` made, without waiting: `false` when the broker does not read.
+    /// Sends without waiting: `false` when the broker does not read.
     pub fn try_send(&mut self, message: &[u8]) -> Result<bool, IpcError> {
         if self.lost {
             return Err(self.why_lost());
@@ -206,6 +117,32 @@ impl Connection {
         match sys::seqpacket::send(&*self.socket, message, &[] as &[OwnedFd]) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(_) => Err(self.lose()),
+        }
+    }
+
+    /// What is there, without waiting. `Err` once the broker is lost and all was read.
+    pub fn read(&mut self) -> Result<Option<Notice<M>>, IpcError> {
+        if self.lost {
+            return Err(self.why_lost());
+        }
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        // A channel that comes without its descriptors is refused; the connection stays.
+        match sys::seqpacket::receive_even_without_descriptors(&*self.socket, &mut buffer) {
+            Ok(received) => match M::from_bytes(buffer.get(..received.bytes).unwrap_or(&[])) {
+                Ok((request, message)) => {
+                    let mut descriptors = received.descriptors;
+                    if descriptors.len() != message.descriptors().len() {
+                        descriptors.clear();
+                    }
+                    Ok(Some(Notice { request, message, descriptors }))
+                }
+                Err(_) => {
+                    self.lost = true;
+                    Err(IpcError::NoBroker)
+                }
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
             Err(_) => Err(self.lose()),
         }
     }
@@ -221,13 +158,127 @@ impl Connection {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         for _ in 0..LAST_WORDS_MAX {
             let Ok(received) = sys::seqpacket::receive(&*self.socket, &mut buffer) else { continue };
-            match buffer.get(..received.bytes).and_then(Packet::split) {
-                Some((packet, _)) if is_refusal(&packet) => self.refusal = Some(packet.error()),
-                Some(_) => {}
-                None => break,
+            match M::from_bytes(buffer.get(..received.bytes).unwrap_or(&[])) {
+                Ok((request, message)) => self.refusal = refusal(request, &message).or(self.refusal),
+                Err(_) => break,
             }
         }
         self.why_lost()
+    }
+
+    fn poll(&self, flags: PollFlags, deadline: Deadline) {
+        let limit = deadline.left().map(|left| Timespec {
+            tv_sec: left.as_secs().min(86_400) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        // An error shows at the next read or write.
+        let _ = rustix::event::poll(&mut [PollFd::new(&*self.socket, flags)], limit.as_ref());
+    }
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd) -> Connection {
+        Connection {
+            line: Line::new(socket),
+            unasked: VecDeque::new(),
+            given_up: VecDeque::new(),
+            told_wait: None,
+            last_wait: 0,
+            is_successor: false,
+        }
+    }
+
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.line.socket()
+    }
+
+    /// For rings, which say goodbye from other threads.
+    pub fn shared_socket(&self) -> Arc<OwnedFd> {
+        self.line.socket.clone()
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.line.lost
+    }
+
+    /// Sends a request and waits for its answer, which the broker gives at once.
+    pub fn call(&mut self, message: &FromPort) -> Result<Notice<ToPort>, IpcError> {
+        self.call_waiting(message, Wait::For(ANSWER_LIMIT))
+    }
+
+    /// Sends a request whose answer may take time; a wait that ends first is cancelled. The broker's answer counts, so
+    /// that nothing it did is lost.
+    pub fn call_waiting(&mut self, message: &FromPort, wait: Wait) -> Result<Notice<ToPort>, IpcError> {
+        self.call_before(message, Deadline::after(wait))
+    }
+
+    /// `call` whose answer may also take until the deadline. `TimedOut` may come earlier.
+    pub fn call_until(&mut self, message: &FromPort, deadline: Deadline) -> Result<Notice<ToPort>, IpcError> {
+        self.call_before(message, deadline.or_after(ANSWER_LIMIT))
+    }
+
+    fn call_before(&mut self, message: &FromPort, deadline: Deadline) -> Result<Notice<ToPort>, IpcError> {
+        let request = self.line.new_request();
+        let asked = message.to_bytes(request);
+        self.send_bytes(&asked, Deadline::after(Wait::For(ANSWER_LIMIT)))?;
+        if let Some(answer) = self.answer(request, &[&asked], deadline)? {
+            return answered(answer);
+        }
+        let cancel = FromPort::Cancel { cancelled: request };
+        self.send(&cancel)?;
+        match self.answer(request, &[&asked, &cancel.to_bytes(0)], Deadline::after(Wait::For(ANSWER_LIMIT)))? {
+            Some(answer) => answered(answer),
+            // The broker is stopped, or away and not yet back. Its answer is read with the notices when it comes.
+            None => {
+                self.given_up.truncate(GIVEN_UP_MAX - 1);
+                self.given_up.push_front(request);
+                Err(IpcError::NoBroker)
+            }
+        }
+    }
+
+    /// The last call, whose answer nobody waits for long: it is done with the connection's end in any case.
+    pub fn say_goodbye(&mut self) -> Result<(), IpcError> {
+        let deadline = Deadline::after(Wait::For(GOODBYE_LIMIT));
+        let request = self.line.new_request();
+        let unbind = FromPort::Unbind.to_bytes(request);
+        let answer = match self.send_bytes(&unbind, deadline) {
+            Ok(()) => self.answer(request, &[&unbind], deadline),
+            Err(error) => Err(error),
+        };
+        if let Ok(Some(answer)) = answer {
+            return answered(answer).map(drop);
+        }
+        // Rings may share the socket and live on; what was sent is read all the same.
+        let _ = rustix::net::shutdown(&*self.line.socket, rustix::net::Shutdown::Write);
+        self.line.lost = true;
+        Err(IpcError::NoBroker)
+    }
+
+    /// Whether this is a late answer to a call that ended without one. True once.
+    pub fn was_given_up(&mut self, answered: u32) -> bool {
+        let found = self.given_up.iter().position(|request| *request == answered);
+        found.is_some_and(|at| self.given_up.remove(at).is_some())
+    }
+
+    /// Sends without asking for an answer.
+    pub fn send(&mut self, message: &FromPort) -> Result<(), IpcError> {
+        self.send_bytes(&message.to_bytes(0), Deadline::after(Wait::For(ANSWER_LIMIT)))
+    }
+
+    fn send_bytes(&mut self, message: &[u8], deadline: Deadline) -> Result<(), IpcError> {
+        while !self.line.try_send(message)? {
+            if deadline.has_passed() {
+                return Err(self.line.lose());
+            }
+            self.line.poll(PollFlags::OUT, deadline);
+        }
+        Ok(())
+    }
+
+    /// Gives a channel back. One that the broker does not hear of ends with this connection.
+    pub fn close_channel(&mut self, channel: ChannelId, reason: IpcError) {
+        let _ = self.send(&FromPort::Close { channel, reason });
     }
 
     /// Whether notices were kept that came before an answer: for them the socket is readable no more.
@@ -236,7 +287,7 @@ impl Connection {
     }
 
     /// The next notice that is there, without waiting. `Err` once the broker is lost and all was read.
-    pub fn next_notice(&mut self) -> Result<Option<Notice>, IpcError> {
+    pub fn next_notice(&mut self) -> Result<Option<Notice<ToPort>>, IpcError> {
         match self.unasked.pop_front() {
             Some(notice) => Ok(Some(notice)),
             None => self.read(),
@@ -255,11 +306,10 @@ impl Connection {
 
     /// A ring that ended before anybody heard of it is nobody's concern, unless it is one that a new broker tells of again. In a channel of
     /// messages, and in a lane of the library, there may be notifications.
-    fn keep(&mut self, notice: Notice) {
-        if notice.packet.op == Op::Ended {
-            let is_it = |it: &Packet| it.channel == notice.packet.channel && it.op == Op::Accepted;
-            let is_ring = |it: &Packet| it.ring().is_some() && !it.lane.is_reserved();
-            let accepted = self.unasked.iter().rposition(|it| is_it(&it.packet) && is_ring(&it.packet));
+    fn keep(&mut self, notice: Notice<ToPort>) {
+        if let ToPort::Ended { channel, .. } = notice.message {
+            let is_it = |offer: &Offer| offer.channel == channel && offer.ring.is_some() && !offer.lane.is_reserved();
+            let accepted = self.unasked.iter().rposition(|it| accepted(it).is_some_and(is_it));
             if accepted.and_then(|at| self.unasked.remove(at)).is_some() && !self.is_successor {
                 return;
             }
@@ -268,137 +318,142 @@ impl Connection {
     }
 
     /// Why a channel ended, when that lies among what was kept.
-    pub fn ended(&self, channel: ChannelId) -> Option<IpcError> {
-        let notice = |it: &&Notice| it.packet.op == Op::Ended && it.packet.channel == channel;
-        self.unasked.iter().find(notice).map(|it| it.packet.error())
+    pub fn ended(&self, of: ChannelId) -> Option<IpcError> {
+        self.unasked.iter().find_map(|notice| match notice.message {
+            ToPort::Ended { channel, reason, .. } if channel == of => Some(reason),
+            _ => None,
+        })
     }
 
     /// The caller waits for `peer` until it is told to be over. A broker that is lost needs no telling.
     pub fn tell_wait(&mut self, peer: Endpoint) {
         self.last_wait = self.last_wait.wrapping_add(1);
-        self.told_wait = Some((self.last_wait, peer));
-        let _ = self.send(&Packet { peer: Some(peer), value: self.last_wait, ..Packet::new(Op::Waits) });
+        let wait = WaitId(self.last_wait);
+        self.told_wait = Some((wait, peer));
+        let _ = self.send(&FromPort::Waits { wait, peer });
     }
 
     pub fn tell_wait_is_over(&mut self) {
-        if let Some((serial, _)) = self.told_wait.take() {
-            let _ = self.send(&Packet { value: serial, ..Packet::new(Op::WaitOver) });
+        if let Some((wait, _)) = self.told_wait.take() {
+            let _ = self.send(&FromPort::WaitOver { wait });
         }
     }
 
     /// Answers what the broker asked about the wait that was told, and tells it again to a broker that is new.
     pub fn confirm_wait(&mut self) {
-        let Some((serial, peer)) = self.told_wait else { return };
-        let is_about_it = |notice: &Notice| match notice.packet.op {
-            Op::AskWait => notice.packet.value == serial,
-            Op::Restarted => true,
+        let Some((told, peer)) = self.told_wait else { return };
+        let is_about_it = |notice: &Notice<ToPort>| match notice.message {
+            ToPort::AskWait { wait } => wait == told,
+            ToPort::Restarted => true,
             _ => false,
         };
         while let Some(at) = self.unasked.iter().position(is_about_it) {
-            match self.unasked.remove(at).map(|notice| notice.packet.op) {
-                Some(Op::Restarted) => self.tell_wait(peer),
-                _ => drop(self.send(&Packet { value: serial, ..Packet::new(Op::StillWaiting) })),
+            match self.unasked.remove(at).map(|notice| notice.message) {
+                Some(ToPort::Restarted) => self.tell_wait(peer),
+                _ => drop(self.send(&FromPort::StillWaiting { wait: told })),
             }
         }
     }
 
     pub fn is_wait_refused(&self) -> bool {
-        let refuses = |serial, it: &Notice| it.packet.op == Op::RefuseWait && it.packet.value == serial;
-        self.told_wait.is_some_and(|(serial, _)| self.unasked.iter().any(|notice| refuses(serial, notice)))
+        let Some((wait, _)) = self.told_wait else { return false };
+        self.unasked.iter().any(|notice| notice.message == ToPort::RefuseWait { wait })
     }
 
     /// Takes the lanes that others opened and the library serves out of what was kept.
-    pub fn take_reserved_lanes(&mut self) -> Vec<Notice> {
-        let is_lane = |notice: &Notice| notice.packet.op == Op::Accepted && notice.packet.lane.is_reserved();
+    pub fn take_reserved_lanes(&mut self) -> Vec<Given> {
+        let is_lane = |notice: &Notice<ToPort>| accepted(notice).is_some_and(|offer| offer.lane.is_reserved());
         if !self.unasked.iter().any(is_lane) {
             return Vec::new();
         }
-        let (lanes, rest): (VecDeque<Notice>, VecDeque<Notice>) = self.unasked.drain(..).partition(is_lane);
+        let (lanes, rest): (VecDeque<_>, VecDeque<_>) = self.unasked.drain(..).partition(is_lane);
         self.unasked = rest;
-        lanes.into()
+        lanes.into_iter().filter_map(|it| Some(Given { offer: *accepted(&it)?, descriptors: it.descriptors })).collect()
     }
 
     /// `None` when the deadline passed. `asked` is said again to a broker that was restarted.
     fn answer(
         &mut self,
         request: u32,
-        asked: &[(Packet, &[u8])],
+        asked: &[&[u8]],
         deadline: Deadline,
-    ) -> Result<Option<Notice>, IpcError> {
+    ) -> Result<Option<Notice<ToPort>>, IpcError> {
         loop {
-            match self.read()? {
-                Some(notice) if is_refusal(&notice.packet) => {
-                    self.refusal = Some(notice.packet.error());
-                    return Err(self.lose());
+            let Some(notice) = self.read()? else {
+                if deadline.has_passed() {
+                    return Ok(None);
                 }
-                Some(notice) if notice.packet.request == request => return Ok(Some(notice)),
-                Some(notice) if notice.packet.op == Op::Restarted => {
-                    for (packet, body) in asked {
-                        self.send_with_body(packet, body)?;
-                    }
+                self.line.poll(PollFlags::IN, deadline);
+                continue;
+            };
+            if let Some(error) = refusal(notice.request, &notice.message) {
+                self.line.refusal = Some(error);
+                return Err(self.line.lose());
+            }
+            if notice.request == request {
+                return Ok(Some(notice));
+            }
+            if notice.message == ToPort::Restarted {
+                for message in asked {
+                    self.send_bytes(message, Deadline::after(Wait::For(ANSWER_LIMIT)))?;
                 }
-                Some(notice) if self.unasked.len() < UNASKED_MAX => self.keep(notice),
-                Some(_) => {
-                    self.lost = true;
-                    return Err(IpcError::NoBroker);
-                }
-                None if deadline.has_passed() => return Ok(None),
-                None => self.poll(PollFlags::IN, deadline),
+            } else if self.unasked.len() < UNASKED_MAX {
+                self.keep(notice);
+            } else {
+                self.line.lost = true;
+                return Err(IpcError::NoBroker);
             }
         }
     }
 
-    fn read(&mut self) -> Result<Option<Notice>, IpcError> {
-        if self.lost {
-            return Err(self.why_lost());
-        }
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        // A channel that comes without its descriptors is refused; the connection stays.
-        match sys::seqpacket::receive_even_without_descriptors(&*self.socket, &mut buffer) {
-            Ok(received) => {
-                let bytes = buffer.get(..received.bytes).unwrap_or(&[]);
-                if let Some((packet, body)) = Packet::split(bytes) {
-                    self.is_successor |= packet.op == Op::Restarted;
-                    let body = body.to_vec();
-                    return Ok(Some(Notice { packet, body, descriptors: received.descriptors }));
-                }
-                self.lost = true;
-                Err(IpcError::NoBroker)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
-            Err(_) => Err(self.lose()),
-        }
-    }
-
-    fn poll(&self, flags: PollFlags, deadline: Deadline) {
-        let limit = deadline.left().map(|left| Timespec {
-            tv_sec: left.as_secs().min(86_400) as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
-        // An error shows at the next read or write.
-        let _ = rustix::event::poll(&mut [PollFd::new(&*self.socket, flags)], limit.as_ref());
+    fn read(&mut self) -> Result<Option<Notice<ToPort>>, IpcError> {
+        let notice = self.line.read()?;
+        self.is_successor |= notice.as_ref().is_some_and(|notice| notice.message == ToPort::Restarted);
+        Ok(notice)
     }
 }
 
 /// An error that answers nothing in particular: the broker does not serve this process at all.
-fn is_refusal(packet: &Packet) -> bool {
-    packet.op == Op::Failed && packet.request == 0
+fn refusal(request: u32, message: &impl FromBroker) -> Option<IpcError> {
+    message.failure().filter(|_| request == 0)
 }
 
-fn answered(notice: Notice) -> Result<Notice, IpcError> {
-    if notice.packet.op == Op::Failed { Err(notice.packet.error()) } else { Ok(notice) }
+fn answered(notice: Notice<ToPort>) -> Result<Notice<ToPort>, IpcError> {
+    notice.message.failure().map_or(Ok(notice), Err)
+}
+
+/// The channel that somebody else opened, when the notice tells of one.
+fn accepted(notice: &Notice<ToPort>) -> Option<&Offer> {
+    if let ToPort::Accepted(offer) = &notice.message { Some(offer) } else { None }
+}
+
+impl Notice<ToPort> {
+    /// The answer to an open.
+    pub fn opened(self) -> Result<Given, IpcError> {
+        match self.message {
+            ToPort::Opened(offer) => Ok(Given { offer, descriptors: self.descriptors }),
+            _ => Err(IpcError::NoBroker),
+        }
+    }
+
+    /// The answer to a question for an endpoint.
+    pub fn found(self) -> Result<Endpoint, IpcError> {
+        if let ToPort::Found { endpoint, .. } = self.message { Ok(endpoint) } else { Err(IpcError::NoBroker) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::thread;
 
-    use abi::Lane;
-    use ipc_shm::Size;
+    use abi::layout::Role;
+    use abi::ring::RingSpec;
+    use abi::{Calls, DcId, Lane};
+    use broker_api::PartiesCalls;
 
     use super::*;
 
-    const SIZE: Size = Size { entries: 8, arena_bytes: 0 };
+    const DC: DcId = DcId(1);
     const PEERS: [Endpoint; 2] = [Endpoint::FS, Endpoint::DS];
 
     /// A connection, and the broker's end.
@@ -407,37 +462,44 @@ mod tests {
         (Connection::new(ours), theirs)
     }
 
-    fn say(broker: &OwnedFd, packet: Packet) {
-        while let Err(error) = sys::seqpacket::send(broker, &packet.to_bytes(), &[] as &[OwnedFd]) {
+    fn say(broker: &OwnedFd, message: ToPort) {
+        answer(broker, 0, message);
+    }
+
+    fn answer(broker: &OwnedFd, request: u32, message: ToPort) {
+        while let Err(error) = sys::seqpacket::send(broker, &message.to_bytes(request), &[] as &[OwnedFd]) {
             assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
             thread::yield_now();
         }
     }
 
-    fn heard(broker: &OwnedFd) -> Packet {
+    /// The number of the next request.
+    fn heard(broker: &OwnedFd) -> u32 {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         loop {
             match sys::seqpacket::receive(broker, &mut buffer) {
-                Ok(received) => return Packet::split(&buffer[..received.bytes]).unwrap().0,
+                Ok(received) => return FromPort::from_bytes(&buffer[..received.bytes]).unwrap().0,
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
             }
             thread::yield_now();
         }
     }
 
-    fn accepted(channel: u64, lane: Lane) -> Packet {
-        Packet { channel: ChannelId(channel), lane, size: SIZE, ..Packet::new(Op::Accepted) }
+    fn accepted(channel: u64, lane: Lane) -> ToPort {
+        let [own, peer] = PEERS;
+        let ring = Some(RingSpec { entries: 8, arena_bytes: 0 });
+        let calls = PartiesCalls { own: Calls::NONE, peer: Calls::NONE };
+        let (role, channel) = (Role::Right, ChannelId(channel));
+        ToPort::Accepted(Offer { dc: DC, channel, own, peer, proxied: None, lane, role, ring, calls })
     }
 
-    fn ended(channel: u64) -> Packet {
-        let value = IpcError::SourceDied.code();
-        Packet { channel: ChannelId(channel), value, ..Packet::new(Op::Ended) }
+    fn ended(channel: u64) -> ToPort {
+        ToPort::Ended { dc: DC, channel: ChannelId(channel), reason: IpcError::SourceDied }
     }
 
-    fn kept(connection: &mut Connection) -> Vec<(Op, u64)> {
+    fn kept(connection: &mut Connection) -> Vec<ToPort> {
         connection.read_ahead();
-        let notice = |it: &Notice| (it.packet.op, it.packet.channel.0);
-        std::iter::from_fn(|| connection.next_notice().unwrap()).map(|it| notice(&it)).collect()
+        std::iter::from_fn(|| connection.next_notice().unwrap()).map(|notice| notice.message).collect()
     }
 
     #[test]
@@ -448,16 +510,16 @@ mod tests {
         say(&broker, accepted(2, Lane::delegation(one, other)));
         say(&broker, ended(1));
         say(&broker, ended(2));
-        assert_eq!(kept(&mut connection), [(Op::Accepted, 2), (Op::Ended, 2)]);
+        assert_eq!(kept(&mut connection), [accepted(2, Lane::delegation(one, other)), ended(2)]);
     }
 
     #[test]
     fn end_of_a_ring_that_a_new_broker_tells_of_again_is_heard() {
         let (mut connection, broker) = connected();
         say(&broker, accepted(1, Lane(1)));
-        say(&broker, Packet::new(Op::Restarted));
+        say(&broker, ToPort::Restarted);
         say(&broker, ended(1));
-        assert_eq!(kept(&mut connection), [(Op::Restarted, 0), (Op::Ended, 1)]);
+        assert_eq!(kept(&mut connection), [ToPort::Restarted, ended(1)]);
     }
 
     /// As when others open and end channels all the time while this process waits for one peer.
@@ -469,13 +531,13 @@ mod tests {
                 for channel in 0..(UNASKED_MAX - READ_AHEAD_MAX / 2) as u64 {
                     say(&broker, ended(channel));
                 }
-                let request = heard(&broker).request;
-                say(&broker, Packet { request, ..Packet::new(Op::Done) });
+                answer(&broker, heard(&broker), ToPort::Done);
             });
             while connection.unasked.len() < READ_AHEAD_MAX && !connection.is_lost() {
                 connection.read_ahead();
             }
-            assert_eq!(connection.call(Packet::new(Op::AwaitBound)).map(|notice| notice.packet.op), Ok(Op::Done));
+            let asked = FromPort::AwaitBound { peer: PEERS[0] };
+            assert_eq!(connection.call(&asked).map(|notice| notice.message), Ok(ToPort::Done));
             broker.join().unwrap();
         });
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::AtomicU32;
 
 use abi::limits::{COPIERS_PER_ENDPOINT, DELEGATES_PER_ENDPOINT, DELEGATORS_PER_ENDPOINT};
 use abi::{Endpoint, IpcError, Lane};
+use broker_api::Offer;
 use ipc_core::ChannelId;
 use ipc_shm::{ControlPage, ForkGuard, Link, Other, Sleep};
 
-use crate::connection::{Connection, Notice};
+use crate::connection::{Connection, Given};
 use crate::copy::{COPY_SPEC, Copying, serve};
 use crate::delegate::{DELEGATE_SPEC, Delegating, Inward, Origin, Outward, told_to_client};
-use crate::protocol::Packet;
 use crate::ring::{RingClient, RingServer, RingShared, RingSpec};
 use crate::talk::{answer_relayed, claim_reply};
 
@@ -94,20 +94,20 @@ impl Lanes {
     }
 
     /// Takes over a lane that somebody opened to this port.
-    pub fn adopt(&mut self, packet: &Packet, link: Arc<Link>, connection: &Connection) -> Result<Purpose, IpcError> {
-        let peer = packet.peer.ok_or(IpcError::NoBroker)?;
-        let (spec, count_max) = match packet.lane.is_for_copies() {
+    pub fn adopt(&mut self, offer: &Offer, link: Arc<Link>, connection: &Connection) -> Result<Purpose, IpcError> {
+        let peer = offer.peer;
+        let (spec, count_max) = match offer.lane.is_for_copies() {
             true => (COPY_SPEC, COPIERS_PER_ENDPOINT),
             false => (DELEGATE_SPEC, DELEGATORS_PER_ENDPOINT),
         };
-        let is_theirs = [Lane::copies(peer, self.own), Lane::delegation(peer, self.own)].contains(&packet.lane);
-        if packet.ring() != Some(spec) || !is_theirs {
+        let is_theirs = [Lane::copies(peer, self.own), Lane::delegation(peer, self.own)].contains(&offer.lane);
+        if offer.ring != Some(spec) || !is_theirs {
             return Err(IpcError::BadArgument);
         }
         self.drop_over();
         let is_like = |served: &&Served| match served.end {
-            End::Copier(_) => packet.lane.is_for_copies(),
-            End::Inward(_) => packet.lane.is_for_delegation(),
+            End::Copier(_) => offer.lane.is_for_copies(),
+            End::Inward(_) => offer.lane.is_for_delegation(),
             End::Outward(_) => false,
         };
         if self.served.iter().filter(is_like).count() >= count_max {
@@ -115,14 +115,14 @@ impl Lanes {
         }
         let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
         let socket = connection.shared_socket();
-        let server = RingServer::new(shared, peer, spec, self.guard, socket, packet.channel);
-        let (end, purpose) = if packet.lane.is_for_copies() {
+        let server = RingServer::new(shared, peer, spec, self.guard, socket, offer.channel);
+        let (end, purpose) = if offer.lane.is_for_copies() {
             let server = Arc::new(server);
             (End::Copier(server.clone()), Purpose::Copies(server))
         } else {
             (End::Inward(Inward::new(server)), Purpose::Delegation)
         };
-        self.add(packet.channel, link, end);
+        self.add(offer.channel, link, end);
         Ok(purpose)
     }
 
@@ -328,8 +328,8 @@ impl Attend<'_> {
         }
         self.lanes.seen_event = own_event;
         self.connection.read_ahead();
-        for notice in self.connection.take_reserved_lanes() {
-            self.accept(notice);
+        for given in self.connection.take_reserved_lanes() {
+            self.accept(given);
         }
         // Nothing in memory says that a lane was revoked; its slot goes when the port reads the notices.
         let Attend { lanes, connection, .. } = self;
@@ -436,25 +436,25 @@ impl Attend<'_> {
     /// Tells a caller why there is no answer.
     fn end_channel(&mut self, link: &Link, channel: ChannelId, reason: IpcError) {
         link.close(reason.code());
-        self.connection.close_channel(channel, reason.code());
+        self.connection.close_channel(channel, reason);
         self.lanes.delegating.ended.push((channel, reason));
     }
 
-    fn accept(&mut self, notice: Notice) {
-        let packet = notice.packet;
-        if self.lanes.knows(packet.channel) {
+    fn accept(&mut self, given: Given) {
+        let offer = given.offer;
+        if self.lanes.knows(offer.channel) {
             return;
         }
-        let spec = packet.ring().map(RingSpec::check).transpose();
-        let link = spec.and_then(|spec| crate::port::map_channel(notice, spec)).map(Arc::new);
+        let spec = offer.ring.map(RingSpec::check).transpose();
+        let link = spec.and_then(|spec| crate::port::map_channel(given, spec)).map(Arc::new);
         let adopted = link.and_then(|link| {
-            let adopted = self.lanes.adopt(&packet, link.clone(), self.connection);
+            let adopted = self.lanes.adopt(&offer, link.clone(), self.connection);
             let purpose = adopted.inspect_err(|error| link.close(error.code()))?;
-            Ok(Accepted { channel: packet.channel, peer: packet.peer.ok_or(IpcError::NoBroker)?, link, purpose })
+            Ok(Accepted { channel: offer.channel, peer: offer.peer, link, purpose })
         });
         match adopted {
             Ok(accepted) => self.lanes.unslotted.push(accepted),
-            Err(error) => self.connection.close_channel(packet.channel, error.code()),
+            Err(error) => self.connection.close_channel(offer.channel, error),
         }
     }
 }

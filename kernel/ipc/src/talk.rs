@@ -11,7 +11,6 @@ use ipc_core::{Both, Budget, Data, Kind, Owed, Patience, Word, both_send};
 use ipc_shm::{ControlPage, Direction, Link};
 
 use crate::lanes::Attend;
-use crate::protocol::Packet;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Stop, Terms, gone, wait_for};
 
@@ -48,10 +47,6 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    pub fn of(notice: &Packet) -> Rights {
-        Rights { own: notice.own_calls(), peer: notice.peer_calls() }
-    }
-
     pub fn check_own(&self, call: Calls) -> Result<(), IpcError> {
         if self.own.contains(call) { Ok(()) } else { Err(IpcError::Denied) }
     }

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use abi::{DcId, IpcError};
-use ipc::protocol::{MESSAGE_BYTES_MAX, Packet};
+use broker_api::{MESSAGE_BYTES_MAX, Message, ToPort};
 use rustix::io::Errno;
 use sys::eventfd::Trigger;
 use sys::seqpacket::Sender;
@@ -96,7 +96,7 @@ impl Engine {
 
 /// Says why, as an answer to nothing in particular: the request may not be here yet.
 fn refuse(socket: &OwnedFd, error: IpcError) {
-    let _ = sys::seqpacket::send(socket, &Packet::failed(0, error).to_bytes(), &[] as &[OwnedFd]);
+    let _ = sys::seqpacket::send(socket, &ToPort::Failed { error }.to_bytes(0), &[] as &[OwnedFd]);
     if sys::seqpacket::can_refuse_descriptors() {
         // What lies here unread would be told to the other end instead of what was said.
         let _ = sys::seqpacket::receive(socket, &mut [0; MESSAGE_BYTES_MAX]);

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
-use ipc::protocol::{Op, Packet};
+use broker_api::{ToPort, ToProxy};
 use ipc_core::ChannelId;
 use ipc_core::table::{Binding, Channel, Home, OwnerId, Reservation, Told};
 use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
@@ -299,9 +299,12 @@ impl Engine {
     }
 
     fn announce_restart(&mut self) {
-        let owners: Vec<OwnerId> = self.connections.keys().copied().collect();
-        for owner in owners {
-            self.send(owner, Packet::new(Op::Restarted), Vec::new());
+        let owners: Vec<_> = self.connections.iter().map(|(owner, connection)| (*owner, connection.dc())).collect();
+        for (owner, dc) in owners {
+            match dc {
+                Some(_) => self.send(owner, &ToPort::Restarted),
+                None => self.send(owner, &ToProxy::Restarted),
+            };
             // Whoever waits for one peer tells it again.
             self.announce(owner);
         }

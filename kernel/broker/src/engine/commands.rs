@@ -3,7 +3,6 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{DcId, IpcError, PairId};
-use ipc::RingSpec;
 use ipc_core::table::Home as TableHome;
 use ipc_shm::Life;
 use sys::eventfd::Trigger;
@@ -187,8 +186,7 @@ impl Engine {
                     initiator: channel.left,
                     acceptor: channel.right,
                     lane: channel.lane,
-                    ring: (channel.entries > 0)
-                        .then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes }),
+                    ring: super::opening::ring_of(channel),
                     proxied: channel.proxied,
                     pair: channel.pair,
                 })

@@ -1,7 +1,7 @@
 //! Deaths, and what follows: pages, lines, notices.
 
-use abi::{DcId, Endpoint, IpcError};
-use ipc::protocol::{Op, Packet};
+use abi::{ChannelId, DcId, Endpoint, IpcError};
+use broker_api::{ToPort, ToProxy};
 use ipc_core::table::{Awaited, Binding, Channel, Home, OwnerId};
 use ipc_shm::{Life, Role, ring_line};
 
@@ -119,7 +119,7 @@ impl Engine {
     pub(super) fn disappeared(&mut self, dc: DcId, endpoint: Endpoint) {
         let Some(container) = self.containers.get_mut(&dc) else { return };
         for waiter in container.table.waiters_mut().take(endpoint, Awaited::Unbound) {
-            self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
+            self.answer(waiter.owner, waiter.request, &ToPort::Done);
         }
     }
 
@@ -136,13 +136,12 @@ impl Engine {
                 ring_bell(kept.as_ref(), role);
             }
         }
-        let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
         // The initiator sees the end in memory; it may be a mere client that never reads its socket.
         if let Some(Home::Local { owner }) = self.home(dc, channel.right) {
-            self.send(owner, ended, Vec::new());
+            self.send(owner, &ToPort::Ended { dc, channel: channel.id, reason });
         }
         if let (Some(_), Some(proxy)) = (channel.proxied, self.links.proxy(channel.pair)) {
-            self.send(proxy, ended, Vec::new());
+            self.send(proxy, &ToProxy::Ended { dc, channel: channel.id, reason });
         }
     }
 
@@ -159,21 +158,18 @@ impl Engine {
     }
 
     /// A party closed one of its channels.
-    pub(super) fn close_by_party(&mut self, dc: DcId, own: Endpoint, packet: &Packet) {
+    pub(super) fn close_by_party(&mut self, dc: DcId, own: Endpoint, id: ChannelId, reason: IpcError) {
         let Some(container) = self.containers.get_mut(&dc) else { return };
-        let Some(channel) = container.table.channels().get(packet.channel).filter(|it| it.peer_of(own).is_some())
-        else {
-            return;
-        };
-        let is_refused = own == channel.right && is_refusal(packet.error());
-        if is_refused && let Some(meter) = container.meter(packet.channel) {
+        let Some(channel) = container.table.channels().get(id).filter(|it| it.peer_of(own).is_some()) else { return };
+        let is_refused = own == channel.right && is_refusal(reason);
+        if is_refused && let Some(meter) = container.meter(id) {
             // The opener of a ring reads no notices.
-            meter.refuse(packet.error());
+            meter.refuse(reason);
         }
-        if let Some(channel) = container.table.close(packet.channel) {
-            self.channel_ended(dc, channel, Some(own), packet.error());
+        if let Some(channel) = container.table.close(id) {
+            self.channel_ended(dc, channel, Some(own), reason);
             if is_refused {
-                self.tell_initiator(dc, channel, packet.error());
+                self.tell_initiator(dc, channel, reason);
             }
             if let Some(peer) = channel.peer_of(own) {
                 self.end_if_left(dc, peer);
@@ -183,8 +179,7 @@ impl Engine {
 
     pub(super) fn tell_initiator(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
         if let Some(owner) = self.local_owner(dc, channel.left) {
-            let ended = Packet { channel: channel.id, value: reason.code(), dc, ..Packet::new(Op::Ended) };
-            self.send_and_announce(owner, ended);
+            self.send_and_announce(owner, ToPort::Ended { dc, channel: channel.id, reason });
         }
     }
 }

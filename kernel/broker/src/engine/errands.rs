@@ -7,17 +7,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use abi::{DcId, Endpoint, IpcError, NodeId, PairId, Privileges};
-use ipc::protocol::{Op, Packet};
+use abi::{DcId, Endpoint, IpcError, NodeId, PairId};
+use broker_api::{Answer, BetweenBrokers, Errand, HoldId, Message, ToPort, ToProxy};
 use ipc_core::table::{Home, OwnerId};
 
+use super::migrating::{Place, Stage};
+use super::requests::Succession;
 use super::{Engine, clock_millis};
 use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
 
 /// Errands under way to other nodes, by the number under which they went.
 #[derive(Debug)]
 pub(super) struct Errands {
-    under_way: BTreeMap<u32, Errand>,
+    under_way: BTreeMap<u32, UnderWay>,
     /// Its lower half is the number that was given last.
     last: u64,
     /// Nodes that heard, since they could be reached, that nothing which was held there before is held any more.
@@ -28,17 +30,10 @@ pub(super) struct Errands {
 /// What other brokers were answered last. An errand that was done may come again when its answer was lost with a link, and by then
 /// somebody else may have asked for the opposite.
 #[derive(Default, Debug)]
-struct Answered(VecDeque<Answer>);
-
-#[derive(Debug)]
-struct Answer {
-    node: NodeId,
-    request: u32,
-    message: Vec<u8>,
-}
+struct Answered(VecDeque<(NodeId, u32, Answer)>);
 
 impl Answered {
-    fn keep(&mut self, node: NodeId, request: u32, message: &[u8]) {
+    fn keep(&mut self, node: NodeId, request: u32, answer: &Answer) {
         // 0 needs no answer.
         if request == 0 || self.to(node, request).is_some() {
             return;
@@ -46,19 +41,19 @@ impl Answered {
         if self.0.len() == ANSWERS_KEPT {
             self.0.pop_front();
         }
-        self.0.push_back(Answer { node, request, message: message.to_vec() });
+        self.0.push_back((node, request, answer.clone()));
     }
 
-    fn to(&self, node: NodeId, request: u32) -> Option<&[u8]> {
-        self.0.iter().find(|it| (it.node, it.request) == (node, request)).map(|it| &it.message[..])
+    fn to(&self, node: NodeId, request: u32) -> Option<&Answer> {
+        self.0.iter().find(|(of, number, _)| (*of, *number) == (node, request)).map(|(.., answer)| answer)
     }
 }
 
 #[derive(Debug)]
-struct Errand {
+struct UnderWay {
     asker: Asker,
     node: NodeId,
-    message: Vec<u8>,
+    message: BetweenBrokers,
 }
 
 /// Who asked, and is to hear the answer.
@@ -70,7 +65,7 @@ pub(super) enum Asker {
     /// process, which one it is; else 0.
     Broker { node: NodeId, pair: PairId, request: u32, process: u32 },
     /// This broker, for a step of a migration of its own.
-    Migration { dc: DcId, endpoint: Endpoint, hold: u32, step: Op },
+    Migration { dc: DcId, endpoint: Endpoint, hold: HoldId, stage: Stage },
     /// Nobody waits for it; it is to be done all the same.
     Nobody,
 }
@@ -107,59 +102,47 @@ impl Errands {
     }
 }
 
-/// The answer to an errand.
-pub(super) struct Done {
-    packet: Packet,
-    body: Vec<u8>,
-}
-
-impl Done {
-    pub fn plain() -> Done {
-        Done { packet: Packet::new(Op::Done), body: Vec::new() }
-    }
-}
-
 /// How an errand stands that was begun: done, or to be answered later.
-pub(super) type Progress = Result<Option<Done>, IpcError>;
+pub(super) type Progress = Result<Option<Answer>, IpcError>;
 
 impl Engine {
-    /// Does it, or has it done.
-    pub(super) fn run_errand(
+    /// What a process of this node asks: does it, or has it done.
+    pub(super) fn ask_errand(
         &mut self,
-        owner: OwnerId,
+        (owner, request): (OwnerId, u32),
         dc: DcId,
         own: Endpoint,
-        packet: Packet,
-        body: &[u8],
+        endpoint: Endpoint,
+        errand: Errand,
     ) -> Result<(), IpcError> {
-        let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        let is_of_owner =
-            matches!(packet.op, Op::MigrationStart | Op::MigrationCommit | Op::MigrationRollback) && endpoint == own;
-        if packet.op != Op::GetPrivileges && !is_of_owner {
+        let is_allowed = match errand {
+            Errand::GetPrivileges => true,
+            Errand::MigrationStart { .. } | Errand::MigrationCommit { .. } | Errand::MigrationRollback => {
+                endpoint == own
+            }
+            _ => false,
+        };
+        if !is_allowed {
             self.check_manager(dc, own)?;
         }
-        if packet.request == 0 {
+        if request == 0 {
             return Err(IpcError::BadArgument);
         }
-        let asker = Asker::Port { owner, request: packet.request };
-        let packet = Packet { dc, ..packet };
-        if let Some(node) = self.place_of_errand(dc, endpoint, &packet)? {
-            self.note_holder(owner, &packet, node);
-            // Which process of this node it is that holds.
-            let is_start = packet.op == Op::MigrationStart;
-            let packet = if is_start { Packet { value: owner.0 as u32, ..packet } } else { packet };
-            return self.send_errand(asker, node, packet, body);
+        let asker = Asker::Port { owner, request };
+        if let Some(node) = self.place_of_errand(dc, endpoint, &errand)? {
+            self.note_holder(owner, dc, endpoint, &errand, node);
+            return self.send_errand(asker, node, BetweenBrokers::Errand { dc, endpoint, errand });
         }
-        if let Some(Done { packet, body }) = self.do_errand(asker, packet, body)? {
-            self.answer_asker(asker, packet, &body);
+        if let Some(answer) = self.do_errand(asker, dc, endpoint, errand)? {
+            self.answer_asker(asker, answer);
         }
         Ok(())
     }
 
     /// The node whose broker has to do it; `None` for this one.
-    fn place_of_errand(&mut self, dc: DcId, endpoint: Endpoint, packet: &Packet) -> Result<Option<NodeId>, IpcError> {
-        if packet.op == Op::Promote {
-            return Ok(Some(packet.node).filter(|node| *node != self.node));
+    fn place_of_errand(&mut self, dc: DcId, endpoint: Endpoint, errand: &Errand) -> Result<Option<NodeId>, IpcError> {
+        if let Errand::Promote { node, .. } = errand {
+            return Ok(Some(*node).filter(|node| *node != self.node));
         }
         if self.is_migrating(dc, endpoint) {
             return Ok(None);
@@ -175,39 +158,43 @@ impl Engine {
         }
     }
 
-    fn do_errand(&mut self, asker: Asker, packet: Packet, body: &[u8]) -> Progress {
-        let dc = packet.dc;
-        let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        match packet.op {
-            Op::GetPrivileges => {
-                let body = self.privileges_of(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?.to_bytes();
-                Ok(Some(Done { packet: Packet { peer: Some(endpoint), ..Packet::new(Op::Privileges) }, body }))
+    fn do_errand(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, errand: Errand) -> Progress {
+        match errand {
+            Errand::GetPrivileges => {
+                let privileges = self.privileges_of(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?.clone();
+                Ok(Some(Answer::Privileges { endpoint, privileges }))
             }
-            Op::SetPrivileges => {
-                let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
+            Errand::SetPrivileges { privileges } => {
                 self.change_privileges(dc, endpoint, privileges)?;
-                Ok(Some(Done::plain()))
+                Ok(Some(Answer::Done))
             }
-            Op::WakeUp => {
+            Errand::WakeUp => {
                 let owner = self.local_owner(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?;
                 if let Some(page) = self.containers.get(&dc).and_then(|container| container.pages.get(&endpoint)) {
                     page.wake_up();
                 }
-                self.send(owner, Packet::new(Op::WakeUp), Vec::new());
-                Ok(Some(Done::plain()))
+                self.send(owner, &ToPort::WakeUp);
+                Ok(Some(Answer::Done))
             }
-            _ => self.migration_errand(asker, endpoint, &packet, body),
+            Errand::MigrationStart { .. } => self.migration_start(asker, dc, endpoint),
+            Errand::MigrationCommit { node, pid } => self.migration_commit(asker, dc, endpoint, Place { node, pid }),
+            Errand::MigrationRollback => self.migration_rollback(dc, endpoint),
+            Errand::Prepare { pid, .. } => match self.stands_by(dc, endpoint, pid) {
+                Some(_) => Ok(Some(Answer::Done)),
+                None => Err(IpcError::NoSuchEndpoint),
+            },
+            Errand::Leave { epoch } => self.leave(asker, dc, endpoint, epoch),
+            Errand::TakeOver { pid, epoch, privileges, .. } => {
+                self.take_over(dc, endpoint, pid, Succession { epoch, privileges: Some(privileges) })
+            }
+            Errand::Promote { pid, epoch, .. } => {
+                self.take_over(dc, endpoint, pid, Succession { epoch, privileges: None })
+            }
         }
     }
 
     /// `Asker::Port` with a number, or this broker itself.
-    pub(super) fn send_errand(
-        &mut self,
-        asker: Asker,
-        node: NodeId,
-        packet: Packet,
-        body: &[u8],
-    ) -> Result<(), IpcError> {
+    pub(super) fn send_errand(&mut self, asker: Asker, node: NodeId, message: BetweenBrokers) -> Result<(), IpcError> {
         if self.is_node_down(node) {
             return Err(IpcError::NoLink);
         }
@@ -215,114 +202,112 @@ impl Engine {
             return Err(IpcError::TableFull);
         }
         let number = self.errands.new_number(clock_millis());
-        let message = Packet { request: number, ..packet }.with_body(body);
-        self.tell_broker(node, &message);
-        self.errands.under_way.insert(number, Errand { asker, node, message });
+        self.tell_broker_by(self.links.route(node), node, number, &message);
+        self.errands.under_way.insert(number, UnderWay { asker, node, message });
         Ok(())
     }
 
     /// What came of an errand that was begun.
-    pub(super) fn answer_asker(&mut self, asker: Asker, packet: Packet, body: &[u8]) {
+    pub(super) fn answer_asker(&mut self, asker: Asker, answer: Answer) {
         match asker {
-            Asker::Port { owner, request } => {
-                self.send_with_body(owner, Packet { request, ..packet }, body);
-            }
+            Asker::Port { owner, request } => self.answer(owner, request, &ToPort::from(answer)),
             Asker::Broker { node, pair, request, .. } => {
-                let message = Packet { request, ..packet }.with_body(body);
-                self.errands.answered.keep(node, request, &message);
-                self.answer_broker(node, pair, &message);
+                self.errands.answered.keep(node, request, &answer);
+                self.answer_broker(node, pair, request, answer);
             }
             Asker::Migration { .. } | Asker::Nobody => {}
         }
     }
 
-    fn answer_broker(&mut self, node: NodeId, pair: PairId, message: &[u8]) {
+    fn answer_broker(&mut self, node: NodeId, pair: PairId, request: u32, answer: Answer) {
         let pair = Some(pair).filter(|pair| self.links.proxy(*pair).is_some()).or(self.links.route(node));
-        self.tell_broker_by(pair, node, message);
+        self.tell_broker_by(pair, node, request, &BetweenBrokers::Answer(answer));
     }
 
     pub(super) fn finish_errand(&mut self, asker: Asker, result: Result<(), IpcError>) {
-        let packet = match result {
-            Ok(()) => Packet::new(Op::Done),
-            Err(error) => Packet::failed(0, error),
-        };
-        self.answer_asker(asker, packet, &[]);
+        self.answer_asker(asker, result.map_or_else(|error| Answer::Failed { error }, |()| Answer::Done));
     }
 
-    /// Says something to the broker of another node. Without a proxy it is lost.
-    pub(super) fn tell_broker(&mut self, node: NodeId, message: &[u8]) {
-        self.tell_broker_by(self.links.route(node), node, message);
+    /// Says something to the broker of another node that needs no answer. Without a proxy it is lost.
+    pub(super) fn tell_broker(&mut self, node: NodeId, message: &BetweenBrokers) {
+        self.tell_broker_by(self.links.route(node), node, 0, message);
     }
 
-    fn tell_broker_by(&mut self, pair: Option<PairId>, node: NodeId, message: &[u8]) {
+    fn tell_broker_by(&mut self, pair: Option<PairId>, node: NodeId, request: u32, message: &BetweenBrokers) {
         if let Some(proxy) = pair.and_then(|pair| self.links.proxy(pair)) {
-            self.send_with_body(proxy, Packet { node, ..Packet::new(Op::Parcel) }, message);
+            self.send(proxy, &ToProxy::Parcel { node, message: message.to_bytes(request) });
         }
     }
 
     pub(super) fn hear_parcel(&mut self, node: NodeId, pair: PairId, message: &[u8]) {
-        let Some((packet, body)) = Packet::split(message) else {
-            tracing::warn!(%node, "its broker said something that is no packet");
-            return;
+        let (request, message) = match BetweenBrokers::from_bytes(message) {
+            Ok(read) => read,
+            Err(error) => return tracing::warn!(%node, %error, "its broker said something that makes no sense"),
         };
-        let process = if packet.op == Op::MigrationStart { packet.value } else { 0 };
-        let asker = Asker::Broker { node, pair, request: packet.request, process };
-        let is_errand = !matches!(packet.op, Op::Probe | Op::Refuse | Op::Done | Op::Failed | Op::Privileges);
-        if is_errand && let Some(answer) = self.errands.answered.to(node, packet.request).map(<[u8]>::to_vec) {
-            return self.answer_broker(node, pair, &answer);
-        }
-        match packet.op {
-            Op::Probe | Op::Refuse => self.hear_chase(&packet, body),
-            Op::MovedTo => {
-                self.hear_moved_to(&packet);
-                if packet.request != 0 {
-                    self.finish_errand(asker, Ok(()));
+        let process = match &message {
+            BetweenBrokers::Errand { errand: Errand::MigrationStart { holder }, .. } => *holder,
+            _ => 0,
+        };
+        let asker = Asker::Broker { node, pair, request, process };
+        let answered = self.errands.answered.to(node, request).cloned();
+        let result = match (message, answered) {
+            (BetweenBrokers::Probe { dc, at, probe }, _) => return self.hear_probe(dc, at, &probe),
+            (BetweenBrokers::RefuseWait { dc, endpoint, wait }, _) => return self.refuse_wait(dc, endpoint, wait),
+            (BetweenBrokers::Answer(answer), _) => return self.errand_done(node, request, answer),
+            (_, Some(answer)) => return self.answer_broker(node, pair, request, answer),
+            (BetweenBrokers::MovedTo { dc, endpoint, to }, None) => {
+                self.hear_moved_to(dc, endpoint, to);
+                if request == 0 {
+                    return;
                 }
+                Ok(Some(Answer::Done))
             }
-            Op::MigrationRollback if packet.peer.is_none() => {
+            (BetweenBrokers::DisownHolds, None) => {
                 // Perhaps a new broker, whose clock may have been set back.
-                self.errands.answered.0.retain(|it| it.node != node);
+                self.errands.answered.0.retain(|(of, ..)| *of != node);
                 self.roll_back_of(|holder| match holder {
-                    Asker::Broker { node: of, request, .. } => *of == node && is_before(*request, packet.request),
+                    Asker::Broker { node: of, request: earlier, .. } => *of == node && is_before(*earlier, request),
                     _ => false,
                 });
-                self.finish_errand(asker, Ok(()));
+                Ok(Some(Answer::Done))
             }
-            Op::Done | Op::Failed | Op::Privileges => self.errand_done(node, packet, body),
-            _ => match self.do_errand(asker, packet, body) {
-                Ok(Some(Done { packet, body })) => self.answer_asker(asker, packet, &body),
-                Ok(None) => {}
-                Err(error) => self.finish_errand(asker, Err(error)),
-            },
+            (BetweenBrokers::Errand { dc, endpoint, errand }, None) => self.do_errand(asker, dc, endpoint, errand),
+        };
+        match result {
+            Ok(Some(answer)) => self.answer_asker(asker, answer),
+            Ok(None) => {}
+            Err(error) => self.finish_errand(asker, Err(error)),
         }
     }
 
     /// An answer that came twice finds nobody.
-    fn errand_done(&mut self, node: NodeId, packet: Packet, body: &[u8]) {
-        let is_asked = self.errands.under_way.get(&packet.request).is_some_and(|errand| errand.node == node);
-        if is_asked && let Some(errand) = self.errands.under_way.remove(&packet.request) {
-            let result = if packet.op == Op::Failed { Err(packet.error()) } else { Ok(()) };
-            match errand.asker {
-                Asker::Migration { dc, endpoint, hold, step } => {
-                    self.migration_heard(dc, endpoint, (hold, step), node, result);
-                }
-                Asker::Port { owner, .. } if result.is_ok() => {
-                    if let Some((asked, _)) = Packet::split(&errand.message) {
-                        self.note_handed_over(owner, &asked, node);
-                    }
-                    self.answer_asker(errand.asker, packet, body);
-                }
-                asker => self.answer_asker(asker, packet, body),
+    fn errand_done(&mut self, node: NodeId, request: u32, answer: Answer) {
+        if self.errands.under_way.get(&request).is_none_or(|errand| errand.node != node) {
+            return;
+        }
+        let Some(errand) = self.errands.under_way.remove(&request) else { return };
+        let result = if let Answer::Failed { error } = answer { Err(error) } else { Ok(()) };
+        match errand.asker {
+            Asker::Migration { dc, endpoint, hold, stage } => {
+                self.migration_heard(dc, endpoint, (hold, stage), node, result);
             }
+            Asker::Port { owner, .. } if result.is_ok() => {
+                if let BetweenBrokers::Errand { dc, endpoint, errand: Errand::MigrationCommit { .. } } = errand.message
+                {
+                    self.note_handed_over(owner, dc, endpoint, node);
+                }
+                self.answer_asker(errand.asker, answer);
+            }
+            asker => self.answer_asker(asker, answer),
         }
     }
 
     /// To one node, or to all.
     pub(super) fn send_errands_again(&mut self, to: Option<NodeId>) {
-        let open = self.errands.under_way.values().filter(|errand| to.is_none_or(|node| errand.node == node));
-        let messages: Vec<_> = open.map(|errand| (errand.node, errand.message.clone())).collect();
-        for (node, message) in messages {
-            self.tell_broker(node, &message);
+        let open = self.errands.under_way.iter().filter(|(_, errand)| to.is_none_or(|node| errand.node == node));
+        let messages: Vec<_> = open.map(|(number, errand)| (errand.node, *number, errand.message.clone())).collect();
+        for (node, number, message) in messages {
+            self.tell_broker_by(self.links.route(node), node, number, &message);
         }
     }
 
@@ -332,8 +317,7 @@ impl Engine {
         if self.errands.disowned.contains(&node) {
             return;
         }
-        let all = Packet::new(Op::MigrationRollback);
-        if self.send_errand(Asker::Nobody, node, all, &[]).is_ok() {
+        if self.send_errand(Asker::Nobody, node, BetweenBrokers::DisownHolds).is_ok() {
             self.errands.disowned.insert(node);
         }
     }
@@ -341,13 +325,13 @@ impl Engine {
     pub(super) fn end_errands(&mut self, node: NodeId) {
         self.errands.disowned.remove(&node);
         let under_way = std::mem::take(&mut self.errands.under_way);
-        let (ended, others): (BTreeMap<u32, Errand>, _) =
+        let (ended, others): (BTreeMap<u32, UnderWay>, _) =
             under_way.into_iter().partition(|(_, errand)| errand.node == node);
         self.errands.under_way = others;
         for errand in ended.into_values() {
             match errand.asker {
-                Asker::Migration { dc, endpoint, hold, step } => {
-                    self.migration_heard(dc, endpoint, (hold, step), node, Err(IpcError::NoLink));
+                Asker::Migration { dc, endpoint, hold, stage } => {
+                    self.migration_heard(dc, endpoint, (hold, stage), node, Err(IpcError::NoLink));
                 }
                 asker => self.finish_errand(asker, Err(IpcError::NoLink)),
             }

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, HashSet};
 
 use abi::limits::{CHANNELS_PER_PROCESS, ENDPOINTS_PER_DC};
 use abi::{Calls, DcId, Endpoint, IpcError, NodeId, PairId};
-use ipc::RingSpec;
-use ipc::info::{
-    ChannelInfo, Cursor, DcInfo, EndpointInfo, EndpointState, Page, ProxyInfo, Record, Side, Topic, records_max,
+use broker_api::info::{
+    ChannelInfo, Cursor, DcInfo, EndpointInfo, EndpointState, Page, ProxyInfo, Question, Record, Side, records_max,
 };
-use ipc::protocol::{Op, Packet};
+use broker_api::{Inquiry, ToPort};
 use ipc_core::ChannelId;
 use ipc_core::table::{Binding, Channel, Home, OwnerId};
 
 use super::Engine;
+use super::opening::ring_of;
 use crate::container::Container;
 use crate::limits::LOOKS_PER_PAGE;
 
@@ -34,28 +34,33 @@ struct Found<T> {
 }
 
 impl Engine {
-    pub(super) fn inform(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: &Packet) -> Result<(), IpcError> {
+    pub(super) fn inform(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        own: Endpoint,
+        request: u32,
+        inquiry: Inquiry,
+    ) -> Result<(), IpcError> {
         let privileges = self.privileges_of(dc, own).ok_or(IpcError::NotBound)?;
         if !privileges.calls.contains(Calls::INFO) {
             return Err(IpcError::Denied);
         }
-        let topic = Topic::of(packet.value).ok_or(IpcError::BadArgument)?;
-        let wanted = Wanted { from: Cursor(packet.far), at_most: packet.size.entries as usize };
-        if packet.request == 0 || wanted.at_most == 0 {
+        if request == 0 {
             return Err(IpcError::BadArgument);
         }
-        let (body, next) = match topic {
-            Topic::Dc => written(&Page { records: vec![self.dc_described(dc)?], next: None }),
-            Topic::Endpoint => {
-                let endpoint = packet.peer.ok_or(IpcError::BadEndpoint)?;
+        let Inquiry { question, at_most } = inquiry;
+        let wanted = Wanted { from: question.from(), at_most: at_most as usize };
+        let (records, next) = match question {
+            Question::Dc => written(&Page { records: vec![self.dc_described(dc)?], next: None }),
+            Question::Endpoint(endpoint) => {
                 written(&Page { records: vec![self.endpoint_described(dc, endpoint)?], next: None })
             }
-            Topic::Endpoints => written(&self.endpoints_page(dc, &wanted)?),
-            Topic::Channels => written(&self.channels_page(dc, packet.peer, &wanted)?),
-            Topic::Proxies => written(&self.proxies_page(dc, &wanted)?),
+            Question::Endpoints { .. } => written(&self.endpoints_page(dc, &wanted)?),
+            Question::Channels { of, .. } => written(&self.channels_page(dc, of, &wanted)?),
+            Question::Proxies { .. } => written(&self.proxies_page(dc, &wanted)?),
         };
-        let far = next.map_or(0, |next| next.0);
-        self.send_with_body(owner, Packet { request: packet.request, far, ..Packet::new(Op::Information) }, &body);
+        self.answer(owner, request, &ToPort::Information { next, records });
         Ok(())
     }
 
@@ -191,7 +196,7 @@ fn described(container: &Container, channel: &Channel) -> ChannelInfo {
         left: channel.left,
         right: channel.right,
         lane: channel.lane,
-        ring: (channel.entries > 0).then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes }),
+        ring: ring_of(channel),
         via: channel.proxied.map(|node| (node, channel.pair)),
         counts: meter.map(|meter| [Side::Left, Side::Right].map(|side| meter.read(side))),
     }

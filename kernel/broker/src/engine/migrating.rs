@@ -5,20 +5,20 @@
 
 use std::collections::BTreeSet;
 
-use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId, Privileges};
-use ipc::protocol::{Op, Packet};
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
+use broker_api::{Answer, BetweenBrokers, Errand, HoldId, IfAbsent, Pid, ToPort};
 use ipc_core::table::{Awaited, Home, OwnerId, Told};
 use ipc_shm::Life;
 
 use super::Engine;
-use super::errands::{Asker, Done, Progress};
+use super::errands::{Asker, Progress};
 use super::requests::{BindRequest, Succession};
 
 /// An endpoint of this node that is being handed over.
 #[derive(Debug)]
 pub(crate) struct Migration {
     /// Tells a late word of the owner about an earlier hold apart.
-    hold: u32,
+    hold: HoldId,
     step: Step,
     /// Who waits for the end of its start, or of its commit; in `Step::Held` nobody does.
     waiting: Asker,
@@ -48,8 +48,16 @@ impl Migration {
 /// A process that stands by, by its node and its pid in the container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
-    node: NodeId,
-    pid: i32,
+    pub node: NodeId,
+    pub pid: Pid,
+}
+
+/// What another broker was asked for the sake of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    Prepare,
+    Leave,
+    TakeOver,
 }
 
 /// An endpoint that has no owner for the moment.
@@ -72,46 +80,13 @@ pub(super) struct Holding {
 }
 
 impl Engine {
-    /// What concerns migrations among errands.
-    pub(super) fn migration_errand(
-        &mut self,
-        asker: Asker,
-        endpoint: Endpoint,
-        packet: &Packet,
-        body: &[u8],
-    ) -> Progress {
-        let dc = packet.dc;
-        match packet.op {
-            Op::MigrationStart => self.migration_start(asker, dc, endpoint),
-            Op::MigrationCommit => {
-                self.migration_commit(asker, dc, endpoint, Place { node: packet.node, pid: packet.pid()? })
-            }
-            Op::MigrationRollback => self.migration_rollback(dc, endpoint),
-            Op::Prepare => match self.stands_by(dc, endpoint, packet.pid()?) {
-                Some(_) => Ok(Some(Done::plain())),
-                None => Err(IpcError::NoSuchEndpoint),
-            },
-            Op::Leave => self.leave(asker, dc, endpoint, packet.epoch),
-            Op::TakeOver => {
-                let privileges = Privileges::from_bytes(body).ok_or(IpcError::BadArgument)?;
-                let succession = Succession { epoch: packet.epoch, privileges: Some(privileges) };
-                self.take_over(dc, endpoint, packet.pid()?, succession)
-            }
-            Op::Promote => {
-                let succession = Succession { epoch: packet.epoch, privileges: None };
-                self.take_over(dc, endpoint, packet.pid()?, succession)
-            }
-            _ => Err(IpcError::BadArgument),
-        }
-    }
-
     pub(super) fn is_migrating(&self, dc: DcId, endpoint: Endpoint) -> bool {
         self.containers.get(&dc).is_some_and(|container| container.migrations.contains_key(&endpoint))
     }
 
     // ---- The home of the endpoint.
 
-    fn migration_start(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
+    pub(super) fn migration_start(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
         if let Some(migration) = self.migration(dc, endpoint) {
             if migration.holder.party() != asker.party() {
                 return Err(IpcError::Busy);
@@ -119,7 +94,7 @@ impl Engine {
             return match migration.step {
                 Step::Held => {
                     migration.holder = asker;
-                    Ok(Some(Done::plain()))
+                    Ok(Some(Answer::Done))
                 }
                 Step::Draining => {
                     (migration.waiting, migration.holder) = (asker, asker);
@@ -133,16 +108,16 @@ impl Engine {
         let is_own = matches!(asker, Asker::Port { owner: of, .. } if of == owner);
         let (step, waiting) = if is_own { (Step::Held, Asker::Nobody) } else { (Step::Draining, asker) };
         self.last_hold = self.last_hold.checked_add(1).unwrap_or(1);
-        let hold = self.last_hold;
+        let hold = HoldId(self.last_hold);
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         container.handed.remove(&endpoint);
         container.migrations.insert(endpoint, Migration { hold, step, waiting, holder: asker, told: BTreeSet::new() });
-        self.set_hold(dc, endpoint, hold);
-        Ok(is_own.then(Done::plain))
+        self.set_hold(dc, endpoint, hold.0);
+        Ok(is_own.then_some(Answer::Done))
     }
 
     /// The owner is held and owes nothing.
-    pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint, hold: u32) {
+    pub(super) fn drained(&mut self, dc: DcId, endpoint: Endpoint, hold: HoldId) {
         let Some(migration) = self.migration(dc, endpoint) else { return };
         if matches!(migration.step, Step::Draining) && migration.hold == hold {
             let asker = migration.hold();
@@ -150,8 +125,8 @@ impl Engine {
         }
     }
 
-    fn migration_rollback(&mut self, dc: DcId, endpoint: Endpoint) -> Progress {
-        let Some(migration) = self.migration(dc, endpoint) else { return Ok(Some(Done::plain())) };
+    pub(super) fn migration_rollback(&mut self, dc: DcId, endpoint: Endpoint) -> Progress {
+        let Some(migration) = self.migration(dc, endpoint) else { return Ok(Some(Answer::Done)) };
         if !matches!(migration.step, Step::Held | Step::Draining) {
             return Err(IpcError::Busy);
         }
@@ -159,19 +134,19 @@ impl Engine {
         self.finish_errand(asker, Err(IpcError::TimedOut));
         self.forget_migration(dc, endpoint);
         self.set_hold(dc, endpoint, 0);
-        Ok(Some(Done::plain()))
+        Ok(Some(Answer::Done))
     }
 
-    fn migration_commit(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, to: Place) -> Progress {
+    pub(super) fn migration_commit(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, to: Place) -> Progress {
         let own_node = self.node;
         let Some(migration) = self.migration(dc, endpoint) else {
             // Asked twice: the answer was lost with its link, or with the broker that gave it.
             let before = self.containers.get(&dc).and_then(|container| container.handed.get(&endpoint));
             if let Some((_, result)) = before.filter(|(place, _)| *place == to) {
-                return result.map(|()| Some(Done::plain()));
+                return result.map(|()| Some(Answer::Done));
             }
             let is_there = to.node == own_node && self.pid_behind(dc, endpoint) == Some(to.pid);
-            return if is_there { Ok(Some(Done::plain())) } else { Err(IpcError::BadArgument) };
+            return if is_there { Ok(Some(Answer::Done)) } else { Err(IpcError::BadArgument) };
         };
         match &migration.step {
             Step::Held => {
@@ -189,9 +164,10 @@ impl Engine {
             _ => return Err(IpcError::Busy),
         }
         let hold = migration.hold;
-        let prepare = Packet { node: to.node, value: to.pid as u32, ..about(Op::Prepare, dc, endpoint) };
         let asked = if to.node != own_node {
-            self.send_errand(Asker::Migration { dc, endpoint, hold, step: Op::Prepare }, to.node, prepare, &[])
+            let errand = Errand::Prepare { node: to.node, pid: to.pid };
+            let asker = Asker::Migration { dc, endpoint, hold, stage: Stage::Prepare };
+            self.send_errand(asker, to.node, BetweenBrokers::Errand { dc, endpoint, errand })
         } else if self.stands_by(dc, endpoint, to.pid).is_some() {
             self.leave_home(dc, endpoint);
             Ok(())
@@ -224,13 +200,13 @@ impl Engine {
         &mut self,
         dc: DcId,
         endpoint: Endpoint,
-        (hold, step): (u32, Op),
+        (hold, stage): (HoldId, Stage),
         node: NodeId,
         result: Result<(), IpcError>,
     ) {
         let Some(migration) = self.migration(dc, endpoint).filter(|migration| migration.hold == hold) else { return };
-        match (&mut migration.step, step) {
-            (Step::Asking { .. }, Op::Prepare) => match result {
+        match (&mut migration.step, stage) {
+            (Step::Asking { .. }, Stage::Prepare) => match result {
                 Ok(()) => self.leave_home(dc, endpoint),
                 Err(error) => {
                     let asker = migration.hold();
@@ -238,13 +214,13 @@ impl Engine {
                 }
             },
             // One that cannot be reached has no channel with the endpoint any more either.
-            (Step::Leaving { nodes, .. }, Op::Leave) => {
+            (Step::Leaving { nodes, .. }, Stage::Leave) => {
                 nodes.remove(&node);
                 if nodes.is_empty() {
                     self.hand_over(dc, endpoint);
                 }
             }
-            (Step::Taking { .. }, Op::TakeOver) => self.handed_over(dc, endpoint, result),
+            (Step::Taking { .. }, Stage::TakeOver) => self.handed_over(dc, endpoint, result),
             _ => {}
         }
     }
@@ -270,12 +246,12 @@ impl Engine {
             return self.finish_errand(asker, Err(IpcError::TableFull));
         }
         migration.told.clone_from(&nodes);
-        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, step: Op::Leave };
+        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, stage: Stage::Leave };
         let succession = Succession { epoch: Epoch(epoch.0.saturating_add(1)), privileges };
         migration.step = Step::Leaving { to, succession, nodes: nodes.clone() };
-        let leave = Packet { epoch, ..about(Op::Leave, dc, endpoint) };
+        let leave = BetweenBrokers::Errand { dc, endpoint, errand: Errand::Leave { epoch } };
         let unreachable: Vec<NodeId> =
-            nodes.into_iter().filter(|node| self.send_errand(asker, *node, leave, &[]).is_err()).collect();
+            nodes.into_iter().filter(|node| self.send_errand(asker, *node, leave.clone()).is_err()).collect();
         if let Some(container) = self.containers.get_mut(&dc) {
             container.in_transit.insert(endpoint, Transit { from: self.node, epoch, left: None });
         }
@@ -298,15 +274,17 @@ impl Engine {
         let Step::Leaving { to, succession, .. } = &migration.step else { return };
         let (to, succession) = (*to, succession.clone());
         migration.step = Step::Taking { to, epoch: succession.epoch };
-        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, step: Op::TakeOver };
+        let asker = Asker::Migration { dc, endpoint, hold: migration.hold, stage: Stage::TakeOver };
         if to.node == own_node {
             let taken = self.take_over(dc, endpoint, to.pid, succession);
             return self.handed_over(dc, endpoint, taken.map(drop));
         }
-        let (node, value, epoch) = (to.node, to.pid as u32, succession.epoch);
-        let take_over = Packet { node, value, epoch, ..about(Op::TakeOver, dc, endpoint) };
-        let privileges = succession.privileges.map(|it| it.to_bytes()).unwrap_or_default();
-        if let Err(error) = self.send_errand(asker, to.node, take_over, &privileges) {
+        let Place { node, pid } = to;
+        let Succession { epoch, privileges: Some(privileges) } = succession else {
+            return self.handed_over(dc, endpoint, Err(IpcError::NoSuchEndpoint));
+        };
+        let errand = Errand::TakeOver { node, pid, epoch, privileges };
+        if let Err(error) = self.send_errand(asker, node, BetweenBrokers::Errand { dc, endpoint, errand }) {
             self.handed_over(dc, endpoint, Err(error));
         }
     }
@@ -316,16 +294,16 @@ impl Engine {
         let Some(migration) = self.forget_migration(dc, endpoint) else { return };
         let Step::Taking { to, epoch } = migration.step else { return };
         let result = result.map_err(|error| if error == IpcError::NoLink { error } else { IpcError::DestinationDied });
-        let nowhere = about(Op::MovedTo, dc, endpoint);
-        let news = if result.is_ok() { Packet { node: to.node, epoch, ..nowhere } } else { nowhere };
+        let at = result.is_ok().then_some((to.node, epoch));
+        let news = BetweenBrokers::MovedTo { dc, endpoint, to: at };
         for node in migration.told.into_iter().filter(|node| *node != to.node) {
             // The directory tells them too where it is. That it is nowhere nobody else says, so they are asked until they have heard it.
-            if result.is_ok() || self.send_errand(Asker::Nobody, node, news, &[]).is_err() {
-                self.tell_broker(node, &news.to_bytes());
+            if result.is_ok() || self.send_errand(Asker::Nobody, node, news.clone()).is_err() {
+                self.tell_broker(node, &news);
             }
         }
         if to.node != self.node || result.is_err() {
-            self.hear_moved_to(&news);
+            self.hear_moved_to(dc, endpoint, at);
         }
         if result.is_err() {
             self.directory.unbound(dc, endpoint, Epoch(epoch.0.saturating_sub(1)));
@@ -374,34 +352,30 @@ impl Engine {
             page.set_hold(hold);
         }
         if let Some(owner) = self.local_owner(dc, endpoint) {
-            self.send(owner, Packet::new(Op::Hold), Vec::new());
+            self.send(owner, &ToPort::Hold);
         }
     }
 
-    fn pid_behind(&self, dc: DcId, endpoint: Endpoint) -> Option<i32> {
+    fn pid_behind(&self, dc: DcId, endpoint: Endpoint) -> Option<Pid> {
         let owner = self.local_owner(dc, endpoint)?;
-        self.connections.get(&owner)?.bound.as_ref().map(|bound| bound.inner_pid)
+        Pid::new(self.connections.get(&owner)?.bound.as_ref()?.inner_pid)
     }
 
     // ---- The node of the asker.
 
     /// Remembers what is held elsewhere for a process of this node, so that it is let go with it.
-    pub(super) fn note_holder(&mut self, owner: OwnerId, packet: &Packet, node: NodeId) {
-        let Some(endpoint) = packet.peer else { return };
-        let holding = Holding { owner, dc: packet.dc, endpoint, node };
-        match packet.op {
-            Op::MigrationStart if !self.holding.contains(&holding) => self.holding.push(holding),
-            Op::MigrationRollback => self.holding.retain(|of| *of != holding),
+    pub(super) fn note_holder(&mut self, owner: OwnerId, dc: DcId, endpoint: Endpoint, errand: &Errand, node: NodeId) {
+        let holding = Holding { owner, dc, endpoint, node };
+        match errand {
+            Errand::MigrationStart { .. } if !self.holding.contains(&holding) => self.holding.push(holding),
+            Errand::MigrationRollback => self.holding.retain(|of| *of != holding),
             _ => {}
         }
     }
 
     /// Another broker did what a process of this node asked: what was handed over is held no more.
-    pub(super) fn note_handed_over(&mut self, owner: OwnerId, asked: &Packet, node: NodeId) {
-        if asked.op == Op::MigrationCommit {
-            self.holding
-                .retain(|of| (of.owner, of.dc, Some(of.endpoint), of.node) != (owner, asked.dc, asked.peer, node));
-        }
+    pub(super) fn note_handed_over(&mut self, owner: OwnerId, dc: DcId, endpoint: Endpoint, node: NodeId) {
+        self.holding.retain(|of| *of != Holding { owner, dc, endpoint, node });
     }
 
     /// A process of this node is gone: what it held is let go.
@@ -409,9 +383,9 @@ impl Engine {
         let (gone, kept): (Vec<Holding>, Vec<Holding>) = self.holding.drain(..).partition(|of| of.owner == owner);
         self.holding = kept;
         for Holding { dc, endpoint, node, .. } in gone {
-            let rollback = about(Op::MigrationRollback, dc, endpoint);
+            let rollback = BetweenBrokers::Errand { dc, endpoint, errand: Errand::MigrationRollback };
             // A node without a link lets go by itself.
-            let _ = self.send_errand(Asker::Nobody, node, rollback, &[]);
+            let _ = self.send_errand(Asker::Nobody, node, rollback);
         }
         self.roll_back_of(|holder| matches!(holder, Asker::Port { owner: of, .. } if *of == owner));
     }
@@ -420,10 +394,7 @@ impl Engine {
 
     /// Lets the request wait until the endpoint is given to its sender.
     pub(super) fn stand_by(&mut self, owner: OwnerId, request: BindRequest) -> Result<(), IpcError> {
-        if request.packet.own.is_none() {
-            return Err(IpcError::BadEndpoint);
-        }
-        if request.packet.request == 0 {
+        if request.request == 0 {
             return Err(IpcError::BadArgument);
         }
         // One for each connection, so this is bounded as they are.
@@ -431,16 +402,16 @@ impl Engine {
         Ok(())
     }
 
-    fn stands_by(&self, dc: DcId, endpoint: Endpoint, pid: i32) -> Option<OwnerId> {
-        let is_it = |it: &BindRequest| it.dc == dc && it.packet.own == Some(endpoint) && it.inner_pid == pid;
+    pub(super) fn stands_by(&self, dc: DcId, endpoint: Endpoint, pid: Pid) -> Option<OwnerId> {
+        let is_it = |it: &BindRequest| it.dc == dc && it.endpoint == Some(endpoint) && it.inner_pid == pid.number();
         self.standing_by.iter().find(|(_, it)| is_it(it)).map(|(owner, _)| *owner)
     }
 
-    fn take_over(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, succession: Succession) -> Progress {
+    pub(super) fn take_over(&mut self, dc: DcId, endpoint: Endpoint, pid: Pid, succession: Succession) -> Progress {
         let Some(owner) = self.stands_by(dc, endpoint, pid) else {
             // Asked twice.
             let is_done = self.pid_behind(dc, endpoint) == Some(pid) && self.epoch_of(dc, endpoint) >= succession.epoch;
-            return if is_done { Ok(Some(Done::plain())) } else { Err(IpcError::NoSuchEndpoint) };
+            return if is_done { Ok(Some(Answer::Done)) } else { Err(IpcError::NoSuchEndpoint) };
         };
         if self.epoch_of(dc, endpoint) >= succession.epoch {
             return Err(IpcError::Fenced);
@@ -451,10 +422,10 @@ impl Engine {
             self.fence_local(dc, endpoint);
         }
         let Some(of) = self.standing_by.remove(&owner) else { return Err(IpcError::NoSuchEndpoint) };
-        let request = of.packet.request;
+        let request = of.request;
         let before = Epoch(succession.epoch.0.saturating_sub(1));
         match self.bind(owner, of, Some(succession)) {
-            Ok(()) => Ok(Some(Done::plain())),
+            Ok(()) => Ok(Some(Answer::Done)),
             Err(error) => {
                 if was_here {
                     // The directory has not heard yet that it ended.
@@ -476,7 +447,7 @@ impl Engine {
     /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is woken.
     pub(super) fn let_go(&mut self, owner: OwnerId) {
         self.take_bound(owner);
-        self.send(owner, Packet::new(Op::Hold), Vec::new());
+        self.send(owner, &ToPort::Hold);
     }
 
     /// Where an endpoint was that is in transit.
@@ -491,20 +462,20 @@ impl Engine {
     // ---- Nodes of clients.
 
     /// The endpoint leaves its home, so its channels with this node end; the asker hears when the last one has.
-    fn leave(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, epoch: Epoch) -> Progress {
+    pub(super) fn leave(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint, epoch: Epoch) -> Progress {
         let Asker::Broker { node: from, .. } = asker else { return Err(IpcError::BadArgument) };
-        let Some(container) = self.containers.get_mut(&dc) else { return Ok(Some(Done::plain())) };
+        let Some(container) = self.containers.get_mut(&dc) else { return Ok(Some(Answer::Done)) };
         if container.table.highest_epoch(endpoint) > epoch {
             // Asked twice, and over since.
-            return Ok(Some(Done::plain()));
+            return Ok(Some(Answer::Done));
         }
         match container.table.binding(endpoint).map(|binding| binding.home) {
             Some(Home::Remote { node }) if node == from => {}
             // It is known to be elsewhere.
-            Some(_) => return Ok(Some(Done::plain())),
+            Some(_) => return Ok(Some(Answer::Done)),
             None => {
                 container.in_transit.insert(endpoint, Transit { from, epoch, left: None });
-                return Ok(Some(Done::plain()));
+                return Ok(Some(Answer::Done));
             }
         }
         container.in_transit.insert(endpoint, Transit { from, epoch, left: Some(asker) });
@@ -533,13 +504,11 @@ impl Engine {
     }
 
     /// Where an endpoint is after a migration.
-    pub(super) fn hear_moved_to(&mut self, packet: &Packet) {
-        let Some(endpoint) = packet.peer else { return };
-        if packet.epoch != Epoch(0) {
-            return self.is_on(packet.dc, endpoint, packet.node, packet.epoch, IpcError::Moved);
-        }
-        if self.end_transit(packet.dc, endpoint, IpcError::NoSuchEndpoint) {
-            self.disappeared(packet.dc, endpoint);
+    pub(super) fn hear_moved_to(&mut self, dc: DcId, endpoint: Endpoint, to: Option<(NodeId, Epoch)>) {
+        if let Some((node, epoch)) = to {
+            self.is_on(dc, endpoint, node, epoch, IpcError::Moved);
+        } else if self.end_transit(dc, endpoint, IpcError::NoSuchEndpoint) {
+            self.disappeared(dc, endpoint);
         }
     }
 
@@ -576,8 +545,8 @@ impl Engine {
         if let Some(binding) = container.table.binding(endpoint)
             && let Home::Remote { node } = binding.home
         {
-            let news = Packet { node, epoch: binding.epoch, ..about(Op::MovedTo, dc, endpoint) };
-            self.tell_broker(to, &news.to_bytes());
+            let news = BetweenBrokers::MovedTo { dc, endpoint, to: Some((node, binding.epoch)) };
+            self.tell_broker(to, &news);
         }
     }
 
@@ -601,18 +570,13 @@ impl Engine {
         let opens = &self.waiting_opens;
         let failed = container.table.waiters_mut().take_some(endpoint, |waiter| {
             let open = opens.get(&(waiter.owner, waiter.request));
-            waiter.awaited == Awaited::Bound && open.is_some_and(|it| it.patience == ipc::protocol::Patience::AtOnce)
+            waiter.awaited == Awaited::Bound && open.is_some_and(|it| it.if_absent == IfAbsent::Fail)
         });
         for waiter in failed {
             self.waiting_opens.remove(&(waiter.owner, waiter.request));
             self.fail(waiter.owner, waiter.request, error);
         }
     }
-}
-
-/// What brokers say to each other of an endpoint.
-fn about(op: Op, dc: DcId, endpoint: Endpoint) -> Packet {
-    Packet { dc, peer: Some(endpoint), ..Packet::new(op) }
 }
 
 impl Asker {

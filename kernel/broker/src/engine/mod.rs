@@ -36,8 +36,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use abi::limits::PAIRS_MAX;
 use abi::{DcId, IpcError, NodeId, PairId};
+use broker_api::{FromPort, FromProxy, MESSAGE_BYTES_MAX, Malformed, Message, Open, ToPort};
 use errands::Errands;
-use ipc::protocol::{MESSAGE_BYTES_MAX, Op, Packet};
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use migrating::Holding;
@@ -46,11 +46,11 @@ use naming::Claiming;
 pub(crate) use naming::Finds;
 use requests::BindRequest;
 use sys::eventfd::{Poller, Trigger, WriteInterest};
-use sys::seqpacket::Whole;
+use sys::seqpacket::{Received, Whole};
 
 use crate::closer::Waste;
 use crate::command::Command;
-use crate::connection::{Connection, Packed, Party, Sent};
+use crate::connection::{Connection, Packed, Party, Sendable, Sent};
 use crate::container::Container;
 use crate::ledger::{Charge, Ledger};
 use crate::limits::{CHANNELS_PER_MILLI_BITS, REQUESTS_PER_TURN};
@@ -74,7 +74,7 @@ pub(crate) struct Engine {
     unmanned: BTreeMap<PairId, Instant>,
     unmanned_max: Duration,
     /// Opens that wait until their peer is bound, by connection and request.
-    waiting_opens: HashMap<(OwnerId, u32), Packet>,
+    waiting_opens: HashMap<(OwnerId, u32), Open>,
     errands: Errands,
     claims: HashMap<OwnerId, Claiming>,
     waiting_binds: HashMap<OwnerId, BindRequest>,
@@ -234,25 +234,19 @@ impl Engine {
         for _ in 0..REQUESTS_PER_TURN {
             let Some(connection) = self.connections.get(&owner) else { return };
             let mut buffer = [0; MESSAGE_BYTES_MAX];
-            match sys::seqpacket::receive_whatever(&connection.socket, &mut buffer) {
+            let received = match sys::seqpacket::receive_whatever(&connection.socket, &mut buffer) {
                 Ok((received, _)) if !received.descriptors.is_empty() => {
                     return self.dispose(owner, received.descriptors);
                 }
                 // Longer than any request.
                 Ok((_, Whole::Nothing)) => return self.doom(owner),
-                Ok((received, _)) => match buffer.get(..received.bytes).and_then(Packet::split) {
-                    Some((packet, body)) => {
-                        self.take_request(owner, packet, body, received);
-                        if packet.op == Op::Inform {
-                            // It takes as long as many others: one a turn.
-                            return;
-                        }
-                    }
-                    // The end of the connection, or garbage.
-                    None => return self.doom(owner),
-                },
+                Ok((received, _)) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.doom(owner),
+            };
+            match self.take_message(owner, buffer.get(..received.bytes).unwrap_or(&[]), received) {
+                Turn::GoOn => {}
+                Turn::End => return,
             }
         }
     }
@@ -270,14 +264,46 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, owner: OwnerId, packet: Packet, descriptors: Vec<OwnedFd>) -> Sent {
-        let message = packet.to_bytes().to_vec();
-        self.send_packed(owner, Packed { op: packet.op, message, descriptors, _charge: None })
+    /// `End`: it takes as long as many others, or was the last.
+    fn take_message(&mut self, owner: OwnerId, bytes: &[u8], received: Received) -> Turn {
+        let taken = match self.connections.get(&owner).map(Connection::dc) {
+            None => return Turn::End,
+            Some(None) => FromProxy::from_bytes(bytes).map(|(request, message)| {
+                if self.is_new_request(owner, request) {
+                    self.take_proxy_request(owner, request, message);
+                }
+                Turn::GoOn
+            }),
+            Some(Some(dc)) => FromPort::from_bytes(bytes).map(|(request, message)| {
+                let is_long = matches!(message, FromPort::Inform(_));
+                if self.is_new_request(owner, request) {
+                    self.take_request(owner, dc, request, message, received);
+                }
+                if is_long { Turn::End } else { Turn::GoOn }
+            }),
+        };
+        match taken {
+            Ok(turn) => turn,
+            Err(Malformed::Value { request, .. }) => {
+                if self.is_new_request(owner, request) {
+                    self.fail(owner, request, IpcError::BadArgument);
+                }
+                Turn::GoOn
+            }
+            // The end of the connection, or what nobody of ours sends.
+            Err(Malformed::Layout | Malformed::UnknownOperation(_) | Malformed::Unused(_)) => {
+                self.doom(owner);
+                Turn::End
+            }
+        }
     }
 
-    fn send_with_body(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) -> Sent {
-        let message = packet.with_body(body);
-        self.send_packed(owner, Packed { op: packet.op, message, descriptors: Vec::new(), _charge: None })
+    fn is_new_request(&mut self, owner: OwnerId, request: u32) -> bool {
+        self.connections.get_mut(&owner).is_some_and(|connection| connection.is_new_request(request))
+    }
+
+    fn send(&mut self, owner: OwnerId, message: &impl Sendable) -> Sent {
+        self.send_packed(owner, Packed::new(0, message, Vec::new()))
     }
 
     fn send_packed(&mut self, owner: OwnerId, packed: Packed) -> Sent {
@@ -287,14 +313,14 @@ impl Engine {
         sent
     }
 
-    fn answer(&mut self, owner: OwnerId, packet: Packet) {
-        if packet.request != 0 {
-            self.send(owner, packet, Vec::new());
+    fn answer(&mut self, owner: OwnerId, request: u32, answer: &impl Sendable) {
+        if request != 0 {
+            self.send_packed(owner, Packed::new(request, answer, Vec::new()));
         }
     }
 
     fn fail(&mut self, owner: OwnerId, request: u32, error: IpcError) {
-        self.answer(owner, Packet::failed(request, error));
+        self.answer(owner, request, &ToPort::Failed { error });
     }
 
     fn flush(&mut self, owner: OwnerId) {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use abi::limits::FINDS_PER_DC;
 use abi::{DcId, Endpoint, EndpointName, IpcError, NodeId};
-use ipc::protocol::{Op, Packet, Patience};
+use broker_api::{IfAbsent, ToPort};
 use ipc_core::table::{Home, OwnerId};
 
 use super::Engine;
@@ -81,9 +81,11 @@ impl Engine {
         dc: DcId,
         own: Endpoint,
         request: u32,
-        body: &[u8],
+        name: EndpointName,
     ) -> Result<(), IpcError> {
-        let name = EndpointName::new(body).filter(|_| request != 0).ok_or(IpcError::BadArgument)?;
+        if request == 0 {
+            return Err(IpcError::BadArgument);
+        }
         if self.claims.contains_key(&owner) {
             return Err(IpcError::Busy);
         }
@@ -92,7 +94,7 @@ impl Engine {
         let lost = self.lost_holder(dc, name);
         match self.directory.claim(dc, own, epoch, name, lost)? {
             Claim::Granted => {
-                self.answer(owner, Packet { request, ..Packet::new(Op::Done) });
+                self.answer(owner, request, &ToPort::Done);
                 self.name_appeared(dc, name);
             }
             Claim::UnderWay => drop(self.claims.insert(owner, Claiming { dc, endpoint: own, name, request })),
@@ -120,9 +122,8 @@ impl Engine {
         let is_it = |it: &Claiming| (it.dc, it.endpoint, it.name) == (dc, endpoint, name);
         let owner = self.claims.iter().find(|(_, claiming)| is_it(claiming)).map(|(owner, _)| *owner);
         if let Some((owner, claiming)) = owner.and_then(|owner| Some((owner, self.claims.remove(&owner)?))) {
-            let request = claiming.request;
-            let answer = result.map_or_else(|error| Packet::failed(request, error), |()| Packet::new(Op::Done));
-            self.answer(owner, Packet { request, ..answer });
+            let answer = result.map_or_else(|error| ToPort::Failed { error }, |()| ToPort::Done);
+            self.answer(owner, claiming.request, &answer);
         }
         if result.is_ok() {
             self.name_appeared(dc, name);
@@ -133,15 +134,17 @@ impl Engine {
         &mut self,
         owner: OwnerId,
         dc: DcId,
-        packet: &Packet,
-        body: &[u8],
+        request: u32,
+        (name, if_absent): (EndpointName, IfAbsent),
     ) -> Result<(), IpcError> {
-        let name = EndpointName::new(body).filter(|_| packet.request != 0).ok_or(IpcError::BadArgument)?;
+        if request == 0 {
+            return Err(IpcError::BadArgument);
+        }
         match self.look_up(dc, name) {
-            Ok(place) => self.say_found(owner, packet.request, place),
-            Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if packet.patience == Patience::UntilBound => {
+            Ok(place) => self.say_found(owner, request, place),
+            Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if if_absent == IfAbsent::Wait => {
                 let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-                container.finds.add(owner, name, packet.request)?;
+                container.finds.add(owner, name, request)?;
             }
             Err(error) => return Err(error),
         }
@@ -187,7 +190,7 @@ impl Engine {
     }
 
     fn say_found(&mut self, owner: OwnerId, request: u32, (endpoint, node): (Endpoint, NodeId)) {
-        self.answer(owner, Packet { request, peer: Some(endpoint), node, ..Packet::new(Op::Found) });
+        self.answer(owner, request, &ToPort::Found { endpoint, node: Some(node) });
     }
 
     /// Who has the name, and on which node it is: while it is handed over, where it was.

@@ -2,14 +2,15 @@
 
 use std::os::fd::OwnedFd;
 
+use abi::ring::RingSpec;
 use abi::{DcId, Endpoint, IpcError, NodeId};
-use ipc::protocol::{Op, Packet, channel_descriptors};
+use broker_api::{Offer, Open, PartiesCalls, ProxiedOffer, ToPort, ToProxy};
+use ipc::descriptors::channel_descriptors;
 use ipc_core::ChannelId;
 use ipc_core::table::{Awaited, Channel, Home, LaneWish, OwnerId, Waiter};
 use ipc_shm::{ChannelFiles, Role, Size};
 
 use super::Engine;
-use super::proxying::flipped;
 use crate::connection::{Connection, Packed, Sent};
 use crate::container::{Container, Kept};
 use crate::ledger::{Charge, Cost, Member};
@@ -24,23 +25,11 @@ pub(super) struct Made {
 }
 
 impl Engine {
-    /// Opens what `own` asked for; `to` is bound, here or elsewhere.
-    pub(super) fn open_channel(
-        &mut self,
-        dc: DcId,
-        own: Endpoint,
-        to: Endpoint,
-        packet: Packet,
-    ) -> Result<(), IpcError> {
-        let wish = match packet.ring() {
-            None => LaneWish::Messages,
-            Some(_) if packet.lane.is_for_copies() => LaneWish::Copies,
-            Some(_) if packet.lane.is_for_delegation() => LaneWish::Delegation,
-            Some(_) => LaneWish::AnyRing,
-        };
-        self.check_pair(dc, own, to)?;
-        let made = self.make_channel(dc, own, to, wish, packet.size)?;
-        self.hand_out(dc, made, packet.request, 0)
+    /// Opens what `own` asked for; its peer is bound, here or elsewhere.
+    pub(super) fn open_channel(&mut self, dc: DcId, own: Endpoint, request: u32, open: &Open) -> Result<(), IpcError> {
+        self.check_pair(dc, own, open.peer)?;
+        let made = self.make_channel(dc, own, open.peer, wish_of(open), open.ring)?;
+        self.hand_out(dc, made, request, 0)
     }
 
     /// Gives both parties what they need: the initiator as the answer to its request. When that fails, there is no channel.
@@ -77,25 +66,21 @@ impl Engine {
         files: &ChannelFiles,
         request: u32,
         far: u64,
-    ) -> Result<Vec<(OwnerId, Packet, Vec<OwnedFd>)>, IpcError> {
+    ) -> Result<Vec<(OwnerId, Packed)>, IpcError> {
         let mut notices = Vec::new();
         for role in [Role::Right, Role::Left] {
-            let (party, packet) = match role {
-                Role::Right => (channel.right, notice(Op::Accepted, dc, channel, role)),
-                Role::Left => (channel.left, Packet { request, ..notice(Op::Opened, dc, channel, role) }),
-            };
-            let packet = self.with_calls(dc, packet);
+            let offer = self.offer(dc, channel, role);
             let descriptors = self.party_descriptors(dc, channel, files, role)?;
-            match (self.home(dc, party), self.links.proxy(channel.pair)) {
+            match (self.home(dc, offer.own), self.links.proxy(channel.pair)) {
                 (Some(Home::Local { owner }), _) => {
                     let unread = self.connections.get(&owner).map_or(0, Connection::unread);
                     if unread >= ACCEPTED_UNREAD_MAX {
                         return Err(IpcError::TableFull);
                     }
-                    notices.push((owner, packet, descriptors));
+                    notices.push((owner, told_to_port(offer, request, descriptors)));
                 }
-                (Some(Home::Remote { .. }), Some(proxy)) => {
-                    notices.push((proxy, flipped(Packet { far, ..packet }), descriptors));
+                (Some(Home::Remote { node }), Some(proxy)) => {
+                    notices.push((proxy, told_to_proxy(proxied(&offer, node, far), request, descriptors)));
                 }
                 // It is handed to the next proxy.
                 (Some(Home::Remote { .. }), None) => {}
@@ -105,21 +90,34 @@ impl Engine {
         Ok(notices)
     }
 
-    /// Says in a channel's notice what its parties may do.
-    pub(super) fn with_calls(&self, dc: DcId, notice: Packet) -> Packet {
-        match (notice.own, notice.peer) {
-            (Some(own), Some(peer)) => {
-                notice.with_calls(self.calls_over(dc, own, peer), self.calls_over(dc, peer, own))
-            }
-            _ => notice,
+    /// What a party is told of a channel.
+    pub(super) fn offer(&self, dc: DcId, channel: &Channel, role: Role) -> Offer {
+        let (own, peer) = match role {
+            Role::Left => (channel.left, channel.right),
+            Role::Right => (channel.right, channel.left),
+        };
+        Offer {
+            dc,
+            channel: channel.id,
+            own,
+            peer,
+            proxied: channel.proxied,
+            lane: channel.lane,
+            role,
+            ring: ring_of(channel),
+            calls: PartiesCalls { own: self.calls_over(dc, own, peer), peer: self.calls_over(dc, peer, own) },
         }
     }
 
-    pub(super) fn tell(&mut self, dc: DcId, channel: ChannelId, notices: Vec<(OwnerId, Packet, Vec<OwnedFd>)>) {
+    pub(super) fn tell(&mut self, dc: DcId, channel: ChannelId, notices: Vec<(OwnerId, Packed)>) {
         let mut all = true;
-        for (owner, packet, descriptors) in notices {
-            all &= self.send_of_channel(dc, channel, owner, packet, descriptors) == Sent::All;
-            if packet.op == Op::Accepted {
+        for (owner, packed) in notices {
+            let is_accepted = packed.is_about_channel();
+            // Who opened the channel pays also for what its peer does not read.
+            let kept = self.containers.get(&dc).and_then(|container| container.kept.get(&channel));
+            let packed = packed.charged(kept.and_then(Kept::charge));
+            all &= self.send_packed(owner, packed) == Sent::All;
+            if is_accepted {
                 self.announce(owner);
             }
         }
@@ -127,21 +125,6 @@ impl Engine {
         if all {
             self.keep_channel(dc, channel);
         }
-    }
-
-    /// Who opened the channel pays also for what its peer does not read.
-    fn send_of_channel(
-        &mut self,
-        dc: DcId,
-        channel: ChannelId,
-        owner: OwnerId,
-        packet: Packet,
-        descriptors: Vec<OwnedFd>,
-    ) -> Sent {
-        let kept = self.containers.get(&dc).and_then(|container| container.kept.get(&channel));
-        let charge = kept.and_then(Kept::charge).map(|charge| charge.besides(descriptors.len()));
-        let message = packet.to_bytes().to_vec();
-        self.send_packed(owner, Packed { op: packet.op, message, descriptors, _charge: charge })
     }
 
     /// Makes a process look at what it was sent that sleeps in a call to one peer, or spins.
@@ -155,8 +138,8 @@ impl Engine {
     }
 
     /// Tells a process something that concerns a call it may be in.
-    pub(super) fn send_and_announce(&mut self, owner: OwnerId, packet: Packet) {
-        self.send(owner, packet, Vec::new());
+    pub(super) fn send_and_announce(&mut self, owner: OwnerId, message: ToPort) {
+        self.send(owner, &message);
         self.announce(owner);
     }
 
@@ -167,7 +150,7 @@ impl Engine {
         left: Endpoint,
         right: Endpoint,
         wish: LaneWish,
-        size: Size,
+        ring: Option<RingSpec>,
     ) -> Result<Made, IpcError> {
         let id = self.new_channel();
         let charge = self.charge_channel(dc, left, right, size.arena_bytes)?;
@@ -176,6 +159,7 @@ impl Engine {
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
+        let size = ring.map(RingSpec::size).unwrap_or_default();
         let Size { entries, arena_bytes } = size;
         let channel = Channel { id, left, right, lane, entries, arena_bytes, proxied, pair };
         let files = ChannelFiles::create(size).map_err(os)?;
@@ -262,13 +246,13 @@ impl Engine {
         let Some(container) = self.containers.get_mut(&dc) else { return };
         let goes_on = |it: &Waiter| it.awaited == Awaited::Bound && !stay.contains(&(it.owner, it.request));
         for waiter in container.table.waiters_mut().take_some(endpoint, goes_on) {
-            let Some(packet) = self.waiting_opens.remove(&(waiter.owner, waiter.request)) else {
-                self.answer(waiter.owner, Packet { request: waiter.request, ..Packet::new(Op::Done) });
+            let Some(open) = self.waiting_opens.remove(&(waiter.owner, waiter.request)) else {
+                self.answer(waiter.owner, waiter.request, &ToPort::Done);
                 continue;
             };
             let bound = self.connections.get(&waiter.owner).and_then(|connection| connection.bound.as_ref());
             let Some(own) = bound.map(|bound| bound.endpoint) else { continue };
-            if let Err(error) = self.open_channel(dc, own, endpoint, packet) {
+            if let Err(error) = self.open_channel(dc, own, waiter.request, &open) {
                 self.fail(waiter.owner, waiter.request, error);
             }
         }
@@ -281,23 +265,39 @@ pub(super) fn lines_of(files: ChannelFiles, charge: Option<Charge>, meter: Optio
     Kept::Lines { left, right, charge, meter }
 }
 
-/// What a party is told of a channel.
-pub(super) fn notice(op: Op, dc: DcId, channel: &Channel, role: Role) -> Packet {
-    let (own, peer) = match role {
-        Role::Left => (channel.left, channel.right),
-        Role::Right => (channel.right, channel.left),
-    };
-    Packet {
-        dc,
-        own: Some(own),
-        peer: Some(peer),
-        node: channel.proxied.unwrap_or(NodeId(0)),
-        lane: channel.lane,
-        role,
-        channel: channel.id,
-        size: Size { entries: channel.entries, arena_bytes: channel.arena_bytes },
-        ..Packet::new(op)
+/// The same channel, as the proxy is told that plays the party.
+pub(super) fn proxied(offer: &Offer, node: NodeId, far: u64) -> ProxiedOffer {
+    let Offer { dc, channel, own: remote, peer: local, lane, role, ring, calls, .. } = *offer;
+    ProxiedOffer { dc, channel, local, remote, node, lane, role, ring, calls, peer_channel: far }
+}
+
+fn told_to_port(offer: Offer, request: u32, descriptors: Vec<OwnedFd>) -> Packed {
+    match offer.role {
+        Role::Right => Packed::new(0, &ToPort::Accepted(offer), descriptors),
+        Role::Left => Packed::new(request, &ToPort::Opened(offer), descriptors),
     }
+}
+
+fn told_to_proxy(offer: ProxiedOffer, request: u32, descriptors: Vec<OwnedFd>) -> Packed {
+    match offer.role {
+        Role::Right => Packed::new(0, &ToProxy::Accepted(offer), descriptors),
+        Role::Left => Packed::new(request, &ToProxy::Opened(offer), descriptors),
+    }
+}
+
+/// Among which lanes a port's channel gets its own.
+pub(super) fn wish_of(open: &Open) -> LaneWish {
+    match open.ring {
+        None => LaneWish::Messages,
+        Some(_) if open.lane.is_for_copies() => LaneWish::Copies,
+        Some(_) if open.lane.is_for_delegation() => LaneWish::Delegation,
+        Some(_) => LaneWish::AnyRing,
+    }
+}
+
+/// `None` of a channel of messages.
+pub(super) fn ring_of(channel: &Channel) -> Option<RingSpec> {
+    (channel.entries > 0).then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes })
 }
 
 pub(super) fn os(error: std::io::Error) -> IpcError {

@@ -3,7 +3,7 @@
 //! A channel belongs to the pair that was computed when it was opened, until it ends. Which links stand is in `links.rs`.
 
 use abi::{DcId, Endpoint, IpcError, NodeId, PairId};
-use ipc::protocol::Patience;
+use broker_api::IfAbsent;
 use ipc_core::pairs::{common, pair_of};
 use ipc_core::table::{Awaited, Channel, Home, OwnerId};
 
@@ -75,7 +75,7 @@ impl Engine {
         };
         // An open that waited for the end of a migration only is told that there is no link.
         let may_wait = |owner: OwnerId, request: u32| {
-            self.waiting_opens.get(&(owner, request)).is_none_or(|open| open.patience == Patience::UntilBound)
+            self.waiting_opens.get(&(owner, request)).is_none_or(|open| open.if_absent == IfAbsent::Wait)
         };
         let waiters = container.table.waiters().of(endpoint).filter(|waiter| waiter.awaited == Awaited::Bound);
         waiters

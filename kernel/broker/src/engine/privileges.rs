@@ -3,28 +3,33 @@
 //! Each broker asks the privileges of the endpoints that are bound on its node, so of a channel between two nodes each checks
 //! its own end.
 
+use abi::ring::RingSpec;
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, Privileges};
-use ipc::protocol::{Op, Packet};
 use ipc_core::table::{Channel, Home, OwnerId};
 
 use super::Engine;
+use super::opening::ring_of;
 use crate::connection::Bound;
 
 impl Engine {
-    /// Whether `own`, bound here, may open this channel to `to`.
-    pub(super) fn may_open(&self, dc: DcId, own: Endpoint, to: Endpoint, packet: &Packet) -> Result<(), IpcError> {
+    /// Whether `own`, bound here, may open a channel to `to`: of messages, or a ring.
+    pub(super) fn may_open(
+        &self,
+        dc: DcId,
+        own: Endpoint,
+        to: Endpoint,
+        (lane, ring): (Lane, Option<RingSpec>),
+    ) -> Result<(), IpcError> {
         let privileges = self.privileges_of(dc, own).ok_or(IpcError::NotBound)?;
         let may_talk = privileges.to.contains(to);
-        let is_allowed = match packet.ring() {
+        let is_allowed = match ring {
             None => may_talk,
-            Some(_) if packet.lane.is_for_copies() => {
-                privileges.calls.contains(Calls::COPY) && self.may_copy(dc, own, to)
-            }
+            Some(_) if lane.is_for_copies() => privileges.calls.contains(Calls::COPY) && self.may_copy(dc, own, to),
             // Whoever has one names others as the source.
-            Some(_) if packet.lane.is_for_delegation() => privileges.calls.contains(Calls::DELEGATE) && may_talk,
+            Some(_) if lane.is_for_delegation() => privileges.calls.contains(Calls::DELEGATE) && may_talk,
             Some(_) => privileges.calls.contains(Calls::RING) && privileges.rings.contains(to),
         };
-        if is_allowed { self.may_be_called(dc, own, to, packet.lane) } else { Err(IpcError::Denied) }
+        if is_allowed { self.may_be_called(dc, own, to, lane) } else { Err(IpcError::Denied) }
     }
 
     /// Whether `to` lets `caller` open a channel to it, as far as this broker has a say.
@@ -64,10 +69,8 @@ impl Engine {
         bound.privileges = privileges;
         self.keep_connection(owner);
         for (channel, calls) in before {
-            let of_ring =
-                Packet { lane: channel.lane, ..super::opening::notice(Op::Open, dc, &channel, ipc_shm::Role::Left) };
             let is_allowed = match self.privileges_of(dc, channel.left) {
-                Some(_) => self.may_open(dc, channel.left, channel.right, &of_ring),
+                Some(_) => self.may_open(dc, channel.left, channel.right, (channel.lane, ring_of(&channel))),
                 None => self.may_be_called(dc, channel.left, channel.right, channel.lane),
             };
             if is_allowed.is_err() || self.calls_of(dc, &channel) != calls {

@@ -5,19 +5,18 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
-use ipc::protocol::{Op, Packet};
+use abi::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
+use broker_api::{FromProxy, LinkState, OpenIn, ToProxy};
 use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
 use ipc_shm::{ControlWriter, Life, Role};
 
 use super::Engine;
 use super::ending::is_refusal;
-use super::opening::{notice, os};
+use super::opening::{os, proxied};
 use crate::Location;
-use crate::connection::Sent;
+use crate::connection::{Packed, Sent};
 use crate::container::Kept;
 
 impl Engine {
@@ -97,7 +96,7 @@ impl Engine {
         {
             let Some((dc, id)) = channels.pop_front() else {
                 connection.to_resume = None;
-                self.send(proxy, Packet::new(Op::AllResumed), Vec::new());
+                self.send(proxy, &ToProxy::AllResumed);
                 return self.send_errands_again(None);
             };
             // One that has ended meanwhile is none.
@@ -106,7 +105,7 @@ impl Engine {
                 continue;
             };
             let sent = match self.resumed(dc, &channel) {
-                Some(Ok((packet, descriptors))) => self.send(proxy, packet, descriptors),
+                Some(Ok(packed)) => self.send_packed(proxy, packed),
                 Some(Err(error)) => {
                     tracing::error!(channel = %id, %error, "a channel was not handed to the proxy and ends");
                     self.refuse_proxied(dc, channel, IpcError::NoLink);
@@ -120,51 +119,50 @@ impl Engine {
         }
     }
 
-    fn resumed(&self, dc: DcId, channel: &Channel) -> Option<Result<(Packet, Vec<OwnedFd>), IpcError>> {
+    fn resumed(&self, dc: DcId, channel: &Channel) -> Option<Result<Packed, IpcError>> {
         let Kept::Proxied { files, far, .. } = self.containers.get(&dc)?.kept.get(&channel.id)? else { return None };
         let role = self.proxy_role(dc, channel.left);
-        let packet = flipped(self.with_calls(dc, Packet { far: *far, ..notice(Op::Resumed, dc, channel, role) }));
-        Some(self.party_descriptors(dc, channel, files, role).map(|descriptors| (packet, descriptors)))
+        let offer = proxied(&self.offer(dc, channel, role), channel.proxied?, *far);
+        let descriptors = self.party_descriptors(dc, channel, files, role);
+        Some(descriptors.map(|descriptors| Packed::new(0, &ToProxy::Resumed(offer), descriptors)))
     }
 
-    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8]) {
+    pub(super) fn take_proxy_request(&mut self, owner: OwnerId, request: u32, message: FromProxy) {
         let Some(pair) = self.links.pair_of(owner) else { return self.doom(owner) };
         self.unmanned.remove(&pair);
-        match packet.op {
-            Op::OpenIn => {
-                if let Err(error) = self.open_in(packet, pair) {
-                    self.fail(owner, packet.request, error);
+        match message {
+            FromProxy::OpenIn(open) => {
+                if let Err(error) = self.open_in(request, &open, pair) {
+                    self.answer(owner, request, &ToProxy::Failed { error });
                 }
             }
-            Op::RemoteGone => self.remote_gone(packet),
-            Op::Link if packet.value != 0 => self.link_up(packet.node, pair),
-            Op::Link => self.link_down(packet.node, pair),
-            Op::Close => self.close_by_proxy(packet),
-            Op::Parcel => self.hear_parcel(packet.node, pair, body),
-            _ => self.doom(owner),
+            FromProxy::RemoteGone { dc, endpoint, node, reason } => self.remote_gone(dc, endpoint, node, reason),
+            FromProxy::Link { node, state: LinkState::Up } => self.link_up(node, pair),
+            FromProxy::Link { node, state: LinkState::Down } => self.link_down(node, pair),
+            FromProxy::Close { channel, reason } => self.close_by_proxy(channel, reason),
+            FromProxy::Parcel { node, message } => self.hear_parcel(node, pair, &message),
         }
     }
 
-    fn open_in(&mut self, packet: Packet, pair: PairId) -> Result<(), IpcError> {
-        let caller = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        let target = packet.own.ok_or(IpcError::BadEndpoint)?;
-        if self.pair_between(packet.dc, caller, target, packet.node) != pair {
+    fn open_in(&mut self, request: u32, open: &OpenIn, pair: PairId) -> Result<(), IpcError> {
+        let OpenIn { dc, caller, node, target, lane, ring, peer_channel, incarnation } = *open;
+        if self.pair_between(dc, caller, target, node) != pair {
             // One of the two has not heard how many pairs the other has now.
             return Err(IpcError::NoLink);
         }
-        if let Some(ring) = packet.ring() {
+        if let Some(ring) = ring {
             ring.check()?;
         }
-        match self.home(packet.dc, target) {
+        match self.home(dc, target) {
             Some(Home::Local { .. }) => {}
-            home => return Err(self.not_here(packet.dc, target, home, packet.node)),
+            home => return Err(self.not_here(dc, target, home, node)),
         }
-        self.may_be_called(packet.dc, caller, target, packet.lane)?;
-        self.bind_caller(packet.dc, caller, packet.node)?;
-        self.tell_incarnation(packet.dc, caller, packet.incarnation)?;
-        self.settle_glare(packet.dc, caller, target, packet.lane, pair)?;
-        let made = self.make_channel(packet.dc, caller, target, LaneWish::Exactly(packet.lane), packet.size)?;
-        self.hand_out(packet.dc, made, packet.request, packet.far)
+        self.may_be_called(dc, caller, target, lane)?;
+        self.bind_caller(dc, caller, node)?;
+        self.tell_incarnation(dc, caller, incarnation)?;
+        self.settle_glare(dc, caller, target, lane, pair)?;
+        let made = self.make_channel(dc, caller, target, LaneWish::Exactly(lane), ring)?;
+        self.hand_out(dc, made, request, peer_channel)
     }
 
     /// Why an endpoint that `asker` looks for here cannot be opened.
@@ -291,12 +289,10 @@ impl Engine {
         Ok(())
     }
 
-    fn remote_gone(&mut self, packet: Packet) {
-        let Some(endpoint) = packet.peer else { return };
-        if self.home(packet.dc, endpoint) == Some(Home::Remote { node: packet.node }) {
-            let reason = packet.error();
+    fn remote_gone(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, reason: IpcError) {
+        if self.home(dc, endpoint) == Some(Home::Remote { node }) {
             let life = if reason == IpcError::NoLink { Life::Unreachable } else { Life::Dead };
-            self.end_binding(packet.dc, endpoint, life, reason);
+            self.end_binding(dc, endpoint, life, reason);
         }
     }
 
@@ -380,14 +376,13 @@ impl Engine {
         self.seek_again();
     }
 
-    fn close_by_proxy(&mut self, packet: Packet) {
+    fn close_by_proxy(&mut self, channel: ChannelId, reason: IpcError) {
         let found = self
             .containers
             .iter()
-            .find_map(|(dc, container)| Some((*dc, container.table.channels().get(packet.channel).copied()?)));
+            .find_map(|(dc, container)| Some((*dc, container.table.channels().get(channel).copied()?)));
         // It has nothing to say of a channel of others.
         let Some((dc, channel)) = found.filter(|(_, channel)| channel.proxied.is_some()) else { return };
-        let reason = packet.error();
         if is_refusal(reason) {
             self.refuse_proxied(dc, channel, reason);
         } else {
@@ -425,10 +420,4 @@ impl Engine {
             _ => Role::Right,
         }
     }
-}
-
-/// To a proxy, "own" is the endpoint of this node and "peer" the remote one that it plays; what the parties may do stays as it is
-/// for the remote one.
-pub(super) fn flipped(packet: Packet) -> Packet {
-    Packet { own: packet.peer, peer: packet.own, ..packet }
 }

@@ -1,17 +1,17 @@
 //! What programs and servers ask.
 
 use abi::{DcId, Endpoint, Epoch, IpcError};
-use ipc::protocol::{Op, Packet, Patience};
-use ipc_core::table::{Awaited, OwnerId, Waiter};
+use broker_api::{Errand, FromPort, IfAbsent, Open, ToPort};
+use ipc_core::table::{Awaited, LaneWish, OwnerId, Waiter};
 use ipc_shm::Life;
 use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
 
 use super::errands::Asker;
-use super::opening::os;
+use super::opening::{os, wish_of};
 use super::{Engine, Token};
 use crate::Privileges;
-use crate::connection::{Bound, Party};
+use crate::connection::{Bound, Packed, Party};
 
 /// What a stand-by gets with its endpoint.
 #[derive(Clone, Debug)]
@@ -25,7 +25,9 @@ pub(super) struct Succession {
 #[derive(Debug)]
 pub(super) struct BindRequest {
     pub dc: DcId,
-    pub packet: Packet,
+    pub request: u32,
+    /// The number it wishes, or stands by for.
+    pub endpoint: Option<Endpoint>,
     /// Its pid as the container knows it.
     pub inner_pid: i32,
     sender: Sender,
@@ -33,43 +35,43 @@ pub(super) struct BindRequest {
 }
 
 impl BindRequest {
-    fn new(dc: DcId, packet: Packet, sender: Sender, received: Received) -> BindRequest {
+    fn new(dc: DcId, request: u32, endpoint: Option<Endpoint>, sender: Sender, received: Received) -> BindRequest {
         let inner_pid = sys::pidfd::innermost_pid(sender.pid).unwrap_or(sender.pid);
-        BindRequest { dc, packet, inner_pid, sender, received }
+        BindRequest { dc, request, endpoint, inner_pid, sender, received }
     }
 }
 
 impl Engine {
-    pub(super) fn take_request(&mut self, owner: OwnerId, packet: Packet, body: &[u8], received: Received) {
+    pub(super) fn take_request(
+        &mut self,
+        owner: OwnerId,
+        dc: DcId,
+        request: u32,
+        message: FromPort,
+        received: Received,
+    ) {
         // The kernel's word on who sent it: a socket that a forked child inherited is not its own.
         let Some(sender) = received.sender else { return self.doom(owner) };
-        let Some(connection) = self.connections.get_mut(&owner) else { return };
-        if !connection.is_new_request(packet.request) {
-            return;
-        }
-        let Some(dc) = connection.dc() else { return self.take_proxy_request(owner, packet, body) };
-        let result = match (&connection.bound, packet.op) {
-            (None, Op::Bind) => {
-                let is_patient = packet.patience == Patience::UntilBound && packet.own.is_none();
-                let request = BindRequest::new(dc, packet, sender, received);
-                if is_patient { self.wait_for_manager(owner, request) } else { self.bind(owner, request, None) }
+        let Some(connection) = self.connections.get(&owner) else { return };
+        let bind = |endpoint| BindRequest::new(dc, request, endpoint, sender, received);
+        let result = match (&connection.bound, message) {
+            (None, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait }) => {
+                self.wait_for_manager(owner, bind(None))
             }
-            (None, Op::StandBy) => self.stand_by(owner, BindRequest::new(dc, packet, sender, received)),
-            (None, Op::Cancel) => {
-                self.cancel_bind(owner, packet.value);
+            (None, FromPort::Bind { endpoint, .. }) => self.bind(owner, bind(endpoint), None),
+            (None, FromPort::StandBy { endpoint }) => self.stand_by(owner, bind(Some(endpoint))),
+            (None, FromPort::Cancel { cancelled }) => {
+                self.cancel_bind(owner, cancelled);
                 // An owner that has been let go may still wait for its commit.
-                self.cancel(owner, dc, packet.value);
+                self.cancel(owner, dc, cancelled);
                 Ok(())
             }
             (None, _) => Err(IpcError::NotBound),
             (Some(bound), _) if bound.pid != sender.pid => Err(IpcError::NotBound),
-            (Some(bound), op) => {
-                let own = bound.endpoint;
-                self.take_bound_request(owner, dc, own, Packet { op, ..packet }, body)
-            }
+            (Some(bound), message) => self.take_bound_request(owner, dc, bound.endpoint, request, message),
         };
         if let Err(error) = result {
-            self.fail(owner, packet.request, error);
+            self.fail(owner, request, error);
         }
     }
 
@@ -78,80 +80,67 @@ impl Engine {
         owner: OwnerId,
         dc: DcId,
         own: Endpoint,
-        packet: Packet,
-        body: &[u8],
+        request: u32,
+        message: FromPort,
     ) -> Result<(), IpcError> {
-        let peer = || packet.peer.ok_or(IpcError::BadEndpoint);
-        match packet.op {
+        match message {
             // The broker that did it died before it said so.
-            Op::Bind | Op::StandBy => self.say_bound(owner, dc, own, packet.request),
-            Op::Unbind => {
+            FromPort::Bind { .. } | FromPort::StandBy { .. } => self.say_bound(owner, dc, own, request)?,
+            FromPort::Unbind => {
                 self.unbind(owner, IpcError::NotBound);
-                self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
-                Ok(())
+                self.answer(owner, request, &ToPort::Done);
             }
-            Op::Open => self.open(owner, dc, own, packet),
-            Op::AwaitBound => match self.reach(dc, own, peer()?) {
-                Ok(()) => {
-                    self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
-                    Ok(())
-                }
+            FromPort::Open(open) => self.open(owner, dc, own, request, open)?,
+            FromPort::AwaitBound { peer } => match self.reach(dc, own, peer) {
+                Ok(()) => self.answer(owner, request, &ToPort::Done),
                 Err(IpcError::NoSuchEndpoint | IpcError::NoLink | IpcError::Moved) => {
-                    self.add_waiter(owner, dc, peer()?, packet.request, Awaited::Bound)
+                    self.add_waiter(owner, dc, peer, request, Awaited::Bound)?;
                 }
-                Err(error) => Err(error),
+                Err(error) => return Err(error),
             },
-            Op::AwaitUnbound => {
-                let endpoint = peer()?;
-                if self.resolve(dc, endpoint).is_err_and(|error| error != IpcError::Moved) {
-                    self.answer(owner, Packet { request: packet.request, ..Packet::new(Op::Done) });
-                    return Ok(());
+            FromPort::AwaitUnbound { peer } => {
+                if self.resolve(dc, peer).is_err_and(|error| error != IpcError::Moved) {
+                    self.answer(owner, request, &ToPort::Done);
+                } else {
+                    self.add_waiter(owner, dc, peer, request, Awaited::Unbound)?;
                 }
-                self.add_waiter(owner, dc, endpoint, packet.request, Awaited::Unbound)
             }
-            Op::Cancel => {
-                self.cancel(owner, dc, packet.value);
-                Ok(())
+            FromPort::Cancel { cancelled } => self.cancel(owner, dc, cancelled),
+            FromPort::GetEndpoint { pid } => {
+                let endpoint = self.endpoint_of(dc, pid.number()).ok_or(IpcError::NoSuchEndpoint)?;
+                self.answer(owner, request, &ToPort::Found { endpoint, node: None });
             }
-            Op::GetEndpoint => {
-                let endpoint = self.endpoint_of(dc, packet.value as i32).ok_or(IpcError::NoSuchEndpoint)?;
-                let found = Packet { request: packet.request, peer: Some(endpoint), ..Packet::new(Op::Found) };
-                self.answer(owner, found);
-                Ok(())
+            FromPort::SetName { name } => self.set_name(owner, dc, own, request, name)?,
+            FromPort::Find { name, if_absent } => self.find_named(owner, dc, request, (name, if_absent))?,
+            FromPort::Waits { wait, peer } => self.wait_told(dc, own, wait, peer)?,
+            FromPort::WaitOver { wait } => self.wait_over(dc, own, wait),
+            FromPort::StillWaiting { wait } => self.wait_confirmed(dc, own, wait),
+            FromPort::Close { channel, reason } => self.close_by_party(dc, own, channel, reason),
+            FromPort::BindFor { pid, endpoint } => self.bind_for(owner, dc, own, request, (pid, endpoint))?,
+            FromPort::Inform(inquiry) => self.inform(owner, dc, own, request, inquiry)?,
+            FromPort::Drained { hold } => self.drained(dc, own, hold),
+            FromPort::WakeUp { endpoint } => self.ask_errand((owner, request), dc, own, endpoint, Errand::WakeUp)?,
+            FromPort::SetPrivileges { endpoint, privileges } => {
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::SetPrivileges { privileges })?;
             }
-            Op::SetName => self.set_name(owner, dc, own, packet.request, body),
-            Op::Find => self.find_named(owner, dc, &packet, body),
-            Op::Waits => self.wait_told(dc, own, &packet),
-            Op::WaitOver => {
-                self.wait_over(dc, own, packet.value);
-                Ok(())
+            FromPort::GetPrivileges { endpoint } => {
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::GetPrivileges)?;
             }
-            Op::StillWaiting => {
-                self.wait_confirmed(dc, own, packet.value);
-                Ok(())
+            FromPort::MigrationStart { endpoint } => {
+                let holder = owner.0 as u32;
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::MigrationStart { holder })?;
             }
-            Op::Close => {
-                self.close_by_party(dc, own, &packet);
-                Ok(())
+            FromPort::MigrationCommit { endpoint, node, pid } => {
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::MigrationCommit { node, pid })?;
             }
-            Op::BindFor => self.bind_for(owner, dc, own, &packet),
-            Op::WakeUp
-            | Op::SetPrivileges
-            | Op::GetPrivileges
-            | Op::MigrationStart
-            | Op::MigrationCommit
-            | Op::MigrationRollback
-            | Op::Promote => self.run_errand(owner, dc, own, packet, body),
-            Op::Inform => self.inform(owner, dc, own, &packet),
-            Op::Drained => {
-                self.drained(dc, own, packet.value);
-                Ok(())
+            FromPort::MigrationRollback { endpoint } => {
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::MigrationRollback)?;
             }
-            _ => {
-                self.doom(owner);
-                Ok(())
+            FromPort::Promote { endpoint, node, pid, epoch } => {
+                self.ask_errand((owner, request), dc, own, endpoint, Errand::Promote { node, pid, epoch })?;
             }
         }
+        Ok(())
     }
 
     /// With a succession: who stood by for an endpoint that has no owner on this node.
@@ -161,7 +150,7 @@ impl Engine {
         request: BindRequest,
         succession: Option<Succession>,
     ) -> Result<(), IpcError> {
-        let BindRequest { dc, packet, inner_pid, sender, received } = request;
+        let BindRequest { dc, request, endpoint: wish, inner_pid, sender, received } = request;
         let pidfd = match received.sender_pidfd {
             Some(pidfd) => pidfd,
             None => sys::pidfd::open(sender.pid).map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?,
@@ -173,13 +162,13 @@ impl Engine {
         let (endpoint, epoch, inner_pid, privileges, ended) = match (&connection.party, succession) {
             (Party::Program { pid, .. }, Some(Succession { epoch, privileges })) => {
                 is_sender(*pid)?;
-                let endpoint = packet.own.ok_or(IpcError::BadEndpoint)?;
+                let endpoint = wish.ok_or(IpcError::BadEndpoint)?;
                 let ended = container.table.bind_server(endpoint, owner, epoch)?;
                 let privileges = privileges.unwrap_or_else(|| container.options.program_privileges.clone());
                 (endpoint, epoch, inner_pid, privileges, ended)
             }
             (Party::Server { identity, .. }, Some(Succession { epoch, privileges })) => {
-                if packet.own != Some(identity.endpoint) || identity.uid.is_some_and(|uid| uid != sender.uid) {
+                if wish != Some(identity.endpoint) || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
                 }
                 let ended = container.table.bind_server(identity.endpoint, owner, epoch)?;
@@ -189,11 +178,11 @@ impl Engine {
             (Party::Program { pid, .. }, None) => {
                 is_sender(*pid)?;
                 kept = container.table.reservations().of_process(inner_pid);
-                let (endpoint, epoch) = container.table.bind_program(packet.own, inner_pid, owner)?;
+                let (endpoint, epoch) = container.table.bind_program(wish, inner_pid, owner)?;
                 (endpoint, epoch, inner_pid, container.options.program_privileges.clone(), Vec::new())
             }
             (Party::Server { identity, .. }, None) => {
-                let is_other_number = packet.own.is_some_and(|wish| wish != identity.endpoint);
+                let is_other_number = wish.is_some_and(|wish| wish != identity.endpoint);
                 if is_other_number || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
                 }
@@ -227,7 +216,6 @@ impl Engine {
             self.channel_ended(dc, channel, None, IpcError::Fenced);
         }
         self.begin_counting(dc, endpoint);
-        let bound = Packet { request: packet.request, dc, own: Some(endpoint), epoch, ..Packet::new(Op::Bound) };
         if kept == Some(endpoint) {
             self.drop_kept_reservation(dc, endpoint);
         }
@@ -236,7 +224,8 @@ impl Engine {
         self.keep_connection(owner);
         // First the directory: whoever hears of the binding from its owner must find it.
         self.directory.bound(dc, endpoint, inner_pid, epoch);
-        self.send(owner, bound, vec![page]);
+        let bound = ToPort::Bound { dc, endpoint, epoch };
+        self.send_packed(owner, Packed::new(request, &bound, vec![page]));
         self.appeared(dc, endpoint);
         Ok(())
     }
@@ -245,7 +234,7 @@ impl Engine {
     fn cancel_bind(&mut self, owner: OwnerId, request: u32) {
         let mut was_waiting = false;
         for waiting in [&mut self.waiting_binds, &mut self.standing_by] {
-            if waiting.get(&owner).is_some_and(|bind| bind.packet.request == request) {
+            if waiting.get(&owner).is_some_and(|bind| bind.request == request) {
                 was_waiting = waiting.remove(&owner).is_some();
             }
         }
@@ -258,34 +247,32 @@ impl Engine {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let page = container.pages.get(&own).ok_or(IpcError::NotBound)?.reader().map_err(os)?;
         let epoch = container.table.binding(own).ok_or(IpcError::NotBound)?.epoch;
-        let bound = Packet { request, dc, own: Some(own), epoch, ..Packet::new(Op::Bound) };
-        self.send(owner, bound, vec![page]);
+        let bound = ToPort::Bound { dc, endpoint: own, epoch };
+        self.send_packed(owner, Packed::new(request, &bound, vec![page]));
         Ok(())
     }
 
-    fn open(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, packet: Packet) -> Result<(), IpcError> {
-        let to = packet.peer.ok_or(IpcError::BadEndpoint)?;
+    fn open(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, request: u32, open: Open) -> Result<(), IpcError> {
+        let to = open.peer;
         if to == own {
             return Err(IpcError::BadEndpoint);
         }
-        self.may_open(dc, own, to, &packet)?;
-        match packet.ring() {
-            Some(ring) if packet.lane.is_for_copies() && ring != ipc::COPY_SPEC => return Err(IpcError::BadArgument),
-            Some(ring) if packet.lane.is_for_delegation() && ring != ipc::DELEGATE_SPEC => {
-                return Err(IpcError::BadArgument);
-            }
-            Some(ring) => drop(ring.check()?),
-            None => {}
+        self.may_open(dc, own, to, (open.lane, open.ring))?;
+        match (wish_of(&open), open.ring) {
+            (LaneWish::Copies, Some(ring)) if ring != ipc::COPY_SPEC => return Err(IpcError::BadArgument),
+            (LaneWish::Delegation, Some(ring)) if ring != ipc::DELEGATE_SPEC => return Err(IpcError::BadArgument),
+            (_, Some(ring)) => drop(ring.check()?),
+            (_, None) => {}
         }
         match self.reach(dc, own, to) {
-            Ok(()) => self.open_channel(dc, own, to, packet),
+            Ok(()) => self.open_channel(dc, own, request, &open),
             Err(error) => {
                 let may_come = matches!(error, IpcError::NoSuchEndpoint | IpcError::NoLink);
-                if error != IpcError::Moved && !(may_come && packet.patience == Patience::UntilBound) {
+                if error != IpcError::Moved && !(may_come && open.if_absent == IfAbsent::Wait) {
                     return Err(error);
                 }
-                self.add_waiter(owner, dc, to, packet.request, Awaited::Bound)?;
-                self.waiting_opens.insert((owner, packet.request), packet);
+                self.add_waiter(owner, dc, to, request, Awaited::Bound)?;
+                self.waiting_opens.insert((owner, request), open);
                 Ok(())
             }
         }
@@ -319,9 +306,6 @@ impl Engine {
 
     /// Pids are the container's, so at most one node has it.
     fn endpoint_of(&mut self, dc: DcId, inner_pid: i32) -> Option<Endpoint> {
-        if inner_pid <= 0 {
-            return None;
-        }
         let here = self.local_endpoint_of(dc, inner_pid);
         here.or_else(|| self.directory.find(dc, inner_pid))
     }

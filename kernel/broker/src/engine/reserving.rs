@@ -4,7 +4,7 @@
 //! it.
 
 use abi::{DcId, Endpoint, IpcError};
-use ipc::protocol::{Op, Packet};
+use broker_api::{Pid, ToPort};
 use ipc_core::table::{OwnerId, Reservation};
 
 use super::Engine;
@@ -16,14 +16,15 @@ impl Engine {
         owner: OwnerId,
         dc: DcId,
         own: Endpoint,
-        packet: &Packet,
+        request: u32,
+        (pid, wish): (Pid, Option<Endpoint>),
     ) -> Result<(), IpcError> {
         self.check_manager(dc, own)?;
-        let pid = packet.pid()?;
+        let pid = pid.number();
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        let endpoint = container.table.reserve(packet.own, Reservation { pid, by: owner })?;
+        let endpoint = container.table.reserve(wish, Reservation { pid, by: owner })?;
         self.keep_reservation(dc, endpoint);
-        self.answer(owner, Packet { request: packet.request, peer: Some(endpoint), ..Packet::new(Op::Found) });
+        self.answer(owner, request, &ToPort::Found { endpoint, node: None });
         self.bind_who_waits(dc, pid);
         Ok(())
     }
@@ -31,7 +32,7 @@ impl Engine {
     /// Lets the bind wait, when there is no number for its process yet.
     pub(super) fn wait_for_manager(&mut self, owner: OwnerId, bind: BindRequest) -> Result<(), IpcError> {
         let container = self.containers.get(&bind.dc).ok_or(IpcError::DcNotRunning)?;
-        if bind.packet.request == 0 || container.table.reservations().of_process(bind.inner_pid).is_some() {
+        if bind.request == 0 || container.table.reservations().of_process(bind.inner_pid).is_some() {
             return self.bind(owner, bind, None);
         }
         // One connection binds once, so this is bounded as they are.
@@ -45,7 +46,7 @@ impl Engine {
         let Some((owner, waiting)) = found.and_then(|owner| Some((owner, self.waiting_binds.remove(&owner)?))) else {
             return;
         };
-        let request = waiting.packet.request;
+        let request = waiting.request;
         if let Err(error) = self.bind(owner, waiting, None) {
             self.fail(owner, request, error);
         }

@@ -5,31 +5,30 @@
 //! waits hears of the new broker.
 
 use abi::{DcId, Endpoint, IpcError};
-use ipc::protocol::{Op, Packet};
+use broker_api::{BetweenBrokers, ToPort, WaitId};
 use ipc_core::table::Home;
 use ipc_core::waits::{Probe, Step, Waiting};
 
 use super::Engine;
 
 impl Engine {
-    pub(super) fn wait_told(&mut self, dc: DcId, own: Endpoint, packet: &Packet) -> Result<(), IpcError> {
-        let peer = packet.peer.ok_or(IpcError::BadEndpoint)?;
-        let who = Waiting { endpoint: own, serial: packet.value };
+    pub(super) fn wait_told(&mut self, dc: DcId, own: Endpoint, wait: WaitId, peer: Endpoint) -> Result<(), IpcError> {
+        let who = Waiting { endpoint: own, serial: wait.0 };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         container.waits.begin(who, peer);
         self.chase(dc, who, peer);
         Ok(())
     }
 
-    pub(super) fn wait_over(&mut self, dc: DcId, own: Endpoint, serial: u32) {
+    pub(super) fn wait_over(&mut self, dc: DcId, own: Endpoint, wait: WaitId) {
         let Some(container) = self.containers.get_mut(&dc) else { return };
-        let who = Waiting { endpoint: own, serial };
+        let who = Waiting { endpoint: own, serial: wait.0 };
         container.waits.end(who);
         container.asked.remove(&own);
     }
 
-    pub(super) fn wait_confirmed(&mut self, dc: DcId, own: Endpoint, serial: u32) {
-        let who = Waiting { endpoint: own, serial };
+    pub(super) fn wait_confirmed(&mut self, dc: DcId, own: Endpoint, wait: WaitId) {
+        let who = Waiting { endpoint: own, serial: wait.0 };
         let asked = self.containers.get_mut(&dc).and_then(|container| container.asked.remove(&own));
         if let Some((asked, mut probe)) = asked
             && asked == who
@@ -73,36 +72,40 @@ impl Engine {
         match step {
             Step::Ended => {}
             Step::Elsewhere(at) => {
-                let packet = Packet { dc, peer: Some(at), ..Packet::new(Op::Probe) };
-                self.tell_home_of(dc, at, &packet.with_body(&probe.to_bytes()));
+                self.tell_home_of(dc, at, &BetweenBrokers::Probe { dc, at, probe: probe.to_bytes() });
             }
             Step::Ask(who) => {
                 if let Some(container) = self.containers.get_mut(&dc) {
                     container.asked.insert(who.endpoint, (who, probe));
                 }
-                self.tell_waiter(dc, who, Op::AskWait);
+                self.tell_waiter(dc, who.endpoint, ToPort::AskWait { wait: WaitId(who.serial) });
             }
             Step::Refuse(who) if self.is_here(dc, who.endpoint) => {
                 tracing::info!(%dc, endpoint = %who.endpoint, "its call is refused: it closes a circle of calls that wait for each other");
-                self.tell_waiter(dc, who, Op::RefuseWait);
+                self.refuse_wait(dc, who.endpoint, WaitId(who.serial));
             }
             Step::Refuse(who) => {
-                let packet = Packet { dc, peer: Some(who.endpoint), value: who.serial, ..Packet::new(Op::Refuse) };
-                self.tell_home_of(dc, who.endpoint, &packet.to_bytes());
+                let (endpoint, wait) = (who.endpoint, WaitId(who.serial));
+                self.tell_home_of(dc, endpoint, &BetweenBrokers::RefuseWait { dc, endpoint, wait });
             }
         }
     }
 
-    fn tell_home_of(&mut self, dc: DcId, endpoint: Endpoint, message: &[u8]) {
+    fn tell_home_of(&mut self, dc: DcId, endpoint: Endpoint, message: &BetweenBrokers) {
         if let Some(Home::Remote { node }) = self.home(dc, endpoint) {
             self.tell_broker(node, message);
         }
     }
 
-    fn tell_waiter(&mut self, dc: DcId, who: Waiting, op: Op) {
-        if let Some(owner) = self.local_owner(dc, who.endpoint) {
-            self.send_and_announce(owner, Packet { value: who.serial, ..Packet::new(op) });
+    fn tell_waiter(&mut self, dc: DcId, endpoint: Endpoint, message: ToPort) {
+        if let Some(owner) = self.local_owner(dc, endpoint) {
+            self.send_and_announce(owner, message);
         }
+    }
+
+    /// Of an endpoint of another node nothing is told: such a parcel came too late.
+    pub(super) fn refuse_wait(&mut self, dc: DcId, endpoint: Endpoint, wait: WaitId) {
+        self.tell_waiter(dc, endpoint, ToPort::RefuseWait { wait });
     }
 
     fn is_here(&self, dc: DcId, endpoint: Endpoint) -> bool {
@@ -110,21 +113,14 @@ impl Engine {
     }
 
     /// What another broker chases.
-    pub(super) fn hear_chase(&mut self, packet: &Packet, body: &[u8]) {
-        let Some(endpoint) = packet.peer else { return };
-        // It is of no node that another broker would have to be told of: such a parcel came too late.
-        if !self.is_here(packet.dc, endpoint) {
+    pub(super) fn hear_probe(&mut self, dc: DcId, at: Endpoint, probe: &[u8]) {
+        // One that is not here is of no node that another broker would have to be told of: such a parcel came too late.
+        if !self.is_here(dc, at) {
             return;
         }
-        match packet.op {
-            Op::Refuse => {
-                let who = Waiting { endpoint, serial: packet.value };
-                self.tell_waiter(packet.dc, who, Op::RefuseWait);
-            }
-            _ => match Probe::from_bytes(body) {
-                Some(probe) => self.go_on(packet.dc, probe, endpoint),
-                None => tracing::warn!(dc = %packet.dc, "another broker's probe makes no sense"),
-            },
+        match Probe::from_bytes(probe) {
+            Some(probe) => self.go_on(dc, probe, at),
+            None => tracing::warn!(%dc, "another broker's probe makes no sense"),
         }
     }
 }

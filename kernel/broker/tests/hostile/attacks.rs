@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use abi::layout::{parked, side, word};
-use ipc::protocol::{Op, Packet};
+use abi::{DcId, Epoch, Lane};
+use broker_api::{FromPort, FromProxy, IfAbsent, LinkState, Message as _, OpenIn, Pid, ToPort};
 use ipc::{ChannelId, Endpoint, IpcError, Message, NodeId, Port, Wait};
 use ipc_shm::{Access, Mapping};
 
@@ -65,32 +66,31 @@ fn forges(path: &Path, mut chance: Chance) -> String {
     // To the broker: the number of a server, a bound one, one of another node.
     for number in [SERVER.number(), 256, 8000, Endpoint::DS.number()] {
         let socket = sys::seqpacket::connect(path).unwrap();
-        let bind = Packet { own: Endpoint::new(number), request: 1, ..Packet::new(Op::Bind) };
-        match ask(&socket, bind) {
+        let bind = FromPort::Bind { endpoint: Endpoint::new(number), if_absent: IfAbsent::Fail };
+        match ask(&socket, 1, &bind) {
             // Somebody has to have 8000: it is nobody's.
-            Some((answer, _)) if answer.op == Op::Bound && number != 8000 => allowed.push(format!("bind {number}")),
+            Some((ToPort::Bound { .. }, _)) if number != 8000 => allowed.push(format!("bind {number}")),
             _ => {}
         }
     }
     let mut member = Member::join(path);
     let channel = member.open(SERVER, None).unwrap().unwrap();
-    let ours = channel.packet.channel.0;
+    let ours = channel.id.0;
     // Channels of others, made shortly before ours.
     for id in ours.saturating_sub(64)..ours {
-        say(&member.socket, &Packet { channel: ChannelId(id), value: 5, own: Some(SERVER), ..Packet::new(Op::Close) });
+        say(&member.socket, 0, &FromPort::Close { channel: ChannelId(id), reason: IpcError::TableFull });
     }
-    let (answer, _) = member.ask(Packet { peer: Some(SERVER), ..Packet::new(Op::WakeUp) }).unwrap();
-    if answer.op != Op::Failed {
+    let (answer, _) = member.ask(&FromPort::WakeUp { endpoint: SERVER }).unwrap();
+    if !matches!(answer, ToPort::Failed { .. }) {
         allowed.push("wake-up".into());
     }
     // A proxy's words, and the broker's own.
-    for op in [Op::OpenIn, Op::RemoteGone, Op::Link, Op::Bound, Op::Accepted, Op::Ended, Op::Resumed, Op::Restarted] {
+    for forged in words_of_others() {
         let mut other = Member::join(path);
-        let forged = Packet { own: Some(SERVER), peer: Some(SERVER), node: NodeId(1), value: 1, ..Packet::new(op) };
-        if let Some((answer, _)) = other.ask(forged)
-            && answer.op != Op::Failed
-        {
-            allowed.push(format!("{op:?}"));
+        let _ = sys::seqpacket::send(&other.socket, &forged, &[] as &[OwnedFd]);
+        // Who says them is hung up on, before it is heard again.
+        if other.ask(&FromPort::GetPrivileges { endpoint: other.endpoint }).is_some() {
+            allowed.push(format!("operation {}", forged[0]));
         }
     }
     // In the channel: the fields where a source once was, and the honest client's own words.
@@ -234,6 +234,34 @@ fn lingering() -> OwnedFd {
     stream.into()
 }
 
+/// What only a proxy says, and what only the broker does.
+fn words_of_others() -> Vec<Vec<u8>> {
+    let (dc, node, reason) = (DcId(1), NodeId(1), IpcError::SourceDied);
+    let open = OpenIn {
+        dc,
+        caller: Endpoint::DS,
+        node,
+        target: SERVER,
+        lane: Lane::MESSAGES,
+        ring: None,
+        peer_channel: 1,
+        incarnation: None,
+    };
+    let of_proxies = [
+        FromProxy::OpenIn(open),
+        FromProxy::RemoteGone { dc, endpoint: SERVER, node, reason },
+        FromProxy::Link { node, state: LinkState::Up },
+    ];
+    let of_brokers = [
+        ToPort::Bound { dc, endpoint: SERVER, epoch: Epoch(9) },
+        ToPort::Ended { dc, channel: ChannelId(1), reason },
+        ToPort::Restarted,
+        ToPort::Hold,
+    ];
+    let of_proxies = of_proxies.iter().map(|message| message.to_bytes(7));
+    of_proxies.chain(of_brokers.iter().map(|message| message.to_bytes(7))).collect()
+}
+
 fn sends_descriptors(path: &Path) -> String {
     let mut taken = 0;
     let mut send = |socket: &OwnedFd, bytes: &[u8]| {
@@ -244,11 +272,12 @@ fn sends_descriptors(path: &Path) -> String {
             Err(_) => std::mem::forget(stream),
         }
     };
-    for op in [Op::GetEndpoint, Op::Close] {
-        send(&Member::join(path).socket, &Packet::new(op).to_bytes());
+    let get = FromPort::GetEndpoint { pid: Pid::new(1).unwrap() };
+    for message in [get, FromPort::Close { channel: ChannelId(1), reason: IpcError::TableFull }] {
+        send(&Member::join(path).socket, &message.to_bytes(0));
         send(&Member::join(path).socket, &[1; 3]);
         // Before it was accepted.
-        send(&sys::seqpacket::connect(path).unwrap(), &Packet::new(op).to_bytes());
+        send(&sys::seqpacket::connect(path).unwrap(), &message.to_bytes(0));
     }
     format!("{taken} taken")
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use abi::Lane;
 use abi::layout::side;
 use abi::ring::ENTRY_BYTES;
-use ipc::protocol::{Op, Packet, Patience};
+use abi::{EndpointName, IpcError, Lane};
+use broker_api::{FromPort, IfAbsent, MESSAGE_BYTES_MAX, Message as _, Open, PACKET_BYTES, Pid, ToPort};
 use ipc::{ChannelId, Endpoint, Port, RingSpec, Submission};
 
 use crate::attacker::while_it_lasts;
@@ -21,9 +21,9 @@ pub fn never_reads(path: &Path) -> String {
     let mut sent = 0u32;
     let mut member = Member::join(path);
     while_it_lasts(|| {
-        let asked = Packet { request: 10 + sent, value: 1, ..Packet::new(Op::GetEndpoint) };
+        let asked = FromPort::GetEndpoint { pid: Pid::new(1).unwrap() }.to_bytes(10 + sent);
         sent += 1;
-        match sys::seqpacket::send(&member.socket, &asked.to_bytes(), &[] as &[OwnedFd]) {
+        match sys::seqpacket::send(&member.socket, &asked, &[] as &[OwnedFd]) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => {
@@ -107,25 +107,30 @@ pub fn floods_connections(path: &Path) -> String {
 
 pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
     let mut member = Member::join(path);
-    let ops =
-        [Op::AwaitBound, Op::AwaitUnbound, Op::Open, Op::Cancel, Op::GetEndpoint, Op::Close, Op::Bind, Op::WakeUp];
     let mut request = 10;
     let count = while_it_lasts(|| {
         request += 1;
-        let packet = Packet {
-            request,
-            own: Endpoint::new(chance.word() % 8192),
-            peer: Endpoint::new(if chance.below(2) == 0 { SERVER.number() } else { chance.word() % 8192 }),
-            value: chance.word() % 100,
-            channel: ChannelId(chance.next()),
-            size: ipc_shm::Size { entries: chance.word() % 16, arena_bytes: chance.word() },
-            lane: Lane(chance.word() as u16 % 20),
-            patience: Patience::UntilBound,
-            ..Packet::new(ops[chance.below(8) as usize])
+        let number = if chance.below(2) == 0 { SERVER.number() } else { chance.word() % 8192 };
+        let peer = Endpoint::new(number).unwrap();
+        let message = match chance.below(8) {
+            0 => FromPort::AwaitBound { peer },
+            1 => FromPort::AwaitUnbound { peer },
+            2 => {
+                let ring = RingSpec { entries: chance.word() % 16, arena_bytes: chance.word() };
+                let (lane, if_absent) = (Lane(chance.word() as u16 % 20), IfAbsent::Wait);
+                FromPort::Open(Open { peer, lane, ring: Some(ring), if_absent })
+            }
+            3 => FromPort::Cancel { cancelled: chance.word() % 100 },
+            4 => FromPort::GetEndpoint { pid: Pid::new(1 + chance.below(99) as i32).unwrap() },
+            5 => {
+                FromPort::Close { channel: ChannelId(chance.next()), reason: IpcError::from_code(chance.word() % 100) }
+            }
+            6 => FromPort::Bind { endpoint: Endpoint::new(chance.word() % 8192), if_absent: IfAbsent::Wait },
+            _ => FromPort::WakeUp { endpoint: peer },
         };
-        if !say(&member.socket, &packet) {
+        if !say(&member.socket, request, &message) {
             // Full, or hung up: read everything.
-            let mut buffer = [0; Packet::BYTES + 1];
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
             loop {
                 match sys::seqpacket::receive(&member.socket, &mut buffer) {
                     Ok(received) if received.bytes > 0 => {}
@@ -151,15 +156,20 @@ pub fn floods_names(path: &Path, mut chance: Chance) -> String {
             1 if chance.below(16) == 0 => vec![b'x'; 4096],
             _ => format!("name{}", chance.below(64)).into_bytes(),
         };
-        let op = if chance.below(2) == 0 { Op::SetName } else { Op::Find };
-        let patience = if chance.below(2) == 0 { Patience::AtOnce } else { Patience::UntilBound };
-        let packet = Packet { request, patience, ..Packet::new(op) };
+        let name = EndpointName::new(b"name").unwrap();
+        let message = match chance.below(3) {
+            0 => FromPort::SetName { name },
+            1 => FromPort::Find { name, if_absent: IfAbsent::Fail },
+            _ => FromPort::Find { name, if_absent: IfAbsent::Wait },
+        };
+        let mut message = message.to_bytes(request);
+        message.splice(PACKET_BYTES.., bytes);
         let at = chance.below(8) as usize;
-        let said = sys::seqpacket::send(&members[at].socket, &packet.with_body(&bytes), &[] as &[OwnedFd]);
-        let mut buffer = [0; Packet::BYTES + 1];
+        let said = sys::seqpacket::send(&members[at].socket, &message, &[] as &[OwnedFd]);
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
         if said.is_ok() && chance.below(8) > 0 {
             if let Ok(received) = sys::seqpacket::receive(&members[at].socket, &mut buffer)
-                && Packet::from_bytes(&buffer[..received.bytes]).is_some_and(|answer| answer.op == Op::Failed)
+                && let Ok((_, ToPort::Failed { .. })) = ToPort::from_bytes(&buffer[..received.bytes])
             {
                 refused += 1;
             }

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use ipc::protocol::{Op, Packet};
+use abi::Lane;
+use broker_api::{FromPort, IfAbsent, Open, ToPort};
 use ipc::{ChannelId, Endpoint, Port};
 
 use crate::attacker::tell;
@@ -31,7 +32,8 @@ pub fn forks(path: &Path) -> String {
         for round in 0..2000u32 {
             channel.request();
             channel.wake_peer();
-            say(&member.socket, &Packet { request: 100 + round, peer: Some(SERVER), ..Packet::new(Op::Open) });
+            let open = Open { peer: SERVER, lane: Lane::MESSAGES, ring: None, if_absent: IfAbsent::Fail };
+            say(&member.socket, 100 + round, &FromPort::Open(open));
             std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: ends the child at once.
@@ -51,7 +53,7 @@ pub fn executes_a_child(path: &Path) -> String {
     let status = Command::new("/bin/sh").args(["-c", &script]).status().unwrap();
     channel.request();
     channel.wake_peer();
-    say(&member.socket, &Packet { request: 50, peer: Some(CALLED), ..Packet::new(Op::AwaitBound) });
+    say(&member.socket, 50, &FromPort::AwaitBound { peer: CALLED });
     std::mem::forget((member, channel));
     format!("execute, {status}")
 }
@@ -63,7 +65,7 @@ pub fn executes_itself(path: &Path) -> String {
     tell(&format!("endpoint {}", member.endpoint));
     assert!(channel.is_answered());
     let descriptors = [&member.socket, &member.page].into_iter().chain(&channel.files);
-    let mut inherited = vec![u64::from(member.endpoint.number()), channel.packet.channel.0];
+    let mut inherited = vec![u64::from(member.endpoint.number()), channel.id.0];
     for descriptor in descriptors {
         keep_over_exec(descriptor);
         inherited.push(descriptor.as_raw_fd() as u64);
@@ -91,7 +93,7 @@ pub fn was_executed(path: &Path) -> String {
     let files = descriptors.split_off(2);
     let [socket, page]: [OwnedFd; 2] = descriptors.try_into().unwrap();
     let mut member = Member::inherited(Endpoint::new(endpoint as u32).unwrap(), socket, page);
-    let channel = Channel::map(Packet { channel: ChannelId(channel), ..Packet::new(Op::Opened) }, files);
+    let channel = Channel::map(ChannelId(channel), None, files);
     assert!(channel.is_answered(), "it is the same member");
     let did = what_more_is_allowed(&mut member, &channel, path);
     std::mem::forget((member, channel));
@@ -120,14 +122,15 @@ fn what_more_is_allowed(member: &mut Member, channel: &Channel, path: &Path) -> 
             allowed.push(what.to_owned());
         }
     };
-    let (answer, _) = member.ask(Packet { peer: Some(SERVER), ..Packet::new(Op::WakeUp) }).unwrap();
-    check("wake-up", answer.op != Op::Failed);
-    let (answer, _) = member.ask(Packet { own: Some(SERVER), ..Packet::new(Op::Bind) }).unwrap();
-    check("another number", answer.op != Op::Failed && answer.own != Some(member.endpoint));
+    let (answer, _) = member.ask(&FromPort::WakeUp { endpoint: SERVER }).unwrap();
+    check("wake-up", !matches!(answer, ToPort::Failed { .. }));
+    let bind = |endpoint| FromPort::Bind { endpoint: Some(endpoint), if_absent: IfAbsent::Fail };
+    let (answer, _) = member.ask(&bind(SERVER)).unwrap();
+    check("another number", matches!(answer, ToPort::Bound { endpoint, .. } if endpoint != member.endpoint));
     // Whoever connects anew is another member, also out of the same process.
     let socket = sys::seqpacket::connect(path).unwrap();
-    let bind = Packet { own: Some(member.endpoint), request: 1, ..Packet::new(Op::Bind) };
-    check("the same number twice", ask(&socket, bind).is_some_and(|(answer, _)| answer.op == Op::Bound));
+    let answer = ask(&socket, 1, &bind(member.endpoint));
+    check("the same number twice", matches!(answer, Some((ToPort::Bound { .. }, _))));
     let other = Port::connect(path, None).unwrap();
     check("the same number again", other.endpoint() == member.endpoint);
     tell(&format!("found {}", if allowed.is_empty() { "refused".into() } else { allowed.join(", ") }));

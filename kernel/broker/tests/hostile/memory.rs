@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use abi::Lane;
 use abi::layout::{shared, side, state, word};
-use ipc::protocol::{Op, Packet};
 use ipc::{IpcError, RingSpec};
 use ipc_shm::Mapping;
 
@@ -148,7 +147,6 @@ pub fn garbage_in_copies(path: &Path, mut chance: Chance) -> String {
     let mut member = Member::join(path);
     let _talk = member.open(SERVER, None).unwrap().unwrap();
     let lane = Lane::copies(member.endpoint, SERVER);
-    let open = Packet { peer: Some(SERVER), size: ipc::COPY_SPEC.size(), lane, ..Packet::new(Op::Open) };
     let mut channel: Option<Channel> = None;
     let mut ends = Vec::new();
     let count = while_it_lasts(|| {
@@ -157,8 +155,7 @@ pub fn garbage_in_copies(path: &Path, mut chance: Chance) -> String {
             member.close(&old);
         }
         if channel.is_none() {
-            let (answer, files) = member.ask(open).unwrap();
-            channel = (answer.op == Op::Opened).then(|| Channel::map(answer, files));
+            channel = member.open_lane(SERVER, lane, Some(ipc::COPY_SPEC)).unwrap().ok();
         }
         let Some(channel) = &channel else { return };
         let mut bytes = [0; 64];

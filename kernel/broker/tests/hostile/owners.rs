@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use abi::layout::side;
 use ipc::conformance::World;
-use ipc::protocol::Op;
 use ipc::{Completion, Endpoint, GrantId, IpcError, Place, Wait};
 
 use crate::SOON;
@@ -37,8 +36,7 @@ impl Copied {
         thread::spawn(move || {
             let _ = say.send(copier.copy_to(&vec![1; BYTES], to, wait));
         });
-        let (packet, files) = owner.hear(Op::Accepted);
-        let channel = Channel::map(packet, files);
+        let channel = owner.accept();
         let until = Instant::now() + Duration::from_secs(10);
         while channel.peer.load(side::RING_TAIL, Ordering::Acquire) != ENTRIES {
             assert!(Instant::now() < until, "nothing was asked");

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use abi::layout::{side, word};
-use ipc::protocol::{Op, Packet};
-use ipc::{Endpoint, IpcError, RingSpec};
+use broker_api::{FromPort, IfAbsent, MESSAGE_BYTES_MAX, Message as _, Offer, Open, ToPort};
+use ipc::{ChannelId, Endpoint, IpcError, Lane, RingSpec};
 use ipc_shm::{Access, Mapping};
 
 /// splitmix64
@@ -51,11 +51,12 @@ impl Member {
 
     pub fn try_join(path: &Path) -> Option<Member> {
         let socket = sys::seqpacket::connect(path).ok()?;
-        let (answer, pages) = ask(&socket, Packet { request: 1, ..Packet::new(Op::Bind) })?;
-        if answer.op != Op::Bound {
-            return None;
+        match ask(&socket, 1, &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail })? {
+            (ToPort::Bound { endpoint, .. }, pages) => {
+                Some(Member { socket, endpoint, page: pages.into_iter().next()?, request: 1 })
+            }
+            _ => None,
         }
-        Some(Member { socket, endpoint: answer.own?, page: pages.into_iter().next()?, request: 1 })
     }
 
     /// What another program of the same process left open.
@@ -64,55 +65,60 @@ impl Member {
     }
 
     /// `None` when the broker hung up.
-    pub fn ask(&mut self, packet: Packet) -> Option<(Packet, Vec<OwnedFd>)> {
+    pub fn ask(&mut self, message: &FromPort) -> Option<(ToPort, Vec<OwnedFd>)> {
         self.request += 1;
-        ask(&self.socket, Packet { request: self.request, ..packet })
+        ask(&self.socket, self.request, message)
     }
 
     /// A channel as its opener has it. `None` when the broker hung up.
     pub fn open(&mut self, to: Endpoint, ring: Option<RingSpec>) -> Option<Result<Channel, IpcError>> {
-        let size = ring.map(RingSpec::size).unwrap_or_default();
-        let (answer, files) = self.ask(Packet { peer: Some(to), size, ..Packet::new(Op::Open) })?;
-        Some(match answer.op {
-            Op::Opened => Ok(Channel::map(answer, files)),
-            _ => Err(answer.error()),
-        })
+        self.open_lane(to, Lane::MESSAGES, ring)
     }
 
-    /// The next notice of this kind.
-    pub fn hear(&self, op: Op) -> (Packet, Vec<OwnedFd>) {
+    pub fn open_lane(
+        &mut self,
+        peer: Endpoint,
+        lane: Lane,
+        ring: Option<RingSpec>,
+    ) -> Option<Result<Channel, IpcError>> {
+        match self.ask(&FromPort::Open(Open { peer, lane, ring, if_absent: IfAbsent::Fail }))? {
+            (ToPort::Opened(offer), files) => Some(Ok(Channel::of(&offer, files))),
+            (ToPort::Failed { error }, _) => Some(Err(error)),
+            (answer, _) => panic!("{answer:?}"),
+        }
+    }
+
+    /// The next channel that somebody opens to it.
+    pub fn accept(&self) -> Channel {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
-            if let Some((packet, files)) = read(&self.socket).expect("the broker is there")
-                && packet.op == op
-            {
-                return (packet, files);
+            if let Some((_, ToPort::Accepted(offer), files)) = read(&self.socket).expect("the broker is there") {
+                return Channel::of(&offer, files);
             }
             assert!(Instant::now() < until, "the broker says nothing");
         }
     }
 
     pub fn close(&self, channel: &Channel) {
-        let packet = Packet { channel: channel.packet.channel, value: 5, ..Packet::new(Op::Close) };
-        say(&self.socket, &packet);
+        say(&self.socket, 0, &FromPort::Close { channel: channel.id, reason: IpcError::TableFull });
     }
 }
 
 /// Sends without waiting for room.
-pub fn say(socket: &OwnedFd, packet: &Packet) -> bool {
-    sys::seqpacket::send(socket, &packet.to_bytes(), &[] as &[OwnedFd]).is_ok()
+pub fn say(socket: &OwnedFd, request: u32, message: &FromPort) -> bool {
+    sys::seqpacket::send(socket, &message.to_bytes(request), &[] as &[OwnedFd]).is_ok()
 }
 
 /// Sends and reads until the answer comes; what comes besides is thrown away.
-pub fn ask(socket: &OwnedFd, packet: Packet) -> Option<(Packet, Vec<OwnedFd>)> {
+pub fn ask(socket: &OwnedFd, request: u32, message: &FromPort) -> Option<(ToPort, Vec<OwnedFd>)> {
     let until = Instant::now() + Duration::from_secs(10);
-    while !say(socket, &packet) {
+    while !say(socket, request, message) {
         read(socket)?;
         assert!(Instant::now() < until, "the broker takes nothing");
     }
     loop {
-        if let Some((answer, files)) = read(socket)?
-            && answer.request == packet.request
+        if let Some((of, answer, files)) = read(socket)?
+            && of == request
         {
             return Some((answer, files));
         }
@@ -121,11 +127,12 @@ pub fn ask(socket: &OwnedFd, packet: Packet) -> Option<(Packet, Vec<OwnedFd>)> {
 }
 
 /// `None`: hung up; `Some(None)`: nothing there for a while.
-fn read(socket: &OwnedFd) -> Option<Option<(Packet, Vec<OwnedFd>)>> {
-    let mut buffer = [0; Packet::BYTES + 1];
+fn read(socket: &OwnedFd) -> Option<Option<(u32, ToPort, Vec<OwnedFd>)>> {
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
     match sys::seqpacket::receive(socket, &mut buffer) {
         Ok(received) => {
-            Packet::from_bytes(&buffer[..received.bytes]).map(|packet| Some((packet, received.descriptors)))
+            let (request, message) = ToPort::from_bytes(&buffer[..received.bytes]).ok()?;
+            Some(Some((request, message, received.descriptors)))
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             let mut polled = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
@@ -138,7 +145,7 @@ fn read(socket: &OwnedFd) -> Option<Option<(Packet, Vec<OwnedFd>)>> {
 }
 
 pub struct Channel {
-    pub packet: Packet,
+    pub id: ChannelId,
     pub own: Mapping,
     pub peer: Mapping,
     pub shared: Mapping,
@@ -147,11 +154,15 @@ pub struct Channel {
 }
 
 impl Channel {
-    pub fn map(packet: Packet, files: Vec<OwnedFd>) -> Channel {
-        let size = packet.size;
+    fn of(offer: &Offer, files: Vec<OwnedFd>) -> Channel {
+        Channel::map(offer.channel, offer.ring, files)
+    }
+
+    pub fn map(id: ChannelId, ring: Option<RingSpec>, files: Vec<OwnedFd>) -> Channel {
+        let size = ring.map(RingSpec::size).unwrap_or_default();
         let map = |index: usize, bytes: usize, access| Mapping::of(&files[index], bytes, access).unwrap();
         Channel {
-            packet,
+            id,
             own: map(0, size.side_bytes(), Access::ReadWrite),
             peer: map(1, size.side_bytes(), Access::Read),
             shared: map(2, size.shared_bytes(), Access::ReadWrite),

@@ -255,7 +255,7 @@ impl Port {
     pub(super) fn close_slot(&mut self, key: SlotKey, reason: IpcError) {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.link.close(reason.code());
-            self.connection.close_channel(slot.channel, reason.code());
+            self.connection.close_channel(slot.channel, reason);
         }
         self.end_slot(key, reason);
     }

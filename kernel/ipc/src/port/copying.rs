@@ -2,12 +2,12 @@
 
 use abi::limits::VCOPY_BYTES_MAX;
 use abi::{Direction, Endpoint, GrantId, IpcError, Lane};
+use broker_api::{FromPort, IfAbsent, Open};
 use ipc_shm::Arena;
 
 use super::{Port, os};
 use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
 use crate::lanes::Attend;
-use crate::protocol::{Op, Packet};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
 
@@ -143,13 +143,13 @@ impl Port {
         // Those to owners that are gone, to whom nobody may copy again.
         self.lanes.copying.lanes.retain(|_, lane| !lane.is_closed());
         let lane = Lane::copies(self.endpoint, owner);
-        let request = Packet { peer: Some(owner), size: COPY_SPEC.size(), lane, ..Packet::new(Op::Open) };
-        let answer = self.connection.call(request).map_err(|error| match error {
+        let open = Open { peer: owner, lane, ring: Some(COPY_SPEC), if_absent: IfAbsent::Fail };
+        let answer = self.connection.call(&FromPort::Open(open)).map_err(|error| match error {
             // It was there when it gave the grant.
             IpcError::NoSuchEndpoint if self.slots.talk_with(owner).is_some() => died,
             error => error,
         })?;
-        Ok(CopyLane::new(self.opened_ring(answer, owner, COPY_SPEC)?))
+        Ok(CopyLane::new(self.opened_ring(answer.opened()?, owner, COPY_SPEC)?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls that concern requests passed on and notifications on behalf of others.
 
 use abi::{Endpoint, IpcError, Lane, Message};
+use broker_api::{FromPort, IfAbsent, Open};
 use ipc_core::{ChannelId, Owed, Verdict, judge};
 
 use super::events::{Found, News, Wanted};
@@ -8,7 +9,6 @@ use super::slots::{SlotKey, Use};
 use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
 use crate::lanes::{Attend, Purpose};
-use crate::protocol::{Op, Packet};
 use crate::talk::Proxied;
 
 impl Port {
@@ -175,7 +175,7 @@ impl Port {
     pub(super) fn settle_lanes(&mut self) {
         for accepted in self.lanes.take_unslotted() {
             if let Err(error) = self.watch_lane(accepted.channel, accepted.peer, accepted.link, accepted.purpose) {
-                self.connection.close_channel(accepted.channel, error.code());
+                self.connection.close_channel(accepted.channel, error);
             }
         }
         if self.lanes.take_disturbed() {
@@ -255,10 +255,10 @@ impl Port {
             self.end_lane(idle);
         }
         let lane = Lane::delegation(self.endpoint, to);
-        let request = Packet { peer: Some(to), size: DELEGATE_SPEC.size(), lane, ..Packet::new(Op::Open) };
-        let answer = self.connection.call(request)?;
-        let channel = answer.packet.channel;
-        let ring = self.opened_ring(answer, to, DELEGATE_SPEC)?;
+        let open = Open { peer: to, lane, ring: Some(DELEGATE_SPEC), if_absent: IfAbsent::Fail };
+        let given = self.connection.call(&FromPort::Open(open))?.opened()?;
+        let channel = given.offer.channel;
+        let ring = self.opened_ring(given, to, DELEGATE_SPEC)?;
         let link = ring.link().clone();
         self.lanes.add_outward(channel, ring);
         self.watch_lane(channel, to, link, Purpose::Delegation)

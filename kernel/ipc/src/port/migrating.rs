@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use abi::{Endpoint, Epoch, IpcError, NodeId};
+use broker_api::{FromPort, HoldId, Pid};
 
 use super::Port;
 use super::slots::Use;
 use crate::connection::Connection;
-use crate::protocol::{Op, Packet};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::own_end;
 
@@ -31,7 +31,7 @@ impl Port {
     /// [`Port::stand_by`] over a socket that the daemon handed over.
     pub fn stand_by_over(broker: OwnedFd, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let answer = connection.call_waiting(Packet { own: Some(endpoint), ..Packet::new(Op::StandBy) }, wait)?;
+        let answer = connection.call_waiting(&FromPort::StandBy { endpoint }, wait)?;
         Port::bound(connection, answer)
     }
 
@@ -45,8 +45,7 @@ impl Port {
         if is_own && self.owes_answers() {
             return Err(IpcError::Busy);
         }
-        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationStart) };
-        let result = self.ask_waiting(request, wait).map(drop);
+        let result = self.ask_waiting(&FromPort::MigrationStart { endpoint }, wait).map(drop);
         match result {
             Ok(()) if is_own => self.hold = Hold::Drained(self.control.hold()),
             Err(IpcError::TimedOut | IpcError::NoBroker) => drop(self.migration_rollback(endpoint)),
@@ -61,16 +60,15 @@ impl Port {
     /// is unknown; asking again is safe.
     pub fn migration_commit(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
-        let request = Packet { peer: Some(endpoint), node, value, ..Packet::new(Op::MigrationCommit) };
-        self.ask_waiting(request, wait).map(drop)
+        let (node, pid) = place(node, pid)?;
+        self.ask_waiting(&FromPort::MigrationCommit { endpoint, node, pid }, wait).map(drop)
     }
 
     /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its way already.
     pub fn migration_rollback(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
         self.beside_watch(|port| {
-            port.connection.call(Packet { peer: Some(endpoint), ..Packet::new(Op::MigrationRollback) })?;
+            port.connection.call(&FromPort::MigrationRollback { endpoint })?;
             if endpoint == port.endpoint {
                 port.go_on_if_released();
             }
@@ -83,9 +81,8 @@ impl Port {
     /// this decision, higher than any before: `Fenced` when it is not. `NoSuchEndpoint` when nobody stands by there.
     pub fn promote(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, epoch: Epoch) -> Result<(), IpcError> {
         self.check_bound()?;
-        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
-        let request = Packet { peer: Some(endpoint), node, value, epoch, ..Packet::new(Op::Promote) };
-        self.ask(request).map(drop)
+        let (node, pid) = place(node, pid)?;
+        self.ask(&FromPort::Promote { endpoint, node, pid, epoch }).map(drop)
     }
 
     /// Before the port sleeps: a held one that owes nothing says so once.
@@ -93,7 +90,7 @@ impl Port {
         let hold = self.control.hold();
         if hold != 0 && self.hold != Hold::Drained(hold) && !self.owes_answers() {
             self.hold = Hold::Drained(hold);
-            let _ = self.connection.send(&Packet { value: hold, ..Packet::new(Op::Drained) });
+            let _ = self.connection.send(&FromPort::Drained { hold: HoldId(hold) });
         }
     }
 
@@ -130,4 +127,10 @@ impl Port {
             _ => false,
         })
     }
+}
+
+/// A process that may stand by.
+fn place(node: NodeId, pid: i32) -> Result<(NodeId, Pid), IpcError> {
+    let pid = Pid::new(pid).ok_or(IpcError::BadArgument)?;
+    if node == NodeId(0) { Err(IpcError::BadArgument) } else { Ok((node, pid)) }
 }

@@ -24,13 +24,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use abi::{Endpoint, Epoch, IpcError, Message};
+use broker_api::{FromPort, IfAbsent, ToPort};
 use ipc_core::{Budget, WaitMode};
 use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
 use crate::connection::{Connection, Notice};
 use crate::lanes::Lanes;
-use crate::protocol::{Op, Packet, Patience};
 use crate::ring::{RingId, RingServer};
 use crate::talk::Inbox;
 use crate::wait::Wait;
@@ -95,7 +95,7 @@ impl Port {
     /// Binds over a socket that the daemon handed over. `None` takes the number the daemon foresaw.
     pub fn from_socket(broker: OwnedFd, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let answer = connection.call(Packet { own: endpoint, ..Packet::new(Op::Bind) })?;
+        let answer = connection.call(&FromPort::Bind { endpoint, if_absent: IfAbsent::Fail })?;
         Port::bound(connection, answer)
     }
 
@@ -103,24 +103,24 @@ impl Port {
     pub fn connect_when_bound(path: &Path, wait: Wait) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         let mut connection = Connection::new(socket);
-        let answer =
-            connection.call_waiting(Packet { patience: Patience::UntilBound, ..Packet::new(Op::Bind) }, wait)?;
+        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait };
+        let answer = connection.call_waiting(&bind, wait)?;
         Port::bound(connection, answer)
     }
 
-    fn bound(connection: Connection, answer: Notice) -> Result<Port, IpcError> {
+    fn bound(connection: Connection, answer: Notice<ToPort>) -> Result<Port, IpcError> {
+        let ToPort::Bound { endpoint, epoch, .. } = answer.message else { return Err(IpcError::NoBroker) };
         let control = answer.descriptors.into_iter().next().ok_or(IpcError::NoBroker)?;
         let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
         poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
         poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
         let guard = ForkGuard::new().map_err(os)?;
         let control = Arc::new(ControlPage::of(control).map_err(os)?);
-        let endpoint = answer.packet.own.ok_or(IpcError::NoBroker)?;
         Ok(Port {
             guard,
             connection,
             endpoint,
-            epoch: answer.packet.epoch,
+            epoch,
             lanes: Lanes::new(guard, endpoint, &control),
             control,
             slots: Slots::default(),
@@ -179,9 +179,9 @@ impl Port {
     /// endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
     pub fn unbind(mut self) -> Result<(), IpcError> {
         self.check_bound()?;
-        match self.connection.say_goodbye(Packet::new(Op::Unbind)) {
+        match self.connection.say_goodbye() {
             // Done by a broker that died before it said so.
-            Ok(_) | Err(IpcError::NotBound) => Ok(()),
+            Ok(()) | Err(IpcError::NotBound) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -1,9 +1,9 @@
 //! What endpoints are called: `docs/design/names.md`.
 
 use abi::{Endpoint, EndpointName, IpcError, NodeId};
+use broker_api::{FromPort, IfAbsent, ToPort};
 
 use super::Port;
-use crate::protocol::{Op, Packet, Patience};
 use crate::wait::Wait;
 
 impl Port {
@@ -14,7 +14,7 @@ impl Port {
     pub fn set_name(&mut self, name: &str) -> Result<(), IpcError> {
         self.check_bound()?;
         let name = checked(name)?;
-        self.beside_watch(|port| port.connection.call_with_body(Packet::new(Op::SetName), name.as_bytes())).map(drop)
+        self.ask(&FromPort::SetName { name }).map(drop)
     }
 
     /// The endpoint of the container that is called `name`, on whichever node; waits until there is one that can be reached. Without waiting
@@ -28,15 +28,15 @@ impl Port {
     pub fn find_place(&mut self, name: &str, wait: Wait) -> Result<(Endpoint, NodeId), IpcError> {
         self.check_bound()?;
         let name = checked(name)?;
-        let patience = if wait == Wait::NoWait { Patience::AtOnce } else { Patience::UntilBound };
-        let request = Packet { patience, ..Packet::new(Op::Find) };
-        let answer = self.beside_watch(|port| match wait {
+        let answer = match wait {
             // Answered at once, so it is given the time for that.
-            Wait::NoWait => port.connection.call_with_body(request, name.as_bytes()),
-            wait => port.connection.call_waiting_with_body(request, name.as_bytes(), wait),
-        })?;
-        let endpoint = answer.packet.peer.ok_or(IpcError::NoBroker)?;
-        Ok((endpoint, answer.packet.node))
+            Wait::NoWait => self.ask(&FromPort::Find { name, if_absent: IfAbsent::Fail }),
+            wait => self.ask_waiting(&FromPort::Find { name, if_absent: IfAbsent::Wait }, wait),
+        }?;
+        match answer.message {
+            ToPort::Found { endpoint, node: Some(node) } => Ok((endpoint, node)),
+            _ => Err(IpcError::NoBroker),
+        }
     }
 }
 

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use abi::limits::CHANNELS_PER_PROCESS;
-use abi::{Endpoint, IpcError, Privileges};
-use ipc_shm::{ControlPage, Link, Role};
+use abi::{Endpoint, IpcError, Lane, Privileges};
+use broker_api::{FromPort, IfAbsent, Offer, Open, Pid, ToPort};
+use ipc_shm::{ControlPage, Link};
 use sys::eventfd::Trigger;
 
 use super::slots::{SlotKey, Use};
 use super::{Event, Port, os};
-use crate::connection::Notice;
+use crate::connection::{Given, Notice};
+use crate::descriptors::take_channel_descriptors;
 use crate::lanes::Purpose;
-use crate::protocol::{Op, Packet, Patience, take_channel_descriptors};
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
 use crate::talk::{Proxied, Rights, Talk};
 use crate::wait::{Deadline, Wait};
@@ -22,28 +23,26 @@ impl Port {
     /// The endpoint of a process of the container, by its pid inside the container.
     pub fn getep(&mut self, pid: i32) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
-        let answer = self.ask(Packet { value: pid as u32, ..Packet::new(Op::GetEndpoint) })?;
-        answer.packet.peer.ok_or(IpcError::NoBroker)
+        let pid = Pid::new(pid).ok_or(IpcError::NoSuchEndpoint)?;
+        self.ask(&FromPort::GetEndpoint { pid })?.found()
     }
 
     /// Waits until somebody is bound to `endpoint`.
     pub fn wait4bind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitBound) };
-        self.ask_waiting(request, wait).map(drop)
+        self.ask_waiting(&FromPort::AwaitBound { peer: endpoint }, wait).map(drop)
     }
 
     /// Waits until nobody is bound to `endpoint`.
     pub fn wait4unbind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::AwaitUnbound) };
-        self.ask_waiting(request, wait).map(drop)
+        self.ask_waiting(&FromPort::AwaitUnbound { peer: endpoint }, wait).map(drop)
     }
 
     /// Of a manager: ends the wait of `endpoint` in `receive`, `rcvrqst` or `wait_event` with `WokenUp`.
     pub fn wakeup(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.ask(Packet { peer: Some(endpoint), ..Packet::new(Op::WakeUp) }).map(drop)
+        self.ask(&FromPort::WakeUp { endpoint }).map(drop)
     }
 
     /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The process has it
@@ -51,16 +50,17 @@ impl Port {
     /// Doing it again is safe. `EndpointInUse` when the number or the process has another already.
     pub fn bind_for(&mut self, pid: i32, endpoint: Option<Endpoint>) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
-        let value = u32::try_from(pid).map_err(|_| IpcError::BadArgument)?;
-        let answer = self.ask(Packet { own: endpoint, value, ..Packet::new(Op::BindFor) })?;
-        answer.packet.peer.ok_or(IpcError::NoBroker)
+        let pid = Pid::new(pid).ok_or(IpcError::BadArgument)?;
+        self.ask(&FromPort::BindFor { pid, endpoint })?.found()
     }
 
     /// What `endpoint` may do, and who may call it.
     pub fn privileges(&mut self, endpoint: Endpoint) -> Result<Privileges, IpcError> {
         self.check_bound()?;
-        let answer = self.ask(Packet { peer: Some(endpoint), ..Packet::new(Op::GetPrivileges) })?;
-        Privileges::from_bytes(&answer.body).ok_or(IpcError::NoBroker)
+        match self.ask(&FromPort::GetPrivileges { endpoint })?.message {
+            ToPort::Privileges { privileges, .. } => Ok(privileges),
+            _ => Err(IpcError::NoBroker),
+        }
     }
 
     /// Of a manager: what `endpoint` may do from now on. Channels that this forbids, and channels of messages whose calls it
@@ -68,30 +68,25 @@ impl Port {
     /// unknown. Doing it again is safe.
     pub fn set_privileges(&mut self, endpoint: Endpoint, privileges: &Privileges) -> Result<(), IpcError> {
         self.check_bound()?;
-        let request = Packet { peer: Some(endpoint), ..Packet::new(Op::SetPrivileges) };
-        self.beside_watch(|port| port.connection.call_with_body(request, &privileges.to_bytes())).map(drop)
+        self.ask(&FromPort::SetPrivileges { endpoint, privileges: privileges.clone() }).map(drop)
     }
 
     /// Opens a ring to `to`, waiting until it is bound.
     pub fn open_ring(&mut self, to: Endpoint, spec: RingSpec, wait: Wait) -> Result<RingClient, IpcError> {
         self.check_bound()?;
         let spec = spec.check()?;
-        let patience = if wait == Wait::NoWait { Patience::AtOnce } else { Patience::UntilBound };
-        let request = Packet { peer: Some(to), size: spec.size(), patience, ..Packet::new(Op::Open) };
-        let answer = self.ask_waiting(request, wait)?;
-        self.opened_ring(answer, to, spec)
+        let if_absent = if wait == Wait::NoWait { IfAbsent::Fail } else { IfAbsent::Wait };
+        // Lane 0: any that is free.
+        let open = Open { peer: to, lane: Lane::MESSAGES, ring: Some(spec), if_absent };
+        let given = self.ask_waiting(&FromPort::Open(open), wait)?.opened()?;
+        self.opened_ring(given, to, spec)
     }
 
     /// This port's end of a ring or lane that it opened. When it cannot be mapped, the channel is given back.
-    pub(super) fn opened_ring(
-        &mut self,
-        answer: Notice,
-        peer: Endpoint,
-        spec: RingSpec,
-    ) -> Result<RingClient, IpcError> {
-        let channel = answer.packet.channel;
-        let link = map_channel(answer, Some(spec))
-            .inspect_err(|error| self.connection.close_channel(channel, error.code()))?;
+    pub(super) fn opened_ring(&mut self, given: Given, peer: Endpoint, spec: RingSpec) -> Result<RingClient, IpcError> {
+        let channel = given.offer.channel;
+        let link =
+            map_channel(given, Some(spec)).inspect_err(|error| self.connection.close_channel(channel, *error))?;
         Ok(RingClient::new(RingParts {
             link,
             own_control: self.control.clone(),
@@ -104,12 +99,12 @@ impl Port {
     }
 
     /// Asks the broker for what it does at once.
-    pub(super) fn ask(&mut self, packet: Packet) -> Result<Notice, IpcError> {
-        self.beside_watch(|port| port.connection.call(packet))
+    pub(super) fn ask(&mut self, request: &FromPort) -> Result<Notice<ToPort>, IpcError> {
+        self.beside_watch(|port| port.connection.call(request))
     }
 
-    pub(super) fn ask_waiting(&mut self, packet: Packet, wait: Wait) -> Result<Notice, IpcError> {
-        self.beside_watch(|port| port.connection.call_waiting(packet, wait))
+    pub(super) fn ask_waiting(&mut self, request: &FromPort, wait: Wait) -> Result<Notice<ToPort>, IpcError> {
+        self.beside_watch(|port| port.connection.call_waiting(request, wait))
     }
 
     /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being handed over
@@ -127,9 +122,9 @@ impl Port {
             if let Some(key) = self.live_talk(peer) {
                 return Ok(key);
             }
-            let request = Packet { peer: Some(peer), ..Packet::new(Op::Open) };
-            match self.connection.call_until(request, deadline) {
-                Ok(answer) => return self.adopt_channel(answer),
+            let open = Open { peer, lane: Lane::MESSAGES, ring: None, if_absent: IfAbsent::Fail };
+            match self.connection.call_until(&FromPort::Open(open), deadline) {
+                Ok(answer) => return self.adopt_channel(answer.opened()?),
                 Err(IpcError::TimedOut) if !deadline.has_passed() => {}
                 // The peer opened it to us; that notice came before this answer.
                 Err(IpcError::EndpointInUse) => self.take_notices(),
@@ -169,7 +164,7 @@ impl Port {
             }
             if let (Use::Messages(_), code @ 1..) = (&slot.usage, slot.link.peer_closed()) {
                 // The broker may hear of it from the peer later than from us that we open the next.
-                self.connection.close_channel(slot.channel, code);
+                self.connection.close_channel(slot.channel, IpcError::from_code(code));
             }
             let is_it = |event: &Event| matches!(event, Event::RingOpened(ring) if ring.id() == RingId(slot.channel.0));
             if let Some(at) = self.pending.iter().position(is_it) {
@@ -198,34 +193,32 @@ impl Port {
         }
     }
 
-    fn take_notice(&mut self, notice: Notice) {
-        match notice.packet.op {
+    fn take_notice(&mut self, notice: Notice<ToPort>) {
+        let Notice { request, message, descriptors } = notice;
+        match message {
             // A channel that cannot be had is refused.
-            Op::Accepted => {
-                let channel = notice.packet.channel;
+            ToPort::Accepted(offer) => {
                 // A restarted broker says again what its predecessor may not have said.
-                if self.slots.by_channel(channel).is_some() || self.lanes.knows(channel) {
-                    return;
+                if self.slots.by_channel(offer.channel).is_none() && !self.lanes.knows(offer.channel) {
+                    let _ = self.adopt_channel(Given { offer, descriptors });
                 }
-                let _ = self.adopt_channel(notice);
             }
-            Op::Ended => {
-                if let Some(key) = self.slots.by_channel(notice.packet.channel) {
-                    self.say_revoked(key, notice.packet.error());
-                    self.end_slot(key, notice.packet.error());
+            ToPort::Ended { channel, reason, .. } => {
+                if let Some(key) = self.slots.by_channel(channel) {
+                    self.say_revoked(key, reason);
+                    self.end_slot(key, reason);
                 }
-                self.forget_lane(notice.packet.channel, notice.packet.error());
+                self.forget_lane(channel, reason);
             }
-            Op::WakeUp => self.woken_up = true,
-            Op::Hold | Op::Restarted => self.go_on_if_released(),
+            ToPort::WakeUp => self.woken_up = true,
+            ToPort::Hold | ToPort::Restarted => self.go_on_if_released(),
             // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
             // one that was read already, said again by a restarted broker.
-            Op::Opened if self.connection.was_given_up(&notice.packet) => {
-                let (channel, is_ring) = (notice.packet.channel, notice.packet.ring().is_some());
-                if is_ring {
-                    self.connection.close_channel(channel, IpcError::NotBound.code());
+            ToPort::Opened(offer) if self.connection.was_given_up(request) => {
+                if offer.ring.is_some() {
+                    self.connection.close_channel(offer.channel, IpcError::NotBound);
                 } else {
-                    let _ = self.adopt_channel(notice);
+                    let _ = self.adopt_channel(Given { offer, descriptors });
                 }
             }
             // Answers to calls that were given up.
@@ -243,33 +236,33 @@ impl Port {
     }
 
     /// Gives a channel its place. One that cannot have any ends: the broker hears it, and the peer where it looks.
-    fn adopt_channel(&mut self, notice: Notice) -> Result<SlotKey, IpcError> {
-        let packet = notice.packet;
-        let result = packet.ring().map(RingSpec::check).transpose().and_then(|spec| {
-            let link = Arc::new(map_channel(notice, spec)?);
-            self.adopt_link(&packet, link.clone(), spec).inspect_err(|error| link.close(error.code()))
+    fn adopt_channel(&mut self, given: Given) -> Result<SlotKey, IpcError> {
+        let offer = given.offer;
+        let result = offer.ring.map(RingSpec::check).transpose().and_then(|spec| {
+            let link = Arc::new(map_channel(given, spec)?);
+            self.adopt_link(&offer, link.clone(), spec).inspect_err(|error| link.close(error.code()))
         });
-        result.inspect_err(|error| self.connection.close_channel(packet.channel, error.code()))
+        result.inspect_err(|error| self.connection.close_channel(offer.channel, *error))
     }
 
-    fn adopt_link(&mut self, packet: &Packet, link: Arc<Link>, spec: Option<RingSpec>) -> Result<SlotKey, IpcError> {
+    fn adopt_link(&mut self, offer: &Offer, link: Arc<Link>, spec: Option<RingSpec>) -> Result<SlotKey, IpcError> {
         if self.slots.len() >= CHANNELS_PER_PROCESS {
             return Err(IpcError::TableFull);
         }
-        let peer = packet.peer.ok_or(IpcError::NoBroker)?;
-        let proxied = if packet.proxied().is_some() { Proxied::Yes } else { Proxied::No };
+        let peer = offer.peer;
+        let proxied = if offer.proxied.is_some() { Proxied::Yes } else { Proxied::No };
         let usage = match spec {
-            None => Use::Messages(Talk::over(&link, Rights::of(packet))),
-            Some(_) if packet.lane.is_reserved() => self.lanes.adopt(packet, link.clone(), &self.connection)?.into(),
+            None => Use::Messages(Talk::over(&link, Rights { own: offer.calls.own, peer: offer.calls.peer })),
+            Some(_) if offer.lane.is_reserved() => self.lanes.adopt(offer, link.clone(), &self.connection)?.into(),
             Some(spec) => {
                 let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
                 let socket = self.connection.shared_socket();
-                let server = RingServer::new(shared.clone(), peer, spec, self.guard, socket, packet.channel);
+                let server = RingServer::new(shared.clone(), peer, spec, self.guard, socket, offer.channel);
                 self.pending.push_back(Event::RingOpened(server));
                 Use::Ring(shared)
             }
         };
-        self.watch(packet.channel, peer, link, proxied, usage)
+        self.watch(offer.channel, peer, link, proxied, usage)
     }
 
     /// Gives a channel a slot, and its bell a place in the poller.
@@ -317,10 +310,9 @@ impl From<Purpose> for Use {
 pub(crate) const NO_ROOM: IpcError = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
 
 /// Maps what the broker handed over with a channel.
-pub(crate) fn map_channel(notice: Notice, spec: Option<RingSpec>) -> Result<Link, IpcError> {
-    let role: Role = notice.packet.role;
+pub(crate) fn map_channel(given: Given, spec: Option<RingSpec>) -> Result<Link, IpcError> {
     let size = spec.map(RingSpec::size).unwrap_or_default();
-    let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(NO_ROOM)?;
+    let (files, control) = take_channel_descriptors(given.descriptors).ok_or(NO_ROOM)?;
     let control = Arc::new(ControlPage::of(control).map_err(os)?);
-    Link::map(files, role, size, control).map_err(os)
+    Link::map(files, given.offer.role, size, control).map_err(os)
 }

@@ -18,6 +18,7 @@ pub use port::StandInPort;
 use std::num::NonZeroU64;
 
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, NodeId};
+pub use broker_api::{LinkState, OpenIn};
 pub use ipc_core::CROWDED_AFTER;
 use ipc_core::ChannelId;
 
@@ -53,32 +54,9 @@ pub struct ProxiedInfo {
     pub incarnation: Option<NonZeroU64>,
 }
 
-/// A request to open a channel from a remote endpoint to a local one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OpenIn {
-    pub dc: DcId,
-    /// The remote caller and its node.
-    pub caller: Endpoint,
-    pub node: NodeId,
-    /// The local endpoint.
-    pub target: Endpoint,
-    pub lane: Lane,
-    pub ring: Option<RingSpec>,
-    /// The far node's number of the channel; comes back in [`ProxiedInfo`].
-    pub peer_channel: u64,
-    /// Of the caller, what [`ProxiedInfo::incarnation`] says there: a grant to it holds for this process only.
-    pub incarnation: Option<NonZeroU64>,
-}
-
 /// Names a request until its answer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u32);
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LinkState {
-    Up,
-    Down,
-}
 
 #[derive(Debug)]
 pub enum StandInEvent {

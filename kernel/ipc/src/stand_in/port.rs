@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, IpcError, NodeId};
+use broker_api::{FromProxy, Message, ProxiedOffer, ToProxy};
 use ipc_core::{Budget, ChannelId, Ended, posting};
 use ipc_shm::{ControlPage, Link, Role};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
@@ -13,8 +14,8 @@ use sys::eventfd::{Poller, Trigger, WriteInterest};
 use super::channel::ProxiedChannel;
 use super::watch::{Parties, WatchList, Watched};
 use super::{LinkState, LocalRole, OpenIn, ProxiedInfo, RequestId, StandInEvent};
-use crate::connection::{Connection, Notice};
-use crate::protocol::{Op, Packet, take_channel_descriptors};
+use crate::connection::{Line, Notice};
+use crate::descriptors::take_channel_descriptors;
 use crate::ring::RingSpec;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{Went, Yields, new_budget};
@@ -32,7 +33,7 @@ const TOKEN_WAKER: u64 = 1;
 /// The proxy's connection to its broker. One thread uses it at a time.
 #[derive(Debug)]
 pub struct StandInPort {
-    connection: Connection,
+    line: Line<ToProxy>,
     poller: Poller,
     waker: Waker,
     watched: WatchList,
@@ -43,11 +44,11 @@ pub struct StandInPort {
     budget: Budget,
     unpolled: u32,
     /// Requests without an answer, by number: a restarted broker is asked again.
-    asked: BTreeMap<u32, Packet>,
+    asked: BTreeMap<u32, OpenIn>,
     /// What the broker has not read yet. Of each channel there is little, so only parcels need a bound.
     unsent: VecDeque<Vec<u8>>,
     /// What was said of each link last: a restarted broker is told again.
-    links: BTreeMap<u16, Packet>,
+    links: BTreeMap<NodeId, LinkState>,
     /// Notifications in a channel that gave way to another: the broker makes that one next.
     handed_on: Option<(Parties, u64)>,
 }
@@ -64,12 +65,12 @@ impl StandInPort {
     /// `broker` is what `Broker::proxy_socket` gave. All channels of a predecessor come as `Resumed` first, then
     /// `AllResumed`.
     pub fn from_socket(broker: OwnedFd) -> Result<StandInPort, IpcError> {
-        let connection = Connection::new(broker);
+        let line = Line::new(broker);
         let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
-        poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
+        poller.add(line.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
         poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
         Ok(StandInPort {
-            connection,
+            line,
             poller,
             waker,
             watched: WatchList::default(),
@@ -152,22 +153,10 @@ impl StandInPort {
 
     /// Asks for a channel from a remote caller to a local endpoint. Answered by [`StandInEvent::OpenedIn`].
     pub fn open_in(&mut self, request: &OpenIn) -> Result<RequestId, IpcError> {
-        let size = request.ring.map(RingSpec::size).unwrap_or_default();
-        let packet = Packet {
-            dc: request.dc,
-            own: Some(request.target),
-            peer: Some(request.caller),
-            node: request.node,
-            lane: request.lane,
-            size,
-            far: request.peer_channel,
-            incarnation: request.incarnation,
-            ..Packet::new(Op::OpenIn)
-        };
-        let packet = Packet { request: self.connection.new_request(), ..packet };
-        self.post(&packet, &[])?;
-        self.asked.insert(packet.request, packet);
-        Ok(RequestId(packet.request))
+        let number = self.line.new_request();
+        self.post(number, &FromProxy::OpenIn(*request))?;
+        self.asked.insert(number, *request);
+        Ok(RequestId(number))
     }
 
     /// Tells the broker that a remote endpoint ended: its stand-in page goes dead, its channels close with `reason`
@@ -179,16 +168,14 @@ impl StandInPort {
         node: NodeId,
         reason: IpcError,
     ) -> Result<(), IpcError> {
-        let packet = Packet { dc, peer: Some(endpoint), node, value: reason.code(), ..Packet::new(Op::RemoteGone) };
-        self.post(&packet, &[])
+        self.post(0, &FromProxy::RemoteGone { dc, endpoint, node, reason })
     }
 
     /// Down: every endpoint of the node becomes unreachable and opening answers `NoLink`, until Up. A node is up before
     /// anything was said of it.
     pub fn link(&mut self, node: NodeId, state: LinkState) -> Result<(), IpcError> {
-        let packet = Packet { node, value: u32::from(state == LinkState::Up), ..Packet::new(Op::Link) };
-        self.links.insert(node.0, packet);
-        self.post(&packet, &[])
+        self.links.insert(node, state);
+        self.post(0, &FromProxy::Link { node, state })
     }
 
     /// What the broker of `node` tells ours. `TableFull`: it is lost, because our broker is away and much waits for it already.
@@ -196,7 +183,7 @@ impl StandInPort {
         if self.unsent.len() >= UNSENT_PARCELS_MAX {
             return Err(IpcError::TableFull);
         }
-        self.post(&Packet { node, ..Packet::new(Op::Parcel) }, bytes)
+        self.post(0, &FromProxy::Parcel { node, message: bytes.to_vec() })
     }
 
     /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`. The broker
@@ -205,13 +192,13 @@ impl StandInPort {
         if let Some(link) = self.watched.link(channel) {
             link.close(reason.code());
         }
-        self.post(&Packet { channel, value: reason.code(), ..Packet::new(Op::Close) }, &[])
+        self.post(0, &FromProxy::Close { channel, reason })
     }
 
     /// Never waits for the broker: the proxy has links to look after, and channels of which the broker knows nothing.
-    fn post(&mut self, packet: &Packet, body: &[u8]) -> Result<(), IpcError> {
-        let message = packet.with_body(body);
-        if self.unsent.is_empty() && self.connection.try_send(&message)? {
+    fn post(&mut self, request: u32, message: &FromProxy) -> Result<(), IpcError> {
+        let message = message.to_bytes(request);
+        if self.unsent.is_empty() && self.line.try_send(&message)? {
             return Ok(());
         }
         self.unsent.push_back(message);
@@ -220,7 +207,7 @@ impl StandInPort {
 
     fn send_unsent(&mut self) {
         while let Some(message) = self.unsent.front() {
-            match self.connection.try_send(message) {
+            match self.line.try_send(message) {
                 Ok(true) => drop(self.unsent.pop_front()),
                 Ok(false) => return,
                 // What it said last is read like everything else.
@@ -232,7 +219,7 @@ impl StandInPort {
     }
 
     fn watch_broker(&self, interest: WriteInterest) -> Result<(), IpcError> {
-        self.poller.set_writable_interest(self.connection.socket(), TOKEN_BROKER, interest).map_err(os)
+        self.poller.set_writable_interest(self.line.socket(), TOKEN_BROKER, interest).map_err(os)
     }
 
     fn look_for_a_while(&mut self) -> Result<Option<StandInEvent>, IpcError> {
@@ -302,12 +289,12 @@ impl StandInPort {
 
     fn take_notices(&mut self) {
         loop {
-            match self.connection.next_notice() {
+            match self.line.read() {
                 Ok(Some(notice)) => self.take_notice(notice),
                 Ok(None) => return,
                 Err(_) => {
                     // A socket at its end would be readable for ever.
-                    let _ = self.poller.remove(self.connection.socket());
+                    let _ = self.poller.remove(self.line.socket());
                     if self.broker == BrokerState::There {
                         self.broker = BrokerState::Lost;
                     }
@@ -317,57 +304,61 @@ impl StandInPort {
         }
     }
 
-    fn take_notice(&mut self, notice: Notice) {
-        let packet = notice.packet;
-        let request = RequestId(packet.request);
-        if packet.op == Op::Restarted {
+    fn take_notice(&mut self, notice: Notice<ToProxy>) {
+        let Notice { request, message, descriptors } = notice;
+        if message == ToProxy::Restarted {
             return self.ask_again();
         }
-        let was_asked = self.asked.remove(&packet.request).is_some();
+        let was_asked = self.asked.remove(&request).is_some();
         // A restarted broker says again what its predecessor may not have said.
-        let is_known = matches!(packet.op, Op::Opened | Op::Accepted) && self.watched.link(packet.channel).is_some();
-        if is_known || (packet.op == Op::Opened && !was_asked) {
-            return;
+        let is_known = |offer: &ProxiedOffer| self.watched.link(offer.channel).is_some();
+        match &message {
+            ToProxy::Opened(offer) if !was_asked || is_known(offer) => return,
+            ToProxy::Accepted(offer) if is_known(offer) => return,
+            _ => {}
         }
         let handed_on = if was_asked { self.handed_on.take() } else { None };
-        let event = match packet.op {
-            Op::Failed => StandInEvent::OpenedIn { request, result: Err(packet.error()) },
-            Op::Opened => {
-                let result = self.adopt(notice, handed_on);
+        let event = match message {
+            ToProxy::Failed { error } => StandInEvent::OpenedIn { request: RequestId(request), result: Err(error) },
+            ToProxy::Opened(offer) => {
+                let result = self.adopt(&offer, descriptors, handed_on);
                 if let Err(error) = &result {
-                    self.give_back(packet.channel, *error);
+                    self.give_back(offer.channel, *error);
                 }
-                StandInEvent::OpenedIn { request, result }
+                StandInEvent::OpenedIn { request: RequestId(request), result }
             }
-            Op::Accepted | Op::Resumed => match self.adopt(notice, None) {
-                Ok(channel) if packet.op == Op::Accepted => StandInEvent::OpenOut(channel),
+            ToProxy::Accepted(offer) => match self.adopt(&offer, descriptors, None) {
+                Ok(channel) => StandInEvent::OpenOut(channel),
+                Err(error) => return self.give_back(offer.channel, error),
+            },
+            ToProxy::Resumed(offer) => match self.adopt(&offer, descriptors, None) {
                 Ok(channel) => {
                     // The last proxy may have been killed between what it published and the wake-up for it.
                     channel.kick();
                     StandInEvent::Resumed(channel)
                 }
-                Err(error) => return self.give_back(packet.channel, error),
+                Err(error) => return self.give_back(offer.channel, error),
             },
-            Op::AllResumed => StandInEvent::AllResumed,
-            Op::Ended => {
-                if let Some(Watched { link, parties, .. }) = self.watched.remove(packet.channel) {
+            ToProxy::AllResumed => StandInEvent::AllResumed,
+            ToProxy::Ended { channel, reason, .. } => {
+                if let Some(Watched { link, parties, .. }) = self.watched.remove(channel) {
                     let _ = self.poller.remove(link.bell_in());
                     // The broker cannot write our side; a local party that lives must see the end there.
                     let say_closed = || {
                         if link.own_closed() == 0 {
-                            link.close(packet.error().code());
+                            link.close(reason.code());
                         }
                     };
-                    if packet.error() == IpcError::EndpointInUse {
+                    if reason == IpcError::EndpointInUse {
                         self.handed_on = Some((parties, posting::close(&*link, say_closed)));
                     } else {
                         say_closed();
                     }
                 }
-                StandInEvent::Closed { channel: packet.channel, reason: packet.error() }
+                StandInEvent::Closed { channel, reason }
             }
-            Op::Parcel => StandInEvent::Parcel { node: packet.node, bytes: notice.body },
-            _ => return,
+            ToProxy::Parcel { node, message } => StandInEvent::Parcel { node, bytes: message },
+            ToProxy::Restarted => return,
         };
         self.pending.push_back(event);
     }
@@ -379,41 +370,46 @@ impl StandInPort {
     }
 
     fn ask_again(&mut self) {
-        let packets: Vec<Packet> = self.links.values().chain(self.asked.values()).copied().collect();
-        for packet in packets {
+        let links = self.links.iter().map(|(node, state)| (0, FromProxy::Link { node: *node, state: *state }));
+        let asked = self.asked.iter().map(|(request, open)| (*request, FromProxy::OpenIn(*open)));
+        for (request, message) in links.chain(asked).collect::<Vec<_>>() {
             // A broker that is lost again is reported by the next read.
-            let _ = self.post(&packet, &[]);
+            let _ = self.post(request, &message);
         }
     }
 
-    fn adopt(&mut self, notice: Notice, handed_on: Option<(Parties, u64)>) -> Result<ProxiedChannel, IpcError> {
-        let packet = notice.packet;
-        let ring = packet.ring().map(RingSpec::check).transpose()?;
-        let (files, control) = take_channel_descriptors(notice.descriptors).ok_or(crate::port::NO_ROOM)?;
+    fn adopt(
+        &mut self,
+        offer: &ProxiedOffer,
+        descriptors: Vec<OwnedFd>,
+        handed_on: Option<(Parties, u64)>,
+    ) -> Result<ProxiedChannel, IpcError> {
+        let ring = offer.ring.map(RingSpec::check).transpose()?;
+        let (files, control) = take_channel_descriptors(descriptors).ok_or(crate::port::NO_ROOM)?;
         let control = Arc::new(ControlPage::of(control).map_err(os)?);
-        let role = if packet.role == Role::Right { LocalRole::Client } else { LocalRole::Server };
+        let role = if offer.role == Role::Right { LocalRole::Client } else { LocalRole::Server };
         let info = ProxiedInfo {
-            channel: packet.channel,
-            dc: packet.dc,
-            local: packet.own.ok_or(IpcError::NoBroker)?,
-            remote: packet.peer.ok_or(IpcError::NoBroker)?,
-            node: packet.node,
-            lane: packet.lane,
+            channel: offer.channel,
+            dc: offer.dc,
+            local: offer.local,
+            remote: offer.remote,
+            node: offer.node,
+            lane: offer.lane,
             ring,
             role,
-            calls: packet.peer_calls(),
-            peer_channel: packet.far,
+            calls: offer.calls.peer,
+            peer_channel: offer.peer_channel,
             incarnation: control.incarnation().home.filter(|_| role == LocalRole::Client),
         };
         let size = ring.map(RingSpec::size).unwrap_or_default();
-        let link = Arc::new(Link::map(files, packet.role, size, control).map_err(os)?);
+        let link = Arc::new(Link::map(files, offer.role, size, control).map_err(os)?);
         let parties = Parties { dc: info.dc, local: info.local, remote: info.remote, lane: info.lane };
         if let Some((_, mask)) = handed_on.filter(|(of, _)| *of == parties) {
             link.post_for_peer(mask);
         }
-        let key = self.watched.insert(packet.channel, parties, link.clone());
+        let key = self.watched.insert(offer.channel, parties, link.clone());
         if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
-            self.watched.remove(packet.channel);
+            self.watched.remove(offer.channel);
             return Err(os(error));
         }
         Ok(ProxiedChannel::new(info, link))

@@ -9,35 +9,33 @@
 
 use std::ops::Range;
 
-use abi::layout::word;
-use abi::{DcId, Endpoint, Epoch, Lane, NodeId, PairId};
-use ipc_core::ChannelId;
-use ipc_shm::Reading;
+use abi::ring::RingSpec;
+use abi::{ChannelId, DcId, Endpoint, Epoch, Lane, NodeId, PairId};
 
-use crate::RingSpec;
-use crate::protocol::BODY_BYTES_MAX;
+use crate::BODY_BYTES_MAX;
 
-/// What is asked for.
+/// What is asked for: one record, or a list from a place on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Topic {
+pub enum Question {
+    /// [`DcInfo`].
     Dc,
-    /// One, wherever it is.
-    Endpoint,
-    Endpoints,
-    /// Of one endpoint, or all.
-    Channels,
-    Proxies,
+    /// [`EndpointInfo`] of one, wherever it is.
+    Endpoint(Endpoint),
+    /// [`EndpointInfo`].
+    Endpoints { from: Cursor },
+    /// [`ChannelInfo`] of the channels of one endpoint, or of all.
+    Channels { of: Option<Endpoint>, from: Cursor },
+    /// [`ProxyInfo`].
+    Proxies { from: Cursor },
 }
 
-impl Topic {
-    const ALL: [Topic; 5] = [Topic::Dc, Topic::Endpoint, Topic::Endpoints, Topic::Channels, Topic::Proxies];
-
-    pub fn number(self) -> u32 {
-        self as u32
-    }
-
-    pub fn of(number: u32) -> Option<Topic> {
-        Topic::ALL.into_iter().find(|topic| topic.number() == number)
+impl Question {
+    /// Where the list begins.
+    pub fn from(self) -> Cursor {
+        match self {
+            Question::Dc | Question::Endpoint(_) => Cursor::START,
+            Question::Endpoints { from } | Question::Channels { from, .. } | Question::Proxies { from } => from,
+        }
     }
 }
 
@@ -193,26 +191,6 @@ pub struct EndCounts {
     pub entries: u32,
     /// Entries of the other end that it took.
     pub entries_taken: u32,
-}
-
-impl EndCounts {
-    pub fn of(reading: &Reading) -> EndCounts {
-        let last = match reading.word & word::KIND_MASK {
-            _ if reading.word == 0 => Sent::Nothing,
-            word::REQUEST => Sent::Request,
-            word::REPLY => Sent::Reply,
-            _ => Sent::Message,
-        };
-        EndCounts {
-            messages: reading.word >> word::FLAG_BITS,
-            last,
-            taken: reading.taken >> word::FLAG_BITS,
-            awaits_answer: reading.awaits != 0,
-            notifications: reading.notified,
-            entries: reading.ring_tail,
-            entries_taken: reading.ring_head,
-        }
-    }
 }
 
 /// One channel with a party on the node that was asked.
@@ -498,22 +476,5 @@ mod tests {
                 is_stable::<ProxyInfo>(bytes);
             }
         }
-    }
-
-    #[test]
-    fn numbers_of_messages_and_kinds_are_those_of_the_words() {
-        let of = |word, taken, awaits| EndCounts::of(&Reading { word, taken, awaits, ..Reading::default() });
-        let counts = of(word::next(6 << word::FLAG_BITS, word::REQUEST | word::TIMED), 5 << word::FLAG_BITS, 1);
-        assert_eq!((counts.messages, counts.last, counts.taken, counts.awaits_answer), (7, Sent::Request, 5, true));
-        assert_eq!(of(0, 0, 0).last, Sent::Nothing);
-        assert_eq!(of(9 << word::FLAG_BITS | word::REPLY | word::INLINE, 0, 0).last, Sent::Reply);
-    }
-
-    #[test]
-    fn topics_have_their_numbers() {
-        for topic in Topic::ALL {
-            assert_eq!(Topic::of(topic.number()), Some(topic));
-        }
-        assert_eq!(Topic::of(5), None);
     }
 }
