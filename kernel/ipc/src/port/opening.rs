@@ -196,12 +196,9 @@ impl Port {
     fn take_notice(&mut self, notice: Notice<ToPort>) {
         let Notice { request, message, descriptors } = notice;
         match message {
-            // A channel that cannot be had is refused.
-            ToPort::Accepted(offer) => {
-                // A restarted broker says again what its predecessor may not have said.
-                if self.slots.by_channel(offer.channel).is_none() && !self.lanes.knows(offer.channel) {
-                    let _ = self.adopt_channel(Given { offer, descriptors });
-                }
+            // A channel that cannot be had is refused. A restarted broker says again what its predecessor may not have said.
+            ToPort::Accepted(offer) if !self.has_channel(offer.channel) => {
+                let _ = self.adopt_channel(Given { offer, descriptors });
             }
             ToPort::Ended { channel, reason, .. } => {
                 if let Some(key) = self.slots.by_channel(channel) {
@@ -221,9 +218,13 @@ impl Port {
                     let _ = self.adopt_channel(Given { offer, descriptors });
                 }
             }
-            // Answers to calls that were given up.
+            // Answers to calls that were given up, and channels that are known.
             _ => {}
         }
+    }
+
+    fn has_channel(&self, channel: ipc_core::ChannelId) -> bool {
+        self.slots.by_channel(channel).is_some() || self.lanes.knows(channel)
     }
 
     /// The other end of a ring that was revoked may be a client that reads no notices.
