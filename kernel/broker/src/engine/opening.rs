@@ -152,6 +152,7 @@ impl Engine {
         wish: LaneWish,
         ring: Option<RingSpec>,
     ) -> Result<Made, IpcError> {
+        let size = ring.map(RingSpec::size).unwrap_or_default();
         let id = self.new_channel();
         let charge = self.charge_channel(dc, left, right, size.arena_bytes)?;
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
@@ -159,7 +160,6 @@ impl Engine {
         let pair = proxied.map(|node| self.pair_between(dc, left, right, node)).unwrap_or_default();
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let lane = container.table.lane_for(left, right, wish)?;
-        let size = ring.map(RingSpec::size).unwrap_or_default();
         let Size { entries, arena_bytes } = size;
         let channel = Channel { id, left, right, lane, entries, arena_bytes, proxied, pair };
         let files = ChannelFiles::create(size).map_err(os)?;
