@@ -12,6 +12,7 @@ mod node;
 pub mod path;
 mod process;
 pub mod stream;
+mod tree;
 
 pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
@@ -23,3 +24,4 @@ pub use node::{
     Version,
 };
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
+pub use tree::{TREE, in_tree};

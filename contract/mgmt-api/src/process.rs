@@ -46,7 +46,7 @@ pub enum RootFs {
     /// The host's system directories, read-only, and the tree at `/dc`.
     #[default]
     Host,
-    /// A directory of the tree.
+    /// A directory of the tree ([`crate::in_tree`]).
     Tree(String),
 }
 

@@ -247,6 +247,12 @@ impl Plan {
         if run.workdir.as_ref().is_some_and(|dir| !dir.starts_with('/')) {
             return Err(bad("the working directory must begin with '/'", "--workdir /dc"));
         }
+        let root = match &run.root {
+            RootFs::Host => RootFs::Host,
+            RootFs::Tree(path) => RootFs::Tree(
+                mgmt_api::in_tree(path).ok_or_else(|| bad("the root leads out of the tree", "--root /debian"))?,
+            ),
+        };
         let mut variables = Variables::default();
         variables.set("PATH", PATH);
         variables.set("HOME", if run.uid == 0 { "/root" } else { "/tmp" });
@@ -267,7 +273,7 @@ impl Plan {
             argv: c_strings(run.argv.iter().cloned()).map_err(nul)?,
             env: c_strings(variables.pairs()).map_err(nul)?,
             paths: c_strings(candidates(name, &path)).map_err(nul)?,
-            root: run.root.clone(),
+            root,
             workdir: run.workdir.clone().map(CString::new).transpose().map_err(nul)?,
             uid: run.uid,
             gid: run.gid,
@@ -536,13 +542,14 @@ mod tests {
 
     #[test]
     fn request_that_no_program_can_have_is_refused() {
-        let cases: [fn(&mut RunRequest); 7] = [
+        let cases: [fn(&mut RunRequest); 8] = [
             |run| run.argv.clear(),
             |run| run.argv = vec![String::new()],
             |run| run.argv.push("a\0b".into()),
             |run| run.env.push("novalue".into()),
             |run| run.uid = 65_536,
             |run| run.workdir = Some("relative".into()),
+            |run| run.root = RootFs::Tree("/a/../../etc".into()),
             |run| run.argv.push("x".repeat(ARGUMENT_BYTES_MAX)),
         ];
         for (at, spoil) in cases.iter().enumerate() {
