@@ -292,6 +292,10 @@ impl Fs {
         }
     }
 
+    pub(crate) fn files_free(&self) -> u64 {
+        self.layout.files_free(self.meta_used())
+    }
+
     fn meta_used(&self) -> u64 {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.active_bytes() as u64
     }

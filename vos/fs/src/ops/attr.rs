@@ -111,7 +111,7 @@ pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
         let blocks = locked(&fs.blocks);
         (blocks.blocks(), blocks.available().saturating_add(lingering_blocks).min(blocks.blocks()))
     };
-    let files_max = fs.layout.files_max();
-    let files = fs.counters().inodes.saturating_sub(lingering);
-    Ok(Reply::done([blocks, free, files_max, files_max.saturating_sub(files)]))
+    // Files that linger are not there for anybody who counts.
+    let (files, files_free) = (fs.counters().inodes.saturating_sub(lingering), fs.files_free());
+    Ok(Reply::done([blocks, free, files + files_free, files_free]))
 }
