@@ -384,18 +384,16 @@ async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Pr
     if status.is_success() { parse(&bytes) } else { Err(Failure(parse(&bytes)?)) }
 }
 
-/// The program that unpacks an imported tree inside the container: owners and modes as the archive says.
+/// The program that unpacks an imported tree inside the container: our own binary, which the keeper is before it becomes a program.
 fn unpacker(path: &str) -> Result<RunRequest, Failure> {
-    if path.split('/').any(|part| part == "..") || path.contains('\0') {
+    let Some(target) = mgmt_api::in_tree(path) else {
         return Err(failure(
             ErrorKind::BadRequest,
             format!("{path:?} is not a path in the tree"),
             "an absolute path without ..",
         ));
-    }
-    let script = "mkdir -p -- \"$1\" && exec tar --extract --file - --directory \"$1\" --preserve-permissions --same-owner --numeric-owner";
-    let target = format!("/dc/{}", path.trim_matches('/'));
-    let argv = ["sh", "-c", script, "dvs-import", &target].map(str::to_owned).to_vec();
+    };
+    let argv = ["/proc/self/exe", "internal", "unpack", &target].map(str::to_owned).to_vec();
     Ok(RunRequest {
         argv,
         node: None,
