@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod dc;
 mod error;
 mod node;
@@ -14,6 +15,7 @@ mod process;
 pub mod stream;
 mod tree;
 
+pub use bytes::{Bytes, NoHex};
 pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
     WaitMode, default_subnet, valid_name,

@@ -2,19 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Bytes;
+
 /// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunRequest {
-    /// Program and arguments; the program is looked up in PATH inside.
-    pub argv: Vec<String>,
+    /// Program and arguments; the program is looked up in PATH inside. Each is a string, or `{"hex": "ff00"}` when it is no UTF-8.
+    pub argv: Vec<Bytes>,
     /// Absent: the first node of the container.
     #[serde(default)]
     pub node: Option<String>,
-    /// `K=V`, added to a small default environment.
+    /// `K=V`, added to a small default environment; of bytes like the arguments.
     #[serde(default)]
-    pub env: Vec<String>,
+    pub env: Vec<Bytes>,
     #[serde(default)]
-    pub workdir: Option<String>,
+    pub workdir: Option<Bytes>,
     #[serde(default)]
     pub root: RootFs,
     /// Inside the container.
@@ -85,6 +87,7 @@ pub struct Process {
     pub memory_bytes: u64,
     /// Milliseconds since 1970, UTC.
     pub start_ms: u64,
+    /// Bytes that are no UTF-8 are replaced.
     pub command: Vec<String>,
     /// It has a terminal of its own: who attaches to it makes theirs raw.
     #[serde(default)]

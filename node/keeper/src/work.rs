@@ -203,7 +203,7 @@ impl Keeper {
             id,
             pid: 0,
             pidfd: None,
-            command: run.argv.clone(),
+            command: run.argv.iter().map(mgmt_api::Bytes::lossy).collect(),
             uid: run.uid,
             start_ms: now_ms(),
             launch_limit: Instant::now() + self.options.launch_limit(),

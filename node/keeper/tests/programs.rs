@@ -380,7 +380,7 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     let exec =
         mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", "cat /tmp/mark; kill -0 $OTHER && echo alive"]) };
     let mut exec = exec;
-    exec.run.env.push(format!("OTHER={pid}"));
+    exec.run.env.push(format!("OTHER={pid}").into());
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper.client.exec(&exec, Some(theirs.as_fd()), &[]).expect("exec");
     drop(theirs);

@@ -393,12 +393,12 @@ fn unpacker(path: &str) -> Result<RunRequest, Failure> {
             "an absolute path without ..",
         ));
     };
-    let argv = ["/proc/self/exe", "internal", "unpack", &target].map(str::to_owned).to_vec();
+    let argv = ["/proc/self/exe", "internal", "unpack", &target].map(mgmt_api::Bytes::from).to_vec();
     Ok(RunRequest {
         argv,
         node: None,
         env: Vec::new(),
-        workdir: Some("/".to_owned()),
+        workdir: Some("/".into()),
         root: mgmt_api::RootFs::Host,
         uid: 0,
         gid: 0,

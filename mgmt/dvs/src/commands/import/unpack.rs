@@ -60,7 +60,7 @@ const INCOMPLETE: u8 = 2;
 
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Directory in the container's tree; made when it is not there.
+    /// Directory as programs see it, in the container's tree; made when it is not there.
     destination: PathBuf,
 }
 
@@ -88,7 +88,8 @@ pub fn execute(options: &Options) -> ExitCode {
     // A large pipe saves the sender wake-ups; without it things go on more slowly.
     let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIECE_BYTES);
     let _ = rustix::process::umask(Mode::empty());
-    match unpack(stdin, Path::new(super::TREE), &options.destination) {
+    let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
+    match unpack(stdin, Path::new(super::TREE), inside) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(INCOMPLETE),
         Err(error) => {
