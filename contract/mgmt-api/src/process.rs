@@ -72,7 +72,7 @@ pub enum ProcessState {
     Sleeping,
     Stopped,
     Zombie,
-    /// Started by `run`, ended; kept until the container stops or 1,000 newer ones ended.
+    /// Started by `run`, ended; kept, also while the container is stopped, until 1,000 newer ones ended or a program gets its PID.
     Exited,
 }
 
@@ -95,6 +95,9 @@ pub struct Process {
     /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
+    /// Why it ended, where the status alone does not say: `out of memory`, `lost with its keeper`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
