@@ -342,6 +342,8 @@ impl Fs {
         let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
         let mut blocks = locked(&self.blocks);
         blocks.give_back(&runs);
+        // After a restart nothing is known of what has its space; most of it lies at the start.
+        blocks.rewind();
         let count = runs.iter().map(|run| run.count).sum();
         let is_aside = |piece| self.aside.has_piece(piece);
         match errno {
