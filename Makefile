@@ -13,7 +13,7 @@ all: build
 help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
-	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system (three quarters of an hour)"
+	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system, files compared with one kernel (two hours)"
 	@echo "make bench        M3-IPC beside other mechanisms, a quarter of an hour (BENCH=ipc or proxy for one half, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make lib          the C library, libm3ipc"

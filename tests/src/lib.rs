@@ -24,6 +24,8 @@ const COMMAND_SECONDS: &str = "120";
 /// A cluster of simulated nodes `n1`, `n2` … on this machine.
 pub struct Cluster {
     directory: tempfile::TempDir,
+    /// The file system on which all of it lies, when it has one of its own.
+    disk: Option<tempfile::NamedTempFile>,
 }
 
 impl Cluster {
@@ -35,20 +37,37 @@ impl Cluster {
     /// With more options of `dvs dev up`.
     pub fn up_with(nodes: usize, more: &[&str]) -> Cluster {
         let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
-        let cluster = Cluster { directory };
-        let nodes = nodes.to_string();
-        cluster.ok(&[&["dev", "up", "--nodes", &nodes], more].concat());
+        let cluster = Cluster { directory, disk: None };
+        cluster.begin(nodes, more);
         cluster
     }
 
     /// On a kernel that has none of these features (`DVS_WITHOUT`).
     pub fn up_without(nodes: usize, features: &str) -> Cluster {
         let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
-        let cluster = Cluster { directory };
+        let cluster = Cluster { directory, disk: None };
         let mut command = cluster.command(&["dev", "up", "--nodes", &nodes.to_string()]);
         let done = command.env("DVS_WITHOUT", features).output().expect("dvs starts");
         assert!(done.status.success(), "{done:?}{}", cluster.logs());
         cluster
+    }
+
+    /// On a small ext4 of its own, which can be filled. `None`: this machine cannot mount one.
+    pub fn up_on_disk(nodes: usize, bytes: u64) -> Option<Cluster> {
+        let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
+        let disk = tempfile::NamedTempFile::new_in("/tmp").expect("temporary file");
+        disk.as_file().set_len(bytes).expect("a sparse file");
+        let done = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+        let is_mounted = done(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(disk.path()))
+            && done(Command::new("mount").args(["-o", "loop"]).arg(disk.path()).arg(directory.path()));
+        let cluster = Cluster { directory, disk: is_mounted.then_some(disk) };
+        cluster.disk.as_ref()?;
+        cluster.begin(nodes, &[]);
+        Some(cluster)
+    }
+
+    fn begin(&self, nodes: usize, more: &[&str]) {
+        self.ok(&[&["dev", "up", "--nodes", &nodes.to_string()], more].concat());
     }
 
     /// A container over the first `nodes` nodes, started.
@@ -194,11 +213,12 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         // A test may have taken it down itself.
-        if files_ending(self.directory.path(), "cluster.json").is_empty() {
-            return;
+        let is_down = files_ending(self.directory.path(), "cluster.json").is_empty();
+        let done = (!is_down).then(|| self.output(&["dev", "down"]));
+        if self.disk.is_some() {
+            let _ = Command::new("umount").arg("-l").arg(self.directory.path()).status();
         }
-        let done = self.output(&["dev", "down"]);
-        if !done.status.success() && !std::thread::panicking() {
+        if let Some(done) = done.filter(|done| !done.status.success() && !std::thread::panicking()) {
             panic!("dev down failed: {}", String::from_utf8_lossy(&done.stderr));
         }
     }

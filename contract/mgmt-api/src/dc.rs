@@ -42,7 +42,7 @@ pub struct DcSpec {
     /// Servers of the virtual OS. What is not named here is added with its node chosen: one `fs`, one `ds`.
     #[serde(default)]
     pub servers: Vec<ServerSpec>,
-    /// The first one holds the file tree. None: one of 4 GiB, sparse, is added.
+    /// The first one holds the file tree. None: one of 1 GiB is added.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
 }
@@ -150,9 +150,12 @@ pub struct DiskSpec {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskStore {
-    /// A sparse file in the node's state directory.
+    /// A file in the node's state directory that has all its space from the start.
     #[default]
     Image,
+    /// A file there that takes space as it is used. Together such files may be larger than what is free: whoever writes when there is nothing left
+    /// gets `ENOSPC`.
+    Sparse,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

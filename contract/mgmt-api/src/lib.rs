@@ -6,13 +6,16 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod dc;
 mod error;
 mod node;
 pub mod path;
 mod process;
 pub mod stream;
+mod tree;
 
+pub use bytes::{Bytes, NoHex};
 pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
     WaitMode, default_subnet, valid_name,
@@ -23,3 +26,4 @@ pub use node::{
     Version,
 };
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
+pub use tree::{TREE, in_tree};

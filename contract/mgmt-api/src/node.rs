@@ -51,6 +51,12 @@ pub struct Node {
     pub memory_bytes: u64,
     /// Names of the containers that have a share on this node.
     pub dcs: Vec<String>,
+    /// What is not well there, as the node says; a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// What images of disks may still take of its state directory's file system; absent as the links are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_free_bytes: Option<u64>,
     /// As the node itself sees them; absent when it was not asked or does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<Vec<LinkInfo>>,

@@ -37,8 +37,9 @@ pub const PROCESS_ATTACH: &str = "/v1/dcs/{dc}/processes/{pid}/attach";
 pub const PROCESS_LOGS: &str = "/v1/dcs/{dc}/processes/{pid}/logs";
 /// GET: list of [`crate::ChannelInfo`] of the container on the answering node.
 pub const DC_CHANNELS: &str = "/v1/dcs/{dc}/channels";
-/// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1`: the client sends a tar stream as stdin frames; it is unpacked into the
-/// tree by a process inside the container; exit frame ends.
+/// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1` ([`crate::in_tree`]): the client sends a tar stream as stdin frames, plain or compressed
+/// with gzip, bzip2, xz or zstd; it is unpacked into the tree by a process inside the container, which follows no link; exit frame ends. Status 2: some
+/// entries could not be made; standard error names them.
 pub const DC_IMPORT: &str = "/v1/dcs/{dc}/import";
 
 /// Fills the names into a path: `fill(DC_START, &[("dc", "shop")])`.

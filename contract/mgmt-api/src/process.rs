@@ -2,19 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Bytes;
+
 /// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunRequest {
-    /// Program and arguments; the program is looked up in PATH inside.
-    pub argv: Vec<String>,
+    /// Program and arguments; the program is looked up in PATH inside. Each is a string, or `{"hex": "ff00"}` when it is no UTF-8.
+    pub argv: Vec<Bytes>,
     /// Absent: the first node of the container.
     #[serde(default)]
     pub node: Option<String>,
-    /// `K=V`, added to a small default environment.
+    /// `K=V`, added to a small default environment; of bytes like the arguments.
     #[serde(default)]
-    pub env: Vec<String>,
+    pub env: Vec<Bytes>,
     #[serde(default)]
-    pub workdir: Option<String>,
+    pub workdir: Option<Bytes>,
     #[serde(default)]
     pub root: RootFs,
     /// Inside the container.
@@ -46,7 +48,7 @@ pub enum RootFs {
     /// The host's system directories, read-only, and the tree at `/dc`.
     #[default]
     Host,
-    /// A directory of the tree.
+    /// A directory of the tree ([`crate::in_tree`]).
     Tree(String),
 }
 
@@ -70,7 +72,7 @@ pub enum ProcessState {
     Sleeping,
     Stopped,
     Zombie,
-    /// Started by `run`, ended; kept until the container stops or 1,000 newer ones ended.
+    /// Started by `run`, ended; kept, also while the container is stopped, until 1,000 newer ones ended or a program gets its PID.
     Exited,
 }
 
@@ -85,6 +87,7 @@ pub struct Process {
     pub memory_bytes: u64,
     /// Milliseconds since 1970, UTC.
     pub start_ms: u64,
+    /// Bytes that are no UTF-8 are replaced.
     pub command: Vec<String>,
     /// It has a terminal of its own: who attaches to it makes theirs raw.
     #[serde(default)]
@@ -92,6 +95,9 @@ pub struct Process {
     /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
+    /// Why it ended, where the status alone does not say: `out of memory`, `lost with its keeper`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

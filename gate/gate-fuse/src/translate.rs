@@ -372,8 +372,9 @@ fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {
     ];
     let has = |bit| head.valid & bit != 0;
     let mut valid = PAIRS.iter().filter(|(theirs, _)| has(*theirs)).fold(0, |valid, (_, ours)| valid | ours);
-    // A change of owner takes the set-id bits with it, whoever makes it: the kernel leaves that to us.
-    if (has(fattr::UID) || has(fattr::GID)) && !has(fattr::MODE) {
+    // A change of owner takes the set-id bits with it, whoever makes it: the kernel leaves that to us. One that names neither owner nor
+    // group (-1, -1) does so, too, and is the only request that asks for nothing else.
+    if (has(fattr::UID) || has(fattr::GID) || valid == 0) && !has(fattr::MODE) {
         valid |= fs::valid::KILL_SUID;
     }
     let atime = if has(fattr::ATIME_NOW) { now } else { nanoseconds(head.atime, head.atimensec) };

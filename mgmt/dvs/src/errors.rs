@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use mgmt_api::{ErrorBody, ErrorKind};
 
 use crate::output::printable;
+use crate::pump::PumpError;
 
 /// Exit status of every failure that has no better one.
 pub const GENERAL: u8 = 1;
@@ -126,6 +127,15 @@ impl From<client::Error> for Failure {
                 failure.hint("dvs version (the daemon may be of another version)")
             }
             _ => failure,
+        }
+    }
+}
+
+impl From<PumpError> for Failure {
+    fn from(error: PumpError) -> Failure {
+        match error {
+            PumpError::Stream(error) => error.into(),
+            PumpError::Output { ref source, .. } => Failure::new(error.to_string()).because(source),
         }
     }
 }

@@ -61,6 +61,20 @@ pub enum DetachKeys {
     Passed,
 }
 
+/// Why there is no end to tell.
+#[derive(Debug, thiserror::Error)]
+pub enum PumpError {
+    #[error(transparent)]
+    Stream(#[from] client::Error),
+    /// The program's output is in its log all the same.
+    #[error("{output} cannot be written")]
+    Output {
+        output: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
 /// A way to send signals that does not queue behind input.
 pub trait Post {
     /// False: try the stream instead.
@@ -91,7 +105,7 @@ pub async fn run(
     mut ends: Ends,
     pid: &Cell<Option<u32>>,
     post: &impl Post,
-) -> Result<Ended, client::Error> {
+) -> Result<Ended, PumpError> {
     let Stream { mut reader, mut writer } = stream;
     let ended = {
         let reading = read_frames(&mut reader, &ends.stdout, &ends.stderr, (&ends.events_in, ends.closed_output), pid);
@@ -107,8 +121,12 @@ pub async fn run(
         writer.forget();
     }
     // What arrived is written even when the stream broke.
-    ends.stdout.finish().and(ends.stderr.finish())?;
-    ended
+    let written = [("standard output", ends.stdout.finish()), ("standard error", ends.stderr.finish())];
+    let ended = ended?;
+    for (output, written) in written {
+        written.map_err(|source| PumpError::Output { output, source })?;
+    }
+    Ok(ended)
 }
 
 async fn read_frames(
@@ -322,10 +340,10 @@ impl Output {
     }
 
     /// Waits until everything is written. A closed reader is no failure of ours.
-    fn finish(self) -> Result<(), client::Error> {
+    fn finish(self) -> io::Result<()> {
         drop(self.queue);
         match self.thread.join() {
-            Ok(Err(cause)) if cause.kind() != io::ErrorKind::BrokenPipe => Err(client::Error::Broken(Box::new(cause))),
+            Ok(Err(cause)) if cause.kind() != io::ErrorKind::BrokenPipe => Err(cause),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,9 @@
 //! Sizes and signals as people type them.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use mgmt_api::WaitMode;
 
 /// `4G`, `512M`, `1.5GiB`, `4096`: binary units, as memory and disks of containers are counted.
@@ -102,14 +106,22 @@ pub fn parse_wait_mode(text: &str) -> Result<WaitMode, String> {
     known.ok_or_else(|| "park, adaptive or spin".to_owned())
 }
 
+/// For `clap`: environment variables are bytes.
+pub fn parse_env() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(resolve_env)
+}
+
 /// `K=V`, or `K` for the value in our own environment.
-pub fn parse_env(text: &str) -> Result<String, String> {
-    match text.split_once('=') {
-        Some(("", _)) => Err("a variable needs a name: KEY=VALUE".to_owned()),
-        Some(_) => Ok(text.to_owned()),
-        None => std::env::var(text)
-            .map(|value| format!("{text}={value}"))
-            .map_err(|_| format!("{text} is not set here; write {text}=VALUE")),
+pub fn resolve_env(text: OsString) -> Result<OsString, String> {
+    match text.as_bytes().iter().position(|byte| *byte == b'=') {
+        Some(0) => Err("a variable needs a name: KEY=VALUE".to_owned()),
+        Some(_) => Ok(text),
+        None => {
+            let value = std::env::var_os(&text);
+            let name = text.to_string_lossy();
+            let value = value.ok_or_else(|| format!("{name} is not set here; write {name}=VALUE"))?;
+            Ok([&text, OsStr::new("="), &value].into_iter().collect())
+        }
     }
 }
 

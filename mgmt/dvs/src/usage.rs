@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
@@ -23,8 +23,8 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
     let what = first.strip_prefix("error: ").unwrap_or(first);
     let lines: Vec<&str> = what.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     // How to pass something odd as a value is hardly ever what was meant.
-    let tip = paragraphs.find_map(|text| text.trim().strip_prefix("tip: ").map(str::to_owned));
-    let tip = tip.filter(|tip| !tip.starts_with("to pass"));
+    let mut tips = paragraphs.flat_map(str::lines).filter_map(|line| line.trim().strip_prefix("tip: "));
+    let tip = tips.find(|tip| !tip.starts_with("to pass")).map(str::to_owned);
     let meant = meant(arguments);
     let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
     let tip = match (error.kind(), argument.as_deref()) {
@@ -32,7 +32,9 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
             Some(format!("-o {}", format.trim_start_matches('-')))
         }
         // The usage says no more than that there is one.
-        (ErrorKind::InvalidSubcommand, _) => tip.or_else(|| Some(help_of(&meant))),
+        (ErrorKind::InvalidSubcommand, _) => {
+            similar(error, &meant).or_else(|| known_elsewhere(error, &meant)).or_else(|| Some(help_of(&meant)))
+        }
         _ => tip,
     };
     let what = match lines.is_empty() {
@@ -41,6 +43,44 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
     };
     let hint = tip.unwrap_or_else(|| usage(&meant, rendered.contains("Usage: ")));
     Failure::usage(what).status(status_of(&meant)).hint(hint)
+}
+
+/// Commands that look like what was typed; those of the machinery are nobody's to type.
+fn similar(error: &clap::Error, meant: &[String]) -> Option<String> {
+    let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else { return None };
+    let root = Cli::command();
+    let group = meant.iter().try_fold(&root, |command, name| command.find_subcommand(name))?;
+    let is_shown = |name: &&String| group.find_subcommand(name).is_some_and(|command| !command.is_hide_set());
+    // Names and their aliases stand side by side.
+    let mut shown: Vec<&str> =
+        names.iter().filter(is_shown).filter_map(|name| Some(group.find_subcommand(name)?.get_name())).collect();
+    shown.dedup();
+    let typed: Vec<String> = shown.iter().map(|name| [&words(meant), *name].join(" ")).collect();
+    (!typed.is_empty()).then(|| typed.join(" or "))
+}
+
+/// What people type elsewhere, and what it is called here.
+fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
+    const KNOWN: [(&str, &str); 15] = [
+        ("start", "dvs dc start"),
+        ("stop", "dvs dc stop"),
+        ("create", "dvs dc create"),
+        ("rm", "dvs dc delete"),
+        ("delete", "dvs dc delete"),
+        ("inspect", "dvs dc inspect"),
+        ("ls", "dvs dc ls, or dvs ps"),
+        ("list", "dvs dc ls, or dvs ps"),
+        ("cp", "dvs import"),
+        ("load", "dvs import"),
+        ("top", "dvs ps"),
+        ("nodes", "dvs node ls"),
+        ("up", "dvs dev up"),
+        ("down", "dvs dev down"),
+        ("shell", "dvs run -it DC -- bash"),
+    ];
+    let word = error.get(ContextKind::InvalidSubcommand)?.to_string();
+    let known = KNOWN.iter().find(|(name, _)| meant.is_empty() && *name == word);
+    known.map(|(_, here)| (*here).to_owned())
 }
 
 /// Exit status of a command line that was not understood.
@@ -82,8 +122,22 @@ fn usage(meant: &[String], with_line: bool) -> String {
 }
 
 fn help_of(meant: &[String]) -> String {
+    format!("{} --help", words(meant))
+}
+
+fn words(meant: &[String]) -> String {
     let words: Vec<&str> = std::iter::once("dvs").chain(meant.iter().map(String::as_str)).collect();
-    format!("{} --help", words.join(" "))
+    words.join(" ")
+}
+
+/// `dvs help run` is `dvs run --help`.
+pub fn with_help_last(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    if arguments.get(1).is_some_and(|first| first == "help") {
+        arguments.remove(1);
+        arguments.push("--help".into());
+    }
+    arguments
 }
 
 #[cfg(test)]
@@ -110,7 +164,14 @@ mod tests {
         assert_eq!(refused("dvs node ls --yaml").hint.unwrap(), "-o yaml");
         assert_eq!(refused("dvs xyz shop").hint.unwrap(), "dvs --help");
         assert_eq!(refused("dvs dc xyz shop").hint.unwrap(), "dvs dc --help");
-        assert!(refused("dvs dc craete shop").hint.unwrap().contains("'create'"));
+        assert_eq!(refused("dvs dc craete shop").hint.unwrap(), "dvs dc create");
+        assert_eq!(refused("dvs node lss").hint.unwrap(), "dvs node ls");
+        assert_eq!(refused("dvs stop shop").hint.unwrap(), "dvs dc stop");
+        assert_eq!(refused("dvs run --nod n1 shop x").hint.unwrap(), "a similar argument exists: '--node'");
+        assert_eq!(
+            with_help_last(["dvs", "help", "dc", "ls"].map(OsString::from).into_iter()),
+            ["dvs", "dc", "ls", "--help"]
+        );
     }
 
     #[test]
@@ -118,6 +179,13 @@ mod tests {
         let failure = refused("dvs --cluster e");
         assert_eq!((failure.status, failure.hint.as_deref()), (2, Some("dvs --help")));
         assert!(!failure.what.contains("keeper"), "{}", failure.what);
+    }
+
+    #[test]
+    fn command_of_the_machinery_is_never_proposed() {
+        for typed in ["keepr", "prox", "shel", "serve", "gat", "intern"] {
+            assert_eq!(refused(&format!("dvs {typed}")).hint.unwrap(), "dvs --help", "{typed}");
+        }
     }
 
     #[test]

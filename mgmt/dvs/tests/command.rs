@@ -158,7 +158,7 @@ fn program_s_output_and_status_are_ours() {
     let output = output(&daemon, &["run", "shop", "--", "prog", "-x"]);
     assert_eq!((stdout(&output).as_str(), stderr(&output).as_str(), output.status.code()), ("out\n", "err\n", Some(3)));
     let request: mgmt_api::RunRequest = serde_json::from_str(&daemon.seen.lock().unwrap()[0].body).unwrap();
-    assert_eq!(request.argv, ["prog", "-x"]);
+    assert_eq!(request.argv, ["prog", "-x"].map(mgmt_api::Bytes::from));
     assert!(!request.interactive && request.terminal.is_none() && !request.detach);
 }
 
@@ -398,6 +398,86 @@ fn reader_that_goes_away_is_no_error_worth_a_message() {
 }
 
 #[test]
+fn program_s_output_that_cannot_be_written_is_not_the_daemon_s_fault() {
+    let daemon = runs(|mut frames| {
+        frames.say(Kind::Stdout, b"out\n");
+        frames.say(Kind::Exit, &[0]);
+    });
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = dvs(Some(&daemon), &["run", "shop", "x"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(
+        stderr(&output),
+        "dvs: standard output cannot be written\n  because: No space left on device (os error 28)\n  \
+         try: dvs logs shop 65540: what it wrote is in its log\n"
+    );
+}
+
+#[test]
+fn terminal_is_refused_where_there_is_none() {
+    let daemon = says(200, PROCESSES_ONE.replace('{', "{\"terminal\":true,").leak());
+    for arguments in [
+        &["run", "-it", "shop", "sh"][..],
+        &["run", "-t", "shop", "sh"],
+        &["exec", "-it", "shop", "--beside", "65540", "sh"],
+        &["attach", "shop", "65540"],
+    ] {
+        let output = output(&daemon, arguments);
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        assert!(stderr(&output).starts_with("dvs: the input device is not a TTY\n"), "{}", stderr(&output));
+    }
+    let is_start = |line: &String| line.starts_with("POST") || line.contains("attach");
+    assert!(!daemon.lines().iter().any(is_start), "{:?}", daemon.lines());
+}
+
+#[test]
+fn argument_that_is_no_text_reaches_the_program_as_it_is() {
+    use std::os::unix::ffi::OsStrExt;
+    let daemon = runs(|mut frames| frames.say(Kind::Exit, &[0]));
+    let odd = std::ffi::OsStr::from_bytes(b"K=\xff\x80");
+    let mut command = dvs(Some(&daemon), &["run"]);
+    let output =
+        command.arg("--env").arg(odd).arg("--workdir").arg("/a").args(["shop", "ls"]).arg(odd).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    let body: serde_json::Value = serde_json::from_str(&daemon.seen.lock().unwrap()[0].body).unwrap();
+    assert_eq!(body["argv"], serde_json::json!(["ls", {"hex": "4b3dff80"}]));
+    assert_eq!(body["env"], serde_json::json!([{"hex": "4b3dff80"}]));
+}
+
+/// As `nohup` and jobs in the background of a script start it.
+#[test]
+fn signal_that_was_ignored_when_the_command_began_does_not_reach_the_program() {
+    let (heard, said) = std::sync::mpsc::channel();
+    let heard = Arc::new(Mutex::new(heard));
+    let daemon = runs(move |mut frames| {
+        frames.say(Kind::Stdout, b"up\n");
+        if let Some((Kind::Signal, payload)) = frames.hear() {
+            heard.lock().unwrap().send(payload[0]).unwrap();
+            frames.say(Kind::Exit, &[0]);
+        }
+    });
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" run shop x", env!("CARGO_BIN_EXE_dvs")])
+        .env("DVS_SOCKET", daemon.socket())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    signal(&child, rustix::process::Signal::HUP);
+    signal(&child, rustix::process::Signal::USR1);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(said.recv().unwrap(), 10, "only the other one");
+}
+
+#[test]
+fn log_for_programs_is_an_object_for_each_line() {
+    let daemon = says(200, "one\n\ntwo");
+    let json = stdout(&output(&daemon, &["logs", "-o", "json", "shop", "65600"]));
+    assert_eq!(json, "{\"line\":\"one\"}\n{\"line\":\"\"}\n{\"line\":\"two\"}\n");
+}
+
+#[test]
 fn logs_are_copied_as_they_are() {
     let daemon = says(200, "line 1\nline 2\n");
     assert_eq!(stdout(&output(&daemon, &["logs", "--tail", "5", "-f", "shop", "65600"])), "line 1\nline 2\n");
@@ -410,6 +490,9 @@ fn every_shell_gets_a_script_that_knows_the_commands() {
         let output = dvs(None, &["completion", shell]).output().unwrap();
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains(part) && stdout(&output).contains("attach"), "{shell}");
+        for hidden in ["keeper", "shelf", "gate", "internal"] {
+            assert!(!stdout(&output).contains(hidden), "{shell} proposes {hidden}");
+        }
     }
     assert_eq!(dvs(None, &["completion", "tcl"]).output().unwrap().status.code(), Some(2));
 }

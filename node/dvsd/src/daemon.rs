@@ -34,6 +34,8 @@ use crate::reconcile::Reconciler;
 use crate::records::{self, NodeHealth};
 use crate::registry;
 use crate::shelf::{self, Shelving};
+use crate::spawn;
+use crate::state;
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
 const API_THREADS: usize = 2;
@@ -163,11 +165,13 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
 fn make_directories(config: &Config) -> Result<(), DaemonError> {
     let log = config.state_dir.join("log");
     let mut seen = HashSet::new();
-    let dirs = [&config.state_dir, &config.run_dir, &log, &config.run_dir.join("dcs"), &config.state_dir.join("dcs")];
+    let (run_dcs, state_dcs) = (config.run_dir.join("dcs"), config.state_dir.join("dcs"));
+    let dirs = [&config.state_dir, &config.run_dir, &run_dcs, &state_dcs];
     for path in dirs.into_iter().filter(|path| seen.insert((*path).clone())) {
         let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
         made.map_err(|cause| DaemonError::Directory { path: path.clone(), cause })?;
     }
+    state::make_private(&log).map_err(|cause| DaemonError::Directory { path: log, cause })?;
     for path in [&config.socket, &config.engine] {
         let parent = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(parent).map_err(|cause| DaemonError::Directory { path: parent.to_owned(), cause })?;
@@ -236,6 +240,7 @@ async fn report(context: Arc<Context>) {
     loop {
         let context = Arc::clone(&context);
         let reported = tokio::task::spawn_blocking(move || {
+            spawn::bound_own_log();
             let problems = api::problems(&context);
             let pause = if problems.is_empty() { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
             if let Some(presence) = &*context.lock_presence() {

@@ -18,7 +18,10 @@
 //! Lock order: no function takes two of the daemon's mutexes at a time.
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod anew;
 mod api;
 mod config;
 mod context;
@@ -33,6 +36,7 @@ mod reconcile;
 mod records;
 mod registry;
 mod shelf;
+mod space;
 mod spawn;
 mod spec;
 mod state;
@@ -57,7 +61,9 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
     };
     let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
     // A second initialisation is a test's; the first one stays.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
+    let _ = log.log_internal_errors(false).try_init();
+    anew::begin_anew_on_panic();
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
@@ -66,26 +72,27 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
 
 /// `dvs shelf`: holds descriptors for the daemon, until it is killed.
 pub fn shelf_main_from_spawn() -> ExitCode {
+    sys::log::end_on_panic();
     match shelf::serve_from_spawn() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("dvs: the shelf ended: {}", supervise::causes(&*error));
+            sys::log::say_causes(format_args!("dvs: the shelf ended"), &*error);
             ExitCode::FAILURE
         }
     }
 }
 
 fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    eprintln!("dvs: the daemon did not start");
+    let mut said = "dvs: the daemon did not start".to_owned();
     let mut cause = Some(error);
     let mut hint = "dvs doctor, and dvs daemon --help for its settings";
     while let Some(error) = cause {
-        eprintln!("  because: {error}");
+        said.push_str(&format!("\n  because: {error}"));
         let certificates = error.downcast_ref().map(pki::PkiError::hint);
         hint = error.downcast_ref().and_then(what_to_try).or(certificates).unwrap_or(hint);
         cause = error.source();
     }
-    eprintln!("  try: {hint}");
+    sys::log::say(format_args!("{said}\n  try: {hint}"));
     ExitCode::FAILURE
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -175,12 +175,38 @@ pub fn bound_log(path: &Path) {
     if !too_long {
         return;
     }
-    let shortened = std::fs::copy(path, path.with_extension("log.1"))
-        .and_then(|_| OpenOptions::new().write(true).open(path))
-        .and_then(|file| file.set_len(0));
-    if let Err(error) = shortened {
+    if let Err(error) = shorten(path) {
         tracing::warn!(path = %path.display(), %error, "cannot shorten a log");
     }
+}
+
+/// The same for what this daemon writes, when that is a file.
+pub fn bound_own_log() {
+    if let Ok(path) = std::fs::read_link("/proc/self/fd/2")
+        && path.is_file()
+    {
+        bound_log(&path);
+    }
+}
+
+/// The older generation is made anew, for root alone. Where there is no room for it, what it would hold is lost, and the log says so.
+fn shorten(path: &Path) -> io::Result<()> {
+    use std::io::Write;
+    let older = path.with_extension("log.1");
+    let _ = std::fs::remove_file(&older);
+    let kept = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&older);
+    let kept = kept.and_then(|mut kept| io::copy(&mut File::open(path)?.take(LOG_BYTES_MAX * 2), &mut kept));
+    let mut log = OpenOptions::new().append(true).open(path)?;
+    let bytes = log.metadata()?.len();
+    log.set_len(0)?;
+    let (what, older) = match kept {
+        Ok(_) => ("before this line are in", older),
+        Err(_) => {
+            let _ = std::fs::remove_file(&older);
+            ("are lost: there was no room for", older)
+        }
+    };
+    writeln!(log, "{bytes} bytes {what} {}", older.display())
 }
 
 /// The last line of a log from `from` on: what a child said before it died.

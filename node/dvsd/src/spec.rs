@@ -11,12 +11,12 @@ use abi::limits::{
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
 use rustix::thread::CpuSet;
 
-/// Of the disk that is added when none is named: sparse.
-const DEFAULT_DISK_BYTES: u64 = 4 << 30;
+/// Of the disk that is added when none is named.
+const DEFAULT_DISK_BYTES: u64 = 1 << 30;
 const DISK_BLOCK: u64 = 4096;
 /// Smaller, a file system has no room for itself.
 const DISK_BYTES_MIN: u64 = 16 << 20;
-/// Sparse, and still within what any file system of a host takes as one file.
+/// Within what any file system of a host takes as one file.
 const DISK_BYTES_MAX: u64 = 8 << 40;
 const CPU_LIST_BYTES_MAX: usize = 256;
 const CPU_WEIGHTS: RangeInclusive<u32> = 1..=10_000;

@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -145,6 +146,12 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Makes a directory that only root may look into; one that is there becomes so.
+pub fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
 }
 
 /// Names this boot of the machine.

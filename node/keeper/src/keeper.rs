@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use seccompiler::BpfProgram;
 use crate::init::{Init, InitError, Order};
 use crate::launch::Report;
 use crate::list;
+use crate::log::Total;
 use crate::packet::{self, PacketError};
 use crate::poll::{Interest, Poll, Ready, Source, Watched};
 use crate::program::{HungUp, Life, Program};
@@ -41,6 +43,9 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// A killed program that is still there after this waits for a gate that does not answer: the file tree is cut off.
 const CUT_OFF: Duration = Duration::from_secs(3);
 const _: () = assert!(CUT_OFF.as_secs() < END_LIMIT.as_secs());
+/// As a shell shows SIGKILL.
+const KILLED: u8 = 137;
+const OUT_OF_MEMORY: &str = "out of memory";
 pub const FUSE_KEY: &str = "fuse";
 pub const FUSE_PLACE: &str = "/dc";
 
@@ -124,6 +129,9 @@ pub struct Keeper {
     pub degraded: Vec<String>,
     pub phase: Phase,
     pub fuse: Option<Connection>,
+    pub(crate) log_bytes: Total,
+    /// Kills for want of memory that some program's end was ascribed to.
+    oom_told: u64,
     next_id: u32,
 }
 
@@ -151,12 +159,13 @@ impl Keeper {
         };
         let proc_dir = open_inside("proc", OFlags::DIRECTORY | OFlags::RDONLY)?;
         let ptmx = open_inside("dev/pts/ptmx", OFlags::PATH)?;
-        std::fs::create_dir_all(&options.log_dir).map_err(file_error("make", &options.log_dir))?;
+        make_private(&options.log_dir).map_err(file_error("make", &options.log_dir))?;
         let poll = Poll::new().map_err(BuildError::Poll)?;
         let listener = listen(&options.control)?;
         let init_end = init.pidfd.try_clone().map_err(BuildError::Poll)?;
         let watch = |fd, source| poll.watch(fd, source, Interest::Read).map_err(BuildError::Poll);
-        Ok(Keeper {
+        let oom_told = oom_kills(&options);
+        let mut keeper = Keeper {
             listener: watch(listener, Source::Listener)?,
             signals: watch(signals, Source::Signals)?,
             init_end: watch(init_end, Source::Init)?,
@@ -175,9 +184,13 @@ impl Keeper {
             degraded,
             phase: Phase::Serving,
             fuse: None,
+            log_bytes: Total::default(),
+            oom_told,
             next_id: 0,
             poll,
-        })
+        };
+        keeper.remember_earlier();
+        Ok(keeper)
     }
 
     /// Until everything of the container ended here. Gives whether that was asked for.
@@ -188,6 +201,7 @@ impl Keeper {
                 self.handle(event);
             }
             self.proceed();
+            self.keep_logs_short();
             self.abandon_late_launches();
             self.abandon_late_helpers();
             self.admit();
@@ -396,7 +410,7 @@ impl Keeper {
     /// The program runs: tell who asked, let output and input flow.
     fn executed(&mut self, id: u32, pid: u32) {
         self.forget_namesake(pid);
-        let log = crate::log::Log::create(&self.options.log_dir, pid);
+        let log = crate::log::Log::create(&self.options.log_dir, pid, &self.log_bytes);
         let Some(program) = self.programs.get_mut(&id) else { return };
         program.report = None;
         program.pid = pid;
@@ -408,6 +422,7 @@ impl Keeper {
         let asker = program.asker.take();
         program.hear_all();
         program.pump();
+        self.keep_record(id);
         if let Some(asker) = asker {
             self.answer(asker, &Answer::Started { pid }, &[]);
         }
@@ -415,7 +430,9 @@ impl Keeper {
 
     /// PIDs come again; the record of an ended program gives way.
     fn forget_namesake(&mut self, pid: u32) {
-        self.programs.retain(|_, program| program.pid != pid || !matches!(program.life, Life::Ended(_)));
+        let namesake = |program: &&Program| program.pid == pid && program.life.is_over();
+        let namesakes: Vec<u32> = self.programs.values().filter(namesake).map(|program| program.id).collect();
+        namesakes.into_iter().for_each(|id| self.forget(id));
     }
 
     /// The program never ran. Its process says so a moment before it ends, so it is told only when that is buried: who hears
@@ -445,29 +462,30 @@ impl Keeper {
         if matches!(program.life, Life::Refused | Life::Abandoned) {
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
             self.tell_refused(id);
-            self.programs.remove(&id);
+            self.forget(id);
             return;
         }
         let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED) {
             Ok(Some(status)) => status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal)),
             _ => None,
         };
-        program.life = Life::Ended(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(255));
+        let status = status.and_then(|status| u8::try_from(status).ok()).unwrap_or(255);
+        if status == KILLED {
+            let kills = oom_kills(&self.options);
+            // Of a kill before it began it was not the victim, nor of one that explained another end.
+            if kills > self.oom_told.max(program.oom_before) {
+                self.oom_told = self.oom_told.max(program.oom_before) + 1;
+                program.explain(OUT_OF_MEMORY);
+            }
+        }
+        program.life = Life::Ended(status);
         program.pump();
+        self.keep_record(id);
         self.forget_oldest();
     }
 
-    fn forget_oldest(&mut self) {
-        let ended: Vec<u32> =
-            self.programs.values().filter(|program| program.settled).map(|program| program.id).collect();
-        let surplus = ended.len().saturating_sub(ENDED_MAX);
-        for id in ended.into_iter().take(surplus) {
-            self.programs.remove(&id);
-        }
-    }
-
     pub fn running(&self) -> usize {
-        self.programs.values().filter(|program| !matches!(program.life, Life::Ended(_))).count()
+        self.programs.values().filter(|program| !program.life.is_over()).count()
     }
 
     /// Begins to stop; one who asks later joins those who wait.
@@ -587,12 +605,15 @@ impl Keeper {
     }
 
     /// Last words to clients, then the files.
+    /// What was kept of programs stays.
     fn clean_up(&mut self) {
         let ids: Vec<u32> = self.programs.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.bury_ended(id));
+        for id in ids {
+            self.bury_ended(id);
+            self.keep_record(id);
+        }
         self.programs.clear();
         let _ = std::fs::remove_file(&self.options.control);
-        let _ = std::fs::remove_dir(&self.options.log_dir);
     }
 
     fn bury_ended(&mut self, id: u32) {
@@ -651,6 +672,10 @@ impl Keeper {
     }
 }
 
+fn oom_kills(options: &KeeperOptions) -> u64 {
+    options.cgroup.as_ref().and_then(sandbox::cgroup::Cgroup::oom_kills).unwrap_or(0)
+}
+
 fn late_launch(dc: &str, limit: Duration) -> mgmt_api::ErrorBody {
     mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the program was not executed within {limit:?}"))
         .because("the container's file tree does not answer")
@@ -701,6 +726,12 @@ fn settle(options: &KeeperOptions, init: &Init, user_namespace: &OwnedFd) -> Res
     let mut degraded = built.degraded;
     degraded.extend(init.settle(&built.mount_namespace, &order)?);
     Ok(degraded)
+}
+
+/// Makes a directory that only root may look into; one that is there becomes so.
+fn make_private(dir: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
 }
 
 fn listen(path: &Path) -> Result<OwnedFd, BuildError> {

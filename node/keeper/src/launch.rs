@@ -18,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mgmt_api::{ErrorBody, ErrorKind, RootFs, RunRequest};
+use mgmt_api::{Bytes, ErrorBody, ErrorKind, NoHex, RootFs, RunRequest};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -117,7 +117,8 @@ impl Failure {
 
     /// In the words of the REST API.
     pub fn body(self, run: &RunRequest, dc: &str) -> ErrorBody {
-        let program = run.argv.first().map(String::as_str).unwrap_or_default();
+        let program = run.argv.first().map(Bytes::lossy).unwrap_or_default();
+        let program = program.as_str();
         let cause = io::Error::from_raw_os_error(self.errno);
         let could_not = format!("could not {}", self.stage.doing());
         match (self.stage, self.errno) {
@@ -144,7 +145,7 @@ impl Failure {
                     _ => "a file with the permission to execute (chmod +x)",
                 }),
             (Stage::Directory, _) => {
-                let workdir = run.workdir.as_deref().unwrap_or("/");
+                let workdir = run.workdir.as_ref().map_or_else(|| "/".to_owned(), Bytes::lossy);
                 ErrorBody::new(ErrorKind::BadRequest, format!("{could_not} '{workdir}'"))
                     .because(cause)
                     .hint(format!("make it: dvs run {dc} -- mkdir -p {workdir}"))
@@ -231,22 +232,36 @@ impl Plan {
     /// `defaults` are the keeper's `K=V`; the request's own come last and win.
     pub fn check(run: &RunRequest, hostname: &str, defaults: &[String]) -> Result<Plan, ErrorBody> {
         let bad = |what: &str, hint: &str| ErrorBody::new(ErrorKind::BadRequest, what).hint(hint);
-        let strings = run.argv.len() + run.env.len();
-        let bytes: usize = run.argv.iter().chain(&run.env).map(String::len).sum();
+        let no_hex = |error: NoHex| {
+            ErrorBody::new(ErrorKind::BadRequest, error.to_string()).hint("for example {\"hex\": \"ff00\"}")
+        };
+        let all = |strings: &[Bytes]| -> Result<Vec<Vec<u8>>, NoHex> {
+            strings.iter().map(|one| Ok(one.bytes()?.into_owned())).collect()
+        };
+        let argv = all(&run.argv).map_err(no_hex)?;
+        let asked = all(&run.env).map_err(no_hex)?;
+        let workdir = run.workdir.as_ref().map(Bytes::bytes).transpose().map_err(no_hex)?;
+        let strings = argv.len() + asked.len();
+        let bytes: usize = argv.iter().chain(&asked).map(Vec::len).sum();
         if strings > ARGUMENTS_MAX || bytes > ARGUMENT_BYTES_MAX {
             return Err(bad("the arguments and the environment are too large", "data goes in through -i or the tree"));
         }
-        let name = run
-            .argv
+        let name = argv
             .first()
             .filter(|name| !name.is_empty())
             .ok_or_else(|| bad("no program was named", "a path, or a name that is in PATH"))?;
         if run.uid >= sandbox::userns::UIDS || run.gid >= sandbox::userns::UIDS {
             return Err(bad("users and groups of a container are 0 to 65535", "--user 1000:1000"));
         }
-        if run.workdir.as_ref().is_some_and(|dir| !dir.starts_with('/')) {
+        if workdir.as_ref().is_some_and(|dir| !dir.starts_with(b"/")) {
             return Err(bad("the working directory must begin with '/'", "--workdir /dc"));
         }
+        let root = match &run.root {
+            RootFs::Host => RootFs::Host,
+            RootFs::Tree(path) => RootFs::Tree(
+                mgmt_api::in_tree(path).ok_or_else(|| bad("the root leads out of the tree", "--root /debian"))?,
+            ),
+        };
         let mut variables = Variables::default();
         variables.set("PATH", PATH);
         variables.set("HOME", if run.uid == 0 { "/root" } else { "/tmp" });
@@ -255,20 +270,21 @@ impl Plan {
         if run.terminal.is_some() {
             variables.set("TERM", "xterm-256color");
         }
-        for pair in defaults.iter().chain(&run.env) {
-            let (key, value) = pair.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(|| {
-                bad("an environment variable is not of the form NAME=VALUE", "--env NAME=VALUE").because(pair)
+        for pair in defaults.iter().map(String::as_bytes).chain(asked.iter().map(Vec::as_slice)) {
+            let at = pair.iter().position(|byte| *byte == b'=').filter(|at| *at > 0).ok_or_else(|| {
+                bad("an environment variable is not of the form NAME=VALUE", "--env NAME=VALUE")
+                    .because(String::from_utf8_lossy(pair))
             })?;
-            variables.set(key, value);
+            variables.set(&pair[..at], &pair[at + 1..]);
         }
-        let path = variables.get("PATH").unwrap_or(PATH).to_owned();
+        let path = variables.get(b"PATH").unwrap_or(PATH.as_bytes()).to_owned();
         let nul = |_| bad("an argument contains a NUL character", "pass it through -i");
         Ok(Plan {
-            argv: c_strings(run.argv.iter().cloned()).map_err(nul)?,
+            argv: c_strings(argv.iter().cloned()).map_err(nul)?,
             env: c_strings(variables.pairs()).map_err(nul)?,
             paths: c_strings(candidates(name, &path)).map_err(nul)?,
-            root: run.root.clone(),
-            workdir: run.workdir.clone().map(CString::new).transpose().map_err(nul)?,
+            root,
+            workdir: workdir.map(CString::new).transpose().map_err(nul)?,
             uid: run.uid,
             gid: run.gid,
         })
@@ -493,35 +509,36 @@ impl Report {
 }
 
 #[derive(Default)]
-struct Variables(Vec<(String, String)>);
+struct Variables(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Variables {
-    fn set(&mut self, key: &str, value: &str) {
+    fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        let (key, value) = (key.as_ref(), value.as_ref().to_owned());
         match self.0.iter_mut().find(|(known, _)| known == key) {
-            Some((_, old)) => value.clone_into(old),
-            None => self.0.push((key.to_owned(), value.to_owned())),
+            Some((_, old)) => *old = value,
+            None => self.0.push((key.to_owned(), value)),
         }
     }
 
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    fn get(&self, key: &[u8]) -> Option<&[u8]> {
+        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_slice())
     }
 
-    fn pairs(self) -> impl Iterator<Item = String> {
-        self.0.into_iter().map(|(key, value)| format!("{key}={value}"))
+    fn pairs(self) -> impl Iterator<Item = Vec<u8>> {
+        self.0.into_iter().map(|(key, value)| [&key[..], b"=", &value].concat())
     }
 }
 
 /// Where the program may be: itself when it is a path, else every directory of `path`.
-fn candidates(name: &str, path: &str) -> Vec<String> {
-    if name.contains('/') {
+fn candidates(name: &[u8], path: &[u8]) -> Vec<Vec<u8>> {
+    if name.contains(&b'/') {
         return vec![name.to_owned()];
     }
-    let place = |dir: &str| if dir.is_empty() { format!("./{name}") } else { format!("{dir}/{name}") };
-    path.split(':').map(place).collect()
+    let place = |dir: &[u8]| [if dir.is_empty() { b"." } else { dir }, b"/", name].concat();
+    path.split(|byte| *byte == b':').map(place).collect()
 }
 
-fn c_strings(strings: impl IntoIterator<Item = String>) -> Result<Vec<CString>, std::ffi::NulError> {
+fn c_strings(strings: impl IntoIterator<Item = Vec<u8>>) -> Result<Vec<CString>, std::ffi::NulError> {
     strings.into_iter().map(CString::new).collect()
 }
 
@@ -530,26 +547,39 @@ mod tests {
     use super::*;
 
     fn request(argv: &[&str]) -> RunRequest {
-        let argv: Vec<String> = argv.iter().map(|argument| (*argument).to_owned()).collect();
         serde_json::from_value(serde_json::json!({ "argv": argv })).expect("request")
     }
 
     #[test]
     fn request_that_no_program_can_have_is_refused() {
-        let cases: [fn(&mut RunRequest); 7] = [
+        let cases: [fn(&mut RunRequest); 9] = [
             |run| run.argv.clear(),
-            |run| run.argv = vec![String::new()],
+            |run| run.argv = vec![Bytes::default()],
+            |run| run.argv.push(Bytes::Hex { hex: "f".into() }),
             |run| run.argv.push("a\0b".into()),
             |run| run.env.push("novalue".into()),
             |run| run.uid = 65_536,
             |run| run.workdir = Some("relative".into()),
-            |run| run.argv.push("x".repeat(ARGUMENT_BYTES_MAX)),
+            |run| run.root = RootFs::Tree("/a/../../etc".into()),
+            |run| run.argv.push("x".repeat(ARGUMENT_BYTES_MAX).into()),
         ];
         for (at, spoil) in cases.iter().enumerate() {
             let mut run = request(&["true"]);
             spoil(&mut run);
             assert!(Plan::check(&run, "h", &[]).is_err(), "{at}");
         }
+    }
+
+    #[test]
+    fn arguments_and_environment_are_bytes() {
+        let mut run = request(&["tool"]);
+        run.argv.push(vec![0xff, b'a'].into());
+        run.env.push(vec![b'K', b'=', 0xfe].into());
+        run.workdir = Some(vec![b'/', 0xfd].into());
+        let plan = Plan::check(&run, "h", &[]).expect("plan");
+        assert_eq!(plan.argv[1].as_bytes(), [0xff, b'a']);
+        assert!(plan.env.iter().any(|pair| pair.as_bytes() == [b'K', b'=', 0xfe]));
+        assert_eq!(plan.workdir.expect("a directory").as_bytes(), [b'/', 0xfd]);
     }
 
     #[test]

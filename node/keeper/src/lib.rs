@@ -16,10 +16,13 @@
 //! Not here: what namespaces, mounts and cgroups are made of (`sandbox`), who decides that a container should run (`dvsd`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod client;
 mod init;
 mod keeper;
+pub mod kept;
 mod launch;
 mod list;
 mod log;
@@ -46,7 +49,9 @@ use sys::spawn::Spawn;
 /// Entry of `dvs keeper`: everything comes from `DVS_SPAWN`, whose `options` are [`KeeperOptions`].
 pub fn main_from_spawn() -> ExitCode {
     // A second initialisation is refused, which is fine: then the binary has done it.
-    let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).try_init();
+    let log = tracing_subscriber::fmt().with_writer(sys::log::stderr).with_ansi(false);
+    let _ = log.log_internal_errors(false).try_init();
+    sys::log::end_on_panic();
     match run() {
         Ok(Asked::Yes) => ExitCode::SUCCESS,
         Ok(Asked::No) => ExitCode::FAILURE,

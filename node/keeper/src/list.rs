@@ -102,6 +102,7 @@ fn read_one(
         command: command(&dir).unwrap_or_else(|| vec![format!("[{name}]")]),
         terminal: known.is_some_and(|known| known.terminal),
         exit: None,
+        cause: None,
     })
 }
 

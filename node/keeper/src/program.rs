@@ -39,6 +39,15 @@ pub enum Life {
     Running,
     /// Exit status as a shell shows it.
     Ended(u8),
+    /// Its keeper ended before it did, and the next one knows only that it was there.
+    Lost,
+}
+
+impl Life {
+    /// It ran, and does so no more.
+    pub fn is_over(self) -> bool {
+        matches!(self, Life::Ended(_) | Life::Lost)
+    }
 }
 
 /// Whether the other end of a client's socket is closed in both directions.
@@ -92,6 +101,10 @@ pub struct Program {
     pub log: Option<Log>,
     pub clients: Vec<Client>,
     pub settled: bool,
+    /// Why it ended, where its status alone does not say.
+    pub cause: Option<String>,
+    /// Kills for want of memory before it began.
+    pub oom_before: u64,
     pub request: mgmt_api::RunRequest,
 }
 
@@ -132,6 +145,52 @@ impl Program {
     /// Whether somebody waits to hear what becomes of it.
     pub fn is_awaited(&self) -> bool {
         matches!(self.life, Life::Launching | Life::Refused)
+    }
+
+    /// One that an earlier keeper started. Its status is unknown when nobody saw its end.
+    pub fn earlier(id: u32, process: mgmt_api::Process, log: Log) -> Program {
+        let terminal = process.terminal.then_some(TerminalSize { rows: 0, columns: 0 });
+        Program {
+            id,
+            pid: process.pid,
+            pidfd: None,
+            uid: process.uid,
+            start_ms: process.start_ms,
+            launch_limit: Instant::now(),
+            life: process.exit.map_or(Life::Lost, Life::Ended),
+            report: None,
+            refusal: None,
+            asker: None,
+            outputs: Vec::new(),
+            input: None,
+            terminal: None,
+            log: Some(log),
+            clients: Vec::new(),
+            settled: true,
+            cause: process.cause,
+            oom_before: 0,
+            request: mgmt_api::RunRequest {
+                argv: process.command.iter().cloned().map(Into::into).collect(),
+                node: None,
+                env: Vec::new(),
+                workdir: None,
+                root: mgmt_api::RootFs::Host,
+                uid: process.uid,
+                gid: process.uid,
+                terminal,
+                interactive: false,
+                detach: true,
+            },
+            command: process.command,
+        }
+    }
+
+    /// Says why it ended, to who watches and in its log.
+    pub fn explain(&mut self, cause: &str) {
+        let line =
+            format!("dvs: the program {} was killed: {cause} (the limit of its container, or of the node)\n", self.pid);
+        self.deliver(Kind::Stderr, line.as_bytes());
+        self.cause = Some(cause.to_owned());
     }
 
     /// Sends a signal; one that does not exist or comes too late is nobody's fault.

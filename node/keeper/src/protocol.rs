@@ -36,7 +36,7 @@ pub const LAUNCH_LIMIT: Duration = Duration::from_secs(20);
 pub struct KeeperOptions {
     /// Where the control socket is made, mode 0600.
     pub control: PathBuf,
-    /// Logs of programs, made when missing; removed when the keeper stops.
+    /// Logs and records of programs, made when missing; what is kept there outlives the keeper.
     pub log_dir: PathBuf,
     /// Host uid (and gid) of the container's root; 65,536 of them are used.
     pub uid_base: u32,

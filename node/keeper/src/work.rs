@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mgmt_api::stream::Kind;
-use mgmt_api::{ErrorBody, ErrorKind, Process, ProcessState, RunRequest, TerminalSize};
+use mgmt_api::{ErrorBody, ErrorKind, Process, RunRequest, TerminalSize};
 use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -203,7 +203,7 @@ impl Keeper {
             id,
             pid: 0,
             pidfd: None,
-            command: run.argv.clone(),
+            command: run.argv.iter().map(mgmt_api::Bytes::lossy).collect(),
             uid: run.uid,
             start_ms: now_ms(),
             launch_limit: Instant::now() + self.options.launch_limit(),
@@ -217,6 +217,8 @@ impl Keeper {
             log: None,
             clients: Vec::new(),
             settled: false,
+            cause: None,
+            oom_before: self.options.cgroup.as_ref().and_then(sandbox::cgroup::Cgroup::oom_kills).unwrap_or(0),
             request: run,
         };
         let stdio = match program.request.terminal {
@@ -399,23 +401,8 @@ impl Keeper {
     }
 
     pub(crate) fn ended_programs(&self) -> Vec<Process> {
-        let ended = |program: &Program| {
-            let Life::Ended(status) = program.life else { return None };
-            Some(Process {
-                pid: program.pid,
-                parent: 0,
-                node: self.options.node.clone(),
-                uid: program.uid,
-                state: ProcessState::Exited,
-                cpu_ms: 0,
-                memory_bytes: 0,
-                start_ms: program.start_ms,
-                command: program.command.clone(),
-                terminal: program.request.terminal.is_some(),
-                exit: Some(status),
-            })
-        };
-        self.programs.values().filter_map(ended).collect()
+        let ended = self.programs.values().filter(|program| program.life.is_over());
+        ended.map(|program| program.process(&self.options.node)).collect()
     }
 
     pub(crate) fn known_programs(&self) -> BTreeMap<u32, Known> {

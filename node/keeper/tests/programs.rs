@@ -11,6 +11,8 @@ use mgmt_api::stream::Kind;
 use mgmt_api::{ErrorKind, ProcessState, TerminalSize};
 use support::{Keeper, Watcher, is_root, request};
 
+const NO_DESCRIPTORS: &[std::os::fd::BorrowedFd<'static>] = &[];
+
 #[test]
 fn program_runs_as_root_of_its_own_system_with_a_pid_of_the_nodes_range() {
     if !is_root() {
@@ -38,6 +40,112 @@ fn programs_that_many_start_at_once_all_run() {
         starters.into_iter().map(|starter| starter.join().expect("no panic")).collect::<Vec<_>>()
     });
     assert!(started.iter().all(Result::is_ok), "{:?}", started.iter().find(|one| one.is_err()));
+}
+
+#[test]
+fn keeper_that_can_log_nothing_serves_on_and_its_programs_live() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start_saying(Some(std::path::Path::new("/dev/full")), |_| ());
+    let pid = keeper.client.run(&request(&["sleep", "1000"]), None, &[]).expect("run");
+    // It has something to say of this, and of a log that cannot be made.
+    let stranger = sys::seqpacket::connect(&keeper.options.control).expect("connect");
+    sys::seqpacket::send(&stranger, b"\0nonsense", NO_DESCRIPTORS).expect("send");
+    std::fs::remove_dir_all(&keeper.options.log_dir).expect("remove the logs");
+    assert_eq!(keeper.shell("echo fine").text(), "fine");
+    let processes = keeper.client.list().expect("list");
+    assert!(processes.iter().any(|process| process.pid == pid && process.exit.is_none()), "{processes:?}");
+}
+
+#[test]
+fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
+    if !is_root() {
+        return;
+    }
+    let mut keeper = Keeper::start();
+    let ended = keeper.shell("echo first; exit 3").pid.expect("pid");
+    let stopped = keeper.client.run(&request(&["sh", "-c", "echo second; sleep 1000"]), None, &[]).expect("run");
+    keeper.connect().stop(Duration::from_secs(60)).expect("stop");
+    assert!(keeper.child.wait().expect("wait").success());
+    let status = |processes: &[mgmt_api::Process], pid| {
+        let found = processes.iter().find(|process| process.pid == pid).expect("kept").clone();
+        assert_eq!(found.state, ProcessState::Exited);
+        (found.exit, found.cause)
+    };
+    let left = keeper::kept::processes(&keeper.options.log_dir);
+    assert_eq!((status(&left, ended), status(&left, stopped)), ((Some(3), None), (Some(143), None)));
+    let log = |pid, lines| keeper::kept::log(&keeper.options.log_dir, pid, lines).expect("read");
+    assert_eq!((log(ended, None), log(stopped, Some(1))), (Some(b"first\n".to_vec()), Some(b"second\n".to_vec())));
+    assert_eq!(log(99, None), None);
+
+    // The next one takes it over, until a program of its own gets the PID.
+    keeper.start_again();
+    assert_eq!(status(&keeper.client.list().expect("list"), stopped), (Some(143), None));
+    assert_eq!(keeper.client.logs(stopped, None).expect("logs"), b"second\n");
+    while keeper.shell("echo third").pid != Some(stopped) {}
+    assert_eq!(keeper.client.logs(stopped, None).expect("logs"), b"third\n");
+    // It is killed this time.
+    let lost = keeper.client.run(&request(&["sleep", "1000"]), None, &[]).expect("run");
+    keeper.child.kill().expect("kill");
+    keeper.child.wait().expect("wait");
+    let left = keeper::kept::processes(&keeper.options.log_dir);
+    assert_eq!(status(&left, lost), (None, Some("lost with its keeper".to_owned())));
+}
+
+#[test]
+fn logs_of_all_programs_together_have_a_budget() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let mut first = None;
+    for _ in 0..20 {
+        first = first.or(keeper.shell("yes | head -c 3900000 >&2").pid);
+    }
+    let files = std::fs::read_dir(&keeper.options.log_dir).expect("list").flatten();
+    let bytes: u64 = files.map(|file| file.metadata().map_or(0, |file| file.len())).sum();
+    assert!((48 << 20..=66 << 20).contains(&bytes), "{bytes}");
+    let log = keeper.client.logs(first.expect("pid"), None).expect("logs");
+    assert_eq!(String::from_utf8_lossy(&log), "[dvs: 3900000 bytes of this log are gone; the newest of it is kept]\n");
+}
+
+#[test]
+fn program_that_was_killed_for_memory_says_so() {
+    if !is_root() {
+        return;
+    }
+    let limits = mgmt_api::Limits { memory_bytes: Some(48 << 20), ..Default::default() };
+    let keeper = Keeper::start_with(|options| {
+        let name = options.cgroup.as_ref().expect("control group").name().to_owned();
+        options.cgroup = Some(sandbox::cgroup::Cgroup::ensure(&name, &limits).expect("limit"));
+    });
+    let ended = keeper.shell("head -c 300000000 /dev/zero | tail");
+    assert_eq!(ended.exit, Some(137));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(said.contains("was killed: out of memory"), "{said}");
+    let processes = keeper.client.list().expect("list");
+    let process = processes.iter().find(|process| Some(process.pid) == ended.pid).expect("kept");
+    assert_eq!(process.cause.as_deref(), Some("out of memory"));
+    let killed = keeper.shell("kill -9 $$").pid;
+    let processes = keeper.client.list().expect("list");
+    let process = processes.iter().find(|process| Some(process.pid) == killed).expect("kept");
+    assert_eq!((process.exit, process.cause.as_deref()), (Some(137), None));
+}
+
+#[test]
+fn logs_of_programs_are_for_root_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    keeper.shell("echo secret");
+    let mode = |path: &std::path::Path| std::fs::metadata(path).expect("metadata").permissions().mode() & 0o7777;
+    assert_eq!(mode(&keeper.options.log_dir), 0o700);
+    let logs: Vec<_> = std::fs::read_dir(&keeper.options.log_dir).expect("list").flatten().collect();
+    assert_eq!(logs.len(), 2, "and the record");
+    assert!(logs.iter().all(|log| mode(&log.path()) == 0o600));
 }
 
 #[test]
@@ -380,7 +488,7 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     let exec =
         mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", "cat /tmp/mark; kill -0 $OTHER && echo alive"]) };
     let mut exec = exec;
-    exec.run.env.push(format!("OTHER={pid}"));
+    exec.run.env.push(format!("OTHER={pid}").into());
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper.client.exec(&exec, Some(theirs.as_fd()), &[]).expect("exec");
     drop(theirs);
@@ -440,7 +548,7 @@ fn stop_asks_first_kills_after_the_grace_and_leaves_nothing() {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
     }
     assert_eq!(keeper.cgroup.members().expect("members"), Vec::<u32>::new());
-    assert!(!keeper.options.control.exists() && !keeper.options.log_dir.exists());
+    assert!(!keeper.options.control.exists());
     assert!(matches!(keeper.client.status(), Err(KeeperError::Gone { .. })));
 }
 

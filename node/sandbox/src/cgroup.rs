@@ -468,6 +468,16 @@ impl Cgroup {
         }
     }
 
+    /// How many programs the kernel has killed for want of memory; `None` when it does not say. Version 1 counts them in their own group only.
+    pub fn oom_kills(&self) -> Option<u64> {
+        let file = match &self.hierarchy {
+            Hierarchy::V1(_) => "memory.oom_control",
+            Hierarchy::V2(_) => "memory.events",
+        };
+        let text = std::fs::read_to_string(self.dir(Controller::Memory, Level::Programs)?.join(file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
     fn unified_cpu_us(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.dir(Controller::Cpu, Level::Container)?.join("cpu.stat")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())

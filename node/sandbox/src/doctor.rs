@@ -93,7 +93,7 @@ fn check(item: &Item) -> Check {
     Check { name: item.name, state, why_needed: item.why, found, what_to_do }
 }
 
-const ITEMS: [Item; 18] = [
+const ITEMS: [Item; 17] = [
     Item {
         name: "root",
         weight: Weight::Needed,
@@ -180,11 +180,11 @@ const ITEMS: [Item; 18] = [
         probe: || kernel_at_least(5, 16),
     },
     Item {
-        name: "seccomp notification",
-        weight: Weight::Useful,
-        why: "signals and queues over nodes for unmodified programs",
-        fix: "a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0",
-        probe: seccomp_notification,
+        name: "seccomp",
+        weight: Weight::Needed,
+        why: "programs of a container do not get the calls that are the host's alone",
+        fix: "a kernel with CONFIG_SECCOMP_FILTER",
+        probe: seccomp,
     },
     Item {
         name: "refused descriptors",
@@ -192,13 +192,6 @@ const ITEMS: [Item; 18] = [
         why: "programs cannot send the broker descriptors that take long to close (SO_PASSRIGHTS)",
         fix: "Linux 6.16; before, threads of their own close them, and a container that sends many loses its connections",
         probe: refused_descriptors,
-    },
-    Item {
-        name: "tun",
-        weight: Weight::Useful,
-        why: "the user-space TCP/IP server",
-        fix: "modprobe tun",
-        probe: || device("/dev/net/tun"),
     },
     Item {
         name: "open files",
@@ -319,12 +312,12 @@ fn pidfd() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn seccomp_notification() -> Result<(), Box<dyn Error>> {
+fn seccomp() -> Result<(), Box<dyn Error>> {
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")?;
-    if actions.split_whitespace().any(|action| action == "user_notif") {
+    if actions.split_whitespace().any(|action| action == "errno") {
         return Ok(());
     }
-    Err("the kernel does not list the action user_notif".into())
+    Err("the kernel does not list the action errno".into())
 }
 
 fn views() -> Result<(), Box<dyn Error>> {

@@ -18,6 +18,8 @@
 //! Not here: which container runs where (`dvsd`), the processes inside (`keeper`).
 
 #![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cgroup;
 pub mod doctor;

@@ -31,7 +31,7 @@ use std::ffi::CString;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, makedev, mkdirat, mknodat, open, symlinkat};
 use rustix::mount::{
@@ -472,20 +472,19 @@ impl View {
     }
 }
 
-/// Makes `path` of the file tree at `/dc` the root of the calling process, in a mount namespace of its own, with the
+/// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own, with the
 /// container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
 pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
-    let relative = path.trim_matches('/');
-    if relative.split('/').any(|part| part == "..") || path.contains('\0') {
+    let root = Path::new(path);
+    if !root.starts_with("/dc") || root.components().any(|part| part == Component::ParentDir) {
         return Err(RootFsError::BadPath(path.to_owned()));
     }
-    let root = Path::new("/dc").join(relative);
     let fail = |what| move |cause: io::Error| RootFsError::Enter { what, path: path.to_owned(), cause };
     let refused = |what| move |cause: rustix::io::Errno| fail(what)(cause.into());
     sys::ns::unshare(Kinds::MOUNT).map_err(fail("make a mount namespace"))?;
     // A mount of its own, as the change of root demands.
-    mount_bind_recursive(&root, &root).map_err(refused("mount the directory"))?;
-    rustix::process::chdir(&root).map_err(refused("enter the directory"))?;
+    mount_bind_recursive(root, root).map_err(refused("mount the directory"))?;
+    rustix::process::chdir(root).map_err(refused("enter the directory"))?;
     for name in ["proc", "dev", "sys", "tmp", "run", "dc"] {
         match mkdirat(CWD, name, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => (),

@@ -126,6 +126,11 @@ impl Allocator {
         Some(runs)
     }
 
+    /// The next search begins at the start of the volume, where blocks were written before.
+    pub fn rewind(&mut self) {
+        self.cursor = 0;
+    }
+
     /// As [`Allocator::take`], from the parts of `part_blocks` that `may_use` names. Slower: for when few of them are left.
     pub fn take_in(
         &mut self,

@@ -292,6 +292,10 @@ impl Fs {
         }
     }
 
+    pub(crate) fn files_free(&self) -> u64 {
+        self.layout.files_free(self.meta_used())
+    }
+
     fn meta_used(&self) -> u64 {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.active_bytes() as u64
     }
@@ -338,6 +342,8 @@ impl Fs {
         let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
         let mut blocks = locked(&self.blocks);
         blocks.give_back(&runs);
+        // After a restart nothing is known of what has its space; most of it lies at the start.
+        blocks.rewind();
         let count = runs.iter().map(|run| run.count).sum();
         let is_aside = |piece| self.aside.has_piece(piece);
         match errno {

@@ -86,8 +86,9 @@ impl Layout {
         self.meta_bytes / META_FILL_DIVISOR
     }
 
-    pub fn files_max(&self) -> u64 {
-        self.meta_limit() / META_BYTES_PER_FILE
+    /// How many more small files fit when the store holds `used` bytes. An estimate: names have any length.
+    pub fn files_free(&self, used: u64) -> u64 {
+        self.meta_limit().saturating_sub(used) / META_BYTES_PER_FILE
     }
 
     /// Whether these blocks are of the data region.

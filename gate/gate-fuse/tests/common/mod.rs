@@ -89,6 +89,11 @@ impl World {
 
     /// Mounts a tree as `name` and starts its gate.
     pub fn mount(&self, name: &str) -> Mounted {
+        self.mount_for(name, PATIENCE)
+    }
+
+    /// For a test that takes longer than others.
+    pub fn mount_for(&self, name: &str, patience: Duration) -> Mounted {
         let root = self.directory.path();
         let path = root.join(name);
         std::fs::create_dir(&path).expect("a mount point");
@@ -104,7 +109,7 @@ impl World {
         let socket = root.join(format!("{name}.control"));
         let control = sys::seqpacket::listen(&socket, 8).expect("a control socket");
         let abort = abort_file(root, &path);
-        let watchdog = watch(Arc::clone(&abort));
+        let watchdog = watch(Arc::clone(&abort), patience);
         let process = child_process("launcher_child", &socket, &root.join("fs"), self.without);
         wait_readable(&control);
         let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
@@ -226,10 +231,10 @@ fn abort_file(root: &Path, path: &Path) -> Arc<File> {
     Arc::new(File::options().write(true).open(control.join(device).join("abort")).expect("the abort file"))
 }
 
-fn watch(abort: Arc<File>) -> Sender<()> {
+fn watch(abort: Arc<File>, patience: Duration) -> Sender<()> {
     let (sender, ended) = channel();
     std::thread::spawn(move || {
-        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
             eprintln!("HANGS: aborting the connection");
             let _ = (&*abort).write(b"1");
         }

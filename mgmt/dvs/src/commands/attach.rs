@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::session::{Input, Manner, converse};
+use super::session::{self, Input, Manner, converse};
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors;
@@ -38,6 +38,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
             (false, true) => Manner::Terminal,
             (false, false) => Manner::Interactive(Input::Standard),
         };
+        session::demand_terminal(&manner, "dvs attach --no-input: only watch")?;
         let mut stream = daemon.attach(&options.dc, options.pid).await.map_err(errors::of_run)?;
         if manner == Manner::Terminal {
             // The size may be another one than when it was left; it also makes full-screen programs draw again.

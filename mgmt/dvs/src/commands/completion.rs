@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use super::Outcome;
@@ -21,9 +21,16 @@ pub struct Options {
     shell: Shell,
 }
 
+/// Without those of the machinery.
+fn typed_commands() -> Command {
+    let whole = Cli::command();
+    let typed = whole.get_subcommands().filter(|command| !command.is_hide_set());
+    Command::new("dvs").disable_help_subcommand(true).args(whole.get_arguments().cloned()).subcommands(typed.cloned())
+}
+
 pub fn execute(options: &Options) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(options.shell, &mut Cli::command(), "dvs", &mut script);
+    clap_complete::generate(options.shell, &mut typed_commands(), "dvs", &mut script);
     super::print(|out| io::Write::write_all(out, &script))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
+use client::Places;
 use sandbox::doctor::{Check, State};
 
 use super::{Outcome, print, say};
@@ -62,13 +63,38 @@ fn clean_up(global: &Global, options: &Options) -> Outcome {
 }
 
 fn check(global: &Global) -> Outcome {
-    let checks = sandbox::doctor::checks();
+    let mut checks = sandbox::doctor::checks();
+    checks.push(space(&global.places()));
     print(|out| {
         output::list(out, global.output, &checks)?;
         if global.output == Format::Table { advice(out, &checks) } else { Ok(()) }
     })?;
     let missing = checks.iter().any(|check| check.state == State::Missing);
     Ok(if missing { ExitCode::from(GENERAL) } else { ExitCode::SUCCESS })
+}
+
+/// Whether the file systems of nodes of this machine have room.
+fn space(places: &Places) -> Check {
+    let mut check = Check {
+        name: "disk space",
+        state: State::Ok,
+        why_needed: "images, logs and records of nodes",
+        found: String::new(),
+        what_to_do: "",
+    };
+    for place in [&places.state, &places.run] {
+        // Before the first node it is not there, but what it will be made in is.
+        let Some(there) = place.ancestors().find(|path| path.exists()) else { continue };
+        let Ok(host) = rustix::fs::statvfs(there) else { continue };
+        let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
+        let (free, reserve) = (bytes(host.f_bavail), vos_api::disk::host_reserve_bytes(bytes(host.f_blocks)));
+        if free < reserve + reserve / 8 {
+            check.state = State::Degraded;
+            check.found = format!("disk full: {} MiB are free in {}", free >> 20, there.display());
+            check.what_to_do = "make room there: whoever writes files gets ENOSPC";
+        }
+    }
+    check
 }
 
 /// Below the table: what was seen and what to do, for everything that is not well.

@@ -259,11 +259,11 @@ fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
     let one = request.map(|_| "--one");
     let argv = [OURSELVES, "internal", "ds", "--output", format.as_str()].into_iter().chain(one);
     RunRequest {
-        argv: argv.map(str::to_owned).collect(),
+        argv: argv.map(Bytes::from).collect(),
         node: None,
         env: Vec::new(),
         // Not in the file tree: the store does not need it.
-        workdir: Some("/".to_owned()),
+        workdir: Some("/".into()),
         root: RootFs::Host,
         uid: 0,
         gid: 0,

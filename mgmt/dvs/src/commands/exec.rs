@@ -1,5 +1,7 @@
 //! `dvs exec`: one more program in a container that runs; beside a process when one is named.
 
+use std::ffi::OsString;
+
 use clap::Args;
 use mgmt_api::{ExecRequest, RootFs};
 
@@ -32,7 +34,7 @@ pub struct Options {
     dc: String,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
-    argv: Vec<String>,
+    argv: Vec<OsString>,
 }
 
 pub fn execute(global: &Global, options: Options) -> Outcome {
@@ -41,6 +43,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         return run::execute(global, run::Options { start, node, root: None, dc, argv });
     };
     let manner = start.manner();
+    start.demand_terminal()?;
     let request = ExecRequest { pid, run: start.request(argv, None, RootFs::Host) };
     let daemon = daemon(global).map_err(|failure| failure.status(errors::RUN_FAILED))?;
     if request.run.detach {

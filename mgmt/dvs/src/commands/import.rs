@@ -2,7 +2,7 @@
 //!
 //! A tar stream goes to a process inside the container, which unpacks it: whatever an archive contains, it can only
 //! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is. The process is our own
-//! binary (`unpack.rs`), which makes many files at a time; compressed archives go to the node's tar.
+//! binary (`unpack.rs`), which makes many files at a time; the node's gzip, bzip2, xz or zstd makes compressed archives plain for it.
 
 mod pack;
 pub mod unpack;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use client::Client;
-use mgmt_api::{RootFs, RunRequest};
+use mgmt_api::{TREE, in_tree};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -27,8 +27,6 @@ use crate::errors::{self, Failure};
 use crate::output::{self, Row};
 use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
 
-/// Where programs see the container's tree.
-const TREE: &str = "/dc";
 /// How often a person looks at progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// Unit of a tar archive; the first one is a header.
@@ -41,8 +39,9 @@ const COMPLAINTS_BYTES_MAX: usize = 4096;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Owners (by number), modes, times, symbolic and hard links stay as they are. Owners above 65535 \
-become nobody (65534); sockets and devices of a directory are left out. Archives may be compressed \
-with gzip, bzip2, xz or zstd.
+become nobody (65534); sockets and devices are left out. Archives may be compressed with gzip, \
+bzip2, xz or zstd. Nothing goes through symbolic links below the destination: an entry whose path \
+leads through one is refused.
 
 Examples:
   dvs import shop ./site /www                           a directory
@@ -56,7 +55,7 @@ pub struct Options {
     dc: String,
     /// Directory, tar archive, or - for an archive on standard input.
     source: PathBuf,
-    /// Directory in the container's tree; made when it is not there.
+    /// Directory in the container's tree; made when it is not there. /www and /dc/www are the same.
     #[arg(value_name = "DEST-IN-TREE")]
     destination: String,
 }
@@ -71,27 +70,29 @@ pub struct Progress {
 /// A tar stream, and what the unpacking side must know.
 struct Archive {
     chunks: mpsc::Receiver<Vec<u8>>,
-    decompress: Option<&'static str>,
     packing: Option<std::thread::JoinHandle<Result<pack::Notes, pack::PackError>>>,
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
     let daemon = daemon(global)?;
-    let destination = in_tree(&options.destination)?;
+    let destination = in_tree(&options.destination).ok_or_else(|| {
+        Failure::usage(format!("'{}' leaves the tree", options.destination)).hint("a path such as /www")
+    })?;
     let progress = Arc::new(Progress::default());
     let started = Instant::now();
     let archive = open(&options.source, &progress)?;
     let packing = archive.packing;
-    let request = unpacking(&destination, archive.decompress, options.node.clone());
     let (ended, complaints) = block_on(transfer(
         &daemon,
-        &options.dc,
-        &request,
+        options,
+        &destination,
         counted(archive.chunks, &progress, packing.is_none()),
         &progress,
     ))??;
     let packed = packing.map(|thread| thread.join());
     finish(options, ended, &complaints)?;
+    // What was left out.
+    complaints.lines().take(COMPLAINTS_SHOWN).for_each(|line| say(&output::printable(line)));
     let notes = match packed {
         None => pack::Notes::default(),
         Some(Ok(Ok(notes))) => notes,
@@ -102,15 +103,6 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let imported = Imported::new(options, &progress, started.elapsed(), destination);
     say(&imported.summary());
     done(global.output, &imported)
-}
-
-/// `/dc/...`, without a way out. The process inside could not leave the container anyway, but it would surprise.
-fn in_tree(destination: &str) -> Result<String, Failure> {
-    let parts: Vec<&str> = destination.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-    if parts.contains(&"..") {
-        return Err(Failure::usage(format!("'{destination}' leaves the tree")).hint("a path such as /www"));
-    }
-    Ok(parts.iter().fold(TREE.to_owned(), |path, part| format!("{path}/{part}")))
 }
 
 fn open(source: &Path, progress: &Arc<Progress>) -> Result<Archive, Failure> {
@@ -129,27 +121,27 @@ fn open(source: &Path, progress: &Arc<Progress>) -> Result<Archive, Failure> {
     }
     if std::fs::metadata(source).map_err(failed)?.is_dir() {
         let (chunks, packing) = pack::directory(source.to_owned(), progress.clone());
-        return Ok(Archive { chunks, decompress: None, packing: Some(packing) });
+        return Ok(Archive { chunks, packing: Some(packing) });
     }
     stream(File::open(source).map_err(failed)?).map_err(failed)
 }
 
-/// An archive as it is. Its first bytes say how it is compressed: tar cannot find out from a pipe.
+/// An archive as it is.
 fn stream(mut source: impl Read + Send + 'static) -> io::Result<Archive> {
     let mut first = Vec::new();
     source.by_ref().take(TAR_BLOCK_BYTES as u64).read_to_end(&mut first)?;
-    let decompress = compression(&first);
-    if decompress.is_none() && !begins_tar(&first) {
+    if compression(&first).is_none() && !begins_tar(&first) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no tar archive"));
     }
     let chunks = pump::input_from(io::Cursor::new(first).chain(source));
-    Ok(Archive { chunks, decompress, packing: None })
+    Ok(Archive { chunks, packing: None })
 }
 
+/// The program that makes it plain. Its first bytes say so.
 fn compression(first: &[u8]) -> Option<&'static str> {
     const KNOWN: [(&[u8], &str); 4] =
-        [(b"\x1f\x8b", "--gzip"), (b"BZh", "--bzip2"), (b"\xfd7zXZ\0", "--xz"), (b"\x28\xb5\x2f\xfd", "--zstd")];
-    KNOWN.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, flag)| *flag)
+        [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")];
+    KNOWN.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, program)| *program)
 }
 
 /// Whether this may be the first block of an archive: a header has its own sum in it, an empty archive has nothing.
@@ -164,35 +156,6 @@ fn begins_tar(first: &[u8]) -> bool {
     let mut right = header.clone();
     right.set_cksum();
     header.cksum().is_ok_and(|told| right.cksum().is_ok_and(|sum| sum == told))
-}
-
-/// What a program of a container is before it becomes itself: the keeper, which is this binary.
-const OURSELVES: &str = "/proc/self/exe";
-
-/// The process that unpacks. The path is an argument of the shell, not a part of its script.
-fn unpacking(destination: &str, decompress: Option<&str>, node: Option<String>) -> RunRequest {
-    let script = "mkdir -p -- \"$1\" && destination=$1 && shift && exec tar --extract --file - --directory \"$destination\" \"$@\"";
-    let argv: Vec<&str> = match decompress {
-        None => [OURSELVES, "internal", "unpack", destination].into(),
-        Some(flag) => {
-            // Large records: each write of tar is one of the file server's.
-            let tar = ["/bin/sh", "-c", script, "dvs-import", destination, "--blocking-factor=2048", flag];
-            let keep = ["--same-owner", "--numeric-owner", "--same-permissions", "--delay-directory-restore"];
-            [&tar[..], &keep].concat()
-        }
-    };
-    RunRequest {
-        argv: argv.into_iter().map(str::to_owned).collect(),
-        node,
-        env: Vec::new(),
-        workdir: None,
-        root: RootFs::Host,
-        uid: 0,
-        gid: 0,
-        terminal: None,
-        interactive: true,
-        detach: false,
-    }
 }
 
 /// Counts what passes. Entries are known only where the archive is made here.
@@ -215,12 +178,12 @@ fn counted(mut chunks: mpsc::Receiver<Vec<u8>>, progress: &Arc<Progress>, count:
 
 async fn transfer(
     daemon: &Client,
-    dc: &str,
-    request: &RunRequest,
+    options: &Options,
+    destination: &str,
     chunks: mpsc::Receiver<Vec<u8>>,
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
-    let stream = daemon.run(dc, request).await?;
+    let stream = daemon.import(&options.dc, destination, options.node.as_deref()).await?;
     let (events_in, events) = pump::event_queue();
     let complaints = Complaints::default();
     let ends = Ends {
@@ -295,9 +258,9 @@ fn not_imported(options: &Options) -> Failure {
 fn finish(options: &Options, ended: Ended, complaints: &str) -> Result<(), Failure> {
     let mut failure = match ended {
         Ended::Exit(0) => return Ok(()),
-        Ended::Exit(status @ (errors::NO_SUCH_PROGRAM | errors::NOT_EXECUTABLE)) => not_imported(options)
-            .because_text(format!("the container's node cannot unpack it (status {status})"))
-            .hint("a compressed archive needs tar and the decompressor on the node"),
+        Ended::Exit(status @ (errors::NO_SUCH_PROGRAM | errors::NOT_EXECUTABLE)) => {
+            not_imported(options).because_text(format!("the container's node cannot unpack it (status {status})"))
+        }
         Ended::Exit(status) => not_imported(options).because_text(format!("unpacking ended with status {status}")),
         Ended::Refused(body) => body.into(),
         Ended::Detached | Ended::GivenUp => not_imported(options),
@@ -313,6 +276,11 @@ fn what_to_try(options: &Options, complaints: &str) -> String {
     let dc = &options.dc;
     if complaints.contains("No space left") {
         return format!("make room (dvs run {dc} -- df -h /dc), or a container with a larger --disk");
+    }
+    if complaints.contains("cannot be started") {
+        return format!(
+            "install it on the container's node, or decompress the archive here: … | dvs import {dc} - DEST"
+        );
     }
     format!("the same again when the cause is gone: what is there already is replaced (dvs dc inspect {dc})")
 }
@@ -370,13 +338,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn destination_stays_in_the_tree() {
-        assert_eq!(in_tree("/www//a/./b/").unwrap(), "/dc/www/a/b");
-        assert_eq!(in_tree("/").unwrap(), "/dc");
-        assert_eq!(in_tree("a/../../etc").unwrap_err().status, errors::USAGE);
-    }
-
-    #[test]
     fn tar_archive_is_known_by_the_sum_in_its_header() {
         let mut archive = tar::Builder::new(Vec::new());
         archive.append_dir("d", ".").unwrap();
@@ -390,8 +351,8 @@ mod tests {
 
     #[test]
     fn compression_is_known_by_its_first_bytes() {
-        assert_eq!(compression(b"\x1f\x8b\x08\0\0\0"), Some("--gzip"));
-        assert_eq!(compression(b"\xfd7zXZ\0"), Some("--xz"));
+        assert_eq!(compression(b"\x1f\x8b\x08\0\0\0"), Some("gzip"));
+        assert_eq!(compression(b"\xfd7zXZ\0"), Some("xz"));
         assert_eq!(compression(b"./a/b\0"), None);
         assert_eq!(compression(b""), None);
     }

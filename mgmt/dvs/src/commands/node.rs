@@ -10,7 +10,7 @@ use mgmt_api::{LinkInfo, LinkState, Node, NodeState};
 
 use super::{Outcome, block_on, daemon, print};
 use crate::cli::Global;
-use crate::output::{self, Row, Table};
+use crate::output::{self, Format, Row, Table};
 
 /// Show the nodes of the cluster
 #[derive(Subcommand, Debug)]
@@ -44,7 +44,10 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
         Command::Cert(options) => certificate::issue(global, options),
         Command::Ls => {
             let nodes = block_on(daemon(global)?.nodes())??;
-            print(|out| output::list(out, global.output, &nodes))
+            print(|out| {
+                output::list(out, global.output, &nodes)?;
+                if global.output == Format::Table { problems(&nodes, out) } else { Ok(()) }
+            })
         }
         Command::Inspect { node } => {
             let node = block_on(daemon(global)?.node(node))??;
@@ -71,6 +74,12 @@ impl Row for Node {
     fn name(&self) -> String {
         self.name.clone()
     }
+}
+
+/// Below the table.
+fn problems(nodes: &[Node], out: &mut impl Write) -> io::Result<()> {
+    let all = nodes.iter().flat_map(|node| node.problems.iter().map(move |problem| (node, problem)));
+    all.into_iter().try_for_each(|(node, problem)| writeln!(out, "{}: {}", node.name, output::printable(problem)))
 }
 
 fn state(state: NodeState) -> &'static str {
@@ -105,6 +114,7 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("memory", output::bytes(node.memory_bytes));
     fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
     facts.print(out)?;
+    node.problems.iter().try_for_each(|problem| writeln!(out, "\nproblem: {}", output::printable(problem)))?;
     let Some(known) = node.links.as_ref().filter(|links| !links.is_empty()) else { return Ok(()) };
     writeln!(out)?;
     // Which of several is said only where there are.

@@ -103,13 +103,15 @@ impl Row for Placed {
 }
 
 fn state(process: &Process) -> String {
-    match (process.state, process.exit) {
-        (ProcessState::Running, _) => "running".to_owned(),
-        (ProcessState::Sleeping, _) => "sleeping".to_owned(),
-        (ProcessState::Stopped, _) => "stopped".to_owned(),
-        (ProcessState::Zombie, _) => "zombie".to_owned(),
-        (ProcessState::Exited, Some(status)) => format!("exited ({status})"),
-        (ProcessState::Exited, None) => "exited".to_owned(),
+    match (process.state, process.exit, &process.cause) {
+        (ProcessState::Running, ..) => "running".to_owned(),
+        (ProcessState::Sleeping, ..) => "sleeping".to_owned(),
+        (ProcessState::Stopped, ..) => "stopped".to_owned(),
+        (ProcessState::Zombie, ..) => "zombie".to_owned(),
+        (ProcessState::Exited, Some(status), None) => format!("exited ({status})"),
+        (ProcessState::Exited, Some(status), Some(cause)) => format!("exited ({status}, {cause})"),
+        (ProcessState::Exited, None, Some(cause)) => cause.clone(),
+        (ProcessState::Exited, None, None) => "exited".to_owned(),
     }
 }
 

@@ -1,7 +1,9 @@
 //! `dvs run`: start a program in a container.
 
+use std::ffi::OsString;
+
 use clap::Args;
-use mgmt_api::{RootFs, RunRequest};
+use mgmt_api::{Bytes, RootFs, RunRequest};
 
 use super::session::{self, Input, Manner, converse};
 use super::{Outcome, block_on, daemon, ps};
@@ -16,12 +18,13 @@ The program sees the node's own system read-only (/usr, /bin, /lib …) and the 
 tree at /dc, the same on all nodes. With --root it sees a directory of the tree as its whole \
 system instead: an image that `dvs import` put there.
 
-Without -i or -t the program's input is empty. Signals sent to this command go to the program; the \
-third TERM or INT within ten seconds ends the command without it.
+Without -i or -t the program's input is empty; -t needs a terminal here. Signals sent to this \
+command go to the program, unless they were ignored when it began (nohup); the third TERM or INT \
+within ten seconds ends the command without it. Signals of the same moment are one to the kernel.
 Keys with -t: Ctrl-P Ctrl-Q leave the program running, as closing the window does; `dvs attach` \
 comes back to it.
-Exit status: the program's; 128+N when signal N ended it; 125 dvs failed, 126 cannot execute, \
-127 not found.
+Exit status: the program's; 128+N when signal N ended it; 125 dvs failed or could not write the \
+output here, 126 cannot execute, 127 not found.
 
 Examples:
   dvs run shop -- uname -a                           one command, on the container's first node
@@ -42,7 +45,7 @@ pub struct Options {
     pub dc: String,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
 }
 
 /// What `run` and `exec` share.
@@ -58,11 +61,11 @@ pub struct Start {
     #[arg(short, long, conflicts_with_all = ["interactive", "terminal"])]
     pub detach: bool,
     /// Set a variable; KEY alone takes the value it has here.
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env)]
-    pub env: Vec<String>,
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env())]
+    pub env: Vec<OsString>,
     /// Directory to start in.
     #[arg(short, long, value_name = "DIR")]
-    pub workdir: Option<String>,
+    pub workdir: Option<OsString>,
     /// User and group, by number, inside the container [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse_user)]
     pub user: Option<(u32, u32)>,
@@ -77,18 +80,22 @@ impl Start {
         }
     }
 
-    pub fn request(self, argv: Vec<String>, node: Option<String>, root: RootFs) -> RunRequest {
+    pub fn demand_terminal(&self) -> Result<(), Failure> {
+        session::demand_terminal(&self.manner(), "without -t; -i alone connects standard input, whatever it is")
+    }
+
+    pub fn request(self, argv: Vec<OsString>, node: Option<String>, root: RootFs) -> RunRequest {
         let manner = self.manner();
         let (uid, gid) = self.user.unwrap_or_default();
-        let mut env = self.env;
+        let mut env: Vec<Bytes> = self.env.into_iter().map(Bytes::from).collect();
         if let (Manner::Terminal, Ok(kind)) = (&manner, std::env::var("TERM")) {
-            env.insert(0, format!("TERM={kind}"));
+            env.insert(0, format!("TERM={kind}").into());
         }
         RunRequest {
-            argv,
+            argv: argv.into_iter().map(Bytes::from).collect(),
             node,
             env,
-            workdir: self.workdir,
+            workdir: self.workdir.map(Bytes::from),
             root,
             uid,
             gid,
@@ -102,6 +109,7 @@ impl Start {
 pub fn execute(global: &Global, options: Options) -> Outcome {
     let Options { start, node, root, dc, argv } = options;
     let manner = start.manner();
+    start.demand_terminal()?;
     let request = start.request(argv, node, root.map_or(RootFs::Host, RootFs::Tree));
     let daemon = daemon(global).map_err(|failure| failure.status(errors::RUN_FAILED))?;
     if request.detach {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{Outcome, say};
 use crate::errors::{self, Failure};
-use crate::pump::{self, DetachKeys, Ended, Ends, Event, Output, Post, SIGPIPE};
+use crate::pump::{self, DetachKeys, Ended, Ends, Event, Output, Post, PumpError, SIGPIPE};
 use crate::terminal;
 
 /// How our side takes part.
@@ -97,7 +97,12 @@ pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner,
             let failure = Failure::new(format!("the program goes on after {ENDING_SIGNALS_MAX} signals"));
             Err(failure.hint(format!("dvs kill -s KILL {dc} {pid}")).status(errors::RUN_FAILED))
         }
-        Err(error) => Err(lost(error, dc, pid.get())),
+        Err(PumpError::Stream(error)) => Err(lost(error, dc, pid.get())),
+        Err(error @ PumpError::Output { .. }) => {
+            let pid = pid.get().map_or("PID".to_owned(), |pid| pid.to_string());
+            let failure = Failure::from(error).hint(format!("dvs logs {dc} {pid}: what it wrote is in its log"));
+            Err(failure.status(errors::RUN_FAILED))
+        }
     }
 }
 
@@ -111,6 +116,15 @@ fn lost(error: client::Error, dc: &str, pid: Option<u32>) -> Failure {
     failure.because_text(cause).hint(format!("if it goes on: dvs attach {dc} {pid}"))
 }
 
+/// A program gets a terminal when there is one here: without, its keys would come from nowhere, and it would never end.
+pub fn demand_terminal(manner: &Manner, instead: &str) -> Result<(), Failure> {
+    if *manner != Manner::Terminal || terminal::is_terminal(&io::stdin()) {
+        return Ok(());
+    }
+    let failure = Failure::new("the input device is not a TTY").because_text("standard input is no terminal here");
+    Err(failure.hint(instead).status(errors::RUN_FAILED))
+}
+
 fn local(what: &str, cause: &io::Error) -> Failure {
     Failure::new(what).because(cause).status(errors::RUN_FAILED)
 }
@@ -121,7 +135,8 @@ fn watch_signals(manner: &Manner, events: &mpsc::Sender<Event>) -> io::Result<()
         return Ok(());
     }
     let impatience = Arc::new(Mutex::new(Impatience::default()));
-    for kind in FORWARDED {
+    let ignored = ignored_signals();
+    for kind in FORWARDED.into_iter().filter(|kind| !ignored.contains(kind)) {
         let number = kind.as_raw_value() as u8;
         let event = match (manner, kind == SignalKind::hangup()) {
             // Our terminal is gone; the program keeps its own and can be attached to again.
@@ -142,6 +157,14 @@ fn watch_signals(manner: &Manner, events: &mpsc::Sender<Event>) -> io::Result<()
         forward(SignalKind::window_change(), events.clone(), || Event::Resize(terminal::size()))?;
     }
     Ok(())
+}
+
+/// Signals that whoever started us wants to have no effect: `nohup`, jobs in the background of a script.
+fn ignored_signals() -> Vec<SignalKind> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let is_ignored = |kind: &SignalKind| mask.unwrap_or_default() >> (kind.as_raw_value() - 1) & 1 == 1;
+    FORWARDED.into_iter().filter(is_ignored).collect()
 }
 
 /// When we were last asked to end.

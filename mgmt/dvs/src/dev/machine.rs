@@ -231,7 +231,7 @@ pub fn enter(options: &EnterOptions) -> Outcome {
     let log = OpenOptions::new()
         .append(true)
         .create(true)
-        .mode(0o640)
+        .mode(0o600)
         .open(&options.log)
         .map_err(|cause| failed("cannot open the log", &cause))?;
     sys::ns::join(&pidfd, Kinds::PID).map_err(|cause| failed("cannot enter", &cause))?;

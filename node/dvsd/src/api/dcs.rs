@@ -1,6 +1,6 @@
 //! Containers: what should be, and waiting until it is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,8 +13,8 @@ use broker::BrokerError;
 use cluster::{Compare, Engine, Op, Outcome};
 use ipc::info;
 use mgmt_api::{
-    ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare,
-    ServerState, ServerStatus,
+    ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskStore, EndCounts, ErrorBody, ErrorKind,
+    NodeShare, ServerState, ServerStatus,
 };
 use serde::Deserialize;
 
@@ -23,6 +23,7 @@ use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
 use crate::reconcile::share::{self, Share};
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
+use crate::space;
 use crate::spec;
 use crate::uids::DC_ID_MAX;
 
@@ -56,11 +57,14 @@ pub struct DeleteQuery {
 
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Dc>>, Failure> {
     let unreachable = nodes::unreachable(&api.context);
-    Ok(Json(api.dcs().await?.values().map(|view| describe(view, &unreachable)).collect()))
+    let full = api.full_nodes().await;
+    Ok(Json(api.dcs().await?.values().map(|view| describe(view, &unreachable, &full)).collect()))
 }
 
 pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
-    Ok(Json(api.describe(&api.dc(&dc).await?)))
+    let full = api.full_nodes().await;
+    let view = api.dc(&dc).await?;
+    Ok(Json(describe(&view, &nodes::unreachable(&api.context), &full)))
 }
 
 pub async fn create(
@@ -73,6 +77,9 @@ pub async fn create(
     if query.start {
         demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
     }
+    let also = Arc::clone(&api);
+    let spec = blocking(move || complete(&*also.context.engine, spec)).await?;
+    demand_space(&api, &spec).await?;
     let also = Arc::clone(&api);
     let view = blocking(move || make_record(&*also.context.engine, spec)).await?;
     if !query.start {
@@ -187,25 +194,41 @@ fn describe_channel(channel: &info::ChannelInfo, name: impl Fn(abi::NodeId) -> S
 
 impl Api {
     fn describe(&self, view: &DcView) -> Dc {
-        describe(view, &nodes::unreachable(&self.context))
+        describe(view, &nodes::unreachable(&self.context), &BTreeMap::new())
+    }
+
+    /// Nodes without space, and what they say of it.
+    async fn full_nodes(self: &Arc<Api>) -> BTreeMap<String, String> {
+        let api = Arc::clone(self);
+        let alive = blocking(move || Ok(nodes::alive(&api.context)?)).await.unwrap_or_default();
+        let full = alive.into_iter().filter_map(|(node, health)| {
+            let problem = health.problems.into_iter().find(|problem| problem.starts_with(space::FULL))?;
+            Some((node, problem))
+        });
+        full.collect()
     }
 }
 
 /// What the nodes report, and what this node sees: a share that runs where nobody gets to is of little use.
-fn describe(view: &DcView, unreachable: &BTreeSet<String>) -> Dc {
+fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<String, String>) -> Dc {
     let mut shares: Vec<NodeShare> = view.shares.values().map(|share| share.share.clone()).collect();
     let mut phase = phase(view);
     if view.record.desired == Desired::Running {
         shares.extend(silent_shares(view));
         shares.sort_by_key(|share| view.record.spec.nodes.iter().position(|node| *node == share.node));
     }
-    for share in shares.iter_mut().filter(|share| unreachable.contains(&share.node)) {
-        share.problems.push("the node that was asked has no link to it; this is what it reported last".to_owned());
-        if share.phase == DcPhase::Running {
-            share.phase = DcPhase::Degraded;
+    for share in &mut shares {
+        let is_cut_off = unreachable.contains(&share.node);
+        let silence = is_cut_off.then_some("the node that was asked has no link to it; this is what it reported last");
+        let seen: Vec<String> = full.get(&share.node).cloned().into_iter().chain(silence.map(str::to_owned)).collect();
+        if seen.is_empty() {
+            continue;
         }
-        if phase == DcPhase::Running {
-            phase = DcPhase::Degraded;
+        share.problems.extend(seen);
+        for phase in [&mut share.phase, &mut phase] {
+            if *phase == DcPhase::Running {
+                *phase = DcPhase::Degraded;
+            }
         }
     }
     Dc { id: view.record.id, spec: view.record.spec.clone(), phase, shares, created_s: view.record.created_s }
@@ -242,13 +265,36 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
 
 // ---- records
 
-fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
+fn complete(engine: &dyn Engine, spec: DcSpec) -> Result<DcSpec, Failure> {
     let mut known = spec::KnownNodes::new();
     for entry in engine.list(records::MEMBERS)?.entries {
         let node: NodeRecord = records::decode(&entry)?;
         known.insert(node.name, node.cpu_list);
     }
-    let spec = spec::complete(spec, &known)?;
+    Ok(spec::complete(spec, &known)?)
+}
+
+/// Disks whose space is set aside must fit where they are placed. A node that does not say what it has decides when they are made.
+async fn demand_space(api: &Arc<Api>, spec: &DcSpec) -> Result<(), Failure> {
+    let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
+    for disk in spec.disks.iter().filter(|disk| disk.store == DiskStore::Image) {
+        let of_node = wanted.entry(disk.node.as_deref().unwrap_or_default()).or_default();
+        *of_node = of_node.saturating_add(disk.bytes);
+    }
+    for (node, bytes) in wanted {
+        let Some(free) = nodes::free_bytes(api, node).await.filter(|free| *free < bytes) else { continue };
+        let (bytes, free, name) = (bytes >> 20, free >> 20, &spec.name);
+        let what = format!("the disks of container '{name}' do not fit on node {node}");
+        return Err(ErrorBody::new(ErrorKind::NoSpace, what)
+            .because(format!("they have {bytes} MiB, and {free} MiB are free there for disks"))
+            .hint("a smaller --disk, another --disk-node, or --sparse (space is taken as it is used, and may run out)")
+            .into());
+    }
+    Ok(())
+}
+
+/// Of a description that is complete.
+fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
     if engine.read(&key)?.is_some() {
         return Err(name_taken(&spec.name));
@@ -469,7 +515,8 @@ mod tests {
 
     fn make(engine: &dyn Engine, name: &str) -> Result<DcRecord, ErrorBody> {
         let spec = serde_json::from_value(json!({ "name": name, "nodes": ["n1"] })).unwrap();
-        make_record(engine, spec).map(|view| view.record).map_err(|failed| failed.0)
+        let made = complete(engine, spec).and_then(|spec| make_record(engine, spec));
+        made.map(|view| view.record).map_err(|failed| failed.0)
     }
 
     #[test]
@@ -479,7 +526,7 @@ mod tests {
         let shown = |record: &DcRecord| {
             let view =
                 DcView { record: record.clone(), modified: cluster::Revision::default(), shares: Default::default() };
-            describe(&view, &BTreeSet::new()).shares
+            describe(&view, &BTreeSet::new(), &BTreeMap::new()).shares
         };
         record.desired = Desired::Running;
         let shares = shown(&record);

@@ -42,6 +42,7 @@ pub fn problems(context: &Context) -> Vec<String> {
     if let Err(error) = context.broker.snapshot() {
         problems.push(format!("broker: {error}"));
     }
+    problems.extend(crate::space::problems(&context.config));
     problems.extend(context.proxy.problem().map(|problem| format!("proxy: {problem}")));
     problems
 }

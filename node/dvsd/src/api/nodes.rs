@@ -9,13 +9,14 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method};
 use cluster::EngineError;
-use mgmt_api::{ErrorKind, LinkInfo, LinkState, Node, NodeState, path};
+use mgmt_api::{ErrorKind, LinkState, Node, NodeState, path};
 
 use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded, parse, read_body};
 use crate::context::Context;
 use crate::records::{self, MEMBERS, NODES, NodeHealth, NodeRecord};
+use crate::space;
 
 /// A node that does not say within this how it sees its links is shown without.
 const LINKS_LIMIT: Duration = Duration::from_secs(2);
@@ -35,19 +36,38 @@ pub async fn show(
     let mut node =
         found.ok_or_else(|| failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls"))?;
     let answers = !matches!(node.state, NodeState::Down | NodeState::Unreachable);
-    if node.links.is_none() && answers && !is_forwarded(&headers) {
-        node.links = tokio::time::timeout(LINKS_LIMIT, links_of(&api, &name)).await.unwrap_or_default();
+    if node.links.is_none()
+        && answers
+        && !is_forwarded(&headers)
+        && let Some(itself) = as_itself(&api, &name).await
+    {
+        (node.links, node.disk_free_bytes) = (itself.links, itself.disk_free_bytes);
     }
     Ok(Json(node))
 }
 
-async fn links_of(api: &Api, name: &str) -> Option<Vec<LinkInfo>> {
+/// What another node says of itself, if it does within the limit.
+async fn as_itself(api: &Api, name: &str) -> Option<Node> {
     let record = api.context.member(name)?;
     let path = path::fill(path::NODE, &[("node", name)]);
     let question = Question { method: Method::GET, path, body: Bytes::new(), is_stream: false };
-    let answer = api.remote.forward(&record, &question).await.ok().filter(|answer| answer.status().is_success())?;
-    let node: Node = parse(&read_body(answer.into_body()).await.ok()?).ok()?;
-    node.links
+    let asked = async {
+        let answer = api.remote.forward(&record, &question).await.ok().filter(|answer| answer.status().is_success())?;
+        parse(&read_body(answer.into_body()).await.ok()?).ok()
+    };
+    tokio::time::timeout(LINKS_LIMIT, asked).await.unwrap_or_default()
+}
+
+/// What images may still take on a node; `None` when it does not say.
+pub async fn free_bytes(api: &Api, name: &str) -> Option<u64> {
+    if name == api.context.config.node {
+        return free_for_images(&api.context);
+    }
+    as_itself(api, name).await?.disk_free_bytes
+}
+
+fn free_for_images(context: &Context) -> Option<u64> {
+    space::Space::at(&context.config.state_dir).ok().map(space::Space::for_images)
 }
 
 /// Whether a node's daemon lives, and what it says of itself.
@@ -87,7 +107,10 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
             let state = state_of(alive.get(&record.name), reached.get(&record.name).copied());
             let here = dcs.iter().filter(|(_, view)| view.record.spec.nodes.contains(&record.name));
             let dcs = here.map(|(name, _)| name.clone()).collect();
-            let links = (record.name == context.config.node).then(|| context.proxy.links());
+            let is_own = record.name == context.config.node;
+            let links = is_own.then(|| context.proxy.links());
+            let disk_free_bytes = if is_own { free_for_images(context) } else { None };
+            let problems = alive.get(&record.name).map(|health| health.problems.clone()).unwrap_or_default();
             Ok(Node {
                 name: record.name,
                 id: record.id,
@@ -101,6 +124,8 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
                 cpus: record.cpus,
                 memory_bytes: record.memory_bytes,
                 dcs,
+                problems,
+                disk_free_bytes,
                 links,
             })
         })

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use super::failure::{Failure, failure};
 use super::remote::{Question, is_switching};
 use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
-use crate::reconcile::parts::keeper_socket;
+use crate::reconcile::parts::{keeper_socket, programs_dir};
 use crate::records::{DcView, Desired};
 use crate::spec;
 
@@ -206,7 +206,11 @@ pub async fn logs(
     if node != api.context.config.node {
         return Incoming::take(request).await?.forward(&api, &view, &node).await;
     }
-    let keeper = keeper(&api, &view).await?;
+    let keeper = match keeper(&api, &view).await {
+        Ok(keeper) => keeper,
+        // What programs wrote is there also when nothing of the container runs.
+        Err(stopped) => return kept_log(&api, &view, pid, query.tail).await?.ok_or(stopped),
+    };
     let body =
         if query.follow {
             let descriptor = blocking(move || Ok(keeper.follow(pid, query.tail)?)).await?;
@@ -360,15 +364,30 @@ async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> 
     .await
 }
 
-/// None when the container has no part running here.
+/// The log of a program that the last keeper left.
+async fn kept_log(
+    api: &Arc<Api>,
+    view: &DcView,
+    pid: u32,
+    lines: Option<usize>,
+) -> Result<Option<Response<Body>>, Failure> {
+    let dir = programs_dir(&api.context.config.dc_state_dir(view.record.id));
+    let failed = |error| failure(ErrorKind::Internal, format!("the log cannot be read: {error}"), "again");
+    let text = blocking(move || keeper::kept::log(&dir, pid, lines).map_err(failed)).await?;
+    Ok(text.map(|text| ([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from(text)).into_response()))
+}
+
+/// Those that ended alone when the container has no part running here.
 async fn local_processes(api: &Arc<Api>, view: &DcView) -> Result<Vec<Process>, Failure> {
-    let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
-    let share = view.shares.get(&api.context.config.node);
+    let config = &api.context.config;
+    let socket = keeper_socket(&config.dc_run_dir(view.record.id));
+    let programs = programs_dir(&config.dc_state_dir(view.record.id));
+    let share = view.shares.get(&config.node);
     let should_be_there = share.is_some_and(|share| share.share.phase == DcPhase::Running);
     blocking(move || match KeeperClient::connect(socket) {
         Ok(keeper) => Ok(keeper.list()?),
-        // An empty list would say that nothing runs.
-        Err(KeeperError::NotThere { .. }) if !should_be_there => Ok(Vec::new()),
+        // What it kept is not all, as long as it should be there.
+        Err(KeeperError::NotThere { .. }) if !should_be_there => Ok(keeper::kept::processes(&programs)),
         Err(error) => Err(error.into()),
     })
     .await
@@ -384,23 +403,21 @@ async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Pr
     if status.is_success() { parse(&bytes) } else { Err(Failure(parse(&bytes)?)) }
 }
 
-/// The program that unpacks an imported tree inside the container: owners and modes as the archive says.
+/// The program that unpacks an imported tree inside the container: our own binary, which the keeper is before it becomes a program.
 fn unpacker(path: &str) -> Result<RunRequest, Failure> {
-    if path.split('/').any(|part| part == "..") || path.contains('\0') {
+    let Some(target) = mgmt_api::in_tree(path) else {
         return Err(failure(
             ErrorKind::BadRequest,
             format!("{path:?} is not a path in the tree"),
             "an absolute path without ..",
         ));
-    }
-    let script = "mkdir -p -- \"$1\" && exec tar --extract --file - --directory \"$1\" --preserve-permissions --same-owner --numeric-owner";
-    let target = format!("/dc/{}", path.trim_matches('/'));
-    let argv = ["sh", "-c", script, "dvs-import", &target].map(str::to_owned).to_vec();
+    };
+    let argv = ["/proc/self/exe", "internal", "unpack", &target].map(mgmt_api::Bytes::from).to_vec();
     Ok(RunRequest {
         argv,
         node: None,
         env: Vec::new(),
-        workdir: Some("/".to_owned()),
+        workdir: Some("/".into()),
         root: mgmt_api::RootFs::Host,
         uid: 0,
         gid: 0,

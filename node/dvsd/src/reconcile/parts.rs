@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::{DcId, Endpoint, Epoch};
-use broker::{DcOptions, Home, ServerIdentity};
+use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{FuseOptions, KeeperClient, KeeperOptions};
+use mgmt_api::DiskStore;
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer};
 use serde_json::{Map, Value, json};
@@ -23,8 +24,9 @@ use super::plan::{Observed, Part, Standing};
 use super::share::Share;
 use crate::context::Context;
 use crate::records;
+use crate::space;
 use crate::spawn::Role;
-use crate::state::StateError;
+use crate::state::{self, StateError};
 use crate::supervise::{OnAdoption, Problem, Supervised};
 
 /// A server asked to end writes what it holds; then it is killed.
@@ -99,8 +101,11 @@ impl Parts {
     pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
         let run_dir = context.config.dc_run_dir(share.id);
         let state_dir = context.config.dc_state_dir(share.id);
-        for dir in [&run_dir, &state_dir, &run_dir.join("ipc"), &state_dir.join("log"), &state_dir.join("images")] {
+        for dir in [&run_dir, &state_dir, &run_dir.join("ipc")] {
             fs::create_dir_all(dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+        }
+        for dir in [state_dir.join("log"), state_dir.join("images")] {
+            state::make_private(&dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
         }
         // Programs of the container pass through it.
         fs::set_permissions(run_dir.join("ipc"), fs::Permissions::from_mode(0o755))?;
@@ -276,7 +281,11 @@ impl Parts {
     fn make_broker(&mut self) -> Result<(), Problem> {
         let listen = Some(self.run_dir.join("ipc").join(BROKER_SOCKET));
         let options = DcOptions { listen, program_endpoints: self.share.endpoints.clone(), ..DcOptions::default() };
-        self.context.broker.add_dc(DcId(self.share.id), options)?;
+        match self.context.broker.add_dc(DcId(self.share.id), options) {
+            // Made by this daemon before, by a worker that did not get to the end.
+            Ok(()) | Err(BrokerError::DcExists(_)) => (),
+            Err(error) => return Err(error.into()),
+        }
         self.context.directory.introduce(&self.context.broker, self.share.id);
         Ok(())
     }
@@ -365,7 +374,7 @@ impl Parts {
         let config = &self.context.config;
         let options = KeeperOptions {
             control: self.keeper_socket(),
-            log_dir: self.state_dir.join("programs"),
+            log_dir: programs_dir(&self.state_dir),
             uid_base: crate::uids::inside(self.share.id),
             pid_base: self.share.pid_base,
             pid_span: abi::limits::PIDS_PER_NODE,
@@ -443,7 +452,7 @@ impl Parts {
         Ok(match part {
             Part::Disk(index) => {
                 let disk = self.share.disk(*index).ok_or("no such disk")?;
-                let image = self.open_image(&disk.name, Some(disk.bytes), found)?;
+                let image = self.open_image(&disk.name, Some((disk.bytes, &disk.store)), found)?;
                 (
                     vec!["server", "disk"],
                     json!({ "bytes": disk.bytes, "owner": abi::Endpoint::FS.number() }),
@@ -480,11 +489,11 @@ impl Parts {
         ])
     }
 
-    /// Opened for a server that may not open anything; made, sparse, for one that never ran. A disk's size is fixed. An image that is gone
+    /// Opened for a server that may not open anything; made for one that never ran. A disk's size is fixed. An image that is gone
     /// is not made anew: an empty tree in place of people's files would be a lie.
-    fn open_image(&self, name: &str, bytes: Option<u64>, found: Image) -> Result<File, Problem> {
+    fn open_image(&self, name: &str, disk: Option<(u64, &DiskStore)>, found: Image) -> Result<File, Problem> {
         // Disks and the key-value store have names of their own kind.
-        let suffix = if bytes.is_some() { "img" } else { "store" };
+        let suffix = if disk.is_some() { "img" } else { "store" };
         let path = self.state_dir.join("images").join(format!("{name}.{suffix}"));
         let file = OpenOptions::new()
             .read(true)
@@ -495,10 +504,15 @@ impl Parts {
             .open(&path)
             .map_err(|error| format!("cannot open the image {}: {error}", path.display()))?;
         let length = file.metadata()?.len();
-        match bytes {
+        match disk {
             // Made just now, or by a daemon that was killed before it gave it its size.
-            Some(bytes) if length == 0 => file.set_len(bytes)?,
-            Some(bytes) if length != bytes => {
+            Some((bytes, store)) if length == 0 => {
+                if *store == DiskStore::Image && !space::is_memory(&file) {
+                    set_aside(&file, bytes, name, &path)?;
+                }
+                file.set_len(bytes)?;
+            }
+            Some((bytes, _)) if length != bytes => {
                 return Err(format!("the image {} has {length} bytes instead of {bytes}", path.display()).into());
             }
             _ => (),
@@ -546,6 +560,43 @@ impl Parts {
     pub fn clear_run_dir(&self) -> Result<(), StateError> {
         remove_tree(&self.run_dir)
     }
+}
+
+/// Gives an image all its space at once, so that nobody who fills the node's disk takes it away later.
+fn set_aside(image: &File, bytes: u64, name: &str, path: &Path) -> Result<(), Problem> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let refused = |free: u64| {
+        let wanted = bytes >> 20;
+        format!(
+            "disk '{name}' of {wanted} MiB does not fit: {} MiB are free for images at {} (a smaller --disk, another --disk-node, or --sparse)",
+            free >> 20,
+            path.display()
+        )
+    };
+    // Asked first: the attempt would take what is left away from others for a moment.
+    let space = space::Space::at(path)?;
+    if space.for_images() < bytes {
+        return Err(refused(space.for_images()).into());
+    }
+    // The size comes last: an image that has one is whole.
+    match rustix::io::retry_on_intr(|| fallocate(image, FallocateFlags::KEEP_SIZE, 0, bytes)) {
+        Ok(()) => Ok(()),
+        // A file system that cannot: the image is sparse there, and the disk server knows it.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
+        Err(error) => {
+            // With it goes what it got.
+            state::remove(path)?;
+            match error {
+                rustix::io::Errno::NOSPC => Err(refused(space.for_images()).into()),
+                error => Err(format!("no space was set aside for {}: {error}", path.display()).into()),
+            }
+        }
+    }
+}
+
+/// Where logs and records of programs are.
+pub fn programs_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("programs")
 }
 
 pub fn keeper_socket(run_dir: &Path) -> PathBuf {

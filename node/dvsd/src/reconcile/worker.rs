@@ -87,6 +87,15 @@ pub fn leftovers(config: &Config) -> Vec<DcRecord> {
     found
 }
 
+/// Before anything is made, so that whatever is there can be found again.
+fn remember(config: &Config, record: &DcRecord) -> Result<(), Problem> {
+    for dir in [config.dc_run_dir(record.id), config.dc_state_dir(record.id)] {
+        std::fs::create_dir_all(&dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+        state::write(&dir.join(RECORD), record)?;
+    }
+    Ok(())
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     GoOn,
@@ -112,31 +121,17 @@ impl Working {
         let share = Share::of(record, &context.config.node).ok_or("the container has no share on this node")?;
         let run_dir = context.config.dc_run_dir(share.id);
         let history = if run_dir.join(RECORD).exists() { History::Earlier } else { History::None };
-        let parts = Parts::open(context, share, history)?;
-        let working = Working {
+        remember(&context.config, record)?;
+        Ok(Working {
             context: Arc::clone(context),
-            parts,
+            parts: Parts::open(context, share, history)?,
             reported: None,
             report_due: None,
             generation: record.generation,
             ran: false,
             stage_since: (Stage::Up, Instant::now()),
             retry_at: None,
-        };
-        working.remember(record)?;
-        Ok(working)
-    }
-
-    /// Before anything is made, so that whatever is there can be found again.
-    fn remember(&self, record: &DcRecord) -> Result<(), Problem> {
-        for dir in [self.run_dir(), self.state_dir()] {
-            state::write(&dir.join(RECORD), record)?;
-        }
-        Ok(())
-    }
-
-    fn run_dir(&self) -> PathBuf {
-        self.context.config.dc_run_dir(self.parts.share.id)
+        })
     }
 
     fn state_dir(&self) -> PathBuf {
@@ -149,7 +144,7 @@ impl Working {
             self.generation = order.record.generation;
             self.ran = false;
             self.parts.forget_failures();
-            if let Err(error) = self.remember(&order.record) {
+            if let Err(error) = remember(&self.context.config, &order.record) {
                 tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remember a container");
             }
         }

@@ -39,6 +39,11 @@ impl Keeper {
     }
 
     pub fn start_with(adapt: impl FnOnce(&mut KeeperOptions)) -> Keeper {
+        Keeper::start_saying(None, adapt)
+    }
+
+    /// One whose own log is another file than usual.
+    pub fn start_saying(log: Option<&Path>, adapt: impl FnOnce(&mut KeeperOptions)) -> Keeper {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("test-{}-{number}", std::process::id());
         let dir = tempfile::Builder::new().prefix("dvs-keeper-").tempdir().expect("directory");
@@ -58,9 +63,15 @@ impl Keeper {
         });
         let mut options: KeeperOptions = serde_json::from_value(options).expect("options");
         adapt(&mut options);
-        let child = spawn(&options, dir.path());
+        let child = spawn(&options, dir.path(), log);
         let client = KeeperClient::connect(&options.control).expect("connect");
         Keeper { client, child, cgroup, dir, options }
+    }
+
+    /// A keeper in the place of one that ended.
+    pub fn start_again(&mut self) {
+        self.child = spawn(&self.options, self.dir.path(), None);
+        self.client = self.connect();
     }
 
     pub fn connect(&self) -> KeeperClient {
@@ -97,13 +108,14 @@ impl Keeper {
     }
 }
 
-fn spawn(options: &KeeperOptions, dir: &Path) -> Child {
+fn spawn(options: &KeeperOptions, dir: &Path, log: Option<&Path>) -> Child {
     let (ready, say_ready) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("pipe");
     rustix::io::fcntl_setfd(&say_ready, rustix::io::FdFlags::empty()).expect("inheritable");
     let record = serde_json::json!({
         "dc": 1, "dc_name": "shop", "options": options, "ready_fd": say_ready.as_raw_fd(),
     });
-    let log = std::fs::File::create(dir.join("keeper.log")).expect("log");
+    let log = log.map_or_else(|| dir.join("keeper.log"), Path::to_owned);
+    let log = std::fs::File::create(log).expect("log");
     let mut child = Command::new(env!("CARGO_BIN_EXE_keeper-for-tests"))
         .env("DVS_SPAWN", record.to_string())
         .stdin(Stdio::null())

@@ -93,9 +93,10 @@ pub(super) fn kill_set_id_if_asked(txn: &mut Txn<'_>, ino: u64, flags: u16) -> R
     Ok(())
 }
 
-/// Set-group-id without group execute means mandatory locking and stays.
+/// Of everything but directories, where set-group-id is about the files in it. Set-group-id without group execute means mandatory locking
+/// and stays.
 fn kill_set_id(inode: &mut Inode) {
-    if !inode.is_file() {
+    if inode.is_dir() {
         return;
     }
     inode.mode &= !SET_UID;
@@ -111,7 +112,7 @@ pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
         let blocks = locked(&fs.blocks);
         (blocks.blocks(), blocks.available().saturating_add(lingering_blocks).min(blocks.blocks()))
     };
-    let files_max = fs.layout.files_max();
-    let files = fs.counters().inodes.saturating_sub(lingering);
-    Ok(Reply::done([blocks, free, files_max, files_max.saturating_sub(files)]))
+    // Files that linger are not there for anybody who counts.
+    let (files, files_free) = (fs.counters().inodes.saturating_sub(lingering), fs.files_free());
+    Ok(Reply::done([blocks, free, files + files_free, files_free]))
 }

@@ -18,7 +18,7 @@ use crate::units::{parse_bytes, parse_wait_mode};
 /// Longest description that is read: a container has at most 63 nodes and 32 disks.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// What the daemon would add too; needed when only the disk's node is named.
-const DISK_BYTES: u64 = 4 << 30;
+const DISK_BYTES: u64 = 1 << 30;
 
 /// Create a container
 #[derive(Args, Debug)]
@@ -60,9 +60,12 @@ pub struct Options {
     /// Private network; containers may use the same one [default: 10.1.0.0/24].
     #[arg(long, value_name = "CIDR")]
     subnet: Option<String>,
-    /// Size of the disk for its file tree; space is taken as it is used [default: 4G].
+    /// Size of the disk for its file tree, set aside on its node at the first start [default: 1G].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     disk: Option<u64>,
+    /// The disk takes space as it is used: the node may run out of it.
+    #[arg(long)]
+    sparse: bool,
     /// Node that keeps this disk [default: chosen].
     #[arg(long, value_name = "NODE")]
     disk_node: Option<String>,
@@ -209,7 +212,8 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     spec.with_opt |= options.with_opt;
     place_server(&mut spec.servers, ServerKind::Fs, options.fs_node);
     place_server(&mut spec.servers, ServerKind::Ds, options.ds_node);
-    place_disk(&mut spec.disks, options.disk, options.disk_node);
+    let store = options.sparse.then_some(DiskStore::Sparse);
+    place_disk(&mut spec.disks, options.disk, options.disk_node, store);
     Ok(spec)
 }
 
@@ -221,8 +225,8 @@ fn place_server(servers: &mut Vec<ServerSpec>, kind: ServerKind, node: Option<St
     }
 }
 
-fn place_disk(disks: &mut Vec<DiskSpec>, bytes: Option<u64>, node: Option<String>) {
-    if bytes.is_none() && node.is_none() {
+fn place_disk(disks: &mut Vec<DiskSpec>, bytes: Option<u64>, node: Option<String>, store: Option<DiskStore>) {
+    if bytes.is_none() && node.is_none() && store.is_none() {
         return;
     }
     if disks.is_empty() {
@@ -231,6 +235,7 @@ fn place_disk(disks: &mut Vec<DiskSpec>, bytes: Option<u64>, node: Option<String
     if let Some(disk) = disks.first_mut() {
         disk.bytes = bytes.unwrap_or(disk.bytes);
         disk.node = node.or(disk.node.take());
+        disk.store = store.unwrap_or(disk.store.clone());
     }
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use vos_api::ds::{ANY, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 use super::BROKER;
-use super::request::{Bytes, Changed, Entry, Event, Failed, Listed, NoHex, Published, Request};
+use super::request::{Bytes, Changed, Entry, Event, Failed, Listed, NoHex, Published, Request, shown};
 use crate::commands::{Outcome, print, say};
 use crate::errors::Failure;
 use crate::output::{self, Format};
@@ -111,18 +111,18 @@ impl From<Errno> for Refused {
 impl Refused {
     fn failure(self, request: &Request) -> Failure {
         let what = match request {
-            Request::Get { key } => format!("key '{}' was not read", key.shown()),
-            Request::Put { key, .. } => format!("key '{}' was not written", key.shown()),
-            Request::Delete { key, .. } => format!("key '{}' was not removed", key.shown()),
+            Request::Get { key } => format!("key '{}' was not read", shown(key)),
+            Request::Put { key, .. } => format!("key '{}' was not written", shown(key)),
+            Request::Delete { key, .. } => format!("key '{}' was not removed", shown(key)),
             Request::List { .. } => "the keys were not listed".to_owned(),
-            Request::Publish { topic, .. } => format!("nothing was published on '{}'", topic.shown()),
+            Request::Publish { topic, .. } => format!("nothing was published on '{}'", shown(topic)),
             Request::Watch { .. } => "nothing is watched".to_owned(),
         };
         let failure = Failure::new(what).because(&self);
         match self {
             Refused::NoKey => failure.hint(format!("dvs ds ls {}", dc())),
             Refused::Exists | Refused::Changed => {
-                let key = request.key().map(Bytes::shown).unwrap_or_default();
+                let key = request.key().map(shown).unwrap_or_default();
                 failure.hint(format!("look again, dvs ds get -o json {} {key}, and decide anew", dc()))
             }
             Refused::Invalid => failure.hint("a key such as config/leader"),
@@ -187,11 +187,11 @@ fn show(format: Format, answer: Answer) -> Outcome {
             print(|out| output::one(out, format, &changed, |changed, out| writeln!(out, "{}", changed.revision)))
         }
         Answer::Listed(listed) => {
-            let shown = print(|out| output::list(out, format, &listed.entries));
+            let printed = print(|out| output::list(out, format, &listed.entries));
             if let (true, Some(last)) = (listed.more, listed.entries.last()) {
-                say(&format!("there are more keys: --after '{}'", last.key.shown()));
+                say(&format!("there are more keys: --after '{}'", shown(&last.key)));
             }
-            shown
+            printed
         }
         Answer::Published(published) => print(|out| match format {
             Format::Json => line(out, &published),
@@ -263,9 +263,9 @@ fn show_event(out: &mut impl Write, format: Format, event: DsEvent) -> io::Resul
     let event = Event { revision: event.revision, kind, key: event.key.into(), value: event.value.into() };
     match format {
         Format::Json => line(out, &event),
-        Format::Name => writeln!(out, "{}", event.key.shown()),
+        Format::Name => writeln!(out, "{}", shown(&event.key)),
         Format::Table | Format::Yaml => {
-            writeln!(out, "{} {} {} {}", event.revision, event.kind, event.key.shown(), event.value.shown())
+            writeln!(out, "{} {} {} {}", event.revision, event.kind, shown(&event.key), shown(&event.value))
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Requests to the key-value store and their answers as JSON: what `dvs ds pipe` reads and writes.
 
-use std::borrow::Cow;
-
+pub use mgmt_api::{Bytes, NoHex};
 use serde::{Deserialize, Serialize};
 
 use crate::output::{Row, printable};
@@ -45,14 +44,6 @@ pub enum Request {
     },
 }
 
-/// Text where it is text.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Bytes {
-    Text(String),
-    Hex { hex: String },
-}
-
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub key: Bytes,
@@ -93,10 +84,6 @@ pub struct Event {
     pub value: Bytes,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'hex' must be an even number of hexadecimal digits")]
-pub struct NoHex;
-
 impl Request {
     /// The key it names.
     pub fn key(&self) -> Option<&Bytes> {
@@ -107,65 +94,28 @@ impl Request {
     }
 }
 
-impl Bytes {
-    pub fn bytes(&self) -> Result<Cow<'_, [u8]>, NoHex> {
-        match self {
-            Bytes::Text(text) => Ok(Cow::Borrowed(text.as_bytes())),
-            Bytes::Hex { hex } => Ok(Cow::Owned(from_hex(hex).ok_or(NoHex)?)),
-        }
+/// For a person's eyes.
+pub fn shown(bytes: &Bytes) -> String {
+    match bytes {
+        Bytes::Text(text) => printable(text),
+        Bytes::Hex { hex } => format!("0x{hex}"),
     }
-
-    /// For a person's eyes.
-    pub fn shown(&self) -> String {
-        match self {
-            Bytes::Text(text) => printable(text),
-            Bytes::Hex { hex } => format!("0x{hex}"),
-        }
-    }
-}
-
-impl Default for Bytes {
-    fn default() -> Bytes {
-        Bytes::Text(String::new())
-    }
-}
-
-impl From<String> for Bytes {
-    fn from(text: String) -> Bytes {
-        Bytes::Text(text)
-    }
-}
-
-impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Bytes {
-        String::from_utf8(bytes).map_or_else(|error| Bytes::Hex { hex: to_hex(error.as_bytes()) }, Bytes::Text)
-    }
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(hex: &str) -> Option<Vec<u8>> {
-    let digit = |symbol: u8| char::from(symbol).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };
-    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
 impl Row for Entry {
     const HEADINGS: &'static [&'static str] = &["KEY", "REVISION", "VALUE"];
 
     fn cells(&self) -> Vec<String> {
-        let mut value = self.value.shown();
+        let mut value = shown(&self.value);
         if let Some((end, _)) = value.char_indices().nth(SHOWN) {
             value.truncate(end);
             value.push('…');
         }
-        vec![self.key.shown(), self.revision.to_string(), value]
+        vec![shown(&self.key), self.revision.to_string(), value]
     }
 
     fn name(&self) -> String {
-        self.key.shown()
+        shown(&self.key)
     }
 }
 
@@ -173,11 +123,11 @@ impl Row for Changed {
     const HEADINGS: &'static [&'static str] = &["KEY", "REVISION"];
 
     fn cells(&self) -> Vec<String> {
-        vec![self.key.shown(), self.revision.to_string()]
+        vec![shown(&self.key), self.revision.to_string()]
     }
 
     fn name(&self) -> String {
-        self.key.shown()
+        shown(&self.key)
     }
 }
 
@@ -187,18 +137,6 @@ mod tests {
 
     fn parsed(text: &str) -> Option<Request> {
         serde_json::from_str(text).ok()
-    }
-
-    #[test]
-    fn every_sequence_of_bytes_goes_through_json_unchanged() {
-        for bytes in [&b""[..], b"plain", b"\0\xff\x80", "käse".as_bytes()] {
-            let written = serde_json::to_string(&Bytes::from(bytes.to_vec())).unwrap();
-            let read: Bytes = serde_json::from_str(&written).unwrap();
-            assert_eq!(&*read.bytes().unwrap(), bytes, "{written}");
-        }
-        for hex in ["0", "zz", "+1", "é"] {
-            assert_eq!(Bytes::Hex { hex: hex.to_owned() }.bytes(), Err(NoHex), "{hex}");
-        }
     }
 
     #[test]

@@ -5,27 +5,38 @@
 //! long for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the same name a
 //! second time) waits for everything. Owners, modes and times of directories come last, because every new entry changes them.
 //!
-//! Nothing leads out: names are taken apart and `..` is refused; links that existed before are replaced, not followed. The process can
-//! do no more than any other of the container in any case.
+//! Nothing leads out of the destination, and nothing is written through a symbolic link ([`beneath`]). What an archive may not do costs that
+//! entry and is told; devices, which a container cannot make, are left out. The process can do no more than any other of the container
+//! in any case.
 
+mod beneath;
+mod compression;
+mod contents;
 mod placing;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
-use std::io::{self, BufReader, Read, Write};
+use std::fs::{File, Permissions};
+use std::io::{self, BufReader, Read, Seek, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink};
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use clap::Args;
-use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, futimens, utimensat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, futimens, utimensat};
+use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
+use beneath::{Beneath, parts};
+use compression::{DecompressError, plain};
+use contents::{Contents, Sparse};
 use placing::{Placed, Placer};
 
 /// Files that are made at a time: what hides the round trips of one behind the others.
@@ -38,13 +49,18 @@ const PIECES_MAX: usize = 4;
 const WAITING_MAX: usize = 32;
 /// Failures that are told one by one.
 const TOLD_MAX: u64 = 8;
+/// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes 64 KiB each.
+const HEADERS_BYTES_MAX: u64 = 4 << 20;
+/// Users that a container has; the others become nobody.
+const UIDS: u64 = 65_536;
+const NOBODY: u32 = 65_534;
 
 /// What tar says when some of it could not be extracted.
 const INCOMPLETE: u8 = 2;
 
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Directory; made when it is not there.
+    /// Directory as programs see it, in the container's tree; made when it is not there.
     destination: PathBuf,
 }
 
@@ -55,6 +71,8 @@ enum UnpackError {
     /// Without the cause: it quotes what is there in place of a header.
     #[error("the archive is damaged after {entries} entries")]
     Damaged { entries: u64 },
+    #[error(transparent)]
+    Decompress(#[from] DecompressError),
     #[error("cannot make {}", path.display())]
     Make {
         path: PathBuf,
@@ -70,7 +88,8 @@ pub fn execute(options: &Options) -> ExitCode {
     // A large pipe saves the sender wake-ups; without it things go on more slowly.
     let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIECE_BYTES);
     let _ = rustix::process::umask(Mode::empty());
-    match unpack(stdin.lock(), &options.destination) {
+    let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
+    match unpack(stdin, Path::new(super::TREE), inside) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(INCOMPLETE),
         Err(error) => {
@@ -81,24 +100,69 @@ pub fn execute(options: &Options) -> ExitCode {
     }
 }
 
-/// Answers how many entries failed; each was told on standard error.
-fn unpack(stream: impl Read, destination: &Path) -> Result<u64, UnpackError> {
-    let make = |source| UnpackError::Make { path: destination.to_owned(), source };
-    fs::create_dir_all(destination).map_err(make)?;
-    let mut unpacker = Unpacker { root: destination.to_owned(), makers: Makers::start()?, directories: Vec::new() };
-    let mut archive = Archive::new(BufReader::with_capacity(PIECE_BYTES, stream));
-    for (entries, entry) in (0..).zip(archive.entries().map_err(UnpackError::Archive)?) {
+/// Unpacks to the directory `inside` of `base`. Answers how many entries failed; each was told on standard error.
+fn unpack(stream: impl Read + Send + 'static, base: &Path, inside: &Path) -> Result<u64, UnpackError> {
+    let make = |source| UnpackError::Make { path: base.join(inside), source };
+    let tree = Arc::new(Beneath::open(base, inside).map_err(make)?);
+    let (stream, decompressor) = plain(stream)?;
+    let mut unpacker = Unpacker { makers: Makers::start(tree.clone())?, tree, directories: Vec::new() };
+    let allowance = Allowance::default();
+    let mut archive =
+        Archive::new(Allowed { source: BufReader::with_capacity(PIECE_BYTES, stream), left: allowance.clone() });
+    let mut entries = archive.entries().map_err(UnpackError::Archive)?;
+    let (mut count, mut unread) = (0, 0_u64);
+    loop {
+        allowance.set(unread.saturating_add(HEADERS_BYTES_MAX));
+        let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(|error| match error.kind() {
             io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
-                UnpackError::Damaged { entries }
+                UnpackError::Damaged { entries: count }
             }
             _ => UnpackError::Archive(error),
         })?;
+        // Of a sparse file fewer bytes are stored than it has.
+        let stored = match entry.header().entry_type().is_gnu_sparse() {
+            true => entry.header().entry_size().unwrap_or_default(),
+            false => entry.size(),
+        };
+        allowance.set(u64::MAX);
         unpacker.entry(&mut entry)?;
+        unread = stored.saturating_sub(u64::MAX - allowance.get());
+        count += 1;
+    }
+    allowance.set(u64::MAX);
+    // Who pads an archive shall not meet a closed pipe.
+    let padding = io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(UnpackError::Archive)?;
+    if let Some(decompressor) = decompressor {
+        decompressor.end()?;
+    }
+    if padding == 0 && count > 0 {
+        eprintln!("the archive has no end mark: it may have been cut off");
     }
     unpacker.makers.settle();
     unpacker.finish_directories();
     Ok(unpacker.makers.end())
+}
+
+/// Bytes that may be read before somebody looks again.
+type Allowance = Rc<Cell<u64>>;
+
+/// A stream of which no more is read than is allowed.
+struct Allowed<R> {
+    source: R,
+    left: Allowance,
+}
+
+impl<R: Read> Read for Allowed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = self.left.get().min(buffer.len() as u64) as usize;
+        if room == 0 && !buffer.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an entry whose headers have no end"));
+        }
+        let count = self.source.read(&mut buffer[..room])?;
+        self.left.set(self.left.get() - count as u64);
+        Ok(count)
+    }
 }
 
 /// What an entry has besides its data.
@@ -111,7 +175,7 @@ struct Meta {
 }
 
 struct Unpacker {
-    root: PathBuf,
+    tree: Arc<Beneath>,
     makers: Makers,
     directories: Vec<(PathBuf, Meta)>,
 }
@@ -119,16 +183,22 @@ struct Unpacker {
 impl Unpacker {
     /// Fails only where the rest of the archive cannot be read.
     fn entry(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), UnpackError> {
-        let kind = entry.header().entry_type();
+        let kind = kind_of(entry);
         if matches!(kind, EntryType::XGlobalHeader) {
             return Ok(());
         }
-        let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
-        let result = match inside(&self.root, &name) {
-            Ok(path) if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
-                return self.file(path, entry).map_err(UnpackError::Archive);
+        let mut name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
+        let result = match extras(entry) {
+            Ok((meta, sparse)) => {
+                name = sparse.as_ref().and_then(|sparse| sparse.name.clone()).unwrap_or(name);
+                match parts(&name) {
+                    Ok(path) if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
+                        return self.file(path, meta, sparse, entry);
+                    }
+                    Ok(path) => self.other(&path, &meta, kind, entry),
+                    Err(error) => Err(error),
+                }
             }
-            Ok(path) => self.other(&path, kind, entry),
             Err(error) => Err(error),
         };
         if let Err(error) = result {
@@ -137,80 +207,98 @@ impl Unpacker {
         Ok(())
     }
 
-    fn other(&mut self, path: &Path, kind: EntryType, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
-        let meta = meta_of(entry)?;
-        match kind {
-            EntryType::Directory => {
-                make_directory(path, meta.mode)?;
-                self.directories.push((path.to_owned(), meta));
-                return Ok(());
+    fn other(&mut self, path: &Path, meta: &Meta, kind: EntryType, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
+        let mode = Mode::from_raw_mode(meta.mode & 0o7777);
+        if kind == EntryType::Directory {
+            if !path.as_os_str().is_empty() {
+                self.makers.settle_name(path);
+                let (parent, name) = self.tree.place(path)?;
+                make_directory(&self.tree, &parent, name, mode)?;
             }
+            self.directories.push((path.to_owned(), *meta));
+            return Ok(());
+        }
+        if matches!(kind, EntryType::Char | EntryType::Block) {
+            eprintln!("left out (device): {}", crate::output::printable(&path.to_string_lossy()));
+            return Ok(());
+        }
+        let (parent, name) = self.tree.place(path)?;
+        let target = || entry.link_name_bytes().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
+        match kind {
             EntryType::Link => {
-                let target = entry.link_name_bytes().ok_or(io::ErrorKind::InvalidData)?;
-                let target = inside(&self.root, Path::new(OsStr::from_bytes(&target)))?;
+                let target = parts(Path::new(OsStr::from_bytes(&target()?)))?;
                 // The target, or an older file of this name, may still be under way.
                 self.makers.settle();
-                return replacing(path, || fs::hard_link(&target, path));
+                let (other, old) = self.tree.place_there(&target)?;
+                let link = || rustix::fs::linkat(&other, old, &parent, name, AtFlags::empty());
+                replacing(&self.tree, &parent, name, link)
             }
             EntryType::Symlink => {
-                let target = entry.link_name_bytes().ok_or(io::ErrorKind::InvalidData)?;
+                let target = target()?;
                 self.makers.settle_name(path);
-                replacing(path, || symlink(OsStr::from_bytes(&target), path))?;
+                let link = || rustix::fs::symlinkat(OsStr::from_bytes(&target), &parent, name);
+                replacing(&self.tree, &parent, name, link)?;
+                dress(&parent, name, FileType::Symlink, meta)
             }
             EntryType::Fifo => {
                 self.makers.settle_name(path);
-                replacing(path, || Ok(rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(meta.mode & 0o7777))?))?;
+                replacing(&self.tree, &parent, name, || rustix::fs::mkfifoat(&parent, name, mode))?;
+                dress(&parent, name, FileType::Fifo, meta)
             }
-            _ => return Err(io::Error::new(io::ErrorKind::Unsupported, "neither file, directory, link nor FIFO")),
+            _ => Err(io::Error::new(io::ErrorKind::Unsupported, "neither file, directory, link nor FIFO")),
         }
-        let now = fs::symlink_metadata(path)?;
-        if (now.uid(), now.gid()) != (meta.uid, meta.gid) {
-            lchown(path, Some(meta.uid), Some(meta.gid))?;
-        }
-        Ok(utimensat(CWD, path, &times(&meta), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    fn file(&mut self, path: PathBuf, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
-        let meta = match meta_of(entry) {
-            Ok(meta) => meta,
+    fn file(
+        &mut self,
+        path: PathBuf,
+        meta: Meta,
+        sparse: Option<Sparse>,
+        entry: &mut Entry<'_, impl Read>,
+    ) -> Result<(), UnpackError> {
+        let has_holes = sparse.is_some() || entry.header().entry_type().is_gnu_sparse();
+        let stored = entry.size();
+        let contents = match &sparse {
+            Some(sparse) => Contents::sparse(entry, stored, sparse),
+            None => Ok(Contents::plain(entry, stored)),
+        };
+        let mut contents = match contents {
+            Ok(contents) => contents,
             Err(error) => {
                 self.makers.failed(&path, &error);
                 return Ok(());
             }
         };
         self.makers.settle_name(&path);
-        let mut left = entry.size();
+        let bytes = contents.bytes;
+        let mut left = bytes;
         let (pieces, data) = sync_channel(PIECES_MAX);
-        let bytes = left;
         // The first piece is there before the thread looks, so that it need not wait for short files.
-        let mut piece = read_piece(entry, &mut left)?;
-        let mut work = Some(Work { path, meta, bytes, data });
+        let mut piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
+        let mut work = Some(Work { path, meta, bytes, has_holes, data });
         loop {
             let is_last = left == 0;
-            // Who cannot make the file takes no more pieces; the rest is read past.
-            let _ = pieces.send(piece);
+            // Who cannot make the file takes no more pieces; what is left of it is passed over.
+            let is_taken = pieces.send(piece).is_ok();
             if let Some(work) = work.take() {
                 self.makers.give(work);
             }
-            if is_last {
+            if is_last || !is_taken {
                 return Ok(());
             }
-            piece = read_piece(entry, &mut left)?;
+            piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
         }
     }
 
     fn finish_directories(&mut self) {
         // Children first: a parent's time changes no more after its own turn.
         for (path, meta) in std::mem::take(&mut self.directories).iter().rev() {
-            let result = fs::symlink_metadata(path).and_then(|now| {
-                if (now.uid(), now.gid()) != (meta.uid, meta.gid) {
-                    lchown(path, Some(meta.uid), Some(meta.gid))?;
-                }
-                if now.mode() & 0o7777 != meta.mode & 0o7777 {
-                    fs::set_permissions(path, Permissions::from_mode(meta.mode & 0o7777))?;
-                }
-                Ok(utimensat(CWD, path, &times(meta), AtFlags::empty())?)
-            });
+            let result = match self.tree.existing(path) {
+                // A later entry took its place.
+                Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => Ok(()),
+                Err(error) => Err(error.into()),
+                Ok(directory) => finish(&directory, meta),
+            };
             if let Err(error) = result {
                 self.makers.failed(path, &error);
             }
@@ -218,44 +306,47 @@ impl Unpacker {
     }
 }
 
-/// `name` below `root`, whatever it begins with.
-fn inside(root: &Path, name: &Path) -> io::Result<PathBuf> {
-    let mut path = root.to_owned();
-    for part in name.components() {
-        match part {
-            Component::Normal(part) => path.push(part),
-            Component::CurDir | Component::RootDir => (),
-            Component::ParentDir | Component::Prefix(_) => {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "the name leads out of the destination"));
-            }
-        }
+/// Archives older than POSIX have a slash behind the names of directories.
+fn kind_of(entry: &Entry<'_, impl Read>) -> EntryType {
+    match entry.header().entry_type() {
+        EntryType::Regular if entry.path_bytes().ends_with(b"/") => EntryType::Directory,
+        kind => kind,
     }
-    Ok(path)
 }
 
-fn read_piece(entry: &mut impl Read, left: &mut u64) -> io::Result<Vec<u8>> {
+fn read_piece(contents: &mut Contents<'_>, left: &mut u64) -> io::Result<Vec<u8>> {
     let mut piece = vec![0; (*left).min(PIECE_BYTES as u64) as usize];
-    entry.read_exact(&mut piece)?;
+    contents.read_exact(&mut piece)?;
     *left -= piece.len() as u64;
     Ok(piece)
 }
 
-fn meta_of(entry: &mut Entry<'_, impl Read>) -> io::Result<Meta> {
-    let mut exact = None;
+/// What the header and PAX records say.
+fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)> {
+    let (mut exact, mut sparse) = (None, None);
     if let Some(extensions) = entry.pax_extensions()? {
-        for extension in extensions.flatten().filter(|extension| extension.key_bytes() == b"mtime") {
-            exact = extension.value().ok().and_then(parse_time);
+        for extension in extensions.flatten() {
+            match extension.key() {
+                Ok("mtime") => exact = extension.value().ok().and_then(parse_time),
+                Ok(key) => {
+                    if let Some(key) = key.strip_prefix("GNU.sparse.") {
+                        sparse.get_or_insert_with(Sparse::default).learn(key, extension.value_bytes());
+                    }
+                }
+                Err(_) => (),
+            }
         }
     }
     let header = entry.header();
     let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
-    let number = |id: u64| u32::try_from(id).map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
-    Ok(Meta {
+    let owner = |id: u64| if id < UIDS { id as u32 } else { NOBODY };
+    let meta = Meta {
         mode: header.mode()?,
-        uid: number(header.uid()?)?,
-        gid: number(header.gid()?)?,
+        uid: owner(header.uid()?),
+        gid: owner(header.gid()?),
         mtime: exact.unwrap_or(Timespec { tv_sec: seconds, tv_nsec: 0 }),
-    })
+    };
+    Ok((meta, sparse))
 }
 
 /// `seconds.fraction` as PAX writes it; times before 1970 are left to the header.
@@ -271,37 +362,55 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 /// As tar does: what is there makes way, except that a directory stays a directory.
-fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
-    let made = make_missing_parent(path, || Ok(rustix::fs::mkdir(path, Mode::from_raw_mode(mode & 0o7777))?));
-    match made {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match fs::metadata(path)?.is_dir() {
-            true => Ok(()),
-            false => Err(error),
-        },
-        other => other,
+fn make_directory(tree: &Beneath, parent: &File, name: &OsStr, mode: Mode) -> io::Result<()> {
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Err(Errno::EXIST) => (),
+        other => return Ok(other?),
+    }
+    let there = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(there.st_mode).is_dir() {
+        return Ok(());
+    }
+    tree.clear(parent, name)?;
+    Ok(rustix::fs::mkdirat(parent, name, mode)?)
+}
+
+fn replacing<T>(tree: &Beneath, parent: &File, name: &OsStr, make: impl Fn() -> Result<T, Errno>) -> io::Result<T> {
+    match make() {
+        Err(Errno::EXIST) => {
+            tree.clear(parent, name)?;
+            Ok(make()?)
+        }
+        other => Ok(other?),
     }
 }
 
-fn replacing(path: &Path, mut make: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    match make_missing_parent(path, &mut make) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(path)?;
-            make()
-        }
-        other => other,
+/// Owner and times of what is no file. Only of what we made: somebody may have put another thing in its place.
+fn dress(parent: &File, name: &OsStr, kind: FileType, meta: &Meta) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let now = rustix::fs::fstat(&made)?;
+    if FileType::from_raw_mode(now.st_mode) != kind || now.st_nlink != 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "somebody else put something in its place"));
     }
+    if (now.st_uid, now.st_gid) != (meta.uid, meta.gid) {
+        let (uid, gid) = (rustix::fs::Uid::from_raw(meta.uid), rustix::fs::Gid::from_raw(meta.gid));
+        rustix::fs::chownat(&made, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
+    }
+    Ok(utimensat(&made, "", &times(meta), AtFlags::EMPTY_PATH)?)
 }
 
-/// Archives may leave out directories.
-fn make_missing_parent<T>(path: &Path, mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    match (make(), path.parent()) {
-        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
-            use std::os::unix::fs::DirBuilderExt;
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
-            make()
-        }
-        (made, _) => made,
+/// Owner, mode and times of a file or directory. A change of owner takes set-user-id away, so the mode comes after it.
+fn finish(made: &File, meta: &Meta) -> io::Result<()> {
+    let now = made.metadata()?;
+    let owner_changes = (now.uid(), now.gid()) != (meta.uid, meta.gid);
+    if owner_changes {
+        fchown(made, Some(meta.uid), Some(meta.gid))?;
     }
+    if owner_changes || now.mode() & 0o7777 != meta.mode & 0o7777 {
+        made.set_permissions(Permissions::from_mode(meta.mode & 0o7777))?;
+    }
+    Ok(futimens(made.as_fd(), &times(meta))?)
 }
 
 /// A file to be made, and where its data comes from.
@@ -309,6 +418,7 @@ struct Work {
     path: PathBuf,
     meta: Meta,
     bytes: u64,
+    has_holes: bool,
     data: Receiver<Vec<u8>>,
 }
 
@@ -319,8 +429,8 @@ struct Makers {
     threads: Vec<JoinHandle<()>>,
 }
 
-#[derive(Default)]
 struct Shared {
+    tree: Arc<Beneath>,
     placer: Placer,
     state: Mutex<State>,
     idle: Condvar,
@@ -333,9 +443,10 @@ struct State {
 }
 
 impl Makers {
-    fn start() -> Result<Makers, UnpackError> {
+    fn start(tree: Arc<Beneath>) -> Result<Makers, UnpackError> {
         let (queue, work) = sync_channel(WAITING_MAX);
-        let (shared, work) = (Arc::new(Shared::default()), Arc::new(Mutex::new(work)));
+        let shared = Shared { tree, placer: Placer::default(), state: Mutex::default(), idle: Condvar::new() };
+        let (shared, work) = (Arc::new(shared), Arc::new(Mutex::new(work)));
         let mut threads = Vec::with_capacity(FILES_MAX);
         for index in 0..FILES_MAX {
             let (shared, work) = (shared.clone(), work.clone());
@@ -361,10 +472,10 @@ impl Makers {
         }
     }
 
-    /// Waits, if this name is under way.
+    /// Waits, if this name is under way, or something below it.
     fn settle_name(&self, path: &Path) {
         let mut state = self.shared.lock();
-        while state.under_way.contains(path) {
+        while state.under_way.iter().any(|busy| busy.starts_with(path)) {
             state = self.shared.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -402,7 +513,7 @@ impl State {
     fn failed(&mut self, path: &Path, error: &io::Error) {
         self.failures += 1;
         if self.failures <= TOLD_MAX {
-            eprintln!("{}: {error}", path.display());
+            eprintln!("{}: {error}", crate::output::printable(&path.to_string_lossy()));
         }
     }
 }
@@ -411,51 +522,46 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(work) = next else { return };
-        let result = make_file(&shared.placer, &work);
+        let result = make_file(shared, &work);
         shared.done(&work.path, result);
     }
 }
 
-fn make_file(placer: &Placer, work: &Work) -> io::Result<()> {
-    let Work { path, meta, bytes, data } = work;
+fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
+    let (parent, name) = shared.tree.place(&work.path)?;
     let mut first = None;
-    if placing::is_short(path, *bytes) {
-        let content = data.recv().unwrap_or_default();
-        match placer.place(path, meta, &content)? {
+    if placing::is_short(name, work.bytes) {
+        let content = work.data.recv().unwrap_or_default();
+        match shared.placer.place(&parent, name, &work.meta, &content)? {
             Placed::Yes => return Ok(()),
             Placed::No => first = Some(content),
         }
     }
-    write_file(path, meta, first.into_iter().chain(data))
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(work.meta.mode & 0o777);
+    let file = replacing(&shared.tree, &parent, name, || rustix::fs::openat(&*parent, name, flags, mode))?;
+    write_file(File::from(file), work, first.into_iter().chain(&work.data))
 }
 
-fn write_file(path: &Path, meta: &Meta, data: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
-    let mut new = File::options();
-    new.write(true).create_new(true).mode(meta.mode & 0o777);
-    let mut made = None;
-    replacing(path, || {
-        made = Some(new.open(path)?);
-        Ok(())
-    })?;
-    let Some(mut file) = made else { return Err(io::ErrorKind::NotFound.into()) };
+fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
+    if work.has_holes {
+        // A length that cannot be is refused before its zeros are counted.
+        file.set_len(work.bytes)?;
+    }
     for piece in data {
-        file.write_all(&piece)?;
+        if work.has_holes && piece.iter().all(|byte| *byte == 0) {
+            file.seek(io::SeekFrom::Current(piece.len() as i64))?;
+        } else {
+            file.write_all(&piece)?;
+        }
     }
-    let now = file.metadata()?;
-    let owner_changes = (now.uid(), now.gid()) != (meta.uid, meta.gid);
-    if owner_changes {
-        fchown(&file, Some(meta.uid), Some(meta.gid))?;
-    }
-    // Last but the times: a change of owner takes set-user-id away.
-    if now.mode() & 0o7777 != meta.mode & 0o7777 {
-        file.set_permissions(Permissions::from_mode(meta.mode & 0o7777))?;
-    }
-    Ok(futimens(&file, &times(meta))?)
+    finish(&file, &work.meta)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::fs;
+    use std::os::unix::fs::symlink;
 
     use tar::{Builder, Header};
 
@@ -474,6 +580,36 @@ mod tests {
 
     fn add(archive: &mut Builder<Vec<u8>>, name: &str, data: &[u8]) {
         archive.append_data(&mut header(EntryType::Regular, data.len() as u64), name, data).unwrap();
+    }
+
+    fn unpacked(archive: Vec<u8>, target: &Path) -> u64 {
+        unpacked_to(archive, target, "")
+    }
+
+    fn unpacked_to(archive: Vec<u8>, base: &Path, inside: &str) -> u64 {
+        unpack(io::Cursor::new(archive), base, Path::new(inside)).unwrap()
+    }
+
+    /// An entry as somebody writes it who does not mean well: the name is not looked at.
+    fn add_raw(archive: &mut Builder<Vec<u8>>, name: &str, kind: EntryType, target: &str, data: &[u8]) {
+        let mut header = header(kind, data.len() as u64);
+        header.set_mode(0o755);
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
+        header.set_cksum();
+        archive.append(&header, data).unwrap();
+    }
+
+    fn below(root: &Path) -> Vec<String> {
+        let (mut names, mut waiting) = (Vec::new(), vec![root.to_owned()]);
+        while let Some(directory) = waiting.pop() {
+            for entry in fs::read_dir(directory).unwrap().flatten() {
+                names.push(entry.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+                waiting.extend(entry.file_type().unwrap().is_dir().then(|| entry.path()));
+            }
+        }
+        names.sort();
+        names
     }
 
     #[test]
@@ -498,7 +634,7 @@ mod tests {
         packing.join().unwrap().unwrap();
 
         let target = tempfile::tempdir().unwrap();
-        assert_eq!(unpack(bytes.as_slice(), target.path()).unwrap(), 0);
+        assert_eq!(unpacked(bytes, target.path()), 0);
         for index in 0..200_u32 {
             let read = fs::read(target.path().join(format!("d{}/{index}", index % 7))).unwrap();
             assert_eq!(read, index.to_le_bytes().repeat(index as usize));
@@ -520,7 +656,7 @@ mod tests {
             add(&mut archive, "a", &[round; 100]);
         }
         add(&mut archive, "not/there/yet", b"x");
-        assert_eq!(unpack(archive.into_inner().unwrap().as_slice(), target.path()).unwrap(), 0);
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 0);
         assert_eq!(fs::read(target.path().join("a")).unwrap(), [49; 100]);
         assert_eq!(fs::read(target.path().join("other")).unwrap(), b"untouched");
         assert_eq!(fs::metadata(target.path().join("a")).unwrap().mode() & 0o7777, 0o4751);
@@ -529,8 +665,13 @@ mod tests {
 
     #[test]
     fn name_that_leads_out_is_refused_and_the_rest_is_unpacked() {
-        assert!(inside(Path::new("/r"), Path::new("a/../../b")).is_err());
-        assert_eq!(inside(Path::new("/r"), Path::new("/etc/./x")).unwrap(), Path::new("/r/etc/x"));
+        let mut archive = Builder::new(Vec::new());
+        for name in ["../out", "a/../../out", "/abs/./x", "fine"] {
+            add_raw(&mut archive, name, EntryType::Regular, "", b"x");
+        }
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked_to(archive.into_inner().unwrap(), place.path(), "d"), 2);
+        assert_eq!(below(place.path()), ["d", "d/abs", "d/abs/x", "d/fine"]);
     }
 
     #[test]
@@ -540,7 +681,7 @@ mod tests {
         let mut archive = Builder::new(Vec::new());
         add(&mut archive, "a", &vec![1; 10 * PIECE_BYTES]);
         add(&mut archive, "b", b"x");
-        assert_eq!(unpack(archive.into_inner().unwrap().as_slice(), target.path()).unwrap(), 1);
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 1);
         assert_eq!(fs::read(target.path().join("b")).unwrap(), b"x");
     }
 
@@ -550,7 +691,7 @@ mod tests {
         add(&mut archive, "a", &[1; 4000]);
         let bytes = archive.into_inner().unwrap();
         let target = tempfile::tempdir().unwrap();
-        assert!(unpack(&bytes[..2000], target.path()).is_err());
+        assert!(unpack(io::Cursor::new(bytes[..2000].to_vec()), target.path(), Path::new("")).is_err());
     }
 
     #[test]
@@ -559,5 +700,239 @@ mod tests {
         assert_eq!((time.tv_sec, time.tv_nsec), (12, 500_000_000));
         assert_eq!(parse_time("7").unwrap().tv_nsec, 0);
         assert!(parse_time("-1.5").is_none() && parse_time("x").is_none());
+    }
+
+    /// A destination, and beside it what an archive has no business with.
+    struct World {
+        place: tempfile::TempDir,
+        archive: Builder<Vec<u8>>,
+    }
+
+    impl World {
+        fn new() -> World {
+            let place = tempfile::tempdir().unwrap();
+            fs::create_dir_all(place.path().join("out")).unwrap();
+            fs::write(place.path().join("out/secret"), "secret").unwrap();
+            fs::create_dir(place.path().join("dest")).unwrap();
+            World { place, archive: Builder::new(Vec::new()) }
+        }
+
+        fn outside(&self) -> String {
+            self.place.path().join("out").to_str().unwrap().to_owned()
+        }
+
+        fn add(&mut self, name: &str, kind: EntryType, target: &str) {
+            let data: &[u8] = if kind.is_file() { b"evil" } else { b"" };
+            add_raw(&mut self.archive, name, kind, target, data);
+        }
+
+        /// How many entries failed, and what is at the destination. Nothing outside has changed.
+        fn unpack(self) -> (u64, Vec<String>) {
+            let failed = unpacked_to(self.archive.into_inner().unwrap(), self.place.path(), "dest");
+            let out = self.place.path().join("out");
+            assert_eq!(below(&out), ["secret"]);
+            let secret = fs::metadata(out.join("secret")).unwrap();
+            assert_eq!((fs::read(out.join("secret")).unwrap(), secret.nlink()), (b"secret".to_vec(), 1));
+            assert_eq!(
+                fs::metadata(&out).unwrap().mode() & 0o7777,
+                fs::metadata(self.place.path().join("dest")).unwrap().mode() & 0o7777
+            );
+            (failed, below(&self.place.path().join("dest")))
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link_that_the_archive_made() {
+        let mut world = World::new();
+        let out = world.outside();
+        world.add("a", EntryType::Symlink, &out);
+        world.add("a/passwd", EntryType::Regular, "");
+        world.add("a/deep/er", EntryType::Regular, "");
+        world.add("a/link", EntryType::Symlink, "x");
+        world.add("a/fifo", EntryType::Fifo, "");
+        world.add("a/directory", EntryType::Directory, "");
+        world.add("up", EntryType::Symlink, "..");
+        world.add("up/out/more", EntryType::Regular, "");
+        world.add("fine", EntryType::Regular, "");
+        assert_eq!(world.unpack(), (6, ["a", "fine", "up"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn hard_link_reaches_nothing_outside() {
+        let mut world = World::new();
+        let out = world.outside();
+        world.add("a", EntryType::Symlink, &out);
+        world.add("one", EntryType::Link, "a/secret");
+        world.add("two", EntryType::Link, "../out/secret");
+        world.add("three", EntryType::Link, &format!("{out}/secret"));
+        // A name for the link itself, which a file then takes the place of.
+        world.add("s", EntryType::Symlink, &format!("{out}/secret"));
+        world.add("four", EntryType::Link, "s");
+        world.add("four", EntryType::Regular, "");
+        assert_eq!(world.unpack(), (3, ["a", "four", "s"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn link_in_place_of_a_directory_changes_nothing_outside() {
+        let mut world = World::new();
+        let out = world.outside();
+        // Its mode and time would be set at the end, through the link.
+        world.add("d", EntryType::Directory, "");
+        world.add("d", EntryType::Symlink, &out);
+        world.add("d/passwd", EntryType::Regular, "");
+        // One with something in it stays.
+        world.add("e/file", EntryType::Regular, "");
+        world.add("e", EntryType::Symlink, &out);
+        world.add("e/other", EntryType::Regular, "");
+        // And a directory takes the place of a link.
+        world.add("f", EntryType::Symlink, &out);
+        world.add("f", EntryType::Directory, "");
+        world.add("f/file", EntryType::Regular, "");
+        let expected = ["d", "e", "e/file", "e/other", "f", "f/file"].map(str::to_owned).to_vec();
+        assert_eq!(world.unpack(), (2, expected));
+    }
+
+    #[test]
+    fn destination_may_be_reached_through_links_that_stay_in_the_tree_and_no_others() {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir_all(place.path().join("tree/releases/5")).unwrap();
+        symlink("releases/5", place.path().join("tree/current")).unwrap();
+        symlink("..", place.path().join("tree/up")).unwrap();
+        let archive = || {
+            let mut archive = Builder::new(Vec::new());
+            add(&mut archive, "file", b"x");
+            archive.into_inner().unwrap()
+        };
+        assert_eq!(unpacked_to(archive(), &place.path().join("tree"), "current/new"), 0);
+        assert!(place.path().join("tree/releases/5/new/file").exists());
+        assert!(unpack(io::Cursor::new(archive()), &place.path().join("tree"), Path::new("up/x")).is_err());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+    }
+
+    /// Somebody who can write to the destination puts a link in place of a directory, over and over.
+    #[test]
+    fn link_that_comes_and_goes_meanwhile_is_never_followed() {
+        const FILES: u32 = 3000;
+        let mut world = World::new();
+        for index in 0..FILES {
+            world.add(&format!("d/{index}"), EntryType::Regular, "");
+        }
+        let (dest, out) = (world.place.path().join("dest"), world.outside());
+        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let swapping = std::thread::spawn({
+            let is_over = is_over.clone();
+            move || {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = fs::rename(dest.join("d"), dest.join("away"));
+                    let _ = symlink(&out, dest.join("d"));
+                    let _ = fs::remove_file(dest.join("d"));
+                    let _ = fs::rename(dest.join("away"), dest.join("d"));
+                }
+            }
+        });
+        world.unpack();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        swapping.join().unwrap();
+    }
+
+    #[test]
+    fn devices_are_left_out_and_long_names_cost_only_themselves() {
+        let mut world = World::new();
+        world.add("null", EntryType::Char, "");
+        world.add("disk", EntryType::Block, "");
+        add(&mut world.archive, &"n".repeat(300), b"x");
+        add(&mut world.archive, &"deep/".repeat(2000), b"x");
+        let fits = format!("{}file", "deep/".repeat(100));
+        add(&mut world.archive, &fits, b"x");
+        let (failed, made) = world.unpack();
+        assert_eq!((failed, made.len(), made.last()), (2, 101, Some(&fits)));
+    }
+
+    #[test]
+    fn name_without_an_end_is_refused_before_it_fills_the_memory() {
+        let mut archive = Builder::new(Vec::new());
+        let long = vec![b'n'; HEADERS_BYTES_MAX as usize + 1];
+        let mut header = header(EntryType::GNULongName, long.len() as u64);
+        header.set_cksum();
+        archive.append(&header, long.as_slice()).unwrap();
+        add(&mut archive, "a", b"x");
+        let target = tempfile::tempdir().unwrap();
+        let result = unpack(io::Cursor::new(archive.into_inner().unwrap()), target.path(), Path::new(""));
+        assert!(matches!(result, Err(UnpackError::Damaged { entries: 0 })), "{result:?}");
+    }
+
+    #[test]
+    fn owner_that_a_container_does_not_have_becomes_nobody() {
+        let mut archive = Builder::new(Vec::new());
+        let mut header = header(EntryType::Regular, 1);
+        header.set_uid(100_000);
+        header.set_gid(65_535);
+        archive.append_data(&mut header, "a", &b"x"[..]).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 0);
+        let made = fs::metadata(target.path().join("a")).unwrap();
+        assert_eq!((made.uid(), made.gid()), (65_534, 65_535));
+    }
+
+    /// Every form in which tar writes them, and compressed in every way that this machine has.
+    #[test]
+    fn sparse_and_compressed_archives_of_tar_come_out_as_they_were() {
+        use std::os::unix::fs::FileExt;
+        let source = tempfile::tempdir().unwrap();
+        let sparse = File::create(source.path().join("sparse")).unwrap();
+        for at in [3 << 20, 7 << 20] {
+            sparse.write_all_at(b"data", at).unwrap();
+        }
+        sparse.set_len(40 << 20).unwrap();
+        fs::write(source.path().join("plain"), "plain").unwrap();
+        let whole = fs::read(source.path().join("sparse")).unwrap();
+        let forms: [&[&str]; 4] = [
+            &["--format=gnu"],
+            &["--format=posix", "--sparse-version=1.0"],
+            &["--format=posix", "--sparse-version=0.1"],
+            &["--format=posix"],
+        ];
+        for (form, compress) in forms.iter().zip(["cat", "gzip", "bzip2", "xz"]) {
+            let made = std::process::Command::new("tar")
+                .args(["--create", "--sparse", "--file", "-", "--use-compress-program", compress])
+                .args(*form)
+                .arg("--directory")
+                .arg(source.path())
+                .arg(".")
+                .output()
+                .unwrap();
+            assert!(made.status.success(), "{form:?} {compress}: {made:?}");
+            let target = tempfile::tempdir().unwrap();
+            assert_eq!(unpacked(made.stdout.clone(), target.path()), 0, "{form:?}");
+            assert!(fs::read(target.path().join("sparse")).unwrap() == whole, "{form:?}");
+            assert!(fs::metadata(target.path().join("sparse")).unwrap().blocks() * 512 < 4 << 20, "holes stay holes");
+            assert_eq!(fs::read(target.path().join("plain")).unwrap(), b"plain");
+            if compress != "cat" {
+                let cut = made.stdout[..made.stdout.len() / 2].to_vec();
+                assert!(unpack(io::Cursor::new(cut), target.path(), Path::new("")).is_err(), "{compress}");
+            }
+        }
+    }
+
+    #[test]
+    fn sparse_file_whose_parts_make_no_sense_is_refused() {
+        let read = |map: &str, bytes: u64, stored: u64| {
+            let sparse = Sparse { bytes: Some(bytes), map: Some(map.to_owned()), ..Sparse::default() };
+            let mut source = io::repeat(7).take(stored);
+            let mut out = Vec::new();
+            Contents::sparse(&mut source, stored, &sparse)?.read_to_end(&mut out).map(|_| out)
+        };
+        assert_eq!(read("1,2,4,1", 6, 3).unwrap(), [0, 7, 7, 0, 7, 0]);
+        for (map, bytes, stored) in [
+            ("1,2,2,1", 6, 3),
+            ("4,1,1,2", 6, 3),
+            ("1,2,4", 6, 3),
+            ("1,9", 6, 9),
+            ("1,5", 6, 4),
+            ("18446744073709551615,2", 6, 2),
+            ("x,1", 6, 1),
+        ] {
+            assert!(read(map, bytes, stored).is_err(), "{map}");
+        }
     }
 }

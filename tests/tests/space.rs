@@ -1,0 +1,109 @@
+//! What a full disk of a node does, and to whom.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::time::Duration;
+
+use end_to_end::{Cluster, eventually};
+
+const SOON: Duration = Duration::from_secs(60);
+const DISK_BYTES: u64 = 512 << 20;
+
+/// Takes everything that is left.
+fn fill(path: &std::path::Path) {
+    let mut file = File::create(path).expect("a file");
+    let mut piece = vec![7; 1 << 20];
+    // Large pieces first, then what is left beside them.
+    while !piece.is_empty() {
+        match file.write(&piece) {
+            Ok(_) => (),
+            Err(error) if error.kind() == ErrorKind::StorageFull => piece.truncate(piece.len() / 16),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itself() {
+    let Some(cluster) = Cluster::up_on_disk(1, DISK_BYTES) else {
+        eprintln!("SKIPPED: this machine mounts no loop device");
+        return;
+    };
+    // More than there is, is refused before anything is made, unless it is asked for in so many words.
+    let (status, said) = cluster.fails(&["dc", "create", "large", "--nodes", "n1", "--disk", "1G", "--start"]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("do not fit on node n1") && said.contains("--sparse"), "{said}");
+    cluster.container("greedy", 1, &["--disk", "2G", "--sparse"]);
+    cluster.container("other", 1, &["--disk", "64M"]);
+    let pid = cluster.ok(&["run", "-d", "other", "--", "sh", "-c", "echo began; exec sleep 1000"]);
+    let pid = pid.trim();
+    let is_running = || {
+        let processes = cluster.json(&["ps", "other", "-o", "json"]);
+        let all = processes.as_array().expect("a list");
+        all.iter().any(|process| process["pid"].to_string() == pid)
+    };
+    cluster.sh("other", "n1", "echo kept > /dc/kept; sync /dc/kept");
+
+    // A tenant writes what the node's disk does not have: it hears so, nobody else notices.
+    let filling = ["run", "greedy", "--", "dd", "if=/dev/zero", "of=/dc/big", "bs=1M", "conv=fsync"];
+    let (_, said) = cluster.fails(&filling);
+    assert!(said.contains("No space left on device"), "{said}");
+    assert_eq!(
+        cluster.sh("other", "n1", "dd if=/dev/zero of=/dc/own bs=1M count=16 conv=fsync 2>/dev/null; cat /dc/kept"),
+        "kept\n"
+    );
+    let problems = |of: &serde_json::Value| of["problems"].to_string();
+    eventually("the node says that its disk is full", SOON, || {
+        let node = cluster.json(&["node", "inspect", "n1", "-o", "json"]);
+        (node["state"] == "degraded" && problems(&node).contains("disk full")).then_some(())
+    });
+    assert!(cluster.ok(&["node", "ls"]).contains("disk full"));
+    let inspected = cluster.json(&["dc", "inspect", "other", "-o", "json"]);
+    assert!(problems(&inspected["shares"][0]).contains("disk full"), "{inspected}");
+    assert_eq!(inspected["phase"], "degraded");
+
+    // Somebody else takes what was kept back, too.
+    let filler = cluster.state_dir().join("filler");
+    fill(&filler);
+    let used = cluster.sh("other", "n1", "echo more >> /dc/kept; sync /dc/kept; cat /dc/kept");
+    assert_eq!(used, "kept\nmore\n");
+    let (_, said) = cluster.fails(&["run", "greedy", "--", "dd", "if=/dev/zero", "of=/dc/more", "bs=1M", "conv=fsync"]);
+    assert!(said.contains("No space left on device"), "{said}");
+    assert!(is_running());
+    // A server that dies now cannot be started, perhaps, but will be.
+    let server = cluster.server_pid("other", "n1", "fs").expect("a server");
+    cluster.kill("n1", server);
+
+    std::fs::remove_file(&filler).expect("room");
+    assert_eq!(cluster.sh("other", "n1", "cat /dc/kept"), "kept\nmore\n");
+    assert_eq!(cluster.sh("greedy", "n1", "rm /dc/big; test ! -e /dc/big"), "");
+    assert!(is_running());
+    assert_eq!(cluster.ok(&["logs", "other", pid]), "began\n");
+    cluster.ok(&["dc", "stop", "other"]);
+    cluster.ok(&["dc", "start", "other"]);
+    assert_eq!(cluster.sh("other", "n1", "cat /dc/kept"), "kept\nmore\n");
+    cluster.ok(&["dc", "delete", "--force", "greedy"]);
+    eventually("the node is well again", SOON, || {
+        (cluster.json(&["node", "inspect", "n1", "-o", "json"])["state"] == "ready").then_some(())
+    });
+    assert_eq!(cluster.json(&["dc", "inspect", "other", "-o", "json"])["phase"], "running");
+}
+
+#[test]
+fn stopped_container_still_has_the_logs_and_ends_of_its_programs() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let started = cluster.ok(&["run", "-d", "shop", "--node", "n2", "--", "sh", "-c", "echo word; exit 7"]);
+    let pid = started.trim();
+    let record = || {
+        let listed = cluster.json(&["ps", "-a", "shop", "-o", "json"]);
+        listed.as_array()?.iter().find(|process| process["pid"].to_string() == pid && process["exit"] == 7).cloned()
+    };
+    eventually("the program has ended", SOON, record);
+    cluster.ok(&["dc", "stop", "shop"]);
+    assert!(record().is_some());
+    assert_eq!(cluster.ok(&["logs", "shop", pid]), "word\n");
+    cluster.ok(&["dc", "start", "shop"]);
+    assert!(record().is_some());
+    assert_eq!(cluster.ok(&["logs", "shop", pid]), "word\n");
+}
