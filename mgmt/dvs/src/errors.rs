@@ -18,7 +18,7 @@ use crate::pump::PumpError;
 pub const GENERAL: u8 = 1;
 /// The command line makes no sense.
 pub const USAGE: u8 = 2;
-/// `run`, `exec`: dvs itself failed, the program was not reached.
+/// `run`, `exec`: dvs itself failed: the program was not reached, or lost with its node or a daemon on the way.
 pub const RUN_FAILED: u8 = 125;
 pub const NOT_EXECUTABLE: u8 = 126;
 pub const NO_SUCH_PROGRAM: u8 = 127;

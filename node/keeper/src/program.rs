@@ -170,7 +170,7 @@ impl Program {
             cause: process.cause,
             oom_before: 0,
             request: mgmt_api::RunRequest {
-                argv: process.command.iter().cloned().map(Into::into).collect(),
+                argv: process.command.iter().cloned().map(mgmt_api::Bytes::from).collect(),
                 node: None,
                 env: Vec::new(),
                 workdir: None,

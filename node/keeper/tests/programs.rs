@@ -66,6 +66,10 @@ fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
     let mut keeper = Keeper::start();
     let ended = keeper.shell("echo first; exit 3").pid.expect("pid");
     let stopped = keeper.client.run(&request(&["sh", "-c", "echo second; sleep 1000"]), None, &[]).expect("run");
+    // It was executed, and has not written anything perhaps.
+    while keeper.client.logs(stopped, None).expect("logs").is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     keeper.connect().stop(Duration::from_secs(60)).expect("stop");
     assert!(keeper.child.wait().expect("wait").success());
     let status = |processes: &[mgmt_api::Process], pid| {

@@ -135,6 +135,8 @@ async fn pass_output(
                 Ok(_) => {}
                 Err(error) => break error.to_string(),
             },
+            // TLS has a long story to tell about a daemon that was killed.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break "its daemon ended".to_owned(),
             Err(error) => break error.to_string(),
         }
     };
