@@ -4,7 +4,7 @@ import array, ctypes, errno, mmap, os, signal, socket, struct, sys
 BIND, OPEN, GETEP = 1, 3, 7
 NONE = 0xffffffff
 NAMES = {100: "bound", 101: "opened", 103: "found", 104: "failed", 110: "accepted"}
-# A packet of ipc::protocol.
+# A packet of broker_api.
 LAYOUT = struct.Struct("<HHIIIIHHQQIIIQQI")
 NUMBER = 1
 
@@ -21,6 +21,9 @@ def call(broker, *arguments, **named):
     fds = array.array("i")
     for _, _, payload in more:
         fds.frombytes(payload[: len(payload) // 4 * 4])
+    if not data:
+        # The end of the connection: the broker does not answer what nobody of ours sends.
+        return "dropped", (), []
     fields = LAYOUT.unpack(data)
     return NAMES.get(fields[0], fields[0]), fields, list(fds)
 
@@ -103,9 +106,10 @@ def main():
         signal.pause()
     elif what == "numbers":
         number, foreign_dc = int(sys.argv[2]), int(sys.argv[3])
-        broker, answer = bind(dc=foreign_dc)
+        told("bind-in-foreign", bind(dc=foreign_dc)[1])
+        broker, answer = bind()
         fields, _ = told("bind-any", answer)
-        told("open-foreign", call(broker, OPEN, peer=number, dc=foreign_dc))
+        told("open-foreign", call(broker, OPEN, peer=number))
         told("ring-foreign", call(broker, OPEN, peer=number, entries=8, arena=4096))
         told("copy-foreign", call(broker, OPEN, peer=number, lane=15, entries=16, arena=1 << 20))
         told("ring-fs", call(broker, OPEN, peer=1, entries=8, arena=4096))
@@ -116,6 +120,7 @@ def main():
         for pid in (1, 2, int(sys.argv[4])):
             told("getep", call(broker, GETEP, value=pid))
         told("bind-same-number", bind(number)[1])
+        told("open-in-foreign", call(broker, OPEN, peer=number, dc=foreign_dc))
     elif what == "descriptors":
         descriptors()
     elif what == "processes":

@@ -115,8 +115,10 @@ fn endpoints_of_another_container_and_of_servers_cannot_be_named_or_taken() {
     let fs = cluster.server_pid("red", "n1", "fs").expect("fs runs").to_string();
 
     let seen = attempts(&cluster, "red", &["numbers", &foreign, &blue, &fs]);
-    // The container is the socket's, whatever a packet says; a number of another one names nobody here (12: denied, 3: nobody).
+    // The container is the socket's: a packet that names one ends the connection. A number of another container names nobody
+    // here (12: denied, 3: nobody).
     let expected = [
+        "bind-in-foreign dropped",
         "bind-any bound",
         "open-foreign failed 3",
         "ring-foreign failed 3",
@@ -132,6 +134,7 @@ fn endpoints_of_another_container_and_of_servers_cannot_be_named_or_taken() {
         "getep failed 3",
         "getep failed 3",
         "bind-same-number bound",
+        "open-in-foreign dropped",
     ];
     assert_eq!(seen, expected);
     drop(cluster);

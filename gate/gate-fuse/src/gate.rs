@@ -41,6 +41,8 @@ use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
 pub const IN_FLIGHT_MAX: usize = 512;
 /// Of these, locks that wait: the others must be able to pass, an unlock among them.
 const WAITING_LOCKS_MAX: usize = IN_FLIGHT_MAX / 2;
+/// How long a write's answer waits until pages are dropped, which may wait for that answer.
+const DROP_PATIENCE: Duration = Duration::from_millis(2);
 /// Requests read before completions are looked at again.
 const READ_BATCH: usize = 32;
 /// Bytes of one read from the kernel: the largest request and its head.
@@ -107,6 +109,15 @@ struct Held {
     step: u32,
 }
 
+/// An answer that follows a drop of pages.
+struct Behind {
+    /// Number of the request as the kernel wrote it.
+    unique: u64,
+    data: Vec<u8>,
+    /// Then it is given all the same.
+    until: Instant,
+}
+
 pub struct Gate<B: Backend> {
     fuse: OwnedFd,
     state: State,
@@ -120,8 +131,8 @@ pub struct Gate<B: Backend> {
     flights: Flights,
     /// What left pages in the kernel that no lease covers, by inode, until they are dropped.
     drops: HashMap<u64, usize>,
-    /// Answers that follow such a drop, by the keys of their requests: number as the kernel wrote it, and data.
-    answers: HashMap<u64, (u64, Vec<u8>)>,
+    /// Answers that follow such a drop, by the keys of their requests.
+    answers: HashMap<u64, Behind>,
     held: VecDeque<Held>,
     deferred: VecDeque<Held>,
     phase: Phase,
@@ -180,6 +191,7 @@ impl<B: Backend> Gate<B> {
         loop {
             let mut is_busy = self.take_completions()?;
             self.follow_recalls()?;
+            self.answer_overdue()?;
             self.leave_due()?;
             self.clear_up()?;
             is_busy |= self.submit_held()?;
@@ -571,7 +583,8 @@ impl<B: Backend> Gate<B> {
         }
         if let (After::DropPages { ino }, Answer::Bytes(bytes)) = (after, &answer) {
             self.backend.recalled(Some(ino));
-            self.answers.insert(flight.key, (flight.unique, bytes.clone()));
+            let behind = Behind { unique: flight.unique, data: bytes.clone(), until: now + DROP_PATIENCE };
+            self.answers.insert(flight.key, behind);
             return match self.drop_pages(ino, None, Some(flight.key)) {
                 true => Ok(()),
                 false => self.answer_behind(flight.key),
@@ -605,9 +618,23 @@ impl<B: Backend> Gate<B> {
 
     /// What had to be dropped first is dropped.
     fn answer_behind(&mut self, key: u64) -> Result<(), GateError> {
-        let Some((unique, data)) = self.answers.remove(&key) else { return Ok(()) };
-        self.answer(unique, 0, &data)?;
+        let Some(behind) = self.answers.remove(&key) else { return Ok(()) };
+        self.answer(behind.unique, 0, &behind.data)?;
         self.state.answered(key);
+        Ok(())
+    }
+
+    /// A write that ends within a page that the kernel did not have holds this page until it is answered, and the drop waits for it. Such a page
+    /// has nothing to drop, and of the attributes the kernel was told before it began to wait.
+    fn answer_overdue(&mut self) -> Result<(), GateError> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let overdue = self.answers.iter().filter(|(_, behind)| behind.until <= now);
+        for key in overdue.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.answer_behind(key)?;
+        }
         Ok(())
     }
 
@@ -943,7 +970,8 @@ impl<B: Backend> Gate<B> {
 
     fn timeout(&self) -> Option<rustix::event::Timespec> {
         let now = Instant::now();
-        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).min()?;
+        let behind = self.answers.values().map(|behind| behind.until);
+        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).chain(behind).min()?;
         let left = deadline.saturating_duration_since(now).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }

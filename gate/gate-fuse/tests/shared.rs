@@ -236,3 +236,22 @@ fn lock_file_of_three_nodes_changes_hands_and_excludes() {
         assert!(began.elapsed() < Duration::from_secs(25), "{} rounds took {:?}", 3 * ROUNDS, began.elapsed());
     });
 }
+
+#[test]
+fn append_into_a_page_that_only_another_node_has_goes_behind_what_is_there() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let changed = File::create(one.path.join("f")).expect("create");
+        // For reading, too: what is appended goes through the kernel's pages.
+        let appended = OpenOptions::new().read(true).append(true).open(two.path.join("f")).expect("open");
+        for size in [1, 4095, 4096, 5000] {
+            changed.set_len(size).expect("truncate");
+            (&appended).write_all(&[b'x'; 3]).expect("append");
+            let mut bytes = [0; 4];
+            appended.read_exact_at(&mut bytes, size - 1).expect("read");
+            assert_eq!((&bytes, appended.metadata().expect("stat").len()), (b"\0xxx", size + 3));
+            changed.set_len(0).expect("truncate");
+        }
+    });
+}

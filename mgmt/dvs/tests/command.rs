@@ -118,7 +118,7 @@ fn without_a_daemon_the_error_says_what_to_try() {
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
     assert!(text.starts_with("dvs: no daemon answers on /nonexistent/d.sock\n  because: No such file"), "{text}");
-    assert!(text.contains("  try: dvs dev up"), "{text}");
+    assert!(text.contains("  try: dvs --at NODE") && text.contains("without a cluster: dvs dev up"), "{text}");
 }
 
 #[test]
