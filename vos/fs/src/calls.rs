@@ -14,7 +14,7 @@ use vos_api::fs as api;
 use crate::cache::Part;
 use crate::core::{Fs, Growth, locked};
 use crate::error::Errno;
-use crate::leases::{Blocked, Go, Pages, Touch, When, Woken};
+use crate::leases::{Blocked, Change, Go, Pages, Touch, When, Woken};
 use crate::locks::{Held, Table, UNLOCK};
 use crate::model::{key2, tag};
 use crate::ops;
@@ -236,13 +236,14 @@ impl Fs {
         let session = job.call.session;
         let is_late = job.call.op == api::WRITE && job.call.flags & api::LATE != 0;
         let when = if is_late { When::Earlier } else { When::Now };
-        let (blocked, woken) = self.leases.begin_change(session, &touch, when, self.now());
+        let blocked = self.leases.begin_change(session, &touch);
         let number = blocked.number;
         *locked(&job.blocked) = Some((touch.clone(), blocked));
         let (fs, waiting) = (self.clone(), job.clone());
         let resume = Box::new(move |go| fs.execute(waiting, go));
-        if !self.leases.wait(session, number, &touch, when, resume) {
-            self.execute(job, Go::On);
+        let (parked, woken) = self.leases.wait(number, Change { session, touch: &touch, when }, self.now(), resume);
+        if let Err(resume) = parked {
+            resume(Go::On);
         }
         self.wake(woken);
     }

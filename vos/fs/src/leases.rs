@@ -67,6 +67,14 @@ impl Touch {
     }
 }
 
+/// Who changes what.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    pub session: u64,
+    pub touch: &'a Touch,
+    pub when: When,
+}
+
 /// A change on its way. Given back to [`Leases::end_change`].
 #[must_use]
 #[derive(Debug)]
@@ -230,28 +238,32 @@ impl Leases {
         answer(session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino)));
     }
 
-    /// Asks all others for their leases on what is touched; [`Leases::wait`] follows.
-    pub fn begin_change(&self, session: u64, touch: &Touch, when: When, now_ms: u64) -> (Blocked, Woken) {
+    /// Enters a change; [`Leases::wait`] follows.
+    pub fn begin_change(&self, session: u64, touch: &Touch) -> Blocked {
         let mut state = self.lock();
         state.last_number += 1;
         let number = state.last_number;
         for ino in &touch.inos {
             state.places.entry(*ino).or_default().under_way.insert(number, session);
         }
-        let woken = state.recall(session, touch, when, now_ms);
-        (Blocked { number, inos: touch.inos.iter().copied().collect() }, woken)
+        Blocked { number, inos: touch.inos.iter().copied().collect() }
     }
 
-    /// Calls `resume` when the change may run, which it must then; `false`, and not at all, when that is so now.
-    pub fn wait(&self, session: u64, number: u64, touch: &Touch, when: When, resume: Resume) -> bool {
+    /// Asks all others for their leases on what is touched, and answers what can go on because of this. `resume` is called
+    /// when the change may run, which it must then. `Err`: that is so now, and `resume` comes back.
+    ///
+    /// Asking and waiting are one step: somebody who got a lease in between would be waited for, and never asked.
+    pub fn wait(&self, number: u64, change: Change<'_>, now_ms: u64, resume: Resume) -> (Result<(), Resume>, Woken) {
         let mut state = self.lock();
+        let Change { session, touch, when } = change;
+        let woken = state.recall(session, touch, when, now_ms);
         let needs = state.needs(session, touch, when);
         let waiter = Waiter { session, touch: touch.clone(), when, needs, wanted: Wanted::Change, resume };
         if waiter.needs.is_empty() && state.start(number, &waiter) {
-            return false;
+            return (Err(waiter.resume), woken);
         }
         state.waiters.insert(number, waiter);
-        true
+        (Ok(()), woken)
     }
 
     /// The change was applied or given up.
