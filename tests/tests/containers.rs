@@ -175,10 +175,10 @@ fn node_whose_wire_is_pulled_is_shown_as_unreachable_and_who_waits_for_it_is_tol
     assert!(inspected["shares"][0]["problems"][0].as_str().unwrap_or_default().starts_with(note), "{inspected}");
     // Begun outside the tree, of which it needs nothing before its first line runs.
     let words = ["run", "-d", "shop", "--node", "n1", "--workdir", "/", "--", "cat", "/dc/never-read-before"];
-    let pid = cluster.ok(&words);
+    let pid: u64 = cluster.ok(&words).trim().parse().expect("a PID");
     let waits = || {
         let processes = cluster.json(&["ps", "shop", "-o", "json"]);
-        let process = processes.as_array()?.iter().find(|one| one["pid"].to_string() == pid.trim())?.clone();
+        let process = processes.as_array()?.iter().find(|one| one["pid"] == pid)?.clone();
         Some(process["waits_for_tree"] == true)
     };
     eventually("the program is shown to wait", Duration::from_secs(20), || waits().filter(|waits| *waits));

@@ -40,7 +40,7 @@ fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itse
     let is_running = || {
         let processes = cluster.json(&["ps", "other", "-o", "json"]);
         let all = processes.as_array().expect("a list");
-        all.iter().any(|process| process["pid"].to_string() == pid)
+        all.iter().any(|process| process["pid"].as_u64() == pid.parse().ok())
     };
     cluster.sh("other", "n1", "echo kept > /dc/kept; sync /dc/kept");
 
@@ -97,7 +97,11 @@ fn stopped_container_still_has_the_logs_and_ends_of_its_programs() {
     let pid = started.trim();
     let record = || {
         let listed = cluster.json(&["ps", "-a", "shop", "-o", "json"]);
-        listed.as_array()?.iter().find(|process| process["pid"].to_string() == pid && process["exit"] == 7).cloned()
+        listed
+            .as_array()?
+            .iter()
+            .find(|process| process["pid"].as_u64() == pid.parse().ok() && process["exit"] == 7)
+            .cloned()
     };
     eventually("the program has ended", SOON, record);
     cluster.ok(&["dc", "stop", "shop"]);
