@@ -734,9 +734,11 @@ impl<B: Backend> Gate<B> {
 
     fn begin_recall(&mut self, recall: u64, what: What, now: Instant) {
         let not_before = self.unknown_names_until.filter(|at| now < *at);
-        let mut begin = Begin { recall, ino: None, stage: Stage::Begun, names_until: None, not_before, found_in: None };
+        let (stage, names_until, found_in, bytes) = (Stage::Begun, None, None, None);
+        let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes };
         let job = match what {
-            What::Inode { ino } => {
+            What::Inode { ino, bytes } => {
+                begin.bytes = bytes;
                 self.backend.recalled(Some(ino));
                 let trusted = self.names.take(ino, now);
                 begin.names_until = trusted.as_ref().map(|trusted| trusted.until);
@@ -750,7 +752,7 @@ impl<B: Backend> Gate<B> {
                 let found_in = self.cache.recalled(ino, now);
                 begin.found_in = found_in.filter(|directory| !self.flights.changes_names_of(*directory));
                 let busy = self.flights.locked_ranges(ino);
-                Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, names })
+                Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, bytes, names })
             }
             What::Name { parent, name } if self.names.is_told(parent, &name) => {
                 (begin.stage, begin.names_until) = (Stage::Pages, Some(now + NAME_TIMEOUT));
@@ -850,9 +852,9 @@ impl<B: Backend> Gate<B> {
             notify::drop_attributes(&self.fuse, ino);
             self.recalls.reached(recall, Stage::Done);
         }
-        for (recall, ino) in self.recalls.hanging(now, &ours) {
+        for (recall, ino, bytes) in self.recalls.hanging(now, &ours) {
             let busy = self.flights.locked_ranges(ino);
-            self.give(Job::Inode { recall, ino, busy, found_in: None, names: Vec::new() });
+            self.give(Job::Inode { recall, ino, busy, found_in: None, bytes, names: Vec::new() });
         }
     }
 
