@@ -101,6 +101,16 @@ enum Phase {
     Reopening { left: VecDeque<(u64, translate::Plan<'static>)>, in_flight: Vec<(Token, u64)> },
 }
 
+/// An answer that waits until pages are dropped.
+struct Late {
+    /// The request's number as the kernel wrote it.
+    unique: u64,
+    data: Vec<u8>,
+    ino: u64,
+    /// Bytes that are dropped behind the answer.
+    last: Option<(u64, u64)>,
+}
+
 /// A request that waits for its turn.
 struct Held {
     bytes: Vec<u8>,
@@ -120,8 +130,8 @@ pub struct Gate<B: Backend> {
     flights: Flights,
     /// What left pages in the kernel that no lease covers, by inode, until they are dropped.
     drops: HashMap<u64, usize>,
-    /// Answers that follow such a drop, by the keys of their requests: number as the kernel wrote it, and data.
-    answers: HashMap<u64, (u64, Vec<u8>)>,
+    /// Answers that follow such a drop, by the keys of their requests.
+    answers: HashMap<u64, Late>,
     held: VecDeque<Held>,
     deferred: VecDeque<Held>,
     phase: Phase,
@@ -571,8 +581,10 @@ impl<B: Backend> Gate<B> {
         }
         if let (After::DropPages { ino }, Answer::Bytes(bytes)) = (after, &answer) {
             self.backend.recalled(Some(ino));
-            self.answers.insert(flight.key, (flight.unique, bytes.clone()));
-            return match self.drop_pages(ino, None, Some(flight.key)) {
+            // The last page of the write may be locked until the answer.
+            let last = flight.locked.and_then(|(first, end)| (first < end).then_some((end - 1, end)));
+            self.answers.insert(flight.key, Late { unique: flight.unique, data: bytes.clone(), ino, last });
+            return match self.drop_pages(ino, None, last, Some(flight.key)) {
                 true => Ok(()),
                 false => self.answer_behind(flight.key),
             };
@@ -584,7 +596,7 @@ impl<B: Backend> Gate<B> {
         }
         self.state.answered(flight.key);
         if after == After::DropBytes {
-            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None);
+            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None, None);
         }
         if flight.distrusts {
             for (parent, name) in flight.names {
@@ -595,8 +607,8 @@ impl<B: Backend> Gate<B> {
     }
 
     /// Pages that no lease covers, or that are wrong. A lease of the inode is not given back before that is done.
-    fn drop_pages(&mut self, ino: u64, bytes: Option<(u64, u64)>, key: Option<u64>) -> bool {
-        let is_taken = self.give(Job::Drop { ino, bytes, key });
+    fn drop_pages(&mut self, ino: u64, bytes: Option<(u64, u64)>, but: Option<(u64, u64)>, key: Option<u64>) -> bool {
+        let is_taken = self.give(Job::Drop { ino, bytes, but, key });
         if is_taken {
             *self.drops.entry(ino).or_default() += 1;
         }
@@ -605,9 +617,12 @@ impl<B: Backend> Gate<B> {
 
     /// What had to be dropped first is dropped.
     fn answer_behind(&mut self, key: u64) -> Result<(), GateError> {
-        let Some((unique, data)) = self.answers.remove(&key) else { return Ok(()) };
+        let Some(Late { unique, data, ino, last }) = self.answers.remove(&key) else { return Ok(()) };
         self.answer(unique, 0, &data)?;
         self.state.answered(key);
+        if last.is_some() {
+            self.drop_pages(ino, last, None, None);
+        }
         Ok(())
     }
 

@@ -53,6 +53,8 @@ pub enum Job {
     Drop {
         ino: u64,
         bytes: Option<(u64, u64)>,
+        /// Without these.
+        but: Option<(u64, u64)>,
         /// The request that is answered behind it.
         key: Option<u64>,
     },
@@ -173,9 +175,10 @@ impl Worker {
                 }
             }
             Job::Names { parent, names } => expire_names(fuse, parent, &names),
-            Job::Drop { ino, bytes, key } => {
+            Job::Drop { ino, bytes, but, key } => {
                 match bytes {
-                    None => drop_inode(fuse, ino, &[], None, None, |_| ()),
+                    None if drop_attributes(fuse, ino) => drop_all_but(fuse, ino, but.as_slice()),
+                    None => {}
                     Some((first, end)) => _ = drop_range(fuse, ino, first as i64, end.saturating_sub(first) as i64),
                 }
                 self.tell(News::Dropped { ino, key });
@@ -213,12 +216,7 @@ fn drop_inode(
             return;
         }
     }
-    for (first, end) in gaps(busy) {
-        let bytes = end.map_or(0, |end| end.saturating_sub(first) as i64);
-        if drop_range(fuse, ino, first as i64, bytes).is_err() {
-            return;
-        }
-    }
+    drop_all_but(fuse, ino, busy);
     if !busy.is_empty() {
         tell(Stage::Most);
     }
@@ -227,6 +225,16 @@ fn drop_inode(
     }
     if !busy.is_empty() {
         let _ = drop_range(fuse, ino, 0, 0);
+    }
+}
+
+/// All pages but those with these bytes.
+fn drop_all_but(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)]) {
+    for (first, end) in gaps(busy) {
+        let bytes = end.map_or(0, |end| end.saturating_sub(first) as i64);
+        if drop_range(fuse, ino, first as i64, bytes).is_err() {
+            return;
+        }
     }
 }
 

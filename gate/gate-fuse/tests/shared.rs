@@ -226,6 +226,24 @@ fn file_that_another_node_made_longer_is_longer_for_who_does_not_ask() {
     });
 }
 
+/// The kernel guesses that the append goes behind the end it knows, and holds the page until it is answered.
+#[test]
+fn append_to_a_file_that_another_node_cut_goes_behind_its_end_and_does_not_hang() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two")];
+        std::fs::write(nodes[0].path.join("f"), "x").expect("write");
+        let cutter = OpenOptions::new().write(true).open(nodes[0].path.join("f")).expect("open");
+        let mut appender = OpenOptions::new().read(true).append(true).open(nodes[1].path.join("f")).expect("open");
+        appender.write_all(&[1; 10]).expect("append");
+        cutter.set_len(0).expect("truncate");
+        appender.write_all(&[2; 4096]).expect("append");
+        for node in &nodes {
+            assert!(std::fs::read(node.path.join("f")).expect("read") == [2; 4096]);
+        }
+    });
+}
+
 /// A directory in which three nodes make, find, move and remove names at the same time; the figure is the time of one
 /// hand-over.
 #[test]
