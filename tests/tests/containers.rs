@@ -144,9 +144,9 @@ fn container_says_on_which_cpus_its_programs_and_servers_run_and_how_they_wait()
 
 /// The other nodes' leases go on: only the links tell.
 #[test]
-fn node_whose_wire_is_pulled_is_shown_as_unreachable_until_it_is_plugged_in_again() {
+fn node_whose_wire_is_pulled_is_shown_as_unreachable_and_who_waits_for_it_is_told() {
     let cluster = Cluster::up(2);
-    cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.container("shop", 2, &["--fs-node", "n2", "--disk-node", "n2"]);
     let states = || {
         let node = cluster.json(&["node", "inspect", "n2", "-o", "json"])["state"].clone();
         let container = cluster.json(&["dc", "ls", "-o", "json"])[0]["phase"].clone();
@@ -169,8 +169,25 @@ fn node_whose_wire_is_pulled_is_shown_as_unreachable_until_it_is_plugged_in_agai
     let listed = cluster.output(&["ps", "shop"]);
     let said = String::from_utf8_lossy(&listed.stderr).into_owned();
     assert!(listed.status.success() && said.contains("missing from node n2"), "{listed:?}");
+
+    let note = "the tree of 'shop' waits for n2: there is no link between n1 and n2";
+    assert!(said.contains(note), "{listed:?}");
+    assert!(inspected["shares"][0]["problems"][0].as_str().unwrap_or_default().starts_with(note), "{inspected}");
+    // Begun outside the tree, of which it needs nothing before its first line runs.
+    let words = ["run", "-d", "shop", "--node", "n1", "--workdir", "/", "--", "cat", "/dc/never-read-before"];
+    let pid: u64 = cluster.ok(&words).trim().parse().expect("a PID");
+    let waits = || {
+        let processes = cluster.json(&["ps", "shop", "-o", "json"]);
+        let process = processes.as_array()?.iter().find(|one| one["pid"] == pid)?.clone();
+        Some(process["waits_for_tree"] == true)
+    };
+    eventually("the program is shown to wait", Duration::from_secs(20), || waits().filter(|waits| *waits));
+
     cluster.ok(&["dev", "wire", "n2", "up"]);
     settle("ready", "running");
+    eventually("nothing waits", Duration::from_secs(20), || waits().is_none_or(|waits| !waits).then_some(()));
+    let listed = cluster.output(&["ps", "shop"]);
+    assert!(listed.stderr.is_empty(), "{listed:?}");
 }
 
 /// A small system of one program, for `--root`.

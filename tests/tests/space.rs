@@ -36,11 +36,11 @@ fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itse
     cluster.container("greedy", 1, &["--disk", "2G", "--sparse"]);
     cluster.container("other", 1, &["--disk", "64M"]);
     let pid = cluster.ok(&["run", "-d", "other", "--", "sh", "-c", "echo began; exec sleep 1000"]);
-    let pid: u64 = pid.trim().parse().expect("a PID");
+    let pid = pid.trim();
     let is_running = || {
         let processes = cluster.json(&["ps", "other", "-o", "json"]);
         let all = processes.as_array().expect("a list");
-        all.iter().any(|process| process["pid"].as_u64() == Some(pid))
+        all.iter().any(|process| process["pid"].as_u64() == pid.parse().ok())
     };
     cluster.sh("other", "n1", "echo kept > /dc/kept; sync /dc/kept");
 
@@ -78,7 +78,7 @@ fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itse
     assert_eq!(cluster.sh("other", "n1", "cat /dc/kept"), "kept\nmore\n");
     assert_eq!(cluster.sh("greedy", "n1", "rm /dc/big; test ! -e /dc/big"), "");
     assert!(is_running());
-    assert_eq!(cluster.ok(&["logs", "other", &pid.to_string()]), "began\n");
+    assert_eq!(cluster.ok(&["logs", "other", pid]), "began\n");
     cluster.ok(&["dc", "stop", "other"]);
     cluster.ok(&["dc", "start", "other"]);
     assert_eq!(cluster.sh("other", "n1", "cat /dc/kept"), "kept\nmore\n");
@@ -94,16 +94,20 @@ fn stopped_container_still_has_the_logs_and_ends_of_its_programs() {
     let cluster = Cluster::up(2);
     cluster.container("shop", 2, &[]);
     let started = cluster.ok(&["run", "-d", "shop", "--node", "n2", "--", "sh", "-c", "echo word; exit 7"]);
-    let pid: u64 = started.trim().parse().expect("a PID");
+    let pid = started.trim();
     let record = || {
         let listed = cluster.json(&["ps", "-a", "shop", "-o", "json"]);
-        listed.as_array()?.iter().find(|process| process["pid"].as_u64() == Some(pid) && process["exit"] == 7).cloned()
+        listed
+            .as_array()?
+            .iter()
+            .find(|process| process["pid"].as_u64() == pid.parse().ok() && process["exit"] == 7)
+            .cloned()
     };
     eventually("the program has ended", SOON, record);
     cluster.ok(&["dc", "stop", "shop"]);
     assert!(record().is_some());
-    assert_eq!(cluster.ok(&["logs", "shop", &pid.to_string()]), "word\n");
+    assert_eq!(cluster.ok(&["logs", "shop", pid]), "word\n");
     cluster.ok(&["dc", "start", "shop"]);
     assert!(record().is_some());
-    assert_eq!(cluster.ok(&["logs", "shop", &pid.to_string()]), "word\n");
+    assert_eq!(cluster.ok(&["logs", "shop", pid]), "word\n");
 }

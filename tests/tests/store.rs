@@ -1,8 +1,10 @@
 //! The key-value store of a container, from the command line.
 
+use std::io::BufRead;
 use std::process::Stdio;
+use std::time::Duration;
 
-use end_to_end::Cluster;
+use end_to_end::{Cluster, eventually};
 use serde_json::json;
 
 #[test]
@@ -68,4 +70,24 @@ fn store_of_another_container_is_another_store() {
     cluster.container("yard", 1, &[]);
     cluster.ok(&["ds", "put", "shop", "k", "of the shop"]);
     assert_eq!(cluster.ok(&["ds", "ls", "yard", "-o", "name"]), "");
+}
+
+#[test]
+fn watch_ends_after_its_reader_is_gone() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    // What happened before is told first: nobody has to know when the watch began.
+    cluster.ok(&["ds", "put", "shop", "k", "1"]);
+    let mut watch = cluster.spawn(&["ds", "watch", "shop", "--after", "1"]);
+    let mut reader = std::io::BufReader::new(watch.stdout.take().expect("its output"));
+    cluster.ok(&["ds", "put", "shop", "k", "2"]);
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a line");
+    drop(reader);
+    eventually("the watch ends when it has something to say", Duration::from_secs(20), || {
+        cluster.ok(&["ds", "put", "shop", "k", "3"]);
+        watch.try_wait().expect("its status")
+    });
+    let left = || cluster.ok(&["ps", "shop", "-o", "name"]);
+    eventually("its process in the container is gone", Duration::from_secs(20), || left().is_empty().then_some(()));
 }

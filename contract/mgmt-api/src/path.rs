@@ -20,11 +20,14 @@ pub const DC: &str = "/v1/dcs/{dc}";
 pub const DC_START: &str = "/v1/dcs/{dc}/start";
 /// POST: `?grace_ms=` between SIGTERM and SIGKILL (10,000).
 pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
-/// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer; POST [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header
+/// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header
 /// `Upgrade: dvs-stream`, 101 and then frames of [`crate::stream`].
 pub const PROCESSES: &str = "/v1/dcs/{dc}/processes";
 /// Header of an answer to which not all nodes contributed, once for each: `NODE: why`.
 pub const MISSING: &str = "dvs-missing";
+/// Header of an answer about programs, once for each: what people should know before they wait, e.g. that the tree of the container
+/// waits for a node.
+pub const NOTE: &str = "dvs-note";
 /// POST [`crate::ExecRequest`]: answers like POST [`PROCESSES`].
 pub const DC_EXEC: &str = "/v1/dcs/{dc}/exec";
 /// GET: [`crate::Process`].

@@ -92,6 +92,9 @@ pub struct Process {
     /// It has a terminal of its own: who attaches to it makes theirs raw.
     #[serde(default)]
     pub terminal: bool,
+    /// It is in a call that the file tree has not answered yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits_for_tree: bool,
     /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,

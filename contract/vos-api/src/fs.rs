@@ -249,7 +249,8 @@ pub struct Event {
     pub ino: U64,
     /// [`INODE`] or [`ENTRY`].
     pub kind: U32,
-    /// Bytes of the name that follows, padded to 8; 0 for [`INODE`].
+    /// Bytes that follow, padded to 8. [`ENTRY`]: the name. [`INODE`]: none, or 8 bytes: a u64, how long a file is about
+    /// to be at least, for clients that go by the size they know.
     pub name_bytes: U32,
 }
 

@@ -41,8 +41,6 @@ use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
 pub const IN_FLIGHT_MAX: usize = 512;
 /// Of these, locks that wait: the others must be able to pass, an unlock among them.
 const WAITING_LOCKS_MAX: usize = IN_FLIGHT_MAX / 2;
-/// How long a write's answer waits until pages are dropped, which may wait for that answer.
-const DROP_PATIENCE: Duration = Duration::from_millis(2);
 /// Requests read before completions are looked at again.
 const READ_BATCH: usize = 32;
 /// Bytes of one read from the kernel: the largest request and its head.
@@ -103,19 +101,20 @@ enum Phase {
     Reopening { left: VecDeque<(u64, translate::Plan<'static>)>, in_flight: Vec<(Token, u64)> },
 }
 
+/// An answer that waits until pages are dropped.
+struct Late {
+    /// The request's number as the kernel wrote it.
+    unique: u64,
+    data: Vec<u8>,
+    ino: u64,
+    /// Bytes that are dropped behind the answer.
+    last: Option<(u64, u64)>,
+}
+
 /// A request that waits for its turn.
 struct Held {
     bytes: Vec<u8>,
     step: u32,
-}
-
-/// An answer that follows a drop of pages.
-struct Behind {
-    /// Number of the request as the kernel wrote it.
-    unique: u64,
-    data: Vec<u8>,
-    /// Then it is given all the same.
-    until: Instant,
 }
 
 pub struct Gate<B: Backend> {
@@ -132,7 +131,7 @@ pub struct Gate<B: Backend> {
     /// What left pages in the kernel that no lease covers, by inode, until they are dropped.
     drops: HashMap<u64, usize>,
     /// Answers that follow such a drop, by the keys of their requests.
-    answers: HashMap<u64, Behind>,
+    answers: HashMap<u64, Late>,
     held: VecDeque<Held>,
     deferred: VecDeque<Held>,
     phase: Phase,
@@ -191,7 +190,6 @@ impl<B: Backend> Gate<B> {
         loop {
             let mut is_busy = self.take_completions()?;
             self.follow_recalls()?;
-            self.answer_overdue()?;
             self.leave_due()?;
             self.clear_up()?;
             is_busy |= self.submit_held()?;
@@ -583,9 +581,10 @@ impl<B: Backend> Gate<B> {
         }
         if let (After::DropPages { ino }, Answer::Bytes(bytes)) = (after, &answer) {
             self.backend.recalled(Some(ino));
-            let behind = Behind { unique: flight.unique, data: bytes.clone(), until: now + DROP_PATIENCE };
-            self.answers.insert(flight.key, behind);
-            return match self.drop_pages(ino, None, Some(flight.key)) {
+            // The last page of the write may be locked until the answer.
+            let last = flight.locked.and_then(|(first, end)| (first < end).then_some((end - 1, end)));
+            self.answers.insert(flight.key, Late { unique: flight.unique, data: bytes.clone(), ino, last });
+            return match self.drop_pages(ino, None, last, Some(flight.key)) {
                 true => Ok(()),
                 false => self.answer_behind(flight.key),
             };
@@ -597,7 +596,7 @@ impl<B: Backend> Gate<B> {
         }
         self.state.answered(flight.key);
         if after == After::DropBytes {
-            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None);
+            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None, None);
         }
         if flight.distrusts {
             for (parent, name) in flight.names {
@@ -608,8 +607,8 @@ impl<B: Backend> Gate<B> {
     }
 
     /// Pages that no lease covers, or that are wrong. A lease of the inode is not given back before that is done.
-    fn drop_pages(&mut self, ino: u64, bytes: Option<(u64, u64)>, key: Option<u64>) -> bool {
-        let is_taken = self.give(Job::Drop { ino, bytes, key });
+    fn drop_pages(&mut self, ino: u64, bytes: Option<(u64, u64)>, but: Option<(u64, u64)>, key: Option<u64>) -> bool {
+        let is_taken = self.give(Job::Drop { ino, bytes, but, key });
         if is_taken {
             *self.drops.entry(ino).or_default() += 1;
         }
@@ -618,22 +617,11 @@ impl<B: Backend> Gate<B> {
 
     /// What had to be dropped first is dropped.
     fn answer_behind(&mut self, key: u64) -> Result<(), GateError> {
-        let Some(behind) = self.answers.remove(&key) else { return Ok(()) };
-        self.answer(behind.unique, 0, &behind.data)?;
+        let Some(Late { unique, data, ino, last }) = self.answers.remove(&key) else { return Ok(()) };
+        self.answer(unique, 0, &data)?;
         self.state.answered(key);
-        Ok(())
-    }
-
-    /// A write that ends within a page that the kernel did not have holds this page until it is answered, and the drop waits for it. Such a page
-    /// has nothing to drop, and of the attributes the kernel was told before it began to wait.
-    fn answer_overdue(&mut self) -> Result<(), GateError> {
-        if self.answers.is_empty() {
-            return Ok(());
-        }
-        let now = Instant::now();
-        let overdue = self.answers.iter().filter(|(_, behind)| behind.until <= now);
-        for key in overdue.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.answer_behind(key)?;
+        if last.is_some() {
+            self.drop_pages(ino, last, None, None);
         }
         Ok(())
     }
@@ -761,9 +749,11 @@ impl<B: Backend> Gate<B> {
 
     fn begin_recall(&mut self, recall: u64, what: What, now: Instant) {
         let not_before = self.unknown_names_until.filter(|at| now < *at);
-        let mut begin = Begin { recall, ino: None, stage: Stage::Begun, names_until: None, not_before, found_in: None };
+        let (stage, names_until, found_in, bytes) = (Stage::Begun, None, None, None);
+        let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes };
         let job = match what {
-            What::Inode { ino } => {
+            What::Inode { ino, bytes } => {
+                begin.bytes = bytes;
                 self.backend.recalled(Some(ino));
                 let trusted = self.names.take(ino, now);
                 begin.names_until = trusted.as_ref().map(|trusted| trusted.until);
@@ -777,7 +767,7 @@ impl<B: Backend> Gate<B> {
                 let found_in = self.cache.recalled(ino, now);
                 begin.found_in = found_in.filter(|directory| !self.flights.changes_names_of(*directory));
                 let busy = self.flights.locked_ranges(ino);
-                Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, names })
+                Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, bytes, names })
             }
             What::Name { parent, name } if self.names.is_told(parent, &name) => {
                 (begin.stage, begin.names_until) = (Stage::Pages, Some(now + NAME_TIMEOUT));
@@ -877,9 +867,9 @@ impl<B: Backend> Gate<B> {
             notify::drop_attributes(&self.fuse, ino);
             self.recalls.reached(recall, Stage::Done);
         }
-        for (recall, ino) in self.recalls.hanging(now, &ours) {
+        for (recall, ino, bytes) in self.recalls.hanging(now, &ours) {
             let busy = self.flights.locked_ranges(ino);
-            self.give(Job::Inode { recall, ino, busy, found_in: None, names: Vec::new() });
+            self.give(Job::Inode { recall, ino, busy, found_in: None, bytes, names: Vec::new() });
         }
     }
 
@@ -970,8 +960,7 @@ impl<B: Backend> Gate<B> {
 
     fn timeout(&self) -> Option<rustix::event::Timespec> {
         let now = Instant::now();
-        let behind = self.answers.values().map(|behind| behind.until);
-        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).chain(behind).min()?;
+        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).min()?;
         let left = deadline.saturating_duration_since(now).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }

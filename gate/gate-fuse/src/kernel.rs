@@ -86,6 +86,7 @@ structs! {
     IoctlOut = 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
 
     NotifyInvalInode = 24 { ino: u64, off: i64, len: i64 }
+    NotifyStore = 24 { ino: u64, offset: u64, size: u32, padding: u32 }
     NotifyInvalEntry = 16 { parent: u64, namelen: u32, flags: u32 }
 }
 
@@ -195,6 +196,7 @@ pub const LK_FLOCK: u32 = 1 << 0;
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
+    pub const STORE: i32 = 4;
     pub const RESEND: i32 = 7;
     /// Flag of `INVAL_ENTRY`.
     pub const EXPIRE_ONLY: u32 = 1;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sys::without::{Feature, without};
 use zerocopy::IntoBytes;
 
-use crate::kernel::{self, NotifyInvalEntry, NotifyInvalInode, OutHeader};
+use crate::kernel::{self, NotifyInvalEntry, NotifyInvalInode, NotifyStore, OutHeader};
 use crate::recall::Stage;
 
 pub const JOBS_MAX: usize = 4096;
@@ -34,6 +34,8 @@ pub enum Job {
         /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up there may be about to
         /// make it known with what we told before the recall; it holds the directory's lock.
         found_in: Option<u64>,
+        /// How long the file is about to be, at least.
+        bytes: Option<u64>,
         /// Names in this directory that are covered by the lease no more.
         names: Vec<Vec<u8>>,
     },
@@ -51,6 +53,8 @@ pub enum Job {
     Drop {
         ino: u64,
         bytes: Option<(u64, u64)>,
+        /// Without these.
+        but: Option<(u64, u64)>,
         /// The request that is answered behind it.
         key: Option<u64>,
     },
@@ -142,9 +146,9 @@ impl Worker {
     fn carry_out(&self, job: Job) {
         let fuse = &*self.fuse;
         match job {
-            Job::Inode { recall, ino, busy, found_in, names } => {
+            Job::Inode { recall, ino, busy, found_in, bytes, names } => {
                 let tell = |stage| self.tell(News::Reached { recall, stage });
-                drop_inode(fuse, ino, &busy, found_in, tell);
+                drop_inode(fuse, ino, &busy, found_in, bytes, tell);
                 tell(Stage::Pages);
                 expire_names(fuse, ino, &names);
                 tell(Stage::Done);
@@ -158,7 +162,7 @@ impl Worker {
                     let _ = drop_range(fuse, *ino, -1, 0);
                 }
                 for ino in inos.into_iter().chain(busy) {
-                    drop_inode(fuse, ino, &[], None, |_| ());
+                    drop_inode(fuse, ino, &[], None, None, |_| ());
                 }
                 if let Some(recall) = recall {
                     self.tell(News::Reached { recall, stage: Stage::Pages });
@@ -171,9 +175,10 @@ impl Worker {
                 }
             }
             Job::Names { parent, names } => expire_names(fuse, parent, &names),
-            Job::Drop { ino, bytes, key } => {
+            Job::Drop { ino, bytes, but, key } => {
                 match bytes {
-                    None => drop_inode(fuse, ino, &[], None, |_| ()),
+                    None if drop_attributes(fuse, ino) => drop_all_but(fuse, ino, but.as_slice()),
+                    None => {}
                     Some((first, end)) => _ = drop_range(fuse, ino, first as i64, end.saturating_sub(first) as i64),
                 }
                 self.tell(News::Dropped { ino, key });
@@ -194,7 +199,14 @@ pub fn drop_attributes(fuse: impl AsFd, ino: u64) -> bool {
     drop_range(fuse, ino, -1, 0) != Err(Errno::NOENT)
 }
 
-fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u64>, tell: impl Fn(Stage)) {
+fn drop_inode(
+    fuse: &OwnedFd,
+    ino: u64,
+    busy: &[(u64, u64)],
+    found_in: Option<u64>,
+    grows_to: Option<u64>,
+    tell: impl Fn(Stage),
+) {
     if !drop_attributes(fuse, ino) {
         let Some(parent) = found_in else { return };
         tell(Stage::Settling);
@@ -204,15 +216,35 @@ fn drop_inode(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)], found_in: Option<u6
             return;
         }
     }
+    drop_all_but(fuse, ino, busy);
+    if !busy.is_empty() {
+        tell(Stage::Most);
+    }
+    if let Some(bytes) = grows_to {
+        raise_size(fuse, ino, bytes);
+    }
+    if !busy.is_empty() {
+        let _ = drop_range(fuse, ino, 0, 0);
+    }
+}
+
+/// All pages but those with these bytes.
+fn drop_all_but(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)]) {
     for (first, end) in gaps(busy) {
         let bytes = end.map_or(0, |end| end.saturating_sub(first) as i64);
         if drop_range(fuse, ino, first as i64, bytes).is_err() {
             return;
         }
     }
-    if !busy.is_empty() {
-        tell(Stage::Most);
-        let _ = drop_range(fuse, ino, 0, 0);
+}
+
+/// Makes the kernel take the file for at least so long, without asking: some system calls go by what it knows. The kernel does that
+/// when a byte is stored behind the end, before it waits for the page. The byte means nothing and goes with its page.
+fn raise_size(fuse: &OwnedFd, ino: u64, bytes: u64) {
+    let Some(last) = bytes.checked_sub(1) else { return };
+    let head = NotifyStore { ino, offset: last, size: 1, padding: 0 };
+    if send(fuse, kernel::notify::STORE, head.as_bytes(), &[0]).is_ok() {
+        let _ = drop_range(fuse, ino, last as i64, 1);
     }
 }
 

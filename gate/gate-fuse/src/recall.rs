@@ -29,6 +29,8 @@ const EVERYTHING_GRACE: Duration = Duration::from_secs(1);
 pub enum What {
     Inode {
         ino: u64,
+        /// How long the file is about to be, at least.
+        bytes: Option<u64>,
     },
     Name {
         parent: u64,
@@ -58,7 +60,7 @@ pub fn parse(mut bytes: &[u8]) -> Option<Vec<Event>> {
         let ino = head.ino.get();
         let what = match head.kind.get() {
             fs::INODE if ino == 0 => What::Everything,
-            fs::INODE => What::Inode { ino },
+            fs::INODE => What::Inode { ino, bytes: name.try_into().ok().map(u64::from_le_bytes) },
             fs::ENTRY if name_bytes > 0 => What::Name { parent: ino, name: name.to_vec() },
             _ => return None,
         };
@@ -94,6 +96,7 @@ struct Under {
     not_before: Option<Instant>,
     /// The directory in which the inode was found lately.
     found_in: Option<u64>,
+    bytes: Option<u64>,
 }
 
 /// What is known of an event at its beginning.
@@ -104,6 +107,8 @@ pub struct Begin {
     pub names_until: Option<Instant>,
     pub not_before: Option<Instant>,
     pub found_in: Option<u64>,
+    /// How long the file is about to be, at least.
+    pub bytes: Option<u64>,
 }
 
 /// What of ours is in flight.
@@ -154,10 +159,12 @@ impl Recalls {
     }
 
     pub fn begin(&mut self, event: Begin, now: Instant) {
-        let Begin { recall, ino, stage, names_until, not_before, found_in } = event;
+        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes } = event;
         self.seen = self.seen.max(recall);
         let again_at = now + GRACE;
-        self.under_way.push_back(Under { recall, ino, since: now, again_at, stage, names_until, not_before, found_in });
+        let since = now;
+        let under = Under { recall, ino, since, again_at, stage, names_until, not_before, found_in, bytes };
+        self.under_way.push_back(under);
     }
 
     /// The notifier got so far; it may be told twice of one event.
@@ -168,8 +175,8 @@ impl Recalls {
     }
 
     /// Inodes for which the notifier hangs at a page that was locked after it had been told which are: it must be told
-    /// again.
-    pub fn hanging(&mut self, now: Instant, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
+    /// again. With the size that goes with the event.
+    pub fn hanging(&mut self, now: Instant, in_flight: &impl InFlight) -> Vec<(u64, u64, Option<u64>)> {
         let hangs = |event: &&mut Under| {
             event.stage == Stage::Begun
                 && now >= event.again_at
@@ -177,7 +184,7 @@ impl Recalls {
         };
         let hanging = self.under_way.iter_mut().filter(hangs).filter_map(|event| {
             event.again_at = now + GRACE;
-            event.ino.map(|ino| (event.recall, ino))
+            event.ino.map(|ino| (event.recall, ino, event.bytes))
         });
         hanging.collect()
     }
@@ -260,7 +267,7 @@ mod tests {
 
     fn event(recall: u64, ino: u64) -> Begin {
         let (names_until, not_before, found_in) = (None, None, Some(6));
-        Begin { recall, ino: Some(ino), stage: Stage::Begun, names_until, not_before, found_in }
+        Begin { recall, ino: Some(ino), stage: Stage::Begun, names_until, not_before, found_in, bytes: None }
     }
 
     #[test]
@@ -293,7 +300,7 @@ mod tests {
         // And not while other pages may be left.
         recalls.begin(event(2, 5), now);
         assert_eq!(recalls.released(later, &ours), Some(1));
-        assert_eq!(recalls.hanging(later, &ours), [(2, 5)]);
+        assert_eq!(recalls.hanging(later, &ours), [(2, 5, None)]);
     }
 
     #[test]

@@ -13,9 +13,6 @@ const PROCESSES: usize = 2;
 /// By hand; in the long form it is as many minutes.
 const SECONDS: u64 = 20;
 
-/// Calls that still differ: see *What is not yet tested* in `docs/design/difftest.md`.
-const NOT_YET: &str = "pwrite,write,mmap,copy_file_range";
-const CROWDS_NOT_YET: &[Crowd] = &[Crowd::Exclusive, Crowd::Ofd, Crowd::Flock, Crowd::Posix];
 const ROUNDS: usize = 50;
 
 /// Not a test: the gate process of the others.
@@ -42,7 +39,7 @@ fn worker() {
 fn settings() -> Settings {
     let long = std::env::var_os("DVS_TEST_LONG").is_some();
     let time = Duration::from_secs(if long { SECONDS * 60 } else { SECONDS });
-    Settings::from_environment(time, 1, NOT_YET)
+    Settings::from_environment(time, 1, "")
 }
 
 /// The workers over so many gates of one server.
@@ -65,13 +62,13 @@ fn compare(names: &'static [&'static str], command: &'static str) {
 }
 
 #[test]
-#[ignore = "not yet seen to run clean for long: run by `make test-long`"]
+#[ignore = "takes its time: run by `make test-long`"]
 fn two_gates_answer_as_one_kernel_does() {
     compare(&["one", "two"], "cargo test -p gate-fuse --test difftest two_gates -- --ignored");
 }
 
 #[test]
-#[ignore = "not yet seen to run clean for long: run by `make test-long`"]
+#[ignore = "takes its time: run by `make test-long`"]
 fn three_gates_answer_as_one_kernel_does() {
     compare(&["one", "two", "three"], "cargo test -p gate-fuse --test difftest three_gates -- --ignored");
 }
@@ -79,10 +76,6 @@ fn three_gates_answer_as_one_kernel_does() {
 #[test]
 fn invariants_hold_while_two_gates_change_the_same_files() {
     over_gates(&["one", "two"], Duration::ZERO, |mut tree| {
-        Crowd::ALL.iter().filter(|what| is_on(**what)).for_each(|what| crowd(&mut tree, *what, ROUNDS));
+        Crowd::ALL.iter().for_each(|what| crowd(&mut tree, *what, ROUNDS));
     });
-}
-
-fn is_on(what: Crowd) -> bool {
-    std::env::var_os("DVS_DIFFTEST_WITHOUT").is_some() || !CROWDS_NOT_YET.contains(&what)
 }

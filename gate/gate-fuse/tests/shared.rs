@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -177,6 +177,70 @@ fn file_that_three_nodes_write_and_map_in_turns_is_the_same_on_all() {
         let world = World::real();
         let nodes = [world.mount("one"), world.mount("two"), world.mount("three")];
         (100..=106).for_each(|seed| run_in_turns(&nodes, seed, 60));
+    });
+}
+
+/// System calls that go by the size their own kernel knows, and ask nobody.
+#[test]
+fn file_that_another_node_made_longer_is_longer_for_who_does_not_ask() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two")];
+        std::fs::write(nodes[0].path.join("f"), "").expect("write");
+        let open = |node: &Mounted, name| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(node.path.join(name))
+                .expect("open")
+        };
+        let (writer, reader, copy) = (open(&nodes[0], "f"), open(&nodes[1], "f"), open(&nodes[1], "copy"));
+        let mut appender = OpenOptions::new().append(true).open(nodes[1].path.join("f")).expect("open");
+        let copied = |at: u64| {
+            let mut to = at;
+            rustix::fs::copy_file_range(&reader, Some(&mut at.clone()), &copy, Some(&mut to), 1 << 20).expect("copy")
+        };
+        writer.write_all_at(&[1; 5000], 0).expect("pwrite");
+        assert_eq!(copied(0), 5000);
+        // The second time the other node has no lease that could be asked back.
+        writer.write_all_at(&[2; 4096], 8192).expect("pwrite");
+        writer.write_all_at(&[2; 1], 12_288).expect("pwrite");
+        assert_eq!(copied(5000), 12_289 - 5000);
+        writer.set_len(20_000).expect("truncate");
+        assert_eq!(copied(12_289), 20_000 - 12_289);
+        (&writer).seek(std::io::SeekFrom::End(0)).expect("seek");
+        OpenOptions::new()
+            .append(true)
+            .open(nodes[0].path.join("f"))
+            .expect("open")
+            .write_all(&[3; 10])
+            .expect("append");
+        appender.write_all(&[4; 7]).expect("append");
+        assert_eq!(appender.stream_position().expect("seek"), 20_017);
+        let truth = [vec![1; 5000], vec![0; 3192], vec![2; 4097], vec![0; 7711], vec![3; 10], vec![4; 7]].concat();
+        for node in &nodes {
+            assert!(std::fs::read(node.path.join("f")).expect("read") == truth);
+        }
+    });
+}
+
+/// The kernel guesses that the append goes behind the end it knows, and holds the page until it is answered.
+#[test]
+fn append_to_a_file_that_another_node_cut_goes_behind_its_end_and_does_not_hang() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = [world.mount("one"), world.mount("two")];
+        std::fs::write(nodes[0].path.join("f"), "x").expect("write");
+        let cutter = OpenOptions::new().write(true).open(nodes[0].path.join("f")).expect("open");
+        let mut appender = OpenOptions::new().read(true).append(true).open(nodes[1].path.join("f")).expect("open");
+        appender.write_all(&[1; 10]).expect("append");
+        cutter.set_len(0).expect("truncate");
+        appender.write_all(&[2; 4096]).expect("append");
+        for node in &nodes {
+            assert!(std::fs::read(node.path.join("f")).expect("read") == [2; 4096]);
+        }
     });
 }
 

@@ -84,14 +84,15 @@ impl Client {
     }
 
     /// A list, and which nodes are missing in it.
-    pub(crate) async fn json_with_missing<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Vec<String>), Error> {
+    pub(crate) async fn json_with_notes<T: DeserializeOwned>(&self, path: &str) -> Result<Noted<T>, Error> {
         let exchange = async {
             let response = refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await?;
-            let named = response.headers().get_all(mgmt_api::path::MISSING).iter();
-            let missing = named.filter_map(|value| Some(value.to_str().ok()?.to_owned())).collect();
+            let missing = texts(&response, mgmt_api::path::MISSING);
+            let notes = texts(&response, mgmt_api::path::NOTE);
             let bytes = read_body(response).await?;
             let answer = serde_json::from_slice(&bytes);
-            Ok((answer.map_err(|_| Error::Foreign(format!("{path} answered something else")))?, missing))
+            let answer = answer.map_err(|_| Error::Foreign(format!("{path} answered something else")))?;
+            Ok(Noted { answer, missing, notes })
         };
         within(ASK_SECONDS, exchange).await
     }
@@ -119,11 +120,12 @@ impl Client {
                 let response = refuse_errors(response).await?;
                 return Err(Error::Foreign(format!("{path} answered {} instead of a stream", response.status())));
             }
+            let notes = texts(&response, mgmt_api::path::NOTE);
             let upgraded = hyper::upgrade::on(response).await.map_err(Error::broken)?;
             let parts = upgraded
                 .downcast::<TokioIo<UnixStream>>()
                 .map_err(|_| Error::Foreign("the upgraded connection is not a socket".to_owned()))?;
-            Ok(Stream::new(parts.io.into_inner(), &parts.read_buf))
+            Ok(Stream { notes, ..Stream::new(parts.io.into_inner(), &parts.read_buf) })
         };
         within(ASK_SECONDS, exchange).await
     }
@@ -144,6 +146,18 @@ impl Client {
             _ => Error::NoDaemon { socket, source },
         }
     }
+}
+
+/// An answer with what its headers say beside it.
+pub(crate) struct Noted<T> {
+    pub answer: T,
+    pub missing: Vec<String>,
+    pub notes: Vec<String>,
+}
+
+fn texts(response: &Response<Incoming>, header: &str) -> Vec<String> {
+    let values = response.headers().get_all(header).iter();
+    values.filter_map(|value| Some(value.to_str().ok()?.to_owned())).collect()
 }
 
 /// Bytes of a log as they come.

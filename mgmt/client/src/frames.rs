@@ -25,6 +25,8 @@ pub enum Frame {
 pub struct Stream {
     pub reader: FrameReader,
     pub writer: FrameWriter,
+    /// What people should know before they wait.
+    pub notes: Vec<String>,
 }
 
 impl Stream {
@@ -33,7 +35,11 @@ impl Stream {
         let (read, write) = socket.into_split();
         let mut decoder = Decoder::default();
         decoder.push(early);
-        Stream { reader: FrameReader { socket: read, decoder }, writer: FrameWriter { socket: write } }
+        Stream {
+            reader: FrameReader { socket: read, decoder },
+            writer: FrameWriter { socket: write },
+            notes: Vec::new(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use mgmt_api::{
     ChannelInfo, Dc, DcSpec, ExecRequest, Health, Node, Process, RunRequest, RunResponse, SignalRequest, Version,
 };
 
-use crate::connection::{ACT_SECONDS, ASK_SECONDS};
+use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
 use crate::{Client, Error, LogStream, Stream};
 
 /// What to do with a container once it exists.
@@ -47,6 +47,8 @@ pub struct Processes {
     pub processes: Vec<Process>,
     /// Nodes that did not answer, with the reason: `n2: it is down`.
     pub missing: Vec<String>,
+    /// What keeps programs waiting.
+    pub notes: Vec<String>,
 }
 
 impl Client {
@@ -105,8 +107,9 @@ impl Client {
 
     /// Of all nodes that answer.
     pub async fn processes(&self, dc: &str) -> Result<Processes, Error> {
-        let (processes, missing) = self.json_with_missing(&named(path::PROCESSES, &[("dc", dc)])).await?;
-        Ok(Processes { processes, missing })
+        let Noted { answer: processes, missing, notes } =
+            self.json_with_notes(&named(path::PROCESSES, &[("dc", dc)])).await?;
+        Ok(Processes { processes, missing, notes })
     }
 
     pub async fn process(&self, dc: &str, pid: u32) -> Result<Process, Error> {

@@ -106,7 +106,7 @@ pub async fn run(
     pid: &Cell<Option<u32>>,
     post: &impl Post,
 ) -> Result<Ended, PumpError> {
-    let Stream { mut reader, mut writer } = stream;
+    let Stream { mut reader, mut writer, .. } = stream;
     let ended = {
         let reading = read_frames(&mut reader, &ends.stdout, &ends.stderr, (&ends.events_in, ends.closed_output), pid);
         let writing = write_frames(&mut writer, ends.input, &mut ends.events, ends.detach_keys, pid, post);

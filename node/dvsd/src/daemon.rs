@@ -237,23 +237,29 @@ fn serve_api(
 }
 
 async fn report(context: Arc<Context>) {
+    let mut before = None;
     loop {
         let context = Arc::clone(&context);
+        let said = before.clone();
         let reported = tokio::task::spawn_blocking(move || {
             spawn::bound_own_log();
             let problems = api::problems(&context);
-            let pause = if problems.is_empty() { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
+            let unreachable = api::unreachable_since(&context, said);
+            let is_well = problems.is_empty() && unreachable.is_empty();
+            let pause = if is_well { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
+            let health = NodeHealth { problems, unreachable };
             if let Some(presence) = &*context.lock_presence() {
-                presence.report(NodeHealth { problems });
+                presence.report(health.clone());
             }
             if let Err(error) = farewell::finish_deletions(&*context.engine) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }
-            pause
+            (pause, Some(health))
         });
-        let pause = reported.await.unwrap_or_else(|error| {
+        let pause;
+        (pause, before) = reported.await.unwrap_or_else(|error| {
             tracing::error!(%error, "the node's health could not be reported");
-            REPORT_EVERY
+            (REPORT_EVERY, None)
         });
         tokio::time::sleep(pause).await;
     }

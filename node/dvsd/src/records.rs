@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::reconcile::plan::Stage;
 use crate::spec;
@@ -69,9 +70,17 @@ fn is_one(pairs: &u8) -> bool {
     *pairs == 1
 }
 
+/// Seconds since 1970, as records have them.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeHealth {
     pub problems: Vec<String>,
+    /// Nodes to which it has no link, with the second since 1970 at which it saw the link go. None: it had none when its daemon began.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unreachable: BTreeMap<String, Option<u64>>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -100,6 +100,7 @@ impl Program {
             start_ms: self.start_ms,
             command: self.command.clone(),
             terminal: self.request.terminal.is_some(),
+            waits_for_tree: false,
             exit: match self.life {
                 Life::Ended(status) => Some(status),
                 _ => None,

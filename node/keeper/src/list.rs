@@ -101,9 +101,16 @@ fn read_one(
         start_ms: known.map_or(start_ms, |known| known.start_ms),
         command: command(&dir).unwrap_or_else(|| vec![format!("[{name}]")]),
         terminal: known.is_some_and(|known| known.terminal),
+        waits_for_tree: waits_for_tree(&dir),
         exit: None,
         cause: None,
     })
+}
+
+/// Whether it waits inside the kernel for the answer of a file gate.
+fn waits_for_tree(dir: &Path) -> bool {
+    // Kernels name the function, those that hide it say 0.
+    fs::read_to_string(dir.join("wchan")).is_ok_and(|place| place.starts_with("request_wait_answer"))
 }
 
 fn command(dir: &Path) -> Option<Vec<String>> {

@@ -178,6 +178,11 @@ fn run_calls(
         if is_lock(op.call) && is_refused(&answers.1) && !is_refused(&answers.0) {
             answers.1 = again(tree, &op, &command);
         }
+        if op.call == Call::Rename && is_stale(&answers.1) {
+            // A directory that another node moved: this one has to look first.
+            let lane = tree.lane(op.node, op.process);
+            answers.1 = lane.ask("tree").and_then(|_| lane.ask(&command));
+        }
         let found = difference(at, op.to_string(), answers);
         if op.call == Call::Exit && found.is_none() {
             // The next process begins where the first did.
@@ -206,6 +211,10 @@ fn is_lock(call: Call) -> bool {
 
 fn is_refused(answer: &Result<String, String>) -> bool {
     matches!(answer.as_deref(), Ok("-11" | "0 held"))
+}
+
+fn is_stale(answer: &Result<String, String>) -> bool {
+    matches!(answer.as_deref(), Ok("-116"))
 }
 
 fn again(tree: &mut World, op: &Op, command: &str) -> Result<String, String> {

@@ -44,15 +44,17 @@ pub struct Touch {
     pub inos: BTreeSet<u64>,
     /// Parent and name.
     pub names: Vec<(u64, Vec<u8>)>,
+    /// The file, of `inos`, that becomes longer, and how long at least.
+    pub grows: Option<(u64, u64)>,
 }
 
 impl Touch {
     pub fn inode(ino: u64) -> Touch {
-        Touch { inos: [ino].into(), names: Vec::new() }
+        Touch { inos: [ino].into(), ..Touch::default() }
     }
 
     pub fn name(parent: u64, name: &[u8]) -> Touch {
-        Touch { inos: [parent].into(), names: vec![(parent, name.to_vec())] }
+        Touch { inos: [parent].into(), names: vec![(parent, name.to_vec())], grows: None }
     }
 
     pub fn and(mut self, ino: u64) -> Touch {
@@ -122,6 +124,9 @@ pub struct Leases {
 struct State {
     /// Who holds what, and the event that asks it back.
     holders: HashMap<u64, BTreeMap<u64, Option<u64>>>,
+    /// How often sessions have an inode open. Their kernels go by a size without asking, so they hear when it grows,
+    /// whether they hold a lease or not.
+    open: HashMap<u64, BTreeMap<u64, usize>>,
     /// Inodes with changes on their way.
     places: HashMap<u64, Place>,
     /// Of changes and of those who wait for the only lease.
@@ -139,6 +144,15 @@ struct Place {
     running: BTreeMap<u64, u64>,
 }
 
+/// What an event says of its inode.
+enum Told {
+    /// `bytes`: how long the file is about to be, at least.
+    Inode {
+        bytes: Option<u64>,
+    },
+    Name(Vec<u8>),
+}
+
 #[derive(Default)]
 struct Mailbox {
     /// The session is remembered over a restart, so what it holds can be asked back.
@@ -146,9 +160,9 @@ struct Mailbox {
     leases: usize,
     next_recall: u64,
     /// Not delivered yet.
-    events: VecDeque<(u64, u64, Option<Vec<u8>>)>,
+    events: VecDeque<(u64, u64, Told)>,
     /// Delivered and not released: delivered again over the next ring, because who took them may be dead.
-    taken: VecDeque<(u64, u64, Option<Vec<u8>>)>,
+    taken: VecDeque<(u64, u64, Told)>,
     /// Delivered or not, but not released: recall, inode (`None` for a name), since when.
     owed: VecDeque<(u64, Option<u64>, u64)>,
     /// The recall that asks for everything.
@@ -225,6 +239,26 @@ impl Leases {
         }
         state.hold(session, ino);
         Err(resume)
+    }
+
+    /// The session opens the inode once more.
+    pub fn opened(&self, session: u64, ino: u64) {
+        *self.lock().open.entry(ino).or_default().entry(session).or_default() += 1;
+    }
+
+    /// The session closes the inode once.
+    pub fn closed(&self, session: u64, ino: u64) {
+        let mut state = self.lock();
+        let Some(sessions) = state.open.get_mut(&ino) else { return };
+        if let Some(count) = sessions.get_mut(&session) {
+            *count -= 1;
+            if *count == 0 {
+                sessions.remove(&session);
+            }
+        }
+        if sessions.is_empty() {
+            state.open.remove(&ino);
+        }
     }
 
     /// Whether the session could keep what it is told of this inode, if it were answered now.
@@ -366,6 +400,10 @@ impl Leases {
             holders.remove(&session);
             !holders.is_empty()
         });
+        state.open.retain(|_, sessions| {
+            sessions.remove(&session);
+            !sessions.is_empty()
+        });
         if let Some(Mailbox { poll: Some((_, answer)), .. }) = state.mailboxes.remove(&session) {
             answer(Reply::failed(crate::error::Errno::Stale));
         }
@@ -453,6 +491,11 @@ impl State {
     /// is asked back now may wait
     /// for them. (Unless they wait for this change: see [`State::needs`].)
     fn recall(&mut self, session: u64, touch: &Touch, when: When, now_ms: u64) -> Woken {
+        if let Some((ino, _)) = touch.grows {
+            let open = self.open.get(&ino).into_iter().flat_map(BTreeMap::keys).copied();
+            let others: Vec<u64> = open.filter(|other| *other != session).collect();
+            others.into_iter().for_each(|other| self.hold(other, ino));
+        }
         let mut asked: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for ino in &touch.inos {
             for holder in
@@ -472,12 +515,13 @@ impl State {
                 continue;
             }
             for (parent, name) in &touch.names {
-                mailbox.push(*parent, Some(name.clone()), now_ms);
+                mailbox.push(*parent, Told::Name(name.clone()), now_ms);
             }
             for ino in inos {
                 let recall = self.holders.entry(ino).or_default().entry(holder).or_default();
                 if recall.is_none() {
-                    *recall = Some(mailbox.push(ino, None, now_ms));
+                    let bytes = touch.grows.filter(|(grows, _)| *grows == ino).map(|(_, bytes)| bytes);
+                    *recall = Some(mailbox.push(ino, Told::Inode { bytes }, now_ms));
                 }
             }
             mailbox.serve();
@@ -603,10 +647,10 @@ impl State {
 }
 
 impl Mailbox {
-    fn push(&mut self, ino: u64, name: Option<Vec<u8>>, now_ms: u64) -> u64 {
+    fn push(&mut self, ino: u64, told: Told, now_ms: u64) -> u64 {
         self.next_recall += 1;
-        let recalled = if name.is_none() { Some(ino) } else { None };
-        self.events.push_back((self.next_recall, ino, name));
+        let recalled = matches!(told, Told::Inode { .. }).then_some(ino);
+        self.events.push_back((self.next_recall, ino, told));
         self.owed.push_back((self.next_recall, recalled, now_ms));
         self.next_recall
     }
@@ -616,7 +660,7 @@ impl Mailbox {
             self.events.clear();
             self.taken.clear();
             self.next_recall += 1;
-            self.events.push_back((self.next_recall, EVERYTHING, None));
+            self.events.push_back((self.next_recall, EVERYTHING, Told::Inode { bytes: None }));
             self.owed.push_back((self.next_recall, None, now_ms));
             self.everything = Some(self.next_recall);
             self.serve();
@@ -633,13 +677,15 @@ impl Mailbox {
         let mut data = Vec::new();
         let mut count = 0;
         while let Some(event) = self.events.front() {
-            let (recall, ino, name) = event;
-            let name = name.as_deref().unwrap_or_default();
+            let (recall, ino, told) = event;
+            let (kind, name) = match told {
+                Told::Inode { bytes } => (INODE, bytes.map(|bytes| bytes.to_le_bytes().to_vec()).unwrap_or_default()),
+                Told::Name(name) => (ENTRY, name.clone()),
+            };
             let bytes = size_of::<Event>() + name.len().next_multiple_of(8);
             if data.len() + bytes > capacity && count > 0 {
                 break;
             }
-            let kind = if name.is_empty() { INODE } else { ENTRY };
             let event = Event {
                 recall: (*recall).into(),
                 ino: (*ino).into(),
@@ -647,7 +693,7 @@ impl Mailbox {
                 name_bytes: (name.len() as u32).into(),
             };
             data.extend_from_slice(event.as_bytes());
-            data.extend_from_slice(name);
+            data.extend_from_slice(&name);
             data.resize(data.len().next_multiple_of(8), 0);
             count += 1;
             self.taken.extend(self.events.pop_front());

@@ -282,12 +282,32 @@ impl Fs {
             }
             order.sort_unstable();
             session.executed = order.into_iter().map(|(_, sequence)| sequence).collect();
+            self.restore_open(number)?;
             if !session.is_fenced {
                 self.leases.expect_everything(number, first_recall, now);
             }
             locked(&self.sessions.table).insert(number, session);
         }
         Ok(())
+    }
+
+    /// What the session has open, for [`crate::leases`].
+    fn restore_open(&self, session: u64) -> Result<(), Errno> {
+        let to = key2(tag::HANDLE, session, u64::MAX);
+        let mut from = key1(tag::HANDLE, session);
+        loop {
+            let found = self.store.scan(&from, &to, STEP_KEYS, From::Start)?;
+            for (_, ino) in &found {
+                self.leases.opened(session, Reader(ino).u64().ok_or(Errno::Io)?);
+            }
+            match found.last() {
+                Some((last, _)) if found.len() == STEP_KEYS => {
+                    from = last.clone();
+                    from.push(0);
+                }
+                _ => return Ok(()),
+            }
+        }
     }
 
     pub(crate) fn begin(&self, mark: Mark, answer: Answer) -> Begun {

@@ -207,16 +207,50 @@ fn reader_that_may_change_what_it_keeps_is_the_only_one_and_sees_what_others_had
     let (_, fs) = new();
     let (mut one, two) = (Client::new(&fs, 7), Client::new(&fs, 8));
     let ino = attr_of(&one.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    let call = one.change_call(api::WRITE, 0, [ino, 0, 1], b"before");
+    assert_eq!(submit(&fs, call).recv().expect("an answer").status, 0);
     assert_ne!(submit(&fs, read_call(&one, api::WRITABLE, ino)).try_recv().expect("nobody else").results[3], 0);
     // The other one has a lease, too, and will be asked for it.
     two.attr(ino);
     let read = submit(&fs, read_call(&two, api::WRITABLE, ino));
     assert!(read.try_recv().is_err());
-    let call = one.change_call(api::WRITE, api::LATE, [ino, 0, 1], b"mapped");
+    // What lies behind the end of the file was in the same page, and makes it no longer.
+    let call = one.change_call(api::WRITE, api::LATE, [ino, 0, 1], b"mapped, and the rest of the page");
     let late = submit(&fs, call).try_recv().expect("it waits for nobody who waits for it");
     assert_eq!(late.status, 0);
     give_back(&one);
     assert_eq!(read.recv().expect("an answer").results[0], 6);
+}
+
+#[test]
+fn who_has_a_file_open_hears_before_it_becomes_longer_even_without_a_lease() {
+    let (_, fs) = new();
+    let (mut writer, mut reader) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    let ino = attr_of(&writer.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    let call = reader.change_call(api::OPEN, 0, [ino, 0, 1], b"");
+    let handle = submit(&fs, call).recv().expect("an answer").results[0];
+    let mut write = |flags, offset, end: u64| {
+        let call = writer.change_call(api::WRITE, flags, [ino, offset, 1], b"12345");
+        let written = submit(&fs, call);
+        assert!(written.try_recv().is_err());
+        let events = submit(&fs, Call { session: 8, op: api::EVENTS, capacity: 4096, ..Call::default() });
+        let events = events.recv().expect("an answer").data;
+        let (event, bytes) = api::Event::read_from_prefix(&events).expect("an event");
+        assert_eq!((event.ino.get(), event.kind.get(), bytes), (ino, api::INODE, end.to_le_bytes().as_slice()));
+        let args = [event.recall.get(), 0, 0];
+        drop(submit(&fs, Call { session: 8, op: api::RELEASED, args, ..Call::default() }));
+        assert_eq!(written.recv().expect("an answer").status, 0);
+    };
+    write(0, 100, 105);
+    write(0, 101, 106);
+    write(api::APPEND, 0, 111);
+    // What makes it no longer asks nobody, and who has closed it is not told.
+    let call = writer.change_call(api::WRITE, 0, [ino, 0, 1], b"12345");
+    assert_eq!(submit(&fs, call).try_recv().expect("an answer at once").status, 0);
+    let call = reader.change_call(api::RELEASE, 0, [ino, handle, 0], b"");
+    assert_eq!(submit(&fs, call).recv().expect("an answer").status, 0);
+    let call = writer.change_call(api::WRITE, 0, [ino, 200, 1], b"12345");
+    assert_eq!(submit(&fs, call).try_recv().expect("an answer at once").status, 0);
 }
 
 #[test]

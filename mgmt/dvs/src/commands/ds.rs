@@ -275,6 +275,8 @@ fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
 
 /// The process of the container: requests are lines of standard input.
 pub fn speak(format: Format, lines: Lines) -> Outcome {
+    // Who reads the output of `dvs ds` may go: SIGPIPE comes from there, and has to end this process, which may write nothing for days.
+    sys::child::default_signals();
     match lines {
         Lines::All => inside(format, None),
         Lines::One => {

@@ -184,6 +184,7 @@ async fn transfer(
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
     let stream = daemon.import(&options.dc, destination, options.node.as_deref()).await?;
+    stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
     let (events_in, events) = pump::event_queue();
     let complaints = Complaints::default();
     let ends = Ends {

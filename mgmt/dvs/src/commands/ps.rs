@@ -12,7 +12,7 @@ use crate::output::{self, Format, Row};
 #[derive(Args, Debug)]
 #[command(after_help = "\
 PIDs are unique over all nodes of a container: 65536 to 131071 on its first node, and so on. \
-Times are UTC.
+Times are UTC. A process that 'waits for tree' is in a call that the file tree has not answered yet.
 
 Examples:
   dvs ps                                   all containers
@@ -39,6 +39,9 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
             let listed = daemon.processes(&name).await?;
             for reason in listed.missing {
                 say(&format!("dvs: processes of '{name}' are missing from node {reason}"));
+            }
+            for note in listed.notes {
+                say(&format!("dvs: {}", output::printable(&note)));
             }
             found.extend(listed.processes.into_iter().map(|process| (name.clone(), process)));
         }
@@ -79,7 +82,7 @@ impl Row for Process {
             output::cpu_time(self.cpu_ms),
             output::bytes(self.memory_bytes),
             output::clock(self.start_ms, now_ms()),
-            self.command.join(" "),
+            command(&self.command),
         ]
     }
 
@@ -102,8 +105,19 @@ impl Row for Placed {
     }
 }
 
+/// Our own helpers inside a container by what people typed.
+fn command(words: &[String]) -> String {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["/proc/self/exe", "internal", "unpack", destination] => format!("(dvs import to {destination})"),
+        ["/proc/self/exe", "internal", "ds", ..] => "(dvs ds)".to_owned(),
+        _ => words.join(" "),
+    }
+}
+
 fn state(process: &Process) -> String {
     match (process.state, process.exit, &process.cause) {
+        (ProcessState::Running | ProcessState::Sleeping, ..) if process.waits_for_tree => "waits for tree".to_owned(),
         (ProcessState::Running, ..) => "running".to_owned(),
         (ProcessState::Sleeping, ..) => "sleeping".to_owned(),
         (ProcessState::Stopped, ..) => "stopped".to_owned(),
@@ -134,5 +148,32 @@ impl Row for mgmt_api::RunResponse {
 
     fn name(&self) -> String {
         self.pid.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(command: &[&str], waits_for_tree: bool) -> Vec<String> {
+        let process = serde_json::json!({
+            "pid": 1, "parent": 0, "node": "n1", "uid": 0, "state": "sleeping", "cpu_ms": 0, "memory_bytes": 0,
+            "start_ms": 0, "command": command, "waits_for_tree": waits_for_tree
+        });
+        serde_json::from_value::<Process>(process).unwrap().cells()
+    }
+
+    #[test]
+    fn helper_inside_a_container_is_shown_as_what_people_typed() {
+        let shown = |command: &[&str]| process(command, false).pop().unwrap();
+        assert_eq!(shown(&["/proc/self/exe", "internal", "unpack", "/dc/www"]), "(dvs import to /dc/www)");
+        assert_eq!(shown(&["/proc/self/exe", "internal", "ds", "--one"]), "(dvs ds)");
+        assert_eq!(shown(&["cat", "a b"]), "cat a b");
+    }
+
+    #[test]
+    fn process_that_waits_for_the_tree_is_marked() {
+        assert_eq!(process(&["ls"], true)[3], "waits for tree");
+        assert_eq!(process(&["ls"], false)[3], "sleeping");
     }
 }

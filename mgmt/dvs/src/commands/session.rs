@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{Outcome, say};
 use crate::errors::{self, Failure};
+use crate::output::printable;
 use crate::pump::{self, DetachKeys, Ended, Ends, Event, Output, Post, PumpError, SIGPIPE};
 use crate::terminal;
 
@@ -53,6 +54,7 @@ const ENDING_SIGNALS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Stays with the program and gives back its exit status. `known_pid` when the stream will not say it.
 pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner, known_pid: Option<u32>) -> Outcome {
+    stream.notes.iter().for_each(|note| say(&format!("dvs: {}", printable(note))));
     let (events_in, events) = pump::event_queue();
     watch_signals(&manner, &events_in).map_err(|cause| local("cannot watch signals", &cause))?;
     let raw = match manner {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use abi::limits::DCS_PER_CLUSTER;
 use axum::Json;
@@ -19,6 +19,7 @@ use mgmt_api::{
 use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
+use super::tree::Sight;
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
 use crate::reconcile::share::{self, Share};
@@ -64,7 +65,14 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Dc>>, Failure>
 pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
     let full = api.full_nodes().await;
     let view = api.dc(&dc).await?;
-    Ok(Json(describe(&view, &nodes::unreachable(&api.context), &full)))
+    let mut found = describe(&view, &nodes::unreachable(&api.context), &full);
+    let sight = blocking(move || Ok((Sight::of(&api.context)?, view))).await;
+    if let Ok((sight, view)) = sight {
+        for share in &mut found.shares {
+            share.problems.extend(sight.tree_waits(&view, &share.node));
+        }
+    }
+    Ok(Json(found))
 }
 
 pub async fn create(
@@ -309,7 +317,7 @@ fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
     }
     let id = cluster::allocate::number(engine, "dc", &spec.name, 1..=DC_ID_MAX)
         .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error))?;
-    let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let created_s = records::now_s();
     let endpoints = spec::share_endpoints(spec.nodes.len());
     let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s, endpoints };
     match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {

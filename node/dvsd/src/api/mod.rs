@@ -8,11 +8,13 @@ pub mod failure;
 mod health;
 pub use health::problems;
 mod nodes;
+pub use nodes::unreachable_since;
 mod processes;
 mod relay;
 pub mod remote;
 pub mod serve;
 mod stream;
+mod tree;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

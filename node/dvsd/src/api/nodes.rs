@@ -82,6 +82,23 @@ pub fn unreachable(context: &Context) -> BTreeSet<String> {
     links.filter(|(_, state)| *state == LinkState::Down).map(|(node, _)| node).collect()
 }
 
+/// The same for a report, with the second since 1970 at which the link went: known of those that were there at the report before.
+pub fn unreachable_since(context: &Context, before: Option<NodeHealth>) -> BTreeMap<String, Option<u64>> {
+    since(unreachable(context), before.map(|health| health.unreachable), records::now_s())
+}
+
+fn since(
+    unreachable: BTreeSet<String>,
+    before: Option<BTreeMap<String, Option<u64>>>,
+    now_s: u64,
+) -> BTreeMap<String, Option<u64>> {
+    let seen = |node: &String| match &before {
+        Some(before) => before.get(node).copied().unwrap_or(Some(now_s)),
+        None => None,
+    };
+    unreachable.into_iter().map(|node| (node.clone(), seen(&node))).collect()
+}
+
 /// What is known of a node: what it says of itself as long as its lease runs, and what its link says.
 fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
     match (health, link) {
@@ -137,9 +154,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn time_of_a_cut_is_known_of_links_that_were_seen_before_and_stays_as_it_was() {
+        let set = |nodes: &[&str]| nodes.iter().map(|node| (*node).to_owned()).collect();
+        let first = since(set(&["n2"]), None, 10);
+        assert_eq!(first, BTreeMap::from([("n2".to_owned(), None)]), "perhaps it was never there");
+        let second = since(set(&["n2", "n3"]), Some(first), 12);
+        assert_eq!(second, BTreeMap::from([("n2".to_owned(), None), ("n3".to_owned(), Some(12))]));
+        let third = since(set(&["n2", "n3"]), Some(second), 14);
+        assert_eq!(third["n3"], Some(12));
+        let again = since(set(&["n3"]), Some(since(set(&[]), Some(third), 16)), 18);
+        assert_eq!(again, BTreeMap::from([("n3".to_owned(), Some(18))]));
+    }
+
+    #[test]
     fn node_is_what_it_says_of_itself_unless_its_lease_or_its_link_says_otherwise() {
         let well = NodeHealth::default();
-        let unwell = NodeHealth { problems: vec!["no proxy".to_owned()] };
+        let unwell = NodeHealth { problems: vec!["no proxy".to_owned()], ..NodeHealth::default() };
         assert_eq!(state_of(Some(&well), None), NodeState::Ready);
         assert_eq!(state_of(Some(&well), Some(LinkState::Up)), NodeState::Ready);
         assert_eq!(state_of(Some(&unwell), Some(LinkState::Up)), NodeState::Degraded);

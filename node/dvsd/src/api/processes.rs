@@ -42,10 +42,7 @@ pub async fn run(
     let incoming = Incoming::take(request).await?;
     let run: RunRequest = parse(&incoming.question.body)?;
     let node = chosen_node(&view, run.node.as_deref())?;
-    if node != api.context.config.node {
-        return incoming.forward(&api, &view, &node).await;
-    }
-    begin(&api, &view, incoming, Start::Run(run)).await
+    answer_at(&api, &view, &node, incoming, Start::Run(run)).await
 }
 
 pub async fn exec(
@@ -57,10 +54,7 @@ pub async fn exec(
     let incoming = Incoming::take(request).await?;
     let exec: ExecRequest = parse(&incoming.question.body)?;
     let node = node_of(&view, exec.pid)?;
-    if node != api.context.config.node {
-        return incoming.forward(&api, &view, &node).await;
-    }
-    begin(&api, &view, incoming, Start::Exec(exec)).await
+    answer_at(&api, &view, &node, incoming, Start::Exec(exec)).await
 }
 
 #[derive(Deserialize)]
@@ -81,10 +75,7 @@ pub async fn import(
         return Err(failure(ErrorKind::BadRequest, "an import is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     let node = chosen_node(&view, query.node.as_deref())?;
-    if node != api.context.config.node {
-        return incoming.forward(&api, &view, &node).await;
-    }
-    begin(&api, &view, incoming, Start::Run(unpacker(&query.path)?)).await
+    answer_at(&api, &view, &node, incoming, Start::Run(unpacker(&query.path)?)).await
 }
 
 pub async fn attach(
@@ -98,10 +89,7 @@ pub async fn attach(
     if incoming.client.is_none() {
         return Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"));
     }
-    if node != api.context.config.node {
-        return incoming.forward(&api, &view, &node).await;
-    }
-    begin(&api, &view, incoming, Start::Attach(pid)).await
+    answer_at(&api, &view, &node, incoming, Start::Attach(pid)).await
 }
 
 /// Of all nodes; those that do not answer are named in a header.
@@ -154,7 +142,8 @@ pub async fn list(
     for value in missing.iter().filter_map(|text| HeaderValue::from_str(text).ok()) {
         response.headers_mut().append(path::MISSING, value);
     }
-    Ok(response)
+    let notes = api.notes(&view, &view.record.spec.nodes).await;
+    Ok(with_notes(response, &notes))
 }
 
 pub async fn show(
@@ -297,6 +286,29 @@ impl Incoming {
 }
 
 // ---- here
+
+/// Starts or attaches on a node, this one or another. Who waits shall know for what.
+async fn answer_at(
+    api: &Arc<Api>,
+    view: &DcView,
+    node: &str,
+    incoming: Incoming,
+    start: Start,
+) -> Result<Response<Body>, Failure> {
+    let notes = if incoming.forwarded { Vec::new() } else { api.notes(view, &[node.to_owned()]).await };
+    let response = match node == api.context.config.node {
+        true => begin(api, view, incoming, start).await?,
+        false => incoming.forward(api, view, node).await?,
+    };
+    Ok(with_notes(response, &notes))
+}
+
+fn with_notes(mut response: Response<Body>, notes: &[String]) -> Response<Body> {
+    for note in notes.iter().filter_map(|note| HeaderValue::from_str(note).ok()) {
+        response.headers_mut().append(path::NOTE, note);
+    }
+    response
+}
 
 enum Start {
     Run(RunRequest),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use vos_api::disk::{SPANS_MAX, Span};
 use vos_api::fs as api;
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::alloc::{Claim, Generation};
 use crate::cache::Part;
@@ -427,6 +427,38 @@ impl Prepared {
     }
 }
 
+/// Where a change of bytes ends.
+pub(super) enum End {
+    At(u64),
+    /// So many behind the end of the file.
+    Appended(u64),
+}
+
+/// Where the bytes of a change end; `None` when it makes no file longer.
+pub(super) fn end_of(fs: &Fs, call: &Call) -> Option<End> {
+    let [source, offset, _] = call.args;
+    match call.op {
+        // What a mapping changed lies within the file.
+        api::WRITE if call.data.is_empty() || call.flags & api::LATE != 0 => None,
+        api::WRITE if call.flags & api::APPEND != 0 => Some(End::Appended(call.data.len() as u64)),
+        api::WRITE => Some(End::At(offset.saturating_add(call.data.len() as u64))),
+        api::SETATTR => {
+            let wanted = api::SetAttr::read_from_bytes(&call.data).ok()?;
+            (wanted.valid.get() & api::valid::BYTES != 0).then_some(End::At(wanted.bytes.get()))
+        }
+        api::FALLOCATE if call.flags & super::space::KEEP_SIZE == 0 => {
+            Some(End::At(offset.saturating_add(call.args[2])))
+        }
+        api::COPY_RANGE => {
+            let mut reader = Reader(&call.data);
+            let (from, to, bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let there = fs.read_inode(source).ok()?.bytes.saturating_sub(from);
+            Some(End::At(to.saturating_add(bytes.min(COPY_BYTES_MAX).min(there))))
+        }
+        _ => None,
+    }
+}
+
 pub(super) fn write(job: &Arc<Job>) -> Result<(), Errno> {
     let call = &job.call;
     let [ino, offset, time_ns] = call.args;
@@ -437,6 +469,14 @@ pub(super) fn write(job: &Arc<Job>) -> Result<(), Errno> {
 fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) -> Result<(), Errno> {
     let fs = &job.fs;
     let _file = fs.lock_file(ino);
+    // A mapping makes no file longer, but the kernel may have been told already of an end that is yet to come.
+    let data = match position {
+        Position::At(offset) if job.call.op == api::WRITE && job.call.flags & api::LATE != 0 => {
+            let left = fs.read_inode(ino)?.bytes.saturating_sub(offset);
+            data.get(..left as usize).unwrap_or(data)
+        }
+        _ => data,
+    };
     let prepared = fs.prepare(ino, position, data, Claim::Normal, Writing::Together)?;
     let result = job.transact(Growth::Grows, |txn| {
         if data.is_empty() {

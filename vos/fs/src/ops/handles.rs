@@ -39,6 +39,7 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
         cut = fs.cut_in_steps(ino, 0)?;
     }
     // A handle is small: files can be opened, and emptied, on a full volume.
+    fs.leases.opened(session, ino);
     let result = job.transact(Growth::Shrinks, |txn| {
         if flags & O_TRUNC != 0 && txn.inode(ino)?.is_file() {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
@@ -50,8 +51,9 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
         let handle = add(txn, session, ino)?;
         Ok(Reply::done([handle, 0, 0, 0]).lease_on([ino]))
     });
-    if result.is_ok() {
-        fs.claim(ino);
+    match result {
+        Ok(_) => fs.claim(ino),
+        Err(_) => fs.leases.closed(session, ino),
     }
     result
 }
@@ -85,6 +87,7 @@ pub(super) fn release(job: &Arc<Job>) -> Result<(), Errno> {
         orphan = close(txn, session, handle)?;
         Ok(Reply::default())
     })?;
+    job.fs.leases.closed(session, ino);
     if has_unlocked {
         job.fs.log.drive();
         job.fs.wake_lockers(ino);

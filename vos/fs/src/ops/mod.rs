@@ -90,9 +90,10 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
 pub(crate) fn touch(fs: &Fs, call: &Call) -> Result<Touch, Errno> {
     let [first, second, _] = call.args;
     Ok(match call.op {
-        api::SETATTR | api::WRITE | api::FALLOCATE | api::SETXATTR | api::REMOVEXATTR => Touch::inode(first),
+        api::SETATTR | api::WRITE | api::FALLOCATE => fs.touch_bytes(first, data::end_of(fs, call)),
+        api::SETXATTR | api::REMOVEXATTR => Touch::inode(first),
         api::OPEN if second & O_TRUNC != 0 => Touch::inode(first),
-        api::COPY_RANGE => Touch::inode(second),
+        api::COPY_RANGE => fs.touch_bytes(second, data::end_of(fs, call)),
         api::LINK => Touch::name(second, &call.data).and(first),
         api::CREATE | api::MKNOD | api::MKDIR | api::SYMLINK | api::PLACE => {
             Touch::name(first, names::parse_create(call)?.name)
@@ -108,6 +109,19 @@ pub(crate) fn touch(fs: &Fs, call: &Call) -> Result<Touch, Errno> {
 }
 
 impl Fs {
+    /// What a change of bytes up to `end` touches.
+    fn touch_bytes(&self, ino: u64, end: Option<data::End>) -> Touch {
+        let Some(end) = end else { return Touch::inode(ino) };
+        // Whether there is such an inode the change itself finds out.
+        let bytes = self.read_inode(ino).map_or(u64::MAX, |inode| inode.bytes);
+        let end = match end {
+            data::End::At(end) => end,
+            data::End::Appended(count) => bytes.saturating_add(count),
+        };
+        let grows = (end > bytes && end <= api::FILE_BYTES_MAX).then_some((ino, end));
+        Touch { grows, ..Touch::inode(ino) }
+    }
+
     fn touch_child(&self, touch: Touch, parent: u64, name: &[u8]) -> Result<Touch, Errno> {
         Ok(match self.read_entry(parent, name)? {
             Some(entry) => touch.and(entry.ino),

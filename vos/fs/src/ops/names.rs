@@ -90,8 +90,8 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
     let args = parse_create(call)?;
     let parent = call.args[0];
     let session = call.session;
-    let mut granted = None;
-    job.transact(Growth::Grows, |txn| {
+    let (mut granted, mut opened) = (None, None);
+    let result = job.transact(Growth::Grows, |txn| {
         let existing = txn.entry(parent, args.name)?;
         let (ino, inode) = match existing {
             Some(entry) if call.op == api::CREATE && call.args[2] == 0 => open_existing(txn, entry)?,
@@ -101,10 +101,16 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         let mut reply = attr_reply(ino, &inode).lease_on([parent, ino]);
         if call.op == api::CREATE {
             reply.results[0] = handles::add(txn, session, ino)?;
+            job.fs.leases.opened(session, ino);
+            opened = Some(ino);
         }
         granted = existing.is_none().then_some(ino);
         Ok(reply)
-    })?;
+    });
+    if let (Err(_), Some(ino)) = (&result, opened) {
+        job.fs.leases.closed(session, ino);
+    }
+    result?;
     debug_assert!(touch.inos.contains(&parent));
     if let Some(ino) = granted {
         job.fs.leases.grant_own(session, ino);

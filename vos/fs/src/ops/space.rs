@@ -20,7 +20,7 @@ use crate::ops::data::{Position, Prepared, WINDOW_BYTES, Writing};
 use crate::store::From;
 use crate::txn::Txn;
 
-const KEEP_SIZE: u16 = 1;
+pub(super) const KEEP_SIZE: u16 = 1;
 const PUNCH_HOLE: u16 = 2;
 const ZERO_RANGE: u16 = 16;
 const SEEK_DATA: u64 = 3;
