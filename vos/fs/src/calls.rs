@@ -268,12 +268,36 @@ impl Fs {
             Ok(wanted) => wanted,
             Err(errno) => return job.fail(errno),
         };
+        if wanted.is_flock()
+            && wanted.kind != UNLOCK
+            && let Err(errno) = self.give_up_flock(job.call.args[0], wanted)
+        {
+            return job.fail(errno);
+        }
         let waits = job.call.args[1] != 0 && wanted.kind != UNLOCK;
         let parked = if waits { self.park(&job, wanted).map(Some) } else { Ok(None) };
         match parked {
             Ok(parked) => self.try_lock(&job, wanted, parked),
             Err(errno) => job.fail(errno),
         }
+    }
+
+    /// A change of its own, before the request is tried or waits: it stays also when the request fails.
+    fn give_up_flock(self: &Arc<Fs>, ino: u64, wanted: Held) -> Result<(), Errno> {
+        let mut is_lost = false;
+        self.transact_quietly(|txn| {
+            let mut table = Table::load(txn, ino)?;
+            is_lost = table.give_up(&wanted);
+            if is_lost {
+                table.store(txn, ino);
+            }
+            Ok(())
+        })?;
+        if is_lost {
+            self.log.drive();
+            self.wake_lockers(ino);
+        }
+        Ok(())
     }
 
     fn park(self: &Arc<Fs>, job: &Arc<Job>, wanted: Held) -> Result<u64, Errno> {

@@ -4,7 +4,8 @@
 //! survive a restart. Requests that wait are state of this life only: their sessions send them again.
 //!
 //! An owner whose top bit is set is a flock; it conflicts with flocks only. Deadlock is looked for among record locks:
-//! a request that would close a circle of waiting owners is refused.
+//! a request that would close a circle of waiting owners is refused. Flocks need no such look: who wants another kind
+//! and cannot have it at once loses what it has first, see [`Table::give_up`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -74,7 +75,7 @@ impl Held {
         (self.session, self.owner)
     }
 
-    fn is_flock(&self) -> bool {
+    pub fn is_flock(&self) -> bool {
         self.owner & FLOCK != 0
     }
 
@@ -144,6 +145,13 @@ impl Table {
 
     pub fn conflict(&self, wanted: &Held) -> Option<Held> {
         self.0.iter().find(|held| held.conflicts(wanted)).copied()
+    }
+
+    /// Takes away what the owner of a flock has, if it wants another kind and others are in the way: changing the kind
+    /// of a flock means to unlock and to lock again (flock(2)), also when the second fails. Two owners that both want more do not
+    /// wait for each other so. `true` when something was taken.
+    pub fn give_up(&mut self, wanted: &Held) -> bool {
+        wanted.is_flock() && self.conflict(wanted).is_some() && self.drop_owner(wanted.session, wanted.owner)
     }
 
     fn blockers(&self, wanted: &Held) -> HashSet<(u64, u64)> {
@@ -355,6 +363,19 @@ mod tests {
         table.set(held(1, 0, u64::MAX, WRITE)).unwrap();
         assert!(table.conflict(&held(2 | FLOCK, 0, u64::MAX, WRITE)).is_none());
         assert!(table.conflict(&held(2, 5, 5, READ)).is_some());
+    }
+
+    #[test]
+    fn flock_that_cannot_become_a_write_lock_is_lost_and_a_record_lock_stays() {
+        for (flag, is_lost) in [(FLOCK, true), (0, false)] {
+            let mut table = Table::default();
+            table.set(held(1 | flag, 0, u64::MAX, READ)).unwrap();
+            // Nobody is in the way: the kind is changed in one step.
+            assert!(!table.give_up(&held(1 | flag, 0, u64::MAX, WRITE)));
+            table.set(held(2 | flag, 0, u64::MAX, READ)).unwrap();
+            assert_eq!(table.give_up(&held(1 | flag, 0, u64::MAX, WRITE)), is_lost);
+            assert_eq!(table.conflict(&held(2 | flag, 0, u64::MAX, WRITE)).is_none(), is_lost);
+        }
     }
 
     #[test]

@@ -517,6 +517,38 @@ fn lock_request_waits_as_state_and_is_granted_when_the_holder_or_its_session_end
 }
 
 #[test]
+fn flock_that_cannot_become_a_write_lock_at_once_is_lost_first_so_that_two_who_want_more_go_on() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let mut two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    let flock = |kind: u32| {
+        let (owner, end) = (1 << 63 | 1, u64::MAX);
+        api::Lock { owner: owner.into(), start: 0.into(), end: end.into(), kind: kind.into(), pid: 1.into() }
+            .as_bytes()
+            .to_vec()
+    };
+    let (read, write, unlock) = (flock(0), flock(1), flock(2));
+    let (tries, waits) = ([ino, 0, 0], [ino, 1, 0]);
+    // Who only tries: the read lock is gone although there is no write lock, and the other gets one.
+    assert_eq!(one.change(api::SETLK, 0, tries, &read).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, tries, &read).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, tries, &write).status, 11);
+    assert_eq!(one.change(api::SETLK, 0, tries, &write).status, 0);
+    // Who waits: the one that asks second finds the first one's lock gone.
+    assert_eq!(one.change(api::SETLK, 0, tries, &read).status, 0);
+    assert_eq!(two.change(api::SETLK, 0, tries, &read).status, 0);
+    let first = start(&mut one, api::SETLK, waits, &write);
+    assert!(first.try_recv().is_err());
+    let second = start(&mut two, api::SETLK, waits, &write);
+    assert_eq!(second.try_recv().expect("granted").status, 0);
+    assert!(first.try_recv().is_err());
+    assert_eq!(two.change(api::SETLK, 0, tries, &unlock).status, 0);
+    assert_eq!(first.try_recv().expect("granted").status, 0);
+}
+
+#[test]
 fn circle_of_waiting_owners_is_edeadlk() {
     let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
     let fs = open(&device, 1);
