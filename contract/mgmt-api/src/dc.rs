@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::placement::{Placement, ServerKind};
+
 /// ```toml
 /// name = "shop"
 /// nodes = ["n1", "n2", "n3"]
@@ -39,10 +41,10 @@ pub struct DcSpec {
     pub wait: Option<WaitMode>,
     #[serde(default)]
     pub limits: Limits,
-    /// Servers of the virtual OS. What is not named here is added with its node chosen: one `fs`, one `ds`.
+    /// Servers of the virtual OS. What is not named here is placed all the same: one `fs`, one `ds`.
     #[serde(default)]
     pub servers: Vec<ServerSpec>,
-    /// The first one holds the file tree. None: one of 1 GiB is added.
+    /// The first one holds the file tree. None: there will be one of 1 GiB.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
 }
@@ -115,22 +117,11 @@ impl Limits {
     pub const TERMINALS: u32 = 256;
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ServerKind {
-    Fs,
-    Ds,
-    /// Follows from `disks`; cannot be named in `servers`.
-    Disk,
-    /// The file gate of each node; cannot be named in `servers`.
-    Gate,
-}
-
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSpec {
     pub kind: ServerKind,
-    /// Absent: chosen, and then written here.
+    /// Absent: chosen; the placement says which.
     #[serde(default)]
     pub node: Option<String>,
 }
@@ -174,7 +165,11 @@ pub enum DcPhase {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Dc {
     pub id: u32,
+    /// What was asked for.
     pub spec: DcSpec,
+    /// What was decided from it.
+    #[serde(default)]
+    pub placement: Placement,
     pub phase: DcPhase,
     pub shares: Vec<NodeShare>,
     /// Seconds since 1970, UTC.

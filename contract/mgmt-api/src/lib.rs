@@ -11,19 +11,21 @@ mod dc;
 mod error;
 mod node;
 pub mod path;
+mod placement;
 mod process;
 pub mod stream;
 mod tree;
 
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
-    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerKind, ServerSpec, ServerState, ServerStatus,
-    WaitMode, default_subnet, valid_name,
+    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus, WaitMode,
+    default_subnet, valid_name,
 };
 pub use error::{ErrorBody, ErrorKind};
 pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, LinkInfo, LinkState, Node, NodeState, PAIRS_MAX,
     Version,
 };
+pub use placement::{Instance, Placement, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
 pub use tree::{TREE, in_tree};

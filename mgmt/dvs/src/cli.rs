@@ -122,7 +122,7 @@ pub enum Command {
     // Processes of the machinery: `dvs internal --help` describes them, nobody types them.
     #[command(subcommand)]
     Internal(internal::Command),
-    #[command(subcommand, hide = true)]
+    #[command(hide = true)]
     Server(internal::Server),
     #[command(subcommand, hide = true)]
     Gate(internal::Gate),

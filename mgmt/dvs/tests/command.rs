@@ -106,6 +106,33 @@ fn inspected_container_shows_its_channels_with_their_counts() {
     assert_eq!((&json["phase"], &json["channels"][0]["counts"]["left"]["messages"]), (&"running".into(), &7.into()));
 }
 
+#[test]
+fn inspected_container_shows_what_was_asked_for_and_what_was_decided_from_it() {
+    let placed = r#"{"id":7,"spec":{"name":"shop","nodes":["n1","n2"],"disks":[{"name":"root","node":"n2","bytes":1073741824}]},
+        "placement":{"instances":[
+        {"name":"disk-root","kind":"disk","index":0,"node":"n2","endpoint":16,"role":"primary","epoch":1,"why":{"kind":"asked"},
+         "volume":{"name":"root","bytes":1073741824,"store":"image"}},
+        {"name":"fs","kind":"fs","index":0,"node":"n2","endpoint":1,"role":"primary","epoch":3,
+         "why":{"kind":"beside","server":"disk-root"}}]},
+        "phase":"stopped","shares":[],"created_s":0}"#;
+    let daemon = FakeDaemon::start(move |request| {
+        Answer::Say(200, if request.line.ends_with("/channels") { "[]".to_owned() } else { placed.to_owned() })
+    });
+    let shown = stdout(&output(&daemon, &["dc", "inspect", "shop"]));
+    let rows: Vec<String> = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let has = |row: &str| assert!(rows.iter().any(|one| one == row), "{row}: {shown}");
+    has("asked for disk root 1 GiB on n2");
+    has("disk-root n2 primary 1 asked for");
+    has("fs n2 primary 3 beside disk-root");
+    let json = stdout(&output(&daemon, &["dc", "inspect", "shop", "-o", "json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["spec"]["disks"][0]["node"], "n2");
+    assert_eq!(
+        (&json["placement"]["instances"][1]["epoch"], &json["spec"]["servers"]),
+        (&3.into(), &serde_json::json!([]))
+    );
+}
+
 const DC: &str = r#"{"id":7,"spec":{"name":"shop","nodes":["n1"]},"phase":"running","shares":[],"created_s":0}"#;
 const CHANNELS: &str = r#"[{"left":300,"right":1,"lane":0,"kind":"messages","via":"n2","counts":{
     "left":{"messages":7,"notifications":2,"entries":0,"awaits_answer":true},

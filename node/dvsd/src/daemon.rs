@@ -58,6 +58,8 @@ pub enum DaemonError {
     Descriptors(#[source] std::io::Error),
     #[error("the cluster engine cannot be opened")]
     Engine(#[source] cluster::EngineError),
+    #[error("the cluster engine cannot be used")]
+    Format(#[from] records::FormatError),
     #[error("the node's certificates cannot be used")]
     Certificates(#[from] pki::PkiError),
     #[error("the API cannot listen at {address}")]
@@ -85,6 +87,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     descriptors::allow_most().map_err(DaemonError::Descriptors)?;
     make_directories(&config)?;
     let engine = open_engine(&config)?;
+    records::adopt_format(&*engine)?;
     let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);
     let connector = remote::connector(pki::client_config(&config.tls_dir)?);
     // Two daemons of one node would fight over its containers.

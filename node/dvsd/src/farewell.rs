@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
     use crate::reconcile::plan::Stage;
-    use crate::records::{DcRecord, Images, ShareRecord};
+    use crate::records::{Images, ShareRecord};
 
     fn engine() -> (tempfile::TempDir, LocalEngine) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -71,15 +71,10 @@ mod tests {
 
     fn deleted_dc(engine: &dyn Engine) {
         let id = cluster::allocate::number(engine, "dc", "shop", 1..=9).unwrap();
-        let spec = serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": ["n1", "n2"] })).unwrap();
-        let record = DcRecord {
-            id,
-            spec,
-            desired: Desired::Deleted { images: Images::Remove },
-            generation: 3,
-            created_s: 0,
-            endpoints: Vec::new(),
-        };
+        let record = serde_json::json!({
+            "id": id, "spec": { "name": "shop", "nodes": ["n1", "n2"] }, "generation": 3, "created_s": 0,
+            "desired": Desired::Deleted { images: Images::Remove },
+        });
         let ops = [
             Op::put("/dcs/shop", records::encode(&record)),
             Op::put("/nodes/n1", "{}"),

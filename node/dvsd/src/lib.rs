@@ -29,7 +29,9 @@ mod daemon;
 mod descriptors;
 mod directory;
 mod farewell;
+mod kinds;
 mod news;
+mod placer;
 mod presence;
 mod proxyctl;
 mod reconcile;
@@ -47,6 +49,7 @@ mod waiting;
 
 pub use config::{API_PORT, Config, ConfigError, PROXY_PORT, Settings, VXLAN_PORT};
 pub use daemon::{DaemonError, run};
+pub use kinds::server_arguments;
 
 use std::path::Path;
 use std::process::ExitCode;

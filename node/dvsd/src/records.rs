@@ -8,17 +8,20 @@
 //! | `/dcs/NAME/shares/NODE` | `NodeShare` | with the node's lease |
 //! | `/eps/DCID/ENDPOINT` | [`EndpointRecord`] | while bound; see `directory` |
 //! | `/names/DCID/NAME` | number of the endpoint | while the record of the endpoint has the name: both are written together |
+//! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::kinds::KINDS;
+use crate::placer;
 use crate::reconcile::plan::Stage;
 use crate::spec;
 use abi::EndpointName;
 use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
-use mgmt_api::{DcSpec, NodeShare};
+use mgmt_api::{DcSpec, NodeShare, Placement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -83,17 +86,42 @@ pub struct NodeHealth {
     pub unreachable: BTreeMap<String, Option<u64>>,
 }
 
+/// A container. Only people change what they asked for (`spec`, `desired`), only the placer's answer is in `placement`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(from = "StoredDc")]
 pub struct DcRecord {
     pub id: u32,
     pub spec: DcSpec,
+    pub placement: Placement,
     pub desired: Desired,
     /// Counts starts and stops, so that an old share is not taken for an answer to the newest wish.
     pub generation: u64,
     pub created_s: u64,
     /// Endpoints that each of its nodes gives to programs, in the order of its nodes. None: `spec::earlier_endpoints`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Range<u32>>,
+}
+
+/// As it is kept. A record without a placement is of a daemon that wrote the nodes it had chosen into the description: what is placed
+/// from that description stands where it stood.
+#[derive(Deserialize)]
+struct StoredDc {
+    id: u32,
+    spec: DcSpec,
+    placement: Option<Placement>,
+    desired: Desired,
+    generation: u64,
+    created_s: u64,
+    #[serde(default)]
+    endpoints: Vec<Range<u32>>,
+}
+
+impl From<StoredDc> for DcRecord {
+    fn from(stored: StoredDc) -> DcRecord {
+        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints } = stored;
+        let placement = placement.unwrap_or_else(|| placer::place(&spec, KINDS));
+        DcRecord { id, spec, placement, desired, generation, created_s, endpoints }
+    }
 }
 
 impl DcRecord {
@@ -283,6 +311,35 @@ pub fn dc_view(engine: &dyn Engine, dc: &str) -> Result<Option<DcView>, EngineEr
     Ok(found)
 }
 
+/// Of the records that this daemon writes. 1, or nothing under the key: without placements.
+pub const FORMAT: u64 = 2;
+const FORMAT_KEY: &str = "/format";
+
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    #[error("the cluster's records have format {0}, this daemon knows up to {FORMAT}: it needs a later dvs")]
+    Later(u64),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// Says in the engine which format is written from now on. Records of earlier formats are understood; a daemon that finds a later format
+/// does not start, because it would misread what others write. Format 2 is the first whose daemons look.
+pub fn adopt_format(engine: &dyn Engine) -> Result<(), FormatError> {
+    loop {
+        let found = read::<u64>(engine, FORMAT_KEY)?;
+        let key = FORMAT_KEY.to_owned();
+        let compare = match found {
+            Some((there, _)) if there > FORMAT => return Err(FormatError::Later(there)),
+            Some((FORMAT, _)) => return Ok(()),
+            Some((_, modified)) => Compare::Modified { key, at: modified },
+            None => Compare::Absent { key },
+        };
+        // A conflict: another daemon does the same.
+        engine.transact(&[compare], &[Op::put(FORMAT_KEY, encode(&FORMAT))])?;
+    }
+}
+
 /// A number that rises at each call, for ever, under a key: incarnations of nodes and servers.
 pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
     loop {
@@ -299,7 +356,24 @@ pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
 
 #[cfg(test)]
 mod tests {
+    use cluster::local::{LocalConfig, LocalEngine};
+
     use super::*;
+
+    #[test]
+    fn daemon_adopts_records_of_earlier_formats_and_refuses_those_of_later_ones() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let engine = LocalEngine::open(config).unwrap();
+        for before in [None, Some(FORMAT - 1), Some(FORMAT)] {
+            let op = before.map_or_else(|| Op::delete(FORMAT_KEY), |before| Op::put(FORMAT_KEY, encode(&before)));
+            engine.transact(&[], &[op]).unwrap();
+            adopt_format(&engine).unwrap();
+            assert_eq!(read::<u64>(&engine, FORMAT_KEY).unwrap().map(|(format, _)| format), Some(FORMAT));
+        }
+        engine.transact(&[], &[Op::put(FORMAT_KEY, encode(&(FORMAT + 1)))]).unwrap();
+        assert!(matches!(adopt_format(&engine), Err(FormatError::Later(later)) if later == FORMAT + 1));
+    }
 
     #[test]
     fn keys_are_read_back_as_what_they_were_made_of() {

@@ -1,18 +1,17 @@
-//! Checks the description of a container and fills in what was left open. Pure; the same input gives the same placement.
+//! Checks the description of a container, and says what follows from the position of a node in it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::ops::{Range, RangeInclusive};
 
-use abi::Endpoint;
 use abi::limits::{
     DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS,
 };
-use mgmt_api::{DcSpec, DiskSpec, DiskStore, ErrorBody, ErrorKind, ServerKind, ServerSpec, valid_name};
+use mgmt_api::{DcSpec, ErrorBody, ErrorKind, valid_name};
 use rustix::thread::CpuSet;
 
-/// Of the disk that is added when none is named.
-const DEFAULT_DISK_BYTES: u64 = 1 << 30;
+use crate::kinds::KINDS;
+
 const DISK_BLOCK: u64 = 4096;
 /// Smaller, a file system has no room for itself.
 const DISK_BYTES_MIN: u64 = 16 << 20;
@@ -31,25 +30,22 @@ const TERMINALS: RangeInclusive<u32> = 1..=1 << 16;
 /// The nodes of the cluster, each with its list of CPUs as the kernel writes it; empty when that is not known.
 pub type KnownNodes = BTreeMap<String, String>;
 
-/// The checked and completed description, or what is wrong with it.
-pub fn complete(mut spec: DcSpec, known_nodes: &KnownNodes) -> Result<DcSpec, ErrorBody> {
+/// What is wrong with a description, if anything is.
+pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     if !valid_name(&spec.name) {
         return Err(bad(format!("{:?} is not a name for a container", spec.name))
             .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
     }
-    check_nodes(&spec, known_nodes)?;
+    check_nodes(spec, known_nodes)?;
     let subnet = Subnet::parse(&spec.subnet)?;
     if spec.nodes.len() > subnet.hosts() as usize {
         return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len()))
             .hint("a larger network such as 10.1.0.0/24"));
     }
-    check_limits(&spec)?;
-    check_cpus(&spec, known_nodes)?;
-    add_missing(&mut spec);
-    check_servers(&spec)?;
-    check_disks(&spec)?;
-    place(&mut spec);
-    Ok(spec)
+    check_limits(spec)?;
+    check_cpus(spec, known_nodes)?;
+    check_servers(spec)?;
+    check_disks(spec)
 }
 
 fn check_nodes(spec: &DcSpec, known: &KnownNodes) -> Result<(), ErrorBody> {
@@ -137,36 +133,23 @@ fn cpu_ranges(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
     if text.len() <= CPU_LIST_BYTES_MAX { text.split(',').map(range).collect() } else { None }
 }
 
-fn add_missing(spec: &mut DcSpec) {
-    for kind in [ServerKind::Fs, ServerKind::Ds] {
-        if !spec.servers.iter().any(|server| server.kind == kind) {
-            spec.servers.push(ServerSpec { kind, node: None });
-        }
-    }
-    if spec.disks.is_empty() {
-        spec.disks.push(DiskSpec {
-            name: "root".to_owned(),
-            node: None,
-            bytes: DEFAULT_DISK_BYTES,
-            store: DiskStore::Image,
-        });
-    }
-}
-
 fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
     let mut seen = Vec::new();
     for server in &spec.servers {
-        if matches!(server.kind, ServerKind::Disk | ServerKind::Gate) {
+        let name = server.kind.name();
+        let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
+            let names: Vec<&str> = KINDS.iter().filter(|kind| kind.is_chosen()).map(|kind| kind.name).collect();
+            return Err(bad(format!("there is no server {name:?}")).hint(format!("one of {}", names.join(", "))));
+        };
+        if !kind.is_chosen() {
             return Err(bad("disk and gate are not named in servers")
                 .hint("disks have a list of their own; every node gets a gate"));
         }
-        if seen.contains(&server.kind) {
-            return Err(
-                bad(format!("the server {} is named twice", kind_name(server.kind))).hint("name each server once")
-            );
+        if seen.contains(&kind) {
+            return Err(bad(format!("the server {name} is named twice")).hint("name each server once"));
         }
-        seen.push(server.kind);
-        check_placed(spec, server.node.as_deref(), kind_name(server.kind))?;
+        seen.push(kind);
+        check_placed(spec, server.node.as_deref(), name)?;
     }
     Ok(())
 }
@@ -197,43 +180,6 @@ fn check_placed(spec: &DcSpec, node: Option<&str>, what: &str) -> Result<(), Err
                 .hint(format!("one of {}", spec.nodes.join(", "))))
         }
         _ => Ok(()),
-    }
-}
-
-/// Each unplaced part goes to the node of the container with the fewest parts, the first of several. The file server prefers the
-/// node of the first disk, on which it depends.
-fn place(spec: &mut DcSpec) {
-    let mut load: BTreeMap<String, usize> = BTreeMap::new();
-    let placed = spec.disks.iter().map(|disk| &disk.node).chain(spec.servers.iter().map(|server| &server.node));
-    for node in placed.flatten() {
-        *load.entry(node.clone()).or_default() += 1;
-    }
-    let mut least = |nodes: &[String]| {
-        let chosen = nodes.iter().min_by_key(|node| load.get(*node).copied().unwrap_or(0)).cloned().unwrap_or_default();
-        *load.entry(chosen.clone()).or_default() += 1;
-        chosen
-    };
-    for index in 0..spec.disks.len() {
-        if spec.disks[index].node.is_none() {
-            spec.disks[index].node = Some(least(&spec.nodes));
-        }
-    }
-    let root_node = spec.disks.first().and_then(|disk| disk.node.clone());
-    for index in 0..spec.servers.len() {
-        let server = &spec.servers[index];
-        if server.node.is_none() {
-            let chosen = if server.kind == ServerKind::Fs { root_node.clone() } else { None };
-            spec.servers[index].node = Some(chosen.unwrap_or_else(|| least(&spec.nodes)));
-        }
-    }
-}
-
-pub fn kind_name(kind: ServerKind) -> &'static str {
-    match kind {
-        ServerKind::Fs => "fs",
-        ServerKind::Ds => "ds",
-        ServerKind::Disk => "disk",
-        ServerKind::Gate => "gate",
     }
 }
 
@@ -313,16 +259,10 @@ pub fn index_of_pid(pid: u32) -> Option<usize> {
     (pid / PIDS_PER_NODE).checked_sub(1).map(|index| index as usize)
 }
 
-pub fn disk_endpoint(index: usize) -> Option<Endpoint> {
-    Endpoint::new(Endpoint::DISK.number() + u32::try_from(index).ok()?)
-}
-
-pub fn gate_endpoint(node_index: usize) -> Option<Endpoint> {
-    Endpoint::new(Endpoint::GATE.number() + u32::try_from(node_index).ok()?)
-}
-
 #[cfg(test)]
 mod tests {
+    use mgmt_api::{DiskSpec, DiskStore, ServerKind, ServerSpec};
+
     use super::*;
 
     fn known() -> KnownNodes {
@@ -332,31 +272,6 @@ mod tests {
     fn spec(nodes: &[&str]) -> DcSpec {
         let nodes: Vec<&str> = nodes.to_vec();
         serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": nodes })).unwrap()
-    }
-
-    #[test]
-    fn what_was_left_open_is_placed_the_same_way_each_time() {
-        let one = complete(spec(&["n1", "n2", "n3"]), &known()).unwrap();
-        assert_eq!(one, complete(spec(&["n1", "n2", "n3"]), &known()).unwrap());
-        assert_eq!(one.disks[0].node.as_deref(), Some("n1"));
-        let places: Vec<_> = one.servers.iter().map(|server| (server.kind, server.node.as_deref().unwrap())).collect();
-        assert_eq!(places, [(ServerKind::Fs, "n1"), (ServerKind::Ds, "n2")]);
-    }
-
-    #[test]
-    fn placement_that_was_asked_for_is_kept() {
-        let mut asked = spec(&["n1", "n2", "n3"]);
-        asked.servers.push(ServerSpec { kind: ServerKind::Fs, node: Some("n2".to_owned()) });
-        asked.disks.push(DiskSpec {
-            name: "root".to_owned(),
-            node: Some("n3".to_owned()),
-            bytes: 1 << 30,
-            store: DiskStore::Image,
-        });
-        let done = complete(asked, &known()).unwrap();
-        assert_eq!(done.disks[0].node.as_deref(), Some("n3"));
-        assert_eq!(done.servers[0].node.as_deref(), Some("n2"));
-        assert_eq!(done.servers[1].node.as_deref(), Some("n1"));
     }
 
     #[test]
@@ -376,15 +291,18 @@ mod tests {
                 vec![DiskSpec { name: "a".to_owned(), node: None, bytes: (1 << 30) + 1, store: DiskStore::Image }]
         });
         with("foreign node", |spec| {
-            spec.servers = vec![ServerSpec { kind: ServerKind::Ds, node: Some("n2".to_owned()) }]
+            spec.servers = vec![ServerSpec { kind: ServerKind::DS, node: Some("n2".to_owned()) }]
         });
-        with("kind", |spec| spec.servers = vec![ServerSpec { kind: ServerKind::Gate, node: None }]);
+        with("kind", |spec| spec.servers = vec![ServerSpec { kind: ServerKind::new("gate"), node: None }]);
+        with("no kind", |spec| {
+            spec.servers = vec![ServerSpec { kind: ServerKind::new("nfs"), node: None }];
+        });
         with("cpus", |spec| spec.limits.cpus = Some("3-1".to_owned()));
         with("open_files", |spec| spec.limits.open_files = Some(3));
         with("terminals", |spec| spec.limits.terminals = Some(0));
         with("cpu_max", |spec| spec.limits.cpu_max = Some(f64::NAN));
         for (what, spec) in wrong {
-            assert!(complete(spec, &known()).is_err(), "{what}");
+            assert!(check(&spec, &known()).is_err(), "{what}");
         }
     }
 
@@ -393,7 +311,7 @@ mod tests {
         let with = |nodes: &[&str], cpus: &str| {
             let mut one = spec(nodes);
             one.limits.cpus = Some(cpus.to_owned());
-            complete(one, &known()).map_err(|body| body.what)
+            check(&one, &known()).map_err(|body| body.what)
         };
         assert!(with(&["n1", "n2"], "0-1").is_ok());
         assert!(with(&["n2"], "1,4-6").is_ok());

@@ -7,32 +7,22 @@
 //! 2^28 + 65,536 × dc ...       uids inside container dc, the same on all nodes
 //! ```
 
-use abi::limits::{DISKS_PER_DC, UIDS_PER_DC};
-
-use crate::reconcile::plan::Part;
+use abi::limits::UIDS_PER_DC;
 
 pub const SHELF: u32 = 899_998;
 pub const PROXY: u32 = 899_999;
 const SERVERS: u32 = 900_000;
-const SLOTS_PER_DC: u32 = 64;
+pub const SLOTS_PER_DC: u32 = 64;
 const INSIDE: u32 = 1 << 28;
 /// Container numbers in use at a time are fewer; they are given out in turn up to here.
 pub const DC_ID_MAX: u32 = 16_383;
 
-const _: () = assert!(DISKS_PER_DC + 8 <= SLOTS_PER_DC);
 const _: () = assert!(SERVERS + (DC_ID_MAX + 1) * SLOTS_PER_DC < INSIDE);
 const _: () = assert!(INSIDE as u64 + (DC_ID_MAX as u64 + 1) * UIDS_PER_DC as u64 <= i32::MAX as u64);
 
-/// Uid of the server or gate of a container; the same on all nodes, of which each runs few.
-pub fn server(dc: u32, part: &Part) -> u32 {
-    let slot = match part {
-        Part::Fs => 0,
-        Part::Ds => 1,
-        Part::Gate => 2,
-        Part::Disk(index) => 8 + u32::try_from(*index).unwrap_or(0).min(DISKS_PER_DC - 1),
-        Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => 7,
-    };
-    SERVERS + dc.min(DC_ID_MAX) * SLOTS_PER_DC + slot
+/// Uid of the server or gate of a container that has this slot; the same on all nodes, of which each runs few.
+pub fn server(dc: u32, slot: u32) -> u32 {
+    SERVERS + dc.min(DC_ID_MAX) * SLOTS_PER_DC + slot.min(SLOTS_PER_DC - 1)
 }
 
 /// Host uid of root inside.

@@ -18,7 +18,7 @@ use crate::output;
 Examples:
   dvs dc create shop --nodes n1,n2,n3 --start      over three nodes, running
   dvs dc ls
-  dvs dc inspect shop                              nodes, addresses, servers, channels
+  dvs dc inspect shop                              nodes, addresses, servers and why they are there
   dvs dc stop shop && dvs dc delete shop"
 )]
 pub enum Command {
@@ -33,7 +33,7 @@ pub enum Command {
     /// List the containers.
     #[command(visible_alias = "list")]
     Ls,
-    /// Show one container: nodes, addresses, servers, problems, channels.
+    /// Show one container: what was asked for, nodes, addresses, servers and why they stand there, problems, channels.
     ///
     /// The channels are those with an end on the node that is asked. LEFT opened a channel; each count is LEFT's/RIGHT's, and a reply counts as
     /// the request it answers.

@@ -3,12 +3,13 @@
 
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use super::import::unpack;
 use super::{Outcome, ds};
 use crate::cli::Global;
 use crate::dev::machine;
+use crate::errors::Failure;
 
 /// Processes that daemons start; nobody types these
 #[derive(Subcommand, Debug)]
@@ -47,15 +48,11 @@ pub enum Command {
     },
 }
 
-/// Servers of the virtual operating system (started by the daemon)
-#[derive(Subcommand, Debug)]
-pub enum Server {
-    /// A virtual disk.
-    Disk,
-    /// The file server.
-    Fs,
-    /// The key-value server.
-    Ds,
+/// A server of the virtual operating system (started by the daemon)
+#[derive(Args, Debug)]
+pub struct Server {
+    /// disk, fs or ds.
+    kind: String,
 }
 
 /// Gates between the virtual operating system and Linux (started by the daemon)
@@ -74,8 +71,11 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     }
 }
 
-pub fn serve(server: Server) -> ExitCode {
-    machinery::serve(server)
+pub fn serve(server: &Server) -> Outcome {
+    match machinery::SERVERS.iter().find(|(kind, _)| *kind == server.kind) {
+        Some((_, main)) => Ok(main()),
+        None => Err(Failure::usage(format!("this binary has no server '{}'", server.kind)).hint("dvs internal --help")),
+    }
 }
 
 pub fn gate(gate: Gate) -> ExitCode {
@@ -94,18 +94,17 @@ pub fn keeper() -> ExitCode {
     machinery::keeper()
 }
 
+/// Runs one of our processes to its end.
+type Main = fn() -> ExitCode;
+
 /// The entry points of the other crates, in one place.
 #[cfg(feature = "machinery")]
 mod machinery {
-    use super::{ExitCode, Gate, Server};
+    use super::{ExitCode, Gate, Main};
 
-    pub fn serve(server: Server) -> ExitCode {
-        match server {
-            Server::Disk => disk::main_from_spawn(),
-            Server::Fs => fs::main_from_spawn(),
-            Server::Ds => ds::main_from_spawn(),
-        }
-    }
+    /// By the words with which the daemon starts them (`node/dvsd/src/kinds.rs`).
+    pub const SERVERS: &[(&str, Main)] =
+        &[("disk", disk::main_from_spawn), ("fs", fs::main_from_spawn), ("ds", ds::main_from_spawn)];
 
     pub fn gate(gate: Gate) -> ExitCode {
         match gate {
@@ -129,11 +128,9 @@ mod machinery {
 /// Of a binary that only manages.
 #[cfg(not(feature = "machinery"))]
 mod machinery {
-    use super::{ExitCode, Gate, Server};
+    use super::{ExitCode, Gate, Main};
 
-    pub fn serve(_: Server) -> ExitCode {
-        absent()
-    }
+    pub const SERVERS: &[(&str, Main)] = &[];
 
     pub fn gate(_: Gate) -> ExitCode {
         absent()
@@ -154,5 +151,26 @@ mod machinery {
     fn absent() -> ExitCode {
         eprintln!("dvs: this binary was built without the machinery of a node");
         ExitCode::FAILURE
+    }
+}
+
+#[cfg(all(test, feature = "machinery"))]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn every_kind_that_the_daemon_starts_is_in_this_binary() {
+        for arguments in dvsd::server_arguments() {
+            let cli = Cli::try_parse_from([&["dvs"], arguments].concat()).unwrap();
+            let is_there = match cli.command {
+                Command::Server(server) => machinery::SERVERS.iter().any(|(kind, _)| *kind == server.kind),
+                Command::Gate(_) => true,
+                _ => false,
+            };
+            assert!(is_there, "{arguments:?}");
+        }
     }
 }

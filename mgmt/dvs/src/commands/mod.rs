@@ -50,7 +50,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Completion(options) => completion::execute(&options),
         Command::Daemon(options) => daemon::execute(options),
         Command::Internal(command) => internal::execute(global, command),
-        Command::Server(server) => Ok(internal::serve(server)),
+        Command::Server(server) => internal::serve(&server),
         Command::Gate(gate) => Ok(internal::gate(gate)),
         Command::Proxy => Ok(internal::proxy()),
         Command::Shelf => Ok(internal::shelf()),

@@ -14,7 +14,7 @@ use cluster::{Compare, Engine, Op, Outcome};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskStore, EndCounts, ErrorBody, ErrorKind,
-    NodeShare, ServerState, ServerStatus,
+    NodeShare, Placement,
 };
 use serde::Deserialize;
 
@@ -22,7 +22,9 @@ use super::failure::{Failure, failure, no_such_dc};
 use super::tree::Sight;
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
-use crate::reconcile::share::{self, Share};
+use crate::kinds::KINDS;
+use crate::placer;
+use crate::reconcile::share::Share;
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
 use crate::space;
 use crate::spec;
@@ -86,10 +88,10 @@ pub async fn create(
         demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
     }
     let also = Arc::clone(&api);
-    let spec = blocking(move || complete(&*also.context.engine, spec)).await?;
-    demand_space(&api, &spec).await?;
+    let (spec, placement) = blocking(move || place(&*also.context.engine, spec)).await?;
+    demand_space(&api, &name, &placement).await?;
     let also = Arc::clone(&api);
-    let view = blocking(move || make_record(&*also.context.engine, spec)).await?;
+    let view = blocking(move || make_record(&*also.context.engine, spec, placement)).await?;
     if !query.start {
         return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
@@ -239,7 +241,8 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<Strin
             }
         }
     }
-    Dc { id: view.record.id, spec: view.record.spec.clone(), phase, shares, created_s: view.record.created_s }
+    let DcRecord { id, spec, placement, created_s, .. } = view.record.clone();
+    Dc { id, spec, placement, phase, shares, created_s }
 }
 
 /// What there should be on nodes whose daemons report nothing: they are down, or were just asked to.
@@ -247,23 +250,13 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
     let silent = view.record.spec.nodes.iter().filter(|node| !view.shares.contains_key(*node));
     silent.filter_map(|node| {
         let share = Share::of(&view.record, node)?;
-        let server = |part| {
-            Some(ServerStatus {
-                name: share.role_name(part)?,
-                kind: share::kind(part)?,
-                endpoint: share.endpoint(part)?.number(),
-                state: ServerState::Unknown,
-                pid: None,
-                restarts: 0,
-            })
-        };
         Some(NodeShare {
             node: node.clone(),
             phase: DcPhase::Degraded,
             address: share.address.to_string(),
             pid_base: share.pid_base,
             endpoints: share.endpoints.clone(),
-            servers: share.parts.iter().filter_map(server).collect(),
+            servers: share.parts.iter().filter_map(|part| share.status(part)).collect(),
             problems: vec![
                 "its daemon reports nothing: it is down, and with it perhaps the node; see dvs node ls".to_owned(),
             ],
@@ -273,25 +266,28 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
 
 // ---- records
 
-fn complete(engine: &dyn Engine, spec: DcSpec) -> Result<DcSpec, Failure> {
+fn place(engine: &dyn Engine, spec: DcSpec) -> Result<(DcSpec, Placement), Failure> {
     let mut known = spec::KnownNodes::new();
     for entry in engine.list(records::MEMBERS)?.entries {
         let node: NodeRecord = records::decode(&entry)?;
         known.insert(node.name, node.cpu_list);
     }
-    Ok(spec::complete(spec, &known)?)
+    spec::check(&spec, &known)?;
+    let placement = placer::place(&spec, KINDS);
+    Ok((spec, placement))
 }
 
 /// Disks whose space is set aside must fit where they are placed. A node that does not say what it has decides when they are made.
-async fn demand_space(api: &Arc<Api>, spec: &DcSpec) -> Result<(), Failure> {
+async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Result<(), Failure> {
     let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
-    for disk in spec.disks.iter().filter(|disk| disk.store == DiskStore::Image) {
-        let of_node = wanted.entry(disk.node.as_deref().unwrap_or_default()).or_default();
-        *of_node = of_node.saturating_add(disk.bytes);
+    let volumes = placement.instances.iter().filter_map(|one| Some((&one.node, one.volume.as_ref()?)));
+    for (node, volume) in volumes.filter(|(_, volume)| volume.store == DiskStore::Image) {
+        let of_node = wanted.entry(node).or_default();
+        *of_node = of_node.saturating_add(volume.bytes);
     }
     for (node, bytes) in wanted {
         let Some(free) = nodes::free_bytes(api, node).await.filter(|free| *free < bytes) else { continue };
-        let (bytes, free, name) = (bytes >> 20, free >> 20, &spec.name);
+        let (bytes, free) = (bytes >> 20, free >> 20);
         let what = format!("the disks of container '{name}' do not fit on node {node}");
         return Err(ErrorBody::new(ErrorKind::NoSpace, what)
             .because(format!("they have {bytes} MiB, and {free} MiB are free there for disks"))
@@ -301,8 +297,8 @@ async fn demand_space(api: &Arc<Api>, spec: &DcSpec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Of a description that is complete.
-fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
+/// Of a description that was checked.
+fn make_record(engine: &dyn Engine, spec: DcSpec, placement: Placement) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
     if engine.read(&key)?.is_some() {
         return Err(name_taken(&spec.name));
@@ -319,7 +315,8 @@ fn make_record(engine: &dyn Engine, spec: DcSpec) -> Result<DcView, Failure> {
         .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error))?;
     let created_s = records::now_s();
     let endpoints = spec::share_endpoints(spec.nodes.len());
-    let record = DcRecord { id, spec, desired: Desired::Stopped { grace_ms: 0 }, generation: 1, created_s, endpoints };
+    let desired = Desired::Stopped { grace_ms: 0 };
+    let record = DcRecord { id, spec, placement, desired, generation: 1, created_s, endpoints };
     match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {
         Outcome::Done(modified) => Ok(DcView { record, modified, shares: Default::default() }),
         Outcome::Conflict(_) => Err(name_taken(&record.spec.name)),
@@ -505,6 +502,7 @@ async fn wait_until(
 #[cfg(test)]
 mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
+    use mgmt_api::ServerState;
     use serde_json::json;
 
     use super::*;
@@ -523,7 +521,7 @@ mod tests {
 
     fn make(engine: &dyn Engine, name: &str) -> Result<DcRecord, ErrorBody> {
         let spec = serde_json::from_value(json!({ "name": name, "nodes": ["n1"] })).unwrap();
-        let made = complete(engine, spec).and_then(|spec| make_record(engine, spec));
+        let made = place(engine, spec).and_then(|(spec, placement)| make_record(engine, spec, placement));
         made.map(|view| view.record).map_err(|failed| failed.0)
     }
 

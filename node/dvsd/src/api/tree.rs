@@ -52,14 +52,13 @@ impl Sight {
 
     /// Why the tree of a container does not answer on a node. None: nothing is known that would keep it.
     pub fn tree_waits(&self, view: &DcView, node: &str) -> Option<String> {
-        let spec = &view.record.spec;
         if view.record.desired != Desired::Running {
             return None;
         }
-        let server = spec.servers.iter().find(|server| server.kind == ServerKind::Fs)?.node.as_deref()?;
-        let disk = spec.disks.first()?.node.as_deref()?;
+        let of = |kind| view.record.placement.first(&kind).map(|instance| instance.node.as_str());
+        let (server, disk) = (of(ServerKind::FS)?, of(ServerKind::DISK)?);
         let starting = || {
-            let parts = [(server, ServerKind::Fs, "the file server"), (disk, ServerKind::Disk, "the disk")];
+            let parts = [(server, ServerKind::FS, "the file server"), (disk, ServerKind::DISK, "the disk")];
             parts.into_iter().find_map(|(place, kind, name)| {
                 let servers = &view.shares.get(place)?.share.servers;
                 let resting = servers.iter().any(|one| one.kind == kind && one.state == ServerState::Resting);
@@ -68,7 +67,7 @@ impl Sight {
         };
         let cut = self.cut(node, server).map(|why| (server, why));
         let (place, why) = cut.or_else(|| self.cut(server, disk).map(|why| (disk, why))).or_else(starting)?;
-        Some(format!("the tree of '{}' waits for {place}: {why}", spec.name))
+        Some(format!("the tree of '{}' waits for {place}: {why}", view.record.spec.name))
     }
 }
 
@@ -90,21 +89,15 @@ impl Api {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::DcRecord;
 
     fn view() -> DcView {
-        let spec = serde_json::json!({
-            "name": "shop", "nodes": ["n1", "n2", "n3"],
-            "servers": [{"kind": "fs", "node": "n2"}], "disks": [{"name": "root", "node": "n3", "bytes": 4096}]
+        let record = serde_json::json!({
+            "id": 1, "desired": { "kind": "running" }, "generation": 1, "created_s": 0, "spec": {
+                "name": "shop", "nodes": ["n1", "n2", "n3"],
+                "servers": [{"kind": "fs", "node": "n2"}], "disks": [{"name": "root", "node": "n3", "bytes": 4096}],
+            },
         });
-        let record = DcRecord {
-            id: 1,
-            spec: serde_json::from_value(spec).unwrap(),
-            desired: Desired::Running,
-            generation: 1,
-            created_s: 0,
-            endpoints: Vec::new(),
-        };
+        let record = serde_json::from_value(record).unwrap();
         DcView { record, modified: cluster::Revision(0), shares: BTreeMap::new() }
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{FuseOptions, KeeperClient, KeeperOptions};
-use mgmt_api::DiskStore;
+use mgmt_api::{DiskStore, Volume};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer};
 use serde_json::{Map, Value, json};
@@ -23,6 +23,7 @@ use sys::launch::PidNamespace;
 use super::plan::{Observed, Part, Standing};
 use super::share::Share;
 use crate::context::Context;
+use crate::kinds::{GATE_STATE, Source};
 use crate::records;
 use crate::space;
 use crate::spawn::Role;
@@ -33,9 +34,6 @@ use crate::supervise::{OnAdoption, Problem, Supervised};
 const SERVER_GRACE: Duration = Duration::from_secs(10);
 /// After a failure of a part that is no process.
 const REST: Duration = Duration::from_secs(1);
-/// Names of descriptors the keeper holds for us.
-const FUSE: &str = "fuse";
-const GATE_STATE: &str = "gate-state";
 /// The broker's socket, in the directory that programs see as `/run/dvs`.
 const BROKER_SOCKET: &str = "broker";
 
@@ -88,14 +86,6 @@ enum Image {
     Demanded,
 }
 
-/// What a server gets beside the common fields: arguments, options, descriptors by role.
-type ServerDetails = (Vec<&'static str>, Value, BTreeMap<String, OwnedFd>);
-
-/// The disk that the file tree lies on.
-fn tree_disk() -> Result<Endpoint, Problem> {
-    crate::spec::disk_endpoint(0).ok_or_else(|| "no such disk".into())
-}
-
 impl Parts {
     /// With what an earlier daemon left.
     pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
@@ -126,7 +116,7 @@ impl Parts {
                 _ => OnAdoption::GoesOn,
             };
             if let Some(name) = parts.share.role_name(&part) {
-                let process = Supervised::adopt_if(&name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
+                let process = Supervised::adopt_if(name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
                 parts.processes.insert(part, process);
             } else {
                 parts.plain.insert(part, Plain::default());
@@ -168,7 +158,7 @@ impl Parts {
     }
 
     pub fn observed(&self) -> Observed {
-        self.share.parts.iter().map(|part| (part.clone(), self.standing(part))).collect()
+        self.share.parts.iter().map(|part| (*part, self.standing(part))).collect()
     }
 
     fn standing(&self, part: &Part) -> Standing {
@@ -234,7 +224,7 @@ impl Parts {
             Part::Cgroup => self.make_cgroup(),
             Part::Network => self.make_network(),
             Part::Mount => self.make_mount(),
-            Part::Keeper | Part::Disk(_) | Part::Fs | Part::Ds | Part::Gate => Ok(()),
+            Part::Keeper | Part::Server(..) => Ok(()),
         };
         self.settle_plain(part, made.map(|()| true));
     }
@@ -248,7 +238,7 @@ impl Parts {
             Part::Cgroup => self.remove_cgroup(),
             Part::Network => Overlay::remove(self.share.id).map_err(Problem::from),
             Part::Mount => self.unmount(),
-            Part::Disk(_) | Part::Fs | Part::Ds | Part::Gate => {
+            Part::Server(..) => {
                 let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE));
                 ended.map_err(Problem::from)
             }
@@ -265,7 +255,7 @@ impl Parts {
 
     fn settle_plain(&mut self, part: &Part, settled: Result<bool, Problem>) {
         let keeper = self.keeper_pid();
-        let plain = self.plain.entry(part.clone()).or_default();
+        let plain = self.plain.entry(*part).or_default();
         match settled {
             Ok(made) => *plain = Plain { made, made_in: keeper.filter(|_| made), ..Plain::default() },
             Err(error) => {
@@ -361,7 +351,7 @@ impl Parts {
         process.start(|restarts| {
             if *part == Part::Keeper { self.keeper_role(restarts) } else { self.server_role(part, restarts) }
         });
-        self.processes.insert(part.clone(), process);
+        self.processes.insert(*part, process);
     }
 
     fn keeper_role(&self, restarts: u64) -> Result<Role, Problem> {
@@ -416,13 +406,15 @@ impl Parts {
 
     fn server_role(&self, part: &Part, restarts: u64) -> Result<Role, Problem> {
         let missing = || format!("{part:?} is no server");
+        let Part::Server(kind, index) = part else { return Err(missing().into()) };
         let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
-        let name = self.share.role_name(part).ok_or_else(missing)?;
+        let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
+        let options = self.share.options(part).ok_or_else(missing)?;
         let engine = &*self.context.engine;
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
         // A server that ever had an epoch had its image before.
         let image = if engine.read(&epoch)?.is_some() { Image::Demanded } else { Image::Made };
-        let (arguments, options, fds) = self.server_details(part, image)?;
+        let fds = self.descriptors(part, image)?;
         // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
         let epoch = records::raise(engine, &epoch)?;
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
@@ -432,12 +424,12 @@ impl Parts {
         Ok(Role {
             name,
             program: None,
-            arguments,
+            arguments: kind.arguments.to_vec(),
             fields,
             options,
             broker: Some(broker),
             fds,
-            uid: Some(crate::uids::server(self.share.id, part)),
+            uid: Some(crate::uids::server(self.share.id, kind.uid_slot_of(*index))),
             environment: self.wait_mode().into_iter().collect(),
             cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
             pid_namespace: PidNamespace::Own,
@@ -447,38 +439,20 @@ impl Parts {
         })
     }
 
-    fn server_details(&self, part: &Part, found: Image) -> Result<ServerDetails, Problem> {
-        let one = |role: &str, fd: OwnedFd| BTreeMap::from([(role.to_owned(), fd)]);
-        Ok(match part {
-            Part::Disk(index) => {
-                let disk = self.share.disk(*index).ok_or("no such disk")?;
-                let image = self.open_image(&disk.name, Some((disk.bytes, &disk.store)), found)?;
-                (
-                    vec!["server", "disk"],
-                    json!({ "bytes": disk.bytes, "owner": abi::Endpoint::FS.number() }),
-                    one("image", image.into()),
-                )
+    fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
+        let Part::Server(kind, _) = part else { return Ok(BTreeMap::new()) };
+        let open = |source: Source| match source {
+            Source::Disk => {
+                let volume = self.share.instance(part).and_then(|it| it.volume.as_ref()).ok_or("no such disk")?;
+                Ok(self.open_image(&format!("{}.img", volume.name), Some(volume), found)?.into())
             }
-            Part::Ds => (vec!["server", "ds"], json!({}), one("image", self.open_image("ds", None, found)?.into())),
-            Part::Fs => {
-                let disk = tree_disk()?;
-                (vec!["server", "fs"], json!({ "disk": disk.number() }), BTreeMap::new())
+            Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
+            Source::Keeper(key) => {
+                let held = self.keeper()?.fetch(key)?;
+                held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
             }
-            Part::Gate => {
-                let keeper = self.keeper()?;
-                let fetch = |key: &str| {
-                    keeper.fetch(key)?.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
-                };
-                let mut fds = one("fuse", fetch(FUSE)?);
-                fds.insert("state".to_owned(), fetch(GATE_STATE)?);
-                let (fs, disk) = (abi::Endpoint::FS.number(), tree_disk()?.number());
-                let options = json!({ "fs": fs, "disk": disk, "node_index": self.share.index });
-                (vec!["gate", "fuse"], options, fds)
-            }
-            Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => {
-                return Err("not a server".into());
-            }
-        })
+        };
+        kind.descriptors.iter().map(|(role, source)| Ok(((*role).to_owned(), open(*source)?))).collect()
     }
 
     fn fields(&self) -> Map<String, Value> {
@@ -491,10 +465,8 @@ impl Parts {
 
     /// Opened for a server that may not open anything; made for one that never ran. A disk's size is fixed. An image that is gone
     /// is not made anew: an empty tree in place of people's files would be a lie.
-    fn open_image(&self, name: &str, disk: Option<(u64, &DiskStore)>, found: Image) -> Result<File, Problem> {
-        // Disks and the key-value store have names of their own kind.
-        let suffix = if disk.is_some() { "img" } else { "store" };
-        let path = self.state_dir.join("images").join(format!("{name}.{suffix}"));
+    fn open_image(&self, name: &str, volume: Option<&Volume>, found: Image) -> Result<File, Problem> {
+        let path = self.state_dir.join("images").join(name);
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -504,15 +476,15 @@ impl Parts {
             .open(&path)
             .map_err(|error| format!("cannot open the image {}: {error}", path.display()))?;
         let length = file.metadata()?.len();
-        match disk {
+        match volume {
             // Made just now, or by a daemon that was killed before it gave it its size.
-            Some((bytes, store)) if length == 0 => {
+            Some(Volume { name, bytes, store }) if length == 0 => {
                 if *store == DiskStore::Image && !space::is_memory(&file) {
-                    set_aside(&file, bytes, name, &path)?;
+                    set_aside(&file, *bytes, name, &path)?;
                 }
-                file.set_len(bytes)?;
+                file.set_len(*bytes)?;
             }
-            Some((bytes, _)) if length != bytes => {
+            Some(Volume { bytes, .. }) if length != *bytes => {
                 return Err(format!("the image {} has {length} bytes instead of {bytes}", path.display()).into());
             }
             _ => (),

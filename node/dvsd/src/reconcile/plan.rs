@@ -4,28 +4,28 @@
 //!
 //! ```text
 //! cgroup ─┬─ keeper ─┬─ network
-//!         │          └─ mount ── gate        broker ── disks, fs, ds, gate
-//!         └─ disks, fs, ds, gate
+//!         │          └─ mount ── gate        broker ── servers, gate
+//!         └─ servers, gate
 //! ```
 //!
-//! Unmaking is a sequence in stages that all nodes of the container walk together, because programs on one node write through the
+//! What a server needs and when it ends is in its row (`kinds`). Unmaking is a sequence in stages that all nodes of the container walk together, because programs on one node write through the
 //! file server on another to the disk on a third: programs, then file server and key-value server, then disks and the rest.
 
 use std::collections::BTreeMap;
 
+use crate::kinds::Kind;
+
 /// A part of a share.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Part {
     Broker,
     Cgroup,
     /// Keeper, init and programs.
     Keeper,
     Network,
-    Disk(usize),
-    Fs,
-    Ds,
     Mount,
-    Gate,
+    /// A server or gate: its row, and which of its kind.
+    Server(&'static Kind, usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,8 +72,7 @@ fn needs(part: &Part) -> &'static [Part] {
         Part::Broker | Part::Cgroup => &[],
         Part::Keeper => &[Part::Cgroup],
         Part::Network | Part::Mount => &[Part::Keeper],
-        Part::Disk(_) | Part::Fs | Part::Ds => &[Part::Broker, Part::Cgroup],
-        Part::Gate => &[Part::Broker, Part::Cgroup, Part::Mount],
+        Part::Server(kind, _) => kind.needs,
     }
 }
 
@@ -82,10 +81,7 @@ fn end(part: &Part) -> (Stage, u8) {
     match part {
         Part::Keeper => (Stage::Quiet, 0),
         Part::Mount => (Stage::Quiet, 1),
-        Part::Gate => (Stage::Quiet, 2),
-        Part::Fs => (Stage::Settled, 0),
-        Part::Ds => (Stage::Settled, 1),
-        Part::Disk(_) => (Stage::Down, 0),
+        Part::Server(kind, _) => kind.ends,
         Part::Network => (Stage::Down, 1),
         Part::Cgroup => (Stage::Down, 2),
         Part::Broker => (Stage::Down, 3),
@@ -118,11 +114,11 @@ fn up(wanted: &[Part], observed: &Observed) -> Vec<Action> {
         .collect();
     if !useless.is_empty() {
         useless.sort_by_key(|part| end(part));
-        return useless.into_iter().map(|part| Action::Unmake(part.clone())).collect();
+        return useless.into_iter().map(|part| Action::Unmake(*part)).collect();
     }
     let ready = |need: &Part| standing(observed, need) == Standing::Ready;
     let missing = wanted.iter().filter(|part| standing(observed, part) == Standing::Absent);
-    missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(part.clone())).collect()
+    missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(*part)).collect()
 }
 
 /// A broker that is being made again (a restarted daemon) does not end what stood on the old one, nor does a control group whose limits
@@ -144,7 +140,7 @@ fn down(observed: &Observed, others: Stage) -> Vec<Action> {
         Stage::Down => others >= Stage::Settled,
     };
     let now = parts.into_iter().filter(|part| allowed && end(part).0 == stage);
-    now.map(|part| Action::Unmake(part.clone())).collect()
+    now.map(|part| Action::Unmake(*part)).collect()
 }
 
 fn exists(standing: Standing) -> bool {
@@ -168,18 +164,20 @@ pub fn stage(observed: &Observed) -> Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::server;
 
     fn wanted() -> Vec<Part> {
         use Part::*;
-        vec![Broker, Cgroup, Keeper, Network, Disk(0), Fs, Ds, Mount, Gate]
+        let servers = ["disk", "fs", "ds", "gate"].map(server);
+        [Broker, Cgroup, Keeper, Network, Mount].into_iter().chain(servers).collect()
     }
 
     /// Carries actions out in an ideal world.
     fn act(observed: &mut Observed, actions: &[Action]) {
         for action in actions {
             match action {
-                Action::Make(part) => observed.insert(part.clone(), Standing::Ready),
-                Action::Unmake(part) => observed.insert(part.clone(), Standing::Absent),
+                Action::Make(part) => observed.insert(*part, Standing::Ready),
+                Action::Unmake(part) => observed.insert(*part, Standing::Absent),
             };
         }
     }
@@ -222,7 +220,7 @@ mod tests {
         let actions = plan(Wish::Up, &wanted(), &observed, Stage::Up);
         assert_eq!(actions, [Part::Mount, Part::Network].map(Action::Unmake));
         act(&mut observed, &actions);
-        assert_eq!(plan(Wish::Up, &wanted(), &observed, Stage::Up), [Action::Unmake(Part::Gate)]);
+        assert_eq!(plan(Wish::Up, &wanted(), &observed, Stage::Up), [Action::Unmake(server("gate"))]);
     }
 
     #[test]
@@ -242,10 +240,10 @@ mod tests {
         let mut observed = all_ready();
         settle(&mut observed, Wish::Down, Stage::Up);
         assert_eq!(stage(&observed), Stage::Quiet);
-        assert_eq!(standing(&observed, &Part::Fs), Standing::Ready);
+        assert_eq!(standing(&observed, &server("fs")), Standing::Ready);
         settle(&mut observed, Wish::Down, Stage::Quiet);
         assert_eq!(stage(&observed), Stage::Settled);
-        assert_eq!(standing(&observed, &Part::Disk(0)), Standing::Ready);
+        assert_eq!(standing(&observed, &server("disk")), Standing::Ready);
         settle(&mut observed, Wish::Down, Stage::Settled);
         assert_eq!(stage(&observed), Stage::Down);
     }
@@ -260,8 +258,8 @@ mod tests {
     #[test]
     fn stale_servers_end_in_the_order_in_which_they_need_each_other() {
         let mut observed = all_ready();
-        observed.extend([Part::Disk(0), Part::Fs, Part::Gate].map(|part| (part, Standing::Stale)));
+        observed.extend(["disk", "fs", "gate"].map(|kind| (server(kind), Standing::Stale)));
         let actions = plan(Wish::Up, &wanted(), &observed, Stage::Up);
-        assert_eq!(actions, [Part::Gate, Part::Fs, Part::Disk(0)].map(Action::Unmake));
+        assert_eq!(actions, ["gate", "fs", "disk"].map(|kind| Action::Unmake(server(kind))));
     }
 }

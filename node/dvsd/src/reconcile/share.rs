@@ -4,9 +4,11 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 
 use abi::Endpoint;
-use mgmt_api::{DcSpec, DiskSpec, ServerKind};
+use mgmt_api::{DcSpec, Instance, Placement, ServerState, ServerStatus};
+use serde_json::{Map, Value, json};
 
 use super::plan::Part;
+use crate::kinds::{KINDS, Kind, Setting};
 use crate::records::DcRecord;
 use crate::spec::{self, Subnet};
 
@@ -14,6 +16,7 @@ use crate::spec::{self, Subnet};
 pub struct Share {
     pub id: u32,
     pub spec: DcSpec,
+    pub placement: Placement,
     /// Position of this node in the container's node list.
     pub index: usize,
     pub address: Ipv4Addr,
@@ -27,57 +30,62 @@ pub struct Share {
 impl Share {
     /// `None`: the container does not span this node, or its record cannot be understood.
     pub fn of(record: &DcRecord, node: &str) -> Option<Share> {
-        let spec = record.spec.clone();
-        let index = spec.nodes.iter().position(|one| one == node)?;
-        let here = |placed: &Option<String>| placed.as_deref() == Some(node);
-        let mut parts = vec![Part::Broker, Part::Cgroup, Part::Keeper, Part::Network];
-        parts.extend((0..spec.disks.len()).filter(|index| here(&spec.disks[*index].node)).map(Part::Disk));
-        for (kind, part) in [(ServerKind::Fs, Part::Fs), (ServerKind::Ds, Part::Ds)] {
-            if spec.servers.iter().any(|server| server.kind == kind && here(&server.node)) {
-                parts.push(part);
-            }
-        }
-        parts.extend([Part::Mount, Part::Gate]);
-        let address = Subnet::parse(&spec.subnet).ok()?.address(index);
-        let endpoints = record.endpoints_of(index)?;
-        Some(Share { id: record.id, index, address, pid_base: spec::pid_base(index), endpoints, parts, spec })
+        Share::with_kinds(record, node, KINDS)
     }
 
-    pub fn disk(&self, index: usize) -> Option<&DiskSpec> {
-        self.spec.disks.get(index)
+    pub fn with_kinds(record: &DcRecord, node: &str, kinds: &'static [Kind]) -> Option<Share> {
+        let (spec, placement) = (record.spec.clone(), record.placement.clone());
+        let index = spec.nodes.iter().position(|one| one == node)?;
+        let mut parts = vec![Part::Broker, Part::Cgroup, Part::Keeper, Part::Network, Part::Mount];
+        for instance in placement.instances.iter().filter(|instance| instance.node == node) {
+            let kind = kinds.iter().find(|kind| kind.name == instance.kind.name())?;
+            parts.push(Part::Server(kind, instance.index));
+        }
+        let address = Subnet::parse(&spec.subnet).ok()?.address(index);
+        let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
+        Some(Share { id: record.id, spec, placement, index, address, pid_base, endpoints, parts })
+    }
+
+    /// Of a server or gate: where it was placed.
+    pub fn instance(&self, part: &Part) -> Option<&Instance> {
+        let Part::Server(kind, index) = part else { return None };
+        self.placement.instances.iter().find(|one| one.kind.name() == kind.name && one.index == *index)
     }
 
     /// The number a server or gate binds.
     pub fn endpoint(&self, part: &Part) -> Option<Endpoint> {
-        match part {
-            Part::Fs => Some(Endpoint::FS),
-            Part::Ds => Some(Endpoint::DS),
-            Part::Disk(index) => spec::disk_endpoint(*index),
-            Part::Gate => spec::gate_endpoint(self.index),
-            Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => None,
-        }
+        Endpoint::new(self.instance(part)?.endpoint)
     }
 
     /// How a part is called in records, logs and for people; `None` for what is no process.
-    pub fn role_name(&self, part: &Part) -> Option<String> {
+    pub fn role_name(&self, part: &Part) -> Option<&str> {
         match part {
-            Part::Fs => Some("fs".to_owned()),
-            Part::Ds => Some("ds".to_owned()),
-            Part::Gate => Some("gate".to_owned()),
-            Part::Keeper => Some("keeper".to_owned()),
-            Part::Disk(index) => self.disk(*index).map(|disk| format!("disk-{}", disk.name)),
-            Part::Broker | Part::Cgroup | Part::Network | Part::Mount => None,
+            Part::Keeper => Some("keeper"),
+            part => self.instance(part).map(|instance| instance.name.as_str()),
         }
     }
-}
 
-pub fn kind(part: &Part) -> Option<ServerKind> {
-    match part {
-        Part::Fs => Some(ServerKind::Fs),
-        Part::Ds => Some(ServerKind::Ds),
-        Part::Gate => Some(ServerKind::Gate),
-        Part::Disk(_) => Some(ServerKind::Disk),
-        Part::Broker | Part::Cgroup | Part::Keeper | Part::Network | Part::Mount => None,
+    /// What is said of a server or gate: as of one about which nothing is known but where it should be.
+    pub fn status(&self, part: &Part) -> Option<ServerStatus> {
+        let Instance { name, kind, endpoint, .. } = self.instance(part)?.clone();
+        Some(ServerStatus { name, kind, endpoint, state: ServerState::Unknown, pid: None, restarts: 0 })
+    }
+
+    /// The options in a server's spawn record. `None`: the container has not what they are about.
+    pub fn options(&self, part: &Part) -> Option<Value> {
+        let Part::Server(kind, _) = part else { return None };
+        let mut options = Map::new();
+        for (name, setting) in kind.options {
+            let value = match setting {
+                Setting::EndpointOf(kind) => {
+                    json!(self.placement.instances.iter().find(|one| one.kind.name() == *kind)?.endpoint)
+                }
+                Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
+                Setting::NodeIndex => json!(self.index),
+            };
+            options.insert((*name).to_owned(), value);
+        }
+        Some(Value::Object(options))
     }
 }
 
@@ -102,5 +110,16 @@ mod tests {
         assert_eq!(share(kept).unwrap().endpoints, 2304..4352);
         assert_eq!(share(json!({})).unwrap().endpoints, 381..506);
         assert_eq!(share(json!({ "endpoints": [{ "start": 256, "end": 2304 }] })), None, "nothing is made up");
+    }
+
+    #[test]
+    fn servers_of_an_earlier_record_stand_where_its_description_says() {
+        let servers = json!([{ "kind": "fs", "node": "n1" }, { "kind": "ds", "node": "n2" }]);
+        let disks =
+            json!([{ "name": "a", "node": "n2", "bytes": 1 << 30 }, { "name": "b", "node": "n1", "bytes": 1 << 30 }]);
+        let spec = json!({ "name": "shop", "nodes": ["n1", "n2"], "servers": servers, "disks": disks });
+        let share = share(json!({ "spec": spec })).unwrap();
+        let names: Vec<&str> = share.parts.iter().filter_map(|part| share.role_name(part)).collect();
+        assert_eq!(names, ["keeper", "disk-a", "ds", "gate"]);
     }
 }

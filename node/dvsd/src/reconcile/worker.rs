@@ -10,7 +10,7 @@ use mgmt_api::{DcPhase, NodeShare, ServerStatus};
 
 use super::parts::{self, History, Parts};
 use super::plan::{self, Action, Stage, Standing, Wish};
-use super::share::{self, Share};
+use super::share::Share;
 use super::{Inbox, Order, lock};
 use crate::config::Config;
 use crate::context::Context;
@@ -228,14 +228,8 @@ impl Working {
             Wish::Down => DcPhase::Stopping,
         };
         let servers = self.parts.processes().filter_map(|(part, process)| {
-            Some(ServerStatus {
-                name: self.parts.share.role_name(part)?,
-                kind: share::kind(part)?,
-                endpoint: self.parts.share.endpoint(part)?.number(),
-                state: process.state(),
-                pid: process.pid(),
-                restarts: process.restarts(),
-            })
+            let (state, pid, restarts) = (process.state(), process.pid(), process.restarts());
+            Some(ServerStatus { state, pid, restarts, ..self.parts.share.status(part)? })
         });
         NodeShare {
             node: self.context.config.node.clone(),

@@ -210,8 +210,8 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     limits.open_files = options.open_files.or(limits.open_files);
     limits.terminals = options.terminals.or(limits.terminals);
     spec.with_opt |= options.with_opt;
-    place_server(&mut spec.servers, ServerKind::Fs, options.fs_node);
-    place_server(&mut spec.servers, ServerKind::Ds, options.ds_node);
+    place_server(&mut spec.servers, ServerKind::FS, options.fs_node);
+    place_server(&mut spec.servers, ServerKind::DS, options.ds_node);
     let store = options.sparse.then_some(DiskStore::Sparse);
     place_disk(&mut spec.disks, options.disk, options.disk_node, store);
     Ok(spec)
@@ -261,7 +261,7 @@ mod tests {
         let spec = merge(None, options).unwrap();
         assert_eq!((spec.name.as_str(), spec.subnet.as_str()), ("shop", "10.1.0.0/24"));
         assert_eq!(spec.nodes, ["n1", "n2"]);
-        assert_eq!(spec.servers, [ServerSpec { kind: ServerKind::Fs, node: Some("n2".to_owned()) }]);
+        assert_eq!(spec.servers, [ServerSpec { kind: ServerKind::FS, node: Some("n2".to_owned()) }]);
         assert_eq!(spec.disks[0].bytes, 1 << 30);
         assert_eq!((spec.limits.cpu_max, spec.wait), (Some(1.5), Some(WaitMode::Park)));
     }

@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use mgmt_api::{ChannelInfo, ChannelKind, Dc, DcPhase, EndCounts, Limits, ServerKind, ServerState};
+use mgmt_api::{
+    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ServerState, Volume,
+};
 use serde::Serialize;
 
 use crate::output::{self, Format, Row, Table, printable};
@@ -16,7 +18,7 @@ impl Row for Dc {
             phase(self.phase).to_owned(),
             self.spec.nodes.join(","),
             self.spec.subnet.clone(),
-            self.spec.disks.first().map_or("-".to_owned(), |disk| output::bytes(disk.bytes)),
+            volumes(self).next().map_or("-".to_owned(), |(_, disk)| output::bytes(disk.bytes)),
         ]
     }
 
@@ -57,15 +59,20 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     fact("state", phase(dc.phase).to_owned());
     fact("id", dc.id.to_string());
     fact("subnet", dc.spec.subnet.clone());
-    for disk in &dc.spec.disks {
-        fact("disk", format!("{} {} on {}", disk.name, output::bytes(disk.bytes), disk.node.as_deref().unwrap_or("-")));
+    for (instance, disk) in volumes(dc) {
+        fact("disk", format!("{} {} on {}", disk.name, output::bytes(disk.bytes), instance.node));
     }
+    fact("asked for", asked(&dc.spec));
     for (name, value) in limits(dc) {
         fact(name, value);
     }
     facts.print(out)?;
     writeln!(out)?;
     shares(dc).print(out)?;
+    if !dc.placement.instances.is_empty() {
+        writeln!(out)?;
+        placed(&dc.placement).print(out)?;
+    }
     if dc.shares.iter().any(|share| !share.servers.is_empty()) {
         writeln!(out)?;
         servers(dc).print(out)?;
@@ -97,13 +104,37 @@ fn shares(dc: &Dc) -> Table {
     table
 }
 
+fn volumes(dc: &Dc) -> impl Iterator<Item = (&Instance, &Volume)> {
+    dc.placement.instances.iter().filter_map(|instance| Some((instance, instance.volume.as_ref()?)))
+}
+
+/// Of servers and disks, what people said of them: the rest was decided.
+fn asked(wish: &DcSpec) -> String {
+    let on = |node: &Option<String>| node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
+    let disks =
+        wish.disks.iter().map(|disk| format!("disk {} {}{}", disk.name, output::bytes(disk.bytes), on(&disk.node)));
+    let servers = wish.servers.iter().map(|server| format!("{}{}", server.kind, on(&server.node)));
+    let asked: Vec<String> = disks.chain(servers).collect();
+    if asked.is_empty() { "no certain disk or server".to_owned() } else { asked.join(", ") }
+}
+
+/// Where servers should be, and why; what runs is in the table of servers.
+fn placed(placement: &Placement) -> Table {
+    let mut table = Table::new(&["PLACED", "NODE", "ROLE", "EPOCH", "WHY"]);
+    for one in &placement.instances {
+        let (role, epoch, why) = (one.role.to_string(), one.epoch.to_string(), one.why.to_string());
+        table.push(vec![one.name.clone(), one.node.clone(), role, epoch, why]);
+    }
+    table
+}
+
 fn servers(dc: &Dc) -> Table {
     let mut table = Table::new(&["SERVER", "KIND", "NODE", "ENDPOINT", "STATE", "PID ON NODE", "RESTARTS"]);
     for share in &dc.shares {
         for server in &share.servers {
             table.push(vec![
                 server.name.clone(),
-                kind(server.kind).to_owned(),
+                server.kind.to_string(),
                 share.node.clone(),
                 server.endpoint.to_string(),
                 server_state(server.state).to_owned(),
@@ -183,15 +214,6 @@ fn phase(phase: DcPhase) -> &'static str {
         DcPhase::Degraded => "degraded",
         DcPhase::Stopping => "stopping",
         DcPhase::Failed => "failed",
-    }
-}
-
-fn kind(kind: ServerKind) -> &'static str {
-    match kind {
-        ServerKind::Fs => "fs",
-        ServerKind::Ds => "ds",
-        ServerKind::Disk => "disk",
-        ServerKind::Gate => "gate",
     }
 }
 

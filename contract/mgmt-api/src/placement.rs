@@ -1,0 +1,114 @@
+//! Where the servers of a container stand. A description (`DcSpec`) is what people ask for, and only people change it; a placement is
+//! what was decided from it, and only the placer of the daemons writes it (`docs/design/placement.md`).
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dc::DiskStore;
+
+/// A kind of server, by its name. Which kinds there are says the daemon's table.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ServerKind(Cow<'static, str>);
+
+impl ServerKind {
+    /// The file server.
+    pub const FS: ServerKind = ServerKind::new("fs");
+    /// The key-value server.
+    pub const DS: ServerKind = ServerKind::new("ds");
+    /// One for each of the `disks`; cannot be named in `servers`.
+    pub const DISK: ServerKind = ServerKind::new("disk");
+
+    pub const fn new(name: &'static str) -> ServerKind {
+        ServerKind(Cow::Borrowed(name))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ServerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Placement {
+    pub instances: Vec<Instance>,
+}
+
+impl Placement {
+    pub fn first(&self, kind: &ServerKind) -> Option<&Instance> {
+        self.instances.iter().find(|instance| instance.kind == *kind)
+    }
+}
+
+/// One server of a container.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Instance {
+    pub name: String,
+    pub kind: ServerKind,
+    /// Which of its kind: the position of its disk or of its node, else 0.
+    pub index: usize,
+    pub node: String,
+    pub endpoint: u32,
+    pub role: Role,
+    /// Raised when another node or another role is decided on. Requests that name an older one are refused.
+    pub epoch: u64,
+    pub why: Why,
+    /// What it keeps, of a disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<Volume>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The one that serves; the only role as long as no server is replicated.
+    Primary,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Primary => "primary",
+        })
+    }
+}
+
+/// Why a server stands where it stands.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Why {
+    /// The description names the node.
+    Asked,
+    /// On the node of this server, on which it depends.
+    Beside { server: String },
+    /// Of the nodes with room for it the one with the fewest servers of the container, the first of several.
+    FewestServers,
+    /// One stands on each node.
+    EachNode,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Asked => f.write_str("asked for"),
+            Why::Beside { server } => write!(f, "beside {server}"),
+            Why::FewestServers => f.write_str("fewest servers there"),
+            Why::EachNode => f.write_str("one on each node"),
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Volume {
+    /// As the description calls the disk.
+    pub name: String,
+    pub bytes: u64,
+    pub store: DiskStore,
+}

@@ -1,0 +1,286 @@
+//! The kinds of servers, a row each: what the daemon knows of a server before it starts one. Placer, plan, uids, supervision and API
+//! read rows and have no cases. How a kind is added is in `ARCHITECTURE.md`.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use abi::Endpoint;
+use abi::limits::{DISKS_PER_DC, NODES_PER_DC};
+
+use crate::reconcile::plan::{Part, Stage};
+
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// As in `dc.toml`, and of a server that has no number behind it.
+    pub name: &'static str,
+    pub stands: Stands,
+    /// Number of the first; the others have those behind it.
+    pub endpoint: Endpoint,
+    /// What must be there on its node before it is started, and as long as it runs.
+    pub needs: &'static [Part],
+    /// In which stage of going down it ends, and its place within the stage.
+    pub ends: (Stage, u8),
+    /// Place among the container's uids; disks have those behind it as well.
+    pub uid_slot: u32,
+    /// After `dvs`.
+    pub arguments: &'static [&'static str],
+    /// Of its spawn record.
+    pub options: &'static [(&'static str, Setting)],
+    /// By the names that its spawn record gives them.
+    pub descriptors: &'static [(&'static str, Source)],
+}
+
+/// How many of a kind a container has, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stands {
+    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, if one is named here.
+    Once { beside: Option<&'static str> },
+    /// One for each disk, where the description of the disk says.
+    PerDisk,
+    /// One on each node.
+    PerNode,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Setting {
+    /// The endpoint of the first of a kind.
+    EndpointOf(&'static str),
+    DiskBytes,
+    /// Position of the node in the container.
+    NodeIndex,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// The image of its disk.
+    Disk,
+    /// A file of its own beside the images of disks.
+    Store,
+    /// What the keeper holds under this name.
+    Keeper(&'static str),
+}
+
+/// Names of descriptors that the keeper holds for the gate.
+const FUSE: &str = "fuse";
+pub const GATE_STATE: &str = "gate-state";
+
+const ON_A_BROKER: &[Part] = &[Part::Broker, Part::Cgroup];
+
+/// In the order in which they are placed.
+pub static KINDS: &[Kind] = &[
+    Kind {
+        name: "disk",
+        stands: Stands::PerDisk,
+        endpoint: Endpoint::DISK,
+        needs: ON_A_BROKER,
+        ends: (Stage::Down, 0),
+        uid_slot: 8,
+        arguments: &["server", "disk"],
+        options: &[("bytes", Setting::DiskBytes), ("owner", Setting::EndpointOf("fs"))],
+        descriptors: &[("image", Source::Disk)],
+    },
+    Kind {
+        name: "fs",
+        stands: Stands::Once { beside: Some("disk") },
+        endpoint: Endpoint::FS,
+        needs: ON_A_BROKER,
+        ends: (Stage::Settled, 0),
+        uid_slot: 0,
+        arguments: &["server", "fs"],
+        options: &[("disk", Setting::EndpointOf("disk"))],
+        descriptors: &[],
+    },
+    Kind {
+        name: "ds",
+        stands: Stands::Once { beside: None },
+        endpoint: Endpoint::DS,
+        needs: ON_A_BROKER,
+        ends: (Stage::Settled, 1),
+        uid_slot: 1,
+        arguments: &["server", "ds"],
+        options: &[],
+        descriptors: &[("image", Source::Store)],
+    },
+    Kind {
+        name: "gate",
+        stands: Stands::PerNode,
+        endpoint: Endpoint::GATE,
+        needs: &[Part::Broker, Part::Cgroup, Part::Mount],
+        ends: (Stage::Quiet, 2),
+        uid_slot: 2,
+        arguments: &["gate", "fuse"],
+        options: &[
+            ("fs", Setting::EndpointOf("fs")),
+            ("disk", Setting::EndpointOf("disk")),
+            ("node_index", Setting::NodeIndex),
+        ],
+        descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],
+    },
+];
+
+/// What the daemon starts each kind with, for who links the programs.
+pub fn server_arguments() -> impl Iterator<Item = &'static [&'static str]> {
+    KINDS.iter().map(|kind| kind.arguments)
+}
+
+impl Kind {
+    /// Whether `servers` of a description may say where it stands.
+    pub fn is_chosen(&self) -> bool {
+        matches!(self.stands, Stands::Once { .. })
+    }
+
+    /// Most that a container has of it.
+    fn count_max(&self) -> usize {
+        match self.stands {
+            Stands::Once { .. } => 1,
+            Stands::PerDisk => DISKS_PER_DC as usize,
+            Stands::PerNode => NODES_PER_DC,
+        }
+    }
+
+    /// `None`: a container has no so many.
+    pub fn endpoint_of(&self, index: usize) -> Option<Endpoint> {
+        let index = Some(index).filter(|index| *index < self.count_max())?;
+        Endpoint::new(self.endpoint.number() + u32::try_from(index).ok()?)
+    }
+
+    /// Of several on a node each has its own.
+    pub fn uid_slot_of(&self, index: usize) -> u32 {
+        match self.stands {
+            Stands::PerDisk => self.uid_slot + u32::try_from(index).unwrap_or(0).min(DISKS_PER_DC - 1),
+            Stands::Once { .. } | Stands::PerNode => self.uid_slot,
+        }
+    }
+}
+
+// A row is known by its name.
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Kind {}
+
+impl PartialOrd for Kind {
+    fn partial_cmp(&self, other: &Kind) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Kind {
+    fn cmp(&self, other: &Kind) -> Ordering {
+        self.name.cmp(other.name)
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+#[cfg(test)]
+pub fn server(kind: &str) -> Part {
+    Part::Server(KINDS.iter().find(|row| row.name == kind).expect("a kind"), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use abi::limits::WELL_KNOWN_ENDPOINTS;
+    use mgmt_api::DcSpec;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::placer;
+    use crate::reconcile::plan::{Action, Observed, Standing, Wish, plan};
+    use crate::reconcile::share::Share;
+    use crate::uids::SLOTS_PER_DC;
+
+    /// Of the contract of the new kind.
+    const ECHO_ENDPOINT: Endpoint = Endpoint::new(3).expect("a number of servers");
+
+    /// All that a new kind needs here.
+    const ECHO: Kind = Kind {
+        name: "echo",
+        stands: Stands::Once { beside: Some("ds") },
+        endpoint: ECHO_ENDPOINT,
+        needs: &[Part::Broker, Part::Network],
+        ends: (Stage::Settled, 2),
+        uid_slot: 3,
+        arguments: &["server", "echo"],
+        options: &[("store", Setting::EndpointOf("ds")), ("node_index", Setting::NodeIndex)],
+        descriptors: &[("image", Source::Store)],
+    };
+
+    fn with_echo() -> &'static [Kind] {
+        Box::leak([KINDS, &[ECHO]].concat().into_boxed_slice())
+    }
+
+    fn wish(more: Value) -> DcSpec {
+        let mut wish = json!({ "name": "shop", "nodes": ["n1", "n2"] });
+        wish.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(wish).unwrap()
+    }
+
+    /// What the node has to bring about, and the part of kind `echo` there.
+    fn share(wish: DcSpec, node: &str) -> (Share, Option<Part>) {
+        let placement = placer::place(&wish, with_echo());
+        let record = json!({
+            "id": 7, "spec": wish, "placement": placement, "desired": { "kind": "running" }, "generation": 1, "created_s": 0,
+        });
+        let share = Share::with_kinds(&serde_json::from_value(record).unwrap(), node, with_echo()).unwrap();
+        let echo =
+            share.parts.iter().find(|part| matches!(part, Part::Server(kind, _) if kind.name == "echo")).copied();
+        (share, echo)
+    }
+
+    #[test]
+    fn kind_is_placed_planned_and_started_by_its_row_alone() {
+        assert_eq!(share(wish(json!({ "servers": [{ "kind": "echo", "node": "n1" }] })), "n2").1, None);
+        let (share, echo) = share(wish(json!({})), "n2");
+        let echo = echo.expect("the key-value server is on n2, and it is beside it");
+        assert_eq!((share.role_name(&echo), share.endpoint(&echo)), (Some("echo"), Some(ECHO.endpoint)));
+        assert_eq!(share.options(&echo), Some(json!({ "store": Endpoint::DS.number(), "node_index": 1 })));
+        assert_eq!(share.status(&echo).unwrap().kind.name(), "echo");
+
+        let mut observed: Observed =
+            [Part::Broker, Part::Cgroup, Part::Keeper].map(|part| (part, Standing::Ready)).into();
+        let makes_echo =
+            |observed: &Observed| plan(Wish::Up, &share.parts, observed, Stage::Up).contains(&Action::Make(echo));
+        assert!(!makes_echo(&observed), "without a network");
+        observed.insert(Part::Network, Standing::Ready);
+        assert!(makes_echo(&observed));
+        observed = [echo, server("disk")].map(|part| (part, Standing::Ready)).into();
+        assert_eq!(plan(Wish::Down, &share.parts, &observed, Stage::Quiet), [Action::Unmake(echo)]);
+    }
+
+    #[test]
+    fn share_of_a_container_with_a_kind_that_nobody_knows_is_not_made_up() {
+        let wish = wish(json!({}));
+        let record = json!({
+            "id": 7, "placement": placer::place(&wish, with_echo()), "spec": wish, "desired": { "kind": "running" },
+            "generation": 1, "created_s": 0,
+        });
+        let record = serde_json::from_value(record).unwrap();
+        assert_eq!(Share::of(&record, "n2"), None);
+        assert!(Share::of(&record, "n1").is_some(), "it has none there");
+    }
+
+    #[test]
+    fn no_two_servers_of_a_container_have_a_number_a_uid_on_a_node_or_an_image_in_common() {
+        let (mut endpoints, mut slots, mut stores) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for kind in with_echo() {
+            for index in 0..kind.count_max() {
+                let endpoint = kind.endpoint_of(index).expect("a number");
+                assert!(endpoint.number() < WELL_KNOWN_ENDPOINTS && endpoints.insert(endpoint), "{kind:?} {index}");
+                assert!(kind.uid_slot_of(index) < SLOTS_PER_DC);
+                assert!(slots.insert(kind.uid_slot_of(index)) || kind.stands == Stands::PerNode, "{kind:?} {index}");
+            }
+            assert_eq!(kind.endpoint_of(kind.count_max()), None);
+            assert!(stores.insert(kind.name));
+        }
+    }
+}
