@@ -4,7 +4,8 @@
 //! the metadata store is written, the whole server would fail. So space is asked for first, and only whoever wants more of it hears `ENOSPC`:
 //!
 //! - head and log when the volume is opened, and of the metadata region twice what the store has ([`Aside::own`]); when the store grew,
-//!   more is asked for before the next operation that needs metadata ([`Aside::metadata`]);
+//!   more is asked for before the next operation that needs metadata ([`Aside::metadata`]). A volume that was in use opens with
+//!   less ([`Aside::own_again`]), or nobody could remove anything until somebody else makes room;
 //! - data in chunks, or less when there is no more, before blocks of them are handed out ([`Aside::data`]).
 //!
 //! On a disk that has all its space this costs one request per chunk and life of the server.
@@ -27,6 +28,9 @@ const META_BYTES_MORE: u64 = 128 << 20;
 /// Less is too little: one checkpoint may add about as much.
 const META_BYTES_LEAST: u64 = 96 << 20;
 
+/// Halvings with which is found how much an earlier server set aside: what remains unknown is below a hundredth.
+const META_TRIES: usize = 7;
+
 pub struct Aside {
     device: Arc<dyn BlockDevice>,
     layout: Layout,
@@ -45,11 +49,41 @@ impl Aside {
         Aside { device, layout, meta, meta_wanted, store_bytes, pieces: Mutex::new(vec![0; words]) }
     }
 
-    /// What the volume cannot do without.
+    /// What a new volume cannot do without.
     pub fn own(&self) -> Result<(), DeviceError> {
         self.device.allocate(0, self.layout.meta_start, Need::Own)?;
         self.want_meta(META_BYTES_MORE);
         self.set_meta_aside(Need::Own)
+    }
+
+    /// As [`Aside::own`], for a volume that was in use. The servers before this one set aside what they needed, perhaps not all
+    /// that they wanted. What is missing is missed by operations that make the metadata grow, and asked for with each of them.
+    pub fn own_again(&self) -> Result<(), DeviceError> {
+        match self.own() {
+            Err(error) if error == NO_SPACE => (),
+            done => return done,
+        }
+        self.device.allocate(0, self.layout.meta_start, Need::Own)?;
+        let (mut has, mut lacks) = (self.least_meta(), self.meta_wanted.load(Ordering::Relaxed));
+        if !self.try_meta(has)? {
+            tracing::warn!("the disk's host is full: nothing can be made until it has room again");
+            return Ok(());
+        }
+        for _ in 0..META_TRIES {
+            let middle = has.midpoint(lacks) / BLOCK64 * BLOCK64;
+            *if self.try_meta(middle)? { &mut has } else { &mut lacks } = middle;
+        }
+        Ok(())
+    }
+
+    /// Sets so much of the metadata region aside. `false`: the host has no room.
+    fn try_meta(&self, bytes: u64) -> Result<bool, DeviceError> {
+        match self.device.allocate(self.layout.meta_start, bytes, Need::Own) {
+            Ok(()) => _ = self.meta.fetch_max(bytes, Ordering::Relaxed),
+            Err(error) if error == NO_SPACE => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     /// The metadata store has so many bytes now.
@@ -66,10 +100,13 @@ impl Aside {
     /// Room for an operation that makes the metadata grow.
     pub fn metadata(&self) -> Result<(), Errno> {
         self.set_meta_aside(Need::Users).or_else(|error| {
-            let least = self.store_bytes.load(Ordering::Relaxed).saturating_add(META_BYTES_LEAST);
-            let is_enough = self.meta.load(Ordering::Relaxed) >= least.min(self.layout.meta_bytes);
+            let is_enough = self.meta.load(Ordering::Relaxed) >= self.least_meta();
             if error == NO_SPACE && is_enough { Ok(()) } else { Err(refused(error)) }
         })
+    }
+
+    fn least_meta(&self) -> u64 {
+        self.store_bytes.load(Ordering::Relaxed).saturating_add(META_BYTES_LEAST).min(self.layout.meta_bytes)
     }
 
     fn want_meta(&self, bytes: u64) {

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::aside::Aside;
-use crate::device::{BLOCK, BLOCK64, BlockDevice};
+use crate::device::{BLOCK, BLOCK64, BlockDevice, Need};
 use crate::error::OpenError;
 use crate::layout::{LENGTH_AT, Layout};
 
@@ -69,7 +69,7 @@ impl RegionBackend {
         }
         let length = newest.filter(|length| length.bytes > 0).ok_or(OpenError::Length)?;
         aside.store_has(length.bytes);
-        aside.own()?;
+        aside.own_again()?;
         Ok(RegionBackend::new(device, layout, aside, length))
     }
 
@@ -150,7 +150,10 @@ impl redb::StorageBackend for RegionBackend {
             let to = length.bytes.min(self.bytes) / BLOCK64 * BLOCK64;
             if from < to {
                 self.device.discard(self.start + from, to - from)?;
-                self.aside.store_was_cut(from);
+                // Others on its host may have taken the space: then it is asked for again before the metadata grows.
+                if self.device.allocate(self.start + from, to - from, Need::Own).is_err() {
+                    self.aside.store_was_cut(from);
+                }
             }
         }
         self.aside.store_has(bytes);
@@ -174,5 +177,30 @@ impl redb::StorageBackend for RegionBackend {
         let skip = (offset - first) as usize;
         buffer[skip..skip + data.len()].copy_from_slice(data);
         Ok(self.device.write(self.start + first, &buffer)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redb::StorageBackend;
+
+    use super::*;
+    use crate::testing::SparseDevice;
+
+    #[test]
+    fn store_that_became_shorter_keeps_its_space_on_a_host_that_others_fill() {
+        let bytes = 2 << 30;
+        let device = Arc::new(SparseDevice::new(bytes, 400 << 20));
+        let layout = Layout::plan(bytes, [1; 16]).expect("a plan");
+        let aside = Arc::new(Aside::new(device.clone(), layout));
+        let backend = RegionBackend::create(device.clone(), &layout, aside).expect("room");
+        backend.set_len(64 << 20).expect("it grows");
+        backend.set_len(1 << 20).expect("it shrinks");
+        device.fill_host();
+        backend.set_len(64 << 20).expect("it grows again");
+        let mut block = [1; BLOCK];
+        backend.read(40 << 20, &mut block).expect("it is read");
+        assert_eq!(block, [0; BLOCK]);
+        backend.write(40 << 20, &[7; BLOCK]).expect("its space is still there");
     }
 }

@@ -415,8 +415,9 @@ impl Fs {
             Ok(grown) => self.meta_bytes.fetch_add(grown, Ordering::Relaxed),
             Err(error) => {
                 tracing::error!("a checkpoint failed: {error}");
-                self.log.poison(Errno::Io);
-                return Err(Errno::Io);
+                let errno = error.errno();
+                self.log.poison(errno);
+                return Err(errno);
             }
         };
         self.log.advance(frozen.tail);

@@ -51,7 +51,7 @@ impl std::fmt::Display for Errno {
 impl From<StoreError> for Errno {
     fn from(error: StoreError) -> Errno {
         tracing::error!("{error}");
-        Errno::Io
+        error.errno()
     }
 }
 
@@ -73,6 +73,19 @@ pub enum StoreError {
     Redb(#[source] Box<redb::Error>),
     #[error("the metadata store holds a {0} that makes no sense")]
     Damaged(&'static str),
+}
+
+impl StoreError {
+    /// A host without room is no damage: who hears of it may make room.
+    pub fn errno(&self) -> Errno {
+        match self {
+            StoreError::Redb(cause) => match &**cause {
+                redb::Error::Io(cause) if cause.kind() == std::io::ErrorKind::StorageFull => Errno::NoSpace,
+                _ => Errno::Io,
+            },
+            StoreError::Damaged(_) => Errno::Io,
+        }
+    }
 }
 
 impl<E: Into<redb::Error>> From<E> for StoreError {
@@ -104,4 +117,17 @@ pub enum OpenError {
     Device(#[from] DeviceError),
     #[error("the metadata store failed")]
     Store(#[from] StoreError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_on_a_full_host_says_enospc_and_any_other_failure_is_eio() {
+        for (device, errno) in [(28, Errno::NoSpace), (5, Errno::Io)] {
+            let failed = redb::Error::Io(DeviceError(device).into());
+            assert_eq!(StoreError::from(failed).errno(), errno);
+        }
+    }
 }

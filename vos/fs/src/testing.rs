@@ -215,6 +215,12 @@ impl SparseDevice {
         self.room.store((bytes / BLOCK64) as i64, Ordering::SeqCst);
     }
 
+    /// Somebody else takes what the host has left.
+    pub fn fill_host(&self) {
+        let taken = locked(&self.taken).len();
+        self.room.store(taken as i64, Ordering::SeqCst);
+    }
+
     fn take(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let mut taken = locked(&self.taken);
         let blocks = offset / BLOCK64..(offset + bytes) / BLOCK64;

@@ -127,6 +127,65 @@ fn full_host_is_enospc_for_who_wants_more_and_nothing_else_fails() {
     assert_sound(&fs);
 }
 
+/// Small writes, long ones, new files and checkpoints: each is done or hears that there is no space.
+fn use_full_host(fs: &Arc<Fs>, client: &mut Client, random: &mut Random, seed: u64, round: &str) {
+    let small = client.lookup(1, "small").expect("a file");
+    for step in 0..200u64 {
+        let bytes = client.attr(small).bytes.get();
+        let (what, status) = match random.below(6) {
+            0 => ("6 bytes more", client.write(small, bytes, b"hello\n", step).status),
+            1 => ("6 bytes anew", client.write(small, random.below(bytes), b"hello\n", step).status),
+            2 => ("4 KiB", client.write(small, random.below(64) * 4096, &[7; 4096], step).status),
+            3 => ("64 KiB", client.write(small, random.below(64) * 4096, &[8; 65536], step).status),
+            4 => ("a file", client.make(api::MKNOD, 1, &format!("{round}-{step}"), FILE, 1).status),
+            _ => ("a checkpoint", fs.checkpoint().map_or_else(fs::Errno::number, |()| 0)),
+        };
+        assert!(status == 0 || status == ENOSPC, "seed {seed}, {round} {step}: {what}: errno {status}");
+        assert_eq!(fs.failed(), None, "seed {seed}, {round} {step}: {what}");
+    }
+}
+
+#[test]
+fn server_that_dies_while_its_host_is_full_opens_again_and_files_can_be_removed_at_once() {
+    // The metadata region of so large a volume is set aside in parts.
+    let bytes = 2 << 30;
+    for seed in 0..4 {
+        let mut random = Random::new(seed);
+        // Log, and most or all of the metadata that is wanted; some data.
+        let device = Arc::new(SparseDevice::new(bytes, (220 + random.below(40)) << 20));
+        let options = || Options { careful_writes: 16, ..Options::inline(seed) };
+        let mut fs = Fs::open(device.clone(), options()).expect("the volume opens");
+        let mut client = Client::new(&fs, 7);
+        let small = make(&mut client, "small");
+        assert_eq!(client.write(small, 0, b"begin\n", 1).status, 0);
+        let big = make(&mut client, "big");
+        let mut parts = 0;
+        while client.write(big, parts << 20, &vec![1; 1 << 20], 1).status == 0 {
+            parts += 1;
+        }
+        device.fill_host();
+        use_full_host(&fs, &mut client, &mut random, seed, "before");
+        for life in 1..4 {
+            let sequence = client.sequence;
+            drop((client, fs));
+            fs = Fs::open(device.clone(), options()).expect("the volume opens though its host is full");
+            fs.open_session(7, sequence).expect("the session is known");
+            client = Client { fs: fs.clone(), session: 7, sequence };
+            use_full_host(&fs, &mut client, &mut random, seed, &format!("life-{life}"));
+        }
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 3], b"big").status, 0);
+        fs.tick(60_000);
+        use_full_host(&fs, &mut client, &mut random, seed, "emptied");
+        // What the big file had can be used again.
+        assert_eq!(client.write(small, 0, &vec![2; 1 << 20], 1).status, 0, "seed {seed}");
+        device.set_room(bytes);
+        for part in 0..2 * parts {
+            assert_eq!(client.write(small, part << 20, &vec![2; 1 << 20], 1).status, 0, "seed {seed}");
+        }
+        assert_sound(&fs);
+    }
+}
+
 #[test]
 fn volume_without_room_for_its_log_does_not_open_until_there_is() {
     let device = Arc::new(SparseDevice::new(256 << 20, 4 << 20));
