@@ -3,6 +3,9 @@
 //! `kind u8, reserved 0 u8, length u16 little-endian`, then `length` bytes (at most [`PAYLOAD_BYTES_MAX`]). Both directions
 //! are ordered; flow control is the socket's. The server ends the stream after `EXIT` or `ERROR`. A client that goes away
 //! leaves the program running when it was started detached or with a terminal, else the program's stdin ends and its output goes to the log alone.
+//! A client that comes by other daemons may have a [`session`], in which the stream outlives its connections.
+
+pub mod session;
 
 pub const PROTOCOL: &str = "dvs-stream";
 pub const HEADER_BYTES: usize = 4;
@@ -27,11 +30,20 @@ pub enum Kind {
     Exit = 7,
     /// Server, last frame: JSON of [`crate::ErrorBody`].
     Error = 8,
+    /// Server, first frame of each connection of a [`session`]: client's frames heard so far u64, little-endian.
+    Session = 9,
+    /// In a session, both ways: frames heard so far u64, little-endian.
+    Heard = 10,
+    /// In a session, client or the daemon that saw it die: it does not come back.
+    Leave = 11,
+    /// In a session, last frame of a connection, from a daemon on the way: JSON of [`crate::ErrorBody`], why it broke.
+    Broken = 12,
 }
 
 impl Kind {
     pub fn from_byte(byte: u8) -> Option<Kind> {
-        [Kind::Stdin, Kind::Stdout, Kind::Stderr, Kind::Resize, Kind::Signal, Kind::Started, Kind::Exit, Kind::Error]
+        use Kind::*;
+        [Stdin, Stdout, Stderr, Resize, Signal, Started, Exit, Error, Session, Heard, Leave, Broken]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }

@@ -1,8 +1,12 @@
 //! The `dvs-stream` after the upgrade: frames in, frames out, each half on its own.
 
-use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX, header};
-use mgmt_api::{ErrorBody, TerminalSize};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::cell::RefCell;
+use std::io;
+
+use mgmt_api::ErrorBody;
+use mgmt_api::stream::session::Outgoing;
+use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -19,6 +23,12 @@ pub enum Frame {
     Exit(u8),
     /// Last one.
     Error(ErrorBody),
+    /// First one of a connection of a session: how many of our frames the keeper has heard.
+    Session(u64),
+    /// So many of our frames were heard by now.
+    Heard(u64),
+    /// Last one of this connection, of a session that can go on: why it broke.
+    Broken(ErrorBody),
 }
 
 /// A connection to a program. The halves are independent, so that neither direction can block the other.
@@ -49,12 +59,12 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// The next frame. Cancel-safe: a dropped call loses nothing.
-    pub async fn next(&mut self) -> Result<Frame, Error> {
+    /// The next frame, and the bytes of its payload. Cancel-safe: a dropped call loses nothing.
+    pub async fn next(&mut self) -> Result<(Frame, usize), Error> {
         let mut chunk = [0; PAYLOAD_BYTES_MAX];
         loop {
             if let Some((kind, payload)) = self.decoder.pop().map_err(Error::BadFrame)? {
-                return parse(kind, payload);
+                return Ok((parse(kind, payload)?, payload.len()));
             }
             match self.socket.read(&mut chunk).await {
                 Ok(0) => return Err(Error::StreamEnded),
@@ -67,6 +77,7 @@ impl FrameReader {
 
 fn parse(kind: Kind, payload: &[u8]) -> Result<Frame, Error> {
     let foreign = || Error::Foreign(format!("{kind:?} frame of {} bytes", payload.len()));
+    let count = || payload.try_into().map(u64::from_le_bytes).map_err(|_| foreign());
     match kind {
         Kind::Stdout => Ok(Frame::Stdout(payload.to_vec())),
         Kind::Stderr => Ok(Frame::Stderr(payload.to_vec())),
@@ -79,7 +90,10 @@ fn parse(kind: Kind, payload: &[u8]) -> Result<Frame, Error> {
             _ => Err(foreign()),
         },
         Kind::Error => serde_json::from_slice(payload).map(Frame::Error).map_err(|_| foreign()),
-        Kind::Stdin | Kind::Resize | Kind::Signal => Err(foreign()),
+        Kind::Session => count().map(Frame::Session),
+        Kind::Heard => count().map(Frame::Heard),
+        Kind::Broken => serde_json::from_slice(payload).map(Frame::Broken).map_err(|_| foreign()),
+        Kind::Stdin | Kind::Resize | Kind::Signal | Kind::Leave => Err(foreign()),
     }
 }
 
@@ -88,39 +102,21 @@ pub struct FrameWriter {
 }
 
 impl FrameWriter {
-    /// Sends input of any length. Not cancel-safe: half a frame would be left behind.
-    pub async fn stdin(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        for chunk in bytes.chunks(PAYLOAD_BYTES_MAX) {
-            self.send(Kind::Stdin, chunk).await?;
+    /// Sends a part of what is unsent. Cancel-safe: `outgoing` says what was sent.
+    pub async fn send_some(&mut self, outgoing: &RefCell<Outgoing>) -> Result<(), Error> {
+        self.socket.writable().await.map_err(Error::broken)?;
+        let mut outgoing = outgoing.borrow_mut();
+        match self.socket.try_write(outgoing.unsent()) {
+            Ok(sent) => outgoing.advance(sent),
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => (),
+            Err(cause) => return Err(Error::broken(cause)),
         }
         Ok(())
-    }
-
-    pub async fn end_of_input(&mut self) -> Result<(), Error> {
-        self.send(Kind::Stdin, &[]).await
-    }
-
-    pub async fn resize(&mut self, size: TerminalSize) -> Result<(), Error> {
-        let mut payload = [0; 4];
-        payload[..2].copy_from_slice(&size.rows.to_le_bytes());
-        payload[2..].copy_from_slice(&size.columns.to_le_bytes());
-        self.send(Kind::Resize, &payload).await
-    }
-
-    pub async fn signal(&mut self, signal: u8) -> Result<(), Error> {
-        self.send(Kind::Signal, &[signal]).await
     }
 
     /// Lets go without ending the direction: half a shutdown would look like the end of input, which a terminal
     /// answers by ending its shell. The connection closes, as a whole, with the reader.
     pub fn forget(self) {
         self.socket.forget();
-    }
-
-    async fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Error> {
-        let mut frame = Vec::with_capacity(mgmt_api::stream::HEADER_BYTES + payload.len());
-        frame.extend_from_slice(&header(kind, payload.len()));
-        frame.extend_from_slice(payload);
-        self.socket.write_all(&frame).await.map_err(Error::broken)
     }
 }

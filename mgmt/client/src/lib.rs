@@ -17,4 +17,4 @@ pub use connection::{Client, LogStream};
 pub use error::Error;
 pub use frames::{Frame, FrameReader, FrameWriter, Stream};
 pub use places::{DevCluster, DevNode, LocateError, Places, ProcessId, Wanted, locate};
-pub use requests::{AfterCreate, BeforeDelete, Data, LogQuery, Processes};
+pub use requests::{AfterCreate, BeforeDelete, Data, LogQuery, Processes, Session};

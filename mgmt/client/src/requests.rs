@@ -1,5 +1,8 @@
 //! One method per resource. Paths and bodies are the contract's; names are escaped here.
 
+use std::fs::File;
+use std::io::Read;
+
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
@@ -37,6 +40,23 @@ pub struct LogQuery {
     pub follow: bool,
     /// The last so many lines; all when absent.
     pub tail: Option<u64>,
+}
+
+/// The name of a stream that outlives its connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Session(u64);
+
+impl Session {
+    /// One that nobody else has.
+    pub fn new() -> std::io::Result<Session> {
+        let mut bytes = [0; 8];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Session(u64::from_le_bytes(bytes)))
+    }
+
+    fn asked(self, path: String) -> String {
+        format!("{path}?session={}", self.0)
+    }
 }
 
 const NONE: Option<&()> = None;
@@ -122,20 +142,26 @@ impl Client {
     }
 
     /// Starts a program and stays connected to it.
-    pub async fn run(&self, dc: &str, run: &RunRequest) -> Result<Stream, Error> {
-        self.upgrade(Method::POST, &named(path::PROCESSES, &[("dc", dc)]), Some(run)).await
+    pub async fn run(&self, dc: &str, run: &RunRequest, session: Session) -> Result<Stream, Error> {
+        self.upgrade(Method::POST, &session.asked(named(path::PROCESSES, &[("dc", dc)])), Some(run)).await
     }
 
     pub async fn exec_detached(&self, dc: &str, exec: &ExecRequest) -> Result<RunResponse, Error> {
         self.json(Method::POST, &named(path::DC_EXEC, &[("dc", dc)]), Some(exec), ASK_SECONDS).await
     }
 
-    pub async fn exec(&self, dc: &str, exec: &ExecRequest) -> Result<Stream, Error> {
-        self.upgrade(Method::POST, &named(path::DC_EXEC, &[("dc", dc)]), Some(exec)).await
+    pub async fn exec(&self, dc: &str, exec: &ExecRequest, session: Session) -> Result<Stream, Error> {
+        self.upgrade(Method::POST, &session.asked(named(path::DC_EXEC, &[("dc", dc)])), Some(exec)).await
     }
 
-    pub async fn attach(&self, dc: &str, pid: u32) -> Result<Stream, Error> {
-        self.upgrade(Method::GET, &of_process(path::PROCESS_ATTACH, dc, pid), NONE).await
+    pub async fn attach(&self, dc: &str, pid: u32, session: Session) -> Result<Stream, Error> {
+        self.upgrade(Method::GET, &session.asked(of_process(path::PROCESS_ATTACH, dc, pid)), NONE).await
+    }
+
+    /// Goes on with a session whose connection broke, of which so many frames were heard here.
+    pub async fn resume(&self, dc: &str, pid: u32, session: Session, heard: u64) -> Result<Stream, Error> {
+        let path = format!("{}&heard={heard}", session.asked(of_process(path::PROCESS_ATTACH, dc, pid)));
+        self.upgrade(Method::GET, &path, NONE).await
     }
 
     pub async fn signal(&self, dc: &str, pid: u32, signal: i32) -> Result<(), Error> {

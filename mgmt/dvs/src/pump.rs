@@ -12,22 +12,29 @@
 //!
 //! Signals overtake input: once input is under way the socket may be full of it, so they go through the REST API (`Post`).
 //!
+//! In a session (`mgmt_api::stream::session`) a connection may break. What was said and heard is remembered in [`Talk`], a new
+//! connection is asked for (`Post::resume`), and both loops go on with it where they were.
+//!
 //! Not here: raw terminals (`terminal.rs`), what a frame is (`mgmt_api::stream`).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Read, Write};
 use std::pin::pin;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use client::{Frame, FrameReader, FrameWriter, Stream};
-use mgmt_api::stream::PAYLOAD_BYTES_MAX;
+use mgmt_api::stream::session::{Incoming, Keeping, Outgoing, WINDOW_BYTES};
+use mgmt_api::stream::{Kind, PAYLOAD_BYTES_MAX};
 use mgmt_api::{ErrorBody, TerminalSize};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// Chunks that may wait for the socket or an output: half a megabyte in flight, enough to keep both sides busy.
 const CHUNKS_MAX: usize = 16;
 /// Signals and sizes that may wait. More than that are repetitions of a person hammering a key.
 const EVENTS_MAX: usize = 64;
+/// For our last words: a keeper that does not take them learns of our end in another way.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 pub const SIGPIPE: u8 = 13;
 const CTRL_P: u8 = 0x10;
 const CTRL_Q: u8 = 0x11;
@@ -75,10 +82,20 @@ pub enum PumpError {
     },
 }
 
-/// A way to send signals that does not queue behind input.
+/// What goes beside the stream.
 pub trait Post {
-    /// False: try the stream instead.
+    /// Sends a signal that does not queue behind input. False: try the stream instead.
     fn signal(&self, pid: u32, signal: u8) -> impl Future<Output = bool>;
+
+    /// A new connection for a session that `broke`, of which so many frames were heard; or why there is none.
+    fn resume(
+        &self,
+        _pid: u32,
+        _heard: u64,
+        broke: client::Error,
+    ) -> impl Future<Output = Result<Stream, client::Error>> {
+        std::future::ready(Err(broke))
+    }
 }
 
 /// Everything on our side.
@@ -99,29 +116,142 @@ pub fn event_queue() -> (mpsc::Sender<Event>, mpsc::Receiver<Event>) {
     mpsc::channel(EVENTS_MAX)
 }
 
-/// Runs until the program ends, the stream breaks or somebody detaches. `pid` is filled in when the program has one.
+/// Whether the keeper remembers the stream. Its first frame says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    Unknown,
+    Session,
+    NoSession,
+    /// A new connection of a session: the keeper has not said yet what it heard.
+    Returning,
+}
+
+/// What was said and heard, over all connections.
+struct Talk {
+    outgoing: RefCell<Outgoing>,
+    incoming: Cell<Incoming>,
+    standing: Cell<Standing>,
+    /// There is something to say, or room for input.
+    news: Notify,
+}
+
+impl Talk {
+    fn new() -> Talk {
+        Talk {
+            outgoing: RefCell::new(Outgoing::new(Keeping::UntilConfirmed)),
+            incoming: Cell::default(),
+            standing: Cell::new(Standing::Unknown),
+            news: Notify::new(),
+        }
+    }
+
+    fn say(&self, kind: Kind, payload: &[u8]) {
+        self.outgoing.borrow_mut().say(kind, payload);
+        self.news.notify_one();
+    }
+
+    fn has_something_to_send(&self) -> bool {
+        self.standing.get() != Standing::Returning && !self.outgoing.borrow().is_sent()
+    }
+
+    fn has_room(&self) -> bool {
+        let outgoing = self.outgoing.borrow();
+        match self.standing.get() {
+            Standing::NoSession => outgoing.is_sent(),
+            Standing::Unknown | Standing::Session | Standing::Returning => outgoing.kept_bytes() < WINDOW_BYTES,
+        }
+    }
+
+    /// Takes a frame about the session itself. Gives any other one back.
+    fn hear(&self, frame: Frame) -> Result<Option<Frame>, client::Error> {
+        let foreign = |cause| client::Error::Foreign(format!("the stream's count: {cause}"));
+        match (self.standing.get(), frame) {
+            (Standing::Unknown, Frame::Session(_)) => self.standing.set(Standing::Session),
+            (Standing::Returning, Frame::Session(heard)) => {
+                self.outgoing.borrow_mut().resume(heard, None).map_err(foreign)?;
+                self.standing.set(Standing::Session);
+            }
+            (Standing::Unknown, frame) => {
+                self.standing.set(Standing::NoSession);
+                self.outgoing.borrow_mut().forget_sent();
+                return Ok(Some(frame));
+            }
+            (_, Frame::Heard(heard)) => self.outgoing.borrow_mut().confirm(heard).map_err(foreign)?,
+            (_, frame) => return Ok(Some(frame)),
+        }
+        self.news.notify_one();
+        Ok(None)
+    }
+
+    /// One more frame was dealt with.
+    fn count(&self, payload_bytes: usize) {
+        let mut incoming = self.incoming.get();
+        incoming.count(payload_bytes);
+        self.incoming.set(incoming);
+        if incoming.is_due() {
+            self.confirm();
+        }
+    }
+
+    fn confirm(&self) {
+        let mut incoming = self.incoming.get();
+        if self.standing.get() == Standing::Session {
+            self.say(Kind::Heard, &incoming.confirm());
+        }
+        self.incoming.set(incoming);
+    }
+
+    /// Sends what is left to send, if the other side takes it soon.
+    async fn say_farewell(&self, writer: &mut FrameWriter) {
+        let sending = async { while self.has_something_to_send() && writer.send_some(&self.outgoing).await.is_ok() {} };
+        let _ = tokio::time::timeout(FAREWELL_LIMIT, sending).await;
+    }
+}
+
+/// Runs until the program ends, the stream breaks for good or somebody detaches. `pid` is filled in when the program has one.
 pub async fn run(
-    stream: Stream,
-    mut ends: Ends,
+    mut stream: Stream,
+    ends: Ends,
     pid: &Cell<Option<u32>>,
     post: &impl Post,
 ) -> Result<Ended, PumpError> {
-    let Stream { mut reader, mut writer, .. } = stream;
-    let ended = {
-        let reading = read_frames(&mut reader, &ends.stdout, &ends.stderr, (&ends.events_in, ends.closed_output), pid);
-        let writing = write_frames(&mut writer, ends.input, &mut ends.events, ends.detach_keys, pid, post);
-        let mut reading = pin!(reading);
-        tokio::select! {
-            biased;
-            ended = &mut reading => ended,
-            left = writing => Ok(left),
+    let talk = Talk::new();
+    let Ends { input, events, events_in, closed_output, stdout, stderr, detach_keys } = ends;
+    let keys = KeyFilter { detach_keys, held: false };
+    let mut speaker = Speaker { talk: &talk, input, events, keys, queue: Queue::Clean, pid, post };
+    let mut listener =
+        Listener { talk: &talk, stdout: &stdout, stderr: &stderr, events: &events_in, closed_output, pid, told: false };
+    let ended = loop {
+        let Stream { mut reader, mut writer, .. } = stream;
+        let ended = {
+            let mut reading = pin!(listener.read_frames(&mut reader));
+            tokio::select! {
+                biased;
+                ended = &mut reading => ended,
+                left = speaker.write_frames(&mut writer) => Ok(left),
+            }
+        };
+        match (ended, pid.get()) {
+            (Err(broke), Some(pid)) if talk.is_resumable(&broke) => match speaker.come_back(pid, broke).await {
+                Ok(Back::Connected(again)) => stream = again,
+                Ok(Back::Left(ended)) => break Ok(ended),
+                Err(error) => break Err(error),
+            },
+            (Ok(ended @ (Ended::Detached | Ended::GivenUp)), _) => {
+                talk.say_farewell(&mut writer).await;
+                writer.forget();
+                break Ok(ended);
+            }
+            (Ok(ended), _) => {
+                talk.confirm();
+                talk.say_farewell(&mut writer).await;
+                break Ok(ended);
+            }
+            (Err(error), _) => break Err(error),
         }
     };
-    if matches!(ended, Ok(Ended::Detached | Ended::GivenUp)) {
-        writer.forget();
-    }
     // What arrived is written even when the stream broke.
-    let written = [("standard output", ends.stdout.finish()), ("standard error", ends.stderr.finish())];
+    let written = [("standard output", stdout.finish()), ("standard error", stderr.finish())];
     let ended = ended?;
     for (output, written) in written {
         written.map_err(|source| PumpError::Output { output, source })?;
@@ -129,83 +259,78 @@ pub async fn run(
     Ok(ended)
 }
 
-async fn read_frames(
-    reader: &mut FrameReader,
-    stdout: &Output,
-    stderr: &Output,
-    (events, closed_output): (&mpsc::Sender<Event>, Event),
-    pid: &Cell<Option<u32>>,
-) -> Result<Ended, client::Error> {
-    let mut told = false;
-    loop {
-        let taken = match reader.next().await? {
+impl Talk {
+    /// Whether another connection may help.
+    fn is_resumable(&self, broke: &client::Error) -> bool {
+        let has_session = matches!(self.standing.get(), Standing::Session | Standing::Returning);
+        // A refusal is a daemon's word about the connection to the next one.
+        has_session
+            && matches!(broke, client::Error::StreamEnded | client::Error::Broken(_) | client::Error::Refused(_))
+    }
+}
+
+/// The reader loop.
+struct Listener<'a> {
+    talk: &'a Talk,
+    stdout: &'a Output,
+    stderr: &'a Output,
+    events: &'a mpsc::Sender<Event>,
+    closed_output: Event,
+    pid: &'a Cell<Option<u32>>,
+    /// The program was told that nobody reads its output.
+    told: bool,
+}
+
+impl Listener<'_> {
+    async fn read_frames(&mut self, reader: &mut FrameReader) -> Result<Ended, client::Error> {
+        loop {
+            let (frame, bytes) = reader.next().await?;
+            let is_counted = !matches!(frame, Frame::Session(_));
+            if let Some(frame) = self.talk.hear(frame)?
+                && let Some(ended) = self.take(frame).await?
+            {
+                self.talk.count(bytes);
+                return Ok(ended);
+            }
+            if is_counted {
+                self.talk.count(bytes);
+            }
+        }
+    }
+
+    async fn take(&mut self, frame: Frame) -> Result<Option<Ended>, client::Error> {
+        let taken = match frame {
             Frame::Started(number) => {
-                pid.set(Some(number));
+                self.pid.set(Some(number));
                 true
             }
-            Frame::Stdout(bytes) => stdout.put(bytes).await,
-            Frame::Stderr(bytes) => stderr.put(bytes).await,
-            Frame::Exit(status) => return Ok(Ended::Exit(status)),
-            Frame::Error(body) => return Ok(Ended::Refused(body)),
+            Frame::Stdout(bytes) => self.stdout.put(bytes).await,
+            Frame::Stderr(bytes) => self.stderr.put(bytes).await,
+            Frame::Exit(status) => return Ok(Some(Ended::Exit(status))),
+            Frame::Error(body) => return Ok(Some(Ended::Refused(body))),
+            Frame::Broken(body) => return Err(client::Error::Refused(body)),
+            frame @ (Frame::Session(_) | Frame::Heard(_)) => {
+                return Err(client::Error::Foreign(format!("{frame:?} in the midst of a stream")));
+            }
         };
-        if !taken && !told {
+        if !taken && !self.told {
             // Nobody reads our output any more. A program of ours learns it as it would on this machine; its
             // further output is dropped here and goes on to its log.
-            told = events.try_send(closed_output).is_ok();
+            self.told = self.events.try_send(self.closed_output).is_ok();
         }
+        Ok(None)
     }
 }
 
-/// Returns only to leave the program; a broken socket is for the reader loop to report, which may still find the exit status in it.
-async fn write_frames(
-    writer: &mut FrameWriter,
-    mut input: Option<mpsc::Receiver<Vec<u8>>>,
-    events: &mut mpsc::Receiver<Event>,
-    detach_keys: DetachKeys,
-    pid: &Cell<Option<u32>>,
-    post: &impl Post,
-) -> Ended {
-    let mut keys = KeyFilter { detach_keys, held: false };
-    let mut queue = Queue::Clean;
-    loop {
-        let step = tokio::select! {
-            biased;
-            event = events.recv() => match event {
-                Some(event) => Step::Event(event),
-                None => std::future::pending().await,
-            },
-            chunk = next_chunk(&mut input) => Step::Input(chunk),
-        };
-        let sent = match step {
-            Step::Event(Event::Detach) => return Ended::Detached,
-            Step::Event(Event::GiveUp) => return Ended::GivenUp,
-            Step::Event(event) => deliver(writer, event, queue, pid, post).await,
-            // A raw terminal has no key that ends the input: this one was hung up, and the program keeps its own.
-            Step::Input(None) if detach_keys == DetachKeys::Heeded => return Ended::Detached,
-            Step::Input(None) => {
-                input = None;
-                writer.end_of_input().await
-            }
-            Step::Input(Some(chunk)) => {
-                let (bytes, keys) = keys.pass(chunk);
-                queue = Queue::MayBeFull;
-                let sent = send_input(writer, &bytes, events, pid, post).await;
-                match (keys, sent) {
-                    (Keys::Detach, _) => return Ended::Detached,
-                    (_, Ok(Flow::Leave(ended))) => return ended,
-                    (Keys::Nothing, sent) => sent.map(drop),
-                }
-            }
-        };
-        if sent.is_err() {
-            return std::future::pending().await;
-        }
-    }
-}
-
-enum Step {
-    Event(Event),
-    Input(Option<Vec<u8>>),
+/// The writer loop.
+struct Speaker<'a, P> {
+    talk: &'a Talk,
+    input: Option<mpsc::Receiver<Vec<u8>>>,
+    events: mpsc::Receiver<Event>,
+    keys: KeyFilter,
+    queue: Queue,
+    pid: &'a Cell<Option<u32>>,
+    post: &'a P,
 }
 
 /// What lies before a new frame in the socket.
@@ -216,64 +341,88 @@ enum Queue {
     MayBeFull,
 }
 
-enum Flow {
-    On,
-    Leave(Ended),
+enum Back {
+    Connected(Stream),
+    Left(Ended),
 }
 
-/// Sends input, and looks after signals while the program does not take it.
-async fn send_input(
-    writer: &mut FrameWriter,
-    bytes: &[u8],
-    events: &mut mpsc::Receiver<Event>,
-    pid: &Cell<Option<u32>>,
-    post: &impl Post,
-) -> Result<Flow, client::Error> {
-    let mut size = None;
-    {
-        let mut sending = pin!(writer.stdin(bytes));
+impl<P: Post> Speaker<'_, P> {
+    /// Returns only to leave the program; a broken socket is for the reader loop to report, which may still find the exit status in it.
+    async fn write_frames(&mut self, writer: &mut FrameWriter) -> Ended {
         loop {
-            let event = tokio::select! {
-                sent = &mut sending => {
-                    sent?;
-                    break;
-                }
-                event = events.recv() => event,
+            let (has_something, has_room) = (self.talk.has_something_to_send(), self.talk.has_room());
+            let left = tokio::select! {
+                biased;
+                event = next_event(&mut self.events) => self.obey(event).await,
+                sent = writer.send_some(&self.talk.outgoing), if has_something => match sent {
+                    Ok(()) => None,
+                    Err(_) => std::future::pending().await,
+                },
+                chunk = next_chunk(&mut self.input), if has_room => self.pass(chunk),
+                () = self.talk.news.notified() => None,
             };
-            match (event, pid.get()) {
-                (Some(Event::Detach), _) => return Ok(Flow::Leave(Ended::Detached)),
-                (Some(Event::GiveUp), _) => return Ok(Flow::Leave(Ended::GivenUp)),
-                (Some(Event::Resize(new)), _) => size = Some(new),
-                (Some(Event::Signal(signal)), Some(pid)) => {
-                    post.signal(pid, signal).await;
-                }
-                // Input flows, but the program has no number yet: there is nobody to signal.
-                (Some(Event::Signal(_)), None) => {}
-                (None, _) => {
-                    sending.as_mut().await?;
-                    break;
-                }
+            if let Some(ended) = left {
+                return ended;
             }
         }
     }
-    if let Some(size) = size {
-        writer.resize(size).await?;
+
+    /// Waits for a new connection, and looks after who wants to leave meanwhile.
+    async fn come_back(&mut self, pid: u32, broke: client::Error) -> Result<Back, client::Error> {
+        self.talk.standing.set(Standing::Returning);
+        let mut resuming = pin!(self.post.resume(pid, self.talk.incoming.get().heard(), broke));
+        loop {
+            tokio::select! {
+                stream = &mut resuming => return stream.map(Back::Connected),
+                event = next_event(&mut self.events) => match event {
+                    Event::Detach => return Ok(Back::Left(Ended::Detached)),
+                    Event::GiveUp => return Ok(Back::Left(Ended::GivenUp)),
+                    Event::Resize(size) => self.talk.say(Kind::Resize, &size_bytes(size)),
+                    // It is said when there is somebody to say it to.
+                    Event::Signal(signal) => self.talk.say(Kind::Signal, &[signal]),
+                },
+            }
+        }
     }
-    Ok(Flow::On)
+
+    async fn obey(&mut self, event: Event) -> Option<Ended> {
+        match (event, self.pid.get()) {
+            (Event::Detach, _) => return Some(Ended::Detached),
+            (Event::GiveUp, _) => return Some(Ended::GivenUp),
+            (Event::Resize(size), _) => self.talk.say(Kind::Resize, &size_bytes(size)),
+            (Event::Signal(signal), Some(pid))
+                if self.queue == Queue::MayBeFull && self.post.signal(pid, signal).await => {}
+            (Event::Signal(signal), _) => self.talk.say(Kind::Signal, &[signal]),
+        }
+        None
+    }
+
+    fn pass(&mut self, chunk: Option<Vec<u8>>) -> Option<Ended> {
+        let Some(chunk) = chunk else {
+            // A raw terminal has no key that ends the input: this one was hung up, and the program keeps its own.
+            if self.keys.detach_keys == DetachKeys::Heeded {
+                return Some(Ended::Detached);
+            }
+            self.input = None;
+            self.talk.say(Kind::Stdin, &[]);
+            return None;
+        };
+        let (bytes, keys) = self.keys.pass(chunk);
+        self.queue = Queue::MayBeFull;
+        bytes.chunks(PAYLOAD_BYTES_MAX).for_each(|part| self.talk.say(Kind::Stdin, part));
+        (keys == Keys::Detach).then_some(Ended::Detached)
+    }
 }
 
-async fn deliver(
-    writer: &mut FrameWriter,
-    event: Event,
-    queue: Queue,
-    pid: &Cell<Option<u32>>,
-    post: &impl Post,
-) -> Result<(), client::Error> {
-    match (event, pid.get()) {
-        (Event::Resize(size), _) => writer.resize(size).await,
-        (Event::Signal(signal), Some(pid)) if queue == Queue::MayBeFull && post.signal(pid, signal).await => Ok(()),
-        (Event::Signal(signal), _) => writer.signal(signal).await,
-        (Event::Detach | Event::GiveUp, _) => Ok(()),
+fn size_bytes(size: TerminalSize) -> [u8; 4] {
+    let ([r0, r1], [c0, c1]) = (size.rows.to_le_bytes(), size.columns.to_le_bytes());
+    [r0, r1, c0, c1]
+}
+
+async fn next_event(events: &mut mpsc::Receiver<Event>) -> Event {
+    match events.recv().await {
+        Some(event) => event,
+        None => std::future::pending().await,
     }
 }
 

@@ -67,6 +67,27 @@ pub struct NamespaceFds {
     pub init: OwnedFd,
 }
 
+/// The connected socket of a client.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamEnd<'a> {
+    pub socket: BorrowedFd<'a>,
+    /// What was read from it already.
+    pub pending: &'a [u8],
+    /// With a session the client may come back when the socket breaks (`mgmt_api::stream::session`).
+    pub session: Option<u64>,
+}
+
+impl<'a> StreamEnd<'a> {
+    /// A fresh socket, whose client goes with it.
+    pub fn of(socket: BorrowedFd<'a>) -> StreamEnd<'a> {
+        StreamEnd { socket, pending: &[], session: None }
+    }
+}
+
+fn early_of(stream: Option<&StreamEnd<'_>>) -> (Vec<u8>, Option<u64>) {
+    stream.map_or((Vec::new(), None), |stream| (stream.pending.to_vec(), stream.session))
+}
+
 /// One connection to a keeper. Calls from several threads take turns; whoever expects to wait opens a connection of its own.
 #[derive(Debug)]
 pub struct KeeperClient {
@@ -91,21 +112,35 @@ impl KeeperClient {
         }
     }
 
-    /// Starts a program; returns its PID in the container once it was executed. With a `stream` (a connected socket) the
-    /// keeper speaks frames of `mgmt_api::stream` on it from then on, refusals included; `pending` are bytes that were
-    /// read from it already.
-    pub fn run(&self, run: &RunRequest, stream: Option<BorrowedFd<'_>>, pending: &[u8]) -> Result<u32, KeeperError> {
-        self.start(&Request::Run { run: run.clone(), pending: pending.to_vec() }, stream)
+    /// Starts a program; returns its PID in the container once it was executed. On the `stream` the keeper speaks frames of
+    /// `mgmt_api::stream` from then on, refusals included.
+    pub fn run(&self, run: &RunRequest, stream: Option<&StreamEnd<'_>>) -> Result<u32, KeeperError> {
+        let (pending, session) = early_of(stream);
+        self.start(&Request::Run { run: run.clone(), pending, session }, stream)
     }
 
     /// Like [`KeeperClient::run`], with the root of an existing process of the container.
-    pub fn exec(&self, exec: &ExecRequest, stream: Option<BorrowedFd<'_>>, pending: &[u8]) -> Result<u32, KeeperError> {
-        self.start(&Request::Exec { exec: exec.clone(), pending: pending.to_vec() }, stream)
+    pub fn exec(&self, exec: &ExecRequest, stream: Option<&StreamEnd<'_>>) -> Result<u32, KeeperError> {
+        let (pending, session) = early_of(stream);
+        self.start(&Request::Exec { exec: exec.clone(), pending, session }, stream)
     }
 
     /// Connects a stream to a program started by [`KeeperClient::run`]. What it printed before is in its log.
-    pub fn attach(&self, pid: u32, stream: BorrowedFd<'_>, pending: &[u8]) -> Result<(), KeeperError> {
-        self.done(&Request::Attach { pid, pending: pending.to_vec() }, &[stream])
+    pub fn attach(&self, pid: u32, stream: &StreamEnd<'_>) -> Result<(), KeeperError> {
+        let (pending, session) = early_of(Some(stream));
+        self.done(&Request::Attach { pid, pending, session }, &[stream.socket])
+    }
+
+    /// Goes on with the session of a stream that broke, whose client has heard so many frames.
+    pub fn resume(
+        &self,
+        pid: u32,
+        session: u64,
+        heard: u64,
+        socket: BorrowedFd<'_>,
+        pending: &[u8],
+    ) -> Result<(), KeeperError> {
+        self.done(&Request::Resume { pid, pending: pending.to_vec(), session, heard }, &[socket])
     }
 
     /// All processes of the container on this node, and ended programs that are remembered.
@@ -201,8 +236,8 @@ impl KeeperClient {
         self.done(&Request::UnmountFuse, &[])
     }
 
-    fn start(&self, request: &Request, stream: Option<BorrowedFd<'_>>) -> Result<u32, KeeperError> {
-        let fds: Vec<BorrowedFd<'_>> = stream.into_iter().collect();
+    fn start(&self, request: &Request, stream: Option<&StreamEnd<'_>>) -> Result<u32, KeeperError> {
+        let fds: Vec<BorrowedFd<'_>> = stream.into_iter().map(|stream| stream.socket).collect();
         match self.ask(request, &fds)?.0 {
             Answer::Started { pid } => Ok(pid),
             _ => Err(self.confused()),

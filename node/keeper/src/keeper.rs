@@ -204,6 +204,7 @@ impl Keeper {
             self.keep_logs_short();
             self.abandon_late_launches();
             self.abandon_late_helpers();
+            self.lose_late_clients();
             self.admit();
             if let Phase::Over { askers } = &self.phase {
                 let asked = if askers.is_empty() { Asked::No } else { Asked::Yes };
@@ -527,6 +528,7 @@ impl Keeper {
             .filter(|program| program.is_awaited())
             .map(|program| program.launch_limit)
             .chain(self.helpers.values().filter(|helper| helper.asker.is_some()).map(|helper| helper.limit))
+            .chain(self.programs.values().filter_map(Program::awaits_client_until))
             .chain(phase)
             .min();
         due.map(|due| due.saturating_duration_since(now))
@@ -587,6 +589,12 @@ impl Keeper {
             program.refusal.get_or_insert_with(|| late_launch(dc, limit));
             self.tell_refused(id);
         }
+    }
+
+    fn lose_late_clients(&mut self) {
+        let now = Instant::now();
+        let is_late = |program: &&mut Program| program.awaits_client_until().is_some_and(|limit| now >= limit);
+        self.programs.values_mut().filter(is_late).for_each(|program| program.lose_late_clients(now));
     }
 
     fn bury_init(&mut self) {

@@ -34,7 +34,7 @@ mod seccomp;
 mod stream;
 mod work;
 
-pub use client::{KeeperClient, KeeperError, NamespaceFds};
+pub use client::{KeeperClient, KeeperError, NamespaceFds, StreamEnd};
 pub use keeper::FUSE_KEY;
 pub use packet::PacketError;
 pub use protocol::{FuseOptions, KeeperOptions, Status};

@@ -19,7 +19,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::log::Log;
 use crate::poll::{Interest, Watched};
-use crate::stream::{Client, Gone, Patience, QUEUE_BYTES_MAX, Said};
+use crate::stream::{Client, Gone, Patience, QUEUE_BYTES_MAX, Return, Said, Token};
 
 /// Clients of one program.
 pub const CLIENTS_MAX: usize = 16;
@@ -133,10 +133,30 @@ impl Program {
         let Some(at) = self.clients.iter().position(|client| client.number == number) else { return };
         match self.clients.get_mut(at).map(Client::listen) {
             Some(Ok(said)) => self.obey_all(number, said),
-            _ => self.lose_client(at),
+            Some(Err(gone)) => self.part_client(at, gone),
+            None => (),
         }
         let over = |client: &Client| client.number == number && client.is_silent() && hung_up == HungUp::Yes;
         if let Some(at) = self.clients.iter().position(over) {
+            self.lose_client(at);
+        }
+        self.pump();
+    }
+
+    /// The client of a session whose connection broke, or is about to.
+    pub fn client_of(&mut self, token: Token) -> Option<&mut Client> {
+        self.clients.iter_mut().find(|client| client.has_session(token))
+    }
+
+    /// Until when the first of its clients that are away is waited for.
+    pub fn awaits_client_until(&self) -> Option<Instant> {
+        self.clients.iter().filter_map(Client::away_until).min()
+    }
+
+    /// Clients that did not come back in time have left.
+    pub fn lose_late_clients(&mut self, now: Instant) {
+        let is_late = |client: &Client| client.away_until().is_some_and(|limit| now >= limit);
+        while let Some(at) = self.clients.iter().position(is_late) {
             self.lose_client(at);
         }
         self.pump();
@@ -277,10 +297,18 @@ impl Program {
     fn flush_clients(&mut self) {
         let mut at = 0;
         while at < self.clients.len() {
-            match self.clients.get_mut(at).map(Client::flush) {
-                Some(Ok(())) => at += 1,
-                _ => self.lose_client(at),
+            let before = self.clients.len();
+            if let Some(Err(gone)) = self.clients.get_mut(at).map(Client::flush) {
+                self.part_client(at, gone);
             }
+            at += usize::from(self.clients.len() == before);
+        }
+    }
+
+    /// A connection ended; a client that may come back keeps its place.
+    fn part_client(&mut self, at: usize, gone: Gone) {
+        if self.clients.get_mut(at).map(|client| client.part(gone)) == Some(Return::Excluded) {
+            self.lose_client(at);
         }
     }
 
@@ -300,7 +328,12 @@ impl Program {
     fn obey_all(&mut self, number: u32, said: Vec<Said>) {
         let patience = self.clients.iter().find(|client| client.number == number).map(|client| client.patience);
         for word in said {
-            self.obey(word, patience.unwrap_or(Patience::Spectator));
+            let at = self.clients.iter().position(|client| client.number == number);
+            match (word, at) {
+                (Said::Parted, Some(at)) => self.part_client(at, Gone::Broken),
+                (Said::Farewell, Some(at)) => self.lose_client(at),
+                (word, _) => self.obey(word, patience.unwrap_or(Patience::Spectator)),
+            }
         }
     }
 
@@ -312,9 +345,9 @@ impl Program {
             // What came with the request; the socket itself is heard when it is ready.
             match client.listen() {
                 Ok(said) => self.obey_all(number, said),
-                Err(Gone) => {
+                Err(gone) => {
                     if let Some(at) = self.clients.iter().position(|client| client.number == number) {
-                        self.lose_client(at);
+                        self.part_client(at, gone);
                     }
                 }
             }
@@ -332,6 +365,8 @@ impl Program {
                 }
             }
             Said::EndOfInput => self.end_input(),
+            // Of a client that is not there any more.
+            Said::Parted | Said::Farewell => (),
         }
     }
 

@@ -124,18 +124,31 @@ pub struct Status {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Status,
-    /// A stream may come along; `pending` was read from it already.
+    /// A stream may come along; `pending` was read from it already. With a session its client may come back (`Resume`).
     Run {
         run: RunRequest,
         pending: Vec<u8>,
+        #[serde(default)]
+        session: Option<u64>,
     },
     Exec {
         exec: ExecRequest,
         pending: Vec<u8>,
+        #[serde(default)]
+        session: Option<u64>,
     },
     Attach {
         pid: u32,
         pending: Vec<u8>,
+        #[serde(default)]
+        session: Option<u64>,
+    },
+    /// The client of a session is back, and has heard so many frames.
+    Resume {
+        pid: u32,
+        pending: Vec<u8>,
+        session: u64,
+        heard: u64,
     },
     List,
     Signal {

@@ -3,12 +3,15 @@
 //! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is its pipe or its screen: the
 //! program waits for them, as it would for a real one, so that nothing of `dvs run DC -- cat big > file` is lost. Everybody else is
 //! only a spectator: one whose (much longer) queue is full is sent away, the program and its log go on.
+//!
+//! A client with a session (`mgmt_api::stream::session`) may lose its connection and come back: it is `away` until then.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
-use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX, header};
+use mgmt_api::stream::session::{AWAY_LIMIT, Incoming, Keeping, Miscounted, Outgoing, WINDOW_BYTES};
+use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -18,6 +21,9 @@ use crate::poll::{Interest, Watched};
 pub const QUEUE_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of output that may wait for a spectator before it is sent away: a burst must not cost it its place.
 const SPECTATOR_BYTES_MAX: usize = 4 << 20;
+const _: () = assert!(SPECTATOR_BYTES_MAX >= 2 * WINDOW_BYTES, "what a spectator has not confirmed yet is no slowness");
+/// Input that a client of a session may have said unconfirmed: its window, and signals and sizes beside.
+const UNCONFIRMED_BYTES_MAX: usize = 2 * WINDOW_BYTES;
 const READ_BYTES: usize = 32 * 1024;
 /// Reads per readiness, so that one busy client does not keep the loop.
 const READS_MAX: usize = 8;
@@ -37,9 +43,16 @@ pub enum Patience {
     Spectator,
 }
 
-/// The client is gone; why does not matter to anybody.
-#[derive(Debug)]
-pub struct Gone;
+/// A connection is done with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gone {
+    /// All that there was to say is said, and confirmed where that is usual.
+    Done,
+    /// It broke. Who has a session may come back.
+    Broken,
+    /// The client does not speak the protocol.
+    Misspoke,
+}
 
 /// What a client said.
 #[derive(Debug)]
@@ -48,6 +61,10 @@ pub enum Said {
     EndOfInput,
     /// The client closed its side, without a word.
     Left,
+    /// In a session: the connection broke.
+    Parted,
+    /// In a session: it does not come back.
+    Farewell,
     Resize {
         rows: u16,
         columns: u16,
@@ -55,13 +72,28 @@ pub enum Said {
     Signal(i32),
 }
 
+/// Which client it is when it comes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Token(pub u64);
+
+/// What a client with a session has said, and where it is.
+struct Session {
+    token: Token,
+    incoming: Incoming,
+    /// The program does not take its input: no confirmation until it does.
+    held: bool,
+    away_until: Option<Instant>,
+}
+
 pub struct Client {
     pub number: u32,
     pub patience: Patience,
     encoding: Encoding,
-    socket: Watched,
+    /// None: away.
+    socket: Option<Watched>,
+    session: Option<Session>,
     decoder: Decoder,
-    queue: VecDeque<u8>,
+    outgoing: Outgoing,
     reading: Reading,
     closing: bool,
 }
@@ -79,31 +111,80 @@ impl Client {
     pub fn new(number: u32, socket: Watched, encoding: Encoding, patience: Patience, pending: &[u8]) -> Client {
         let mut decoder = Decoder::default();
         decoder.push(pending);
-        let reading = Reading::Open;
-        Client { number, patience, encoding, socket, decoder, queue: VecDeque::new(), reading, closing: false }
+        Client {
+            number,
+            patience,
+            encoding,
+            socket: Some(socket),
+            session: None,
+            decoder,
+            outgoing: Outgoing::new(Keeping::UntilSent),
+            reading: Reading::Open,
+            closing: false,
+        }
+    }
+
+    /// Gives it a session; before anything is said to it.
+    pub fn with_session(self, token: Option<Token>) -> Client {
+        let Some(token) = token else { return self };
+        let session = Session { token, incoming: Incoming::default(), held: false, away_until: None };
+        let mut outgoing = Outgoing::new(Keeping::UntilConfirmed);
+        outgoing.open(Some(0));
+        Client { session: Some(session), outgoing, ..self }
+    }
+
+    pub fn has_session(&self, token: Token) -> bool {
+        self.session.as_ref().is_some_and(|session| session.token == token)
+    }
+
+    /// It is back, on a new connection, and has heard so many of our frames.
+    pub fn resume(&mut self, socket: Watched, heard: u64, pending: &[u8]) -> Result<(), Miscounted> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        self.outgoing.resume(heard, Some(session.incoming.heard()))?;
+        session.away_until = None;
+        // The last one may have broken in the middle of a frame.
+        self.decoder = Decoder::default();
+        self.decoder.push(pending);
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    /// Its connection is no use any more. Whether it may come back.
+    pub fn part(&mut self, gone: Gone) -> Return {
+        self.socket = None;
+        match &mut self.session {
+            Some(session) if gone == Gone::Broken => {
+                session.away_until.get_or_insert_with(|| Instant::now() + AWAY_LIMIT);
+                Return::Possible
+            }
+            _ => Return::Excluded,
+        }
+    }
+
+    /// Until when it is waited for.
+    pub fn away_until(&self) -> Option<Instant> {
+        self.session.as_ref().and_then(|session| session.away_until)
     }
 
     /// Adds output (or a last word) to the queue.
     pub fn push(&mut self, kind: Kind, bytes: &[u8]) {
         match self.encoding {
             Encoding::Frames => {
-                for part in bytes.chunks(PAYLOAD_BYTES_MAX) {
-                    self.queue.extend(header(kind, part.len()));
-                    self.queue.extend(part);
-                }
+                bytes.chunks(PAYLOAD_BYTES_MAX).for_each(|part| self.outgoing.say(kind, part));
             }
-            Encoding::Text if matches!(kind, Kind::Stdout | Kind::Stderr) => self.queue.extend(bytes),
+            Encoding::Text if matches!(kind, Kind::Stdout | Kind::Stderr) => self.outgoing.say_plain(bytes),
             Encoding::Text => (),
         }
     }
 
     /// Whether no more output should be added for now.
     pub fn is_full(&self) -> bool {
-        let limit = match self.patience {
-            Patience::Foreground => QUEUE_BYTES_MAX,
-            Patience::Spectator => SPECTATOR_BYTES_MAX,
+        let limit = match (self.patience, &self.session) {
+            (Patience::Foreground, None) => QUEUE_BYTES_MAX,
+            (Patience::Foreground, Some(_)) => WINDOW_BYTES,
+            (Patience::Spectator, _) => SPECTATOR_BYTES_MAX,
         };
-        self.queue.len() >= limit
+        self.outgoing.kept_bytes() >= limit
     }
 
     /// Whether the client will say nothing more.
@@ -116,8 +197,12 @@ impl Client {
         self.closing = true;
     }
 
-    /// Stops or resumes taking input from the client.
+    /// Stops or resumes taking input from the client. One with a session is heard on, and waits for our confirmation.
     pub fn hold_input(&mut self, hold: bool) {
+        if let Some(session) = &mut self.session {
+            session.held = hold;
+            return self.confirm_if_due();
+        }
         self.reading = match (self.reading, hold) {
             (Reading::Ended, _) => Reading::Ended,
             (_, true) => Reading::Held,
@@ -125,23 +210,29 @@ impl Client {
         };
     }
 
+    fn confirm_if_due(&mut self) {
+        if let Some(session) = self.session.as_mut().filter(|session| !session.held && session.incoming.is_due()) {
+            self.outgoing.say(Kind::Heard, &session.incoming.confirm());
+        }
+    }
+
     /// Sends what the socket takes now and sets what to wait for.
     pub fn flush(&mut self) -> Result<(), Gone> {
-        while !self.queue.is_empty() {
-            let (front, _) = self.queue.as_slices();
-            match send(self.socket.as_fd(), front, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(sent) => drop(self.queue.drain(..sent)),
+        let Some(socket) = &mut self.socket else { return Ok(()) };
+        while !self.outgoing.is_sent() {
+            match send(socket.as_fd(), self.outgoing.unsent(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => self.outgoing.advance(sent),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => (),
-                Err(_) => return Err(Gone),
+                Err(_) => return Err(Gone::Broken),
             }
         }
-        if self.closing && self.queue.is_empty() {
-            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
-            return Err(Gone);
+        if self.closing && self.outgoing.is_settled() {
+            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Write);
+            return Err(Gone::Done);
         }
-        let interest = Interest::of(self.reading == Reading::Open, !self.queue.is_empty());
-        self.socket.set(interest).map_err(|_: io::Error| Gone)
+        let interest = Interest::of(self.reading == Reading::Open, !self.outgoing.is_sent());
+        socket.set(interest).map_err(|_: io::Error| Gone::Broken)
     }
 
     /// Takes what the client said.
@@ -150,23 +241,27 @@ impl Client {
         self.decode(&mut said)?;
         let mut buffer = vec![0; READ_BYTES];
         for _ in 0..READS_MAX {
-            if self.reading != Reading::Open {
-                break;
-            }
-            match recv(self.socket.as_fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
-                Ok((0, _)) => {
+            let Some(socket) = self.socket.as_ref().filter(|_| self.reading == Reading::Open) else { break };
+            match recv(socket.as_fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.session.is_none() => {
                     self.reading = Reading::Ended;
                     said.push(Said::Left);
                 }
-                Ok((got, _)) => {
+                Ok((got, _)) if got > 0 => {
                     self.decoder.push(buffer.get(..got).unwrap_or_default());
                     self.decode(&mut said)?;
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => (),
-                Err(_) => return Err(Gone),
+                // What was said before counts: it will not be said again.
+                _ if self.session.is_some() => {
+                    said.push(Said::Parted);
+                    break;
+                }
+                _ => return Err(Gone::Broken),
             }
         }
+        self.confirm_if_due();
         Ok(said)
     }
 
@@ -175,7 +270,13 @@ impl Client {
             return Ok(());
         }
         // Whoever does not speak the protocol is sent away.
-        while let Some((kind, payload)) = self.decoder.pop().map_err(|_| Gone)? {
+        while let Some((kind, payload)) = self.decoder.pop().map_err(|_| Gone::Misspoke)? {
+            if let Some(session) = &mut self.session {
+                session.incoming.count(payload.len());
+                if session.incoming.unconfirmed_bytes() > UNCONFIRMED_BYTES_MAX {
+                    return Err(Gone::Misspoke);
+                }
+            }
             match (kind, payload) {
                 (Kind::Stdin, []) => said.push(Said::EndOfInput),
                 (Kind::Stdin, bytes) => said.push(Said::Input(bytes.to_vec())),
@@ -186,9 +287,21 @@ impl Client {
                     });
                 }
                 (Kind::Signal, &[number]) => said.push(Said::Signal(i32::from(number))),
-                _ => return Err(Gone),
+                (Kind::Leave, []) => said.push(Said::Farewell),
+                (Kind::Heard, bytes) => {
+                    let heard = bytes.try_into().map(u64::from_le_bytes).map_err(|_| Gone::Misspoke)?;
+                    self.outgoing.confirm(heard).map_err(|_| Gone::Misspoke)?;
+                }
+                _ => return Err(Gone::Misspoke),
             }
         }
         Ok(())
     }
+}
+
+/// Whether a client whose connection ended may come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Return {
+    Possible,
+    Excluded,
 }

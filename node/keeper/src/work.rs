@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mgmt_api::stream::Kind;
+use mgmt_api::stream::session::AWAY_LIMIT;
 use mgmt_api::{ErrorBody, ErrorKind, Process, RunRequest, TerminalSize};
 use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -17,10 +18,10 @@ use crate::keeper::{Keeper, PROGRAMS_MAX, Phase};
 use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal};
 use crate::list::{self, Known};
 use crate::packet;
-use crate::poll::{Interest, Source};
+use crate::poll::{Interest, Source, Watched};
 use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
 use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, Request, STORED_MAX, Status};
-use crate::stream::{Client, Encoding, Patience};
+use crate::stream::{Client, Encoding, Patience, Token};
 
 type Answered = Result<(Answer, Vec<OwnedFd>), ErrorBody>;
 
@@ -33,6 +34,27 @@ pub fn internal(what: &str, error: &(dyn Error + 'static)) -> ErrorBody {
         next = cause.source();
     }
     body
+}
+
+/// The socket of a client, with what was read from it already.
+struct Stream {
+    socket: OwnedFd,
+    pending: Vec<u8>,
+    session: Option<Token>,
+}
+
+impl Stream {
+    fn first(fds: Vec<OwnedFd>, pending: Vec<u8>, session: Option<u64>) -> Option<Stream> {
+        let socket = fds.into_iter().next()?;
+        Some(Stream { socket, pending, session: session.map(Token) })
+    }
+}
+
+/// The only word to a client that is not taken.
+fn refuse(mut client: Client, body: &ErrorBody) {
+    client.push(Kind::Error, &serde_json::to_vec(body).unwrap_or_default());
+    client.close();
+    let _ = client.flush();
 }
 
 fn bad(what: impl Into<String>) -> ErrorBody {
@@ -52,9 +74,16 @@ impl Keeper {
             Request::Status => self.status(),
             Request::List => return self.list(asker),
             Request::Stop { grace_ms } => return self.stop(Duration::from_millis(grace_ms), Some(asker)),
-            Request::Run { run, pending } => return self.run(asker, run, None, fds, &pending),
-            Request::Exec { exec, pending } => return self.run(asker, exec.run, Some(exec.pid), fds, &pending),
-            Request::Attach { pid, pending } => self.attach(pid, fds, &pending),
+            Request::Run { run, pending, session } => {
+                return self.run(asker, run, None, Stream::first(fds, pending, session));
+            }
+            Request::Exec { exec, pending, session } => {
+                return self.run(asker, exec.run, Some(exec.pid), Stream::first(fds, pending, session));
+            }
+            Request::Attach { pid, pending, session } => self.attach(pid, Stream::first(fds, pending, session)),
+            Request::Resume { pid, pending, session, heard } => {
+                self.resume(pid, heard, Stream::first(fds, pending, Some(session)))
+            }
             Request::Signal { pid, signal } => self.signal(pid, signal),
             Request::Logs { pid, tail_lines, follow } => self.logs(pid, tail_lines, follow),
             Request::Store { key } => self.store(key, fds),
@@ -92,13 +121,10 @@ impl Keeper {
     }
 
     /// Starts a program; the answer comes when it was executed, or was not. Refusals go to the stream too.
-    fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, fds: Vec<OwnedFd>, pending: &[u8]) {
+    fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, stream: Option<Stream>) {
         let id = self.next_id();
         let patience = if run.detach { Patience::Spectator } else { Patience::Foreground };
-        let mut client = None;
-        if let Some(stream) = fds.into_iter().next() {
-            client = self.client(id, stream, patience, pending);
-        }
+        let client = stream.and_then(|stream| self.client(id, stream, patience).ok());
         match self.try_run(id, run, beside) {
             Ok(mut program) => {
                 program.asker = Some(asker);
@@ -107,20 +133,24 @@ impl Keeper {
                 self.set_busy(asker);
             }
             Err(body) => {
-                if let Some(mut client) = client {
-                    client.push(Kind::Error, &serde_json::to_vec(&body).unwrap_or_default());
-                    client.close();
-                    let _ = client.flush();
+                if let Some(client) = client {
+                    refuse(client, &body);
                 }
                 self.answer(asker, &Answer::Failed(body), &[]);
             }
         }
     }
 
-    fn client(&mut self, program: u32, stream: OwnedFd, patience: Patience, pending: &[u8]) -> Option<Client> {
+    fn client(&mut self, program: u32, stream: Stream, patience: Patience) -> Result<Client, ErrorBody> {
         let number = self.next_id() & 0xff_ffff;
-        let watched = self.poll.watch(stream, Source::Client(program, number), Interest::Nothing).ok()?;
-        Some(Client::new(number, watched, Encoding::Frames, patience, pending))
+        let watched = self.watch_client(program, number, stream.socket)?;
+        let client = Client::new(number, watched, Encoding::Frames, patience, &stream.pending);
+        Ok(client.with_session(stream.session))
+    }
+
+    fn watch_client(&self, program: u32, number: u32, socket: OwnedFd) -> Result<Watched, ErrorBody> {
+        let watched = self.poll.watch(socket, Source::Client(program, number), Interest::Nothing);
+        watched.map_err(|error| internal("watch the stream", &error))
     }
 
     fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, ErrorBody> {
@@ -268,9 +298,8 @@ impl Keeper {
         Ok(Stdio { input, output, error, terminal: Terminal::None })
     }
 
-    fn attach(&mut self, pid: u32, fds: Vec<OwnedFd>, pending: &[u8]) -> Answered {
-        let stream = fds.into_iter().next().ok_or_else(|| bad("a request to attach came without a stream"))?;
-        let number = self.next_id() & 0xff_ffff;
+    fn attach(&mut self, pid: u32, stream: Option<Stream>) -> Answered {
+        let stream = stream.ok_or_else(|| bad("a request to attach came without a stream"))?;
         let outcome = self.find_running(pid).map(|program| (program.id, program.clients.len()));
         let (id, refusal) = match outcome {
             Ok((id, clients)) if clients < CLIENTS_MAX => (id, None),
@@ -283,21 +312,54 @@ impl Keeper {
             ),
             Err(body) => (0, Some(body)),
         };
-        let watched = self
-            .poll
-            .watch(stream, Source::Client(id, number), Interest::Nothing)
-            .map_err(|error| internal("watch the stream", &error))?;
-        let mut client = Client::new(number, watched, Encoding::Frames, Patience::Spectator, pending);
+        let client = self.client(id, stream, Patience::Spectator)?;
         if let Some(body) = refusal {
-            client.push(Kind::Error, &serde_json::to_vec(&body).unwrap_or_default());
-            client.close();
-            let _ = client.flush();
+            refuse(client, &body);
             return Err(body);
         }
         if let Some(program) = self.programs.get_mut(&id) {
             program.add_client(client);
         }
         Ok((Answer::Done, Vec::new()))
+    }
+
+    /// Gives the client of a session that comes back its new connection.
+    fn resume(&mut self, pid: u32, heard: u64, stream: Option<Stream>) -> Answered {
+        let stream = stream.ok_or_else(|| bad("a request to resume came without a stream"))?;
+        let place = stream.session.and_then(|token| self.place_of(pid, token));
+        let Some((id, number)) = place else {
+            let body = self.session_over(pid);
+            refuse(self.client(0, stream, Patience::Spectator)?, &body);
+            return Err(body);
+        };
+        let watched = self.watch_client(id, number, stream.socket)?;
+        let program = self.programs.get_mut(&id).ok_or_else(|| bad("the program is gone"))?;
+        let client = program.clients.iter_mut().find(|client| client.number == number);
+        let resumed = client.map(|client| client.resume(watched, heard, &stream.pending));
+        if let Some(Err(miscounted)) = resumed {
+            return Err(bad("the client of a session counts wrong").because(miscounted));
+        }
+        program.hear_all();
+        program.pump();
+        Ok((Answer::Done, Vec::new()))
+    }
+
+    /// Program and number of the client with this session.
+    fn place_of(&mut self, pid: u32, token: Token) -> Option<(u32, u32)> {
+        let mut programs = self.programs.values_mut().filter(|program| program.pid == pid && pid != 0);
+        programs.find_map(|program| Some((program.id, program.client_of(token)?.number)))
+    }
+
+    /// Why a client cannot go on where it was.
+    fn session_over(&self, pid: u32) -> ErrorBody {
+        match self.find_running(pid) {
+            Ok(_) => {
+                ErrorBody::new(ErrorKind::Conflict, format!("program {pid} did not wait for its client any longer"))
+                    .because(format!("it was away for more than {} s", AWAY_LIMIT.as_secs()))
+                    .hint(format!("dvs attach {} {pid}", self.dc_name))
+            }
+            Err(body) => body,
+        }
     }
 
     fn find_running(&self, pid: u32) -> Result<&Program, ErrorBody> {

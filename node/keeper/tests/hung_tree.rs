@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use keeper::{FuseOptions, KeeperError};
+use keeper::{FuseOptions, KeeperError, StreamEnd};
 use mgmt_api::{ErrorKind, RunRequest};
 use support::{Keeper, is_root, request};
 
@@ -49,7 +49,7 @@ fn patient_keeper() -> Keeper {
 /// Starts `run` on a connection of its own.
 fn launch(keeper: &Keeper, run: RunRequest) -> std::thread::JoinHandle<Result<u32, KeeperError>> {
     let client = keeper.connect();
-    std::thread::spawn(move || client.run(&run, None, &[]))
+    std::thread::spawn(move || client.run(&run, None))
 }
 
 /// The one process of the container, which is on its way to exec; who made it may not have ended yet.
@@ -78,7 +78,7 @@ fn keeper_answers_while_a_launch_hangs_and_gives_it_up_in_time() {
     keeper.client.list().expect("list");
     let mut elsewhere = request(&["true"]);
     elsewhere.workdir = Some("/".into());
-    keeper.client.run(&elsewhere, None, &[]).expect("run");
+    keeper.client.run(&elsewhere, None).expect("run");
     assert!(!run.is_finished(), "all that happened while the launch was hanging");
     match run.join().expect("thread") {
         Err(KeeperError::Refused(body)) => assert_eq!(body.kind, ErrorKind::Unavailable, "{body:?}"),
@@ -128,7 +128,7 @@ fn unmounting_frees_who_waits_for_a_gate_that_does_not_answer() {
     run.workdir = Some("/".into());
     let client = keeper.connect();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("pair");
-    client.run(&run, Some(std::os::fd::AsFd::as_fd(&theirs)), &[]).expect("run");
+    client.run(&run, Some(&StreamEnd::of(std::os::fd::AsFd::as_fd(&theirs)))).expect("run");
     drop(theirs);
     let gate = take_one(fuse);
     keeper.client.unmount_fuse().expect("unmount");

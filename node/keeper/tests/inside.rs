@@ -192,9 +192,9 @@ fn program_with_a_root_in_the_tree_sees_only_that_and_the_containers_own() {
         "{ended:?}"
     );
     run.root = RootFs::Tree("../..".into());
-    assert!(keeper.client.run(&run, None, &[]).is_err());
+    assert!(keeper.client.run(&run, None).is_err());
     run.root = RootFs::Tree("/nowhere".into());
-    assert!(keeper.client.run(&run, None, &[]).is_err());
+    assert!(keeper.client.run(&run, None).is_err());
 }
 
 /// A gate that knows one empty directory: enough to see that the mount belongs to the container.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use keeper::KeeperError;
+use keeper::{KeeperError, StreamEnd};
 use mgmt_api::stream::Kind;
 use mgmt_api::{ErrorKind, ProcessState, TerminalSize};
 use support::{Keeper, Watcher, is_root, request};
@@ -35,7 +35,7 @@ fn programs_that_many_start_at_once_all_run() {
     let keeper = Keeper::start();
     let started = std::thread::scope(|scope| {
         // More than may talk with the keeper at a time.
-        let start = |_| scope.spawn(|| keeper.connect().run(&request(&["true"]), None, &[]));
+        let start = |_| scope.spawn(|| keeper.connect().run(&request(&["true"]), None));
         let starters: Vec<_> = (0..200).map(start).collect();
         starters.into_iter().map(|starter| starter.join().expect("no panic")).collect::<Vec<_>>()
     });
@@ -48,7 +48,7 @@ fn keeper_that_can_log_nothing_serves_on_and_its_programs_live() {
         return;
     }
     let keeper = Keeper::start_saying(Some(std::path::Path::new("/dev/full")), |_| ());
-    let pid = keeper.client.run(&request(&["sleep", "1000"]), None, &[]).expect("run");
+    let pid = keeper.client.run(&request(&["sleep", "1000"]), None).expect("run");
     // It has something to say of this, and of a log that cannot be made.
     let stranger = sys::seqpacket::connect(&keeper.options.control).expect("connect");
     sys::seqpacket::send(&stranger, b"\0nonsense", NO_DESCRIPTORS).expect("send");
@@ -65,7 +65,7 @@ fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
     }
     let mut keeper = Keeper::start();
     let ended = keeper.shell("echo first; exit 3").pid.expect("pid");
-    let stopped = keeper.client.run(&request(&["sh", "-c", "echo second; sleep 1000"]), None, &[]).expect("run");
+    let stopped = keeper.client.run(&request(&["sh", "-c", "echo second; sleep 1000"]), None).expect("run");
     // It was executed, and has not written anything perhaps.
     while keeper.client.logs(stopped, None).expect("logs").is_empty() {
         std::thread::sleep(Duration::from_millis(1));
@@ -90,7 +90,7 @@ fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
     while keeper.shell("echo third").pid != Some(stopped) {}
     assert_eq!(keeper.client.logs(stopped, None).expect("logs"), b"third\n");
     // It is killed this time.
-    let lost = keeper.client.run(&request(&["sleep", "1000"]), None, &[]).expect("run");
+    let lost = keeper.client.run(&request(&["sleep", "1000"]), None).expect("run");
     keeper.child.kill().expect("kill");
     keeper.child.wait().expect("wait");
     let left = keeper::kept::processes(&keeper.options.log_dir);
@@ -169,7 +169,7 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
         return;
     }
     let keeper = Keeper::start();
-    let refused = |argv: &[&str]| match keeper.client.run(&request(argv), None, &[]) {
+    let refused = |argv: &[&str]| match keeper.client.run(&request(argv), None) {
         Err(KeeperError::Refused(body)) => body,
         other => panic!("{other:?}"),
     };
@@ -189,12 +189,12 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
     let mut run = request(&["true"]);
     run.workdir = Some("/no/such".into());
     assert!(
-        matches!(keeper.client.run(&run, None, &[]), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::BadRequest)
+        matches!(keeper.client.run(&run, None), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::BadRequest)
     );
 
     // The stream hears it too: the daemon may have handed it over already.
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    assert!(keeper.client.run(&request(&["no-such-program"]), Some(theirs.as_fd()), &[]).is_err());
+    assert!(keeper.client.run(&request(&["no-such-program"]), Some(&StreamEnd::of(theirs.as_fd()))).is_err());
     drop(theirs);
     let error = Watcher::new(ours).into_end().error.expect("error frame");
     assert_eq!(error.kind, ErrorKind::NoSuchProgram);
@@ -211,7 +211,7 @@ fn program_that_could_not_be_started_is_gone_when_its_caller_hears_of_it() {
     let mut rootless = request(&["true"]);
     rootless.root = mgmt_api::RootFs::Tree("/no/such".into());
     for run in [request(&["/no/such"]), nowhere, rootless].iter().cycle().take(60) {
-        assert!(matches!(keeper.client.run(run, None, &[]), Err(KeeperError::Refused(_))));
+        assert!(matches!(keeper.client.run(run, None), Err(KeeperError::Refused(_))));
         // A zombie is no member of the control group any more, but counts against its limit.
         assert_eq!(keeper.client.list().expect("list"), []);
     }
@@ -232,7 +232,7 @@ fn launch_that_a_frozen_group_holds_is_given_up_and_leaves_no_process_once_it_th
         eprintln!("SKIPPED: this test needs the freezer of control groups of version 1");
         return;
     }
-    let refused = keeper.client.run(&request(&["true"]), None, &[]);
+    let refused = keeper.client.run(&request(&["true"]), None);
     assert!(matches!(&refused, Err(KeeperError::Refused(body)) if body.kind == ErrorKind::Internal), "{refused:?}");
     let held = keeper.cgroup.members().expect("members");
     let ends: Vec<_> = held.iter().map(|pid| sys::pidfd::open(*pid as i32).expect("pidfd")).collect();
@@ -274,7 +274,7 @@ fn large_output_arrives_whole_through_a_slow_client() {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper
         .client
-        .run(&request(&["sh", "-c", "head -c 20000000 /dev/zero; echo end >&2"]), Some(theirs.as_fd()), &[])
+        .run(&request(&["sh", "-c", "head -c 20000000 /dev/zero; echo end >&2"]), Some(&StreamEnd::of(theirs.as_fd())))
         .expect("run");
     drop(theirs);
     // The program fills every buffer meanwhile; the keeper goes on serving others.
@@ -296,7 +296,7 @@ fn input_reaches_the_program_and_ends() {
     // A part of the input came with the request.
     let mut pending = mgmt_api::stream::header(Kind::Stdin, 3).to_vec();
     pending.extend_from_slice(b"abc");
-    keeper.client.run(&run, Some(theirs.as_fd()), &pending).expect("run");
+    keeper.client.run(&run, Some(&StreamEnd { pending: &pending, ..StreamEnd::of(theirs.as_fd()) })).expect("run");
     let mut watcher = Watcher::new(ours);
     for _ in 0..100 {
         watcher.send(Kind::Stdin, &vec![b'x'; 30_000]);
@@ -328,7 +328,7 @@ fn terminal_is_the_containers_own_and_follows_its_size() {
     run.terminal = Some(TerminalSize { rows: 24, columns: 80 });
     run.interactive = true;
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    keeper.client.run(&run, Some(&StreamEnd::of(theirs.as_fd()))).expect("run");
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     let contains =
@@ -353,16 +353,77 @@ fn terminal_stays_for_the_next_client_when_the_first_one_leaves() {
     run.terminal = Some(TerminalSize { rows: 24, columns: 80 });
     run.interactive = true;
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    let pid = keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    let pid = keeper.client.run(&run, Some(&StreamEnd::of(theirs.as_fd()))).expect("run");
     drop((ours, theirs));
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     watcher.send(Kind::Stdin, b"later\n");
     let ended = watcher.into_end();
     assert!(String::from_utf8_lossy(&ended.stdout).ends_with("got:later\r\n"), "{ended:?}");
     assert_eq!(ended.exit, Some(0));
+}
+
+/// A connection of a session, of which the client has heard so many frames.
+fn resume(keeper: &Keeper, pid: u32, heard: u64) -> Watcher {
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.resume(pid, SESSION, heard, theirs.as_fd(), &[]).expect("resume");
+    Watcher::new(ours)
+}
+
+fn run_in_session(keeper: &Keeper, script: &str) -> (u32, Watcher) {
+    let mut run = request(&["sh", "-c", script]);
+    run.interactive = true;
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let end = StreamEnd { session: Some(SESSION), ..StreamEnd::of(theirs.as_fd()) };
+    (keeper.client.run(&run, Some(&end)).expect("run"), Watcher::new(ours))
+}
+
+const SESSION: u64 = 77;
+
+#[test]
+fn client_of_a_session_comes_back_to_what_it_has_not_heard() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let (pid, mut first) = run_in_session(&keeper, "echo begun; read x; echo $x; read x; echo $x; exit 5");
+    first.send(Kind::Stdin, b"one\n");
+    first.until(|seen| seen.stdout == b"begun\none\n");
+    drop(first);
+    // It has heard Started and the first line; its input and its end it says on the next connection.
+    let mut second = resume(&keeper, pid, 2);
+    second.until(|seen| seen.stdout == b"one\n");
+    second.send(Kind::Stdin, b"two\n");
+    second.until(|seen| seen.exit.is_some());
+    drop(second);
+    // The end was not confirmed, and is told again; after that there is nobody to come back.
+    let mut third = resume(&keeper, pid, 3);
+    third.until(|seen| seen.exit == Some(5));
+    third.send(Kind::Heard, &5_u64.to_le_bytes());
+    assert_eq!(third.into_end().stdout, b"two\n");
+    let (_ours, theirs) = UnixStream::pair().expect("pair");
+    assert!(matches!(keeper.client.resume(pid, SESSION, 5, theirs.as_fd(), &[]), Err(KeeperError::Refused(_))));
+}
+
+#[test]
+fn input_of_a_session_stays_open_over_a_break_and_ends_with_a_farewell() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let (pid, mut first) = run_in_session(&keeper, "echo begun; cat; echo over");
+    first.until(|seen| seen.stdout == b"begun\n");
+    drop(first);
+    let mut second = resume(&keeper, pid, 2);
+    second.send(Kind::Stdin, b"more\n");
+    second.until(|seen| seen.stdout == b"more\n");
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
+    drop(theirs);
+    second.send(Kind::Leave, b"");
+    assert_eq!(Watcher::new(ours).into_end().stdout, b"over\n");
 }
 
 #[test]
@@ -373,7 +434,7 @@ fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
     let keeper = Keeper::start();
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let script = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.01; done";
-    let pid = keeper.client.run(&request(&["sh", "-c", script]), Some(theirs.as_fd()), &[]).expect("run");
+    let pid = keeper.client.run(&request(&["sh", "-c", script]), Some(&StreamEnd::of(theirs.as_fd()))).expect("run");
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     watcher.until(|seen| seen.stdout.ends_with(b"ready\n"));
@@ -393,7 +454,7 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     let keeper = Keeper::start();
     let mut run = request(&["sh", "-c", "echo first; read x; echo got $x"]);
     (run.detach, run.interactive) = (true, true);
-    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let pid = keeper.client.run(&run, None).expect("run");
 
     let processes = keeper.client.list().expect("list");
     let process = processes.iter().find(|process| process.pid == pid).expect("listed");
@@ -403,7 +464,7 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
 
     let follow = keeper.connect().follow(pid, None).expect("follow");
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
     drop(theirs);
     let mut watcher = Watcher::new(ours);
     watcher.send(Kind::Stdin, b"word\n");
@@ -418,7 +479,7 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     let ended = keeper.client.list().expect("list").into_iter().find(|process| process.pid == pid).expect("remembered");
     assert_eq!((ended.state, ended.exit), (ProcessState::Exited, Some(0)));
     let (_ours, theirs) = UnixStream::pair().expect("pair");
-    assert!(matches!(keeper.client.attach(pid, theirs.as_fd(), &[]), Err(KeeperError::Refused(_))));
+    assert!(matches!(keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())), Err(KeeperError::Refused(_))));
 }
 
 #[test]
@@ -450,9 +511,9 @@ fn spectator_that_reads_nothing_stops_neither_the_program_nor_its_log() {
     let keeper = Keeper::start();
     let mut run = request(&["sh", "-c", "read x; head -c 8000000 /dev/zero; echo; echo finished"]);
     (run.detach, run.interactive) = (true, true);
-    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let pid = keeper.client.run(&run, None).expect("run");
     let (slow, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
     drop(theirs);
     let mut slow = Watcher::new(slow);
     slow.send(Kind::Stdin, b"go\n");
@@ -472,7 +533,7 @@ fn foreground_program_whose_client_vanished_sees_the_end_of_its_input_and_goes_o
     let mut run = request(&["sh", "-c", "cat >/dev/null; echo survived"]);
     run.interactive = true;
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    let pid = keeper.client.run(&run, Some(theirs.as_fd()), &[]).expect("run");
+    let pid = keeper.client.run(&run, Some(&StreamEnd::of(theirs.as_fd()))).expect("run");
     let follow = keeper.connect().follow(pid, None).expect("follow");
     drop((ours, theirs));
     let mut text = String::new();
@@ -488,18 +549,18 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     let keeper = Keeper::start();
     let mut run = request(&["sh", "-c", "echo mark > /tmp/mark; read x"]);
     (run.detach, run.interactive) = (true, true);
-    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let pid = keeper.client.run(&run, None).expect("run");
     let exec =
         mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", "cat /tmp/mark; kill -0 $OTHER && echo alive"]) };
     let mut exec = exec;
     exec.run.env.push(format!("OTHER={pid}").into());
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.exec(&exec, Some(theirs.as_fd()), &[]).expect("exec");
+    keeper.client.exec(&exec, Some(&StreamEnd::of(theirs.as_fd()))).expect("exec");
     drop(theirs);
     assert_eq!(Watcher::new(ours).into_end().text(), "mark\nalive");
     exec.pid = 4_000_000;
     assert!(
-        matches!(keeper.client.exec(&exec, None, &[]), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound)
+        matches!(keeper.client.exec(&exec, None), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound)
     );
 }
 
@@ -541,9 +602,9 @@ fn stop_asks_first_kills_after_the_grace_and_leaves_nothing() {
     let mut run =
         request(&["sh", "-c", "trap '' TERM; (trap '' TERM; setsid sleep 1000) & echo up; while :; do sleep 1; done"]);
     run.detach = true;
-    let pid = keeper.client.run(&run, None, &[]).expect("run");
+    let pid = keeper.client.run(&run, None).expect("run");
     let (ours, theirs) = UnixStream::pair().expect("pair");
-    keeper.client.attach(pid, theirs.as_fd(), &[]).expect("attach");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
     drop((ours, theirs));
     let host_pids = keeper.host_pids();
     keeper.connect().stop(Duration::from_millis(100)).expect("stop");
@@ -564,7 +625,7 @@ fn nothing_survives_a_killed_keeper() {
     let mut keeper = Keeper::start();
     let mut run = request(&["sh", "-c", "setsid sleep 1000 & sleep 1000"]);
     run.detach = true;
-    keeper.client.run(&run, None, &[]).expect("run");
+    keeper.client.run(&run, None).expect("run");
     let ends: Vec<_> = keeper.host_pids().into_iter().filter_map(|pid| sys::pidfd::open(pid as i32).ok()).collect();
     assert!(ends.len() >= 2);
     keeper.child.kill().expect("kill");

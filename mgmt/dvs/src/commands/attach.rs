@@ -39,11 +39,8 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
             (false, false) => Manner::Interactive(Input::Standard),
         };
         session::demand_terminal(&manner, "dvs attach --no-input: only watch")?;
-        let mut stream = daemon.attach(&options.dc, options.pid).await.map_err(errors::of_run)?;
-        if manner == Manner::Terminal {
-            // The size may be another one than when it was left; it also makes full-screen programs draw again.
-            stream.writer.resize(crate::terminal::size()).await.map_err(errors::of_run)?;
-        }
-        converse(&daemon, &options.dc, stream, manner, Some(options.pid)).await
+        let session = session::new_session()?;
+        let stream = daemon.attach(&options.dc, options.pid, session).await.map_err(errors::of_run)?;
+        converse(&daemon, &options.dc, (stream, session), manner, Some(options.pid)).await
     })?
 }

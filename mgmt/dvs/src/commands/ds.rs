@@ -15,7 +15,7 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 use mgmt_api::{RootFs, RunRequest};
 
-use super::session::{Input, Manner, converse};
+use super::session::{Input, Manner, converse, new_session};
 use super::{Outcome, block_on, daemon};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
@@ -193,8 +193,9 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     };
     let daemon = daemon(global)?;
     let ended = block_on(async {
-        let stream = daemon.run(&asked.dc, &request).await?;
-        converse(&daemon, &asked.dc, stream, Manner::Interactive(input), None).await
+        let session = new_session()?;
+        let stream = daemon.run(&asked.dc, &request, session).await?;
+        converse(&daemon, &asked.dc, (stream, session), Manner::Interactive(input), None).await
     })?;
     if wants_raw && io::stdout().is_terminal() {
         // Values are printed as they are; a prompt should not stand behind one.

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 use mgmt_api::{ExecRequest, RootFs};
 
-use super::session::converse;
+use super::session::{converse, new_session};
 use super::{Outcome, block_on, daemon, ps, run};
 use crate::cli::Global;
 use crate::errors;
@@ -51,7 +51,8 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         return ps::print_started(global.output, &started);
     }
     block_on(async {
-        let stream = daemon.exec(&dc, &request).await.map_err(errors::of_run)?;
-        converse(&daemon, &dc, stream, manner, None).await
+        let session = new_session()?;
+        let stream = daemon.exec(&dc, &request, session).await.map_err(errors::of_run)?;
+        converse(&daemon, &dc, (stream, session), manner, None).await
     })?
 }

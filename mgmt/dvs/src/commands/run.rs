@@ -23,6 +23,8 @@ command go to the program, unless they were ignored when it began (nohup); the t
 within ten seconds ends the command without it. Signals of the same moment are one to the kernel.
 Keys with -t: Ctrl-P Ctrl-Q leave the program running, as closing the window does; `dvs attach` \
 comes back to it.
+When a daemon on the way ends, this command waits up to 30 s for it to be started again, and \
+goes on where it was.
 Exit status: the program's; 128+N when signal N ended it; 125 dvs failed or could not write the \
 output here, 126 cannot execute, 127 not found.
 
@@ -117,8 +119,9 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         return ps::print_started(global.output, &started);
     }
     block_on(async {
-        let stream = daemon.run(&dc, &request).await.map_err(errors::of_run)?;
-        converse(&daemon, &dc, stream, manner, None).await
+        let session = session::new_session()?;
+        let stream = daemon.run(&dc, &request, session).await.map_err(errors::of_run)?;
+        converse(&daemon, &dc, (stream, session), manner, None).await
     })
     .map_err(|failure: Failure| failure.status(errors::RUN_FAILED))?
 }

@@ -1,13 +1,15 @@
 //! What `run`, `exec` and `attach` have in common: a program's streams on ours until one of them ends.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use client::{Client, Stream};
-use mgmt_api::TerminalSize;
+use client::{Client, Session, Stream};
+use mgmt_api::stream::session::RESUME_LIMIT;
+use mgmt_api::{ErrorKind, TerminalSize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -52,8 +54,24 @@ const ENDING_SIGNALS_MAX: usize = 3;
 /// The while: somebody who wants to leave; a program that heeds an occasional Ctrl-C in its own way is another matter.
 const ENDING_SIGNALS_WITHIN: Duration = Duration::from_secs(10);
 
+/// A break that is mended within this is not worth a word.
+const QUIET: Duration = Duration::from_millis(1500);
+/// Between two tries to find a daemon.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The name of the stream to come.
+pub fn new_session() -> Result<Session, Failure> {
+    Session::new().map_err(|cause| local("cannot read random numbers", &cause))
+}
+
 /// Stays with the program and gives back its exit status. `known_pid` when the stream will not say it.
-pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner, known_pid: Option<u32>) -> Outcome {
+pub async fn converse(
+    daemon: &Client,
+    dc: &str,
+    (stream, session): (Stream, Session),
+    manner: Manner,
+    known_pid: Option<u32>,
+) -> Outcome {
     stream.notes.iter().for_each(|note| say(&format!("dvs: {}", printable(note))));
     let (events_in, events) = pump::event_queue();
     watch_signals(&manner, &events_in).map_err(|cause| local("cannot watch signals", &cause))?;
@@ -61,6 +79,10 @@ pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner,
         Manner::Terminal => terminal::make_raw().map_err(|cause| local("cannot set up the terminal", &cause))?,
         Manner::Interactive(_) | Manner::Output | Manner::Spectator => None,
     };
+    if manner == Manner::Terminal && known_pid.is_some() {
+        // The size may be another one than when it was left; it also makes full-screen programs draw again.
+        let _ = events_in.try_send(Event::Resize(terminal::size()));
+    }
     let closed_output = match manner {
         Manner::Spectator => Event::Detach,
         Manner::Terminal | Manner::Interactive(_) | Manner::Output => Event::Signal(SIGPIPE),
@@ -80,7 +102,7 @@ pub async fn converse(daemon: &Client, dc: &str, stream: Stream, manner: Manner,
         detach_keys: if raw.is_some() { DetachKeys::Heeded } else { DetachKeys::Passed },
     };
     let pid = Cell::new(known_pid);
-    let post = ByRequest { daemon, dc };
+    let post = ByRequest { daemon, dc, session, line_end: if raw.is_some() { "\r" } else { "" } };
     let ended = pump::run(stream, ends, &pid, &post).await;
     drop(raw);
     match ended {
@@ -199,15 +221,70 @@ fn forward(
     Ok(())
 }
 
-/// Signals as requests of their own.
+/// Signals and new connections as requests of their own.
 struct ByRequest<'a> {
     daemon: &'a Client,
     dc: &'a str,
+    session: Session,
+    /// What a raw terminal wants before a new line.
+    line_end: &'static str,
 }
 
 impl Post for ByRequest<'_> {
     async fn signal(&self, pid: u32, signal: u8) -> bool {
         self.daemon.signal(self.dc, pid, i32::from(signal)).await.is_ok()
+    }
+
+    async fn resume(&self, pid: u32, heard: u64, broke: client::Error) -> Result<Stream, client::Error> {
+        let last = RefCell::new(None);
+        let mut trying = pin!(self.try_to_resume(pid, heard, &last));
+        if let Ok(stream) = tokio::time::timeout(QUIET, &mut trying).await {
+            return stream;
+        }
+        let cause = last.borrow().as_ref().map(cause_of).unwrap_or_else(|| cause_of(&broke));
+        let seconds = RESUME_LIMIT.as_secs();
+        let end = self.line_end;
+        say(&format!("dvs: {}; waiting up to {seconds} s for program {pid}{end}", printable(&cause)));
+        match tokio::time::timeout(RESUME_LIMIT - QUIET, trying).await {
+            Ok(stream) => stream,
+            Err(_) => Err(broke),
+        }
+    }
+}
+
+impl ByRequest<'_> {
+    async fn try_to_resume(
+        &self,
+        pid: u32,
+        heard: u64,
+        last: &RefCell<Option<client::Error>>,
+    ) -> Result<Stream, client::Error> {
+        loop {
+            tokio::time::sleep(RETRY_PAUSE).await;
+            match self.daemon.resume(self.dc, pid, self.session, heard).await {
+                Err(error) if is_passing(&error) => _ = last.replace(Some(error)),
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Whether a daemon that is started again, or found again, would answer in another way.
+fn is_passing(error: &client::Error) -> bool {
+    use client::Error::{Broken, NoDaemon, Refused, StreamEnded, TimedOut};
+    match error {
+        NoDaemon { .. } | Broken(_) | TimedOut { .. } | StreamEnded => true,
+        Refused(body) => matches!(body.kind, ErrorKind::Unavailable | ErrorKind::TimedOut),
+        _ => false,
+    }
+}
+
+/// What is away, in few words.
+fn cause_of(error: &client::Error) -> String {
+    match error {
+        client::Error::NoDaemon { .. } => "the daemon of this node is away".to_owned(),
+        client::Error::Refused(body) => body.what.clone(),
+        error => error.to_string(),
     }
 }
 

@@ -251,6 +251,79 @@ fn leaving_closes_both_directions_at_once() {
     });
 }
 
+/// Gives the pump one more connection each time, whose other end the test has.
+struct Reconnecting {
+    connections: RefCell<Vec<Stream>>,
+    heard: RefCell<Vec<u64>>,
+}
+
+impl Post for Reconnecting {
+    async fn signal(&self, _: u32, _: u8) -> bool {
+        false
+    }
+
+    async fn resume(&self, _: u32, heard: u64, broke: client::Error) -> Result<Stream, client::Error> {
+        self.heard.borrow_mut().push(heard);
+        self.connections.borrow_mut().pop().ok_or(broke)
+    }
+}
+
+fn connections(count: usize) -> (Reconnecting, Vec<Keeper>) {
+    let pairs = (0..count).map(|_| UnixStream::pair().unwrap());
+    let (streams, keepers): (Vec<_>, Vec<_>) = pairs
+        .map(|(ours, theirs)| (Stream::new(ours, b""), Keeper { socket: theirs, decoder: Decoder::default() }))
+        .unzip();
+    (Reconnecting { connections: RefCell::new(streams), heard: RefCell::default() }, keepers)
+}
+
+#[test]
+fn after_a_break_input_goes_on_behind_what_the_keeper_heard() {
+    block_on(async {
+        let (keys, input) = mpsc::channel(4);
+        let World { stream, mut keeper, ends, stdout, .. } = world(Some(input), DetachKeys::Passed);
+        let (post, mut next) = connections(1);
+        let program = async {
+            keeper.say(Kind::Session, &0_u64.to_le_bytes()).await;
+            keeper.say(Kind::Started, &7_u32.to_le_bytes()).await;
+            keeper.say(Kind::Stdout, b"first ").await;
+            for word in ["one", "two", "three"] {
+                keys.send(word.as_bytes().to_vec()).await.unwrap();
+                assert_eq!(keeper.hear().await, Some((Kind::Stdin, word.as_bytes().to_vec())));
+            }
+            // Two of them were heard; the connection ends in the midst of a frame.
+            keeper.socket.write_all(&header(Kind::Stdout, 9)).await.unwrap();
+            drop(keeper);
+            let mut keeper = next.pop().unwrap();
+            // Nothing is said before it is known what was heard.
+            tokio::task::yield_now().await;
+            assert!(keeper.socket.try_read(&mut [0]).is_err());
+            keeper.say(Kind::Session, &2_u64.to_le_bytes()).await;
+            assert_eq!(keeper.hear().await, Some((Kind::Stdin, b"three".to_vec())));
+            keeper.say(Kind::Stdout, b"second").await;
+            keeper.say(Kind::Exit, &[4]).await;
+            // Frames: Started, Stdout, Stdout, Exit.
+            assert_eq!(keeper.hear().await, Some((Kind::Heard, 4_u64.to_le_bytes().to_vec())));
+        };
+        let pid = Cell::new(None);
+        let (ended, ()) = tokio::join!(run(stream, ends, &pid, &post), program);
+        assert_eq!(ended.unwrap(), Ended::Exit(4));
+        assert_eq!(*stdout.0.lock().unwrap(), b"first second");
+        assert_eq!(*post.heard.borrow(), [2]);
+    });
+}
+
+#[test]
+fn stream_without_a_session_is_not_resumed() {
+    block_on(async {
+        let World { stream, mut keeper, ends, .. } = world(None, DetachKeys::Passed);
+        let (post, _next) = connections(1);
+        keeper.say(Kind::Started, &7_u32.to_le_bytes()).await;
+        drop(keeper);
+        assert!(run(stream, ends, &Cell::new(None), &post).await.is_err());
+        assert!(post.heard.borrow().is_empty());
+    });
+}
+
 #[test]
 fn stream_that_ends_without_a_status_is_an_error() {
     block_on(async {

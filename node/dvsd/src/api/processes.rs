@@ -12,7 +12,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
-use keeper::{KeeperClient, KeeperError};
+use keeper::{KeeperClient, KeeperError, StreamEnd};
 use mgmt_api::{DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -33,28 +33,38 @@ const UNREACHABLE_LIMIT: std::time::Duration = std::time::Duration::from_millis(
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
 
+/// Of a client that wants its stream to outlive its connections (`mgmt_api::stream::session`).
+#[derive(Clone, Copy, Deserialize)]
+pub struct SessionQuery {
+    session: Option<u64>,
+    /// It comes back, and has heard so many frames.
+    heard: Option<u64>,
+}
+
 pub async fn run(
     State(api): State<Arc<Api>>,
     Path(dc): Path<String>,
+    Query(wish): Query<SessionQuery>,
     request: Request,
 ) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
     let incoming = Incoming::take(request).await?;
     let run: RunRequest = parse(&incoming.question.body)?;
     let node = chosen_node(&view, run.node.as_deref())?;
-    answer_at(&api, &view, &node, incoming, Start::Run(run)).await
+    answer_at(&api, &view, &node, incoming, Start::Run(run, wish.session)).await
 }
 
 pub async fn exec(
     State(api): State<Arc<Api>>,
     Path(dc): Path<String>,
+    Query(wish): Query<SessionQuery>,
     request: Request,
 ) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
     let incoming = Incoming::take(request).await?;
     let exec: ExecRequest = parse(&incoming.question.body)?;
     let node = node_of(&view, exec.pid)?;
-    answer_at(&api, &view, &node, incoming, Start::Exec(exec)).await
+    answer_at(&api, &view, &node, incoming, Start::Exec(exec, wish.session)).await
 }
 
 #[derive(Deserialize)]
@@ -75,12 +85,13 @@ pub async fn import(
         return Err(failure(ErrorKind::BadRequest, "an import is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     let node = chosen_node(&view, query.node.as_deref())?;
-    answer_at(&api, &view, &node, incoming, Start::Run(unpacker(&query.path)?)).await
+    answer_at(&api, &view, &node, incoming, Start::Run(unpacker(&query.path)?, None)).await
 }
 
 pub async fn attach(
     State(api): State<Arc<Api>>,
     Path((dc, pid)): Path<(String, u32)>,
+    Query(wish): Query<SessionQuery>,
     request: Request,
 ) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
@@ -89,7 +100,11 @@ pub async fn attach(
     if incoming.client.is_none() {
         return Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"));
     }
-    answer_at(&api, &view, &node, incoming, Start::Attach(pid)).await
+    let start = match wish {
+        SessionQuery { session: Some(session), heard: Some(heard) } => Start::Resume { pid, session, heard },
+        SessionQuery { session, .. } => Start::Attach(pid, session),
+    };
+    answer_at(&api, &view, &node, incoming, start).await
 }
 
 /// Of all nodes; those that do not answer are named in a header.
@@ -310,10 +325,36 @@ fn with_notes(mut response: Response<Body>, notes: &[String]) -> Response<Body> 
     response
 }
 
+/// What is asked, and the session that the client names.
 enum Start {
-    Run(RunRequest),
-    Exec(ExecRequest),
-    Attach(u32),
+    Run(RunRequest, Option<u64>),
+    Exec(ExecRequest, Option<u64>),
+    Attach(u32, Option<u64>),
+    /// A client is back with the frames it has heard.
+    Resume {
+        pid: u32,
+        session: u64,
+        heard: u64,
+    },
+}
+
+impl Start {
+    /// Gives the client's socket to the keeper. One that reaches the keeper itself needs no session: it ends when its client does.
+    fn hand(&self, keeper: &KeeperClient, client: &stream::HandedOver) -> Result<(), KeeperError> {
+        let end = |session: &Option<u64>| StreamEnd {
+            socket: client.socket.as_fd(),
+            pending: &client.pending,
+            session: session.filter(|_| client.way == stream::Way::Relayed),
+        };
+        match self {
+            Start::Run(run, session) => keeper.run(run, Some(&end(session))).map(drop),
+            Start::Exec(exec, session) => keeper.exec(exec, Some(&end(session))).map(drop),
+            Start::Attach(pid, session) => keeper.attach(*pid, &end(session)),
+            Start::Resume { pid, session, heard } => {
+                keeper.resume(*pid, *session, *heard, client.socket.as_fd(), &client.pending)
+            }
+        }
+    }
 }
 
 /// Starts or attaches on this node: as a stream when the client wants one, else detached.
@@ -321,25 +362,17 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     refuse_failed(view)?;
     let keeper = keeper(api, view).await?;
     if let Some(client) = incoming.client {
-        stream::hand_over(client, move |descriptor, pending| {
-            let done = match &start {
-                Start::Run(run) => keeper.run(run, Some(descriptor.as_fd()), &pending).map(drop),
-                Start::Exec(exec) => keeper.exec(exec, Some(descriptor.as_fd()), &pending).map(drop),
-                Start::Attach(pid) => keeper.attach(*pid, descriptor.as_fd(), &pending),
-            };
-            match done {
-                // A refusal was told in the stream by the keeper.
-                Ok(()) | Err(keeper::KeeperError::Refused(_)) if !matches!(start, Start::Attach(_)) => Ok(()),
-                Ok(()) => Ok(()),
-                Err(error) => Err((descriptor, error.into())),
-            }
+        stream::hand_over(client, move |client| match start.hand(&keeper, &client) {
+            // A refusal was told in the stream by the keeper.
+            Ok(()) | Err(KeeperError::Refused(_)) => Ok(()),
+            Err(error) => Err((client.socket, error.into())),
         });
         return Ok(stream::switching());
     }
     let pid = blocking(move || match &start {
-        Start::Run(run) => Ok(keeper.run(run, None, &[])?),
-        Start::Exec(exec) => Ok(keeper.exec(exec, None, &[])?),
-        Start::Attach(_) => {
+        Start::Run(run, _) => Ok(keeper.run(run, None)?),
+        Start::Exec(exec, _) => Ok(keeper.exec(exec, None)?),
+        Start::Attach(..) | Start::Resume { .. } => {
             Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"))
         }
     })

@@ -6,11 +6,13 @@
 //! whatever becomes of the input, and the client is heard until it closes, or [`FAREWELL_LIMIT`] is over.
 //!
 //! A stream whose last word is missing (a node that is gone, a daemon that was killed) gets one here: only whole frames are passed
-//! on, so that it can follow them.
+//! on, so that it can follow them. In a session (`mgmt_api::stream::session`) that word says that the connection broke, and the client
+//! comes again; and a client that dies under our eyes gets its farewell said, so that nobody waits for it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mgmt_api::ErrorBody;
@@ -44,36 +46,51 @@ impl<S: AsyncRead + AsyncWrite> Client<S> {
     }
 }
 
+/// Who is at the other end of the program's side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Far {
+    /// The keeper: with it the program is gone.
+    Keeper,
+    /// The daemon of the program's node.
+    Daemon,
+}
+
 /// Copies until both sides are done. `explain` gives the last word of a stream that
 /// ended without one, from the program's PID, if the stream has said it, and the cause.
 pub async fn relay<S: AsyncRead + AsyncWrite>(
     client: Client<S>,
     program: impl AsyncRead + AsyncWrite,
+    far: Far,
     explain: impl FnOnce(Option<u32>, &str) -> ErrorBody,
 ) {
+    let session = AtomicBool::new(false);
     let Client { stream, early, witness } = client;
     let (mut from_client, mut to_client) = tokio::io::split(stream);
     let (mut from_program, mut to_program) = tokio::io::split(program);
-    let mut input = pin!(pass_input(&mut from_client, &early, witness.as_ref(), &mut to_program));
-    let mut output = pin!(pass_output(&mut from_program, &mut to_client, explain));
-    let farewell = tokio::select! {
+    let mut input = pin!(pass_input(&mut from_client, &early, witness.as_ref(), &mut to_program, &session));
+    let mut output = Box::pin(pass_output(&mut from_program, &mut to_client, (&session, far), explain));
+    tokio::select! {
         told = &mut output => match told {
-            Told::Everything => true,
-            Told::Nobody => return,
+            // Whatever it says to that.
+            Told::Everything => _ = tokio::time::timeout(FAREWELL_LIMIT, input).await,
+            Told::Nobody => (),
         },
         ended = &mut input => match ended {
             // It listens on, perhaps.
-            InputEnd::Closed => {
-                output.await;
-                false
+            InputEnd::Closed => _ = output.await,
+            InputEnd::Broken => (),
+            InputEnd::Left => {
+                drop(output);
+                let _ = tokio::time::timeout(FAREWELL_LIMIT, throw_away(&mut from_program)).await;
             }
-            InputEnd::Broken => return,
         },
-    };
-    if farewell {
-        // Whatever it says to that.
-        let _ = tokio::time::timeout(FAREWELL_LIMIT, input).await;
     }
+}
+
+/// Reads to the end, so that nothing unread resets the connection and destroys what was said last.
+async fn throw_away(from: &mut (impl AsyncRead + Unpin)) {
+    let mut chunk = vec![0; PAYLOAD_BYTES_MAX];
+    while matches!(from.read(&mut chunk).await, Ok(got) if got > 0) {}
 }
 
 enum InputEnd {
@@ -82,6 +99,8 @@ enum InputEnd {
     /// The client is gone, or the connection to it. Whoever is next on the way learns it by a connection that is dropped, not
     /// ended in order.
     Broken,
+    /// The client of a session is gone, and whoever is next on the way was told.
+    Left,
 }
 
 async fn pass_input(
@@ -89,14 +108,30 @@ async fn pass_input(
     early: &[u8],
     witness: Option<&OwnedFd>,
     program: &mut (impl AsyncWrite + Unpin),
+    session: &AtomicBool,
 ) -> InputEnd {
-    let mut wanted = send(program, early).await.is_ok();
-    let mut chunk = vec![0; PAYLOAD_BYTES_MAX];
+    let mut frames = Frames::default();
+    let mut wanted = true;
+    let mut chunk = early.to_vec();
+    chunk.resize(PAYLOAD_BYTES_MAX.max(early.len()), 0);
+    let mut got = early.len();
     loop {
+        match frames.take(chunk.get(..got).unwrap_or_default()) {
+            Ok(whole) => wanted = wanted && send(program, &whole).await.is_ok(),
+            // The program's side is told by a connection that is dropped.
+            Err(_) => return InputEnd::Broken,
+        }
         match client.read(&mut chunk).await {
-            Ok(0) if witness.is_some_and(is_hung_up) => return InputEnd::Broken,
+            Ok(0) if witness.is_some_and(is_hung_up) => {
+                if !session.load(Ordering::Relaxed) {
+                    return InputEnd::Broken;
+                }
+                let _ = send(program, &header(Kind::Leave, 0)).await;
+                let _ = program.shutdown().await;
+                return InputEnd::Left;
+            }
             Ok(0) => break,
-            Ok(got) => wanted = wanted && send(program, chunk.get(..got).unwrap_or_default()).await.is_ok(),
+            Ok(read) => got = read,
             Err(_) => return InputEnd::Broken,
         }
     }
@@ -123,6 +158,7 @@ enum Told {
 async fn pass_output(
     program: &mut (impl AsyncRead + Unpin),
     client: &mut (impl AsyncWrite + Unpin),
+    (session, far): (&AtomicBool, Far),
     explain: impl FnOnce(Option<u32>, &str) -> ErrorBody,
 ) -> Told {
     let mut frames = Frames::default();
@@ -131,8 +167,12 @@ async fn pass_output(
         match program.read(&mut chunk).await {
             Ok(0) => break "the connection was closed".to_owned(),
             Ok(got) => match frames.take(chunk.get(..got).unwrap_or_default()) {
-                Ok(whole) if send(client, &whole).await.is_err() => return Told::Nobody,
-                Ok(_) => {}
+                Ok(whole) => {
+                    session.store(frames.session, Ordering::Relaxed);
+                    if send(client, &whole).await.is_err() {
+                        return Told::Nobody;
+                    }
+                }
                 Err(error) => break error.to_string(),
             },
             // TLS has a long story to tell about a daemon that was killed.
@@ -140,7 +180,9 @@ async fn pass_output(
             Err(error) => break error.to_string(),
         }
     };
-    if !frames.ended && send(client, &last_word(&explain(frames.pid, &cause))).await.is_err() {
+    let kind = if frames.session && far == Far::Daemon { Kind::Broken } else { Kind::Error };
+    let is_told = frames.ended;
+    if !is_told && send(client, &last_word(kind, &explain(frames.pid, &cause))).await.is_err() {
         return Told::Nobody;
     }
     match client.shutdown().await {
@@ -155,11 +197,13 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()
     to.flush().await
 }
 
-/// What was seen of a program's output on its way.
+/// What was seen of one direction on its way.
 #[derive(Default)]
 struct Frames {
     decoder: Decoder,
     pid: Option<u32>,
+    /// It began with a session.
+    session: bool,
     /// The last word went by.
     ended: bool,
 }
@@ -172,7 +216,8 @@ impl Frames {
         while let Some((kind, payload)) = self.decoder.pop()? {
             match (kind, payload) {
                 (Kind::Started, &[a, b, c, d]) => self.pid = Some(u32::from_le_bytes([a, b, c, d])),
-                (Kind::Exit | Kind::Error, _) => self.ended = true,
+                (Kind::Session, _) => self.session = true,
+                (Kind::Exit | Kind::Error | Kind::Broken, _) => self.ended = true,
                 _ => {}
             }
             whole.extend_from_slice(&header(kind, payload.len()));
@@ -183,10 +228,10 @@ impl Frames {
 }
 
 /// The last frame of a stream that nobody else ends.
-pub fn last_word(body: &ErrorBody) -> Vec<u8> {
+pub fn last_word(kind: Kind, body: &ErrorBody) -> Vec<u8> {
     let mut text = serde_json::to_vec(body).unwrap_or_default();
     text.truncate(PAYLOAD_BYTES_MAX);
-    let mut frame = header(Kind::Error, text.len()).to_vec();
+    let mut frame = header(kind, text.len()).to_vec();
     frame.extend(text);
     frame
 }

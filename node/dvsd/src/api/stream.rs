@@ -14,11 +14,11 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use mgmt_api::ErrorBody;
 use mgmt_api::ErrorKind;
-use mgmt_api::stream::PROTOCOL;
+use mgmt_api::stream::{Kind, PROTOCOL};
 use tokio::net::UnixStream;
 
 use super::failure::Failure;
-use super::relay::{Client, last_word, relay};
+use super::relay::{Client, Far, last_word, relay};
 
 /// 101, after which the connection is the stream's.
 pub fn switching() -> Response<Body> {
@@ -29,28 +29,42 @@ pub fn switching() -> Response<Body> {
     response
 }
 
-/// Gives the client's stream to `take` (on a thread that may block): a descriptor and the bytes already read from it.
+/// How a client's bytes reach the keeper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// By a socket of its own.
+    Direct,
+    /// Copied by daemons, of which each may end before the client does.
+    Relayed,
+}
+
+/// The connection of a client, as the keeper gets it.
+pub struct HandedOver {
+    pub socket: OwnedFd,
+    /// What was read from it already.
+    pub pending: Vec<u8>,
+    pub way: Way,
+}
+
+/// Gives the client's stream to `take` (on a thread that may block).
 /// What `take` answers instead of success is told to the client in the stream.
-pub fn hand_over(
-    client: OnUpgrade,
-    take: impl FnOnce(OwnedFd, Vec<u8>) -> Result<(), (OwnedFd, Failure)> + Send + 'static,
-) {
+pub fn hand_over(client: OnUpgrade, take: impl FnOnce(HandedOver) -> Result<(), (OwnedFd, Failure)> + Send + 'static) {
     tokio::spawn(async move {
         let upgraded = match client.await {
             Ok(upgraded) => upgraded,
             Err(error) => return tracing::debug!(%error, "a client went away before its stream began"),
         };
-        let (descriptor, pending, copy) = match descriptor_of(upgraded) {
+        let (client, copy) = match descriptor_of(upgraded) {
             Ok(parts) => parts,
             Err(error) => return tracing::warn!(%error, "a stream could not be handed over"),
         };
         let taking = tokio::task::spawn_blocking(move || {
-            if let Err((descriptor, failure)) = take(descriptor, pending) {
+            if let Err((descriptor, failure)) = take(client) {
                 tell_error(&descriptor, &failure.0);
             }
         });
         if let Some((upgraded, ours)) = copy {
-            relay(Client::of_another_node(upgraded), ours, keeper_gone).await;
+            relay(Client::of_another_node(upgraded), ours, Far::Keeper, keeper_gone).await;
         }
         let _ = taking.await;
     });
@@ -68,10 +82,10 @@ pub fn join(client: OnUpgrade, remote: Response<Incoming>, dc: String, node: Str
         match client.downcast::<TokioIo<UnixStream>>() {
             Ok(parts) => {
                 let client = Client::of_this_node(parts.io.into_inner(), &parts.read_buf);
-                relay(client, remote, explain).await;
+                relay(client, remote, Far::Daemon, explain).await;
             }
             // Requests are forwarded once.
-            Err(client) => relay(Client::of_another_node(TokioIo::new(client)), remote, explain).await,
+            Err(client) => relay(Client::of_another_node(TokioIo::new(client)), remote, Far::Daemon, explain).await,
         }
     });
 }
@@ -94,17 +108,22 @@ fn keeper_gone(pid: Option<u32>, cause: &str) -> ErrorBody {
 
 type Copy = Option<(TokioIo<Upgraded>, UnixStream)>;
 
-fn descriptor_of(upgraded: Upgraded) -> std::io::Result<(OwnedFd, Vec<u8>, Copy)> {
+fn descriptor_of(upgraded: Upgraded) -> std::io::Result<(HandedOver, Copy)> {
     match upgraded.downcast::<TokioIo<UnixStream>>() {
-        Ok(parts) => Ok((parts.io.into_inner().into_std()?.into(), parts.read_buf.to_vec(), None)),
+        Ok(parts) => {
+            let socket = parts.io.into_inner().into_std()?.into();
+            Ok((HandedOver { socket, pending: parts.read_buf.to_vec(), way: Way::Direct }, None))
+        }
         Err(upgraded) => {
             let (ours, theirs) = UnixStream::pair()?;
-            Ok((theirs.into_std()?.into(), Vec::new(), Some((TokioIo::new(upgraded), ours))))
+            let socket = theirs.into_std()?.into();
+            let client = HandedOver { socket, pending: Vec::new(), way: Way::Relayed };
+            Ok((client, Some((TokioIo::new(upgraded), ours))))
         }
     }
 }
 
 /// An empty socket buffer takes one frame whole; a client that is gone needs no answer.
 fn tell_error(stream: &OwnedFd, body: &ErrorBody) {
-    let _ = rustix::net::send(stream.as_fd(), &last_word(body), rustix::net::SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(stream.as_fd(), &last_word(Kind::Error, body), rustix::net::SendFlags::NOSIGNAL);
 }

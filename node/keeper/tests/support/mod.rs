@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use keeper::{KeeperClient, KeeperError, KeeperOptions};
+use keeper::{KeeperClient, KeeperError, KeeperOptions, StreamEnd};
 use mgmt_api::stream::{Decoder, Kind};
 use mgmt_api::{Limits, RunRequest};
 use sandbox::cgroup::Cgroup;
@@ -81,7 +81,7 @@ impl Keeper {
     /// Runs a program in the foreground to its end.
     pub fn run(&self, request: &RunRequest) -> Result<Ended, KeeperError> {
         let (ours, theirs) = UnixStream::pair().expect("pair");
-        let pid = self.client.run(request, Some(theirs.as_fd()), &[])?;
+        let pid = self.client.run(request, Some(&StreamEnd::of(theirs.as_fd())))?;
         drop(theirs);
         let ended = Watcher::new(ours).into_end();
         assert_eq!(ended.pid, Some(pid));
@@ -219,6 +219,7 @@ impl Watcher {
                     Kind::Stderr => self.seen.stderr.extend_from_slice(payload),
                     Kind::Exit => self.seen.exit = payload.first().copied(),
                     Kind::Error => self.seen.error = serde_json::from_slice(payload).ok(),
+                    Kind::Session | Kind::Heard => (),
                     other => panic!("{other:?}"),
                 }
             }

@@ -45,8 +45,8 @@ async fn path() -> (Blocking, Blocking, [tokio::task::JoinHandle<()>; 2]) {
     let ((acceptor, connector), name) = (tls(), pki::server_name("n1", "test").unwrap());
     let (out, accepted) = tokio::join!(connector.connect(name, out), acceptor.accept(accepted));
     let (out, accepted) = (out.unwrap(), accepted.unwrap());
-    let near = tokio::spawn(async move { relay(Client::of_this_node(near, b""), out, lost).await });
-    let far = tokio::spawn(async move { relay(Client::of_another_node(accepted), far, lost).await });
+    let near = tokio::spawn(async move { relay(Client::of_this_node(near, b""), out, Far::Daemon, lost).await });
+    let far = tokio::spawn(async move { relay(Client::of_another_node(accepted), far, Far::Keeper, lost).await });
     (client, program, [near, far])
 }
 
@@ -162,6 +162,43 @@ fn program_of_another_node_learns_that_its_client_went_away() {
         for task in tasks {
             task.await.unwrap();
         }
+    });
+}
+
+#[test]
+fn in_a_session_a_client_that_dies_says_farewell() {
+    run(async {
+        let (mut client, mut program, tasks) = path().await;
+        program.write_all(&frame(Kind::Session, &0_u64.to_le_bytes())).unwrap();
+        let heard = tokio::task::spawn_blocking(move || {
+            // It dies in the midst of a frame, with output unread.
+            client.read_exact(&mut [0; 12]).unwrap();
+            client.write_all(&frame(Kind::Stdin, b"half")[..6]).unwrap();
+            program.write_all(&frame(Kind::Stdout, &[b'y'; 20_000])).unwrap();
+            drop(client);
+            let mut heard = Vec::new();
+            program.read_to_end(&mut heard).unwrap();
+            heard
+        });
+        assert_eq!(heard.await.unwrap(), frame(Kind::Leave, b""));
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn in_a_session_the_client_hears_that_the_way_broke() {
+    run(async {
+        let (client, near) = Blocking::pair().unwrap();
+        let (far, mut program) = Blocking::pair().unwrap();
+        let (near, far) = (tokio_end(near), tokio_end(far));
+        let task = tokio::spawn(relay(Client::of_this_node(near, b""), far, Far::Daemon, lost));
+        program.write_all(&frame(Kind::Session, &0_u64.to_le_bytes())).unwrap();
+        drop(program);
+        let (_, last) = tokio::task::spawn_blocking(move || read_all(&client)).await.unwrap();
+        assert_eq!(last.unwrap().0, Kind::Broken);
+        task.await.unwrap();
     });
 }
 
