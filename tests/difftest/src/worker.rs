@@ -54,6 +54,15 @@ fn serve() {
                 Some(("make", directory)) => format!("{}", raw::make(directory)),
                 Some(("crowd", what)) => together::take_part(what),
                 Some(("clear", directory)) => format!("{}", process.clear(directory)),
+                Some(("look", "state")) => {
+                    process.look_at_maps();
+                    "0".to_owned()
+                }
+                Some(("look", command)) => {
+                    let (call, args) = parsed_command(command).unwrap_or_else(|| panic!("not a call: {command}"));
+                    process.look(call, &args);
+                    "0".to_owned()
+                }
                 Some(("room", map)) => process.room(map.parse().unwrap_or(0)).to_string(),
                 _ => match parsed_command(&line) {
                     Some((Call::Exit, _)) => std::process::exit(EXITED),

@@ -174,6 +174,12 @@ fn run_calls(
             return None;
         }
         let command = op.command();
+        if believes_sizes(op.call) && is_cut_elsewhere(&program.0[..at], op.node) {
+            let looked = tree.lane(op.node, op.process).ask(&format!("look {command}"));
+            if looked.is_err() {
+                return difference(at, op.to_string(), (Ok("0".to_owned()), looked));
+            }
+        }
         let mut answers = both(oracle, tree, op.node, op.process, &command, times);
         if is_lock(op.call) && is_refused(&answers.1) && !is_refused(&answers.0) {
             answers.1 = again(tree, &op, &command);
@@ -191,6 +197,26 @@ fn run_calls(
         }
         found
     })
+}
+
+/// They send no request, or go by what the kernel knew before it.
+fn believes_sizes(call: Call) -> bool {
+    matches!(call, Call::Write | Call::Copy | Call::Load)
+}
+
+/// Whether one of these calls, on another node, may have made a file smaller: a kernel cannot be told that.
+fn is_cut_elsewhere(before: &[Op], node: usize) -> bool {
+    before.iter().any(|op| op.node != node && may_cut(op))
+}
+
+fn may_cut(op: &Op) -> bool {
+    let truncates = |flags: i64| flags & i64::from(libc::O_TRUNC) != 0;
+    match op.call {
+        Call::Truncate | Call::Ftruncate => true,
+        Call::Open | Call::Reopen => truncates(op.args[2]),
+        Call::OpenAt => truncates(op.args[3]),
+        _ => false,
+    }
 }
 
 /// Only what the file has can be stored.
@@ -235,6 +261,10 @@ fn run_end(program: &Program, oracle: &mut World, tree: &mut World, times: Times
     let states = places.map(|(node, process)| (node, process, "state"));
     let trees = (0..nodes).map(|node| (node, 0, "tree"));
     states.chain(trees).find_map(|(node, process, command)| {
+        if command == "state" && is_cut_elsewhere(&program.0, node) {
+            // The same for what is mapped. One that is lost does not answer what follows either.
+            let _ = tree.lane(node, process).ask("look state");
+        }
         let answers = both(oracle, tree, node, process, command, times);
         difference(program.0.len(), format!("n{}.{process} {command} at the end", node + 1), answers)
     })

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 
-use crate::program::{FILES, MAPS};
+use crate::program::{Call, FILES, MAPS};
 
 type Fd = libc::c_int;
 
@@ -27,12 +27,19 @@ const ATTRIBUTES: &[&CStr] = &[c"user.a", c"user.bb"];
 /// What a process of a program has.
 pub struct Process {
     pub files: [Fd; FILES],
-    /// Lengths of what is mapped.
-    maps: [usize; MAPS],
+    maps: [Option<Mapped>; MAPS],
     /// Where they lie.
     base: usize,
     scratch: Fd,
     top: Fd,
+}
+
+/// What a mapping shows.
+struct Mapped {
+    length: usize,
+    offset: i64,
+    /// The same file, with `O_PATH`: asks about it, and its close takes no lock away.
+    file: Fd,
 }
 
 fn c(name: &str) -> CString {
@@ -86,7 +93,7 @@ impl Process {
         let files = [CLOSED; FILES];
         (base != libc::MAP_FAILED && scratch >= 0 && top >= 0).then_some(Process {
             files,
-            maps: [0; MAPS],
+            maps: [const { None }; MAPS],
             base: base as usize,
             scratch,
             top,
@@ -169,22 +176,29 @@ impl Process {
         if mapped == libc::MAP_FAILED {
             return plain(-1);
         }
-        self.maps[map as usize] = length;
-        "0".to_owned()
+        let name = c(&format!("/proc/self/fd/{file}"));
+        // SAFETY: the name is a C string.
+        let file = unsafe { libc::open(name.as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
+        self.maps[map as usize] = Some(Mapped { length, offset, file });
+        plain(file.min(0))
     }
 
     pub fn unmap(&mut self, map: i64) -> String {
-        if std::mem::take(&mut self.maps[map as usize]) == 0 {
-            return "-1".to_owned();
-        }
+        let Some(mapped) = self.maps[map as usize].take() else { return "-1".to_owned() };
+        // SAFETY: a descriptor that nobody else has.
+        unsafe { libc::close(mapped.file) };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: within what `new` reserved, which it becomes again.
         let mapped = unsafe { libc::mmap(self.place(map), MAP_BYTES, libc::PROT_NONE, flags, -1, 0) };
         if mapped == libc::MAP_FAILED { plain(-1) } else { "0".to_owned() }
     }
 
+    fn mapped(&self, map: i64) -> usize {
+        self.maps[map as usize].as_ref().map_or(0, |mapped| mapped.length)
+    }
+
     fn within(&self, map: i64, offset: i64, length: i64) -> (*mut libc::c_void, usize) {
-        let mapped = self.maps[map as usize];
+        let mapped = self.mapped(map);
         let offset = (offset.max(0) as usize).min(mapped);
         let length = (length.max(0) as usize).min(mapped - offset);
         (self.place(map).wrapping_byte_add(offset), length)
@@ -206,7 +220,7 @@ impl Process {
         unsafe { libc::pwrite(self.scratch, bytes.as_ptr().cast(), length, 0) };
         // SAFETY: the kernel writes into the mapping, in which no reference of ours points, and says how far it came.
         let stored = unsafe { libc::pread(self.scratch, to, length, 0) };
-        let whole = self.maps[map as usize];
+        let whole = self.mapped(map);
         then(stored as i64, |_| {
             // SAFETY: what is mapped at this place.
             plain(unsafe { libc::msync(self.place(map), whole, libc::MS_SYNC) })
@@ -215,15 +229,28 @@ impl Process {
 
     /// Bytes of the file from the mapping's begin on: more a program must not store (what lies behind the end is nobody's).
     pub fn room(&self, map: i64) -> i64 {
-        let (from, whole) = (self.place(map) as usize, self.maps[map as usize].next_multiple_of(4096));
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let line = maps.lines().find(|line| line.starts_with(&format!("{from:x}-")));
-        let offset = line.and_then(|line| i64::from_str_radix(line.split_ascii_whitespace().nth(2)?, 16).ok());
-        let size = std::fs::metadata(format!("/proc/self/map_files/{from:x}-{:x}", from + whole));
-        match (offset, size) {
-            (Some(offset), Ok(about)) => (about.len() as i64 - offset).clamp(0, whole as i64),
-            _ => 0,
+        let Some(mapped) = &self.maps[map as usize] else { return 0 };
+        let size = about(mapped.file, c"", libc::AT_EMPTY_PATH).map_or(0, |about| about.stx_size as i64);
+        (size - mapped.offset).clamp(0, mapped.length.next_multiple_of(4096) as i64)
+    }
+
+    /// Asks about the files of which a call believes the size that its kernel knows.
+    pub fn look(&self, call: Call, args: &[i64]) {
+        match call {
+            Call::Write if is_append(self.files[args[0] as usize]) => self.look_at(args[0]),
+            Call::Copy => [args[0], args[2]].into_iter().for_each(|file| self.look_at(file)),
+            Call::Load => _ = self.room(args[0]),
+            _ => {}
         }
+    }
+
+    fn look_at(&self, file: i64) {
+        let _ = about(self.files[file as usize], c"", libc::AT_EMPTY_PATH);
+    }
+
+    /// As before [`Process::load`] of each mapping.
+    pub fn look_at_maps(&self) {
+        (0..MAPS as i64).for_each(|map| _ = self.room(map));
     }
 
     /// Everything that is open, as it is: what a program ends with.
@@ -238,7 +265,7 @@ impl Process {
             let at = if kind(*file) == libc::S_IFREG { outcome(at).to_string() } else { "-".to_owned() };
             let _ = write!(text, " flags={flags} at={at} {}", content(*file));
         }
-        for map in (0..MAPS as i64).filter(|map| self.maps[*map as usize] > 0) {
+        for map in (0..MAPS as i64).filter(|map| self.mapped(*map) > 0) {
             let _ = write!(text, " m{map} {}", self.load(map, 0, MAP_BYTES as i64));
         }
         text
@@ -247,6 +274,12 @@ impl Process {
 
 fn kind(file: Fd) -> libc::mode_t {
     about(file, c"", libc::AT_EMPTY_PATH).map_or(0, |about| about.stx_mode.into()) & libc::S_IFMT
+}
+
+fn is_append(file: Fd) -> bool {
+    // SAFETY: it changes nothing, whatever the descriptor is.
+    let flags = unsafe { libc::fcntl(file, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_APPEND != 0
 }
 
 fn is_directory(file: Fd) -> bool {
