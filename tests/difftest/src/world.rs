@@ -14,6 +14,9 @@ const RELEASE: Duration = Duration::from_millis(500);
 /// Times before this were set by `utimensat`, those after 2030 are none.
 const SET_BEFORE: i64 = 1_100_000_000_000_000_000;
 
+/// Of these a tmpfs gives the directory the file's new time, which may be that of the last clock tick.
+const TIMED_BY_THE_FILE: &[Call] = &[Call::Unlink, Call::Rmdir, Call::Link, Call::LinkFile, Call::Rename];
+
 /// How many nodes a program has, and how many processes on each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
@@ -25,6 +28,8 @@ pub struct Shape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Times {
     Compared,
+    /// A later one of a directory in the tree is right where the oracle's is the same.
+    OfDirectoriesMayBeLater,
     /// A later one in the tree is right where the oracle's is the same.
     MayBeLater,
     Ignored,
@@ -37,6 +42,7 @@ impl Times {
         match wanted {
             Times::Compared if has(Call::Store) => Times::Ignored,
             Times::Compared if has(Call::Truncate) || has(Call::Ftruncate) => Times::MayBeLater,
+            Times::Compared if TIMED_BY_THE_FILE.iter().any(|call| has(*call)) => Times::OfDirectoriesMayBeLater,
             wanted => wanted,
         }
     }
@@ -271,20 +277,37 @@ fn run_end(program: &Program, oracle: &mut World, tree: &mut World, times: Times
 }
 
 /// The tree's answer as it would be with the oracle's times, where its own are right, too.
-fn as_late(oracle: &str, tree: &str) -> String {
-    let mut oracle = oracle.split(' ');
-    let words = tree.split(' ').map(|word| match oracle.next() {
-        Some(right) if is_later(right, word, "mtime=") || is_later(right, word, "ctime=") => right,
-        _ => word,
+fn as_late(oracle: &str, tree: &str, times: Times) -> String {
+    let (mut oracle, mut is_directory) = (oracle.split(' '), false);
+    let words = tree.split(' ').map(|word| {
+        if let Some(mode) = word.strip_prefix("mode=") {
+            is_directory = mode.len() == 5 && mode.starts_with('4');
+        }
+        let may_be = |right, key| match times {
+            Times::MayBeLater => is_later(right, word, key) || is_newly_set(right, word, key),
+            Times::OfDirectoriesMayBeLater => is_directory && is_later(right, word, key),
+            Times::Compared | Times::Ignored => false,
+        };
+        match oracle.next() {
+            Some(right) if may_be(right, "mtime=") || may_be(right, "ctime=") => right,
+            _ => word,
+        }
     });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// One that `utimensat` set is a number, until a truncation took it away in the tree alone.
+fn times_of<'a>(oracle: &'a str, tree: &'a str, key: &str) -> Option<(&'a str, &'a str)> {
+    Some((oracle.strip_prefix(key)?, tree.strip_prefix(key)?))
+}
+
 fn is_later(oracle: &str, tree: &str, key: &str) -> bool {
-    let (Some(oracle), Some(tree)) = (oracle.strip_prefix(key), tree.strip_prefix(key)) else { return false };
+    times_of(oracle, tree, key) == Some(("same", "later"))
+}
+
+/// One that `utimensat` set is a number, until a truncation took it away in the tree alone.
+fn is_newly_set(oracle: &str, tree: &str, key: &str) -> bool {
     let is_set = |time: &str| time.starts_with(|first: char| first.is_ascii_digit());
-    oracle == "same" && tree == "later" || is_set(oracle) && !is_set(tree)
+    times_of(oracle, tree, key).is_some_and(|(oracle, tree)| is_set(oracle) && !is_set(tree))
 }
 
 type Answer = Result<String, String>;
@@ -305,8 +328,8 @@ fn both(
         answer.map(|answer| world.seen.normal(&answer, times))
     });
     match (oracle, tree) {
-        (Ok(oracle), Ok(tree)) if times == Times::MayBeLater => {
-            let tree = as_late(&oracle, &tree);
+        (Ok(oracle), Ok(tree)) => {
+            let tree = as_late(&oracle, &tree, times);
             (Ok(oracle), Ok(tree))
         }
         answers => answers,
