@@ -7,11 +7,8 @@ use end_to_end::{Cluster, is_long_run};
 
 const WORKER_ARGUMENTS: &[&str] = &["worker", "--exact", "--ignored", "--nocapture"];
 const PROCESSES: usize = 2;
-/// By hand; in the long form it is as many minutes.
-const SECONDS: u64 = 30;
-/// Calls that still differ: see *What is not yet tested* in `docs/design/difftest.md`.
-const NOT_YET: &str = "pwrite,write,mmap,copy_file_range";
-const CROWDS_NOT_YET: &[Crowd] = &[Crowd::Exclusive, Crowd::Ofd, Crowd::Flock, Crowd::Posix];
+/// In the long form it is as many minutes.
+const SECONDS: u64 = 20;
 const ROUNDS: usize = 20;
 
 /// Not a test: makes the calls of the others.
@@ -41,7 +38,7 @@ fn over_nodes(nodes: usize, test: impl FnOnce(World)) {
 
 fn compare(nodes: usize, command: &str) {
     let time = Duration::from_secs(if is_long_run() { SECONDS * 60 } else { SECONDS });
-    let settings = Settings { set_id: SetId::Avoided, ..Settings::from_environment(time, 1, NOT_YET) };
+    let settings = Settings { set_id: SetId::Avoided, ..Settings::from_environment(time, 1, "") };
     over_nodes(nodes, |tree| {
         let oracle = World::oracle(tree.shape(), WORKER_ARGUMENTS);
         Tester::new(oracle, tree).test(&settings, command);
@@ -49,22 +46,19 @@ fn compare(nodes: usize, command: &str) {
 }
 
 #[test]
-#[ignore = "not yet seen to run clean for long: run by `make test-long`"]
 fn two_nodes_answer_as_one_kernel_does() {
-    compare(2, "cargo test -p end-to-end --test files two_nodes -- --ignored");
+    compare(2, "cargo test -p end-to-end --test files two_nodes -- --include-ignored");
 }
 
 #[test]
-#[ignore = "not yet seen to run clean for long: run by `make test-long`"]
+#[ignore = "takes its time: run by `make test-long`"]
 fn three_nodes_answer_as_one_kernel_does() {
-    compare(3, "cargo test -p end-to-end --test files three_nodes -- --ignored");
+    compare(3, "cargo test -p end-to-end --test files three_nodes -- --include-ignored");
 }
 
 #[test]
-#[ignore = "not yet seen to run clean for long: run by `make test-long`"]
 fn invariants_hold_while_three_nodes_change_the_same_files() {
-    let is_on = |what: &Crowd| std::env::var_os("DVS_DIFFTEST_WITHOUT").is_some() || !CROWDS_NOT_YET.contains(what);
     over_nodes(3, |mut tree| {
-        Crowd::ALL.iter().filter(|what| is_on(what)).for_each(|what| crowd(&mut tree, *what, ROUNDS));
+        Crowd::ALL.iter().for_each(|what| crowd(&mut tree, *what, ROUNDS));
     });
 }
