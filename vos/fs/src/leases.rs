@@ -2,8 +2,7 @@
 //!
 //! A session holds a lease on an inode (attributes, pages, names inside it). A change by session A first recalls the
 //! leases of all others on the inodes it touches; when each has said RELEASED up to its event, or was fenced, the
-//! change
-//! runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes of
+//! change runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes of
 //! others wait, nobody gets a new lease by looking, so a stream of readers cannot starve a writer; while one runs, no
 //! change of another session runs on its inodes. A's own leases stay, and it gets one on what it changed
 //! ([`Leases::grant_own`]): whoever else waits there asks for that one too before it runs.
@@ -12,8 +11,7 @@
 //! without. So a read of bytes comes with a lease. One that finds changes of others under way is parked until those
 //! that came before it are through ([`Leases::read`]); one that will change pages without a word (a mapping) first
 //! asks all others for their leases, as a change does. The exception is a session that has been asked for its lease and
-//! has not
-//! given it back: it is answered at once, without a lease, because giving back may wait for that answer.
+//! has not given it back: it is answered at once, without a lease, because giving back may wait for that answer.
 //!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
@@ -211,8 +209,7 @@ impl Leases {
     }
 
     /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can
-    /// go on because of this
-    /// is answered. `Err`: nothing has to be waited for, `resume` comes back.
+    /// go on because of this is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
         let mut state = self.lock();
         // Who has been asked for its lease gets its answer: giving back may wait for it.
@@ -488,8 +485,7 @@ impl State {
     }
 
     /// Asks all others for their leases. Readers of theirs that wait for the only lease are answered without one: what
-    /// is asked back now may wait
-    /// for them. (Unless they wait for this change: see [`State::needs`].)
+    /// is asked back now may wait for them. (Unless they wait for this change: see [`State::needs`].)
     fn recall(&mut self, session: u64, touch: &Touch, when: When, now_ms: u64) -> Woken {
         if let Some((ino, _)) = touch.grows {
             let open = self.open.get(&ino).into_iter().flat_map(BTreeMap::keys).copied();
