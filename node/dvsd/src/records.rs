@@ -382,4 +382,20 @@ mod tests {
         assert_eq!(parse_dc_key("/dcs/a/b"), None);
         assert_eq!(parse_endpoint_key(&endpoint_key(7, 16)), Some((7, 16)));
     }
+
+    /// What an earlier version wrote (`tests/formats`).
+    #[test]
+    fn records_of_november_2026_are_read() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/formats/2026-11/engine.db");
+        std::fs::copy(file, dir.path().join("engine.db")).expect("copied");
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let engine = LocalEngine::open(config).expect("the engine opens");
+        assert_eq!(members(&engine).expect("read").into_keys().collect::<Vec<_>>(), ["n1", "n2"]);
+        let views = dc_views(&engine).expect("read");
+        assert_eq!(views.keys().collect::<Vec<_>>(), ["plain", "shop"]);
+        let shop = &views["shop"].record;
+        assert_eq!((shop.id, shop.desired), (1, Desired::Stopped { grace_ms: 10_000 }));
+        assert_eq!(shop.endpoints_of(1), Some(2304..4352));
+    }
 }
