@@ -1,6 +1,6 @@
 //! The keeper itself: making the container's share, the loop, and what each event does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,8 +32,12 @@ pub const PROGRAMS_MAX: usize = 4096;
 const BACKLOG: i32 = 1024;
 /// A process table is read in milliseconds; a helper that takes this long waits for a file tree that does not answer.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
-/// Helpers that read the process table at a time, those that hang and cannot be killed among them.
-const LIST_HELPERS_MAX: usize = 32;
+/// Helpers that read the process table at a time, those that hang and cannot be killed among them. Who asks beyond them waits for one to
+/// end, and occupies a connection meanwhile: half of those stay for requests that are answered at once.
+const LIST_HELPERS_MAX: usize = CONNECTIONS_MAX / 2;
+/// When the helpers take this long nobody waits for one: they hang. A node's daemon waits 5 s for the whole answer.
+const LIST_PATIENCE: Duration = Duration::from_secs(3);
+const _: () = assert!(LIST_PATIENCE.as_secs() < LIST_LIMIT.as_secs());
 /// While stopping: how often the process table is looked at. Orphans have no descriptor that says when they end.
 const STOP_LOOK: Duration = Duration::from_millis(20);
 /// Between SIGTERM and SIGKILL when the keeper itself gets SIGTERM.
@@ -105,7 +109,14 @@ struct Helper {
     pidfd: Watched,
     /// Whom it answers; nobody waits for one that took too long.
     asker: Option<u32>,
-    limit: Instant,
+    begun: Instant,
+}
+
+impl Helper {
+    /// When it is given up.
+    fn limit(&self) -> Instant {
+        self.begun + LIST_LIMIT
+    }
 }
 
 pub struct Keeper {
@@ -117,6 +128,8 @@ pub struct Keeper {
     pub connections: BTreeMap<u32, Conversation>,
     pub programs: BTreeMap<u32, Program>,
     helpers: BTreeMap<u32, Helper>,
+    /// Who waits for a helper to end, to get one of its own; at most as many as there are connections.
+    list_askers: VecDeque<u32>,
     pub stored: BTreeMap<String, OwnedFd>,
     pub init: Init,
     init_end: Watched,
@@ -174,6 +187,7 @@ impl Keeper {
             connections: BTreeMap::new(),
             programs: BTreeMap::new(),
             helpers: BTreeMap::new(),
+            list_askers: VecDeque::new(),
             stored: BTreeMap::new(),
             init,
             proc_dir,
@@ -205,6 +219,7 @@ impl Keeper {
             self.abandon_late_launches();
             self.abandon_late_helpers();
             self.lose_late_clients();
+            self.serve_list_askers();
             self.admit();
             if let Phase::Over { askers } = &self.phase {
                 let asked = if askers.is_empty() { Asked::No } else { Asked::Yes };
@@ -311,12 +326,34 @@ impl Keeper {
         }
     }
 
-    /// The process table, by a child that answers the connection itself.
+    /// The process table, as soon as a helper is free.
     pub fn list(&mut self, asker: u32) {
-        use sys::child::{Forked, Parentage, exit_now, fork};
-        if self.helpers.len() >= LIST_HELPERS_MAX {
-            return self.answer(asker, &Answer::Failed(late_list(&self.dc_name)), &[]);
+        self.set_busy(asker);
+        self.list_askers.push_back(asker);
+        self.serve_list_askers();
+    }
+
+    /// Gives helpers to those who wait for one, or says that there will be none.
+    fn serve_list_askers(&mut self) {
+        while self.helpers.len() < LIST_HELPERS_MAX {
+            let Some(asker) = self.list_askers.pop_front() else { return };
+            self.start_list(asker);
         }
+        if self.lists_hang_from().is_some_and(|hanging| hanging <= Instant::now()) {
+            for asker in std::mem::take(&mut self.list_askers) {
+                self.answer(asker, &Answer::Failed(late_list(&self.dc_name)), &[]);
+            }
+        }
+    }
+
+    /// From when on the process table is taken for one that cannot be read: even the youngest helper takes long.
+    fn lists_hang_from(&self) -> Option<Instant> {
+        self.helpers.values().map(|helper| helper.begun + LIST_PATIENCE).max()
+    }
+
+    /// By a child that answers the connection itself.
+    fn start_list(&mut self, asker: u32) {
+        use sys::child::{Forked, Parentage, exit_now, fork};
         let ended = self.ended_programs();
         let known = self.known_programs();
         let Some(connection) = self.connections.get(&asker) else { return };
@@ -334,10 +371,12 @@ impl Keeper {
             }
             Ok(Forked::Parent { pidfd, .. }) => {
                 let id = self.next_id();
-                if let Ok(pidfd) = self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
-                    self.set_busy(asker);
-                    let limit = Instant::now() + LIST_LIMIT;
-                    self.helpers.insert(id, Helper { pidfd, asker: Some(asker), limit });
+                match self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
+                    Ok(pidfd) => {
+                        self.helpers.insert(id, Helper { pidfd, asker: Some(asker), begun: Instant::now() });
+                    }
+                    // It answers all the same.
+                    Err(_) => self.release(asker),
                 }
             }
             Err(error) => {
@@ -361,7 +400,7 @@ impl Keeper {
     /// Helpers that hang give their places back. The kernel may not let them end, so only their askers are told.
     fn abandon_late_helpers(&mut self) {
         let now = Instant::now();
-        let late = |helper: &Helper| helper.asker.is_some() && now >= helper.limit;
+        let late = |helper: &Helper| helper.asker.is_some() && now >= helper.limit();
         let askers: Vec<u32> = self
             .helpers
             .values_mut()
@@ -522,12 +561,14 @@ impl Keeper {
             Phase::Stopping { deadline, .. } => Some((*deadline).min(now + STOP_LOOK)),
             Phase::Ending { deadline, cut_off, .. } => Some(cut_off.unwrap_or(*deadline)),
         };
+        let refused = self.lists_hang_from().filter(|_| !self.list_askers.is_empty());
         let due = self
             .programs
             .values()
             .filter(|program| program.is_awaited())
             .map(|program| program.launch_limit)
-            .chain(self.helpers.values().filter(|helper| helper.asker.is_some()).map(|helper| helper.limit))
+            .chain(self.helpers.values().filter(|helper| helper.asker.is_some()).map(Helper::limit))
+            .chain(refused)
             .chain(self.programs.values().filter_map(Program::awaits_client_until))
             .chain(phase)
             .min();

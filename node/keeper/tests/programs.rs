@@ -43,6 +43,21 @@ fn programs_that_many_start_at_once_all_run() {
 }
 
 #[test]
+fn process_table_is_shown_to_many_who_ask_at_once() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let shown = std::thread::scope(|scope| {
+        // More than there are processes that read the table, and than may talk with the keeper at a time.
+        let ask = |_| scope.spawn(|| keeper.connect().list());
+        let askers: Vec<_> = (0..200).map(ask).collect();
+        askers.into_iter().map(|asker| asker.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    assert!(shown.iter().all(Result::is_ok), "{:?}", shown.iter().find(|one| one.is_err()));
+}
+
+#[test]
 fn keeper_that_can_log_nothing_serves_on_and_its_programs_live() {
     if !is_root() {
         return;
