@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use client::{Places, Wanted};
 
 use crate::commands::{
-    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, node, ps, run, version,
+    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, names, node, ps, run, version,
 };
 use crate::output::Format;
 
@@ -66,12 +66,13 @@ pub struct Global {
         hide_env_values = true,
         hide_short_help = true,
         value_name = "NAME",
+        add = names::clusters(),
         help_heading = "Global options"
     )]
     pub cluster: Option<String>,
 
     /// Node of the development cluster whose daemon shall answer; any of them gives the same answers, but for what only a node knows of its own links.
-    #[arg(long, global = true, hide_short_help = true, value_name = "NODE", help_heading = "Global options")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "NODE", add = names::dev_nodes(), help_heading = "Global options")]
     pub at: Option<String>,
 
     /// Keep development clusters below this directory instead of /var/lib/dvs and /run/dvs.

@@ -34,6 +34,9 @@ use crate::cli::Cli;
 use crate::errors::{BROKEN_PIPE, Failure};
 
 fn main() -> ExitCode {
+    if commands::completion::answered() {
+        return ExitCode::SUCCESS;
+    }
     let command = || Cli::try_parse_from(usage::with_help_last(std::env::args_os()));
     let outcome = check_switched_off().and_then(|()| match command() {
         Ok(cli) => commands::execute(&cli.global, cli.command),

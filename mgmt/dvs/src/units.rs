@@ -106,6 +106,12 @@ pub fn parse_wait_mode(text: &str) -> Result<WaitMode, String> {
     known.ok_or_else(|| "park, adaptive or spin".to_owned())
 }
 
+/// For `clap`: paths in a container's tree travel as text, unlike those that programs open themselves.
+pub fn parse_path_in_tree() -> impl TypedValueParser<Value = String> {
+    let refused = |_| "it is not UTF-8; programs of the container can use such a name, this command cannot";
+    OsStringValueParser::new().try_map(move |path| path.into_string().map_err(refused))
+}
+
 /// For `clap`: environment variables are bytes.
 pub fn parse_env() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(resolve_env)

@@ -139,6 +139,74 @@ const CHANNELS: &str = r#"[{"left":300,"right":1,"lane":0,"kind":"messages","via
     "right":{"messages":6,"notifications":0,"entries":0,"awaits_answer":false}}},
     {"left":300,"right":3,"lane":1,"kind":"ring","via":"local"}]"#;
 
+/// What bash offers for the last word of a line. The script has to find the binary by its name.
+fn offered_by_bash(daemon: Option<&FakeDaemon>, words: &[&str]) -> Vec<String> {
+    const LINE: &str = r#"
+        eval "$(dvs completion bash)"
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9
+        _clap_complete_dvs dvs "${!#}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        [ ${#COMPREPLY[@]} = 0 ] || printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let directory = std::path::Path::new(env!("CARGO_BIN_EXE_dvs")).parent().unwrap();
+    let mut bash = Command::new("bash");
+    bash.env_clear().env("PATH", format!("{}:/usr/bin:/bin", directory.display())).stdin(Stdio::null());
+    bash.args(["-c", LINE, "bash"]).args(words);
+    match daemon {
+        Some(daemon) => bash.env("DVS_SOCKET", daemon.socket()),
+        None => bash.env("DVS_SOCKET", "/nonexistent/d.sock"),
+    };
+    let said = bash.output().unwrap();
+    assert_eq!(stderr(&said), "", "a tab says nothing");
+    stdout(&said).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn shell_offers_names_of_containers_and_nodes() {
+    let daemon = FakeDaemon::start(|request| {
+        let is_nodes = request.line.ends_with("/nodes");
+        Answer::Say(200, if is_nodes { NODES.to_owned() } else { format!("[{DC}]") })
+    });
+    assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "dc", "inspect", "s"]), ["shop"]);
+    assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "run", "sh"]), ["shop"]);
+    assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "run", "--node", ""]), ["n1"]);
+    assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "dc", "create", "new", "--nodes", "n2,n"]), ["n2,n1"]);
+    assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "dc", "insp"]), ["inspect"]);
+    assert!(!offered_by_bash(Some(&daemon), &["dvs", "k"]).contains(&"keeper".to_owned()), "of the machinery");
+}
+
+#[test]
+fn shell_that_asks_in_vain_offers_nothing_and_soon() {
+    assert_eq!(offered_by_bash(None, &["dvs", "dc", "inspect", "s"]), Vec::<String>::new());
+    let refusing = says(500, "nonsense");
+    assert_eq!(offered_by_bash(Some(&refusing), &["dvs", "dc", "inspect", "s"]), Vec::<String>::new());
+    let silent = FakeDaemon::start(|_| {
+        std::thread::sleep(std::time::Duration::from_secs(20));
+        Answer::HangUp
+    });
+    let begun = std::time::Instant::now();
+    assert_eq!(offered_by_bash(Some(&silent), &["dvs", "dc", "inspect", "s"]), Vec::<String>::new());
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    // What a shell would take for more than a name is none.
+    let hostile = FakeDaemon::start(|_| Answer::Say(200, format!("[{DC}]").replace("shop", "s$(id)")));
+    assert_eq!(offered_by_bash(Some(&hostile), &["dvs", "dc", "inspect", "s"]), Vec::<String>::new());
+}
+
+#[test]
+fn path_in_the_tree_that_is_no_text_is_refused_by_its_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"/a\xff");
+    let refused = |arguments: &[&str], after: &[&str], status: i32| {
+        let output = dvs(None, arguments).arg(odd).args(after).output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{text}");
+        assert!(text.starts_with("dvs: invalid value '/a\u{fffd}' for "), "{text}");
+        assert!(text.contains("it is not UTF-8"), "{text}");
+        text
+    };
+    assert!(refused(&["import", "shop", "/etc"], &[], 2).contains("<DEST-IN-TREE>"));
+    assert!(refused(&["run", "shop", "--root"], &["--", "true"], 125).contains("--root"));
+}
+
 #[test]
 fn without_a_daemon_the_error_says_what_to_try() {
     let output = dvs(None, &["--socket", "/nonexistent/d.sock", "node", "ls"]).output().unwrap();
@@ -512,13 +580,19 @@ fn logs_are_copied_as_they_are() {
 }
 
 #[test]
-fn every_shell_gets_a_script_that_knows_the_commands() {
-    for (shell, part) in [("bash", "complete -F _dvs"), ("zsh", "#compdef dvs"), ("fish", "complete -c dvs")] {
+fn every_shell_gets_a_script_that_asks_us_and_hears_the_commands_that_people_type() {
+    for (shell, part) in [("bash", "complete -o nospace"), ("zsh", "#compdef dvs"), ("fish", "complete --keep-order")] {
         let output = dvs(None, &["completion", shell]).output().unwrap();
         assert_eq!(output.status.code(), Some(0));
-        assert!(stdout(&output).contains(part) && stdout(&output).contains("attach"), "{shell}");
+        let script = stdout(&output);
+        assert!(script.contains(part) && script.contains("DVS_COMPLETE"), "{shell}: {script}");
+        let mut asking = dvs(None, &["--", "dvs", ""]);
+        asking.env("DVS_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "1").env("_CLAP_IFS", "\n");
+        let offered = stdout(&asking.output().unwrap());
+        let names: Vec<&str> = offered.lines().filter_map(|line| line.split([':', '\t']).next()).collect();
+        assert!(names.contains(&"attach"), "{shell}: {names:?}");
         for hidden in ["keeper", "shelf", "gate", "internal"] {
-            assert!(!stdout(&output).contains(hidden), "{shell} proposes {hidden}");
+            assert!(!names.contains(&hidden), "{shell} proposes {hidden}");
         }
     }
     assert_eq!(dvs(None, &["completion", "tcl"]).output().unwrap().status.code(), Some(2));

@@ -108,7 +108,11 @@ fn killed_daemon_and_killed_node_come_back() {
     assert_eq!(cluster.states()[1], ("no daemon".to_owned(), None));
     cluster.stdout(&["dev", "restart", "n2"]);
     assert_eq!(cluster.states()[1].0, "on");
-    cluster.stdout(&["dev", "kill", "n2"]);
+    let unplugged = cluster.dvs(&["dev", "wire", "n2", "down"]);
+    assert_eq!(stderr(&unplugged), "node n2 is unplugged\nback again: dvs dev wire n2 up\n");
+    assert_eq!(stderr(&cluster.dvs(&["dev", "wire", "n2", "up"])), "node n2 is plugged in\n");
+    let killed = cluster.dvs(&["dev", "kill", "n2"]);
+    assert_eq!(stderr(&killed), "node n2 is off\nback again: dvs dev restart n2\n");
     assert_eq!(cluster.states()[1], ("off".to_owned(), None));
     assert_eq!(cluster.states()[0].0, "on");
     cluster.stdout(&["dev", "restart", "n2"]);

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::session::{self, Input, Manner, converse};
-use super::{Outcome, block_on, daemon};
+use super::{Outcome, block_on, daemon, names};
 use crate::cli::Global;
 use crate::errors;
 use crate::units::parse_pid;
@@ -23,6 +23,7 @@ pub struct Options {
     #[arg(long)]
     no_input: bool,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Process, from `dvs ps`.
     #[arg(value_parser = parse_pid)]

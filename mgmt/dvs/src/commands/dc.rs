@@ -6,7 +6,7 @@ mod view;
 use clap::{Args, Subcommand};
 use client::{BeforeDelete, Data};
 
-use super::{Gone, Outcome, block_on, daemon, done, print, say};
+use super::{Gone, Outcome, block_on, daemon, done, names, print, say};
 use crate::cli::Global;
 use crate::output;
 
@@ -26,6 +26,7 @@ pub enum Command {
     /// Start a container on all its nodes and wait until it runs.
     Start {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
     },
     Stop(StopOptions),
@@ -40,6 +41,7 @@ pub enum Command {
     #[command(visible_alias = "show")]
     Inspect {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
     },
 }
@@ -55,6 +57,7 @@ pub struct StopOptions {
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u32>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
 }
 
@@ -76,6 +79,7 @@ pub struct DeleteOptions {
     #[arg(long)]
     keep_data: bool,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
 }
 

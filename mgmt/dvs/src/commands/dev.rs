@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use client::{DevCluster, Places};
 use serde::Serialize;
 
-use super::{Gone, Outcome, done, print, say};
+use super::{Gone, Outcome, done, names, print, say};
 use crate::cli::{CLUSTER_VARIABLE, Global};
 use crate::dev::network::Wire;
 use crate::dev::record::Lock;
@@ -102,7 +102,7 @@ impl Transport {
 #[derive(Args, Debug)]
 pub struct Which {
     /// Name of the cluster [default: the only one there is, or dev].
-    #[arg(long)]
+    #[arg(long, add = names::clusters())]
     name: Option<String>,
 }
 
@@ -111,6 +111,7 @@ pub struct Node {
     #[command(flatten)]
     which: Which,
     /// Node.
+    #[arg(add = names::dev_nodes())]
     node: String,
 }
 
@@ -125,6 +126,7 @@ pub struct ExecOptions {
     #[command(flatten)]
     which: Which,
     /// Node, or hub.
+    #[arg(add = names::dev_nodes())]
     node: String,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
@@ -141,6 +143,7 @@ pub struct WireOptions {
     #[command(flatten)]
     which: Which,
     /// Node.
+    #[arg(add = names::dev_nodes())]
     node: String,
     /// down: unplugged.
     state: WireState,
@@ -173,16 +176,19 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Exec(options) => run(global, &places, &options),
         Command::Kill(Node { which, node }) => change(global, &places, &which, &node, |places, cluster, index| {
             restart::kill(places, cluster, index)?;
-            Ok("is off")
+            Ok(Changed { is_now: "is off", back: Some("restart NODE") })
         }),
         Command::Restart(Node { which, node }) => change(global, &places, &which, &node, |places, cluster, index| {
             restart::restart(places, cluster, index, RESTART_PATIENCE)?;
-            Ok("is ready")
+            Ok(Changed { is_now: "is ready", back: None })
         }),
         Command::Wire(WireOptions { which, node, state }) => {
-            change(global, &places, &which, &node, |_, cluster, index| match state {
-                WireState::Up => restart::set_wire(cluster, index, Wire::Plugged).map(|()| "is plugged in"),
-                WireState::Down => restart::set_wire(cluster, index, Wire::Pulled).map(|()| "is unplugged"),
+            change(global, &places, &which, &node, |_, cluster, index| {
+                let (wire, changed) = match state {
+                    WireState::Up => (Wire::Plugged, Changed { is_now: "is plugged in", back: None }),
+                    WireState::Down => (Wire::Pulled, Changed { is_now: "is unplugged", back: Some("wire NODE up") }),
+                };
+                restart::set_wire(cluster, index, wire).map(|()| changed)
             })
         }
     }
@@ -303,19 +309,30 @@ fn index_of(cluster: &DevCluster, node: &str) -> Result<usize, Failure> {
     })
 }
 
+/// What was done to a node.
+struct Changed {
+    is_now: &'static str,
+    /// The command that takes it back, of those of `dvs dev`.
+    back: Option<&'static str>,
+}
+
 fn change(
     global: &Global,
     places: &Places,
     which: &Which,
     node: &str,
-    work: impl FnOnce(&Places, &mut DevCluster, usize) -> Result<&'static str, restart::NodeError>,
+    work: impl FnOnce(&Places, &mut DevCluster, usize) -> Result<Changed, restart::NodeError>,
 ) -> Outcome {
     let name = chosen(global, places, which)?;
     let _lock = locked(places, &name)?;
     let mut cluster = record(places, &name)?;
     let index = index_of(&cluster, node)?;
-    let said = work(places, &mut cluster, index).map_err(|error| node_failure(&error))?;
-    say(&format!("node {node} {said}"));
+    let changed = work(places, &mut cluster, index).map_err(|error| node_failure(&error))?;
+    say(&format!("node {node} {}", changed.is_now));
+    if let Some(back) = changed.back {
+        let dvs = again(global, &name, places.dev_names().len());
+        say(&format!("back again: {dvs} dev {}", back.replace("NODE", node)));
+    }
     match rows(&cluster).get(index) {
         Some(place) => done(global.output, place),
         None => Ok(ExitCode::SUCCESS),

@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use mgmt_api::{RootFs, RunRequest};
 
 use super::session::{Input, Manner, converse, new_session};
-use super::{Outcome, block_on, daemon};
+use super::{Outcome, block_on, daemon, names};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::output::Format;
@@ -54,6 +54,7 @@ pub enum Command {
     /// Print the value of a key.
     Get {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
         /// Key: 1 to 255 bytes.
         key: String,
@@ -61,6 +62,7 @@ pub enum Command {
     /// Set a key.
     Put {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
         /// Key: 1 to 255 bytes.
         key: String,
@@ -71,6 +73,7 @@ pub enum Command {
     /// Set a key if nobody changed it: compare and set.
     Cas {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
         /// Key: 1 to 255 bytes.
         key: String,
@@ -88,6 +91,7 @@ pub enum Command {
     /// Send a message to those who watch a topic; nothing is stored.
     Publish {
         /// Container.
+        #[arg(add = names::containers())]
         dc: String,
         /// Topic: 1 to 255 bytes, as a key; it need not exist.
         topic: String,
@@ -109,6 +113,7 @@ pub struct DeleteOptions {
     #[arg(long)]
     revision: Option<u64>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Key: 1 to 255 bytes.
     key: String,
@@ -126,6 +131,7 @@ pub struct ListOptions {
     #[arg(long, value_name = "KEY")]
     after: Option<String>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Only keys that begin with this.
     #[arg(default_value = "")]
@@ -147,6 +153,7 @@ pub struct WatchOptions {
     #[arg(long, value_name = "REVISION")]
     after: Option<u64>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Only keys and topics that begin with this.
     #[arg(default_value = "")]
@@ -169,6 +176,7 @@ Examples:
   dvs ds pipe shop < requests.jsonl")]
 pub struct PipeOptions {
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
 }
 

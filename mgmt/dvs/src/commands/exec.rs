@@ -6,7 +6,7 @@ use clap::Args;
 use mgmt_api::{ExecRequest, RootFs};
 
 use super::session::{converse, new_session};
-use super::{Outcome, block_on, daemon, ps, run};
+use super::{Outcome, block_on, daemon, names, ps, run};
 use crate::cli::Global;
 use crate::errors;
 use crate::units::parse_pid;
@@ -28,9 +28,10 @@ pub struct Options {
     #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     beside: Option<u32>,
     /// Node of the container to run on [default: its first one].
-    #[arg(short, long, conflicts_with = "beside")]
+    #[arg(short, long, conflicts_with = "beside", add = names::nodes())]
     node: Option<String>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]

@@ -21,11 +21,12 @@ use mgmt_api::{TREE, in_tree};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::{Outcome, block_on, daemon, done, say};
+use super::{Outcome, block_on, daemon, done, names, say};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::output::{self, Row};
 use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
+use crate::units::parse_path_in_tree;
 
 /// How often a person looks at progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -49,14 +50,15 @@ Examples:
   docker export ID | dvs import shop - /app             whatever writes tar")]
 pub struct Options {
     /// Node of the container through which the data goes [default: its first one].
-    #[arg(short, long)]
+    #[arg(short, long, add = names::nodes())]
     node: Option<String>,
     /// Container; it must run.
+    #[arg(add = names::containers())]
     dc: String,
     /// Directory, tar archive, or - for an archive on standard input.
     source: PathBuf,
     /// Directory in the container's tree; made when it is not there. /www and /dc/www are the same.
-    #[arg(value_name = "DEST-IN-TREE")]
+    #[arg(value_name = "DEST-IN-TREE", value_parser = parse_path_in_tree())]
     destination: String,
 }
 

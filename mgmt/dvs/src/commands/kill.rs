@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Outcome, block_on, daemon, say};
+use super::{Outcome, block_on, daemon, names, say};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::units::{parse_pid, parse_signal};
@@ -21,6 +21,7 @@ pub struct Options {
     #[arg(short, long, value_name = "SIGNAL", default_value = "TERM", value_parser = parse_signal)]
     signal: i32,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Processes, from `dvs ps`.
     #[arg(required = true, value_name = "PID", value_parser = parse_pid)]

@@ -8,7 +8,7 @@ use client::LogQuery;
 use mgmt_api::Bytes;
 use serde::Serialize;
 
-use super::{Outcome, block_on, daemon};
+use super::{Outcome, block_on, daemon, names};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::Format;
@@ -32,6 +32,7 @@ pub struct Options {
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<u64>,
     /// Container.
+    #[arg(add = names::containers())]
     dc: String,
     /// Process, from `dvs ps --all`.
     #[arg(value_parser = parse_pid)]

@@ -12,6 +12,7 @@ pub mod import;
 pub mod internal;
 pub mod kill;
 pub mod logs;
+pub mod names;
 pub mod node;
 pub mod ps;
 pub mod run;

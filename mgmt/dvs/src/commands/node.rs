@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use clap::Subcommand;
 use mgmt_api::{LinkInfo, LinkState, Node, NodeState};
 
-use super::{Outcome, block_on, daemon, print};
+use super::{Outcome, block_on, daemon, names, print};
 use crate::cli::Global;
 use crate::output::{self, Format, Row, Table};
 
@@ -32,6 +32,7 @@ pub enum Command {
     #[command(visible_alias = "show")]
     Inspect {
         /// Name of the node, from `dvs node ls`.
+        #[arg(add = names::nodes())]
         node: String,
     },
     Ca(certificate::AuthorityOptions),

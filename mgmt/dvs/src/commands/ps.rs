@@ -4,7 +4,7 @@ use clap::Args;
 use mgmt_api::{Process, ProcessState};
 use serde::Serialize;
 
-use super::{Outcome, block_on, daemon, now_ms, print, say};
+use super::{Outcome, block_on, daemon, names, now_ms, print, say};
 use crate::cli::Global;
 use crate::output::{self, Format, Row};
 
@@ -21,6 +21,7 @@ Examples:
   dvs kill shop $(dvs ps shop -o name)     end them all")]
 pub struct Options {
     /// Container [default: all].
+    #[arg(add = names::containers())]
     dc: Option<String>,
     /// Show also programs that have ended, with their exit status.
     #[arg(short, long)]

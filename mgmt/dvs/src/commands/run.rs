@@ -6,10 +6,10 @@ use clap::Args;
 use mgmt_api::{Bytes, RootFs, RunRequest};
 
 use super::session::{self, Input, Manner, converse};
-use super::{Outcome, block_on, daemon, ps};
+use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
-use crate::units::{parse_env, parse_user};
+use crate::units::{parse_env, parse_path_in_tree, parse_user};
 
 /// Start a program in a container
 #[derive(Args, Debug)]
@@ -38,12 +38,13 @@ pub struct Options {
     #[command(flatten)]
     pub start: Start,
     /// Node of the container to run on [default: its first one].
-    #[arg(short, long)]
+    #[arg(short, long, add = names::nodes())]
     pub node: Option<String>,
     /// Directory of the container's tree that becomes the program's root.
-    #[arg(long, value_name = "PATH-IN-TREE")]
+    #[arg(long, value_name = "PATH-IN-TREE", value_parser = parse_path_in_tree())]
     pub root: Option<String>,
     /// Container.
+    #[arg(add = names::containers())]
     pub dc: String,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]

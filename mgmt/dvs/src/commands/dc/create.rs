@@ -9,7 +9,7 @@ use mgmt_api::{
     DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ServerKind, ServerSpec, WaitMode, default_subnet,
 };
 
-use super::super::{Outcome, block_on, daemon, print, say};
+use super::super::{Outcome, block_on, daemon, names, print, say};
 use super::view;
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -55,7 +55,7 @@ pub struct Options {
     #[arg(required_unless_present = "file")]
     name: Option<String>,
     /// Nodes it spans, in order [default: all that are not down].
-    #[arg(long, value_delimiter = ',', value_name = "NODE,…")]
+    #[arg(long, value_delimiter = ',', value_name = "NODE,…", add = names::nodes())]
     nodes: Vec<String>,
     /// Private network; containers may use the same one [default: 10.1.0.0/24].
     #[arg(long, value_name = "CIDR")]
@@ -67,10 +67,10 @@ pub struct Options {
     #[arg(long)]
     sparse: bool,
     /// Node that keeps this disk [default: chosen].
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", add = names::nodes())]
     disk_node: Option<String>,
     /// Node of the file server [default: chosen].
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", add = names::nodes())]
     fs_node: Option<String>,
     /// Node of the key-value server [default: chosen].
     #[arg(long, value_name = "NODE")]
