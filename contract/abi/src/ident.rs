@@ -157,3 +157,28 @@ impl fmt::Display for ChannelId {
         write!(f, "{:x}", self.0)
     }
 }
+
+/// The number of a process inside its container.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Pid(i32);
+
+impl Pid {
+    /// `None` for a number that no process has.
+    pub fn new(number: i32) -> Option<Pid> {
+        (number > 0).then_some(Pid(number))
+    }
+
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One hold of an endpoint, as its control page shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HoldId(pub u32);

@@ -21,7 +21,7 @@ pub mod ring;
 
 pub use copy::{Direction, GrantId};
 pub use error::{IpcError, errno};
-pub use ident::{ChannelId, DcId, Endpoint, Epoch, Lane, NodeId, PairId, Source};
+pub use ident::{ChannelId, DcId, Endpoint, Epoch, HoldId, Lane, NodeId, PairId, Pid, Source};
 pub use message::Message;
 pub use name::EndpointName;
 pub use privileges::{Calls, ParseError, Peers, Privileges};

@@ -1,10 +1,10 @@
 //! Brokers of two nodes. They believe each other, as their nodes do: rights were checked where somebody asked.
 
-use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, Privileges};
+use abi::{DcId, Endpoint, Epoch, IpcError, NodeId, Pid, Privileges};
 
 use crate::Descriptor;
 use crate::packet::{Fault, Message, Slots};
-use crate::values::{Field, Pid, WaitId, taken};
+use crate::values::{Field, WaitId, taken};
 
 /// What a broker says to the broker of another node.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -41,8 +41,9 @@ mod proxy;
 mod tests;
 mod values;
 
+pub use abi::{HoldId, Pid};
 pub use brokers::{Answer, BetweenBrokers, Errand};
 pub use packet::{BODY_BYTES_MAX, MESSAGE_BYTES_MAX, Malformed, Message, PACKET_BYTES};
 pub use port::{FromPort, Inquiry, Offer, Open, ToPort};
 pub use proxy::{FromProxy, LinkState, OpenIn, ProxiedOffer, ToProxy};
-pub use values::{Descriptor, HoldId, IfAbsent, PartiesCalls, Pid, WaitId};
+pub use values::{Descriptor, IfAbsent, PartiesCalls, WaitId};

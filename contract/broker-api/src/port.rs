@@ -2,12 +2,12 @@
 
 use abi::layout::{Role, Size};
 use abi::ring::RingSpec;
-use abi::{ChannelId, DcId, Endpoint, EndpointName, Epoch, IpcError, Lane, NodeId, Privileges};
+use abi::{ChannelId, DcId, Endpoint, EndpointName, Epoch, HoldId, IpcError, Lane, NodeId, Pid, Privileges};
 
 use crate::brokers::Answer;
 use crate::info::{Cursor, Question};
 use crate::packet::{Fault, Slots};
-use crate::values::{CHANNEL, HoldId, IfAbsent, PAGE, PartiesCalls, Pid, Record, WaitId, taken};
+use crate::values::{CHANNEL, IfAbsent, PAGE, PartiesCalls, Record, WaitId, taken};
 
 messages! {
     /// What a port asks and tells. Only a request to be bound, and its cancelling, may come before there is an endpoint.

@@ -1,39 +1,13 @@
 //! What stands in the fields of messages, and how it is written there.
 
-use std::fmt;
 use std::num::NonZeroU64;
 
 use abi::layout::{Role, Size};
 use abi::ring::RingSpec;
-use abi::{Calls, ChannelId, DcId, Endpoint, EndpointName, Epoch, IpcError, Lane, NodeId, Privileges};
+use abi::{Calls, ChannelId, DcId, Endpoint, EndpointName, Epoch, HoldId, IpcError, Lane, NodeId, Pid, Privileges};
 
 use crate::info::Cursor;
 use crate::packet::{Fault, Slots};
-
-/// The number of a process inside its container.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Pid(i32);
-
-impl Pid {
-    /// `None` for a number that no process has.
-    pub fn new(number: i32) -> Option<Pid> {
-        (number > 0).then_some(Pid(number))
-    }
-
-    pub fn number(self) -> i32 {
-        self.0
-    }
-}
-
-impl fmt::Display for Pid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// One hold of an endpoint, as its control page shows it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HoldId(pub u32);
 
 /// One wait of an endpoint, as it counts them itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,7 +109,7 @@ fields! {
     u32: u32, it => *it, slot => Some(slot);
     HoldId: u32, it => it.0, slot => Some(HoldId(slot));
     WaitId: u32, it => it.0, slot => Some(WaitId(slot));
-    Pid: u32, it => it.0 as u32, slot => i32::try_from(slot).ok().and_then(Pid::new);
+    Pid: u32, it => it.number() as u32, slot => i32::try_from(slot).ok().and_then(Pid::new);
     // An error that only a later version has is `Corrupt`.
     IpcError: u32, it => it.code(), slot => Some(IpcError::from_code(slot));
     PartiesCalls: u32, it => u32::from(it.own.bits()) | u32::from(it.peer.bits()) << 16,

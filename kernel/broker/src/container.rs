@@ -1,10 +1,9 @@
 //! One container as the broker of a node knows it.
 
-use std::collections::{HashMap, HashSet};
-use std::io;
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use abi::{Endpoint, Epoch, IpcError};
+use abi::Endpoint;
 use ipc::info::Side;
 use ipc_core::ChannelId;
 use ipc_core::table::{Channel, DcTable};
@@ -13,7 +12,7 @@ use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
 use crate::closer::Closer;
-use crate::engine::{Finds, Migration, Place, Transit};
+use crate::engine::{Asker, Finds};
 use crate::ledger::Charge;
 use crate::meters::{Meter, Sent};
 
@@ -41,33 +40,36 @@ impl Kept {
     }
 }
 
+/// What the broker keeps of a binding besides its place in the table.
+#[derive(Debug)]
+pub(crate) struct KeptBinding {
+    pub page: ControlWriter,
+    /// What the endpoint sent over channels that have ended.
+    pub sent: Sent,
+    /// A chase that goes on when a wait of it is confirmed: the latest.
+    pub asked: Option<(Waiting, Probe)>,
+}
+
+impl KeptBinding {
+    pub fn new(page: ControlWriter) -> KeptBinding {
+        KeptBinding { page, sent: Sent::default(), asked: None }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Container {
     pub options: DcOptions,
     pub listener: Option<OwnedFd>,
     pub connections: usize,
     pub closer: Closer,
-    pub table: DcTable,
+    pub table: DcTable<Asker>,
     /// One for each binding, local or remote.
-    pub pages: HashMap<Endpoint, ControlWriter>,
+    pub bindings: HashMap<Endpoint, KeptBinding>,
     pub kept: HashMap<ChannelId, Kept>,
-    /// What endpoints that are bound sent over channels that have ended.
-    pub sent: HashMap<Endpoint, Sent>,
-    /// Remote endpoints that ended, whose channels the proxy has not closed yet: what they said last may still be on its
-    /// way. Nobody opens anything to them.
-    pub leaving: HashSet<Endpoint>,
-    /// Endpoints of this node that are being handed over.
-    pub migrations: HashMap<Endpoint, Migration>,
-    /// Where the last migration of an endpoint went from here, and what came of it, for who asks for it twice.
-    pub handed: HashMap<Endpoint, (Place, Result<(), IpcError>)>,
-    /// Endpoints whose old owner has ended, or ends, and whose new one is not known yet. Opens wait.
-    pub in_transit: HashMap<Endpoint, Transit>,
     pub finds: Finds,
     pub origin: Origin,
     /// Waits of this node's endpoints that only their peer can end.
     pub waits: Waits,
-    /// Chases that go on when a wait is confirmed: the latest of each endpoint.
-    pub asked: HashMap<Endpoint, (Waiting, Probe)>,
 }
 
 /// Who said that a container is here.
@@ -87,17 +89,11 @@ impl Container {
             connections: 0,
             closer: Closer::default(),
             table,
-            pages: HashMap::new(),
+            bindings: HashMap::new(),
             kept: HashMap::new(),
-            sent: HashMap::new(),
-            leaving: HashSet::new(),
-            migrations: HashMap::new(),
-            handed: HashMap::new(),
-            in_transit: HashMap::new(),
             finds: Finds::default(),
             origin: Origin::Daemon,
             waits: Waits::default(),
-            asked: HashMap::new(),
         }
     }
 
@@ -111,9 +107,8 @@ impl Container {
         let kept = self.kept.remove(&channel.id)?;
         if let Some(meter) = kept.meter() {
             for (side, party) in [(Side::Left, channel.left), (Side::Right, channel.right)] {
-                if self.table.binding(party).is_some() {
-                    let sent = self.sent.entry(party).or_default();
-                    *sent = sent.over(channel, side, &meter.read(side));
+                if let Some(of) = self.bindings.get_mut(&party) {
+                    of.sent = of.sent.over(channel, side, &meter.read(side));
                 }
             }
         }
@@ -133,11 +128,8 @@ impl Container {
         }
     }
 
-    /// A fresh page for a binding that begins on this node.
-    pub fn make_page(&mut self, endpoint: Endpoint, epoch: Epoch) -> io::Result<OwnedFd> {
-        let page = ControlWriter::create(epoch)?;
-        let reader = page.reader()?;
-        self.pages.insert(endpoint, page);
-        Ok(reader)
+    /// Of somebody who is bound.
+    pub fn page(&self, endpoint: Endpoint) -> Option<&ControlWriter> {
+        self.bindings.get(&endpoint).map(|of| &of.page)
     }
 }

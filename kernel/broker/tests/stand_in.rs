@@ -340,6 +340,44 @@ fn rollback_that_comes_again_takes_back_what_it_meant_and_nothing_later() {
 }
 
 #[test]
+fn asker_hears_that_the_owner_was_replaced_that_it_would_hand_over() {
+    let mut asking = Asking::new();
+    // It waits for nothing, so it does not say that it is drained.
+    let owner = asking.world.near_server(Endpoint::DS, 1);
+    asking.start(1, 5);
+    let broker = &asking.world.brokers[0];
+    broker.remote_bound(DC, Endpoint::DS, THERE, Epoch(9)).unwrap();
+    assert_eq!(asking.answer(), (1, Err(IpcError::DestinationDied)));
+    drop(owner);
+}
+
+#[test]
+fn caller_whose_open_is_refused_is_not_taken_for_bound() {
+    let mut asking = Asking::new();
+    let _server = asking.world.near_server(Endpoint::DS, 1);
+    let open = OpenIn {
+        dc: DC,
+        caller: Endpoint::new(2000).unwrap(),
+        node: THERE,
+        target: Endpoint::DS,
+        lane: Lane(abi::limits::LANES_PER_PAIR),
+        ring: None,
+        peer_channel: 5,
+        incarnation: None,
+    };
+    asking.proxy.open_in(&open).unwrap();
+    let refused = loop {
+        if let StandInEvent::OpenedIn { result, .. } = asking.proxy.wait_event(SOON).unwrap() {
+            break result.map(drop);
+        }
+    };
+    assert_eq!(refused, Err(IpcError::BadArgument));
+    let bound: Vec<Endpoint> =
+        asking.world.brokers[0].snapshot().unwrap().dcs[0].endpoints.iter().map(|it| it.endpoint).collect();
+    assert_eq!(bound, [Endpoint::DS]);
+}
+
+#[test]
 fn late_answer_to_a_step_is_none_to_the_same_step_of_the_next_migration() {
     let mut asking = Asking::new();
     let mut owner = asking.world.near_server(Endpoint::DS, 1);

@@ -18,14 +18,14 @@ use std::os::fd::OwnedFd;
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use broker_api::{ToPort, ToProxy};
 use ipc_core::ChannelId;
-use ipc_core::table::{Binding, Channel, Home, OwnerId, Reservation, Told};
+use ipc_core::table::{Binding, Channel, Ending, Event, Home, OwnerId, Reservation, Told};
 use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
 use sys::eventfd::Trigger;
 
 use super::opening::lines_of;
 use super::{Engine, Token};
 use crate::connection::{Bound, Connection, Party};
-use crate::container::{Container, Kept, Origin};
+use crate::container::{Container, Kept, KeptBinding, Origin};
 use crate::ledger::Cost;
 use crate::limits::CONNECTION_DESCRIPTORS;
 use crate::shelf::record::{self, Record};
@@ -180,7 +180,7 @@ impl Engine {
         let page = ControlWriter::adopt(page)?;
         // What was held for somebody, who learns that when he commits.
         page.set_hold(0);
-        container.pages.insert(endpoint, page);
+        container.bindings.insert(endpoint, KeptBinding::new(page));
         container.table.adopt(endpoint, Binding { home, epoch, told });
         Ok(())
     }
@@ -236,13 +236,13 @@ impl Engine {
         let mut ending = Vec::new();
         for (dc, container) in &self.containers {
             for (endpoint, binding) in container.table.bindings() {
-                let life = container.pages.get(&endpoint).map_or(Life::Dead, ControlWriter::life);
+                let life = container.page(endpoint).map_or(Life::Dead, ControlWriter::life);
                 let is_known = match binding.home {
                     Home::Remote { .. } => true,
                     Home::Local { owner } => self.is_bound_to(owner, *dc, endpoint),
                 };
                 if life != Life::Alive || !is_known {
-                    ending.push((*dc, endpoint, binding.home, if life == Life::Alive { Life::Dead } else { life }));
+                    ending.push((*dc, endpoint, binding.home, life));
                 } else if matches!(binding.home, Home::Local { .. }) {
                     self.directory.bound(*dc, endpoint, self.inner_pid_of(binding.home), binding.epoch);
                 }
@@ -255,10 +255,13 @@ impl Engine {
                 self.unbind(owner, IpcError::SourceDied);
                 continue;
             }
-            let reason = if life == Life::Unreachable { IpcError::NoLink } else { IpcError::SourceDied };
-            // One that was being handed over has no owner now.
-            let life = if life == Life::Moved { Life::Dead } else { life };
-            self.end_binding(dc, endpoint, life, reason);
+            let (ending, reason) = match life {
+                Life::Unreachable => (Ending::Unreachable, IpcError::NoLink),
+                Life::Fenced => (Ending::Fenced, IpcError::SourceDied),
+                // One that was being handed over has no owner now.
+                Life::Alive | Life::Dead | Life::Moved => (Ending::Dead, IpcError::SourceDied),
+            };
+            self.happens(dc, endpoint, Event::Ends { ending, reason });
         }
     }
 

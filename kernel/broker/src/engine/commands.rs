@@ -3,8 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{DcId, IpcError, PairId};
-use ipc_core::table::Home as TableHome;
-use ipc_shm::Life;
+use ipc_core::table::{Event, Home as TableHome};
 use sys::eventfd::Trigger;
 
 use super::{Engine, Token, Turn};
@@ -107,13 +106,10 @@ impl Engine {
         for owner in owners {
             self.drop_connection(owner);
         }
-        let remote: Vec<_> = self
-            .containers
-            .get(&dc)
-            .map(|container| container.table.bindings().map(|(endpoint, _)| endpoint).collect())
-            .unwrap_or_default();
-        for endpoint in remote {
-            self.end_binding(dc, endpoint, Life::Dead, IpcError::DcNotRunning);
+        let container = self.containers.get(&dc);
+        let left: Vec<_> = container.map(|it| it.table.living().collect()).unwrap_or_default();
+        for endpoint in left {
+            self.happens(dc, endpoint, Event::Forget { reason: IpcError::DcNotRunning });
         }
         self.drop_doomed();
         if let Some(mut container) = self.containers.remove(&dc) {

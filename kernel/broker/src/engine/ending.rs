@@ -2,8 +2,8 @@
 
 use abi::{ChannelId, DcId, Endpoint, IpcError};
 use broker_api::{ToPort, ToProxy};
-use ipc_core::table::{Awaited, Binding, Channel, Home, OwnerId};
-use ipc_shm::{Life, Role, ring_line};
+use ipc_core::table::{Channel, Ending, Event, Home, OwnerId};
+use ipc_shm::{Role, ring_line};
 
 use super::Engine;
 use crate::closer::Waste;
@@ -66,7 +66,7 @@ impl Engine {
         let (Some(endpoint), Some(dc)) = (self.take_bound(owner), dc) else { return };
         let is_ours = matches!(self.home(dc, endpoint), Some(Home::Local { owner: of }) if of == owner);
         if is_ours {
-            self.end_binding(dc, endpoint, Life::Dead, reason);
+            self.happens(dc, endpoint, Event::Ends { ending: Ending::Dead, reason });
         }
     }
 
@@ -77,50 +77,6 @@ impl Engine {
         let _ = self.poller.remove(&bound.pidfd);
         self.keep_connection(owner);
         Some(bound.endpoint)
-    }
-
-    /// Ends a binding, local or remote: its page says so, its channels end, waiters go on, and the directory hears of it.
-    pub(super) fn end_binding(&mut self, dc: DcId, endpoint: Endpoint, life: Life, reason: IpcError) {
-        let binding = self.containers.get(&dc).and_then(|container| container.table.binding(endpoint)).copied();
-        self.end_for_successor(dc, endpoint, life, reason);
-        if let (Some(Binding { home: Home::Local { .. }, epoch, .. }), true) = (binding, life != Life::Moved) {
-            self.directory.unbound(dc, endpoint, epoch);
-        }
-    }
-
-    /// `end_binding` of which the directory hears nothing: somebody succeeds at this moment, and is called the same.
-    pub(super) fn end_for_successor(&mut self, dc: DcId, endpoint: Endpoint, life: Life, reason: IpcError) {
-        let Some(container) = self.containers.get_mut(&dc).filter(|it| it.table.binding(endpoint).is_some()) else {
-            return;
-        };
-        // First the page: who is woken below must find the reason there.
-        if let Some(page) = container.pages.remove(&endpoint) {
-            page.set_life(life);
-        }
-        container.leaving.remove(&endpoint);
-        let channels = container.table.unbind(endpoint);
-        container.sent.remove(&endpoint);
-        self.forget_waits(dc, endpoint);
-        self.keep_binding(dc, endpoint);
-        for channel in channels {
-            self.channel_ended(dc, channel, Some(endpoint), reason);
-            if let Some(peer) = channel.peer_of(endpoint) {
-                self.end_if_left(dc, peer);
-            }
-        }
-        if life == Life::Moved {
-            return;
-        }
-        self.end_migration(dc, endpoint);
-        self.disappeared(dc, endpoint);
-    }
-
-    /// Nobody is bound there any more: whoever waited for that goes on.
-    pub(super) fn disappeared(&mut self, dc: DcId, endpoint: Endpoint) {
-        let Some(container) = self.containers.get_mut(&dc) else { return };
-        for waiter in container.table.waiters_mut().take(endpoint, Awaited::Unbound) {
-            self.answer(waiter.owner, waiter.request, &ToPort::Done);
-        }
     }
 
     /// A channel was taken out of the table: wakes and tells who is left. `by` ended it and needs no telling.
@@ -153,8 +109,8 @@ impl Engine {
         if let Some(owner) = self.local_owner(dc, channel.right) {
             self.announce(owner);
         }
-        self.end_if_left(dc, channel.left);
-        self.end_if_left(dc, channel.right);
+        self.loses_channel(dc, channel.left);
+        self.loses_channel(dc, channel.right);
     }
 
     /// A party closed one of its channels.
@@ -172,7 +128,7 @@ impl Engine {
                 self.tell_initiator(dc, channel, reason);
             }
             if let Some(peer) = channel.peer_of(own) {
-                self.end_if_left(dc, peer);
+                self.loses_channel(dc, peer);
             }
         }
     }

@@ -9,9 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use abi::{DcId, Endpoint, IpcError, NodeId, PairId};
 use broker_api::{Answer, BetweenBrokers, Errand, HoldId, Message, ToPort, ToProxy};
-use ipc_core::table::{Home, OwnerId};
+use ipc_core::table::{Asking, Home, OwnerId, Place};
 
-use super::migrating::{Place, Stage};
 use super::requests::Succession;
 use super::{Engine, clock_millis};
 use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
@@ -58,7 +57,7 @@ struct UnderWay {
 
 /// Who asked, and is to hear the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asker {
+pub(crate) enum Asker {
     /// A process of this node.
     Port { owner: OwnerId, request: u32 },
     /// The broker of another node, which is answered over the pair by which it asked: that it looks after. Of one that holds something for a
@@ -68,6 +67,31 @@ pub(super) enum Asker {
     Migration { dc: DcId, endpoint: Endpoint, hold: HoldId, stage: Stage },
     /// Nobody waits for it; it is to be done all the same.
     Nobody,
+}
+
+/// What another broker was asked for the sake of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    Prepare,
+    Leave,
+    TakeOver,
+}
+
+impl Asking for Asker {
+    fn is_of_same_party(&self, other: &Asker) -> bool {
+        self.party() == other.party()
+    }
+}
+
+impl Asker {
+    /// The same in each of its requests.
+    fn party(self) -> Asker {
+        match self {
+            Asker::Port { owner, .. } => Asker::Port { owner, request: 0 },
+            Asker::Broker { node, process, .. } => Asker::Broker { node, pair: PairId::FIRST, request: 0, process },
+            other => other,
+        }
+    }
 }
 
 impl Errands {
@@ -89,9 +113,9 @@ impl Errands {
         self.under_way.retain(|_, errand| !matches!(errand.asker, Asker::Port { owner: of, .. } if of == owner));
     }
 
-    /// Whether there is room for some more.
-    pub fn has_room_for(&self, more: usize) -> bool {
-        self.under_way.len() + more <= ERRANDS_MAX
+    /// How many more there may be.
+    pub fn room(&self) -> usize {
+        ERRANDS_MAX.saturating_sub(self.under_way.len())
     }
 
     /// Whether it was under way.
@@ -144,7 +168,7 @@ impl Engine {
         if let Errand::Promote { node, .. } = errand {
             return Ok(Some(*node).filter(|node| *node != self.node));
         }
-        if self.is_migrating(dc, endpoint) {
+        if self.containers.get(&dc).is_some_and(|container| container.table.is_migrating(endpoint)) {
             return Ok(None);
         }
         match self.resolve(dc, endpoint) {
@@ -170,7 +194,7 @@ impl Engine {
             }
             Errand::WakeUp => {
                 let owner = self.local_owner(dc, endpoint).ok_or(IpcError::NoSuchEndpoint)?;
-                if let Some(page) = self.containers.get(&dc).and_then(|container| container.pages.get(&endpoint)) {
+                if let Some(page) = self.containers.get(&dc).and_then(|container| container.page(endpoint)) {
                     page.wake_up();
                 }
                 self.send(owner, &ToPort::WakeUp);
@@ -198,7 +222,7 @@ impl Engine {
         if self.is_node_down(node) {
             return Err(IpcError::NoLink);
         }
-        if !self.errands.has_room_for(1) {
+        if self.errands.room() == 0 {
             return Err(IpcError::TableFull);
         }
         let number = self.errands.new_number(clock_millis());

@@ -64,13 +64,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Somebody was bound: what its predecessor sent is not its own.
-    pub(super) fn begin_counting(&mut self, dc: DcId, endpoint: Endpoint) {
-        if let Some(container) = self.containers.get_mut(&dc) {
-            container.sent.remove(&endpoint);
-        }
-    }
-
     /// Channels of a container from this one on, as many as are looked at at a time: for the daemon.
     pub(super) fn channels_described(&self, dc: DcId, from: ChannelId) -> Vec<ChannelInfo> {
         let Some(container) = self.containers.get(&dc) else { return Vec::new() };
@@ -80,7 +73,7 @@ impl Engine {
 
     fn dc_described(&self, dc: DcId) -> Result<DcInfo, IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        let nodes: Vec<NodeId> = container.table.bindings().filter_map(|(_, binding)| node_of(binding)).collect();
+        let nodes: Vec<NodeId> = container.table.bindings().filter_map(|(_, binding)| node_of(&binding)).collect();
         let endpoints = container.table.bindings().count();
         Ok(DcInfo {
             dc,
@@ -103,7 +96,7 @@ impl Engine {
         }
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let binding = container.table.binding(endpoint).ok_or(IpcError::NoSuchEndpoint)?;
-        Ok(self.described(container, endpoint, binding))
+        Ok(self.described(container, endpoint, &binding))
     }
 
     fn endpoints_page(&self, dc: DcId, wanted: &Wanted) -> Result<Page<EndpointInfo>, IpcError> {
@@ -112,7 +105,7 @@ impl Engine {
         let known = container.table.bindings_from(first).map(|(endpoint, binding)| Found {
             number: u64::from(endpoint.number()),
             looks: 1 + container.table.channels().count_of(endpoint),
-            record: self.described(container, endpoint, binding),
+            record: self.described(container, endpoint, &binding),
         });
         Ok(page(wanted, known))
     }
@@ -127,7 +120,7 @@ impl Engine {
     fn proxies_page(&self, dc: DcId, wanted: &Wanted) -> Result<Page<ProxyInfo>, IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let mut endpoints: BTreeMap<NodeId, u32> = BTreeMap::new();
-        for node in container.table.bindings().filter_map(|(_, binding)| node_of(binding)) {
+        for node in container.table.bindings().filter_map(|(_, binding)| node_of(&binding)) {
             *endpoints.entry(node).or_default() += 1;
         }
         let mut channels: BTreeMap<(NodeId, PairId), u32> = BTreeMap::new();
@@ -158,14 +151,14 @@ impl Engine {
                 (self.node, bound.map(|bound| bound.inner_pid).filter(|pid| *pid > 0))
             }
         };
-        let state = if container.leaving.contains(&endpoint) {
+        let state = if container.table.is_leaving(endpoint) {
             EndpointState::Leaving
-        } else if container.migrations.contains_key(&endpoint) {
+        } else if container.table.is_migrating(endpoint) {
             EndpointState::Held
         } else {
             EndpointState::Bound
         };
-        let mut sent = container.sent.get(&endpoint).copied().unwrap_or_default();
+        let mut sent = container.bindings.get(&endpoint).map(|kept| kept.sent).unwrap_or_default();
         let mut awaited = None;
         for channel in container.table.channels().of(endpoint) {
             let side = if channel.left == endpoint { Side::Left } else { Side::Right };

@@ -3,7 +3,6 @@
 //! Without a shelf all of this does nothing. A shelf that fails is given up with an error in the log; the daemon may
 //! bring another one, which then gets everything.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{DcId, Endpoint, NodeId, PairId};
@@ -35,7 +34,7 @@ impl Engine {
     fn keep_everything_of(&mut self, dc: DcId) {
         self.keep_dc(dc);
         let Some(container) = self.containers.get(&dc) else { return };
-        let numbers: HashSet<Endpoint> = container.table.epochs().map(|(endpoint, _)| endpoint).collect();
+        let numbers = container.table.numbers();
         let channels: Vec<_> = container.table.channels().iter().map(|channel| channel.id).collect();
         let reserved: Vec<_> = container.table.reservations().iter().map(|(endpoint, _)| endpoint).collect();
         numbers.into_iter().for_each(|endpoint| self.keep_binding(dc, endpoint));
@@ -121,7 +120,7 @@ impl Engine {
             None => record::Home::Free,
         };
         let epoch = binding.map_or_else(|| container.table.highest_epoch(endpoint), |binding| binding.epoch);
-        let page: Vec<_> = container.pages.get(&endpoint).map(|page| page.file().as_fd()).into_iter().collect();
+        let page: Vec<_> = container.page(endpoint).map(|page| page.file().as_fd()).into_iter().collect();
         let record = Record::Binding { dc: dc.0, endpoint: endpoint.number(), epoch: epoch.0, home };
         let result = keep_in(&mut self.shelf, |shelf| shelf.put(&record, &page));
         self.after_keeping(result);

@@ -4,8 +4,8 @@
 //! connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for, see
 //! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
-//! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `ending.rs`: deaths and what
-//! follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
+//! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `living.rs`: what becomes of endpoints.
+//! `ending.rs`: deaths and what follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
 //! asked. `migrating.rs`: endpoints that change their owner. `naming.rs`: what endpoints are called. `waits.rs`: deadlocks. `informing.rs`: what members ask about their container. `reserving.rs`: numbers kept
 //! for others. `proxying.rs`: proxies and other nodes' endpoints. `pairing.rs`: by which of several. `keeping.rs`: what outlives this broker. `adopting.rs`: what
 //! outlived the last one.
@@ -17,6 +17,7 @@ mod ending;
 mod errands;
 mod informing;
 mod keeping;
+mod living;
 mod migrating;
 mod naming;
 mod opening;
@@ -37,11 +38,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use abi::limits::PAIRS_MAX;
 use abi::{DcId, IpcError, NodeId, PairId};
 use broker_api::{FromPort, FromProxy, MESSAGE_BYTES_MAX, Malformed, Message, Open, ToPort};
+pub(crate) use errands::Asker;
 use errands::Errands;
 use ipc_core::ChannelId;
 use ipc_core::table::OwnerId;
 use migrating::Holding;
-pub(crate) use migrating::{Migration, Place, Transit};
 use naming::Claiming;
 pub(crate) use naming::Finds;
 use requests::BindRequest;

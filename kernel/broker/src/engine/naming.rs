@@ -202,7 +202,10 @@ impl Engine {
                 _ => self.node,
             },
             // It keeps its name; who calls it waits.
-            Err(IpcError::Moved) => self.left_from(dc, endpoint).unwrap_or(self.node),
+            Err(IpcError::Moved) => {
+                let container = self.containers.get(&dc);
+                container.and_then(|it| it.table.left_from(endpoint)).unwrap_or(self.node)
+            }
             // The directory will hear of it.
             Err(IpcError::Fenced) => return Err(IpcError::NoSuchEndpoint),
             Err(error) => return Err(error),

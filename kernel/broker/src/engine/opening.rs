@@ -131,7 +131,7 @@ impl Engine {
     pub(super) fn announce(&self, owner: OwnerId) {
         let connection = self.connections.get(&owner);
         let bound = connection.and_then(|it| Some((it.dc()?, it.bound.as_ref()?.endpoint)));
-        let page = bound.and_then(|(dc, endpoint)| self.containers.get(&dc)?.pages.get(&endpoint));
+        let page = bound.and_then(|(dc, endpoint)| self.containers.get(&dc)?.page(endpoint));
         if let Some(page) = page {
             page.announce();
         }
@@ -219,12 +219,8 @@ impl Engine {
             Role::Right => channel.left,
         };
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        let page = container.pages.get(&peer).ok_or(IpcError::NoSuchEndpoint)?;
+        let page = container.page(peer).ok_or(IpcError::NoSuchEndpoint)?;
         Ok(channel_descriptors(files.party(role).map_err(os)?, page.reader().map_err(os)?))
-    }
-
-    pub(super) fn home(&self, dc: DcId, endpoint: Endpoint) -> Option<Home> {
-        Some(self.containers.get(&dc)?.table.binding(endpoint)?.home)
     }
 
     pub(super) fn forget_channel(&mut self, dc: DcId, channel: ipc_core::ChannelId) {

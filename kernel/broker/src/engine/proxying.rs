@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use abi::{ChannelId, DcId, Endpoint, Epoch, IpcError, NodeId, PairId};
 use broker_api::{FromProxy, LinkState, OpenIn, ToProxy};
-use ipc_core::table::{Channel, Home, LaneWish, OwnerId, RemoteBinding, Told};
-use ipc_shm::{ControlWriter, Life, Role};
+use ipc_core::table::{Change, Channel, Ending, Event, Home, LaneWish, OwnerId, Rest, Told};
+use ipc_shm::{ControlWriter, Role};
 
 use super::Engine;
 use super::ending::is_refusal;
@@ -23,55 +23,31 @@ impl Engine {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
     pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        if container.in_transit.contains_key(&endpoint) {
+        if container.table.left_from(endpoint).is_some() {
             return Err(IpcError::Moved);
         }
-        if container.table.binding(endpoint).is_some() && !container.leaving.contains(&endpoint) {
+        if container.table.binding(endpoint).is_some() && !container.table.is_leaving(endpoint) {
             return Ok(());
         }
         match self.directory.locate(dc, endpoint) {
             Location::Remote { node, .. } if self.is_node_down(node) => Err(IpcError::NoLink),
             Location::Remote { node, epoch } => {
-                self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, IpcError::Fenced)
+                self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, Change::Promoted)
             }
             Location::Local | Location::Unknown => Err(IpcError::NoSuchEndpoint),
         }
     }
 
     pub(super) fn remote_bound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
-        self.is_on(dc, endpoint, node, epoch, IpcError::Fenced);
+        self.is_on(dc, endpoint, node, epoch, Change::Promoted);
     }
 
     /// The far proxy closes its channels in order, behind what it said last; until then it is leaving.
     pub(super) fn remote_unbound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
-        let Some(container) = self.containers.get_mut(&dc) else { return };
-        let binding = container.table.binding(endpoint);
-        if !binding.is_some_and(|known| known.home == (Home::Remote { node }) && known.epoch <= epoch) {
-            return;
-        }
-        if !container.table.channels().of(endpoint).any(|channel| self.links.proxy(channel.pair).is_some()) {
-            return self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
-        }
-        container.leaving.insert(endpoint);
-        self.disappeared(dc, endpoint);
-    }
-
-    /// Ends with its last channel an endpoint that is leaving, and one that only its first message told of: that may have come
-    /// behind the news that it ended.
-    pub(super) fn end_if_left(&mut self, dc: DcId, endpoint: Endpoint) {
         let Some(container) = self.containers.get(&dc) else { return };
-        let binding = container.table.binding(endpoint);
-        let is_known = binding.is_some_and(|binding| binding.told == Told::ByDirectory);
-        let is_leaving = container.leaving.contains(&endpoint) || binding.is_some() && !is_known;
-        if !is_leaving || container.table.channels().of(endpoint).next().is_some() {
-            return;
-        }
-        if container.in_transit.contains_key(&endpoint) {
-            self.end_binding(dc, endpoint, Life::Moved, IpcError::Moved);
-            self.has_left(dc, endpoint);
-        } else {
-            self.end_binding(dc, endpoint, Life::Dead, IpcError::SourceDied);
-        }
+        let is_carried = container.table.channels().of(endpoint).any(|it| self.links.proxy(it.pair).is_some());
+        let rest = if is_carried { Rest::Comes } else { Rest::Lost };
+        self.happens(dc, endpoint, Event::IsGone { node, epoch, rest });
     }
 
     /// Gives every channel of its pair to a proxy that is new: as many as it reads, the others when it has read those. There may be
@@ -133,6 +109,8 @@ impl Engine {
         match message {
             FromProxy::OpenIn(open) => {
                 if let Err(error) = self.open_in(request, &open, pair) {
+                    // Who was bound for its sake has no other channel.
+                    self.loses_channel(open.dc, open.caller);
                     self.answer(owner, request, &ToProxy::Failed { error });
                 }
             }
@@ -169,7 +147,7 @@ impl Engine {
     fn not_here(&mut self, dc: DcId, endpoint: Endpoint, home: Option<Home>, asker: NodeId) -> IpcError {
         let Some(container) = self.containers.get(&dc) else { return IpcError::DcNotRunning };
         let is_elsewhere = matches!(home, Some(Home::Remote { node }) if node != asker);
-        if container.migrations.contains_key(&endpoint) || is_elsewhere {
+        if container.table.is_migrating(endpoint) || is_elsewhere {
             self.tell_where(dc, endpoint, asker);
             return IpcError::Moved;
         }
@@ -201,98 +179,30 @@ impl Engine {
         Ok(())
     }
 
-    /// A caller of another node is bound by its first message; its own node's broker made sure of its rights.
-    fn bind_caller(&mut self, dc: DcId, caller: Endpoint, node: NodeId) -> Result<(), IpcError> {
-        if self.is_node_down(node) {
-            return Err(IpcError::NoLink);
-        }
-        let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        if container.leaving.contains(&caller) && container.in_transit.contains_key(&caller) {
-            return Err(IpcError::Moved);
-        }
-        match self.home(dc, caller) {
-            Some(Home::Remote { node: known }) if known == node => {
-                // It speaks, so it is here again.
-                if let Some(container) = self.containers.get_mut(&dc) {
-                    container.leaving.remove(&caller);
-                }
-                Ok(())
-            }
-            Some(_) => Err(IpcError::Fenced),
-            None => {
-                let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-                let epoch = container.table.highest_epoch(caller);
-                self.bind_remote(dc, caller, node, epoch, Told::ByFirstMessage, IpcError::Fenced)
-            }
-        }
-    }
-
     /// A caller's node says which process it is. Another than before has a page of its own: its peers must not take it for the one
     /// they know.
     fn tell_incarnation(&mut self, dc: DcId, caller: Endpoint, home: Option<NonZeroU64>) -> Result<(), IpcError> {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let (Some(home), Some(binding)) = (home, container.table.binding(caller)) else { return Ok(()) };
-        match container.pages.get(&caller) {
+        match container.page(caller) {
             Some(page) if page.home_serial() == Some(home) => {}
             Some(page) if page.home_serial().is_none() => page.set_home_serial(home),
             _ => {
                 let page = ControlWriter::stand_in(binding.epoch).map_err(os)?;
                 page.set_home_serial(home);
-                container.pages.insert(caller, page);
+                if let Some(kept) = container.bindings.get_mut(&caller) {
+                    kept.page = page;
+                }
                 self.keep_binding(dc, caller);
             }
         }
         Ok(())
     }
 
-    /// `reason`: what becomes of channels with an owner before.
-    pub(super) fn bind_remote(
-        &mut self,
-        dc: DcId,
-        endpoint: Endpoint,
-        node: NodeId,
-        epoch: Epoch,
-        told: Told,
-        reason: IpcError,
-    ) -> Result<(), IpcError> {
-        let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        let before = container.table.binding(endpoint).copied();
-        let result = container.table.bind_remote(endpoint, node, epoch, told);
-        if result != RemoteBinding::Refused {
-            container.leaving.remove(&endpoint);
-            container.in_transit.remove(&endpoint);
-        }
-        let ended = match result {
-            RemoteBinding::Known => return Ok(()),
-            RemoteBinding::Refused => return Err(IpcError::Fenced),
-            RemoteBinding::Bound { ended } => ended,
-        };
-        if let Some(old) = container.pages.remove(&endpoint) {
-            old.set_life(if reason == IpcError::Moved { Life::Moved } else { Life::Fenced });
-        }
-        match ControlWriter::stand_in(epoch) {
-            Ok(page) => drop(container.pages.insert(endpoint, page)),
-            Err(error) => {
-                container.table.unbind(endpoint);
-                return Err(os(error));
-            }
-        }
-        self.keep_binding(dc, endpoint);
-        for channel in ended {
-            self.channel_ended(dc, channel, None, reason);
-        }
-        self.begin_counting(dc, endpoint);
-        if let Some(Home::Local { owner }) = before.map(|binding| binding.home) {
-            // A newer owner elsewhere: the one here is fenced and knows it by its page.
-            self.let_go(owner);
-        }
-        Ok(())
-    }
-
     fn remote_gone(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, reason: IpcError) {
         if self.home(dc, endpoint) == Some(Home::Remote { node }) {
-            let life = if reason == IpcError::NoLink { Life::Unreachable } else { Life::Dead };
-            self.end_binding(dc, endpoint, life, reason);
+            let ending = if reason == IpcError::NoLink { Ending::Unreachable } else { Ending::Dead };
+            self.happens(dc, endpoint, Event::Ends { ending, reason });
         }
     }
 
@@ -346,7 +256,7 @@ impl Engine {
             gone.extend(of_node.map(|(endpoint, _)| (*dc, endpoint)));
         }
         for (dc, endpoint) in gone {
-            self.end_binding(dc, endpoint, Life::Unreachable, IpcError::NoLink);
+            self.happens(dc, endpoint, Event::Ends { ending: Ending::Unreachable, reason: IpcError::NoLink });
         }
     }
 
@@ -406,11 +316,11 @@ impl Engine {
         }
         self.channel_ended(dc, channel, None, reason);
         if let (IpcError::Moved, Some(from)) = (reason, channel.proxied) {
-            self.left_behind(dc, channel.left, from);
-            self.left_behind(dc, channel.right, from);
+            self.happens(dc, channel.left, Event::HasLeft { from });
+            self.happens(dc, channel.right, Event::HasLeft { from });
         }
-        self.end_if_left(dc, channel.left);
-        self.end_if_left(dc, channel.right);
+        self.loses_channel(dc, channel.left);
+        self.loses_channel(dc, channel.right);
     }
 
     /// The proxy plays the party that is not of this node.

@@ -2,8 +2,8 @@
 
 use abi::{DcId, Endpoint, Epoch, IpcError};
 use broker_api::{Errand, FromPort, IfAbsent, Open, ToPort};
-use ipc_core::table::{Awaited, LaneWish, OwnerId, Waiter};
-use ipc_shm::Life;
+use ipc_core::table::{Awaited, Event, LaneWish, OwnerId, Waiter};
+use ipc_shm::ControlWriter;
 use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
 
@@ -118,7 +118,7 @@ impl Engine {
             FromPort::Close { channel, reason } => self.close_by_party(dc, own, channel, reason),
             FromPort::BindFor { pid, endpoint } => self.bind_for(owner, dc, own, request, (pid, endpoint))?,
             FromPort::Inform(inquiry) => self.inform(owner, dc, own, request, inquiry)?,
-            FromPort::Drained { hold } => self.drained(dc, own, hold),
+            FromPort::Drained { hold } => self.happens(dc, own, Event::Drained { hold }),
             FromPort::WakeUp { endpoint } => self.ask_errand((owner, request), dc, own, endpoint, Errand::WakeUp)?,
             FromPort::SetPrivileges { endpoint, privileges } => {
                 self.ask_errand((owner, request), dc, own, endpoint, Errand::SetPrivileges { privileges })?;
@@ -157,75 +157,49 @@ impl Engine {
         };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
-        let mut kept = None;
-        let is_sender = |pid: i32| if pid == sender.pid { Ok(()) } else { Err(IpcError::Denied) };
-        let (endpoint, epoch, inner_pid, privileges, ended) = match (&connection.party, succession) {
-            (Party::Program { pid, .. }, Some(Succession { epoch, privileges })) => {
-                is_sender(*pid)?;
+        let (table, options) = (&mut container.table, &container.options);
+        let (endpoint, epoch, inner_pid, privileges) = match (&connection.party, succession) {
+            (Party::Program { pid, .. }, _) if *pid != sender.pid => return Err(IpcError::Denied),
+            (Party::Program { .. }, Some(Succession { epoch, privileges })) => {
                 let endpoint = wish.ok_or(IpcError::BadEndpoint)?;
-                let ended = container.table.bind_server(endpoint, owner, epoch)?;
-                let privileges = privileges.unwrap_or_else(|| container.options.program_privileges.clone());
-                (endpoint, epoch, inner_pid, privileges, ended)
+                table.place_server(endpoint, epoch)?;
+                (endpoint, epoch, inner_pid, privileges.unwrap_or_else(|| options.program_privileges.clone()))
             }
-            (Party::Server { identity, .. }, Some(Succession { epoch, privileges })) => {
-                if wish != Some(identity.endpoint) || identity.uid.is_some_and(|uid| uid != sender.uid) {
-                    return Err(IpcError::Denied);
-                }
-                let ended = container.table.bind_server(identity.endpoint, owner, epoch)?;
-                let privileges = privileges.unwrap_or_else(|| identity.privileges.clone());
-                (identity.endpoint, epoch, inner_pid, privileges, ended)
+            (Party::Program { .. }, None) => {
+                let (endpoint, epoch) = table.place_program(wish, inner_pid)?;
+                (endpoint, epoch, inner_pid, options.program_privileges.clone())
             }
-            (Party::Program { pid, .. }, None) => {
-                is_sender(*pid)?;
-                kept = container.table.reservations().of_process(inner_pid);
-                let (endpoint, epoch) = container.table.bind_program(wish, inner_pid, owner)?;
-                (endpoint, epoch, inner_pid, container.options.program_privileges.clone(), Vec::new())
-            }
-            (Party::Server { identity, .. }, None) => {
-                let is_other_number = wish.is_some_and(|wish| wish != identity.endpoint);
+            (Party::Server { identity, .. }, succession) => {
+                // Who stands by, does so for its own number.
+                let is_other_number = wish.map_or(succession.is_some(), |wish| wish != identity.endpoint);
                 if is_other_number || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
                 }
-                let ended = container.table.bind_server(identity.endpoint, owner, identity.epoch)?;
-                (identity.endpoint, identity.epoch, 0, identity.privileges.clone(), ended)
+                let (epoch, inner_pid, privileges) = match succession {
+                    Some(Succession { epoch, privileges }) => (epoch, inner_pid, privileges),
+                    None => (identity.epoch, 0, None),
+                };
+                table.place_server(identity.endpoint, epoch)?;
+                (identity.endpoint, epoch, inner_pid, privileges.unwrap_or_else(|| identity.privileges.clone()))
             }
             (Party::Proxy { .. }, _) => return Err(IpcError::Denied),
         };
-        // An owner elsewhere with a lower epoch is replaced: its peers must see its page end.
-        container.leaving.remove(&endpoint);
-        container.handed.remove(&endpoint);
-        container.in_transit.remove(&endpoint);
-        if let Some(old) = container.pages.remove(&endpoint) {
-            old.set_life(Life::Fenced);
-        }
-        let page = container.make_page(endpoint, epoch);
-        let watched = page.and_then(|page| {
-            self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level)?;
-            Ok(page)
-        });
-        let page = match watched {
-            Ok(page) => page,
-            Err(error) => {
-                container.table.unbind(endpoint);
-                container.pages.remove(&endpoint);
-                return Err(IpcError::Os(error.raw_os_error().unwrap_or(0)));
-            }
-        };
+        let is_reserved = table.reservations().of_process(inner_pid) == Some(endpoint);
+        let page = ControlWriter::create(epoch).map_err(os)?;
+        let reader = page.reader().map_err(os)?;
+        self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level).map_err(os)?;
         connection.bound = Some(Bound { endpoint, pid: sender.pid, inner_pid, pidfd, privileges });
-        for channel in ended {
-            self.channel_ended(dc, channel, None, IpcError::Fenced);
-        }
-        self.begin_counting(dc, endpoint);
-        if kept == Some(endpoint) {
+        if is_reserved {
+            table.reservations_mut().remove(endpoint);
             self.drop_kept_reservation(dc, endpoint);
         }
+        self.step_with(dc, endpoint, Event::Begins { owner, epoch }, Some(page))?;
         // In this order: a binding whose connection does not know of it is taken back by a successor.
-        self.keep_binding(dc, endpoint);
         self.keep_connection(owner);
         // First the directory: whoever hears of the binding from its owner must find it.
         self.directory.bound(dc, endpoint, inner_pid, epoch);
         let bound = ToPort::Bound { dc, endpoint, epoch };
-        self.send_packed(owner, Packed::new(request, &bound, vec![page]));
+        self.send_packed(owner, Packed::new(request, &bound, vec![reader]));
         self.appeared(dc, endpoint);
         Ok(())
     }
@@ -245,7 +219,7 @@ impl Engine {
 
     fn say_bound(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, request: u32) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        let page = container.pages.get(&own).ok_or(IpcError::NotBound)?.reader().map_err(os)?;
+        let page = container.page(own).ok_or(IpcError::NotBound)?.reader().map_err(os)?;
         let epoch = container.table.binding(own).ok_or(IpcError::NotBound)?.epoch;
         let bound = ToPort::Bound { dc, endpoint: own, epoch };
         self.send_packed(owner, Packed::new(request, &bound, vec![page]));

@@ -24,25 +24,20 @@ impl Engine {
         let Some(container) = self.containers.get_mut(&dc) else { return };
         let who = Waiting { endpoint: own, serial: wait.0 };
         container.waits.end(who);
-        container.asked.remove(&own);
+        if let Some(kept) = container.bindings.get_mut(&own) {
+            kept.asked = None;
+        }
     }
 
     pub(super) fn wait_confirmed(&mut self, dc: DcId, own: Endpoint, wait: WaitId) {
         let who = Waiting { endpoint: own, serial: wait.0 };
-        let asked = self.containers.get_mut(&dc).and_then(|container| container.asked.remove(&own));
+        let kept = self.containers.get_mut(&dc).and_then(|container| container.bindings.get_mut(&own));
+        let asked = kept.and_then(|kept| kept.asked.take());
         if let Some((asked, mut probe)) = asked
             && asked == who
         {
             let step = probe.confirmed(who, |endpoint| self.is_here(dc, endpoint));
             self.take_step(dc, probe, step);
-        }
-    }
-
-    /// Nobody is bound there any more.
-    pub(super) fn forget_waits(&mut self, dc: DcId, endpoint: Endpoint) {
-        if let Some(container) = self.containers.get_mut(&dc) {
-            container.waits.forget(endpoint);
-            container.asked.remove(&endpoint);
         }
     }
 
@@ -75,8 +70,9 @@ impl Engine {
                 self.tell_home_of(dc, at, &BetweenBrokers::Probe { dc, at, probe: probe.to_bytes() });
             }
             Step::Ask(who) => {
-                if let Some(container) = self.containers.get_mut(&dc) {
-                    container.asked.insert(who.endpoint, (who, probe));
+                let container = self.containers.get_mut(&dc);
+                if let Some(kept) = container.and_then(|container| container.bindings.get_mut(&who.endpoint)) {
+                    kept.asked = Some((who, probe));
                 }
                 self.tell_waiter(dc, who.endpoint, ToPort::AskWait { wait: WaitId(who.serial) });
             }

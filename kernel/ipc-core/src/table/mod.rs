@@ -1,24 +1,27 @@
 //! The broker's table of one container on one node: who is bound, which channels exist, who waits for whom.
 //!
 //! A number is free, or bound by exactly one owner: a connection of this node (`Local`) or another node (`Remote`). A binding
-//! has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are bound: ending
-//! a binding removes its channels and hands them to the caller, who tells the survivors.
+//! has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are bound. What becomes
+//! of a number, an [`Event`] says, and what is to be done then, its [`Effect`]s: `life.rs`.
 //!
 //! Not here: memory objects, sockets, processes (`kernel/broker`), where endpoints live in the cluster (`node/`).
 
 mod channels;
+mod life;
 mod reservations;
 mod waiters;
 
 pub use channels::{Channel, Channels, LaneWish};
+pub use life::{Asking, Change, Claim, Effect, Ending, Event, Parting, Place, Rest};
 pub use reservations::{Reservation, Reservations};
 pub use waiters::{Awaited, Waiter, Waiters};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
 use abi::{Endpoint, Epoch, IpcError, NodeId};
+use life::{Hold, Number, Own, Past, Present, State, Transit};
 
 /// A connection to the broker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -47,56 +50,46 @@ pub struct Binding {
     pub told: Told,
 }
 
-/// What binding a remote endpoint changed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum RemoteBinding {
-    /// The same node and epoch were known already.
-    Known,
-    /// It is bound now; these channels of its predecessor ended.
-    Bound { ended: Vec<Channel> },
-    /// A newer epoch is known, or the number is bound on this node.
-    Refused,
-}
-
-/// See the module.
+/// See the module. `A` is who asks for a number to be handed over.
 #[derive(Clone, Debug)]
-pub struct DcTable {
+pub struct DcTable<A> {
     programs: Range<u32>,
     next_program: u32,
-    bindings: BTreeMap<Endpoint, Binding>,
-    /// The highest epoch each number ever had: at most one entry for each number.
-    epochs: BTreeMap<Endpoint, Epoch>,
+    /// Numbers that somebody has, had a moment ago, or will have.
+    present: BTreeMap<Endpoint, Present<A>>,
+    /// Numbers that ever were among them: at most one entry for each number.
+    past: BTreeMap<Endpoint, Past>,
     channels: Channels,
     reservations: Reservations,
     waiters: Waiters,
 }
 
-impl DcTable {
+impl<A: Asking> DcTable<A> {
     /// `programs` are the numbers that this node gives to programs.
-    pub fn new(programs: Range<u32>) -> DcTable {
+    pub fn new(programs: Range<u32>) -> DcTable<A> {
         let programs = programs.start.max(WELL_KNOWN_ENDPOINTS)..programs.end.min(ENDPOINTS_PER_DC);
         DcTable {
             next_program: programs.start,
             programs,
-            bindings: BTreeMap::new(),
-            epochs: BTreeMap::new(),
+            present: BTreeMap::new(),
+            past: BTreeMap::new(),
             channels: Channels::default(),
             reservations: Reservations::default(),
             waiters: Waiters::default(),
         }
     }
 
-    pub fn binding(&self, endpoint: Endpoint) -> Option<&Binding> {
-        self.bindings.get(&endpoint)
+    pub fn binding(&self, endpoint: Endpoint) -> Option<Binding> {
+        self.present.get(&endpoint)?.binding()
     }
 
-    pub fn bindings(&self) -> impl Iterator<Item = (Endpoint, &Binding)> {
-        self.bindings.iter().map(|(endpoint, binding)| (*endpoint, binding))
+    pub fn bindings(&self) -> impl Iterator<Item = (Endpoint, Binding)> {
+        bound_among(self.present.range(..))
     }
 
     /// In order of their numbers, from this one on.
-    pub fn bindings_from(&self, first: Endpoint) -> impl Iterator<Item = (Endpoint, &Binding)> {
-        self.bindings.range(first..).map(|(endpoint, binding)| (*endpoint, binding))
+    pub fn bindings_from(&self, first: Endpoint) -> impl Iterator<Item = (Endpoint, Binding)> {
+        bound_among(self.present.range(first..))
     }
 
     /// Numbers that this node gives to programs.
@@ -106,12 +99,55 @@ impl DcTable {
 
     /// The highest epoch the number ever had here.
     pub fn highest_epoch(&self, endpoint: Endpoint) -> Epoch {
-        self.epochs.get(&endpoint).copied().unwrap_or_default()
+        self.past.get(&endpoint).map_or(Epoch(0), |past| past.epoch)
     }
 
-    /// Numbers that were ever bound here, with their highest epochs.
-    pub fn epochs(&self) -> impl Iterator<Item = (Endpoint, Epoch)> {
-        self.epochs.iter().map(|(endpoint, epoch)| (*endpoint, *epoch))
+    /// Numbers of which anything is known.
+    pub fn numbers(&self) -> BTreeSet<Endpoint> {
+        self.past.keys().chain(self.present.keys()).copied().collect()
+    }
+
+    /// Numbers of which there is more than a past.
+    pub fn living(&self) -> impl Iterator<Item = Endpoint> {
+        self.present.keys().copied()
+    }
+
+    /// Whether its owner, on another node, is as good as gone.
+    pub fn is_leaving(&self, endpoint: Endpoint) -> bool {
+        matches!(self.present.get(&endpoint), Some(Present { state: State::Leaving { .. }, .. }))
+    }
+
+    /// Whether an owner of this node is being handed over, or nobody knows yet what came of that.
+    pub fn is_migrating(&self, endpoint: Endpoint) -> bool {
+        self.present.get(&endpoint).is_some_and(|it| it.hold().is_some() || it.departure.is_some())
+    }
+
+    /// Where a number was whose next owner is not known yet.
+    pub fn left_from(&self, endpoint: Endpoint) -> Option<NodeId> {
+        self.present.get(&endpoint)?.transit().map(|transit| transit.from)
+    }
+
+    /// Those that were there.
+    pub fn in_transit_from(&self, from: NodeId) -> impl Iterator<Item = Endpoint> {
+        let of_node = move |it: &&Transit| it.from == from;
+        let all = self.present.iter();
+        all.filter(move |(_, it)| it.transit().as_ref().filter(of_node).is_some()).map(|(endpoint, _)| *endpoint)
+    }
+
+    /// Those that are held on behalf of whoever is meant.
+    pub fn held_for(&self, is_meant: impl Fn(&A) -> bool) -> impl Iterator<Item = Endpoint> {
+        let is_held = move |hold: &Hold<A>| is_meant(hold.holder());
+        self.present.iter().filter(move |(_, it)| it.hold().is_some_and(&is_held)).map(|(endpoint, _)| *endpoint)
+    }
+
+    /// Of which number this one waits for a hand-over.
+    pub fn awaited_by(&self, asker: &A) -> Option<Endpoint> {
+        self.present.iter().find(|(_, it)| it.is_awaited_by(asker)).map(|(endpoint, _)| *endpoint)
+    }
+
+    /// What another node's word is worth that has the number.
+    pub fn judge(&self, endpoint: Endpoint, node: NodeId, epoch: Epoch, told: Told) -> Claim {
+        self.number(endpoint).judge(node, epoch, told)
     }
 
     pub fn channels(&self) -> &Channels {
@@ -134,28 +170,16 @@ impl DcTable {
         &mut self.waiters
     }
 
-    /// Binds a server at the number and epoch its daemon foresaw.
-    pub fn bind_server(&mut self, endpoint: Endpoint, owner: OwnerId, epoch: Epoch) -> Result<Vec<Channel>, IpcError> {
-        match self.bindings.get(&endpoint) {
-            Some(Binding { home: Home::Local { .. }, .. }) => return Err(IpcError::EndpointInUse),
-            Some(Binding { home: Home::Remote { .. }, epoch: theirs, .. }) if *theirs >= epoch => {
-                return Err(IpcError::Fenced);
-            }
-            _ => {}
-        }
-        if self.epochs.get(&endpoint).is_some_and(|highest| *highest > epoch) {
-            return Err(IpcError::Fenced);
-        }
-        let ended = self.unbind(endpoint);
-        self.insert(endpoint, Home::Local { owner }, epoch);
-        Ok(ended)
+    /// Whether a server may begin at the number and epoch its daemon foresaw.
+    pub fn place_server(&self, endpoint: Endpoint, epoch: Epoch) -> Result<(), IpcError> {
+        self.number(endpoint).may_begin(epoch)
     }
 
     /// Keeps the number `wish`, or a free one, for a process.
     pub fn reserve(&mut self, wish: Option<Endpoint>, reservation: Reservation) -> Result<Endpoint, IpcError> {
         let kept = self.reservations.of_process(reservation.pid);
         let endpoint = match wish.or(kept) {
-            Some(endpoint) if self.bindings.contains_key(&endpoint) => return Err(IpcError::EndpointInUse),
+            Some(endpoint) if self.is_bound(endpoint) => return Err(IpcError::EndpointInUse),
             Some(endpoint) if !endpoint.is_well_known() && !self.programs.contains(&endpoint.number()) => {
                 return Err(IpcError::BadEndpoint);
             }
@@ -166,78 +190,68 @@ impl DcTable {
         Ok(endpoint)
     }
 
-    /// Binds a program at the number it wishes, at the one that is kept for it, or at a free one. `pid` is the container's.
-    pub fn bind_program(
-        &mut self,
-        wish: Option<Endpoint>,
-        pid: i32,
-        owner: OwnerId,
-    ) -> Result<(Endpoint, Epoch), IpcError> {
+    /// Where a program may begin: at the number it wishes, at the one that is kept for it, or at a free one. `pid` is the container's.
+    pub fn place_program(&mut self, wish: Option<Endpoint>, pid: i32) -> Result<(Endpoint, Epoch), IpcError> {
         let kept = self.reservations.of_process(pid);
         let endpoint = match wish.or(kept) {
-            Some(endpoint) if kept == Some(endpoint) && !self.bindings.contains_key(&endpoint) => {
-                self.reservations.remove(endpoint);
-                endpoint
-            }
+            Some(endpoint) if kept == Some(endpoint) && !self.is_bound(endpoint) => endpoint,
             Some(endpoint) if endpoint.is_well_known() => return Err(IpcError::Denied),
             Some(endpoint) if !self.programs.contains(&endpoint.number()) => return Err(IpcError::BadEndpoint),
-            Some(endpoint) if self.bindings.contains_key(&endpoint) || self.reservations.has(endpoint) => {
+            Some(endpoint) if self.is_bound(endpoint) || self.reservations.has(endpoint) => {
                 return Err(IpcError::EndpointInUse);
             }
             Some(endpoint) => endpoint,
             None => self.free_program().ok_or(IpcError::TableFull)?,
         };
-        let epoch = Epoch(self.epochs.get(&endpoint).map_or(1, |last| last.0.saturating_add(1)));
-        self.insert(endpoint, Home::Local { owner }, epoch);
+        let epoch = Epoch(self.past.get(&endpoint).map_or(1, |last| last.epoch.0.saturating_add(1)));
         Ok((endpoint, epoch))
     }
 
-    /// Another node bound the number.
-    pub fn bind_remote(&mut self, endpoint: Endpoint, node: NodeId, epoch: Epoch, told: Told) -> RemoteBinding {
-        match self.bindings.get_mut(&endpoint) {
-            // The directory says more of a caller that is known by its first message: the same process.
-            Some(known)
-                if known.home == (Home::Remote { node })
-                    && known.told == Told::ByFirstMessage
-                    && known.epoch <= epoch =>
-            {
-                (known.epoch, known.told) = (epoch, told);
-                self.epochs.insert(endpoint, epoch);
-                return RemoteBinding::Known;
-            }
-            Some(known) if known.home == (Home::Remote { node }) && known.epoch == epoch => {
-                return RemoteBinding::Known;
-            }
-            Some(known) if known.epoch >= epoch => return RemoteBinding::Refused,
-            _ => {}
+    /// Lets something happen to a number; what is to be done, with the number that it concerns. An error refuses the event: nothing
+    /// has changed.
+    pub fn step(&mut self, endpoint: Endpoint, event: Event<A>) -> Result<Vec<(Endpoint, Effect<A>)>, IpcError> {
+        let mut number = self.number(endpoint);
+        let effects = number.step(event, Own { endpoint, channels: &self.channels })?;
+        let Number { past, present } = number;
+        if present.is_over() {
+            self.present.remove(&endpoint);
+        } else {
+            self.present.insert(endpoint, present);
         }
-        if self.epochs.get(&endpoint).is_some_and(|highest| *highest > epoch) {
-            return RemoteBinding::Refused;
+        if past != Past::default() {
+            self.past.insert(endpoint, past);
         }
-        let ended = self.unbind(endpoint);
-        self.bindings.insert(endpoint, Binding { home: Home::Remote { node }, epoch, told });
-        self.epochs.insert(endpoint, epoch);
-        RemoteBinding::Bound { ended }
+        if effects.iter().any(|effect| matches!(effect, Effect::EndChannel { .. })) {
+            self.channels.remove_of(endpoint);
+        }
+        let mut all = Vec::new();
+        for effect in effects {
+            let ended = if let Effect::EndChannel { channel, .. } = &effect { channel.peer_of(endpoint) } else { None };
+            all.push((endpoint, effect));
+            if let Some(peer) = ended {
+                all.extend(self.step(peer, Event::LosesChannel)?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn number(&self, endpoint: Endpoint) -> Number<A> {
+        Number {
+            past: self.past.get(&endpoint).copied().unwrap_or_default(),
+            present: self.present.get(&endpoint).cloned().unwrap_or_else(Present::free),
+        }
     }
 
     /// A binding of an earlier broker.
     pub fn adopt(&mut self, endpoint: Endpoint, binding: Binding) {
-        self.bindings.insert(endpoint, binding);
+        self.present.insert(endpoint, Present::bound(binding));
         self.remember_epoch(endpoint, binding.epoch);
     }
 
     /// The number had this epoch with an earlier broker.
     pub fn remember_epoch(&mut self, endpoint: Endpoint, epoch: Epoch) {
-        let highest = self.epochs.entry(endpoint).or_default();
-        *highest = epoch.max(*highest);
-    }
-
-    /// Frees the number; its channels are removed and returned.
-    pub fn unbind(&mut self, endpoint: Endpoint) -> Vec<Channel> {
-        if self.bindings.remove(&endpoint).is_none() {
-            return Vec::new();
-        }
-        self.channels.remove_of(endpoint)
+        let past = self.past.entry(endpoint).or_default();
+        past.epoch = epoch.max(past.epoch);
     }
 
     /// Records a channel between two bound endpoints. The caller made sure of privileges.
@@ -245,10 +259,10 @@ impl DcTable {
         if channel.left == channel.right {
             return Err(IpcError::BadEndpoint);
         }
-        if !self.bindings.contains_key(&channel.left) {
+        if !self.is_bound(channel.left) {
             return Err(IpcError::NotBound);
         }
-        if !self.bindings.contains_key(&channel.right) {
+        if !self.is_bound(channel.right) {
             return Err(IpcError::NoSuchEndpoint);
         }
         self.channels.insert(channel)
@@ -259,14 +273,13 @@ impl DcTable {
         self.channels.lane_for(one, other, wish)
     }
 
-    /// Removes one channel.
+    /// Removes one channel. Its parties hear of it by [`Event::LosesChannel`], unless there is another one in the next moment.
     pub fn close(&mut self, channel: crate::ChannelId) -> Option<Channel> {
         self.channels.remove(channel)
     }
 
-    fn insert(&mut self, endpoint: Endpoint, home: Home, epoch: Epoch) {
-        self.bindings.insert(endpoint, Binding { home, epoch, told: Told::ByDirectory });
-        self.epochs.insert(endpoint, epoch);
+    fn is_bound(&self, endpoint: Endpoint) -> bool {
+        self.binding(endpoint).is_some()
     }
 
     /// Numbers are given in turn, so that one that just became free is not reused at once.
@@ -276,7 +289,7 @@ impl DcTable {
             let number = self.next_program;
             self.next_program = if number + 1 >= self.programs.end { self.programs.start } else { number + 1 };
             match Endpoint::new(number) {
-                Some(endpoint) if !self.bindings.contains_key(&endpoint) && !self.reservations.has(endpoint) => {
+                Some(endpoint) if !self.is_bound(endpoint) && !self.reservations.has(endpoint) => {
                     return Some(endpoint);
                 }
                 _ => {}
@@ -284,6 +297,12 @@ impl DcTable {
         }
         None
     }
+}
+
+fn bound_among<'a, A: Asking + 'a>(
+    numbers: impl Iterator<Item = (&'a Endpoint, &'a Present<A>)>,
+) -> impl Iterator<Item = (Endpoint, Binding)> {
+    numbers.filter_map(|(endpoint, it)| Some((*endpoint, it.binding()?)))
 }
 
 #[cfg(test)]

@@ -7,6 +7,54 @@ fn endpoint(number: u32) -> Endpoint {
     Endpoint::new(number).unwrap()
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Nobody;
+
+impl Asking for Nobody {
+    fn is_of_same_party(&self, _: &Nobody) -> bool {
+        false
+    }
+}
+
+type Table = DcTable<Nobody>;
+
+/// What binding ended.
+fn ended(effects: Vec<(Endpoint, Effect<Nobody>)>) -> Vec<Channel> {
+    let of_channel = |(_, effect)| if let Effect::EndChannel { channel, .. } = effect { Some(channel) } else { None };
+    effects.into_iter().filter_map(of_channel).collect()
+}
+
+fn bind_server(table: &mut Table, endpoint: Endpoint, owner: OwnerId, epoch: Epoch) -> Result<Vec<Channel>, IpcError> {
+    table.place_server(endpoint, epoch)?;
+    table.step(endpoint, Event::Begins { owner, epoch }).map(ended)
+}
+
+fn bind_program(
+    table: &mut Table,
+    wish: Option<Endpoint>,
+    pid: i32,
+    owner: OwnerId,
+) -> Result<(Endpoint, Epoch), IpcError> {
+    let (endpoint, epoch) = table.place_program(wish, pid)?;
+    table.reservations_mut().remove(endpoint);
+    table.step(endpoint, Event::Begins { owner, epoch })?;
+    Ok((endpoint, epoch))
+}
+
+fn bind_remote(
+    table: &mut Table,
+    endpoint: Endpoint,
+    node: NodeId,
+    epoch: Epoch,
+    told: Told,
+) -> Result<Vec<Channel>, IpcError> {
+    table.step(endpoint, Event::IsElsewhere { node, epoch, told, change: Change::Promoted }).map(ended)
+}
+
+fn unbind(table: &mut Table, endpoint: Endpoint) {
+    table.step(endpoint, Event::Ends { ending: Ending::Dead, reason: IpcError::SourceDied }).unwrap();
+}
+
 fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
     Channel {
         id: ChannelId(id),
@@ -22,81 +70,76 @@ fn channel(id: u64, left: u32, right: u32, lane: u16) -> Channel {
 
 #[test]
 fn program_cannot_take_the_number_of_a_server() {
-    let mut table = DcTable::new(256..300);
-    assert_eq!(table.bind_program(Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
-    table.bind_server(Endpoint::FS, OwnerId(2), Epoch(1)).unwrap();
+    let mut table = Table::new(256..300);
+    assert_eq!(bind_program(&mut table, Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
+    bind_server(&mut table, Endpoint::FS, OwnerId(2), Epoch(1)).unwrap();
     // Nor is it told whether somebody has it.
-    assert_eq!(table.bind_program(Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
-    assert_eq!(table.bind_program(Some(endpoint(300)), 0, OwnerId(1)), Err(IpcError::BadEndpoint));
+    assert_eq!(bind_program(&mut table, Some(Endpoint::FS), 0, OwnerId(1)), Err(IpcError::Denied));
+    assert_eq!(bind_program(&mut table, Some(endpoint(300)), 0, OwnerId(1)), Err(IpcError::BadEndpoint));
 }
 
 #[test]
 fn number_that_became_free_is_not_given_out_at_once() {
-    let mut table = DcTable::new(256..300);
-    let (first, _) = table.bind_program(None, 0, OwnerId(1)).unwrap();
-    table.unbind(first);
-    assert_ne!(table.bind_program(None, 0, OwnerId(1)).unwrap().0, first);
+    let mut table = Table::new(256..300);
+    let (first, _) = bind_program(&mut table, None, 0, OwnerId(1)).unwrap();
+    unbind(&mut table, first);
+    assert_ne!(bind_program(&mut table, None, 0, OwnerId(1)).unwrap().0, first);
 }
 
 #[test]
 fn program_finds_the_table_full_when_its_range_is_used_up() {
-    let mut table = DcTable::new(256..258);
-    table.bind_program(None, 0, OwnerId(1)).unwrap();
-    table.bind_program(None, 0, OwnerId(2)).unwrap();
-    assert_eq!(table.bind_program(None, 0, OwnerId(3)), Err(IpcError::TableFull));
+    let mut table = Table::new(256..258);
+    bind_program(&mut table, None, 0, OwnerId(1)).unwrap();
+    bind_program(&mut table, None, 0, OwnerId(2)).unwrap();
+    assert_eq!(bind_program(&mut table, None, 0, OwnerId(3)), Err(IpcError::TableFull));
 }
 
 #[test]
 fn rebound_number_gets_a_higher_epoch() {
-    let mut table = DcTable::new(256..258);
-    let (number, first) = table.bind_program(Some(endpoint(256)), 0, OwnerId(1)).unwrap();
-    table.unbind(number);
-    let (_, second) = table.bind_program(Some(number), 0, OwnerId(1)).unwrap();
+    let mut table = Table::new(256..258);
+    let (number, first) = bind_program(&mut table, Some(endpoint(256)), 0, OwnerId(1)).unwrap();
+    unbind(&mut table, number);
+    let (_, second) = bind_program(&mut table, Some(number), 0, OwnerId(1)).unwrap();
     assert!(second > first);
 }
 
 #[test]
 fn server_of_an_old_epoch_is_fenced() {
-    let mut table = DcTable::new(256..300);
-    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(5)).unwrap();
-    table.unbind(Endpoint::FS);
-    assert_eq!(table.bind_server(Endpoint::FS, OwnerId(2), Epoch(4)), Err(IpcError::Fenced));
-    assert_eq!(table.bind_remote(Endpoint::FS, NodeId(2), Epoch(4), Told::ByDirectory), RemoteBinding::Refused);
-    assert_eq!(
-        table.bind_remote(Endpoint::FS, NodeId(2), Epoch(6), Told::ByDirectory),
-        RemoteBinding::Bound { ended: vec![] }
-    );
+    let mut table = Table::new(256..300);
+    bind_server(&mut table, Endpoint::FS, OwnerId(1), Epoch(5)).unwrap();
+    unbind(&mut table, Endpoint::FS);
+    assert_eq!(bind_server(&mut table, Endpoint::FS, OwnerId(2), Epoch(4)), Err(IpcError::Fenced));
+    assert_eq!(bind_remote(&mut table, Endpoint::FS, NodeId(2), Epoch(4), Told::ByDirectory), Err(IpcError::Fenced));
+    assert_eq!(bind_remote(&mut table, Endpoint::FS, NodeId(2), Epoch(6), Told::ByDirectory), Ok(vec![]));
 }
 
 #[test]
 fn newer_owner_elsewhere_ends_the_channels_of_the_old_one() {
-    let mut table = DcTable::new(256..300);
-    table.bind_remote(Endpoint::FS, NodeId(2), Epoch(1), Told::ByDirectory);
-    table.bind_program(Some(endpoint(256)), 0, OwnerId(1)).unwrap();
+    let mut table = Table::new(256..300);
+    bind_remote(&mut table, Endpoint::FS, NodeId(2), Epoch(1), Told::ByDirectory).unwrap();
+    bind_program(&mut table, Some(endpoint(256)), 0, OwnerId(1)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
-    let RemoteBinding::Bound { ended } = table.bind_remote(Endpoint::FS, NodeId(3), Epoch(2), Told::ByDirectory) else {
-        panic!("refused")
-    };
+    let ended = bind_remote(&mut table, Endpoint::FS, NodeId(3), Epoch(2), Told::ByDirectory).unwrap();
     assert_eq!(ended, [channel(1, 256, 1, 0)]);
     assert!(table.channels().is_empty());
 }
 
 #[test]
 fn caller_known_by_its_first_message_keeps_its_channels_when_the_directory_tells_more() {
-    let mut table = DcTable::new(256..300);
-    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
-    table.bind_remote(endpoint(400), NodeId(2), Epoch(0), Told::ByFirstMessage);
+    let mut table = Table::new(256..300);
+    bind_server(&mut table, Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    bind_remote(&mut table, endpoint(400), NodeId(2), Epoch(0), Told::ByFirstMessage).unwrap();
     table.open(channel(1, 400, 1, 0)).unwrap();
-    assert_eq!(table.bind_remote(endpoint(400), NodeId(2), Epoch(3), Told::ByDirectory), RemoteBinding::Known);
+    assert_eq!(bind_remote(&mut table, endpoint(400), NodeId(2), Epoch(3), Told::ByDirectory), Ok(vec![]));
     assert_eq!(table.channels().len(), 1);
     assert_eq!(table.binding(endpoint(400)).unwrap().epoch, Epoch(3));
 }
 
 #[test]
 fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
-    let mut table = DcTable::new(256..300);
-    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
-    table.bind_program(Some(endpoint(256)), 0, OwnerId(2)).unwrap();
+    let mut table = Table::new(256..300);
+    bind_server(&mut table, Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    bind_program(&mut table, Some(endpoint(256)), 0, OwnerId(2)).unwrap();
     table.open(channel(1, 256, 1, 0)).unwrap();
     assert_eq!(table.lane_for(Endpoint::FS, endpoint(256), LaneWish::Messages), Err(IpcError::EndpointInUse));
     for lane in 1..abi::limits::RING_LANES_END {
@@ -108,9 +151,9 @@ fn pair_has_one_channel_of_messages_and_lanes_for_rings() {
 
 #[test]
 fn each_of_a_pair_has_its_own_lanes_for_copies_and_delegation() {
-    let mut table = DcTable::new(256..300);
-    table.bind_server(Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
-    table.bind_program(Some(endpoint(256)), 0, OwnerId(2)).unwrap();
+    let mut table = Table::new(256..300);
+    bind_server(&mut table, Endpoint::FS, OwnerId(1), Epoch(1)).unwrap();
+    bind_program(&mut table, Some(endpoint(256)), 0, OwnerId(2)).unwrap();
     let mut lanes = Vec::new();
     for wish in [LaneWish::Copies, LaneWish::Delegation] {
         lanes.push(table.lane_for(Endpoint::FS, endpoint(256), wish).unwrap());
@@ -176,17 +219,17 @@ proptest! {
     fn any_history_keeps_channels_between_bound_endpoints_and_epochs_rising(
         steps in proptest::collection::vec(step(), 0..80)
     ) {
-        let mut table = DcTable::new(256..260);
+        let mut table = Table::new(256..260);
         let mut highest: BTreeMap<Endpoint, Epoch> = BTreeMap::new();
         for (index, step) in steps.into_iter().enumerate() {
             let owner = OwnerId(index as u64);
             match step {
-                Step::Server(number, epoch) => drop(table.bind_server(endpoint(number), owner, Epoch(epoch))),
-                Step::Program(wish) => drop(table.bind_program(wish.map(endpoint), 0, owner)),
+                Step::Server(number, epoch) => drop(bind_server(&mut table, endpoint(number), owner, Epoch(epoch))),
+                Step::Program(wish) => drop(bind_program(&mut table, wish.map(endpoint), 0, owner)),
                 Step::Remote(number, node, epoch) => {
-                    drop(table.bind_remote(endpoint(number), NodeId(node), Epoch(epoch), Told::ByDirectory));
+                    drop(bind_remote(&mut table, endpoint(number), NodeId(node), Epoch(epoch), Told::ByDirectory));
                 }
-                Step::Unbind(number) => drop(table.unbind(endpoint(number))),
+                Step::Unbind(number) => unbind(&mut table, endpoint(number)),
                 Step::Open(left, right, ring) => {
                     let wish = if ring { LaneWish::AnyRing } else { LaneWish::Messages };
                     if let Ok(lane) = table.lane_for(endpoint(left), endpoint(right), wish) {
@@ -212,23 +255,23 @@ proptest! {
 
 #[test]
 fn reserved_number_is_for_its_process_only_and_ends_with_its_manager() {
-    let mut table = DcTable::new(256..260);
+    let mut table = Table::new(256..260);
     let by = OwnerId(9);
     assert_eq!(table.reserve(Some(endpoint(257)), Reservation { pid: 7, by }), Ok(endpoint(257)));
     assert_eq!(table.reserve(None, Reservation { pid: 7, by }), Ok(endpoint(257)), "again");
     assert_eq!(table.reserve(Some(endpoint(257)), Reservation { pid: 8, by }), Err(IpcError::EndpointInUse));
     assert_eq!(table.reserve(Some(endpoint(300)), Reservation { pid: 8, by }), Err(IpcError::BadEndpoint));
-    assert_eq!(table.bind_program(Some(endpoint(257)), 8, OwnerId(1)), Err(IpcError::EndpointInUse));
-    let others: Vec<_> = (1..4).map(|owner| table.bind_program(None, 8, OwnerId(owner)).unwrap().0).collect();
+    assert_eq!(bind_program(&mut table, Some(endpoint(257)), 8, OwnerId(1)), Err(IpcError::EndpointInUse));
+    let others: Vec<_> = (1..4).map(|owner| bind_program(&mut table, None, 8, OwnerId(owner)).unwrap().0).collect();
     assert!(!others.contains(&endpoint(257)));
-    assert_eq!(table.bind_program(None, 8, OwnerId(4)), Err(IpcError::TableFull));
-    assert_eq!(table.bind_program(None, 7, OwnerId(4)).unwrap().0, endpoint(257));
-    table.unbind(endpoint(257));
+    assert_eq!(bind_program(&mut table, None, 8, OwnerId(4)), Err(IpcError::TableFull));
+    assert_eq!(bind_program(&mut table, None, 7, OwnerId(4)).unwrap().0, endpoint(257));
+    unbind(&mut table, endpoint(257));
     assert_eq!(
         table.reserve(Some(Endpoint::IS), Reservation { pid: 7, by }),
         Ok(Endpoint::IS),
         "managers make servers"
     );
     assert_eq!(table.reservations_mut().remove_of(by), [Endpoint::IS]);
-    assert_eq!(table.bind_program(Some(Endpoint::IS), 7, OwnerId(4)), Err(IpcError::Denied));
+    assert_eq!(bind_program(&mut table, Some(Endpoint::IS), 7, OwnerId(4)), Err(IpcError::Denied));
 }
