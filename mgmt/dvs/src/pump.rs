@@ -174,6 +174,8 @@ impl Talk {
             (Standing::Unknown, frame) => {
                 self.standing.set(Standing::NoSession);
                 self.outgoing.borrow_mut().forget_sent();
+                // What was sent need not be kept any more: there is room.
+                self.news.notify_one();
                 return Ok(Some(frame));
             }
             (_, Frame::Heard(heard)) => self.outgoing.borrow_mut().confirm(heard).map_err(foreign)?,

@@ -312,6 +312,42 @@ fn after_a_break_input_goes_on_behind_what_the_keeper_heard() {
     });
 }
 
+/// It reads as much as may be said before its first frame, and then says that there is no session.
+#[test]
+fn input_goes_on_when_a_keeper_without_sessions_says_its_first_word_late() {
+    block_on(async {
+        let (keys, input) = mpsc::channel(4);
+        let World { stream, mut keeper, ends, .. } = world(Some(input), DetachKeys::Passed);
+        let chunk = vec![b'x'; PAYLOAD_BYTES_MAX];
+        let chunks = 2 * WINDOW_BYTES / PAYLOAD_BYTES_MAX;
+        let feeding = async {
+            for _ in 0..chunks {
+                keys.send(chunk.clone()).await.unwrap();
+            }
+        };
+        let program = async {
+            let mut heard = 0;
+            while heard < WINDOW_BYTES {
+                heard += keeper.hear().await.unwrap().1.len();
+            }
+            // The pump has nothing left to do, and waits.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            keeper.say(Kind::Started, &7_u32.to_le_bytes()).await;
+            while heard < chunks * PAYLOAD_BYTES_MAX {
+                heard += keeper.hear().await.unwrap().1.len();
+            }
+            keeper.say(Kind::Exit, &[0]).await;
+        };
+        let pid = Cell::new(None);
+        let post = Posted::default();
+        let all = async { tokio::join!(run(stream, ends, &pid, &post), feeding, program).0 };
+        let ended = tokio::time::timeout(Duration::from_secs(20), all).await.expect("input goes on");
+        assert_eq!(ended.unwrap(), Ended::Exit(0));
+    });
+}
+
 #[test]
 fn stream_without_a_session_is_not_resumed() {
     block_on(async {
