@@ -12,45 +12,67 @@ const ATTEMPTS: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
-    #[error("all numbers of {space:?} are used")]
-    Exhausted { space: String },
+    #[error("{used} numbers of {space:?} are used, and there are no more")]
+    Exhausted { space: String, used: usize },
     #[error("others were faster {ATTEMPTS} times at taking a number of {space:?}")]
     Contended { space: String },
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
 
+/// A number that its owner has once a transaction with these comparisons and operations happened.
+pub struct Choice {
+    pub number: u32,
+    pub compares: Vec<Compare>,
+    pub ops: Vec<Op>,
+}
+
 /// The owner's number: the one it has, or a new one.
 pub fn number(engine: &dyn Engine, space: &str, owner: &str, range: RangeInclusive<u32>) -> Result<u32, AllocateError> {
-    let (of, last_key) = (format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/last"));
     for _ in 0..ATTEMPTS {
-        if let Some(entry) = engine.read(&of)? {
-            return Ok(parse(&entry)?);
-        }
-        let last = engine.read(&last_key)?;
-        let used = used(engine, space)?;
-        let from = match &last {
-            Some(entry) => parse(entry)?.saturating_add(1),
-            None => *range.start(),
-        };
-        let Some(chosen) =
-            (from..=*range.end()).chain(range.clone()).find(|number| range.contains(number) && !used.contains(number))
-        else {
-            return Err(AllocateError::Exhausted { space: space.to_owned() });
-        };
-        let used_key = format!("/ids/{space}/used/{chosen}");
-        let unchanged = match last {
-            Some(entry) => Compare::Modified { key: last_key.clone(), at: entry.modified },
-            None => Compare::Absent { key: last_key.clone() },
-        };
-        let compares = [unchanged, Compare::Absent { key: of.clone() }, Compare::Absent { key: used_key.clone() }];
-        let text = chosen.to_string();
-        let ops = [Op::put(&*last_key, &*text), Op::put(&*of, &*text), Op::put(used_key, owner)];
-        if let Outcome::Done(_) = engine.transact(&compares, &ops)? {
-            return Ok(chosen);
+        let choice = choose(engine, space, owner, range.clone(), usize::MAX)?;
+        if let Outcome::Done(_) = engine.transact(&choice.compares, &choice.ops)? {
+            return Ok(choice.number);
         }
     }
     Err(AllocateError::Contended { space: space.to_owned() })
+}
+
+/// The same as a part of a larger transaction, of a space with at most so many owners. Two who choose at the same time cannot both have
+/// the last number: what both compare is changed by each.
+pub fn choose(
+    engine: &dyn Engine,
+    space: &str,
+    owner: &str,
+    range: RangeInclusive<u32>,
+    owners_max: usize,
+) -> Result<Choice, AllocateError> {
+    let (of, last_key) = (format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/last"));
+    if let Some(entry) = engine.read(&of)? {
+        let same = Compare::Modified { key: of, at: entry.modified };
+        return Ok(Choice { number: parse(&entry)?, compares: vec![same], ops: Vec::new() });
+    }
+    // Read before the list: who takes a number meanwhile changes it.
+    let last = engine.read(&last_key)?;
+    let used = used(engine, space)?;
+    let from = match &last {
+        Some(entry) => parse(entry)?.saturating_add(1),
+        None => *range.start(),
+    };
+    let is_free = |number: &u32| range.contains(number) && !used.contains(number);
+    let free = (from..=*range.end()).chain(range.clone()).find(is_free);
+    let Some(number) = free.filter(|_| used.len() < owners_max) else {
+        return Err(AllocateError::Exhausted { space: space.to_owned(), used: used.len() });
+    };
+    let used_key = format!("/ids/{space}/used/{number}");
+    let unchanged = match last {
+        Some(entry) => Compare::Modified { key: last_key.clone(), at: entry.modified },
+        None => Compare::Absent { key: last_key.clone() },
+    };
+    let compares = vec![unchanged, Compare::Absent { key: of.clone() }, Compare::Absent { key: used_key.clone() }];
+    let text = number.to_string();
+    let ops = vec![Op::put(last_key, &*text), Op::put(of, &*text), Op::put(used_key, owner)];
+    Ok(Choice { number, compares, ops })
 }
 
 /// Gives the owner's number back. Repeatable.

@@ -48,6 +48,7 @@ macro_rules! conformance_tests {
             leader_is_known_and_succeeded,
             views_are_numbered_alike_for_all_observers,
             numbers_are_given_once,
+            last_of_something_is_taken_once,
             follower_ends_with_the_present_state,
         }
     };
@@ -394,6 +395,50 @@ pub fn numbers_are_given_once(open: Open<'_>) {
     allocate::release(&*engine, "s", "o0-0").unwrap();
     allocate::release(&*engine, "s", "o0-0").unwrap();
     allocate::number(&*engine, "s", "more", 1..=20).unwrap();
+}
+
+pub fn last_of_something_is_taken_once(open: Open<'_>) {
+    const THERE_ARE: usize = 5;
+    let taken = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let taken = &taken;
+            scope.spawn(move || {
+                if take_with_a_record(&*open(), &format!("o{thread}"), THERE_ARE) {
+                    taken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let engine = open();
+    assert_eq!((taken.into_inner(), engine.list("/taken/").unwrap().entries.len()), (THERE_ARE, THERE_ARE));
+    // What an owner has it has, also when there are no more; what is given back can be taken.
+    let owner = engine.list("/taken/").unwrap().entries[0].key["/taken/".len()..].to_owned();
+    assert!(allocate::choose(&*engine, "t", &owner, 1..=1000, THERE_ARE).is_ok_and(|choice| choice.ops.is_empty()));
+    assert!(!take_with_a_record(&*engine, "late", THERE_ARE));
+    allocate::release(&*engine, "t", &owner).unwrap();
+    assert!(take_with_a_record(&*engine, "late", THERE_ARE));
+}
+
+/// Takes a number and writes a record of it, both or neither. False: all are taken.
+fn take_with_a_record(engine: &dyn Engine, owner: &str, there_are: usize) -> bool {
+    loop {
+        let mut choice = match allocate::choose(engine, "t", owner, 1..=1000, there_are) {
+            Ok(choice) => choice,
+            Err(allocate::AllocateError::Exhausted { used, .. }) => {
+                assert_eq!(used, there_are);
+                return false;
+            }
+            Err(allocate::AllocateError::Engine(EngineError::Busy { .. })) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        choice.ops.push(Op::put(format!("/taken/{owner}"), choice.number.to_string()));
+        match engine.transact(&choice.compares, &choice.ops) {
+            Ok(Outcome::Done(_)) => return true,
+            Ok(Outcome::Conflict(_)) | Err(EngineError::Busy { .. }) => (),
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 pub fn follower_ends_with_the_present_state(open: Open<'_>) {
