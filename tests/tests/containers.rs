@@ -1,5 +1,6 @@
 //! Containers over several nodes, from the command line.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use end_to_end::{Cluster, eventually};
@@ -224,5 +225,42 @@ fn program_with_a_root_of_its_own_keeps_its_mounts_when_gate_and_file_server_are
         // Changes in the same directory by the other node take the names there away from the gate.
         cluster.sh("shop", "n1", "echo x > /dc/system/new; rm /dc/system/new");
         assert_eq!(inside(), before, "after {server} on {node} was killed");
+    }
+}
+
+#[test]
+fn last_of_a_nodes_memory_goes_to_one_of_two_who_ask_two_daemons_for_it_at_the_same_time() {
+    let cluster = Cluster::up(2);
+    let node = || cluster.json(&["node", "inspect", "n1", "-o", "json"]);
+    let whole = node()["capacity"]["memory_bytes"].as_u64().expect("what it has");
+    // More than half: there is enough for one.
+    let wanted_mib = (whole >> 21) + 1;
+    let memory = format!("{wanted_mib}M");
+    for round in 0..4 {
+        let ask = |(at, dc): (&str, &str)| {
+            let mut command =
+                cluster.command(&["--at", at, "dc", "create", dc, "--nodes", "n1,n2", "--memory", &memory]);
+            (dc.to_owned(), command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("dvs starts"))
+        };
+        let asked = [("n1", "one"), ("n2", "two")].map(ask);
+        let answers = asked.map(|(dc, child)| (dc, child.wait_with_output().expect("it ends")));
+        let (made, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, done)| done.status.success());
+        assert_eq!((made.len(), refused.len()), (1, 1), "round {round}: {answers:?}");
+        let said = String::from_utf8_lossy(&refused[0].1.stderr);
+        assert!(said.contains("cannot promise the memory") && said.contains("not promised yet"), "{said}");
+        assert!(said.contains("try: a smaller --memory"), "{said}");
+        for name in ["n1", "n2"] {
+            let promised = cluster.json(&["node", "inspect", name, "-o", "json"])["promised"].clone();
+            assert_eq!((&promised["memory_bytes"], &promised["containers"]), (&(wanted_mib << 20).into(), &1.into()));
+        }
+        assert!(cluster.ok(&["node", "ls"]).contains("PROMISED"));
+        let (winner, _) = made[0];
+        let inspected = cluster.json(&["dc", "inspect", winner, "-o", "json"]);
+        assert_eq!(inspected["spec"]["disks"], serde_json::json!([]), "nobody asked for a certain disk");
+        let placed = inspected["placement"]["instances"].as_array().expect("a list");
+        let disk = placed.iter().find(|one| one["name"] == "disk-root").expect("a disk");
+        assert_eq!((&disk["node"], &disk["why"]["kind"]), (&"n1".into(), &"fewest-servers".into()));
+        cluster.ok(&["dc", "delete", winner]);
+        assert_eq!(node()["promised"]["memory_bytes"], 0);
     }
 }

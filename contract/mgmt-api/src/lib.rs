@@ -26,6 +26,6 @@ pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, LinkInfo, LinkState, Node, NodeState, PAIRS_MAX,
     Version,
 };
-pub use placement::{Instance, Placement, Role, ServerKind, Volume, Why};
+pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
 pub use tree::{TREE, in_tree};

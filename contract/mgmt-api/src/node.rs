@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::placement::{Capacity, Promise};
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Version {
     pub version: String,
@@ -49,6 +51,12 @@ pub struct Node {
     pub epoch: u64,
     pub cpus: u32,
     pub memory_bytes: u64,
+    /// What it has for containers; absent as long as its daemon has not said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Capacity>,
+    /// What of that it promised to all containers together.
+    #[serde(default)]
+    pub promised: Promise,
     /// Names of the containers that have a share on this node.
     pub dcs: Vec<String>,
     /// What is not well there, as the node says; a line each.

@@ -2,6 +2,7 @@
 //! what was decided from it, and only the placer of the daemons writes it (`docs/design/placement.md`).
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,9 @@ impl fmt::Display for ServerKind {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Placement {
     pub instances: Vec<Instance>,
+    /// What each node promised to the container.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub promised: BTreeMap<String, Promise>,
 }
 
 impl Placement {
@@ -57,7 +61,7 @@ pub struct Instance {
     pub node: String,
     pub endpoint: u32,
     pub role: Role,
-    /// Raised when another node or another role is decided on. Requests that name an older one are refused.
+    /// Raised when another node or another role is decided on.
     pub epoch: u64,
     pub why: Why,
     /// What it keeps, of a disk.
@@ -111,4 +115,49 @@ pub struct Volume {
     pub name: String,
     pub bytes: u64,
     pub store: DiskStore,
+}
+
+impl Volume {
+    /// Its image, among those of the container on the node.
+    pub fn file(&self) -> String {
+        format!("{}.img", self.name)
+    }
+}
+
+/// What a node has for containers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Capacity {
+    pub containers: u64,
+    pub memory_bytes: u64,
+    /// Of images of disks that have all their space from the start. Absent: nothing can be set aside there (files in memory).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    pub cpus: u32,
+}
+
+/// What a node has set aside for one container, or for all together. Memory counts that was asked for: a limit that nobody asked for
+/// keeps a container within bounds and promises it nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Promise {
+    pub containers: u64,
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+}
+
+impl Promise {
+    pub fn plus(self, other: Promise) -> Promise {
+        self.each(other, u64::saturating_add)
+    }
+
+    pub fn minus(self, other: Promise) -> Promise {
+        self.each(other, u64::saturating_sub)
+    }
+
+    fn each(self, other: Promise, join: fn(u64, u64) -> u64) -> Promise {
+        Promise {
+            containers: join(self.containers, other.containers),
+            memory_bytes: join(self.memory_bytes, other.memory_bytes),
+            disk_bytes: join(self.disk_bytes, other.disk_bytes),
+        }
+    }
 }

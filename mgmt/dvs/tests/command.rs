@@ -46,7 +46,9 @@ fn runs(program: impl Fn(Frames) + Send + Sync + Clone + 'static) -> FakeDaemon 
 }
 
 const NODES: &str = r#"[{"name":"n1","id":1,"state":"ready","address":"10.255.0.1","proxy_port":7421,"api_port":7420,
-    "epoch":2,"cpus":2,"memory_bytes":25769803776,"dcs":["shop"]}]"#;
+    "epoch":2,"cpus":2,"memory_bytes":25769803776,"dcs":["shop"],
+    "capacity":{"containers":1024,"memory_bytes":22548578304,"disk_bytes":53687091200,"cpus":2},
+    "promised":{"containers":1,"memory_bytes":268435456,"disk_bytes":1073741824}}]"#;
 const PROCESSES_ONE: &str = r#"{"pid":65540,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":0,"memory_bytes":0,"start_ms":0,"command":["sleep","100"]}"#;
 const PROCESSES: &str = r#"[
     {"pid":65600,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":1250,"memory_bytes":2097152,"start_ms":0,"command":["sleep","100"]},
@@ -58,7 +60,8 @@ fn list_is_a_table_for_people_and_json_for_programs() {
     let table = stdout(&output(&daemon, &["node", "ls"]));
     assert_eq!(
         table,
-        "NODE  ID  STATE  ADDRESS     CPUS  MEMORY  CONTAINERS\nn1    1   ready  10.255.0.1  2     24 GiB  shop\n"
+        "NODE  ID  STATE  ADDRESS     CPUS  MEMORY  DISK    PROMISED                    CONTAINERS\n\
+         n1    1   ready  10.255.0.1  2     24 GiB  50 GiB  256 MiB memory, 1 GiB disk  shop\n"
     );
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&output(&daemon, &["node", "ls", "-o", "json"]))).unwrap();

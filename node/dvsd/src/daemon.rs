@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::NodeId;
 use broker::limits::UNMANNED_MAX;
@@ -17,6 +17,7 @@ use broker::{Broker, BrokerConfig};
 use cluster::Engine;
 use cluster::follow::Follower;
 use cluster::local::{LocalConfig, LocalEngine};
+use mgmt_api::Capacity;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
@@ -27,6 +28,7 @@ use crate::context::Context;
 use crate::descriptors;
 use crate::directory::EndpointDirectory;
 use crate::farewell;
+use crate::ledger;
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
@@ -45,6 +47,9 @@ const UNMANNED_AT_MOST: Duration = Duration::from_secs(3600);
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// As long as something is wrong, others learn soon that it is no more.
 const REPORT_EVERY_WITH_PROBLEMS: Duration = Duration::from_millis(100);
+
+/// How often the node looks what it has for containers: placing asks for what is free now besides.
+const MEASURE_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
@@ -103,6 +108,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     };
 
     let node = presence::register(&*engine, &config, ports.clone())?;
+    ledger::adopt(&*engine).map_err(DaemonError::Engine)?;
+    let capacity = ledger::publish(&*engine, &config, None).map_err(DaemonError::Engine)?;
     let own = NodeId(node.id);
     let (shelving, shelf) = Shelving::open(&config)?;
     // Of an earlier daemon's endpoints those stay that the broker takes back.
@@ -153,7 +160,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let remote =
         remote::Remote { connector, node: context.config.node.clone(), cluster: context.config.cluster.clone() };
     let api = Arc::new(Api { context: Arc::clone(&context), remote });
-    let served = serve_api(api, socket, api_listener, acceptor);
+    let served = serve_api(api, socket, api_listener, acceptor, capacity);
 
     tracing::info!("stopping; containers go on");
     drop(follower);
@@ -210,6 +217,7 @@ fn serve_api(
     socket: std::os::unix::net::UnixListener,
     listener: std::net::TcpListener,
     acceptor: TlsAcceptor,
+    capacity: Capacity,
 ) -> Result<(), DaemonError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(API_THREADS)
@@ -227,7 +235,7 @@ fn serve_api(
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
         tokio::spawn(serve::serve_unix(socket, router.clone()));
         tokio::spawn(serve::serve_tls(listener, acceptor, cluster, router));
-        tokio::spawn(report(context));
+        tokio::spawn(report(context, capacity));
         tokio::select! {
             _ = terminate.recv() => (),
             _ = interrupt.recv() => (),
@@ -239,13 +247,16 @@ fn serve_api(
     result
 }
 
-async fn report(context: Arc<Context>) {
+async fn report(context: Arc<Context>, mut capacity: Capacity) {
     let mut before = None;
+    let mut measured = Instant::now();
     loop {
         let context = Arc::clone(&context);
         let said = before.clone();
+        let measures = measured.elapsed() >= MEASURE_EVERY;
         let reported = tokio::task::spawn_blocking(move || {
             spawn::bound_own_log();
+            let capacity = if measures { measure(&context, capacity) } else { capacity };
             let problems = api::problems(&context);
             let unreachable = api::unreachable_since(&context, said);
             let is_well = problems.is_empty() && unreachable.is_empty();
@@ -257,13 +268,23 @@ async fn report(context: Arc<Context>) {
             if let Err(error) = farewell::finish_deletions(&*context.engine) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }
-            (pause, Some(health))
+            (pause, Some(health), capacity)
         });
         let pause;
-        (pause, before) = reported.await.unwrap_or_else(|error| {
+        (pause, before, capacity) = reported.await.unwrap_or_else(|error| {
             tracing::error!(%error, "the node's health could not be reported");
-            (REPORT_EVERY, None)
+            (REPORT_EVERY, None, capacity)
         });
+        if measures {
+            measured = Instant::now();
+        }
         tokio::time::sleep(pause).await;
     }
+}
+
+fn measure(context: &Context, said: Capacity) -> Capacity {
+    ledger::publish(&*context.engine, &context.config, Some(said)).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot tell what this node has for containers");
+        said
+    })
 }

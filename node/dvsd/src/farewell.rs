@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use cluster::allocate::AllocateError;
 use cluster::{Compare, Engine, EngineError, OPS_PER_TRANSACTION_MAX, Op, Outcome};
 
+use crate::ledger;
 use crate::records::{self, DcView, Desired, NODES};
 
 /// The first living node that still has something of a deleted container. One that is down cleans up when it returns.
@@ -20,10 +21,17 @@ pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Opt
 pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
     let name = &view.record.spec.name;
     let key = records::dc_key(name);
-    let mut ops = vec![Op::delete(&*key)];
-    ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(name, node))));
-    if let Outcome::Conflict(_) = engine.transact(&[Compare::Modified { key, at: view.modified }], &ops)? {
-        return Ok(());
+    loop {
+        let mut booking =
+            ledger::book(&ledger::accounts(engine)?, &view.record.placement.promised, ledger::Change::GiveBack);
+        booking.compares.push(Compare::Modified { key: key.clone(), at: view.modified });
+        booking.ops.push(Op::delete(&*key));
+        booking.ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(name, node))));
+        let Outcome::Conflict(_) = engine.transact(&booking.compares, &booking.ops)? else { break };
+        // It may be the ledger that others changed.
+        if engine.read(&key)?.is_none_or(|there| there.modified != view.modified) {
+            return Ok(());
+        }
     }
     match cluster::allocate::release(engine, "dc", name) {
         Err(AllocateError::Engine(error)) => return Err(error),

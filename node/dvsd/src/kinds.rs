@@ -194,6 +194,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::ledger::Accounts;
     use crate::placer;
     use crate::reconcile::plan::{Action, Observed, Standing, Wish, plan};
     use crate::reconcile::share::Share;
@@ -227,7 +228,7 @@ mod tests {
 
     /// What the node has to bring about, and the part of kind `echo` there.
     fn share(wish: DcSpec, node: &str) -> (Share, Option<Part>) {
-        let placement = placer::place(&wish, with_echo());
+        let placement = placer::place(&wish, with_echo(), &Accounts::new()).unwrap();
         let record = json!({
             "id": 7, "spec": wish, "placement": placement, "desired": { "kind": "running" }, "generation": 1, "created_s": 0,
         });
@@ -261,7 +262,7 @@ mod tests {
     fn share_of_a_container_with_a_kind_that_nobody_knows_is_not_made_up() {
         let wish = wish(json!({}));
         let record = json!({
-            "id": 7, "placement": placer::place(&wish, with_echo()), "spec": wish, "desired": { "kind": "running" },
+            "id": 7, "placement": placer::place(&wish, with_echo(), &Accounts::new()).unwrap(), "spec": wish, "desired": { "kind": "running" },
             "generation": 1, "created_s": 0,
         });
         let record = serde_json::from_value(record).unwrap();

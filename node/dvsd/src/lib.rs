@@ -30,6 +30,7 @@ mod descriptors;
 mod directory;
 mod farewell;
 mod kinds;
+mod ledger;
 mod news;
 mod placer;
 mod presence;

@@ -1,27 +1,55 @@
-//! Decides where the servers of a container stand. Pure: the same description gives the same placement.
+//! Decides where the servers of a container stand, and what its nodes promise it. Pure: who knows the same decides the same.
 //!
 //! What the description says is kept. What it leaves open goes to the node of the container with the fewest of its servers, the first
-//! of several, unless its kind belongs beside another one. Not here: whether a description makes sense (`spec`), who writes the
-//! placement (`api/dcs.rs`).
+//! of several, unless its kind belongs beside another one; a disk only where there is room for it. Not here: whether a description makes
+//! sense (`spec`), who writes the placement (`api/dcs.rs`), how two who place at the same time share what is left (`ledger`).
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Role, ServerKind, Volume, Why};
+use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 
 use crate::kinds::{Kind, Stands};
+use crate::ledger::{Accounts, Shortage};
 
 /// Of the disk that a container has when its description names none.
 const DEFAULT_DISK_BYTES: u64 = 1 << 30;
 /// Of what was placed for the first time.
 const FIRST_EPOCH: u64 = 1;
 
-/// The servers of a container whose description was checked.
-pub fn place(wish: &DcSpec, kinds: &[Kind]) -> Placement {
+/// The placement of a container whose description was checked, or what a node lacks for it.
+pub fn place(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Result<Placement, Shortage> {
+    let instances = instances(wish, kinds, accounts);
+    let promised = promises(wish, &instances);
+    let known = promised.iter().filter_map(|(node, promise)| Some((node, promise, accounts.get(node)?)));
+    for (node, promise, account) in known {
+        account.admits(node, promise)?;
+    }
+    Ok(Placement { instances, promised })
+}
+
+/// What each node promises to a container with these servers.
+pub fn promises(wish: &DcSpec, instances: &[Instance]) -> BTreeMap<String, Promise> {
+    let each = Promise { containers: 1, memory_bytes: wish.limits.memory_bytes.unwrap_or(0), disk_bytes: 0 };
+    let mut promised: BTreeMap<String, Promise> = wish.nodes.iter().map(|node| (node.clone(), each)).collect();
+    let volumes = instances.iter().filter_map(|instance| Some((&instance.node, instance.volume.as_ref()?)));
+    for (node, volume) in volumes.filter(|(_, volume)| volume.store == DiskStore::Image) {
+        let of_node = promised.entry(node.clone()).or_default();
+        of_node.disk_bytes = of_node.disk_bytes.saturating_add(volume.bytes);
+    }
+    promised
+}
+
+/// The servers, whether there is enough for them or not.
+pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Instance> {
     let disks = disks(wish);
-    let asked = wish.servers.iter().filter_map(|server| server.node.as_deref());
-    let asked = disks.iter().filter_map(|disk| disk.node.as_deref()).chain(asked);
-    let mut placing = Placing { wish, servers: BTreeMap::new(), instances: Vec::new() };
-    asked.for_each(|node| placing.count(node));
+    let mut placing = Placing { wish, accounts, taken: BTreeMap::new(), instances: Vec::new() };
+    for server in &wish.servers {
+        server.node.iter().for_each(|node| placing.take(node, 0));
+    }
+    for disk in &disks {
+        disk.node.iter().for_each(|node| placing.take(node, set_aside(disk)));
+    }
     for kind in kinds {
         match kind.stands {
             Stands::PerDisk => disks.iter().enumerate().for_each(|(index, disk)| placing.disk(kind, index, disk)),
@@ -31,7 +59,7 @@ pub fn place(wish: &DcSpec, kinds: &[Kind]) -> Placement {
             }),
         }
     }
-    Placement { instances: placing.instances }
+    placing.instances
 }
 
 fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
@@ -41,16 +69,21 @@ fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     vec![DiskSpec { name: "root".to_owned(), node: None, bytes: DEFAULT_DISK_BYTES, store: DiskStore::Image }]
 }
 
+fn set_aside(disk: &DiskSpec) -> u64 {
+    if disk.store == DiskStore::Image { disk.bytes } else { 0 }
+}
+
 struct Placing<'a> {
     wish: &'a DcSpec,
-    /// How many servers each node has, gates left out; those that were asked for are counted from the start.
-    servers: BTreeMap<String, usize>,
+    accounts: &'a Accounts,
+    /// Servers that each node has, gates left out, and the bytes of their disks; what was asked for is counted from the start.
+    taken: BTreeMap<String, (usize, u64)>,
     instances: Vec<Instance>,
 }
 
 impl Placing<'_> {
     fn disk(&mut self, kind: &Kind, index: usize, disk: &DiskSpec) {
-        let place = self.asked(disk.node.as_deref()).unwrap_or_else(|| self.choose());
+        let place = self.asked(disk.node.as_deref()).unwrap_or_else(|| self.choose(set_aside(disk)));
         let volume = Volume { name: disk.name.clone(), bytes: disk.bytes, store: disk.store.clone() };
         self.add(kind, index, format!("{}-{}", kind.name, disk.name), place, Some(volume));
     }
@@ -61,7 +94,7 @@ impl Placing<'_> {
         let place = self
             .asked(asked.and_then(|server| server.node.as_deref()))
             .or_else(|| neighbour.map(|it| (it.node.clone(), Why::Beside { server: it.name.clone() })))
-            .unwrap_or_else(|| self.choose());
+            .unwrap_or_else(|| self.choose(0));
         self.add(kind, 0, kind.name.to_owned(), place, None);
     }
 
@@ -69,15 +102,22 @@ impl Placing<'_> {
         node.map(|node| (node.to_owned(), Why::Asked))
     }
 
-    fn choose(&mut self) -> (String, Why) {
-        let count = |node: &&String| self.servers.get(*node).copied().unwrap_or(0);
-        let chosen = self.wish.nodes.iter().min_by_key(count).cloned().unwrap_or_default();
-        self.count(&chosen);
+    /// Where none has room, the one that has most of it.
+    fn choose(&mut self, disk_bytes: u64) -> (String, Why) {
+        let rank = |node: &&String| {
+            let (servers, taken) = self.taken.get(*node).copied().unwrap_or_default();
+            let left = self.accounts.get(*node).map_or(u64::MAX, |account| account.left().disk_bytes);
+            let room = left.saturating_sub(taken);
+            if room >= disk_bytes { (Reverse(u64::MAX), servers) } else { (Reverse(room), servers) }
+        };
+        let chosen = self.wish.nodes.iter().min_by_key(rank).cloned().unwrap_or_default();
+        self.take(&chosen, disk_bytes);
         (chosen, Why::FewestServers)
     }
 
-    fn count(&mut self, node: &str) {
-        *self.servers.entry(node.to_owned()).or_default() += 1;
+    fn take(&mut self, node: &str, disk_bytes: u64) {
+        let (servers, bytes) = self.taken.entry(node.to_owned()).or_default();
+        (*servers, *bytes) = (*servers + 1, bytes.saturating_add(disk_bytes));
     }
 
     fn add(&mut self, kind: &Kind, index: usize, name: String, (node, why): (String, Why), volume: Option<Volume>) {
@@ -91,11 +131,12 @@ impl Placing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use mgmt_api::ServerSpec;
+    use mgmt_api::{Capacity, ServerSpec};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::kinds::KINDS;
+    use crate::ledger::{Account, Resource};
 
     fn wish(more: Value) -> DcSpec {
         let mut wish = json!({ "name": "shop", "nodes": ["n1", "n2", "n3"] });
@@ -109,8 +150,9 @@ mod tests {
 
     #[test]
     fn what_was_left_open_is_placed_the_same_way_each_time() {
-        let one = place(&wish(json!({})), KINDS);
-        assert_eq!(one, place(&wish(json!({})), KINDS));
+        let placed = || place(&wish(json!({})), KINDS, &Accounts::new()).unwrap();
+        let one = placed();
+        assert_eq!(one, placed());
         let beside = Why::Beside { server: "disk-root".to_owned() };
         let mut expected =
             vec![("disk-root", "n1", &Why::FewestServers), ("fs", "n1", &beside), ("ds", "n2", &Why::FewestServers)];
@@ -124,9 +166,148 @@ mod tests {
     fn placement_that_was_asked_for_is_kept() {
         let mut asked = wish(json!({ "disks": [{ "name": "a", "node": "n3", "bytes": 1 << 30 }] }));
         asked.servers.push(ServerSpec { kind: ServerKind::FS, node: Some("n2".to_owned()) });
-        let placed = place(&asked, KINDS);
+        let placed = place(&asked, KINDS, &Accounts::new()).unwrap();
         let expected = [("disk-a", "n3", &Why::Asked), ("fs", "n2", &Why::Asked), ("ds", "n1", &Why::FewestServers)];
         assert_eq!(places(&placed)[..3], expected);
         assert_eq!(placed.instances[0].volume.as_ref().map(|volume| volume.bytes), Some(1 << 30));
+    }
+
+    /// Numbers that follow from a seed (xorshift).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % bound
+        }
+
+        fn perhaps<T>(&mut self, value: T) -> Option<T> {
+            (self.below(2) == 0).then_some(value)
+        }
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    fn some_accounts(numbers: &mut Numbers) -> Accounts {
+        let account = |numbers: &mut Numbers| {
+            let (memory_bytes, disk) = (numbers.below(4000) * MIB, numbers.below(8000) * MIB);
+            let capacity =
+                Capacity { containers: 1 + numbers.below(6), memory_bytes, disk_bytes: numbers.perhaps(disk), cpus: 2 };
+            Account::new(capacity, Promise::default())
+        };
+        (0..4).map(|index| (format!("n{index}"), account(numbers))).collect()
+    }
+
+    fn some_wish(numbers: &mut Numbers) -> DcSpec {
+        let nodes: Vec<String> = (0..4).filter(|_| numbers.below(3) > 0).map(|index| format!("n{index}")).collect();
+        let nodes = if nodes.is_empty() { vec!["n0".to_owned()] } else { nodes };
+        let mut wish = wish(json!({ "nodes": nodes }));
+        let node = |numbers: &mut Numbers| {
+            let index = numbers.below(nodes.len() as u64) as usize;
+            numbers.perhaps(nodes[index].clone())
+        };
+        for index in 0..numbers.below(4) {
+            let (node, bytes) = (node(numbers), (16 + numbers.below(2000)) * MIB);
+            let store = if numbers.below(4) == 0 { DiskStore::Sparse } else { DiskStore::Image };
+            wish.disks.push(DiskSpec { name: format!("d{index}"), node, bytes, store });
+        }
+        for kind in [ServerKind::FS, ServerKind::DS] {
+            let node = node(numbers);
+            wish.servers.extend(numbers.perhaps(ServerSpec { kind, node }));
+        }
+        wish.limits.memory_bytes = numbers.perhaps(()).map(|()| (4 + numbers.below(1500)) * MIB);
+        wish
+    }
+
+    /// What must hold of every placement.
+    fn check(wish: &DcSpec, placed: &Placement) {
+        let count = |kind: &str| placed.instances.iter().filter(|it| it.kind.name() == kind).count();
+        let counts = ["disk", "fs", "ds", "gate"].map(count);
+        assert_eq!(counts, [wish.disks.len().max(1), 1, 1, wish.nodes.len()]);
+        assert!(placed.instances.iter().all(|it| wish.nodes.contains(&it.node)));
+        for (index, disk) in wish.disks.iter().enumerate() {
+            let instance = placed.instances.iter().find(|it| it.kind == ServerKind::DISK && it.index == index).unwrap();
+            assert!(disk.node.as_ref().is_none_or(|node| (node, &Why::Asked) == (&instance.node, &instance.why)));
+        }
+        for server in &wish.servers {
+            let instance = placed.first(&server.kind).unwrap();
+            assert!(server.node.as_ref().is_none_or(|node| (node, &Why::Asked) == (&instance.node, &instance.why)));
+        }
+    }
+
+    fn within(accounts: &Accounts) -> bool {
+        accounts.values().all(|account| {
+            let (has, promised) = (account.capacity.unwrap(), account.promised);
+            promised.containers <= has.containers
+                && promised.memory_bytes <= has.memory_bytes
+                && has.disk_bytes.is_none_or(|bytes| promised.disk_bytes <= bytes)
+        })
+    }
+
+    #[test]
+    fn no_node_promises_more_than_it_has_whatever_comes_and_goes_and_refusals_are_true() {
+        let (mut placed_in_all, mut refused_in_all) = (0, 0);
+        for seed in 1..=200_u64 {
+            let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let mut accounts = some_accounts(&mut numbers);
+            let mut there: Vec<Placement> = Vec::new();
+            for _ in 0..40 {
+                if numbers.below(3) == 0 && !there.is_empty() {
+                    let gone = there.swap_remove(numbers.below(there.len() as u64) as usize);
+                    for (node, promise) in &gone.promised {
+                        let account = accounts.get_mut(node).unwrap();
+                        account.promised = account.promised.minus(*promise);
+                    }
+                    continue;
+                }
+                let wish = some_wish(&mut numbers);
+                let asked = wish.clone();
+                let answer = place(&wish, KINDS, &accounts);
+                assert_eq!((&answer, &asked), (&place(&asked, KINDS, &accounts), &wish), "seed {seed}");
+                match answer {
+                    Ok(placed) => {
+                        check(&wish, &placed);
+                        for (node, promise) in &placed.promised {
+                            let account = accounts.get_mut(node).unwrap();
+                            account.promised = account.promised.plus(*promise);
+                        }
+                        there.push(placed);
+                        placed_in_all += 1;
+                    }
+                    Err(shortage) => {
+                        assert!(shortage.wanted > shortage.left && wish.nodes.contains(&shortage.node), "seed {seed}");
+                        refused_in_all += 1;
+                    }
+                }
+                assert!(within(&accounts), "seed {seed}: {accounts:?}");
+            }
+            let none = Promise::default();
+            let all = |node| there.iter().filter_map(|it| it.promised.get(node)).fold(none, |sum, it| sum.plus(*it));
+            accounts.iter().for_each(|(node, account)| assert_eq!(account.promised, all(node), "seed {seed}"));
+        }
+        assert!(placed_in_all > 500 && refused_in_all > 500, "{placed_in_all} placed, {refused_in_all} refused");
+    }
+
+    #[test]
+    fn disk_for_which_no_node_was_named_goes_where_there_is_room() {
+        let room = |mib: u64| {
+            Account::new(
+                Capacity { containers: 1, memory_bytes: 0, disk_bytes: Some(mib * MIB), cpus: 1 },
+                Promise::default(),
+            )
+        };
+        let accounts: Accounts =
+            [("n1", 1500), ("n2", 100), ("n3", 1100)].map(|(node, mib)| (node.to_owned(), room(mib))).into();
+        let disks = json!([{ "name": "a", "bytes": 1 << 30 }, { "name": "b", "bytes": 1 << 30 }]);
+        let placed = place(&wish(json!({ "disks": disks })), KINDS, &accounts).unwrap();
+        assert_eq!(
+            places(&placed)[..2],
+            [("disk-a", "n1", &Why::FewestServers), ("disk-b", "n3", &Why::FewestServers)]
+        );
+        let too_many = json!([{ "name": "a", "bytes": 1 << 30 }, { "name": "b", "bytes": 1 << 30 }, { "name": "c", "bytes": 1 << 30 }]);
+        let refused = place(&wish(json!({ "disks": too_many })), KINDS, &accounts).unwrap_err();
+        assert_eq!((refused.of, refused.wanted), (Resource::Disk, 2 << 30));
     }
 }

@@ -8,6 +8,8 @@
 //! | `/dcs/NAME/shares/NODE` | `NodeShare` | with the node's lease |
 //! | `/eps/DCID/ENDPOINT` | [`EndpointRecord`] | while bound; see `directory` |
 //! | `/names/DCID/NAME` | number of the endpoint | while the record of the endpoint has the name: both are written together |
+//! | `/capacity/NODE` | `Capacity` | for ever; written by the node |
+//! | `/ledger/NODE` | `Promise` to all containers together | for ever; see `ledger` |
 //! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
@@ -16,6 +18,7 @@ use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::kinds::KINDS;
+use crate::ledger::Accounts;
 use crate::placer;
 use crate::reconcile::plan::Stage;
 use crate::spec;
@@ -119,7 +122,11 @@ struct StoredDc {
 impl From<StoredDc> for DcRecord {
     fn from(stored: StoredDc) -> DcRecord {
         let StoredDc { id, spec, placement, desired, generation, created_s, endpoints } = stored;
-        let placement = placement.unwrap_or_else(|| placer::place(&spec, KINDS));
+        let placement = placement.unwrap_or_else(|| {
+            // Without promises: by that `ledger::adopt` knows it.
+            let instances = placer::instances(&spec, KINDS, &Accounts::new());
+            Placement { instances, promised: BTreeMap::new() }
+        });
         DcRecord { id, spec, placement, desired, generation, created_s, endpoints }
     }
 }
@@ -359,6 +366,7 @@ mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
 
     use super::*;
+    use crate::ledger;
 
     #[test]
     fn daemon_adopts_records_of_earlier_formats_and_refuses_those_of_later_ones() {
@@ -397,5 +405,14 @@ mod tests {
         let shop = &views["shop"].record;
         assert_eq!((shop.id, shop.desired), (1, Desired::Stopped { grace_ms: 10_000 }));
         assert_eq!(shop.endpoints_of(1), Some(2304..4352));
+        let asked = shop.spec.servers.iter().map(|server| (server.kind.name(), server.node.clone().unwrap()));
+        let placed = |kind| shop.placement.instances.iter().find(|it| it.kind.name() == kind).unwrap().node.clone();
+        assert!(
+            asked.clone().count() == 2 && asked.clone().all(|(kind, node)| node == placed(kind)),
+            "it stands where it stood"
+        );
+        adopt_format(&engine).expect("earlier records are understood");
+        ledger::adopt(&engine).expect("read");
+        assert_eq!(ledger::accounts(&engine).expect("read")["n2"].promised.containers, 2);
     }
 }

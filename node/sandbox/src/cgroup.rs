@@ -204,8 +204,11 @@ impl Capacity {
 
     /// For all containers together.
     fn of_all(self) -> Effective {
-        let memory_bytes = self.memory_bytes - (self.memory_bytes / 8).min(NODE_MEMORY_MAX);
-        Effective { memory_bytes, pids: self.pids / 4 * 3 }
+        Effective { memory_bytes: self.memory_of_all(), pids: self.pids / 4 * 3 }
+    }
+
+    pub fn memory_of_all(self) -> u64 {
+        self.memory_bytes - (self.memory_bytes / 8).min(NODE_MEMORY_MAX)
     }
 
     fn of_servers(self) -> Effective {

@@ -58,7 +58,8 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
 }
 
 impl Row for Node {
-    const HEADINGS: &'static [&'static str] = &["NODE", "ID", "STATE", "ADDRESS", "CPUS", "MEMORY", "CONTAINERS"];
+    const HEADINGS: &'static [&'static str] =
+        &["NODE", "ID", "STATE", "ADDRESS", "CPUS", "MEMORY", "DISK", "PROMISED", "CONTAINERS"];
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -68,6 +69,8 @@ impl Row for Node {
             self.address.clone(),
             self.cpus.to_string(),
             output::bytes(self.memory_bytes),
+            self.capacity.and_then(|capacity| capacity.disk_bytes).map_or("-".to_owned(), output::bytes),
+            amounts(self.promised.memory_bytes, Some(self.promised.disk_bytes)),
             if self.dcs.is_empty() { "-".to_owned() } else { self.dcs.join(",") },
         ]
     }
@@ -75,6 +78,14 @@ impl Row for Node {
     fn name(&self) -> String {
         self.name.clone()
     }
+}
+
+/// Of memory and disks, what there is of each.
+fn amounts(memory_bytes: u64, disk_bytes: Option<u64>) -> String {
+    let some =
+        [(memory_bytes, "memory"), (disk_bytes.unwrap_or(0), "disk")].into_iter().filter(|(bytes, _)| *bytes > 0);
+    let said: Vec<String> = some.map(|(bytes, what)| format!("{} {what}", output::bytes(bytes))).collect();
+    if said.is_empty() { "-".to_owned() } else { said.join(", ") }
 }
 
 /// Below the table.
@@ -113,6 +124,11 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
     fact("memory", output::bytes(node.memory_bytes));
+    if let Some(has) = node.capacity {
+        fact("for containers", amounts(has.memory_bytes, has.disk_bytes));
+        fact("promised", amounts(node.promised.memory_bytes, Some(node.promised.disk_bytes)));
+        fact("places", format!("{} of {} taken", node.promised.containers, has.containers));
+    }
     fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
     facts.print(out)?;
     node.problems.iter().try_for_each(|problem| writeln!(out, "\nproblem: {}", output::printable(problem)))?;

@@ -10,11 +10,11 @@ use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use broker::BrokerError;
+use cluster::allocate::{self, AllocateError};
 use cluster::{Compare, Engine, Op, Outcome};
 use ipc::info;
 use mgmt_api::{
-    ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskStore, EndCounts, ErrorBody, ErrorKind,
-    NodeShare, Placement,
+    ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare, Placement,
 };
 use serde::Deserialize;
 
@@ -23,6 +23,7 @@ use super::tree::Sight;
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
 use crate::kinds::KINDS;
+use crate::ledger::{self, Booking, Change};
 use crate::placer;
 use crate::reconcile::share::Share;
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
@@ -36,6 +37,8 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(90);
 const GRACE_DEFAULT_MS: u64 = 10_000;
 const GRACE_MAX_MS: u64 = 3_600_000;
+/// Of somebody who makes a container while many others do; each time one of them has made progress.
+const ATTEMPTS: usize = 1000;
 /// Between looks when no change is announced: a node may have gone silent.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -88,10 +91,10 @@ pub async fn create(
         demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
     }
     let also = Arc::clone(&api);
-    let (spec, placement) = blocking(move || place(&*also.context.engine, spec)).await?;
-    demand_space(&api, &name, &placement).await?;
+    let (spec, decision) = blocking(move || Ok((spec.clone(), decide(&*also.context.engine, &spec)?))).await?;
+    demand_space(&api, &name, &decision.placement).await?;
     let also = Arc::clone(&api);
-    let view = blocking(move || make_record(&*also.context.engine, spec, placement)).await?;
+    let view = blocking(move || make_record(&*also.context.engine, &spec)).await?;
     if !query.start {
         return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
@@ -266,60 +269,78 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
 
 // ---- records
 
-fn place(engine: &dyn Engine, spec: DcSpec) -> Result<(DcSpec, Placement), Failure> {
+/// What was decided from a description, and what must not have changed when it is written.
+struct Decision {
+    placement: Placement,
+    booking: Booking,
+}
+
+fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
     let mut known = spec::KnownNodes::new();
     for entry in engine.list(records::MEMBERS)?.entries {
         let node: NodeRecord = records::decode(&entry)?;
         known.insert(node.name, node.cpu_list);
     }
-    spec::check(&spec, &known)?;
-    let placement = placer::place(&spec, KINDS);
-    Ok((spec, placement))
+    spec::check(spec, &known)?;
+    if engine.read(&records::dc_key(&spec.name))?.is_some() {
+        return Err(name_taken(&spec.name));
+    }
+    let accounts = ledger::accounts(engine)?;
+    let placement = placer::place(spec, KINDS, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
+    let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
+    Ok(Decision { placement, booking })
 }
 
-/// Disks whose space is set aside must fit where they are placed. A node that does not say what it has decides when they are made.
+/// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node that does not say what
+/// it has decides when they are made.
 async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Result<(), Failure> {
-    let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
-    let volumes = placement.instances.iter().filter_map(|one| Some((&one.node, one.volume.as_ref()?)));
-    for (node, volume) in volumes.filter(|(_, volume)| volume.store == DiskStore::Image) {
-        let of_node = wanted.entry(node).or_default();
-        *of_node = of_node.saturating_add(volume.bytes);
-    }
-    for (node, bytes) in wanted {
+    let wanted = placement.promised.iter().map(|(node, promise)| (node, promise.disk_bytes));
+    for (node, bytes) in wanted.filter(|(_, bytes)| *bytes > 0) {
         let Some(free) = nodes::free_bytes(api, node).await.filter(|free| *free < bytes) else { continue };
         let (bytes, free) = (bytes >> 20, free >> 20);
         let what = format!("the disks of container '{name}' do not fit on node {node}");
         return Err(ErrorBody::new(ErrorKind::NoSpace, what)
             .because(format!("they have {bytes} MiB, and {free} MiB are free there for disks"))
-            .hint("a smaller --disk, another --disk-node, or --sparse (space is taken as it is used, and may run out)")
+            .hint(ledger::NO_DISK)
             .into());
     }
     Ok(())
 }
 
-/// Of a description that was checked.
-fn make_record(engine: &dyn Engine, spec: DcSpec, placement: Placement) -> Result<DcView, Failure> {
+/// Wish, placement, number and promises in one transaction: all or nothing.
+fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
-    if engine.read(&key)?.is_some() {
-        return Err(name_taken(&spec.name));
+    for _ in 0..ATTEMPTS {
+        let Decision { placement, mut booking } = decide(engine, spec)?;
+        let id =
+            allocate::choose(engine, "dc", &spec.name, 1..=DC_ID_MAX, DCS_PER_CLUSTER as usize).map_err(no_number)?;
+        let record = DcRecord {
+            id: id.number,
+            spec: spec.clone(),
+            placement,
+            desired: Desired::Stopped { grace_ms: 0 },
+            generation: 1,
+            created_s: records::now_s(),
+            endpoints: spec::share_endpoints(spec.nodes.len()),
+        };
+        booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
+        booking.ops.extend(id.ops.into_iter().chain([Op::put(&*key, records::encode(&record))]));
+        // A conflict is somebody else's progress: perhaps the name is taken now, or there is less left.
+        if let Outcome::Done(modified) = engine.transact(&booking.compares, &booking.ops)? {
+            return Ok(DcView { record, modified, shares: Default::default() });
+        }
     }
-    let count = records::dc_views(engine)?.len();
-    if count >= DCS_PER_CLUSTER as usize {
-        return Err(failure(
-            ErrorKind::NoSpace,
-            format!("the cluster has {count} containers, which is the limit"),
-            "dvs dc delete one of them",
-        ));
-    }
-    let id = cluster::allocate::number(engine, "dc", &spec.name, 1..=DC_ID_MAX)
-        .map_err(|error| failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error))?;
-    let created_s = records::now_s();
-    let endpoints = spec::share_endpoints(spec.nodes.len());
-    let desired = Desired::Stopped { grace_ms: 0 };
-    let record = DcRecord { id, spec, placement, desired, generation: 1, created_s, endpoints };
-    match engine.transact(&[Compare::Absent { key: key.clone() }], &[Op::put(&*key, records::encode(&record))])? {
-        Outcome::Done(modified) => Ok(DcView { record, modified, shares: Default::default() }),
-        Outcome::Conflict(_) => Err(name_taken(&record.spec.name)),
+    Err(failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again"))
+}
+
+fn no_number(error: AllocateError) -> Failure {
+    match error {
+        AllocateError::Exhausted { used, .. } => {
+            let what = format!("the cluster has {used} containers, which is the limit");
+            failure(ErrorKind::NoSpace, what, "dvs dc delete one of them")
+        }
+        AllocateError::Engine(error) => error.into(),
+        error => failure(ErrorKind::Unavailable, "no number for the container", "again").0.because(error).into(),
     }
 }
 
@@ -521,8 +542,7 @@ mod tests {
 
     fn make(engine: &dyn Engine, name: &str) -> Result<DcRecord, ErrorBody> {
         let spec = serde_json::from_value(json!({ "name": name, "nodes": ["n1"] })).unwrap();
-        let made = place(engine, spec).and_then(|(spec, placement)| make_record(engine, spec, placement));
-        made.map(|view| view.record).map_err(|failed| failed.0)
+        make_record(engine, &spec).map(|view| view.record).map_err(|failed| failed.0)
     }
 
     #[test]
@@ -566,6 +586,86 @@ mod tests {
         let view = records::dc_view(&engine, "dc-7").unwrap().unwrap();
         farewell::forget(&engine, &view).unwrap();
         assert_eq!(make(&engine, "one-more").unwrap().id, DCS_PER_CLUSTER + 1, "numbers are not given again soon");
+    }
+
+    fn has(engine: &dyn Engine, memory_bytes: u64, disk_bytes: u64) {
+        let capacity = json!({ "containers": 9, "memory_bytes": memory_bytes, "disk_bytes": disk_bytes, "cpus": 1 });
+        engine.transact(&[], &[Op::put("/capacity/n1", capacity.to_string())]).unwrap();
+    }
+
+    fn promised(engine: &dyn Engine) -> mgmt_api::Promise {
+        ledger::accounts(engine).unwrap().remove("n1").unwrap_or_default().promised
+    }
+
+    fn with_memory(name: &str, memory_bytes: u64) -> DcSpec {
+        let spec = json!({ "name": name, "nodes": ["n1"], "limits": { "memory_bytes": memory_bytes } });
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn of_many_who_want_what_is_left_at_the_same_time_as_many_get_it_as_it_is_enough_for() {
+        let (dir, engine) = engine_with_a_node();
+        has(&engine, 1 << 30, 100 << 30);
+        let start = std::sync::Barrier::new(8);
+        let made = |index: usize| {
+            let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+            let engine = LocalEngine::open(config).unwrap();
+            start.wait();
+            make_record(&engine, &with_memory(&format!("dc-{index}"), 400 << 20)).map(|_| ()).map_err(|failed| failed.0)
+        };
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|index| scope.spawn(move || made(index))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let refused: Vec<&ErrorBody> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+        assert_eq!(refused.len(), 6);
+        for body in refused {
+            assert_eq!(body.kind, ErrorKind::NoSpace);
+            assert!(body.because[0].contains("400 MiB") && body.because[0].contains("224 MiB"), "{body}");
+        }
+        let account = promised(&engine);
+        assert_eq!((account.containers, account.memory_bytes, account.disk_bytes), (2, 800 << 20, 2 << 30));
+        let ids = engine.list("/ids/dc/used/").unwrap().entries.len();
+        assert_eq!((records::dc_views(&engine).unwrap().len(), ids), (2, 2), "who was refused left nothing");
+    }
+
+    #[test]
+    fn promise_is_given_back_with_the_container_and_disks_of_containers_that_never_started_count() {
+        let (_dir, engine) = engine_with_a_node();
+        has(&engine, 1 << 30, 3 << 29);
+        make(&engine, "one").unwrap();
+        let refused = make(&engine, "two").unwrap_err();
+        assert!(refused.what.contains("do not fit on node n1"), "{refused}");
+        assert!(refused.because[0].contains("1024 MiB") && refused.because[0].contains("512 MiB"), "{refused}");
+        let view = records::dc_view(&engine, "one").unwrap().unwrap();
+        farewell::forget(&engine, &view).unwrap();
+        farewell::forget(&engine, &view).unwrap();
+        assert_eq!(promised(&engine), mgmt_api::Promise::default());
+        make(&engine, "two").unwrap();
+    }
+
+    #[test]
+    fn containers_of_an_earlier_daemon_are_taken_into_the_ledger_once_and_keep_what_they_have() {
+        let (_dir, engine) = engine_with_a_node();
+        has(&engine, 1 << 30, 1 << 29);
+        let spec = json!({
+            "name": "old", "nodes": ["n1"], "limits": { "memory_bytes": 2_u64 << 30 },
+            "servers": [{ "kind": "fs", "node": "n1" }], "disks": [{ "name": "root", "node": "n1", "bytes": 1 << 30 }],
+        });
+        let record =
+            json!({ "id": 5, "spec": spec, "desired": { "kind": "running" }, "generation": 4, "created_s": 0 });
+        engine.transact(&[], &[Op::put("/dcs/old", record.to_string())]).unwrap();
+        for _ in 0..2 {
+            ledger::adopt(&engine).unwrap();
+            assert_eq!(
+                promised(&engine),
+                mgmt_api::Promise { containers: 1, memory_bytes: 2 << 30, disk_bytes: 1 << 30 }
+            );
+        }
+        let record = records::dc_view(&engine, "old").unwrap().unwrap().record;
+        assert_eq!((record.generation, record.desired, record.id), (4, Desired::Running, 5));
+        let refused = make(&engine, "new").unwrap_err();
+        assert!(refused.because[0].ends_with("0 MiB there are not promised yet"), "{refused}");
     }
 
     #[test]

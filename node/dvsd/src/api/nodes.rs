@@ -15,6 +15,7 @@ use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded, parse, read_body};
 use crate::context::Context;
+use crate::ledger;
 use crate::records::{self, MEMBERS, NODES, NodeHealth, NodeRecord};
 use crate::space;
 
@@ -116,6 +117,7 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let alive = alive(context)?;
     let reached = context.proxy.link_states();
     let dcs = records::dc_views(&*context.engine)?;
+    let accounts = ledger::accounts(&*context.engine)?;
     let members = context.engine.list(MEMBERS)?.entries;
     members
         .iter()
@@ -127,6 +129,7 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
             let is_own = record.name == context.config.node;
             let links = is_own.then(|| context.proxy.links());
             let disk_free_bytes = if is_own { free_for_images(context) } else { None };
+            let account = accounts.get(&record.name).cloned().unwrap_or_default();
             let problems = alive.get(&record.name).map(|health| health.problems.clone()).unwrap_or_default();
             Ok(Node {
                 name: record.name,
@@ -140,6 +143,8 @@ fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
                 epoch: record.epoch,
                 cpus: record.cpus,
                 memory_bytes: record.memory_bytes,
+                capacity: account.capacity,
+                promised: account.promised,
                 dcs,
                 problems,
                 disk_free_bytes,

@@ -15,6 +15,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+pub use worker::remembered;
+
 use crate::context::Context;
 use crate::records::{DcRecord, Desired, Images, ShareRecord};
 
@@ -130,7 +132,7 @@ impl Reconciler {
 
     /// Containers an earlier daemon worked on that exist no more: their remains are removed.
     pub fn clean_leftovers(&self, existing: &[u32]) {
-        for record in worker::leftovers(&self.context.config) {
+        for record in remembered(&self.context.config) {
             if !existing.contains(&record.id) {
                 tracing::info!(
                     dc = record.spec.name,

@@ -444,7 +444,7 @@ impl Parts {
         let open = |source: Source| match source {
             Source::Disk => {
                 let volume = self.share.instance(part).and_then(|it| it.volume.as_ref()).ok_or("no such disk")?;
-                Ok(self.open_image(&format!("{}.img", volume.name), Some(volume), found)?.into())
+                Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
             }
             Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
             Source::Keeper(key) => {

@@ -72,7 +72,7 @@ pub fn run(context: &Arc<Context>, inbox: &Inbox) {
 }
 
 /// Records of containers that an earlier daemon of this node worked on, or of which it keeps images.
-pub fn leftovers(config: &Config) -> Vec<DcRecord> {
+pub fn remembered(config: &Config) -> Vec<DcRecord> {
     let mut found: Vec<DcRecord> = Vec::new();
     for dir in [config.run_dir.join("dcs"), config.state_dir.join("dcs")] {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
