@@ -9,6 +9,12 @@ use std::path::Path;
 
 use crate::run::{Outcome, workspace};
 
+/// What works alike in a test, in a simulation and behind rings: no road leads from here to [`IPC`].
+const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core"];
+
+/// Where processes talk to each other.
+const IPC: &[&str] = &["sys", "ipc-shm", "ipc"];
+
 /// Crates that may contain unsafe code.
 const UNSAFE_ROOMS: &[&str] = &["sys", "ipc-shm", "ipc-c"];
 
@@ -44,7 +50,19 @@ pub fn check() -> Outcome {
             faults.extend(unsafe_fault(&root.join(folder), name));
         }
     }
+    faults.extend(CORES.iter().filter_map(|core| core_fault(core, &allowed)));
     if faults.is_empty() { Ok(()) } else { Err(format!("the room rule is broken:\n  {}", faults.join("\n  "))) }
+}
+
+fn core_fault(core: &str, allowed: &BTreeMap<String, Imports>) -> Option<String> {
+    let mut reached = BTreeSet::from([core]);
+    let mut open = vec![core];
+    while let Some(name) = open.pop() {
+        let Some(line) = allowed.get(name) else { return Some(format!("{name} has no line in xtask/rooms.txt")) };
+        open.extend(line.code.iter().map(String::as_str).filter(|to| reached.insert(to)));
+    }
+    let found = IPC.iter().find(|ipc| reached.contains(*ipc))?;
+    Some(format!("{core} is a core without IPC and must not reach {found}"))
 }
 
 fn unsafe_fault(folder: &Path, name: &str) -> Option<String> {
@@ -123,6 +141,14 @@ mod tests {
         );
         assert_eq!(found.code, ["abi".to_owned()].into());
         assert_eq!(found.tests, ["sys".to_owned()].into());
+    }
+
+    #[test]
+    fn core_reaches_no_ipc_over_others_either() {
+        let rule = allowed("abi:\nipc: abi\nlibvos: abi ipc\nfs-core: abi\n").unwrap();
+        assert_eq!(core_fault("fs-core", &rule), None);
+        let rule = allowed("abi:\nipc: abi\nlibvos: abi ipc\nfs-core: abi libvos\n").unwrap();
+        assert!(core_fault("fs-core", &rule).is_some_and(|fault| fault.contains("must not reach ipc")));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! mounted already ([`main_from_spawn`]). It may be killed at any time: the next one takes the connection over and
 //! programs see a pause. How, is drawn in `docs/design/gate-fuse.md`.
 //!
-//! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs`).
+//! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs-core`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

@@ -6,10 +6,10 @@
 use std::process::ExitCode;
 
 use abi::Endpoint;
+use disk_core::{Access, Image, ImageFile, Volume};
 use vos_rt::{Boot, Failure, Kind, SpawnError, run};
 
 use crate::service::Disk;
-use crate::volume::{Access, Image, Volume};
 
 const KIND: Kind = Kind {
     name: "disk",
@@ -28,7 +28,7 @@ fn open(boot: &mut Boot) -> Result<Disk, Failure> {
         None | Some(0) => Access::ReadWrite,
         Some(_) => Access::ReadOnly,
     };
-    let volume = Volume::open(Image { file, bytes, access })?;
+    let volume = Volume::new(ImageFile::open(Image { file, bytes, access })?);
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let disk = Disk::new(volume, boot.spawn.epoch)?;
     Ok(match boot.spawn.option_as("owner", Endpoint::from_u64)? {

@@ -8,10 +8,12 @@
 //!
 //! Lock order: `Flusher::waiting` is a leaf.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
+use disk_core::{Access, Bulk, Durability, Need, Volume};
 use rustix::io::Errno;
 use vos_api::disk::{
     ALLOCATE, BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, READV, SERVERS_OWN, SPANS_MAX, Span, WRITE,
@@ -20,7 +22,6 @@ use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPoo
 use zerocopy::FromBytes;
 
 use crate::rings::{Rings, Ticket};
-use crate::volume::{Access, Need, Volume};
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
 pub const WORKERS: usize = 4;
@@ -74,11 +75,8 @@ impl Disk {
     fn read(&self, request: Request, ticket: Ticket) {
         let [offset, bytes, _] = request.args();
         let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX);
-        if is_short && !ticket.must_wait() && self.volume.check_read(offset, bytes).is_ok() {
-            let bytes = bytes as u32;
-            if request.put_cached_from_file(0, self.volume.fd(), offset, bytes) == Ok(true) {
-                return request.reply([0; 4], bytes);
-            }
+        if is_short && !ticket.must_wait() && self.volume.read_cached(offset, bytes as u32, &Arena(&request)) {
+            return request.reply([0; 4], bytes as u32);
         }
         self.spawn(request, ticket, read);
     }
@@ -89,7 +87,8 @@ impl Disk {
         if !is_short || ticket.must_wait() || self.slow_until.is_some_and(|until| began < until) {
             return self.spawn(request, ticket, write);
         }
-        write(&self.volume, request);
+        let result = write(&self.volume, &request);
+        answer(request, result);
         let ended = Instant::now();
         self.slow_until = (ended.duration_since(began) > WRITE_MAX).then(|| ended + WRITE_PAUSE);
     }
@@ -101,11 +100,12 @@ impl Disk {
         }
     }
 
-    fn spawn(&self, request: Request, ticket: Ticket, work: fn(&Volume, Request)) {
+    fn spawn(&self, request: Request, ticket: Ticket, work: Work) {
         let volume = Arc::clone(&self.volume);
         self.run(move || {
             ticket.wait();
-            work(&volume, request);
+            let result = work(&volume, &request);
+            answer(request, result);
             drop(ticket);
         });
     }
@@ -148,84 +148,61 @@ impl Service for Disk {
     }
 }
 
-fn read(volume: &Volume, request: Request) {
+/// A request's part of its ring's arena.
+struct Arena<'a>(&'a Request);
+
+impl Bulk for Arena<'_> {
+    fn fill(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {
+        self.0.put_from_file(at, file, offset, bytes)
+    }
+
+    fn fill_cached(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<bool, Errno> {
+        self.0.put_cached_from_file(at, file, offset, bytes)
+    }
+
+    fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno> {
+        self.0.data_to_file(0, file, offset, bytes)
+    }
+}
+
+/// What a worker does. Answers the bytes of reply data.
+type Work = fn(&Volume, &Request) -> Result<u32, Errno>;
+
+fn read(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     let [offset, bytes, _] = request.args();
-    let wanted = u32::try_from(bytes).map_err(|_| Errno::INVAL);
-    let result = wanted.and_then(|wanted| {
-        volume.check_read(offset, bytes)?;
-        let got = request.put_from_file(0, volume.fd(), offset, wanted)?;
-        // Somebody cut the image: what is missing is not zeros.
-        if got == wanted { Ok(wanted) } else { Err(Errno::IO) }
-    });
-    match result {
-        Ok(bytes) => request.reply([0; 4], bytes),
-        Err(errno) => request.fail(answer_of(volume, errno)),
-    }
+    volume.read(offset, bytes, &Arena(request))
 }
 
-fn read_spans(volume: &Volume, request: Request) {
-    match put_spans(volume, &request) {
-        Ok(bytes) => request.reply([0; 4], bytes),
-        Err(errno) => request.fail(answer_of(volume, errno)),
-    }
-}
-
-fn put_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
+fn read_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     if request.out_bytes() as usize > SPANS_MAX * size_of::<Span>() {
         return Err(Errno::INVAL);
     }
     // Copied out before the reply is put over them.
     let data = request.data();
     let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
-    let mut at = 0;
-    for span in spans {
-        let (offset, bytes) = (span.offset.get(), span.bytes.get());
-        volume.check_read(offset, bytes)?;
-        let wanted = u32::try_from(bytes).map_err(|_| Errno::RANGE)?;
-        if request.put_from_file(at, volume.fd(), offset, wanted)? != wanted {
-            return Err(Errno::IO);
-        }
-        // Within the room for the reply, which is a u32.
-        at += wanted;
-    }
-    Ok(at)
+    volume.read_spans(spans, &Arena(request))
 }
 
-fn write(volume: &Volume, request: Request) {
-    let [offset, ..] = request.args();
-    let bytes = request.out_bytes();
-    let result = volume.check_write(offset, u64::from(bytes)).and_then(|()| {
-        request.data_to_file(0, volume.fd(), offset, bytes)?;
-        if request.flags() & FUA == 0 { Ok(()) } else { volume.flush() }
-    });
-    match result {
-        Ok(()) => request.reply([0; 4], 0),
-        Err(errno) => request.fail(answer_of(volume, errno)),
-    }
+fn write(volume: &Volume, request: &Request) -> Result<u32, Errno> {
+    let durability = if request.flags() & FUA == 0 { Durability::Server } else { Durability::Power };
+    volume.write(request.args()[0], request.out_bytes(), &Arena(request), durability).map(|()| 0)
 }
 
-fn discard(volume: &Volume, request: Request) {
+fn discard(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     let [offset, bytes, _] = request.args();
-    match volume.discard(offset, bytes) {
-        Ok(()) => request.reply([0; 4], 0),
-        Err(errno) => request.fail(errno),
-    }
+    volume.discard(offset, bytes).map(|()| 0)
 }
 
-fn allocate(volume: &Volume, request: Request) {
+fn allocate(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     let [offset, bytes, _] = request.args();
     let need = if request.flags() & SERVERS_OWN == 0 { Need::Users } else { Need::Server };
-    match volume.allocate(offset, bytes, need) {
-        Ok(()) => request.reply([0; 4], 0),
-        Err(errno) => request.fail(errno),
-    }
+    volume.allocate(offset, bytes, need).map(|()| 0)
 }
 
-/// Errors the contract names go to the client as they are, the host's others as the medium's failure.
-fn answer_of(volume: &Volume, errno: Errno) -> Errno {
-    match errno {
-        Errno::INVAL | Errno::RANGE | Errno::ROFS => errno,
-        other => volume.transfer_error(other),
+fn answer(request: Request, result: Result<u32, Errno>) {
+    match result {
+        Ok(in_bytes) => request.reply([0; 4], in_bytes),
+        Err(errno) => request.fail(errno),
     }
 }
 
@@ -267,12 +244,7 @@ impl Flusher {
                 return;
             }
             let result = volume.flush();
-            for request in requests {
-                match result {
-                    Ok(()) => request.reply([0; 4], 0),
-                    Err(errno) => request.fail(errno),
-                }
-            }
+            requests.into_iter().for_each(|request| answer(request, result.map(|()| 0)));
         }
     }
 

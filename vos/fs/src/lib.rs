@@ -1,50 +1,14 @@
-//! The file server: one tree of files on one virtual disk.
+//! The file server's process: the file system of `fs-core` between its clients' rings and its disk.
 //!
-//! From the bottom: `device` (what a disk promises), `layout` and `backend` (where things lie), `store` (metadata: redb
-//! below, changes in memory above), `log` (what makes changes survive), `alloc` and `extents` (data blocks), `aside` (no disk whose host is full), `txn` and
-//! `core` (one operation's changes, and how they become permanent), `open` (making and recovering), `ops` (the
-//! operations), `sessions`, `leases`, `locks` (who holds what), `calls` (from request to answer), `server` (the process).
+//! - [`FsService`]: the service; which thread does what, and what time makes due.
+//! - [`main_from_spawn`]: the process.
 //!
-//! An operation is answered when its record was written to the disk, without a flush: it survives the death of this
-//! server. `FSYNC` flushes. A crash at any point leaves a prefix of the operations that contains everything that was
-//! flushed. `docs/design/fs-format.md` has the format and the argument.
-//!
-//! Not here: permission checks (the kernel of the client's node makes them), caches of the clients (`gate/gate-fuse`),
-//! replication (`vos/disk`).
+//! Not here: everything that is a file system (`vos/fs-core`), caches of the clients (`gate/gate-fuse`), replication (`vos/disk`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod alloc;
-mod aside;
-mod backend;
-mod cache;
-mod calls;
-mod check;
-mod core;
-pub mod device;
-mod error;
-mod extents;
-mod layout;
-mod leases;
-mod linger;
-mod locks;
-mod log;
-mod model;
-mod open;
-mod ops;
-mod readahead;
 mod server;
-mod sessions;
-mod store;
-pub mod testing;
-mod txn;
 
-pub use calls::{Answer, Call, Reply};
-pub use check::{Depth, Finding};
-pub use core::{Fs, Options, Spawn};
-pub use error::{Errno, OpenError, StoreError};
-pub use layout::VOLUME_BYTES_MIN;
 pub use server::{FsService, main_from_spawn};
-pub use sessions::End;

@@ -17,9 +17,8 @@ use rustix::io::Errno as Os;
 use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
-use crate::calls::{Call, Reply};
-use crate::core::{Fs, Options};
-use crate::device::{BlockDevice, DeviceError, Need};
+use fs_core::device::{BlockDevice, DeviceError, Need};
+use fs_core::{Call, Fs, Options, Reply};
 
 const KIND: Kind = Kind { name: "fs", system_calls: &[] };
 

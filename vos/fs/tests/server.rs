@@ -1,6 +1,7 @@
 //! The server behind real channels, ended as if killed again and again: clients see no error, nothing is lost, nothing
 //! happens twice.
 
+#[path = "../../fs-core/tests/common/mod.rs"]
 mod common;
 
 use std::sync::Arc;
@@ -8,8 +9,9 @@ use std::sync::mpsc::sync_channel;
 
 use abi::Endpoint;
 use common::create_data;
-use fs::testing::MemoryDevice;
-use fs::{Depth, Fs, FsService, Options};
+use fs_core::testing::MemoryDevice;
+use fs::FsService;
+use fs_core::{Depth, Fs, Options};
 use libvos::{BlockingSession, Op, Size};
 use vos_api::fs as api;
 use vos_rt::testkit::{Server, World};

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
-use disk::{Access, Disk, Image, Volume};
+use disk::Disk;
+use disk_core::{Access, Image, Volume};
 use fs::FsService;
-use fs::device::{BlockDevice, DeviceError};
+use fs_core::device::{BlockDevice, DeviceError};
 use gate_fuse::backend::session::SessionBackend;
 use libvos::{PortConnect, SharedPort, Size};
 use vos_rt::testkit::{self, Server};
@@ -137,7 +138,8 @@ fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<Atomic
     let file = image.0.try_clone().expect("the image").into();
     let reads = Arc::clone(reads);
     world.serve(Endpoint::DISK, move |_| {
-        let volume = Volume::open(Image { file, bytes: None, access: Access::ReadWrite }).expect("a volume");
+        let image = Image { file, bytes: None, access: Access::ReadWrite };
+        let volume = Volume::new(disk_core::ImageFile::open(image).expect("an image"));
         let disk = Disk::new(volume, 1).expect("threads").owned_by(Endpoint::FS);
         ReadersDisk { disk, reads }
     })

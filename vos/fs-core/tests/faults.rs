@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use common::{Client, Random, attr_of};
-use fs::device::{BlockDevice, DeviceError};
-use fs::testing::{FailingDevice, MemoryDevice, SparseDevice};
-use fs::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
+use fs_core::device::{BlockDevice, DeviceError};
+use fs_core::testing::{FailingDevice, MemoryDevice, SparseDevice};
+use fs_core::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
 use zerocopy::{FromBytes, IntoBytes};
 

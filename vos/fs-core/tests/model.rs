@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use common::model::{Model, difference, dump, run};
 use common::{Client, Random, scaled, seeds};
-use fs::device::BlockDevice;
-use fs::testing::MemoryDevice;
-use fs::{Depth, Fs, Options};
+use fs_core::device::BlockDevice;
+use fs_core::testing::MemoryDevice;
+use fs_core::{Depth, Fs, Options};
 
 const VOLUME_BYTES: u64 = 256 << 20;
 

@@ -5,9 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{Client, Random, attr_of};
-use fs::device::{BLOCK, BlockDevice};
-use fs::testing::MemoryDevice;
-use fs::{Call, Fs, Options, Reply, VOLUME_BYTES_MIN};
+use fs_core::device::{BLOCK, BlockDevice};
+use fs_core::testing::MemoryDevice;
+use fs_core::{Call, Fs, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::disk::Span;
 use vos_api::fs as api;
 use zerocopy::little_endian::U32;

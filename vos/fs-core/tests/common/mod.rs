@@ -5,7 +5,7 @@ pub mod model;
 
 use std::sync::Arc;
 
-use fs::{Call, Fs, Reply};
+use fs_core::{Call, Fs, Reply};
 use vos_api::fs as api;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use common::{Client, attr_of, create_data};
-use fs::testing::MemoryDevice;
-use fs::{Call, End, Fs, Options, Reply, VOLUME_BYTES_MIN};
+use fs_core::testing::MemoryDevice;
+use fs_core::{Call, End, Fs, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
 use zerocopy::FromBytes;
 

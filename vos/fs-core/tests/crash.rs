@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::model::{Model, difference, dump, run};
 use common::{Client, Random, scaled, seeds};
-use fs::device::BlockDevice;
-use fs::testing::{MemoryDevice, Recorder, Step, after_crash};
-use fs::{Depth, Fs, Options};
+use fs_core::device::BlockDevice;
+use fs_core::testing::{MemoryDevice, Recorder, Step, after_crash};
+use fs_core::{Depth, Fs, Options};
 use vos_api::fs as api;
 
 const VOLUME_BYTES: u64 = 64 << 20;

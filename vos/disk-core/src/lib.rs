@@ -1,0 +1,19 @@
+//! The virtual disk, without a word about rings or processes: what `vos_api::disk` promises, over any medium.
+//!
+//! - [`Volume`]: bounds, alignment, who may change what, what a failed write-back means.
+//! - [`Medium`]: what a volume lies on. [`ImageFile`] is the one there is: a file or block device of the host.
+//! - [`Bulk`]: the client's end of a transfer.
+//!
+//! Not here: the server around it, which thread waits for the medium (`vos/disk`), replication between disks.
+
+#![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod image;
+mod medium;
+mod volume;
+
+pub use image::{Image, ImageError, ImageFile};
+pub use medium::{Access, Bulk, Medium, Need};
+pub use volume::{Durability, Volume};

@@ -1,0 +1,329 @@
+//! A volume: blocks on a medium.
+//!
+//! A volume is *sound* or *poisoned*. It becomes poisoned when the medium reports that a write-back failed: the kernel
+//! then forgets which pages were lost, so a later flush would succeed without the data being there. A poisoned volume
+//! refuses everything that changes or promises (`EIO`) until the server is started again; reads go on.
+//!
+//! All calls may be made by several threads at once. Errors are those that `vos_api::disk` names.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::Errno;
+use vos_api::disk::{BLOCK_BYTES, Span};
+
+use crate::medium::{Access, Bulk, Medium, Need};
+
+/// When a write is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durability {
+    /// When it survives the death of the server.
+    Server,
+    /// When it survives the loss of power.
+    Power,
+}
+
+pub struct Volume {
+    medium: Box<dyn Medium>,
+    is_poisoned: AtomicBool,
+}
+
+impl Volume {
+    pub fn new(medium: impl Medium + 'static) -> Volume {
+        Volume { medium: Box::new(medium), is_poisoned: AtomicBool::new(false) }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.medium.bytes()
+    }
+
+    pub fn access(&self) -> Access {
+        self.medium.access()
+    }
+
+    /// Reads a range; answers its bytes.
+    pub fn read(&self, offset: u64, bytes: u64, into: &dyn Bulk) -> Result<u32, Errno> {
+        self.read_at(offset, bytes, into, 0)
+    }
+
+    /// Reads a range if nothing must be waited for, so that a loop may do it.
+    pub fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool {
+        self.check_range(offset, u64::from(bytes)).is_ok() && self.medium.read_cached(offset, bytes, into)
+    }
+
+    /// Reads several ranges, one behind the other; answers their bytes.
+    pub fn read_spans(&self, spans: &[Span], into: &dyn Bulk) -> Result<u32, Errno> {
+        spans.iter().try_fold(0_u32, |at, span| {
+            let bytes = self.read_at(span.offset.get(), span.bytes.get(), into, at)?;
+            at.checked_add(bytes).ok_or(Errno::RANGE)
+        })
+    }
+
+    fn read_at(&self, offset: u64, bytes: u64, into: &dyn Bulk, at: u32) -> Result<u32, Errno> {
+        self.check_range(offset, bytes)?;
+        let wanted = u32::try_from(bytes).map_err(|_| Errno::RANGE)?;
+        self.medium.read(offset, wanted, into, at).map_err(answer_of)?;
+        Ok(wanted)
+    }
+
+    pub fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk, durability: Durability) -> Result<(), Errno> {
+        self.check_change(offset, u64::from(bytes))?;
+        self.medium.write(offset, bytes, from).map_err(answer_of)?;
+        if durability == Durability::Power { self.flush() } else { Ok(()) }
+    }
+
+    /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing that is not so.
+    pub fn flush(&self) -> Result<(), Errno> {
+        if self.is_poisoned() {
+            return Err(Errno::IO);
+        }
+        self.medium.flush().map_err(|errno| self.poison(errno))
+    }
+
+    /// The range reads as zeros afterwards.
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        self.check_change(offset, bytes)?;
+        if bytes == 0 { Ok(()) } else { self.medium.discard(offset, bytes).map_err(of_medium) }
+    }
+
+    /// Writes to the range fail no more for want of space afterwards; what it holds stays.
+    pub fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), Errno> {
+        self.check_change(offset, bytes)?;
+        match self.medium.allocate(offset, bytes, need) {
+            Err(Errno::OPNOTSUPP) => Err(Errno::OPNOTSUPP),
+            done => done.map_err(of_medium),
+        }
+    }
+
+    /// Whether this range exists: whole blocks inside the volume.
+    fn check_range(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        let block = u64::from(BLOCK_BYTES);
+        let end = offset.checked_add(bytes).ok_or(Errno::INVAL)?;
+        let is_inside = offset.is_multiple_of(block) && bytes.is_multiple_of(block) && end <= self.bytes();
+        if is_inside { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    /// Whether this range can be changed now.
+    fn check_change(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        self.check_range(offset, bytes)?;
+        match self.access() {
+            Access::ReadOnly => Err(Errno::ROFS),
+            Access::ReadWrite if self.is_poisoned() => Err(Errno::IO),
+            Access::ReadWrite => Ok(()),
+        }
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.is_poisoned.load(Ordering::Acquire)
+    }
+
+    fn poison(&self, errno: Errno) -> Errno {
+        if !self.is_poisoned.swap(true, Ordering::AcqRel) {
+            tracing::error!(%errno, "write-back failed: the volume refuses changes until the server is started again");
+        }
+        Errno::IO
+    }
+}
+
+/// Errors of the host that mean something to a client; the rest is the medium's failure.
+fn of_medium(errno: Errno) -> Errno {
+    match errno {
+        Errno::NOSPC | Errno::DQUOT => Errno::NOSPC,
+        _ => Errno::IO,
+    }
+}
+
+/// What a transfer answers: the client's own faults as they are.
+fn answer_of(errno: Errno) -> Errno {
+    match errno {
+        Errno::INVAL | Errno::RANGE => errno,
+        other => of_medium(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::os::fd::BorrowedFd;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::image::{Image, ImageFile};
+
+    const BLOCK: usize = BLOCK_BYTES as usize;
+    const BLOCKS: usize = 16;
+
+    /// A client's memory.
+    struct Memory(RefCell<Vec<u8>>);
+
+    impl Bulk for Memory {
+        fn fill(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {
+            let mut memory = self.0.borrow_mut();
+            let place = memory.get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes as usize));
+            Ok(rustix::io::pread(file, place.ok_or(Errno::RANGE)?, offset)? as u32)
+        }
+
+        fn fill_cached(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<bool, Errno> {
+            Ok(self.fill(at, file, offset, bytes)? == bytes)
+        }
+
+        fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno> {
+            rustix::io::pwrite(file, &self.0.borrow()[..bytes as usize], offset).map(drop)
+        }
+    }
+
+    fn read(volume: &Volume, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let memory = Memory(RefCell::new(into.to_vec()));
+        volume.read(offset, into.len() as u64, &memory)?;
+        into.copy_from_slice(&memory.0.into_inner());
+        Ok(())
+    }
+
+    fn write(volume: &Volume, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        volume.write(offset, data.len() as u32, &Memory(RefCell::new(data.to_vec())), Durability::Server)
+    }
+
+    fn image(access: Access) -> ImageFile {
+        let file = tempfile::tempfile().expect("temporary file");
+        file.set_len((BLOCKS * BLOCK) as u64).expect("size");
+        ImageFile::open(Image { file: file.into(), bytes: None, access }).expect("image")
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write { block: usize, blocks: usize, fill: u8 },
+        Read { block: usize, blocks: usize },
+        Discard { block: usize, blocks: usize },
+        Flush,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let range = || (0..BLOCKS + 2, 0..BLOCKS);
+        prop_oneof![
+            (range(), any::<u8>()).prop_map(|((block, blocks), fill)| Step::Write { block, blocks, fill }),
+            range().prop_map(|(block, blocks)| Step::Read { block, blocks }),
+            range().prop_map(|(block, blocks)| Step::Discard { block, blocks }),
+            Just(Step::Flush),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn volume_behaves_like_an_array_of_bytes(steps in proptest::collection::vec(step(), 1..40)) {
+            let volume = Volume::new(image(Access::ReadWrite));
+            let mut model = vec![0_u8; BLOCKS * BLOCK];
+            for step in steps {
+                match step {
+                    Step::Write { block, blocks, fill } => {
+                        let (from, to) = (block * BLOCK, (block + blocks) * BLOCK);
+                        let result = write(&volume, from as u64, &vec![fill; to - from]);
+                        match model.get_mut(from..to) {
+                            Some(place) => { prop_assert_eq!(result, Ok(())); place.fill(fill); }
+                            None => prop_assert_eq!(result, Err(Errno::INVAL)),
+                        }
+                    }
+                    Step::Read { block, blocks } => {
+                        let (from, to) = (block * BLOCK, (block + blocks) * BLOCK);
+                        let mut data = vec![0xee; to - from];
+                        let result = read(&volume, from as u64, &mut data);
+                        match model.get(from..to) {
+                            Some(place) => { prop_assert_eq!(result, Ok(())); prop_assert_eq!(&data[..], place); }
+                            None => prop_assert_eq!(result, Err(Errno::INVAL)),
+                        }
+                    }
+                    Step::Discard { block, blocks } => {
+                        let (from, to) = (block * BLOCK, (block + blocks) * BLOCK);
+                        let result = volume.discard(from as u64, (to - from) as u64);
+                        match model.get_mut(from..to) {
+                            Some(place) => { prop_assert_eq!(result, Ok(())); place.fill(0); }
+                            None => prop_assert_eq!(result, Err(Errno::INVAL)),
+                        }
+                    }
+                    Step::Flush => prop_assert_eq!(volume.flush(), Ok(())),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_beside_blocks_or_beyond_the_end_are_refused() {
+        let volume = Volume::new(image(Access::ReadWrite));
+        let end = volume.bytes();
+        assert_eq!(volume.check_range(1, 4096), Err(Errno::INVAL));
+        assert_eq!(volume.check_range(0, 100), Err(Errno::INVAL));
+        assert_eq!(volume.check_range(end, 4096), Err(Errno::INVAL));
+        assert_eq!(volume.check_range(u64::MAX - 4095, 4096), Err(Errno::INVAL));
+        assert_eq!(volume.check_range(end - 4096, 4096), Ok(()));
+    }
+
+    #[test]
+    fn ranges_are_read_one_behind_the_other_as_far_as_the_client_has_room() {
+        let volume = Volume::new(image(Access::ReadWrite));
+        write(&volume, 4096, &[1; BLOCK]).expect("write");
+        write(&volume, 3 * 4096, &[3; BLOCK]).expect("write");
+        let spans = [3_u64, 1].map(|block| Span { offset: (block * 4096).into(), bytes: 4096.into() });
+        let memory = |bytes| Memory(RefCell::new(vec![9; bytes]));
+        let wide = memory(2 * BLOCK);
+        assert_eq!(volume.read_spans(&spans, &wide), Ok(2 * BLOCK_BYTES));
+        assert_eq!(wide.0.into_inner(), [[3; BLOCK], [1; BLOCK]].concat());
+        assert_eq!(volume.read_spans(&spans, &memory(BLOCK)), Err(Errno::RANGE));
+    }
+
+    /// An image whose disk loses what is written back.
+    struct Losing(ImageFile);
+
+    impl Medium for Losing {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn access(&self) -> Access {
+            self.0.access()
+        }
+
+        fn read(&self, offset: u64, bytes: u32, into: &dyn Bulk, at: u32) -> Result<(), Errno> {
+            self.0.read(offset, bytes, into, at)
+        }
+
+        fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool {
+            self.0.read_cached(offset, bytes, into)
+        }
+
+        fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk) -> Result<(), Errno> {
+            self.0.write(offset, bytes, from)
+        }
+
+        fn flush(&self) -> Result<(), Errno> {
+            Err(Errno::NOSPC)
+        }
+
+        fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            self.0.discard(offset, bytes)
+        }
+
+        fn allocate(&self, _offset: u64, _bytes: u64, _need: Need) -> Result<(), Errno> {
+            Err(Errno::DQUOT)
+        }
+    }
+
+    #[test]
+    fn volume_whose_write_back_failed_once_refuses_changes_and_promises_but_reads() {
+        let volume = Volume::new(Losing(image(Access::ReadWrite)));
+        write(&volume, 0, &[1; BLOCK]).expect("nothing was lost yet");
+        assert_eq!(volume.allocate(0, 4096, Need::Users), Err(Errno::NOSPC));
+        assert_eq!(volume.flush(), Err(Errno::IO));
+        assert_eq!(write(&volume, 0, &[1; BLOCK]), Err(Errno::IO));
+        assert_eq!(volume.discard(0, 4096), Err(Errno::IO));
+        assert_eq!(volume.allocate(0, 4096, Need::Users), Err(Errno::IO));
+        assert_eq!(read(&volume, 0, &mut [0; BLOCK]), Ok(()));
+    }
+
+    #[test]
+    fn read_only_volume_refuses_changes() {
+        let volume = Volume::new(image(Access::ReadOnly));
+        assert_eq!(write(&volume, 0, &[1; BLOCK]), Err(Errno::ROFS));
+        assert_eq!(volume.discard(0, 4096), Err(Errno::ROFS));
+        assert_eq!(volume.flush(), Ok(()));
+    }
+}
