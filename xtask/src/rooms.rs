@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::run::{Outcome, workspace};
 
 /// What works alike in a test, in a simulation and behind rings: no road leads from here to [`IPC`].
-const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core"];
+const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core", "sessions"];
 
 /// Where processes talk to each other.
 const IPC: &[&str] = &["sys", "ipc-shm", "ipc"];

@@ -1,6 +1,7 @@
 //! What a client may change, checked before it travels inward.
 
 use rustix::io::Errno;
+use sessions::Mark;
 use vos_api::ds::{DELETE, KEY_BYTES_MAX, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE, VALUE_BYTES_MAX};
 use vos_api::session::GOODBYE;
 use vos_rt::Request;
@@ -39,6 +40,12 @@ pub enum Change {
     },
     /// Nothing of the session is kept.
     EndSession,
+}
+
+impl Order {
+    pub fn mark(&self) -> Mark {
+        Mark { session: self.session, sequence: self.sequence }
+    }
 }
 
 impl Change {

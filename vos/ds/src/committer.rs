@@ -1,34 +1,28 @@
 //! The thread that makes changes durable: everything that arrived while the last transaction was written is the next.
 //!
 //! Order of one turn: take a batch, write it, remember replies, announce events, answer. A batch is answered before the
-//! next one is written, which is what makes the bound of remembered replies exact (`vos_rt::SessionTable`). A batch
+//! next one is written, in its order, on which the bound of remembered replies relies (`sessions::Table`). A batch
 //! ends after a change of subscriptions, so that changes after it see them.
 //!
 //! When a transaction fails, nobody is answered on a guess: the file is opened again, and every request is answered by
 //! what is found there. When that fails too, the process ends without answering; clients ask its successor.
 //!
-//! Lock order: `queue`, `memory`; never both.
+//! Locks: `queue`, `sessions`, `watch`; never two of them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
-use vos_rt::{AbortOnPanic, Lookup, Reply, Request, Running, SessionTable, answer_all};
+use sessions::{Record, Reply, Table};
+use vos_rt::{AbortOnPanic, Request, answer_all};
 
 use crate::change::{Change, Order};
-use crate::store::{Outcome, ReplyOrders, Store, StoreError};
+use crate::store::{Outcome, Store, StoreError};
 use crate::watch::{Catalog, Watch};
 
 /// Changes in one transaction: bounds how long the first of them waits for the last.
 pub const BATCH_MAX: usize = 256;
-
-/// What the loop and the committer share.
-pub struct Memory {
-    pub sessions: SessionTable,
-    pub running: Running,
-    pub watch: Watch,
-}
 
 /// A change and who asked for it. `None` for a session the server itself ends.
 pub struct Job {
@@ -41,9 +35,11 @@ pub struct Committer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What the loop and the committer share.
 pub struct Shared {
     pub store: Store,
-    memory: Mutex<Memory>,
+    sessions: Mutex<Table<Request>>,
+    watch: Mutex<Watch>,
     queue: Mutex<Queue>,
     arrived: Condvar,
 }
@@ -55,19 +51,21 @@ struct Queue {
 }
 
 impl Shared {
-    pub fn memory(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
+    pub fn sessions(&self) -> MutexGuard<'_, Table<Request>> {
+        lock(&self.sessions)
+    }
+
+    pub fn watch(&self) -> MutexGuard<'_, Watch> {
+        lock(&self.watch)
     }
 }
 
 impl Committer {
     pub fn start(store: Store) -> Result<Committer, StoreError> {
-        let (loaded, orders) = store.load()?;
-        let watch = Watch::new(loaded.catalog.clone());
-        let memory = Memory { sessions: loaded.sessions, running: Running::new(), watch };
-        let (memory, queue) = (Mutex::new(memory), Mutex::new(Queue::default()));
-        let shared = Arc::new(Shared { store, memory, queue, arrived: Condvar::new() });
-        let mut worker = Worker { shared: Arc::clone(&shared), catalog: loaded.catalog, orders };
+        let (catalog, sessions) = (store.load()?, Mutex::new(Table::load(&store, 0)?));
+        let (watch, queue) = (Mutex::new(Watch::new(catalog.clone())), Mutex::new(Queue::default()));
+        let shared = Arc::new(Shared { store, sessions, watch, queue, arrived: Condvar::new() });
+        let mut worker = Worker { shared: Arc::clone(&shared), catalog };
         let thread = std::thread::Builder::new().name("committer".to_owned()).spawn(move || worker.run());
         let thread = thread.map_err(|error| StoreError::File(redb::Error::Io(error)))?;
         Ok(Committer { shared, thread: Some(thread) })
@@ -99,7 +97,6 @@ struct Worker {
     shared: Arc<Shared>,
     /// What was committed. The loop's own view follows.
     catalog: Catalog,
-    orders: ReplyOrders,
 }
 
 impl Worker {
@@ -107,7 +104,7 @@ impl Worker {
         let _abort = AbortOnPanic;
         while let Some(jobs) = self.take() {
             let (orders, requests): (Vec<Order>, Vec<_>) = jobs.into_iter().map(|job| (job.order, job.request)).unzip();
-            let outcomes = self.shared.store.apply(&orders, &self.catalog, &mut self.orders);
+            let outcomes = self.shared.store.apply(&orders, &self.catalog, &self.shared.sessions);
             match outcomes {
                 Ok(outcomes) => self.settle(&orders, requests, outcomes),
                 Err(error) => self.recover(&orders, requests, &error),
@@ -133,14 +130,21 @@ impl Worker {
     /// The batch is durable: tell everybody.
     fn settle(&mut self, orders: &[Order], requests: Vec<Option<Request>>, outcomes: Vec<Outcome>) {
         let mut answers = Vec::with_capacity(requests.len());
-        let mut memory = self.shared.memory();
-        for ((order, request), outcome) in orders.iter().zip(requests).zip(outcomes) {
-            self.catalog.take_in(order, &outcome);
-            let others = memory.remember(order, &outcome);
-            answers.push((request, others, outcome.reply));
+        let mut watch = self.shared.watch();
+        for (order, outcome) in orders.iter().zip(&outcomes) {
+            self.catalog.take_in(order, outcome);
+            watch.take_in(order, outcome);
         }
-        memory.watch.announce();
-        drop(memory);
+        watch.announce();
+        drop(watch);
+        let mut sessions = self.shared.sessions();
+        for ((order, request), outcome) in orders.iter().zip(requests).zip(outcomes) {
+            answers.push((request, sessions.finish(order.mark()), outcome.reply));
+            if order.change == Change::EndSession {
+                sessions.forget(order.session);
+            }
+        }
+        drop(sessions);
         for (request, others, reply) in answers {
             match request {
                 Some(request) => answer_all(request, others, &reply),
@@ -153,9 +157,8 @@ impl Worker {
     fn recover(&mut self, orders: &[Order], requests: Vec<Option<Request>>, error: &StoreError) {
         tracing::error!(error = %Chain(error), changes = orders.len(), "a transaction failed; opening the store again");
         let errno = if error.is_full() { Errno::NOSPC } else { Errno::IO };
-        let loaded = self.shared.store.reopen().and_then(|()| self.shared.store.load());
-        let (loaded, reply_orders) = match loaded {
-            Ok(loaded) if error.is_full() => loaded,
+        let catalog = match self.reload() {
+            Ok(catalog) if error.is_full() => catalog,
             // Unanswered requests come again; an answer now might be a lie.
             Ok(_) => std::process::exit(1),
             Err(error) => {
@@ -163,41 +166,29 @@ impl Worker {
                 std::process::exit(1);
             }
         };
-        self.orders = reply_orders;
-        self.catalog = loaded.catalog.clone();
-        let mut memory = self.shared.memory();
-        memory.replace(loaded.sessions, loaded.catalog);
+        self.catalog = catalog.clone();
+        {
+            let mut watch = self.shared.watch();
+            watch.catalog = catalog;
+            watch.announce();
+        }
         for (order, request) in orders.iter().zip(requests) {
-            let reply = match memory.sessions.look(order.session, order.sequence) {
-                Lookup::Answered(reply) => reply.clone(),
-                Lookup::Fresh | Lookup::Unknown => Reply::failed(errno.raw_os_error() as u32),
+            let (place, others) = {
+                let mut sessions = self.shared.sessions();
+                (sessions.executed(order.mark()), sessions.finish(order.mark()))
             };
-            let others = memory.running.finish(order.session, order.sequence);
+            let stored = place.and_then(|place| self.shared.store.reply(order.session, place).ok().flatten());
+            let reply = stored.unwrap_or_else(|| Reply::failed(errno.raw_os_error() as u32));
             if let Some(request) = request {
                 answer_all(request, others, &reply);
             }
         }
     }
-}
 
-impl Memory {
-    /// Takes a committed change in; returns the repetitions that wait for the same reply.
-    fn remember(&mut self, order: &Order, outcome: &Outcome) -> Vec<Request> {
-        if order.change == Change::EndSession {
-            self.watch.end_session(order.session);
-        } else {
-            self.sessions.record(order.session, order.sequence, outcome.reply.clone());
-        }
-        self.watch.catalog.take_in(order, outcome);
-        self.running.finish(order.session, order.sequence)
-    }
-
-    /// Puts what was read from the file in the place of what was in memory; rings and waiters stay.
-    fn replace(&mut self, mut sessions: SessionTable, catalog: Catalog) {
-        sessions.adopt_rings(&self.sessions);
-        self.sessions = sessions;
-        self.watch.catalog = catalog;
-        self.watch.announce();
+    fn reload(&self) -> Result<Catalog, StoreError> {
+        self.shared.store.reopen()?;
+        self.shared.sessions().reload(&self.shared.store, 0)?;
+        self.shared.store.load()
     }
 }
 

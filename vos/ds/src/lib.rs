@@ -29,5 +29,5 @@ pub use backend::FileStore;
 pub use change::{Change, Order};
 pub use server::main_from_spawn;
 pub use service::Ds;
-pub use store::{Limits, Loaded, Outcome, Store, StoreError};
+pub use store::{Limits, Outcome, Store, StoreError};
 pub use watch::{Catalog, Subscription};

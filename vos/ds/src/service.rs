@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use rustix::io::Errno;
+use sessions::{Begun, End, Opening, Place, Record, Refusal};
 use vos_api::ds::{DELETE, GET, KEY_BYTES_MAX, LIST, NEXT, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE};
-use vos_rt::{Begun, ClientId, Hello, HelloReply, Lookup, Request, Service, WorkerPool};
+use vos_rt::{ClientId, Hello, HelloReply, Request, Service, WorkerPool};
 
 use crate::change::{Change, Order};
 use crate::committer::{Chain, Committer, Job, Shared};
@@ -34,13 +35,15 @@ pub struct Ds {
     readers: WorkerPool,
     /// Which session a ring belongs to.
     clients: std::collections::HashMap<ClientId, u64>,
+    began: Instant,
 }
 
 impl Ds {
     pub fn new(store: Store) -> Result<Ds, DsError> {
         let committer = Committer::start(store)?;
         let readers = WorkerPool::new("ds", READERS)?;
-        Ok(Ds { shared: Arc::clone(committer.shared()), committer, readers, clients: Default::default() })
+        let (shared, clients) = (Arc::clone(committer.shared()), Default::default());
+        Ok(Ds { shared, committer, readers, clients, began: Instant::now() })
     }
 
     /// Finishes what was taken. Everything answered is durable already.
@@ -49,34 +52,34 @@ impl Ds {
     }
 
     fn change(&self, request: Request) {
-        if request.sequence() == 0 {
-            return request.fail(Errno::INVAL);
-        }
+        let Some(mark) = request.mark() else { return request.fail(Errno::INVAL) };
         let change = match Change::of(&request) {
             Ok(change) => change,
             Err(errno) => return request.fail(errno),
         };
-        let order = Order { session: request.session(), sequence: request.sequence(), change };
-        let mut memory = self.shared.memory();
-        match memory.sessions.look(order.session, order.sequence) {
-            Lookup::Unknown => request.fail(Errno::STALE),
-            Lookup::Answered(reply) => request.answer(&reply.clone()),
-            Lookup::Fresh => {
-                if let Begun::Start(request) = memory.running.begin(request) {
-                    drop(memory);
-                    self.committer.hand_over(Job { order, request: Some(request) });
-                }
+        let begun = self.shared.sessions().begin(mark, request);
+        match begun {
+            Begun::Execute(request) => {
+                let order = Order { session: mark.session, sequence: mark.sequence, change };
+                self.committer.hand_over(Job { order, request: Some(request) });
             }
+            Begun::Joined => {}
+            Begun::Executed(request, place) => self.read(request, move |store, request| repeat(store, request, place)),
+            Begun::Refused(request, refusal) => request.fail(errno_of(refusal)),
         }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
     }
 
     fn next(&self, request: Request) {
         let [seen, wait_ms, _] = request.args();
         let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
-        self.shared.memory().watch.next(request, seen, until);
+        self.shared.watch().next(request, seen, until);
     }
 
-    fn read(&self, request: Request, work: fn(&Store, Request)) {
+    fn read(&self, request: Request, work: impl FnOnce(&Store, Request) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         if let Err(error) = self.readers.run(move || work(&shared.store, request)) {
             tracing::error!(%error, "a request was refused");
@@ -84,23 +87,24 @@ impl Ds {
     }
 
     fn end_session(&self, session: u64, request: Option<Request>) {
-        self.shared.memory().sessions.end(session);
+        self.shared.sessions().refuse(session, End::Forget);
         self.committer.hand_over(Job { order: Order { session, sequence: 0, change: Change::EndSession }, request });
     }
 }
 
 impl Service for Ds {
     fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
-        let opened = self.shared.memory().sessions.open(hello.session, hello.acknowledged);
+        let Hello { session, acknowledged, .. } = *hello;
+        let opened = self.shared.sessions().open(Opening { session, acknowledged, now_ms: self.now_ms() });
         match opened {
             Ok(opened) => {
                 self.clients.insert(client, hello.session);
-                if let Some(forgotten) = opened.forgotten {
-                    self.end_session(forgotten, None);
+                if let Some(leaving) = opened.leaving {
+                    self.end_session(leaving, None);
                 }
                 HelloReply::Welcome { highest: opened.highest, in_flight: 0, service: 0 }
             }
-            Err(_) => HelloReply::Refused(Errno::STALE),
+            Err(refusal) => HelloReply::Refused(errno_of(refusal)),
         }
     }
 
@@ -115,10 +119,9 @@ impl Service for Ds {
     }
 
     fn closed(&mut self, client: ClientId) {
-        let mut memory = self.shared.memory();
-        memory.watch.forget(client);
+        self.shared.watch().forget(client);
         if let Some(session) = self.clients.remove(&client) {
-            memory.sessions.detach(session);
+            self.shared.sessions().detach(session, self.now_ms());
         }
     }
 
@@ -127,11 +130,29 @@ impl Service for Ds {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.shared.memory().watch.deadline()
+        self.shared.watch().deadline()
     }
 
     fn tick(&mut self, now: Instant) {
-        self.shared.memory().watch.expire(now);
+        self.shared.watch().expire(now);
+    }
+}
+
+fn errno_of(refusal: Refusal) -> Errno {
+    match refusal {
+        Refusal::Stale => Errno::STALE,
+        Refusal::Full => Errno::NOSPC,
+        Refusal::Busy => Errno::AGAIN,
+    }
+}
+
+/// What the operation answered when it was executed.
+fn repeat(store: &Store, request: Request, place: Place) {
+    match store.reply(request.session(), place) {
+        Ok(Some(reply)) => request.answer(&reply),
+        // Pushed out meanwhile: who asks cannot be a client that keeps to the rules.
+        Ok(None) => request.fail(Errno::STALE),
+        Err(error) => fail(request, &error),
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `values` | key | revision, value |
 //! | `history` | revision | event |
 //! | `subscriptions` | session, number | first revision, prefix |
+//! | `sessions` | session | whether it may go on |
 //! | `replies` | session, order of execution | sequence, reply |
 //! | `counters` | name | number |
 //!
@@ -12,17 +13,16 @@
 //! permanent together or not at all. After a failed transaction the file is opened again, because whether it took
 //! effect is known only then.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use redb::{
     Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata, Table,
     TableDefinition, WriteTransaction,
 };
 use rustix::io::Errno;
+use sessions::{Place, Record, Reply, Standing, Step, Table as Sessions};
 use vos_api::ds::{ABSENT, ANY, KEYS_MAX, SUBSCRIPTIONS_PER_SESSION, event};
-use vos_api::session::IN_FLIGHT_MAX;
-use vos_rt::{Reply, SessionTable};
 
 use crate::backend::FileStore;
 use crate::change::{Change, Order};
@@ -32,6 +32,7 @@ use crate::watch::{Catalog, Subscription};
 const VALUES: TableDefinition<&[u8], (u64, &[u8])> = TableDefinition::new("values");
 const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");
 const SUBSCRIPTIONS: TableDefinition<(u64, u32), (u64, &[u8])> = TableDefinition::new("subscriptions");
+const SESSIONS: TableDefinition<u64, u8> = TableDefinition::new("sessions");
 const REPLIES: TableDefinition<(u64, u64), (u64, &[u8])> = TableDefinition::new("replies");
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
@@ -76,12 +77,6 @@ impl Default for Limits {
     }
 }
 
-/// What a store remembers of its clients.
-pub struct Loaded {
-    pub sessions: SessionTable,
-    pub catalog: Catalog,
-}
-
 /// What a change did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
@@ -97,9 +92,6 @@ pub struct Store {
     /// `None` while, and if, it could not be opened again.
     database: RwLock<Option<Arc<Database>>>,
 }
-
-/// Orders of execution of the replies in the store, per session: which one goes when another comes. The committer's.
-pub type ReplyOrders = HashMap<u64, VecDeque<u64>>;
 
 impl Store {
     pub fn open(file: FileStore, limits: Limits) -> Result<Store, StoreError> {
@@ -123,8 +115,8 @@ impl Store {
         self.database()?.begin_read().map_err(file)
     }
 
-    /// Reads what the server keeps in memory.
-    pub fn load(&self) -> Result<(Loaded, ReplyOrders), StoreError> {
+    /// Reads what the server keeps in memory besides its sessions.
+    pub fn load(&self) -> Result<Catalog, StoreError> {
         let transaction = self.read()?;
         let counters = transaction.open_table(COUNTERS).map_err(file)?;
         let floor = counters.get("floor").map_err(file)?.map_or(0, |number| number.value());
@@ -135,8 +127,7 @@ impl Store {
             let ((session, number), (begin, prefix)) = (key.value(), value.value());
             catalog.subscribe(session, number, Subscription { prefix: prefix.to_vec(), begin });
         }
-        let (sessions, orders) = load_replies(&transaction)?;
-        Ok((Loaded { sessions, catalog }, orders))
+        Ok(catalog)
     }
 
     /// The value of a key and its revision.
@@ -176,11 +167,11 @@ impl Store {
 
     /// Carries out `batch` in one durable transaction. `catalog` is what was committed before. At most the last change may
     /// touch subscriptions. An error says nothing about whether it happened: [`Store::reopen`], then look.
-    pub fn apply(
+    pub fn apply<W>(
         &self,
         batch: &[Order],
         catalog: &Catalog,
-        orders: &mut ReplyOrders,
+        sessions: &Mutex<Sessions<W>>,
     ) -> Result<Vec<Outcome>, StoreError> {
         let database = self.database()?;
         let mut transaction = database.begin_write().map_err(file)?;
@@ -189,7 +180,7 @@ impl Store {
         let outcomes = {
             let mut open = Open::new(&transaction, self.limits)?;
             let outcomes =
-                batch.iter().map(|order| open.carry_out(order, catalog, orders)).collect::<Result<Vec<_>, _>>()?;
+                batch.iter().map(|order| open.carry_out(order, catalog, sessions)).collect::<Result<Vec<_>, _>>()?;
             open.finish(&outcomes, &catalog.history)?;
             outcomes
         };
@@ -208,6 +199,7 @@ fn open_database(file_store: &FileStore) -> Result<Database, StoreError> {
     transaction.open_table(VALUES).map_err(|error| open(error.into()))?;
     transaction.open_table(HISTORY).map_err(|error| open(error.into()))?;
     transaction.open_table(SUBSCRIPTIONS).map_err(|error| open(error.into()))?;
+    transaction.open_table(SESSIONS).map_err(|error| open(error.into()))?;
     transaction.open_table(REPLIES).map_err(|error| open(error.into()))?;
     transaction.open_table(COUNTERS).map_err(|error| open(error.into()))?;
     transaction.commit().map_err(|error| open(error.into()))?;
@@ -223,15 +215,65 @@ fn load_history(transaction: &ReadTransaction, floor: u64) -> Result<History, St
     Ok(history)
 }
 
-fn load_replies(transaction: &ReadTransaction) -> Result<(SessionTable, ReplyOrders), StoreError> {
-    let (mut sessions, mut orders) = (SessionTable::new(), ReplyOrders::new());
-    for row in transaction.open_table(REPLIES).map_err(file)?.iter().map_err(file)? {
-        let (key, value) = row.map_err(file)?;
-        let ((session, order), (sequence, reply)) = (key.value(), value.value());
-        sessions.restore(session, sequence, Reply::from_bytes(reply).ok_or(StoreError::Corrupt("replies"))?);
-        orders.entry(session).or_default().push_back(order);
+const LIVE: u8 = 0;
+const FENCED: u8 = 1;
+
+impl Record for Store {
+    type Error = StoreError;
+
+    fn standings(&self) -> Result<Vec<(u64, Standing)>, StoreError> {
+        let transaction = self.read()?;
+        let mut standings = BTreeMap::new();
+        // Who has replies is known, also from before there were standings.
+        for row in transaction.open_table(REPLIES).map_err(file)?.iter().map_err(file)? {
+            standings.insert(row.map_err(file)?.0.value().0, Standing::Live);
+        }
+        for row in transaction.open_table(SESSIONS).map_err(file)?.iter().map_err(file)? {
+            let (session, standing) = row.map_err(file)?;
+            standings.insert(session.value(), if standing.value() == LIVE { Standing::Live } else { Standing::Fenced });
+        }
+        Ok(standings.into_iter().collect())
     }
-    Ok((sessions, orders))
+
+    fn places(&self, session: u64) -> Result<Vec<Place>, StoreError> {
+        let replies = self.read()?.open_table(REPLIES).map_err(file)?;
+        let rows = replies.range((session, 0)..=(session, u64::MAX)).map_err(file)?;
+        let mut places = Vec::new();
+        for row in rows {
+            let (key, value) = row.map_err(file)?;
+            places.push(Place { order: key.value().1, sequence: value.value().0 });
+        }
+        Ok(places)
+    }
+
+    fn reply(&self, session: u64, place: Place) -> Result<Option<Reply>, StoreError> {
+        let replies = self.read()?.open_table(REPLIES).map_err(file)?;
+        let Some(found) = replies.get((session, place.order)).map_err(file)? else { return Ok(None) };
+        let (sequence, reply) = found.value();
+        let reply = Reply::from_bytes(reply).filter(|_| sequence == place.sequence);
+        reply.map(Some).ok_or(StoreError::Corrupt("replies"))
+    }
+}
+
+impl Step for Open<'_> {
+    type Error = StoreError;
+
+    fn put_standing(&mut self, session: u64, standing: Standing) -> Result<(), StoreError> {
+        let kept = if standing == Standing::Live { LIVE } else { FENCED };
+        self.sessions.insert(session, kept).map(drop).map_err(file)
+    }
+
+    fn drop_standing(&mut self, session: u64) -> Result<(), StoreError> {
+        self.sessions.remove(session).map(drop).map_err(file)
+    }
+
+    fn put_reply(&mut self, session: u64, place: Place, reply: &[u8]) -> Result<(), StoreError> {
+        self.replies.insert((session, place.order), (place.sequence, reply)).map(drop).map_err(file)
+    }
+
+    fn drop_reply(&mut self, session: u64, place: Place) -> Result<(), StoreError> {
+        self.replies.remove((session, place.order)).map(drop).map_err(file)
+    }
 }
 
 /// The tables of a transaction that is being made.
@@ -239,6 +281,7 @@ struct Open<'t> {
     values: Table<'t, &'static [u8], (u64, &'static [u8])>,
     history: Table<'t, u64, &'static [u8]>,
     subscriptions: Table<'t, (u64, u32), (u64, &'static [u8])>,
+    sessions: Table<'t, u64, u8>,
     replies: Table<'t, (u64, u64), (u64, &'static [u8])>,
     counters: Table<'t, &'static str, u64>,
     limits: Limits,
@@ -258,6 +301,7 @@ impl<'t> Open<'t> {
             values: transaction.open_table(VALUES).map_err(file)?,
             history: transaction.open_table(HISTORY).map_err(file)?,
             subscriptions: transaction.open_table(SUBSCRIPTIONS).map_err(file)?,
+            sessions: transaction.open_table(SESSIONS).map_err(file)?,
             replies: transaction.open_table(REPLIES).map_err(file)?,
             counters,
             limits,
@@ -267,7 +311,12 @@ impl<'t> Open<'t> {
         })
     }
 
-    fn carry_out(&mut self, order: &Order, catalog: &Catalog, orders: &mut ReplyOrders) -> Result<Outcome, StoreError> {
+    fn carry_out<W>(
+        &mut self,
+        order: &Order,
+        catalog: &Catalog,
+        sessions: &Mutex<Sessions<W>>,
+    ) -> Result<Outcome, StoreError> {
         let outcome = match &order.change {
             Change::Put { key, value, condition } => self.put(key, value, *condition)?,
             Change::Delete { key, condition } => self.delete(key, *condition)?,
@@ -275,11 +324,14 @@ impl<'t> Open<'t> {
             Change::Subscribe { prefix, revision } => self.subscribe(order.session, prefix, *revision, catalog)?,
             Change::Unsubscribe { subscription } => self.unsubscribe(order.session, *subscription)?,
             Change::EndSession => {
-                self.end_session(order.session, orders)?;
+                let places = lock(sessions).clear(order.session, usize::MAX);
+                self.end_session(order.session, places)?;
                 return Ok(Outcome::default());
             }
         };
-        self.remember(order, &outcome.reply, orders)?;
+        self.order += 1;
+        let entry = lock(sessions).record(order.mark(), self.order);
+        entry.map_or(Ok(()), |entry| entry.put(self, &outcome.reply.to_bytes()))?;
         Ok(outcome)
     }
 
@@ -353,25 +405,10 @@ impl<'t> Open<'t> {
         Ok(Outcome { unsubscribed: Some(number), ..Outcome::default() })
     }
 
-    fn end_session(&mut self, session: u64, orders: &mut ReplyOrders) -> Result<(), StoreError> {
-        orders.remove(&session);
-        self.replies.retain_in((session, 0)..=(session, u64::MAX), |_, _| false).map_err(file)?;
+    fn end_session(&mut self, session: u64, places: Vec<Place>) -> Result<(), StoreError> {
+        places.into_iter().try_for_each(|place| self.drop_reply(session, place))?;
+        self.drop_standing(session)?;
         self.subscriptions.retain_in((session, 0)..=(session, u32::MAX), |_, _| false).map_err(file)
-    }
-
-    /// Puts the reply beside the effect, and drops the one that nobody can ask for any more.
-    fn remember(&mut self, order: &Order, reply: &Reply, orders: &mut ReplyOrders) -> Result<(), StoreError> {
-        self.order += 1;
-        let bytes = reply.to_bytes();
-        self.replies.insert((order.session, self.order), (order.sequence, bytes.as_slice())).map_err(file)?;
-        let of_session = orders.entry(order.session).or_default();
-        of_session.push_back(self.order);
-        if of_session.len() > IN_FLIGHT_MAX as usize
-            && let Some(oldest) = of_session.pop_front()
-        {
-            self.replies.remove((order.session, oldest)).map_err(file)?;
-        }
-        Ok(())
     }
 
     fn finish(mut self, outcomes: &[Outcome], history: &History) -> Result<(), StoreError> {
@@ -406,6 +443,50 @@ fn failed(errno: Errno) -> Outcome {
     Outcome { reply: Reply::failed(errno.raw_os_error() as u32), ..Outcome::default() }
 }
 
+fn lock<W>(sessions: &Mutex<Sessions<W>>) -> std::sync::MutexGuard<'_, Sessions<W>> {
+    sessions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn file(error: impl Into<redb::Error>) -> StoreError {
     StoreError::File(error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use sessions::conformance::{Fate, Subject, Work, check};
+
+    use super::*;
+
+    impl Subject for Store {
+        fn step(&mut self, fate: Fate, work: Work<'_, StoreError>) -> Result<(), StoreError> {
+            let database = self.database()?;
+            let transaction = database.begin_write().map_err(file)?;
+            work(&mut Open::new(&transaction, self.limits)?)?;
+            match fate {
+                Fate::Happens => transaction.commit().map_err(file),
+                Fate::Fails => transaction.abort().map_err(file),
+            }
+        }
+
+        fn restart(&mut self) {
+            self.reopen().expect("the file opens again");
+        }
+    }
+
+    #[test]
+    fn store_of_sessions_conforms() {
+        check(|| {
+            let image = FileStore::new(tempfile::tempfile().expect("temporary file").into());
+            Store::open(image, Limits::default()).expect("the store opens")
+        });
+    }
+    #[test]
+    fn session_of_which_an_earlier_version_kept_replies_alone_is_known() {
+        let image = FileStore::new(tempfile::tempfile().expect("temporary file").into());
+        let mut store = Store::open(image, Limits::default()).expect("the store opens");
+        let place = Place { order: 1, sequence: 1 };
+        let put = &mut |step: &mut dyn Step<Error = StoreError>| step.put_reply(7, place, &Reply::default().to_bytes());
+        store.step(Fate::Happens, put).expect("a step");
+        assert_eq!(store.standings().expect("readable"), [(7, Standing::Live)]);
+    }
 }

@@ -122,6 +122,14 @@ impl Watch {
         Watch { catalog, waiters: HashMap::new() }
     }
 
+    /// Takes a committed change in.
+    pub fn take_in(&mut self, order: &Order, outcome: &Outcome) {
+        if order.change == Change::EndSession {
+            self.end_session(order.session);
+        }
+        self.catalog.take_in(order, outcome);
+    }
+
     /// Answers `NEXT` now, or keeps it until there is something or `until` has passed.
     pub fn next(&mut self, request: Request, seen: u64, until: Instant) {
         let session = request.session();
@@ -162,7 +170,7 @@ impl Watch {
     }
 
     /// The session is over: who waits in it gets an answer without events.
-    pub fn end_session(&mut self, session: u64) {
+    fn end_session(&mut self, session: u64) {
         for waiter in self.waiters.remove(&session).unwrap_or_default() {
             answer(waiter.request, &Events::default());
         }

@@ -1,11 +1,12 @@
 //! The store against a model: seeded changes, repeated and interrupted by openings of the file.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
 
 use ds::{Catalog, Change, FileStore, Limits, Order, Outcome, Store};
 use rustix::io::Errno;
+use sessions::{Begun, Mark, Opening, Record, Reply, Table};
 use vos_api::ds::{ABSENT, ANY};
-use vos_rt::{Lookup, Reply};
 
 /// A small generator, so that a seed is enough to repeat a run.
 struct Seeded(u64);
@@ -25,6 +26,20 @@ impl Seeded {
 
 fn file() -> FileStore {
     FileStore::new(tempfile::tempfile().expect("temporary file").into())
+}
+
+/// The sessions of a store, with those open that the tests use.
+fn table(store: &Store) -> Mutex<Table<()>> {
+    let mut table = Table::load(store, 0).expect("load");
+    for session in 1..=3 {
+        table.open(Opening { session, acknowledged: 0, now_ms: 0 }).expect("a session");
+    }
+    Mutex::new(table)
+}
+
+fn stored(store: &Store, table: &Mutex<Table<()>>, session: u64, sequence: u64) -> Option<Reply> {
+    let place = table.lock().expect("lock").executed(Mark { session, sequence })?;
+    store.reply(session, place).expect("readable")
 }
 
 #[derive(Default)]
@@ -119,8 +134,7 @@ fn store_equals_its_model_over_many_openings_and_remembers_every_reply() {
 fn run_model(seed: u64) {
     let (mut seeded, file, mut model) = (Seeded(seed), file(), Model::default());
     let mut store = Store::open(file.clone(), Limits::default()).expect("open");
-    let (loaded, mut reply_orders) = store.load().expect("load");
-    let mut catalog = loaded.catalog;
+    let (mut catalog, mut table) = (store.load().expect("load"), table(&store));
     let mut sequences: HashMap<u64, u64> = HashMap::new();
     let mut replies: HashMap<(u64, u64), Reply> = HashMap::new();
     for _ in 0..30 {
@@ -132,7 +146,7 @@ fn run_model(seed: u64) {
                 Order { session, sequence: *sequence, change: change(&mut seeded, model.revision) }
             })
             .collect();
-        let outcomes = store.apply(&batch, &catalog, &mut reply_orders).expect("apply");
+        let outcomes = store.apply(&batch, &catalog, &table).expect("apply");
         take_in(&mut catalog, &batch, &outcomes);
         for (order, outcome) in batch.iter().zip(&outcomes) {
             assert_eq!(outcome.reply, model.carry_out(&order.change), "seed {seed:x}: {order:?}");
@@ -141,12 +155,12 @@ fn run_model(seed: u64) {
         if seeded.below(4) == 0 {
             drop(store);
             store = Store::open(file.clone(), Limits::default()).expect("open again");
-            let (loaded, orders) = store.load().expect("load");
+            (catalog, table) = (store.load().expect("load"), self::table(&store));
             for ((session, sequence), reply) in &replies {
-                assert_eq!(loaded.sessions.look(*session, *sequence), Lookup::Answered(reply), "seed {seed:x}");
+                let stored = stored(&store, &table, *session, *sequence);
+                assert_eq!(stored.as_ref(), Some(reply), "seed {seed:x}");
             }
-            assert_eq!(loaded.catalog.history.len() as u64, model.revision, "seed {seed:x}");
-            (catalog, reply_orders) = (loaded.catalog, orders);
+            assert_eq!(catalog.history.len() as u64, model.revision, "seed {seed:x}");
         }
         assert_eq!(listing(&store), model.values, "seed {seed:x}");
     }
@@ -162,27 +176,28 @@ fn transaction_that_was_never_committed_leaves_nothing() {
         sequence,
         change: Change::Put { key: b"k".to_vec(), value: vec![value], condition: ANY },
     };
-    let (loaded, mut orders) = store.load().expect("load");
-    store.apply(&[put(1, 1)], &loaded.catalog, &mut orders).expect("apply");
+    let (catalog, table) = (store.load().expect("load"), table(&store));
+    store.apply(&[put(1, 1)], &catalog, &table).expect("apply");
     // The file as a kill at this moment leaves it: the store is open and never closed.
     std::fs::copy(first.path(), second.path()).expect("copy");
-    store.apply(&[put(2, 2)], &loaded.catalog, &mut orders).expect("apply");
+    store.apply(&[put(2, 2)], &catalog, &table).expect("apply");
     let copy = Store::open(FileStore::new(second.reopen().expect("open").into()), Limits::default()).expect("recover");
     assert_eq!(copy.get(b"k").expect("get"), Some((1, vec![1])));
-    let (loaded, _) = copy.load().expect("load");
-    assert!(matches!(loaded.sessions.look(1, 1), Lookup::Answered(_)));
-    assert_eq!(loaded.sessions.look(1, 2), Lookup::Fresh);
+    let table = self::table(&copy);
+    assert_eq!(stored(&copy, &table, 1, 1).map(|reply| reply.status), Some(0));
+    let mut table = table.into_inner().expect("nobody panicked");
+    assert_eq!(table.begin(Mark { session: 1, sequence: 2 }, ()), Begun::Execute(()));
 }
 
 #[test]
 fn full_store_refuses_new_bytes_and_takes_them_after_a_removal() {
     let store = Store::open(file(), Limits { keys: 2, bytes: 100 }).expect("open");
-    let (loaded, mut orders) = store.load().expect("load");
+    let (catalog, table) = (store.load().expect("load"), table(&store));
     let mut sequence = 0;
     let mut carry_out = |change: Change| {
         sequence += 1;
         let order = [Order { session: 1, sequence, change }];
-        store.apply(&order, &loaded.catalog, &mut orders).expect("apply").remove(0).reply.status
+        store.apply(&order, &catalog, &table).expect("apply").remove(0).reply.status
     };
     let put = |key: &[u8], bytes: usize| Change::Put { key: key.to_vec(), value: vec![0; bytes], condition: ANY };
     let full = Errno::NOSPC.raw_os_error() as u32;

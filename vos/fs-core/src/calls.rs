@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use sessions::{Begun, Record};
 use vos_api::fs as api;
 
 use crate::cache::Part;
@@ -18,7 +19,7 @@ use crate::leases::{Blocked, Change, Go, Pages, Touch, When, Woken};
 use crate::locks::{Held, Table, UNLOCK};
 use crate::model::{key2, tag};
 use crate::ops;
-use crate::sessions::{Begun, End, Mark, SharedAnswer, stored_reply};
+use crate::sessions::{AWAY_MS_MAX, End, Mark, SharedAnswer};
 
 /// One request, as vos-api describes it.
 #[derive(Clone, Debug, Default)]
@@ -68,21 +69,18 @@ impl Reply {
         self.lease.extend(inos);
         self
     }
+}
 
-    pub fn from_bytes(bytes: &[u8]) -> Option<Reply> {
-        let mut reader = crate::model::Reader(bytes);
-        let status = reader.u32()?;
-        let results = [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?];
-        Some(Reply { status, results, data: reader.0.to_vec(), ..Reply::default() })
+impl From<sessions::Reply> for Reply {
+    fn from(stored: sessions::Reply) -> Reply {
+        let sessions::Reply { status, results, data } = stored;
+        Reply { status, results, data, ..Reply::default() }
     }
 }
 
 impl crate::core::Reply for Reply {
     fn to_bytes(&self) -> Vec<u8> {
-        let mut out = self.status.to_le_bytes().to_vec();
-        self.results.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
-        out.extend_from_slice(&self.data);
-        out
+        sessions::Reply::encode(self.status, self.results, &self.data)
     }
 }
 
@@ -100,7 +98,7 @@ impl Fs {
     /// Executes a request on this thread, except for what it has to wait for. `answer` is called once, from any thread.
     pub fn submit(self: &Arc<Fs>, call: Call, answer: Answer) {
         if call.session != 0
-            && let Err(errno) = self.sessions.check(call.session)
+            && let Err(errno) = self.check_session(call.session)
         {
             return answer(Reply::failed(errno));
         }
@@ -146,8 +144,11 @@ impl Fs {
         self.now_ms.store(now_ms, Ordering::Relaxed);
         let mut doomed = self.leases.silent(now_ms);
         let blockers = locked(&self.waiting).blockers();
-        doomed.extend(blockers.into_iter().filter(|session| self.is_away(*session, api::RECALL_MS)));
-        doomed.extend(self.expired_sessions());
+        {
+            let table = locked(&self.sessions);
+            doomed.extend(blockers.into_iter().filter(|session| table.is_away(*session, api::RECALL_MS, now_ms)));
+            doomed.extend(table.away_for(AWAY_MS_MAX, now_ms));
+        }
         for session in doomed {
             self.fence(session);
         }
@@ -207,25 +208,17 @@ impl Fs {
         if mark.session == 0 || mark.sequence == 0 {
             return run(self, Job::new(self, call, answer));
         }
-        match self.begin(mark, answer) {
+        let begun = locked(&self.sessions).begin(mark, answer);
+        match begun {
             Begun::Execute(answer) => run(self, Job::new(self, call, answer)),
             Begun::Joined => (),
-            Begun::Answered(answer, value) => {
-                let reply = stored_reply(&value).unwrap_or_else(Reply::failed);
-                self.answer_all(mark, answer, reply);
+            Begun::Executed(answer, place) => {
+                let stored = self.store.reply(mark.session, place).and_then(|reply| reply.ok_or(Errno::Io));
+                let reply = stored.map_or_else(Reply::failed, Reply::from);
+                self.log.after(Box::new(move |result| answer(result.map_or_else(Reply::failed, |()| reply))));
             }
-            Begun::Refused(answer, errno) => answer(Reply::failed(errno)),
+            Begun::Refused(answer, refusal) => answer(Reply::failed(refusal.into())),
         }
-    }
-
-    fn answer_all(self: &Arc<Fs>, mark: Mark, answer: Answer, reply: Reply) {
-        let fs = self.clone();
-        self.log.after(Box::new(move |result| {
-            let reply = result.map_or_else(Reply::failed, |()| reply);
-            for answer in fs.sessions.finish(mark).into_iter().chain([answer]) {
-                answer(reply.clone());
-            }
-        }));
     }
 
     fn run_change(self: &Arc<Fs>, job: Arc<Job>) {
@@ -370,7 +363,7 @@ impl Job {
     fn check_session(&self) -> Result<(), Errno> {
         match self.call.session {
             0 => Ok(()),
-            session => self.fs.sessions.check(session),
+            session => self.fs.check_session(session),
         }
     }
 
@@ -398,7 +391,7 @@ impl Job {
 
     fn conclude(&self, result: Result<Reply, Errno>) {
         let reply = result.unwrap_or_else(Reply::failed);
-        let others = self.mark().map(|mark| self.fs.sessions.finish(mark)).unwrap_or_default();
+        let others = self.mark().map(|mark| locked(&self.fs.sessions).finish(mark)).unwrap_or_default();
         let own = locked(&self.answer).take();
         for answer in own.into_iter().chain(others) {
             self.fs.deliver(self.call.session, reply.clone(), answer);

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::alloc::{Allocator, Claim, Generation};
 use crate::aside::{self, Aside};
 use crate::cache::Cache;
+use crate::calls::Answer;
 use crate::device::{BlockDevice, Need};
 use crate::error::{Errno, StoreError};
 use crate::extents::Run;
@@ -24,7 +25,7 @@ use crate::locks::Waiting;
 use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
 use crate::readahead::ReadAhead;
-use crate::sessions::{Mark, Sessions};
+use crate::sessions::Mark;
 use crate::store::{Change, Key, Store};
 use crate::txn::Txn;
 
@@ -92,7 +93,7 @@ pub struct Fs {
     pub(crate) cache: Arc<Cache>,
     pub(crate) readahead: ReadAhead,
     pub(crate) leases: Leases,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: Mutex<sessions::Table<Answer>>,
     pub(crate) waiting: Mutex<Waiting>,
     pub(crate) lingering: Mutex<Lingering>,
     pub(crate) spawn: Spawn,
@@ -169,7 +170,7 @@ impl Fs {
             blocks: Mutex::new(found.blocks),
             cache,
             leases: Leases::default(),
-            sessions: Sessions::default(),
+            sessions: Mutex::default(),
             waiting: Mutex::default(),
             lingering: Mutex::default(),
             spawn: options.spawn,
@@ -218,7 +219,7 @@ impl Fs {
         };
         // A session ends under this lock: what it holds is given up afterwards, and nothing is added to it.
         if let Some(mark) = mark
-            && let Err(errno) = self.sessions.check(mark.session)
+            && let Err(errno) = self.check_session(mark.session)
         {
             return Err((errno, finish));
         }
@@ -235,7 +236,10 @@ impl Fs {
             return Err((Errno::Io, finish));
         }
         if let Some((mark, reply)) = kept {
-            self.sessions.record(&mut txn, mark, engine.applied + 1, reply);
+            let entry = locked(&self.sessions).record(mark, engine.applied + 1);
+            if let Some(Err(errno)) = entry.map(|entry| entry.put(&mut txn, &reply)) {
+                return Err((errno, finish));
+            }
         }
         self.apply(&mut engine, txn, Box::new(move |result| finish(result.map(|()| reply))));
         Ok(())
@@ -381,7 +385,7 @@ impl Fs {
         self.is_dirty()
             || self.leases.has_waiters()
             || !locked(&self.waiting).is_empty()
-            || self.sessions.has_away()
+            || locked(&self.sessions).has_away()
             || locked(&self.lingering).needs_time()
     }
 
@@ -556,8 +560,8 @@ mod tests {
             fs.transact(Growth::Grows, mark, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
         };
         assert_eq!(transact(1, RECORD_BYTES_MAX), Err(Errno::Io));
-        assert_eq!(fs.hello(7, 0), Ok(0));
+        assert_eq!(fs.open_session(7, 0), Ok(0));
         assert_eq!(transact(2, 100), Ok(()));
-        assert_eq!(fs.hello(7, 0), Ok(2));
+        assert_eq!(fs.open_session(7, 0), Ok(2));
     }
 }

@@ -138,7 +138,7 @@ fn use_full_host(fs: &Arc<Fs>, client: &mut Client, random: &mut Random, seed: u
             2 => ("4 KiB", client.write(small, random.below(64) * 4096, &[7; 4096], step).status),
             3 => ("64 KiB", client.write(small, random.below(64) * 4096, &[8; 65536], step).status),
             4 => ("a file", client.make(api::MKNOD, 1, &format!("{round}-{step}"), FILE, 1).status),
-            _ => ("a checkpoint", fs.checkpoint().map_or_else(fs::Errno::number, |()| 0)),
+            _ => ("a checkpoint", fs.checkpoint().map_or_else(fs_core::Errno::number, |()| 0)),
         };
         assert!(status == 0 || status == ENOSPC, "seed {seed}, {round} {step}: {what}: errno {status}");
         assert_eq!(fs.failed(), None, "seed {seed}, {round} {step}: {what}");

@@ -205,16 +205,16 @@ impl FsService {
 impl Service for FsService {
     fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
         match self.fs.hello(hello.session, hello.acknowledged) {
-            Ok(highest) => {
+            Ok(opened) => {
                 self.sessions.insert(client, hello.session);
                 self.newest.insert(hello.session, client);
                 let (fs, session) = (self.fs.clone(), hello.session);
                 self.run(move || {
-                    if let Err(errno) = fs.keep_session(session) {
+                    if let Err(errno) = fs.keep_session(session, opened) {
                         tracing::error!(session, "not kept: {errno}");
                     }
                 });
-                HelloReply::Welcome { highest, in_flight: 0, service: 0 }
+                HelloReply::Welcome { highest: opened.highest, in_flight: 0, service: 0 }
             }
             Err(errno) => HelloReply::Refused(Os::from_raw_os_error(errno.number() as i32)),
         }

@@ -9,8 +9,8 @@ use std::sync::mpsc::sync_channel;
 
 use abi::Endpoint;
 use common::create_data;
-use fs_core::testing::MemoryDevice;
 use fs::FsService;
+use fs_core::testing::MemoryDevice;
 use fs_core::{Depth, Fs, Options};
 use libvos::{BlockingSession, Op, Size};
 use vos_api::fs as api;

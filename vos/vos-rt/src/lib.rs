@@ -4,11 +4,10 @@
 //! - [`serve`], [`Service`]: the main loop and what it calls.
 //! - [`Request`]: a client's request, which is also the promise to answer it.
 //! - [`WorkerPool`]: threads for what would block the loop.
-//! - [`SessionTable`], [`Running`]: exactly once, over restarts and broken links.
 //!
 //! Every server has the same files: `server.rs` (spawn to service), one file for the store, one per group of calls.
 //!
-//! Not here: what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the client's side (`vos/libvos`).
+//! Not here: exactly once over restarts (`vos/sessions`), what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the client's side (`vos/libvos`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
@@ -19,20 +18,17 @@ mod log;
 mod pool;
 mod request;
 mod run;
-mod running;
 mod service;
-mod sessions;
 #[cfg(feature = "testkit")]
 #[allow(clippy::print_stdout, reason = "a harness of tests")]
 pub mod testkit;
 
 pub use frame::{FrameError, TURN_REQUESTS, serve};
 pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
-pub use request::{ClientId, Request};
+pub use request::{ClientId, Request, answer_all};
 pub use run::{Boot, Failure, Kind, run};
-pub use running::{Begun, Running, answer_all};
 pub use service::{Handle, Hello, HelloReply, Service, Start};
-pub use sessions::{Forgotten, Lookup, Opened, REPLY_BYTES_MAX, Reply, SessionTable};
+pub use sessions::Reply;
 pub use sys::spawn::{Spawn, SpawnError, VARIABLE as SPAWN_VARIABLE};
 
 /// Rings one server serves at a time.

@@ -16,8 +16,7 @@ use abi::Endpoint;
 use abi::ring::{Completion, Submission};
 use ipc::{Arena, RingServer};
 use rustix::io::Errno;
-
-use crate::sessions::Reply;
+use sessions::{Mark, Reply};
 
 /// Names one ring of one client within one life of the server. Never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -110,6 +109,11 @@ impl Request {
     /// The session number the client said HELLO with.
     pub fn session(&self) -> u64 {
         self.session
+    }
+
+    /// Which operation of which session it is, if it is part of one.
+    pub fn mark(&self) -> Option<Mark> {
+        (self.sequence() != 0).then(|| Mark { session: self.session, sequence: self.sequence() })
     }
 
     /// Who sent it, as the broker says.
@@ -240,6 +244,11 @@ impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Request").field("client", &self.client).field("submission", &self.submission).finish()
     }
+}
+
+/// Answers `request` and everything in `others` with the same reply.
+pub fn answer_all(request: Request, others: Vec<Request>, reply: &Reply) {
+    others.into_iter().chain([request]).for_each(|request| request.answer(reply));
 }
 
 fn retry_interrupted(error: std::io::Error) -> Result<(), Errno> {

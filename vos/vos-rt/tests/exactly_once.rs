@@ -1,6 +1,7 @@
 //! Sessions over cuts of their server: nothing lost, nothing twice, no error.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,10 +10,9 @@ use ipc::{Port, Wait};
 use libvos::{Armed, BlockingSession, Op, Session, Size, SubmitError, Token};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use sessions::{Begun, Opening, Place, Record, Reply, Standing, Step, Table};
 use vos_rt::testkit::World;
-use vos_rt::{
-    Begun, ClientId, Hello, HelloReply, Lookup, Reply, Request, Running, Service, SessionTable, WorkerPool, answer_all,
-};
+use vos_rt::{ClientId, Hello, HelloReply, Request, Service, WorkerPool, answer_all};
 
 const APPEND: u16 = 16;
 const ECHO: u16 = 17;
@@ -22,30 +22,66 @@ const SIZE: Size = Size { entries: 64, arena_bytes: 4 << 20 };
 #[derive(Default)]
 struct Durable {
     appended: Vec<(u64, u64)>,
-    replies: Vec<(u64, u64, Reply)>,
+    replies: BTreeMap<(u64, Place), Vec<u8>>,
+}
+
+impl Step for Durable {
+    type Error = Infallible;
+
+    fn put_standing(&mut self, _session: u64, _standing: Standing) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn drop_standing(&mut self, _session: u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn put_reply(&mut self, session: u64, place: Place, reply: &[u8]) -> Result<(), Infallible> {
+        self.replies.insert((session, place), reply.to_vec());
+        Ok(())
+    }
+
+    fn drop_reply(&mut self, session: u64, place: Place) -> Result<(), Infallible> {
+        self.replies.remove(&(session, place));
+        Ok(())
+    }
+}
+
+impl Record for Durable {
+    type Error = Infallible;
+
+    fn standings(&self) -> Result<Vec<(u64, Standing)>, Infallible> {
+        let sessions: BTreeSet<u64> = self.replies.keys().map(|(session, _)| *session).collect();
+        Ok(sessions.into_iter().map(|session| (session, Standing::Live)).collect())
+    }
+
+    fn places(&self, session: u64) -> Result<Vec<Place>, Infallible> {
+        Ok(self.replies.keys().filter(|(of, _)| *of == session).map(|(_, place)| *place).collect())
+    }
+
+    fn reply(&self, session: u64, place: Place) -> Result<Option<Reply>, Infallible> {
+        Ok(self.replies.get(&(session, place)).and_then(|bytes| Reply::from_bytes(bytes)))
+    }
 }
 
 /// Appends numbers to a list, by a pool of threads.
 struct Appender {
     durable: Arc<Mutex<Durable>>,
-    shared: Arc<Mutex<(SessionTable, Running)>>,
+    table: Arc<Mutex<Table<Request>>>,
     pool: WorkerPool,
 }
 
 impl Appender {
     fn new(durable: Arc<Mutex<Durable>>) -> Appender {
-        let mut table = SessionTable::new();
-        for (session, sequence, reply) in &durable.lock().expect("lock").replies {
-            table.restore(*session, *sequence, reply.clone());
-        }
-        let shared = Arc::new(Mutex::new((table, Running::new())));
-        Appender { durable, shared, pool: WorkerPool::new("append", 3).expect("threads") }
+        let table = Table::load(&*durable.lock().expect("lock"), 0).expect("memory");
+        Appender { durable, table: Arc::new(Mutex::new(table)), pool: WorkerPool::new("append", 3).expect("threads") }
     }
 }
 
 impl Service for Appender {
     fn opened(&mut self, _client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
-        match self.shared.lock().expect("lock").0.open(hello.session, hello.acknowledged) {
+        let opening = Opening { session: hello.session, acknowledged: hello.acknowledged, now_ms: 0 };
+        match self.table.lock().expect("lock").open(opening) {
             Ok(opened) => HelloReply::Welcome { highest: opened.highest, in_flight: 0, service: 0 },
             Err(_) => HelloReply::Refused(Errno::STALE),
         }
@@ -59,28 +95,27 @@ impl Service for Appender {
                 Err(errno) => request.fail(errno),
             };
         }
-        let (session, sequence) = (request.session(), request.sequence());
-        let mut shared = self.shared.lock().expect("lock");
-        match shared.0.look(session, sequence) {
-            Lookup::Unknown => return request.fail(Errno::STALE),
-            Lookup::Answered(reply) => return request.answer(&reply.clone()),
-            Lookup::Fresh => {}
-        }
-        let Begun::Start(request) = shared.1.begin(request) else { return };
-        drop(shared);
-        let (durable, shared) = (Arc::clone(&self.durable), Arc::clone(&self.shared));
+        let mark = request.mark().expect("the test's operations are part of a session");
+        let begun = self.table.lock().expect("lock").begin(mark, request);
+        let request = match begun {
+            Begun::Execute(request) => request,
+            Begun::Joined => return,
+            Begun::Refused(request, _) => return request.fail(Errno::STALE),
+            Begun::Executed(request, place) => {
+                let reply = self.durable.lock().expect("lock").reply(mark.session, place).expect("memory");
+                return request.answer(&reply.expect("recorded"));
+            }
+        };
+        let (durable, table) = (Arc::clone(&self.durable), Arc::clone(&self.table));
         let work = move || {
-            let reply = {
-                let mut durable = durable.lock().expect("lock");
-                durable.appended.push((session, request.args()[0]));
-                let reply = Reply::done([durable.appended.len() as u64, 0, 0, 0]);
-                durable.replies.push((session, sequence, reply.clone()));
-                reply
-            };
-            let mut shared = shared.lock().expect("lock");
-            shared.0.record(session, sequence, reply.clone());
-            let others = shared.1.finish(session, sequence);
-            drop(shared);
+            let mut durable = durable.lock().expect("lock");
+            durable.appended.push((mark.session, request.args()[0]));
+            let order = durable.appended.len() as u64;
+            let reply = Reply::done([order, 0, 0, 0]);
+            let entry = table.lock().expect("lock").record(mark, order).expect("the session is there");
+            entry.put(&mut *durable, &reply.to_bytes()).expect("memory");
+            // Answered before the next one is recorded.
+            let others = table.lock().expect("lock").finish(mark);
             answer_all(request, others, &reply);
         };
         self.pool.run(work).expect("room");

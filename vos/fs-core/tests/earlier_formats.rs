@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::Client;
-use fs::device::{BLOCK64, BlockDevice};
-use fs::testing::MemoryDevice;
-use fs::{Depth, Fs, Options, Reply};
+use fs_core::device::{BLOCK64, BlockDevice};
+use fs_core::testing::MemoryDevice;
+use fs_core::{Depth, Fs, Options, Reply};
 use vos_api::fs as api;
 
 /// A volume as it was when it was copied.
