@@ -100,7 +100,9 @@ pub extern "C" fn m3_version() -> *const c_char {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use ipc::errors;
 
     use super::*;
 
@@ -130,6 +132,33 @@ mod tests {
             );
         }
         assert_eq!(defined(), expected);
+    }
+
+    /// The constants that a manual page lists under ERRORS.
+    fn listed(page: &str) -> BTreeSet<String> {
+        let errors = page.split("\n.Sh ").find(|section| section.starts_with("ERRORS")).unwrap();
+        let tags = errors.lines().filter_map(|line| line.strip_prefix(".It Dv "));
+        tags.flat_map(|tag| tag.split(" , Dv ")).map(str::to_owned).collect()
+    }
+
+    fn names<'a>(calls: impl IntoIterator<Item = &'a [IpcError]>) -> BTreeSet<String> {
+        let errors = calls.into_iter().flatten();
+        errors.map(|error| of_error(*error).name.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn manual_pages_list_what_the_calls_answer() {
+        let messages =
+            [errors::SEND, errors::SENDREC, errors::REPLY, errors::NOTIFY, errors::RECEIVE_ANY, errors::RECEIVE_FROM];
+        // The library's own: a pointer that is none, and a port that is in use.
+        let of_library = ["M3_EINVALID", "M3_EBUSY"].map(str::to_owned);
+        let mut expected = names(messages);
+        expected.extend(of_library.clone());
+        assert_eq!(listed(include_str!("../man/m3_send.3")), expected);
+        // Of one peer: "also fails as m3_receive".
+        let mut expected = names([errors::RECEIVE_ANY, &[IpcError::SourceDied]]);
+        expected.extend(of_library);
+        assert_eq!(listed(include_str!("../man/m3_wait.3")), expected);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod connection;
 mod copy;
 mod delegate;
 pub mod descriptors;
+pub mod errors;
 mod lanes;
 mod port;
 mod ring;

@@ -12,7 +12,7 @@ use ipc_shm::{ControlPage, Direction, Link};
 
 use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{Stop, Terms, gone, wait_for};
+use crate::waiting::{Failure, Stop, Terms, gone, wait_for};
 
 /// How long a peer may take between winning a state word and what must follow at once; longer is a broken peer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
@@ -186,15 +186,15 @@ impl Talk {
         message: &Message,
         data: &[u8],
         deadline: Deadline,
-    ) -> Result<(), IpcError> {
+    ) -> Result<(), Failure> {
         match self.waits(parties) {
             Waits::ForUs => match self.reply(parties, message, data) {
                 Ok(()) if self.is_awaited(parties) => return Ok(()),
                 // The peer has just given up: it takes a message.
-                Ok(()) | Err(IpcError::NotWaiting) => {}
+                Ok(()) | Err(Failure::Error(IpcError::NotWaiting)) => {}
                 Err(error) => return Err(error),
             },
-            Waits::ForAnother => return Err(IpcError::Deadlock),
+            Waits::ForAnother => return Err(IpcError::Deadlock.into()),
             Waits::No => {}
         }
         self.rights.check_own(Calls::SEND)?;
@@ -215,14 +215,14 @@ impl Talk {
             Ok(Answer::Taken) => Ok(()),
             Ok(Answer::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
-                Settled::Withdrawn => Err(IpcError::Deadlock),
+                Settled::Withdrawn => Err(IpcError::Deadlock.into()),
             },
             Err(Stop::TimedOut) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
-                Settled::Withdrawn => Err(IpcError::TimedOut),
+                Settled::Withdrawn => Err(IpcError::TimedOut.into()),
             },
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
-            Err(Stop::Own(error)) => Err(error),
+            Err(Stop::Own(error)) => Err(error.into()),
         }
     }
 
@@ -234,9 +234,9 @@ impl Talk {
         data: &[u8],
         deadline: Deadline,
         inbox: &mut Inbox,
-    ) -> Result<(), IpcError> {
+    ) -> Result<(), Failure> {
         if self.waits(parties) != Waits::No {
-            return Err(IpcError::Deadlock);
+            return Err(IpcError::Deadlock.into());
         }
         self.rights.check_own(Calls::SENDREC)?;
         self.await_free_slot(parties, deadline)?;
@@ -254,31 +254,31 @@ impl Talk {
         word: Word,
         deadline: Deadline,
         inbox: &mut Inbox,
-    ) -> Result<(), IpcError> {
+    ) -> Result<(), Failure> {
         loop {
             return match self.await_reply(parties, word, deadline) {
                 Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
-                Ok(Reply::Corrupt) => Err(IpcError::Corrupt),
+                Ok(Reply::Corrupt) => Err(IpcError::Corrupt.into()),
                 Ok(Reply::GiveWay) => match self.give_up(parties, word)? {
                     // It was taken while we gave way: then its reply comes, when the peer has it.
                     Settled::Taken => continue,
-                    Settled::Withdrawn => Err(IpcError::Deadlock),
+                    Settled::Withdrawn => Err(IpcError::Deadlock.into()),
                 },
                 Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
                 // A peer that took it is stuck and answers nothing.
-                Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock)),
+                Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock.into())),
                 Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
                     Err(gone.or_died(IpcError::SourceDied))
                 }
                 Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
-                Err(Stop::Own(error)) => Err(error),
+                Err(Stop::Own(error)) => Err(error.into()),
             };
         }
     }
 
-    pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+    pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), Failure> {
         let link = parties.link;
-        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting) };
+        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
         self.owes = Owes::Nothing;
         if let Some(gone) = gone(link) {
             return Err(gone.or_died(IpcError::DestinationDied));
@@ -286,12 +286,12 @@ impl Talk {
         // An untimed caller here waits until it is answered or gone, so its words need not be read.
         let is_sure = parties.proxied == Proxied::No && request.patience == Patience::Untimed;
         if !is_sure && link.peer_awaits() != request.raw() {
-            return Err(IpcError::NotWaiting);
+            return Err(IpcError::NotWaiting.into());
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
         if !self.is_free {
             let freed = self.await_taking(parties, Deadline::after(Wait::For(SETTLE_LIMIT)));
-            if freed == Err(IpcError::TimedOut) {
+            if freed == Err(Failure::Error(IpcError::TimedOut)) {
                 self.owes = Owes::Answer(request);
             }
             freed?;
@@ -322,14 +322,14 @@ impl Talk {
     }
 
     /// The request that is owed an answer, ready to be relayed: the slot for the answer is free.
-    pub fn request_to_relay(&mut self, parties: &mut Parties<'_>) -> Result<Word, IpcError> {
-        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting) };
+    pub fn request_to_relay(&mut self, parties: &mut Parties<'_>) -> Result<Word, Failure> {
+        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
         if let Some(gone) = gone(parties.link) {
             return Err(gone.or_died(IpcError::DestinationDied));
         }
         if parties.link.peer_awaits() != request.raw() {
             self.owes = Owes::Nothing;
-            return Err(IpcError::NotWaiting);
+            return Err(IpcError::NotWaiting.into());
         }
         self.await_free_slot(parties, Deadline::after(Wait::For(SETTLE_LIMIT)))?;
         Ok(request)
@@ -439,11 +439,11 @@ impl Talk {
 
     /// Waits until the last own message is out of the slot.
     #[inline]
-    fn await_free_slot(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
+    fn await_free_slot(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), Failure> {
         if self.is_free { Ok(()) } else { self.await_taking(parties, deadline) }
     }
 
-    fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), IpcError> {
+    fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), Failure> {
         let (link, last) = (parties.link, self.own);
         let Some(word) = Word::of(last) else { return Ok(()) };
         let look = || match link.peer_taken() == last {
@@ -457,10 +457,10 @@ impl Talk {
                 link.begin_anew();
                 Ok(())
             }
-            Err(Stop::TimedOut) => Err(IpcError::TimedOut),
+            Err(Stop::TimedOut) => Err(IpcError::TimedOut.into()),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::DestinationDied)),
-            Err(Stop::Own(error)) => Err(error),
-            Err(Stop::Deadlock) => Err(IpcError::Deadlock),
+            Err(Stop::Own(error)) => Err(error.into()),
+            Err(Stop::Deadlock) => Err(IpcError::Deadlock.into()),
         }
     }
 
@@ -488,7 +488,7 @@ impl Talk {
         wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look)
     }
 
-    fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
+    fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), Failure> {
         copy(parties.link, reply, parties.peer, inbox)?;
         self.seen = reply.raw();
         self.is_free = true;
@@ -500,19 +500,19 @@ impl Talk {
     }
 
     /// The replier won: its reply follows at once, or it is broken or dies.
-    fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
+    fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), Failure> {
         match self.await_reply(parties, word, Deadline::after(Wait::For(SETTLE_LIMIT))) {
             Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
-            Err(Stop::Own(error)) => Err(error),
-            Ok(_) | Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt),
+            Err(Stop::Own(error)) => Err(error.into()),
+            Ok(_) | Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt.into()),
         }
     }
 
     /// A timed caller's limit passed: it takes the request back, or gives up the reply.
-    fn give_up_call(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), IpcError> {
+    fn give_up_call(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), Failure> {
         if self.give_up(parties, word)? == Settled::Withdrawn {
-            return Err(IpcError::TimedOut);
+            return Err(IpcError::TimedOut.into());
         }
         let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
         match parties.link.exchange_reply_state(Direction::Own, waiting, given_up) {
@@ -520,7 +520,7 @@ impl Talk {
                 if parties.proxied == Proxied::Yes {
                     self.tell_given_up(parties.link, word);
                 }
-                Err(IpcError::TimedOut)
+                Err(IpcError::TimedOut.into())
             }
             Err(_) => self.late_reply(parties, word, inbox),
         }
@@ -535,7 +535,7 @@ impl Talk {
     }
 
     /// Takes a message back, or learns that it was taken.
-    fn give_up(&mut self, parties: &mut Parties<'_>, word: Word) -> Result<Settled, IpcError> {
+    fn give_up(&mut self, parties: &mut Parties<'_>, word: Word) -> Result<Settled, Failure> {
         let link = parties.link;
         let wish = match parties.proxied {
             Proxied::No => state::WITHDRAWN,
@@ -571,8 +571,8 @@ impl Talk {
         match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(settled) => Ok(settled),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
-            Err(Stop::Own(error)) => Err(error),
-            Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt),
+            Err(Stop::Own(error)) => Err(error.into()),
+            Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt.into()),
         }
     }
 }

@@ -7,6 +7,7 @@ use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, WaitMode};
 use ipc_shm::{ControlPage, Life, Link, Sleep};
 
+use crate::errors::CHANNEL_ENDS;
 use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
 
@@ -22,19 +23,57 @@ pub(crate) enum Stop {
     Deadlock,
 }
 
-/// How a peer went. A death means different errors before and after it took a message.
+/// How a peer, or only its channel, went. A death means different errors before and after it took a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Gone {
     Died,
     For(IpcError),
+    /// There is another channel, or another owner: whatever nobody took is begun again.
+    Replaced(Replaced),
+}
+
+/// What took the place of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Replaced {
+    /// The peer's own, opened at the same moment on another node.
+    ByPeersOwn,
+    /// The peer was handed over.
+    ByNewOwner,
 }
 
 impl Gone {
-    pub fn or_died(self, died: IpcError) -> IpcError {
+    /// For a call that can begin again.
+    pub fn or_died(self, died: IpcError) -> Failure {
+        match self {
+            Gone::Died => Failure::Error(died),
+            Gone::For(error) => Failure::Error(error),
+            Gone::Replaced(by) => Failure::Again(by),
+        }
+    }
+
+    /// Why a channel has ended, as its parties say it to each other and to the broker.
+    pub fn reason(self, died: IpcError) -> IpcError {
         match self {
             Gone::Died => died,
             Gone::For(error) => error,
+            Gone::Replaced(Replaced::ByPeersOwn) => IpcError::EndpointInUse,
+            Gone::Replaced(Replaced::ByNewOwner) => IpcError::Moved,
         }
+    }
+}
+
+/// Why a call over one channel came to nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Failure {
+    /// Its caller hears that.
+    Error(IpcError),
+    /// Its caller hears nothing: the peer did not take it, and it is begun again over the channel that is there now.
+    Again(Replaced),
+}
+
+impl From<IpcError> for Failure {
+    fn from(error: IpcError) -> Failure {
+        Failure::Error(error)
     }
 }
 
@@ -93,15 +132,19 @@ fn how_gone(life: Life, closed: u32) -> Option<Gone> {
     match life {
         Life::Unreachable => return Some(Gone::For(IpcError::NoLink)),
         Life::Fenced => return Some(Gone::For(IpcError::Fenced)),
-        Life::Moved => return Some(Gone::For(IpcError::Moved)),
+        Life::Moved => return Some(Gone::Replaced(Replaced::ByNewOwner)),
         Life::Alive | Life::Dead => {}
     }
     let reason = (closed != 0).then(|| IpcError::from_code(closed));
     match reason {
         None if life == Life::Alive => None,
-        None | Some(IpcError::NotBound | IpcError::SourceDied | IpcError::DestinationDied) => Some(Gone::Died),
+        None => Some(Gone::Died),
+        Some(IpcError::EndpointInUse) => Some(Gone::Replaced(Replaced::ByPeersOwn)),
+        Some(IpcError::Moved) => Some(Gone::Replaced(Replaced::ByNewOwner)),
         // It was closed before: an endpoint that only its first message told of is forgotten with its last channel.
-        Some(error) => Some(Gone::For(error)),
+        Some(error @ IpcError::Os(_)) => Some(Gone::For(error)),
+        Some(error) if CHANNEL_ENDS.contains(&error) => Some(Gone::For(error)),
+        Some(_) => Some(Gone::Died),
     }
 }
 
@@ -346,6 +389,21 @@ fn last_look<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A peer writes what it likes.
+    #[test]
+    fn caller_hears_of_a_channel_that_ended_only_what_it_can_act_on() {
+        let lives = [Life::Alive, Life::Dead, Life::Unreachable, Life::Fenced, Life::Moved];
+        for (life, closed) in lives.into_iter().flat_map(|life| (1..64).map(move |code| (life, code))) {
+            let heard = match how_gone(life, closed) {
+                Some(Gone::Died) => IpcError::SourceDied,
+                Some(Gone::For(error)) => error,
+                Some(Gone::Replaced(_)) => continue,
+                None => panic!("{life:?} with {closed} is an end"),
+            };
+            assert!(crate::errors::SEND.contains(&heard), "{life:?} with {closed} is heard as {heard:?}");
+        }
+    }
 
     #[test]
     fn thread_that_keeps_to_one_cpu_may_have_its_peer_on_another() {

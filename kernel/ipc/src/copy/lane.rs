@@ -223,7 +223,7 @@ impl CopyLane {
         match wait_for(ring.link(), own_control, budget, Terms::until(*deadline), attend, look) {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
-            Err(Stop::PeerGone(Gone::Died)) => Err(job.local.owner_died()),
+            Err(Stop::PeerGone(Gone::Died | Gone::Replaced(_))) => Err(job.local.owner_died()),
             Err(Stop::PeerGone(Gone::For(reason))) => Err(ended(reason, job.local.owner_died())),
             Err(Stop::Own(error)) => Err(error),
             Err(Stop::Deadlock) => Err(IpcError::Deadlock),

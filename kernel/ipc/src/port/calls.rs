@@ -11,10 +11,11 @@ use super::{Event, Port};
 use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{Gone, Stop, Terms, WakeUps, gone, wait_for};
+use crate::waiting::{Failure, Gone, Replaced, Stop, Terms, WakeUps, gone, wait_for};
 
 impl Port {
-    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
+    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply. Errors:
+    /// [`errors::SEND`](crate::errors::SEND).
     pub fn send(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<(), IpcError> {
         self.send_inline(to, message, &[], wait)
     }
@@ -30,7 +31,7 @@ impl Port {
         })
     }
 
-    /// Sends a request and waits for its reply.
+    /// Sends a request and waits for its reply. Errors: [`errors::SENDREC`](crate::errors::SENDREC).
     pub fn sendrec(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<Message, IpcError> {
         self.sendrec_inline(to, message, &[], wait)
     }
@@ -54,7 +55,7 @@ impl Port {
         Ok(self.inbox.message)
     }
 
-    /// Answers the request that was taken from `to` last. Never blocks.
+    /// Answers the request that was taken from `to` last. Never blocks. Errors: [`errors::REPLY`](crate::errors::REPLY).
     pub fn reply(&mut self, to: Endpoint, message: &Message) -> Result<(), IpcError> {
         self.reply_inline(to, message, &[])
     }
@@ -63,7 +64,12 @@ impl Port {
         self.check_call(data)?;
         self.beside_watch(|port| {
             let result = match port.slots.talk_with(to) {
-                Some(key) => port.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)),
+                Some(key) => match port.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)) {
+                    Err(Failure::Error(error)) => Err(error),
+                    // The request came over a channel that is no more, so its caller waits for nothing there.
+                    Err(Failure::Again(_)) => Err(IpcError::NotWaiting),
+                    Ok(()) => Ok(()),
+                },
                 // Who has no channel asked nothing.
                 None => Err(IpcError::NotWaiting),
             };
@@ -74,7 +80,7 @@ impl Port {
         })
     }
 
-    /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time.
+    /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time. Errors: [`errors::NOTIFY`](crate::errors::NOTIFY).
     pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         self.check_bound()?;
         self.beside_watch(|port| port.post(to, mask))
@@ -92,7 +98,7 @@ impl Port {
                 talk.rights.check_own(Calls::NOTIFY)?;
             }
             // Another channel with the same peer takes its place.
-            let is_replaced = || matches!(gone(&slot.link), Some(Gone::For(IpcError::EndpointInUse | IpcError::Moved)));
+            let is_replaced = || matches!(gone(&slot.link), Some(Gone::Replaced(_)));
             left = posting::post(&*slot.link, left, is_replaced);
             if left == 0 {
                 return Ok(());
@@ -101,7 +107,8 @@ impl Port {
         Err(IpcError::DestinationDied)
     }
 
-    /// Takes a message. Notifications stay for `wait_event`.
+    /// Takes a message. Notifications stay for `wait_event`. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY) from anybody,
+    /// [`errors::RECEIVE_FROM`](crate::errors::RECEIVE_FROM) from one peer.
     pub fn receive(&mut self, source: Source, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
         match source {
@@ -112,7 +119,8 @@ impl Port {
         }
     }
 
-    /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays.
+    /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays. Errors:
+    /// [`errors::RECEIVE_FROM`](crate::errors::RECEIVE_FROM).
     pub fn wait_event_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
         match self.beside_watch(|port| port.receive_from(peer, Wanted::Everything, wait))? {
@@ -121,7 +129,7 @@ impl Port {
         }
     }
 
-    /// Takes the next request of anybody; plain messages stay.
+    /// Takes the next request of anybody; plain messages stay. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
     pub fn rcvrqst(&mut self, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
         self.receive_any(Wanted::Requests, wait)
@@ -199,12 +207,12 @@ impl Port {
                 Err(Stop::TimedOut) => return Err(IpcError::TimedOut),
                 Err(Stop::Deadlock) => return Err(IpcError::Deadlock),
                 Err(Stop::PeerGone(gone)) => {
-                    let error = gone.or_died(IpcError::SourceDied);
-                    self.end_slot(key, error);
+                    self.end_slot(key, gone.reason(IpcError::SourceDied));
                     glares += 1;
-                    let goes_on = matches!(error, IpcError::EndpointInUse | IpcError::Moved);
-                    if !goes_on || glares > AGAIN_MAX {
-                        return Err(error);
+                    match gone.or_died(IpcError::SourceDied) {
+                        Failure::Error(error) => return Err(error),
+                        Failure::Again(_) if glares > AGAIN_MAX => return Err(IpcError::SourceDied),
+                        Failure::Again(_) => {}
                     }
                     // It gave way to the peer's own, which brings the message, or the peer has another owner.
                     key = self.talk_with(peer, deadline)?;
@@ -268,16 +276,17 @@ impl Port {
         peer: Endpoint,
         data: &[u8],
         wait: Wait,
-        call: impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox, Deadline) -> Result<T, IpcError>,
+        call: impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox, Deadline) -> Result<T, Failure>,
     ) -> Result<T, IpcError> {
         self.check_call(data)?;
         let deadline = Deadline::after(wait);
         for _ in 0..AGAIN_MAX {
             let key = self.talk_with(peer, deadline)?;
             match self.talk_over(key, &|talk, parties, inbox| call(talk, parties, inbox, deadline)) {
+                Ok(done) => return Ok(done),
+                Err(Failure::Error(error)) => return Err(error),
                 // The caller itself may have been handed over.
-                Err(IpcError::EndpointInUse | IpcError::Moved) => self.check_bound()?,
-                result => return result,
+                Err(Failure::Again(_)) => self.check_bound()?,
             }
         }
         Err(IpcError::DestinationDied)
@@ -292,8 +301,8 @@ impl Port {
     pub(super) fn talk_over<T>(
         &mut self,
         key: SlotKey,
-        call: &impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox) -> Result<T, IpcError>,
-    ) -> Result<T, IpcError> {
+        call: &impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
         let slot = self.slots.heat(key).ok_or(IpcError::NotBound)?;
         let channel = slot.channel;
@@ -301,16 +310,15 @@ impl Port {
         let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
         let result = call(talk, &mut parties, &mut self.inbox);
         match &result {
-            Err(IpcError::Corrupt) => self.close_slot(key, IpcError::Corrupt),
-            Err(
-                error @ (IpcError::DestinationDied
-                | IpcError::SourceDied
-                | IpcError::NoLink
-                | IpcError::Fenced
-                | IpcError::EndpointInUse),
-            ) => self.end_slot(key, *error),
+            Err(Failure::Error(IpcError::Corrupt)) => self.close_slot(key, IpcError::Corrupt),
+            Err(Failure::Error(
+                error @ (IpcError::DestinationDied | IpcError::SourceDied | IpcError::NoLink | IpcError::Fenced),
+            )) => self.end_slot(key, *error),
+            Err(Failure::Again(Replaced::ByPeersOwn)) => self.end_slot(key, IpcError::EndpointInUse),
             // Revoked, and not merely refused by the library.
-            Err(IpcError::Denied) if self.connection.ended(channel).is_some() => self.end_slot(key, IpcError::Denied),
+            Err(Failure::Error(IpcError::Denied)) if self.connection.ended(channel).is_some() => {
+                self.end_slot(key, IpcError::Denied);
+            }
             _ => {}
         }
         result

@@ -10,6 +10,7 @@ use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
 use crate::lanes::{Attend, Purpose};
 use crate::talk::Proxied;
+use crate::waiting::Failure;
 
 impl Port {
     /// Passes the request that was taken from `of` last on to `to`, which sees it as a request of `of`; its reply reaches `of` as the
@@ -225,7 +226,12 @@ impl Port {
             return Ok(Origin::Delegator(*passed));
         }
         let key = self.slots.talk_with(client).ok_or(IpcError::NotWaiting)?;
-        let request = self.talk_over(key, &|talk, parties, _| talk.request_to_relay(parties))?;
+        let request = match self.talk_over(key, &|talk, parties, _| talk.request_to_relay(parties)) {
+            Ok(request) => request,
+            Err(Failure::Error(error)) => return Err(error),
+            // It came over a channel that is no more.
+            Err(Failure::Again(_)) => return Err(IpcError::NotWaiting),
+        };
         let slot = self.slots.get_mut(key).ok_or(IpcError::NotWaiting)?;
         Ok(Origin::Caller { link: slot.link.clone(), channel: slot.channel, request })
     }

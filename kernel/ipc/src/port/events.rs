@@ -31,7 +31,8 @@ pub(super) enum Wanted {
 
 impl Port {
     /// The next thing that concerns this endpoint: notifications first, then channels in turn. `TimedOut` when nothing
-    /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on.
+    /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on. Errors:
+    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
     pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
         let deadline = Deadline::after(wait);
@@ -245,7 +246,7 @@ impl Port {
             if self.arm(key, wanted) == News::None {
                 let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
                 match gone {
-                    Some(gone) => self.end_slot(key, gone.or_died(IpcError::SourceDied)),
+                    Some(gone) => self.end_slot(key, gone.reason(IpcError::SourceDied)),
                     None => self.slots.doze(key),
                 }
             }

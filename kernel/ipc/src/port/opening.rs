@@ -187,7 +187,7 @@ impl Port {
         match gone(&slot.link) {
             None => Some(key),
             Some(gone) => {
-                self.end_slot(key, gone.or_died(IpcError::SourceDied));
+                self.end_slot(key, gone.reason(IpcError::SourceDied));
                 None
             }
         }

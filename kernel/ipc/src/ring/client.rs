@@ -218,7 +218,7 @@ impl RingClient {
     /// Why the ring ended, when it has. Completions may still be there.
     pub fn is_closed(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
+            0 => gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
             code => Some(IpcError::from_code(code)),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) struct RingShared {
 impl RingShared {
     pub fn end(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied)),
+            0 => gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied)),
             code => Some(IpcError::from_code(code)),
         }
     }

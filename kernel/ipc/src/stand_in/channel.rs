@@ -364,7 +364,7 @@ impl ProxiedChannel {
 
     /// Why the channel ended on the local side, when it has.
     pub fn is_closed(&self) -> Option<IpcError> {
-        gone(&self.link).map(|gone| gone.or_died(IpcError::SourceDied))
+        gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied))
     }
 
     fn last_published(&self) -> Last {
