@@ -13,6 +13,13 @@
 //! A record is on the shelf before anybody is told of what it says. Which of two brokers answers a request is settled
 //! by the request's number: see `engine/adopting.rs`.
 //!
+//! **Versions.** A shelf is of the version of the binary that started it, and what lies on it of the version of the broker that put it there;
+//! both outlive daemons. The first packet of a connection is `HELLO` with the versions of the conversation that the broker speaks; the
+//! shelf answers with the newest that both speak, or with its own. A shelf that closes the connection instead is of version 1, which has
+//! no greeting. What the records mean has a version of its own, which lies among them ([`VERSION_KEY`]); without it, it is 1. A broker
+//! speaks and reads its own version and the one before. When there is none in common nothing is taken: the daemon starts a new shelf
+//! and replaces the servers, as when the shelf died too.
+//!
 //! Not here: starting the process (`node/dvsd`), what the records mean to a broker (`engine/`).
 
 pub(crate) mod outgoing;
@@ -51,7 +58,44 @@ mod op {
     pub const HELD: u8 = 5;
     /// Answer: that was all.
     pub const END: u8 = 6;
+    /// The oldest and the newest version that the broker speaks.
+    pub const HELLO: u8 = 7;
+    /// Answer: in this version it goes on.
+    pub const WELCOME: u8 = 8;
+    /// Answer: there is none in common; the oldest and the newest that the shelf speaks.
+    pub const OTHER_VERSION: u8 = 9;
 }
+
+/// Versions that somebody speaks, the oldest and the newest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Versions {
+    pub oldest: u8,
+    pub newest: u8,
+}
+
+impl Versions {
+    /// The newest that both speak.
+    fn common(self, other: Versions) -> Option<u8> {
+        let version = self.newest.min(other.newest);
+        (version >= self.oldest && version >= other.oldest).then_some(version)
+    }
+
+    fn includes(self, version: u8) -> bool {
+        (self.oldest..=self.newest).contains(&version)
+    }
+}
+
+/// Of a shelf that knows no greeting.
+const UNGREETED: u8 = 1;
+/// The conversation, as a broker of this source speaks it. Version 2 differs from version 1 by the greeting.
+const SPOKEN: Versions = Versions { oldest: UNGREETED, newest: 2 };
+const _: () = assert!(SPOKEN.oldest < SPOKEN.newest, "a broker speaks with a shelf of the version before");
+/// The records, as a broker of this source reads them. It writes the newest.
+const READ: Versions = Versions { oldest: 1, newest: 1 };
+/// Where the version of the records lies: one byte, not a record.
+const VERSION_KEY: &str = "version";
+/// Before that byte, so that it is no record to who looks for one.
+const VERSION_MARK: u8 = b'v';
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShelfError {
@@ -69,6 +113,10 @@ pub enum ShelfError {
     Conversation(#[source] io::Error),
     #[error("the shelf said something that makes no sense")]
     Confused,
+    #[error("the shelf speaks versions {} to {}, this broker {} to {}", shelf.oldest, shelf.newest, SPOKEN.oldest, SPOKEN.newest)]
+    OtherVersion { shelf: Versions },
+    #[error("what lies on the shelf is of version {records}, this broker reads {} to {}", READ.oldest, READ.newest)]
+    OtherRecords { records: u8 },
 }
 
 /// A connection to a shelf, with what it held when it was made: [`crate::BrokerConfig::shelf`].
@@ -78,34 +126,45 @@ pub struct Shelf {
     pub(crate) held: Vec<(Record, Vec<OwnedFd>)>,
 }
 
+impl ShelfError {
+    fn of(cause: io::Error) -> ShelfError {
+        match cause.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ShelfError::Ended,
+            _ => ShelfError::Conversation(cause),
+        }
+    }
+}
+
 impl Shelf {
     /// Connects to the shelf that serves at `path` and takes what it holds.
     pub fn connect(path: &Path) -> Result<Shelf, ShelfError> {
-        let socket =
-            sys::seqpacket::connect(path).map_err(|cause| ShelfError::NotThere { path: path.to_owned(), cause })?;
-        sys::seqpacket::send(&socket, &[op::TAKE], &[] as &[OwnedFd]).map_err(ShelfError::Conversation)?;
-        let mut held = Vec::new();
-        let mut buffer = vec![0; PACKET_BYTES_MAX + 1];
         let until = Instant::now() + ANSWER_LIMIT;
+        let mut buffer = vec![0; PACKET_BYTES_MAX + 1];
+        let socket = match greet(path, &mut buffer, until) {
+            // It knows no greeting; one that ended in this moment is not there.
+            Err(ShelfError::Ended) if SPOKEN.includes(UNGREETED) => call(path)?,
+            greeted => greeted?,
+        };
+        say(&socket, &[op::TAKE])?;
+        let (mut held, mut version) = (Vec::new(), 1);
         loop {
-            if !await_ready(&socket, PollFlags::IN, Some(until)) {
-                return Err(ShelfError::Silent);
-            }
-            let received = match sys::seqpacket::receive(&socket, &mut buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                received => received.map_err(ShelfError::Conversation)?,
-            };
+            let received = hear(&socket, &mut buffer, until)?;
             match buffer.get(..received.bytes).and_then(|packet| packet.split_first()) {
                 None => return Err(ShelfError::Ended),
-                Some((&op::END, _)) => return Ok(Shelf { socket, held }),
+                Some((&op::END, _)) if READ.includes(version) => break,
+                Some((&op::END, _)) => return Err(ShelfError::OtherRecords { records: version }),
+                Some((&op::HELD, &[VERSION_MARK, records])) => version = records,
                 Some((&op::HELD, text)) if held.len() < RECORDS_MAX => match Record::from_bytes(text) {
                     Some(record) => held.push((record, received.descriptors)),
-                    // Of a broker of another version: its owner will find its connection closed.
+                    // Its owner will find its connection closed.
                     None => tracing::error!("a record on the shelf is not understood"),
                 },
                 Some(_) => return Err(ShelfError::Confused),
             }
         }
+        let key = VERSION_KEY.as_bytes();
+        say(&socket, &[&[op::PUT, key.len() as u8], key, &[VERSION_MARK, READ.newest]].concat())?;
+        Ok(Shelf { socket, held })
     }
 
     /// Endpoints of this node whose processes an earlier broker had bound.
@@ -116,6 +175,41 @@ impl Shelf {
             }
             _ => None,
         })
+    }
+}
+
+fn call(path: &Path) -> Result<OwnedFd, ShelfError> {
+    sys::seqpacket::connect(path).map_err(|cause| ShelfError::NotThere { path: path.to_owned(), cause })
+}
+
+/// A connection on which both speak the same version.
+fn greet(path: &Path, buffer: &mut [u8], until: Instant) -> Result<OwnedFd, ShelfError> {
+    let socket = call(path)?;
+    say(&socket, &[op::HELLO, SPOKEN.oldest, SPOKEN.newest])?;
+    let received = hear(&socket, buffer, until)?;
+    match buffer.get(..received.bytes) {
+        None | Some([]) => Err(ShelfError::Ended),
+        Some(&[op::WELCOME, version]) if SPOKEN.includes(version) => Ok(socket),
+        Some(&[op::OTHER_VERSION, oldest, newest]) => {
+            Err(ShelfError::OtherVersion { shelf: Versions { oldest, newest } })
+        }
+        Some(_) => Err(ShelfError::Confused),
+    }
+}
+
+fn say(socket: &OwnedFd, packet: &[u8]) -> Result<(), ShelfError> {
+    sys::seqpacket::send(socket, packet, &[] as &[OwnedFd]).map_err(ShelfError::of)
+}
+
+fn hear(socket: &OwnedFd, buffer: &mut [u8], until: Instant) -> Result<sys::seqpacket::Received, ShelfError> {
+    loop {
+        if !await_ready(socket, PollFlags::IN, Some(until)) {
+            return Err(ShelfError::Silent);
+        }
+        match sys::seqpacket::receive(socket, buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => return received.map_err(ShelfError::of),
+        }
     }
 }
 
@@ -135,3 +229,6 @@ fn await_ready(socket: &OwnedFd, flags: PollFlags, until: Option<Instant>) -> bo
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

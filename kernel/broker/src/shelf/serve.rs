@@ -6,7 +6,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::PollFlags;
 
-use super::{PACKET_BYTES_MAX, RECORDS_MAX, await_ready, op};
+use super::{PACKET_BYTES_MAX, RECORDS_MAX, SPOKEN, Versions, await_ready, op};
+
+/// A shelf is also of use to a broker that does not greet: the greeting is all that is new.
+const OF_A_SHELF: Versions = SPOKEN;
 
 /// By key: a record, which means nothing here, and its descriptors.
 type Held = BTreeMap<Vec<u8>, (Vec<u8>, Vec<OwnedFd>)>;
@@ -49,6 +52,7 @@ fn converse(socket: &OwnedFd, held: &mut Held) {
                 Some(())
             }
             op::TAKE => give(socket, held),
+            op::HELLO => greet(socket, rest),
             _ => None,
         };
         if done.is_none() {
@@ -56,6 +60,16 @@ fn converse(socket: &OwnedFd, held: &mut Held) {
             return;
         }
     }
+}
+
+/// A broker that shares no version hears which there are, and goes.
+fn greet(socket: &OwnedFd, versions: &[u8]) -> Option<()> {
+    let &[oldest, newest] = versions else { return None };
+    let answer = match OF_A_SHELF.common(Versions { oldest, newest }) {
+        Some(version) => vec![op::WELCOME, version],
+        None => vec![op::OTHER_VERSION, OF_A_SHELF.oldest, OF_A_SHELF.newest],
+    };
+    send(socket, &answer, &[])
 }
 
 fn put(held: &mut Held, rest: &[u8], descriptors: Vec<OwnedFd>) -> Option<()> {
