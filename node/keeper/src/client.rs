@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 
 use crate::packet::{self, PacketError};
-use crate::protocol::{Answer, Follow, FuseOptions, LAUNCH_LIMIT, Request, Status};
+use crate::protocol::{Answer, Follow, FuseOptions, LAUNCH_LIMIT, Request, Status, UNGREETED, VERSIONS, Versions};
+use crate::refusal::Refusal;
 
 /// A keeper that serves answers at once; an `exec` on a slow file system may take [`LAUNCH_LIMIT`] of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -43,9 +44,14 @@ pub enum KeeperError {
         #[source]
         cause: PacketError,
     },
-    /// The keeper's own words, ready for whoever asked.
     #[error(transparent)]
-    Refused(#[from] ErrorBody),
+    Refused(#[from] Refusal),
+    /// The words of a keeper of version 1, ready for whoever asked; the client of a stream has heard them.
+    #[error(transparent)]
+    Told(ErrorBody),
+    /// It goes on, but only a daemon of another version can speak with it.
+    #[error("the keeper at {path} speaks {keeper} of its protocol, this daemon {}", VERSIONS)]
+    OtherVersion { path: PathBuf, keeper: Versions },
     #[error("the keeper at {path} answered something else than was asked")]
     Confused { path: PathBuf },
 }
@@ -92,17 +98,37 @@ fn early_of(stream: Option<&StreamEnd<'_>>) -> (Vec<u8>, Option<u64>) {
 #[derive(Debug)]
 pub struct KeeperClient {
     path: PathBuf,
+    version: u32,
     socket: Mutex<OwnedFd>,
 }
 
 impl KeeperClient {
     pub fn connect(path: impl AsRef<Path>) -> Result<KeeperClient, KeeperError> {
-        let path = path.as_ref().to_owned();
+        let mut client = KeeperClient::call(path.as_ref().to_owned())?;
+        match client.ask(&Request::Hello(VERSIONS), &[]) {
+            Ok((Answer::Hello { version }, _)) => client.version = version,
+            Ok((Answer::OtherVersion(keeper), _)) => {
+                return Err(KeeperError::OtherVersion { path: client.path, keeper });
+            }
+            Ok(_) => return Err(client.confused()),
+            // It knows no greeting. One that ended in this moment is not there.
+            Err(KeeperError::Gone { path }) if VERSIONS.oldest == UNGREETED => return KeeperClient::call(path),
+            Err(error) => return Err(error),
+        }
+        Ok(client)
+    }
+
+    fn call(path: PathBuf) -> Result<KeeperClient, KeeperError> {
         match sys::seqpacket::connect_within(&path, ANSWER_LIMIT) {
-            Ok(socket) => Ok(KeeperClient { path, socket: Mutex::new(socket) }),
+            Ok(socket) => Ok(KeeperClient { path, version: UNGREETED, socket: Mutex::new(socket) }),
             Err(cause) if is_nobody(&cause) => Err(KeeperError::NotThere { path, cause }),
             Err(cause) => Err(KeeperError::Unreachable { path, cause }),
         }
+    }
+
+    /// Of the protocol, in which this conversation is.
+    pub fn version(&self) -> u32 {
+        self.version
     }
 
     pub fn status(&self) -> Result<Status, KeeperError> {
@@ -140,6 +166,10 @@ impl KeeperClient {
         socket: BorrowedFd<'_>,
         pending: &[u8],
     ) -> Result<(), KeeperError> {
+        // Version 1 remembers no session.
+        if self.version == UNGREETED {
+            return Err(Refusal::SessionOver { pid }.into());
+        }
         self.done(&Request::Resume { pid, pending: pending.to_vec(), session, heard }, &[socket])
     }
 
@@ -275,7 +305,8 @@ impl KeeperClient {
         let outcome = packet::send(socket.as_fd(), request, fds, until)
             .and_then(|()| packet::receive_until::<Answer>(socket.as_fd(), until));
         match outcome {
-            Ok((Answer::Failed(body), _)) => Err(KeeperError::Refused(body)),
+            Ok((Answer::Refused(refusal), _)) => Err(refusal.into()),
+            Ok((Answer::Failed(body), _)) => Err(KeeperError::Told(body)),
             Ok(answer) => Ok(answer),
             Err(PacketError::Closed) => Err(KeeperError::Gone { path: self.path.clone() }),
             Err(PacketError::TimedOut) => {

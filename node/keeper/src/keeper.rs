@@ -23,6 +23,7 @@ use crate::packet::{self, PacketError};
 use crate::poll::{Interest, Poll, Ready, Source, Watched};
 use crate::program::{HungUp, Life, Program};
 use crate::protocol::{Answer, CONNECTIONS_MAX, FuseOptions, KeeperOptions, Request};
+use crate::refusal::{Refusal, Task};
 
 /// Ended programs that are remembered, as the contract says.
 pub const ENDED_MAX: usize = 1000;
@@ -102,6 +103,8 @@ pub struct Conversation {
     pub socket: Watched,
     /// A request is being worked on; the next one waits.
     pub busy: bool,
+    /// What is spoken on it. None: it has not greeted.
+    pub version: Option<u32>,
 }
 
 /// A process that reads the process table.
@@ -280,7 +283,7 @@ impl Keeper {
         }
         let id = self.next_id();
         if let Ok(socket) = self.poll.watch(socket, Source::Connection(id), Interest::Read) {
-            self.connections.insert(id, Conversation { socket, busy: false });
+            self.connections.insert(id, Conversation { socket, busy: false, version: None });
         }
     }
 
@@ -341,7 +344,7 @@ impl Keeper {
         }
         if self.lists_hang_from().is_some_and(|hanging| hanging <= Instant::now()) {
             for asker in std::mem::take(&mut self.list_askers) {
-                self.answer(asker, &Answer::Failed(late_list(&self.dc_name)), &[]);
+                self.answer(asker, &Answer::Refused(Refusal::ListLate), &[]);
             }
         }
     }
@@ -379,9 +382,7 @@ impl Keeper {
                     Err(_) => self.release(asker),
                 }
             }
-            Err(error) => {
-                self.answer(asker, &Answer::Failed(crate::work::internal("read the process table", &error)), &[])
-            }
+            Err(error) => self.answer(asker, &Answer::Refused(Task::ReadTable.failed()(error)), &[]),
         }
     }
 
@@ -412,7 +413,7 @@ impl Keeper {
             .collect();
         for asker in askers {
             let Some(connection) = self.connections.get(&asker) else { continue };
-            let _ = packet::send_now(connection.socket.as_fd(), &Answer::Failed(late_list(&self.dc_name)), &[]);
+            let _ = packet::send_now(connection.socket.as_fd(), &Answer::Refused(Refusal::ListLate), &[]);
             // The helper still holds it, and an answer that comes late would be taken for another one's.
             let _ = rustix::net::shutdown(connection.socket.as_fd(), rustix::net::Shutdown::Both);
             self.connections.remove(&asker);
@@ -436,12 +437,11 @@ impl Keeper {
         match (report, ended) {
             (Report::Pid(pid), true) => self.executed(id, pid),
             (Report::Failed(failure), _) => {
-                let body = failure.body(&program.request, &self.dc_name);
-                self.refuse_program(id, body);
+                self.refuse_program(id, failure.into());
             }
             (Report::Nothing, true) => {
                 let cause = io::Error::from(io::ErrorKind::UnexpectedEof);
-                self.refuse_program(id, crate::work::internal("start the program", &cause));
+                self.refuse_program(id, Task::StartProgram.failed()(cause));
             }
             _ => (),
         }
@@ -477,20 +477,21 @@ impl Keeper {
 
     /// The program never ran. Its process says so a moment before it ends, so it is told only when that is buried: who hears
     /// it finds nothing of it in the process table.
-    fn refuse_program(&mut self, id: u32, body: mgmt_api::ErrorBody) {
+    fn refuse_program(&mut self, id: u32, refusal: Refusal) {
         let Some(program) = self.programs.get_mut(&id) else { return };
         program.report = None;
         program.life = Life::Refused;
-        program.refusal = Some(body);
+        program.refusal = Some(refusal);
     }
 
-    /// Tells who asked and who watches, if they were not told before.
+    /// Tells who asked, if it was not told before.
     fn tell_refused(&mut self, id: u32) {
         let Some(program) = self.programs.get_mut(&id) else { return };
-        let Some(body) = program.refusal.take() else { return };
-        tell_refusal(std::mem::take(&mut program.clients), &body);
+        let Some(refusal) = program.refusal.take() else { return };
+        // The daemon that asked has the client's socket too, and says the last word.
+        program.clients.clear();
         if let Some(asker) = program.asker.take() {
-            self.answer(asker, &Answer::Failed(body), &[]);
+            self.answer(asker, &Answer::Refused(refusal), &[]);
         }
     }
 
@@ -626,8 +627,8 @@ impl Keeper {
             }
             program.life = Life::Abandoned;
             program.report = None;
-            let (dc, limit) = (&self.dc_name, self.options.launch_limit());
-            program.refusal.get_or_insert_with(|| late_launch(dc, limit));
+            let limit_ms = self.options.launch_limit().as_millis() as u64;
+            program.refusal.get_or_insert(Refusal::LaunchLate { limit_ms });
             self.tell_refused(id);
         }
     }
@@ -673,23 +674,23 @@ impl Keeper {
     }
 
     /// Mounts the file tree; the descriptor is stored too.
-    pub fn mount_fuse(&mut self, options: &FuseOptions) -> Result<OwnedFd, mgmt_api::ErrorBody> {
+    pub fn mount_fuse(&mut self, options: &FuseOptions) -> Result<OwnedFd, Refusal> {
         let fuse = FuseMount {
             place: FUSE_PLACE,
             max_read_bytes: options.max_read_bytes,
             read_ahead_kib: options.read_ahead_kib,
         };
         let before = self.fuse.as_ref();
-        let (fd, connection) = self.with_mount(|namespaces| fuse.mount(before, namespaces), "mount the file tree")?;
+        let (fd, connection) = self.with_mount(|namespaces| fuse.mount(before, namespaces), Task::MountTree)?;
         self.fuse = Some(connection);
-        let copy = fd.try_clone().map_err(|error| crate::work::internal("keep the file tree's descriptor", &error))?;
+        let copy = fd.try_clone().map_err(Task::MountTree.failed())?;
         self.stored.insert(FUSE_KEY.to_owned(), copy);
         Ok(fd)
     }
 
-    pub fn unmount_fuse(&mut self) -> Result<(), mgmt_api::ErrorBody> {
+    pub fn unmount_fuse(&mut self) -> Result<(), Refusal> {
         let connection = self.fuse.as_ref();
-        self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, connection, namespaces), "unmount the file tree")?;
+        self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, connection, namespaces), Task::UnmountTree)?;
         // Detached only: programs that are in it, and wait for a gate that does not answer, must get to know.
         self.cut_off();
         self.stored.remove(FUSE_KEY);
@@ -700,14 +701,13 @@ impl Keeper {
     fn with_mount<T>(
         &self,
         work: impl FnOnce(Namespaces<'_>) -> Result<T, FuseMountError>,
-        what: &str,
-    ) -> Result<T, mgmt_api::ErrorBody> {
-        let fds = self.namespaces().map_err(|error| crate::work::internal(what, &error))?;
+        task: Task,
+    ) -> Result<T, Refusal> {
+        let fds = self.namespaces().map_err(task.failed())?;
         let [user, mount, ..] = fds.as_slice() else {
-            return Err(crate::work::internal(what, &io::Error::from(io::ErrorKind::NotFound)));
+            return Err(task.failed()(io::Error::from(io::ErrorKind::NotFound)));
         };
-        work(Namespaces { user: user.as_fd(), mount: mount.as_fd() })
-            .map_err(|error| crate::work::internal(what, &error))
+        work(Namespaces { user: user.as_fd(), mount: mount.as_fd() }).map_err(task.failed())
     }
 
     /// user, mount, pid, net, ipc, uts
@@ -723,27 +723,6 @@ impl Keeper {
 
 fn oom_kills(options: &KeeperOptions) -> u64 {
     options.cgroup.as_ref().and_then(sandbox::cgroup::Cgroup::oom_kills).unwrap_or(0)
-}
-
-fn late_launch(dc: &str, limit: Duration) -> mgmt_api::ErrorBody {
-    mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the program was not executed within {limit:?}"))
-        .because("the container's file tree does not answer")
-        .hint(format!("look at its servers: dvs dc inspect {dc}"))
-}
-
-fn late_list(dc: &str) -> mgmt_api::ErrorBody {
-    mgmt_api::ErrorBody::new(mgmt_api::ErrorKind::Unavailable, format!("the process table of '{dc}' cannot be read"))
-        .because("a process waits for the container's file tree, which does not answer")
-        .hint(format!("look at its servers: dvs dc inspect {dc}"))
-}
-
-fn tell_refusal(clients: Vec<crate::stream::Client>, body: &mgmt_api::ErrorBody) {
-    let json = serde_json::to_vec(body).unwrap_or_default();
-    for mut client in clients {
-        client.push(mgmt_api::stream::Kind::Error, &json);
-        client.close();
-        let _ = client.flush();
-    }
 }
 
 /// Whether somebody asked the keeper to end.

@@ -18,13 +18,15 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mgmt_api::{Bytes, ErrorBody, ErrorKind, NoHex, RootFs, RunRequest};
+use mgmt_api::{Bytes, NoHex, RootFs, RunRequest};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use seccompiler::BpfProgram;
 use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
+
+use crate::refusal::{BadRun, Refusal, Stage};
 
 /// Arguments and environment together; the kernel's own limit is of this order.
 pub const ARGUMENT_BYTES_MAX: usize = 2 << 20;
@@ -35,75 +37,16 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const OPEN_FILES: u64 = 1024;
 /// Of -1,000 to 1,000: the higher, the sooner the kernel takes a process.
 const OUT_OF_MEMORY_SCORE: &str = "500";
+/// Of a variable that is none: enough to recognise it.
+const SHOWN_CHARS_MAX: usize = 200;
 /// The porter waits for nothing but the kernel.
 const PORTER_LIMIT: Duration = Duration::from_secs(5);
-
-/// Where a launch can fail; the byte that says so over the report pipe.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Stage {
-    Cgroup = 1,
-    Namespaces,
-    Fork,
-    Terminal,
-    Identity,
-    Root,
-    Directory,
-    Filter,
-    Exec,
-    Descriptors,
-    /// The program is there; what shall interpret or load it is not.
-    Interpreter,
-    Limits,
-}
-
-impl Stage {
-    const ALL: [Stage; 12] = [
-        Stage::Cgroup,
-        Stage::Namespaces,
-        Stage::Fork,
-        Stage::Terminal,
-        Stage::Identity,
-        Stage::Root,
-        Stage::Directory,
-        Stage::Filter,
-        Stage::Exec,
-        Stage::Descriptors,
-        Stage::Interpreter,
-        Stage::Limits,
-    ];
-
-    fn doing(self) -> &'static str {
-        match self {
-            Stage::Cgroup => "join the control group",
-            Stage::Namespaces => "enter the container",
-            Stage::Fork => "make a process in the container",
-            Stage::Terminal => "take the terminal",
-            Stage::Identity => "become the user",
-            Stage::Root => "change the root",
-            Stage::Directory => "enter the working directory",
-            Stage::Filter => "install the system call filter",
-            Stage::Exec | Stage::Interpreter => "execute the program",
-            Stage::Descriptors => "close the keeper's descriptors",
-            Stage::Limits => "limit what the program may open",
-        }
-    }
-}
 
 /// What went wrong between the request and the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub stage: Stage,
     pub errno: i32,
-}
-
-/// Where a program of this name would be.
-fn folder_of(program: &str) -> &str {
-    match program.rsplit_once('/') {
-        None => "/usr/bin",
-        Some(("", _)) => "/",
-        Some((folder, _)) => folder,
-    }
 }
 
 impl Failure {
@@ -114,55 +57,11 @@ impl Failure {
     fn errno(stage: Stage) -> impl Fn(rustix::io::Errno) -> Failure {
         move |cause| Failure { stage, errno: cause.raw_os_error() }
     }
+}
 
-    /// In the words of the REST API.
-    pub fn body(self, run: &RunRequest, dc: &str) -> ErrorBody {
-        let program = run.argv.first().map(Bytes::lossy).unwrap_or_default();
-        let program = program.as_str();
-        let cause = io::Error::from_raw_os_error(self.errno);
-        let could_not = format!("could not {}", self.stage.doing());
-        match (self.stage, self.errno) {
-            (Stage::Exec, libc::ENOENT) => {
-                ErrorBody::new(ErrorKind::NoSuchProgram, format!("there is no program '{program}' in the container"))
-                    .because(cause)
-                    .hint(match program.parse::<u32>() {
-                        Ok(pid) => format!("beside a process: dvs exec --beside {pid} {dc} -- PROGRAM"),
-                        Err(_) => format!("look for it: dvs run {dc} -- ls {}", folder_of(program)),
-                    })
-            }
-            (Stage::Interpreter, _) => {
-                ErrorBody::new(ErrorKind::NoSuchProgram, format!("'{program}' needs a program that is not there"))
-                    .because("its interpreter (the first line of a script) or its loader is missing")
-                    .hint(format!("dvs run {dc} -- head -c 80 {program}"))
-            }
-            (Stage::Exec, libc::E2BIG) => ErrorBody::new(ErrorKind::BadRequest, could_not)
-                .because(cause)
-                .hint("shorter arguments; data goes in through -i"),
-            (Stage::Exec, _) => ErrorBody::new(ErrorKind::NotExecutable, format!("'{program}' cannot be executed"))
-                .because(cause)
-                .hint(match self.errno {
-                    libc::ENOEXEC => "a script begins with a line such as #!/bin/sh",
-                    _ => "a file with the permission to execute (chmod +x)",
-                }),
-            (Stage::Directory, _) => {
-                let workdir = run.workdir.as_ref().map_or_else(|| "/".to_owned(), Bytes::lossy);
-                ErrorBody::new(ErrorKind::BadRequest, format!("{could_not} '{workdir}'"))
-                    .because(cause)
-                    .hint(format!("make it: dvs run {dc} -- mkdir -p {workdir}"))
-            }
-            (Stage::Root, _) => match &run.root {
-                RootFs::Tree(path) => {
-                    ErrorBody::new(ErrorKind::BadRequest, format!("'{path}' of the tree cannot be a root"))
-                        .because(cause)
-                        .hint(format!("dvs import {dc} SYSTEM.tar {path}"))
-                }
-                RootFs::Host => ErrorBody::new(ErrorKind::Internal, could_not).because(cause),
-            },
-            (Stage::Fork, libc::EAGAIN | libc::ENOSPC) => ErrorBody::new(ErrorKind::Unavailable, could_not)
-                .because(cause)
-                .hint("the container has as many processes as its limit allows"),
-            _ => ErrorBody::new(ErrorKind::Internal, could_not).because(cause),
-        }
+impl From<Failure> for Refusal {
+    fn from(Failure { stage, errno }: Failure) -> Refusal {
+        Refusal::Launch { stage, errno }
     }
 }
 
@@ -230,37 +129,29 @@ pub enum LaunchError {
 
 impl Plan {
     /// `defaults` are the keeper's `K=V`; the request's own come last and win.
-    pub fn check(run: &RunRequest, hostname: &str, defaults: &[String]) -> Result<Plan, ErrorBody> {
-        let bad = |what: &str, hint: &str| ErrorBody::new(ErrorKind::BadRequest, what).hint(hint);
-        let no_hex = |error: NoHex| {
-            ErrorBody::new(ErrorKind::BadRequest, error.to_string()).hint("for example {\"hex\": \"ff00\"}")
-        };
+    pub fn check(run: &RunRequest, hostname: &str, defaults: &[String]) -> Result<Plan, BadRun> {
         let all = |strings: &[Bytes]| -> Result<Vec<Vec<u8>>, NoHex> {
             strings.iter().map(|one| Ok(one.bytes()?.into_owned())).collect()
         };
+        let no_hex = |_: NoHex| BadRun::NoHex;
         let argv = all(&run.argv).map_err(no_hex)?;
         let asked = all(&run.env).map_err(no_hex)?;
         let workdir = run.workdir.as_ref().map(Bytes::bytes).transpose().map_err(no_hex)?;
         let strings = argv.len() + asked.len();
         let bytes: usize = argv.iter().chain(&asked).map(Vec::len).sum();
         if strings > ARGUMENTS_MAX || bytes > ARGUMENT_BYTES_MAX {
-            return Err(bad("the arguments and the environment are too large", "data goes in through -i or the tree"));
+            return Err(BadRun::TooLarge);
         }
-        let name = argv
-            .first()
-            .filter(|name| !name.is_empty())
-            .ok_or_else(|| bad("no program was named", "a path, or a name that is in PATH"))?;
+        let name = argv.first().filter(|name| !name.is_empty()).ok_or(BadRun::NoProgram)?;
         if run.uid >= sandbox::userns::UIDS || run.gid >= sandbox::userns::UIDS {
-            return Err(bad("users and groups of a container are 0 to 65535", "--user 1000:1000"));
+            return Err(BadRun::NoSuchUser);
         }
         if workdir.as_ref().is_some_and(|dir| !dir.starts_with(b"/")) {
-            return Err(bad("the working directory must begin with '/'", "--workdir /dc"));
+            return Err(BadRun::RelativeDirectory);
         }
         let root = match &run.root {
             RootFs::Host => RootFs::Host,
-            RootFs::Tree(path) => RootFs::Tree(
-                mgmt_api::in_tree(path).ok_or_else(|| bad("the root leads out of the tree", "--root /debian"))?,
-            ),
+            RootFs::Tree(path) => RootFs::Tree(mgmt_api::in_tree(path).ok_or(BadRun::RootOutside)?),
         };
         let mut variables = Variables::default();
         variables.set("PATH", PATH);
@@ -272,13 +163,12 @@ impl Plan {
         }
         for pair in defaults.iter().map(String::as_bytes).chain(asked.iter().map(Vec::as_slice)) {
             let at = pair.iter().position(|byte| *byte == b'=').filter(|at| *at > 0).ok_or_else(|| {
-                bad("an environment variable is not of the form NAME=VALUE", "--env NAME=VALUE")
-                    .because(String::from_utf8_lossy(pair))
+                BadRun::BadVariable(String::from_utf8_lossy(pair).chars().take(SHOWN_CHARS_MAX).collect())
             })?;
             variables.set(&pair[..at], &pair[at + 1..]);
         }
         let path = variables.get(b"PATH").unwrap_or(PATH.as_bytes()).to_owned();
-        let nul = |_| bad("an argument contains a NUL character", "pass it through -i");
+        let nul = |_| BadRun::Nul;
         Ok(Plan {
             argv: c_strings(argv.iter().cloned()).map_err(nul)?,
             env: c_strings(variables.pairs()).map_err(nul)?,

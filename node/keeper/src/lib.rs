@@ -30,6 +30,7 @@ mod packet;
 mod poll;
 mod program;
 mod protocol;
+mod refusal;
 mod seccomp;
 mod stream;
 mod work;
@@ -37,7 +38,8 @@ mod work;
 pub use client::{KeeperClient, KeeperError, NamespaceFds, StreamEnd};
 pub use keeper::FUSE_KEY;
 pub use packet::PacketError;
-pub use protocol::{FuseOptions, KeeperOptions, Status};
+pub use protocol::{FuseOptions, KeeperOptions, Status, VERSIONS, Versions};
+pub use refusal::{BadRun, Refusal, Stage, Task};
 
 use std::process::ExitCode;
 

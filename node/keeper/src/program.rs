@@ -91,7 +91,7 @@ pub struct Program {
     pub life: Life,
     pub report: Option<(Watched, Vec<u8>)>,
     /// Why it was not executed, until those who wait are told.
-    pub refusal: Option<mgmt_api::ErrorBody>,
+    pub refusal: Option<crate::refusal::Refusal>,
     /// The connection that waits to hear the PID.
     pub asker: Option<u32>,
     pub outputs: Vec<Output>,

@@ -3,6 +3,20 @@
 //!
 //! A packet begins with one byte: [`INLINE`] (JSON follows) or [`IN_MEMFD`] (the first descriptor holds the JSON). Requests on
 //! one connection are answered in order; several connections work at the same time.
+//!
+//! **Versions.** A keeper is of the version of the binary that made it, and outlives daemons, so a newer daemon meets older keepers. The
+//! first request of each connection is [`Request::Hello`] with the versions that the daemon speaks; the keeper answers with the newest
+//! that both speak, or with those that it speaks. A keeper that knows no greeting closes the connection: it is of version 1.
+//!
+//! | version | differs from the one before |
+//! |---|---|
+//! | 1 | no greeting; a refusal is an `ErrorBody`, said to the client of a stream by the keeper itself |
+//! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream |
+//!
+//! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own alone. What is added so
+//! that who does not know it ignores it without harm (a field with a default) needs no new version; a new request or answer, or another
+//! meaning, does, and is said only to who speaks that version. So a node is updated version by version, containers going on; who
+//! leaves one out stops its containers with the daemon that started them, first.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +24,8 @@ use std::time::Duration;
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
 use serde::{Deserialize, Serialize};
+
+use crate::refusal::Refusal;
 
 /// The JSON follows in the packet.
 pub const INLINE: u8 = 0;
@@ -27,6 +43,38 @@ pub const STORED_MAX: usize = 8192;
 pub const KEY_BYTES_MAX: usize = 128;
 /// Stored descriptors per answer of `FetchAll`; a message carries at most 16.
 pub const FETCH_PAGE: usize = 14;
+
+/// Versions of this protocol that somebody speaks, the oldest and the newest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Versions {
+    pub oldest: u32,
+    pub newest: u32,
+}
+
+impl Versions {
+    /// The newest that both speak.
+    pub fn common(self, other: Versions) -> Option<u32> {
+        let version = self.newest.min(other.newest);
+        (version >= self.oldest && version >= other.oldest).then_some(version)
+    }
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Versions { oldest, newest } if oldest == newest => write!(out, "version {newest}"),
+            Versions { oldest, newest } => write!(out, "versions {oldest} to {newest}"),
+        }
+    }
+}
+
+/// Of a keeper that closes the connection of who greets.
+pub(crate) const UNGREETED: u32 = 1;
+/// What a daemon of this source speaks.
+pub const VERSIONS: Versions = Versions { oldest: UNGREETED, newest: 2 };
+const _: () = assert!(VERSIONS.oldest < VERSIONS.newest, "a daemon speaks with keepers of the version before");
+/// What a keeper of this source speaks.
+pub(crate) const OF_A_KEEPER: Versions = Versions { oldest: VERSIONS.newest, newest: VERSIONS.newest };
 
 /// From the request to exec; images and programs come from the file tree, which may have to wait for a failover.
 pub const LAUNCH_LIMIT: Duration = Duration::from_secs(20);
@@ -121,8 +169,10 @@ pub struct Status {
     pub degraded: Vec<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
+    /// The first one of a connection.
+    Hello(Versions),
     Status,
     /// A stream may come along; `pending` was read from it already. With a session its client may come back (`Resume`).
     Run {
@@ -188,9 +238,16 @@ pub(crate) enum Follow {
     Yes,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
+    /// In this version it goes on.
+    Hello {
+        version: u32,
+    },
+    /// There is none in common; these the keeper speaks.
+    OtherVersion(Versions),
+    Refused(Refusal),
     Status(Status),
     Started {
         pid: u32,
@@ -206,5 +263,28 @@ pub(crate) enum Answer {
     },
     /// user, mount, pid, net, ipc, uts, and the pidfd of init.
     Namespaces,
+    /// The refusal of a keeper of version 1, and what one of a later version says to who does not greet.
     Failed(ErrorBody),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_version_that_both_speak_is_spoken() {
+        let versions = |(oldest, newest)| Versions { oldest, newest };
+        let table = [
+            ((1, 2), (2, 2), Some(2)),
+            ((2, 3), (2, 2), Some(2)),
+            ((2, 3), (3, 3), Some(3)),
+            ((2, 3), (1, 1), None),
+            ((1, 2), (3, 3), None),
+            ((1, 2), (2, 3), Some(2)),
+        ];
+        for (daemon, keeper, expected) in table {
+            assert_eq!(versions(daemon).common(versions(keeper)), expected, "{daemon:?} {keeper:?}");
+            assert_eq!(versions(keeper).common(versions(daemon)), expected, "{daemon:?} {keeper:?}");
+        }
+    }
 }

@@ -1,12 +1,10 @@
 //! What each request of the daemon does.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mgmt_api::stream::Kind;
-use mgmt_api::stream::session::AWAY_LIMIT;
 use mgmt_api::{ErrorBody, ErrorKind, Process, RunRequest, TerminalSize};
 use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -20,21 +18,11 @@ use crate::list::{self, Known};
 use crate::packet;
 use crate::poll::{Interest, Source, Watched};
 use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
-use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, Request, STORED_MAX, Status};
+use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, OF_A_KEEPER, Request, STORED_MAX, Status, Versions};
+use crate::refusal::{Refusal, Task};
 use crate::stream::{Client, Encoding, Patience, Token};
 
-type Answered = Result<(Answer, Vec<OwnedFd>), ErrorBody>;
-
-/// A failure that the caller cannot do anything about.
-pub fn internal(what: &str, error: &(dyn Error + 'static)) -> ErrorBody {
-    let mut body = ErrorBody::new(ErrorKind::Internal, format!("could not {what}")).because(error);
-    let mut next = error.source();
-    while let Some(cause) = next {
-        body = body.because(cause);
-        next = cause.source();
-    }
-    body
-}
+type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
 
 /// The socket of a client, with what was read from it already.
 struct Stream {
@@ -50,27 +38,22 @@ impl Stream {
     }
 }
 
-/// The only word to a client that is not taken.
-fn refuse(mut client: Client, body: &ErrorBody) {
-    client.push(Kind::Error, &serde_json::to_vec(body).unwrap_or_default());
-    client.close();
-    let _ = client.flush();
-}
-
-fn bad(what: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorKind::BadRequest, what)
+/// To a daemon of version 1, in the only form that it understands.
+fn not_greeted() -> ErrorBody {
+    ErrorBody::new(ErrorKind::Conflict, format!("the container's keeper speaks {OF_A_KEEPER} of its protocol"))
+        .because("this daemon is older and speaks version 1")
+        .hint("the daemon of the version that started the container")
 }
 
 impl Keeper {
-    fn no_such_process(&self, pid: u32) -> ErrorBody {
-        let dc = &self.dc_name;
-        ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
-            .hint(format!("dvs ps --all {dc}"))
-    }
-
     /// Carries out one request and answers it, now or by a later event.
     pub fn work(&mut self, asker: u32, request: Request, fds: Vec<OwnedFd>) {
+        let greeted = self.connections.get(&asker).is_some_and(|connection| connection.version.is_some());
+        if !greeted && !matches!(request, Request::Hello(_)) {
+            return self.answer(asker, &Answer::Failed(not_greeted()), &[]);
+        }
         let answered = match request {
+            Request::Hello(versions) => Ok((self.greet(asker, versions), Vec::new())),
             Request::Status => self.status(),
             Request::List => return self.list(asker),
             Request::Stop { grace_ms } => return self.stop(Duration::from_millis(grace_ms), Some(asker)),
@@ -95,14 +78,22 @@ impl Keeper {
             }
             Request::Namespaces => match self.namespaces() {
                 Ok(fds) => Ok((Answer::Namespaces, fds)),
-                Err(error) => Err(internal("open the namespaces", &error)),
+                Err(error) => Err(Task::OpenNamespaces.failed()(error)),
             },
             Request::MountFuse(options) => self.mount_fuse(&options).map(|fd| (Answer::Descriptor, vec![fd])),
             Request::UnmountFuse => self.unmount_fuse().map(|()| (Answer::Done, Vec::new())),
         };
-        let (answer, fds) = answered.unwrap_or_else(|body| (Answer::Failed(body), Vec::new()));
+        let (answer, fds) = answered.unwrap_or_else(|refusal| (Answer::Refused(refusal), Vec::new()));
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         self.answer(asker, &answer, &fds);
+    }
+
+    fn greet(&mut self, asker: u32, theirs: Versions) -> Answer {
+        let common = OF_A_KEEPER.common(theirs);
+        if let Some(connection) = self.connections.get_mut(&asker) {
+            connection.version = common;
+        }
+        common.map_or(Answer::OtherVersion(OF_A_KEEPER), |version| Answer::Hello { version })
     }
 
     fn status(&self) -> Answered {
@@ -120,7 +111,7 @@ impl Keeper {
         Ok((Answer::Status(status), Vec::new()))
     }
 
-    /// Starts a program; the answer comes when it was executed, or was not. Refusals go to the stream too.
+    /// Starts a program; the answer comes when it was executed, or was not. What a client of a refused program hears, the daemon says.
     fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, stream: Option<Stream>) {
         let id = self.next_id();
         let patience = if run.detach { Patience::Spectator } else { Patience::Foreground };
@@ -132,35 +123,28 @@ impl Keeper {
                 self.programs.insert(id, program);
                 self.set_busy(asker);
             }
-            Err(body) => {
-                if let Some(client) = client {
-                    refuse(client, &body);
-                }
-                self.answer(asker, &Answer::Failed(body), &[]);
-            }
+            Err(refusal) => self.answer(asker, &Answer::Refused(refusal), &[]),
         }
     }
 
-    fn client(&mut self, program: u32, stream: Stream, patience: Patience) -> Result<Client, ErrorBody> {
+    fn client(&mut self, program: u32, stream: Stream, patience: Patience) -> Result<Client, Refusal> {
         let number = self.next_id() & 0xff_ffff;
         let watched = self.watch_client(program, number, stream.socket)?;
         let client = Client::new(number, watched, Encoding::Frames, patience, &stream.pending);
         Ok(client.with_session(stream.session))
     }
 
-    fn watch_client(&self, program: u32, number: u32, socket: OwnedFd) -> Result<Watched, ErrorBody> {
+    fn watch_client(&self, program: u32, number: u32, socket: OwnedFd) -> Result<Watched, Refusal> {
         let watched = self.poll.watch(socket, Source::Client(program, number), Interest::Nothing);
-        watched.map_err(|error| internal("watch the stream", &error))
+        watched.map_err(Task::WatchStream.failed())
     }
 
-    fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, ErrorBody> {
+    fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, Refusal> {
         if !matches!(self.phase, Phase::Serving) {
-            return Err(ErrorBody::new(ErrorKind::Conflict, "the container is being stopped")
-                .hint(format!("when it is down: dvs dc start {}", self.dc_name)));
+            return Err(Refusal::Stopping);
         }
         if self.running() >= PROGRAMS_MAX {
-            return Err(ErrorBody::new(ErrorKind::Unavailable, "the container has too many programs on this node")
-                .hint("another of its nodes, with --node"));
+            return Err(Refusal::ProgramsFull);
         }
         let mut run = run;
         if beside.is_some() {
@@ -185,13 +169,12 @@ impl Keeper {
         }
         match plan.launch(&around, stdio) {
             Ok(launched) => self.watch(program, launched),
-            Err(LaunchError::Early(failure)) => Err(failure.body(&program.request, &self.dc_name)),
+            Err(LaunchError::Early(failure)) => Err(failure.into()),
             Err(LaunchError::Stuck(porter)) => {
-                let body = internal("start the program", &std::io::Error::from(std::io::ErrorKind::TimedOut));
                 self.abandon(program, porter);
-                Err(body)
+                Err(Task::StartProgram.failed()(std::io::Error::from(std::io::ErrorKind::TimedOut)))
             }
-            Err(error) => Err(internal("start the program", &error)),
+            Err(error) => Err(Task::StartProgram.failed()(error)),
         }
     }
 
@@ -205,8 +188,8 @@ impl Keeper {
         }
     }
 
-    fn watch(&self, mut program: Program, launched: Launched) -> Result<Program, ErrorBody> {
-        let fail = |error: std::io::Error| internal("watch the program", &error);
+    fn watch(&self, mut program: Program, launched: Launched) -> Result<Program, Refusal> {
+        let fail = |error: std::io::Error| Task::WatchProgram.failed()(error);
         unblock(&launched.report).map_err(fail)?;
         let id = program.id;
         program.pidfd = Some(self.poll.watch(launched.pidfd, Source::End(id), Interest::Read).map_err(fail)?);
@@ -216,19 +199,19 @@ impl Keeper {
     }
 
     /// A pidfd of any process of the container here, by its PID inside.
-    fn process(&self, pid: u32) -> Result<OwnedFd, ErrorBody> {
+    fn process(&self, pid: u32) -> Result<OwnedFd, Refusal> {
         let known = self.programs.values().find(|program| program.pid == pid && program.life == Life::Running);
         if let Some(pidfd) = known.and_then(|program| program.pidfd.as_ref()) {
-            return pidfd.as_fd().try_clone_to_owned().map_err(|error| internal("use the program", &error));
+            return pidfd.as_fd().try_clone_to_owned().map_err(Task::UseProgram.failed());
         }
         let hosts = self.options.cgroup.as_ref().and_then(|group| group.members().ok()).unwrap_or_default();
         let found = hosts.into_iter().find_map(|host| open_inside(host as i32, pid, sys::pidfd::innermost_pid));
-        found.ok_or_else(|| self.no_such_process(pid))
+        found.ok_or(Refusal::NoSuchProcess { pid })
     }
 
     /// The record and the descriptors of both sides.
-    fn prepare(&self, id: u32, run: RunRequest) -> Result<(Program, Stdio), ErrorBody> {
-        let fail = |error: std::io::Error| internal("make the program's streams", &error);
+    fn prepare(&self, id: u32, run: RunRequest) -> Result<(Program, Stdio), Refusal> {
+        let fail = |error: std::io::Error| Task::MakeStreams.failed()(error);
         let mut program = Program {
             id,
             pid: 0,
@@ -299,24 +282,13 @@ impl Keeper {
     }
 
     fn attach(&mut self, pid: u32, stream: Option<Stream>) -> Answered {
-        let stream = stream.ok_or_else(|| bad("a request to attach came without a stream"))?;
-        let outcome = self.find_running(pid).map(|program| (program.id, program.clients.len()));
-        let (id, refusal) = match outcome {
-            Ok((id, clients)) if clients < CLIENTS_MAX => (id, None),
-            Ok((id, _)) => (
-                id,
-                Some(
-                    ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}"))
-                        .hint(format!("dvs logs {} {pid}", self.dc_name)),
-                ),
-            ),
-            Err(body) => (0, Some(body)),
-        };
-        let client = self.client(id, stream, Patience::Spectator)?;
-        if let Some(body) = refusal {
-            refuse(client, &body);
-            return Err(body);
+        let stream = stream.ok_or(Refusal::NoDescriptor)?;
+        let program = self.find_running(pid)?;
+        let id = program.id;
+        if program.clients.len() >= CLIENTS_MAX {
+            return Err(Refusal::ClientsFull { pid });
         }
+        let client = self.client(id, stream, Patience::Spectator)?;
         if let Some(program) = self.programs.get_mut(&id) {
             program.add_client(client);
         }
@@ -325,19 +297,15 @@ impl Keeper {
 
     /// Gives the client of a session that comes back its new connection.
     fn resume(&mut self, pid: u32, heard: u64, stream: Option<Stream>) -> Answered {
-        let stream = stream.ok_or_else(|| bad("a request to resume came without a stream"))?;
-        let place = stream.session.and_then(|token| self.place_of(pid, token));
-        let Some((id, number)) = place else {
-            let body = self.session_over(pid);
-            refuse(self.client(0, stream, Patience::Spectator)?, &body);
-            return Err(body);
+        let stream = stream.ok_or(Refusal::NoDescriptor)?;
+        let Some((id, number)) = stream.session.and_then(|token| self.place_of(pid, token)) else {
+            self.find_running(pid)?;
+            return Err(Refusal::SessionOver { pid });
         };
         let watched = self.watch_client(id, number, stream.socket)?;
-        let program = self.programs.get_mut(&id).ok_or_else(|| bad("the program is gone"))?;
-        let client = program.clients.iter_mut().find(|client| client.number == number);
-        let resumed = client.map(|client| client.resume(watched, heard, &stream.pending));
-        if let Some(Err(miscounted)) = resumed {
-            return Err(bad("the client of a session counts wrong").because(miscounted));
+        let program = self.programs.get_mut(&id).ok_or(Refusal::NoProgram { pid })?;
+        if let Some(client) = program.clients.iter_mut().find(|client| client.number == number) {
+            client.resume(watched, heard, &stream.pending)?;
         }
         program.hear_all();
         program.pump();
@@ -350,73 +318,50 @@ impl Keeper {
         programs.find_map(|program| Some((program.id, program.client_of(token)?.number)))
     }
 
-    /// Why a client cannot go on where it was.
-    fn session_over(&self, pid: u32) -> ErrorBody {
-        match self.find_running(pid) {
-            Ok(_) => {
-                ErrorBody::new(ErrorKind::Conflict, format!("program {pid} did not wait for its client any longer"))
-                    .because(format!("it was away for more than {} s", AWAY_LIMIT.as_secs()))
-                    .hint(format!("dvs attach {} {pid}", self.dc_name))
-            }
-            Err(body) => body,
-        }
-    }
-
-    fn find_running(&self, pid: u32) -> Result<&Program, ErrorBody> {
+    fn find_running(&self, pid: u32) -> Result<&Program, Refusal> {
         let program = self.find(pid)?;
-        match program.life {
-            Life::Running => Ok(program),
-            _ => Err(ErrorBody::new(ErrorKind::Conflict, format!("the program {pid} has ended"))
-                .hint(format!("its output is in its log: dvs logs {} {pid}", self.dc_name))),
-        }
+        if program.life == Life::Running { Ok(program) } else { Err(Refusal::HasEnded { pid }) }
     }
 
     /// A program started by `run`.
-    fn find(&self, pid: u32) -> Result<&Program, ErrorBody> {
+    fn find(&self, pid: u32) -> Result<&Program, Refusal> {
         let found = self.programs.values().rfind(|program| program.pid == pid && pid != 0);
-        found.ok_or_else(|| {
-            self.no_such_process(pid)
-                .because("only programs started by 'dvs run' have streams and logs")
-                .hint(format!("dvs ps --all {}", self.dc_name))
-        })
+        found.ok_or(Refusal::NoProgram { pid })
     }
 
     fn signal(&self, pid: u32, signal: i32) -> Answered {
         if !(0..=64).contains(&signal) {
-            return Err(bad(format!("there is no signal {signal}")).hint("a number from 0 to 64"));
+            return Err(Refusal::NoSignal { signal });
         }
         if pid <= 1 {
-            return Err(bad("PID 1 is the container's virtual init").hint(format!("dvs dc stop {}", self.dc_name)));
+            return Err(Refusal::IsInit);
         }
-        let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| self.no_such_process(pid))?;
+        let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| Refusal::NoSuchProcess { pid })?;
         match sys::child::send_signal(&process, signal) {
             Ok(()) => Ok((Answer::Done, Vec::new())),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(self.no_such_process(pid)),
-            Err(error) => Err(internal("send the signal", &error)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(Refusal::NoSuchProcess { pid }),
+            Err(error) => Err(Task::SendSignal.failed()(error)),
         }
     }
 
     fn logs(&mut self, pid: u32, tail_lines: Option<usize>, follow: Follow) -> Answered {
-        let fail = |error: &(dyn Error + 'static)| internal("read the program's log", error);
         let program = self.find(pid)?;
         let (id, watchers, settled) = (program.id, program.clients.len(), program.settled);
         let text = match &program.log {
-            Some(log) => log.tail(tail_lines).map_err(|error| fail(&error))?,
+            Some(log) => log.tail(tail_lines).map_err(Task::ReadLog.failed())?,
             None => Vec::new(),
         };
         if follow == Follow::No {
-            let file = packet::memory_file(&text).map_err(|error| fail(&error))?;
+            let file = packet::memory_file(&text).map_err(Task::ReadLog.failed())?;
             return Ok((Answer::Descriptor, vec![file]));
         }
         if watchers >= CLIENTS_MAX {
-            return Err(ErrorBody::new(ErrorKind::Conflict, format!("too many watch the program {pid}"))
-                .hint(format!("dvs logs {} {pid}, without --follow", self.dc_name)));
+            return Err(Refusal::ClientsFull { pid });
         }
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        let (ours, theirs) = pair.map_err(|error| fail(&error))?;
+        let (ours, theirs) = pair.map_err(Task::ReadLog.failed())?;
         let number = self.next_id() & 0xff_ffff;
-        let watched =
-            self.poll.watch(ours, Source::Client(id, number), Interest::Nothing).map_err(|error| fail(&error))?;
+        let watched = self.watch_client(id, number, ours)?;
         let mut client = Client::new(number, watched, Encoding::Text, Patience::Spectator, &[]);
         client.push(Kind::Stdout, &text);
         if settled {
@@ -431,12 +376,12 @@ impl Keeper {
 
     fn store(&mut self, key: String, fds: Vec<OwnedFd>) -> Answered {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(bad(format!("the name of a stored descriptor has 1 to {KEY_BYTES_MAX} bytes")));
+            return Err(Refusal::BadKey);
         }
         if self.stored.len() >= STORED_MAX && !self.stored.contains_key(&key) {
-            return Err(ErrorBody::new(ErrorKind::NoSpace, format!("{STORED_MAX} descriptors are stored already")));
+            return Err(Refusal::StoreFull);
         }
-        let fd = fds.into_iter().next().ok_or_else(|| bad("a request to store came without a descriptor"))?;
+        let fd = fds.into_iter().next().ok_or(Refusal::NoDescriptor)?;
         self.stored.insert(key, fd);
         Ok((Answer::Done, Vec::new()))
     }
@@ -445,7 +390,7 @@ impl Keeper {
         match self.stored.get(key).map(OwnedFd::try_clone) {
             None => Ok((Answer::NotStored, Vec::new())),
             Some(Ok(fd)) => Ok((Answer::Descriptor, vec![fd])),
-            Some(Err(error)) => Err(internal("copy a stored descriptor", &error)),
+            Some(Err(error)) => Err(Task::CopyStored.failed()(error)),
         }
     }
 
@@ -456,7 +401,7 @@ impl Keeper {
         let (mut keys, mut fds) = (Vec::new(), Vec::new());
         for (key, fd) in page.by_ref().take(FETCH_PAGE) {
             keys.push(key.clone());
-            fds.push(fd.try_clone().map_err(|error| internal("copy a stored descriptor", &error))?);
+            fds.push(fd.try_clone().map_err(Task::CopyStored.failed())?);
         }
         let more = page.next().is_some();
         Ok((Answer::Stored { keys, more }, fds))

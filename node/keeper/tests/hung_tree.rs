@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use keeper::{FuseOptions, KeeperError, StreamEnd};
-use mgmt_api::{ErrorKind, RunRequest};
+use keeper::{FuseOptions, KeeperError, Refusal, StreamEnd};
+use mgmt_api::RunRequest;
 use support::{Keeper, is_root, request};
 
 const LOOKUP: u32 = 1;
@@ -121,7 +121,7 @@ fn keeper_answers_while_a_launch_hangs_and_gives_it_up_in_time() {
     keeper.client.run(&elsewhere, None).expect("run");
     assert!(!run.is_finished(), "all that happened while the launch was hanging");
     match run.join().expect("thread") {
-        Err(KeeperError::Refused(body)) => assert_eq!(body.kind, ErrorKind::Unavailable, "{body:?}"),
+        Err(KeeperError::Refused(refusal)) => assert!(matches!(refusal, Refusal::LaunchLate { .. }), "{refusal:?}"),
         other => panic!("{other:?}"),
     }
     assert!(!is_cut_off(&gate), "giving one launch up does no harm to others");
@@ -206,7 +206,7 @@ fn process_table_that_cannot_be_read_is_refused_in_time_and_the_keeper_has_room_
         let askers: Vec<_> = (0..80).map(|_| scope.spawn(|| keeper.connect().list())).collect();
         for asker in askers {
             match asker.join().expect("thread") {
-                Err(KeeperError::Refused(body)) => assert_eq!(body.kind, ErrorKind::Unavailable, "{body:?}"),
+                Err(KeeperError::Refused(refusal)) => assert_eq!(refusal, Refusal::ListLate),
                 other => panic!("{other:?}"),
             }
         }

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use keeper::{KeeperError, StreamEnd};
+use keeper::{BadRun, KeeperError, Refusal, Stage, StreamEnd, Task};
 use mgmt_api::stream::Kind;
-use mgmt_api::{ErrorKind, ProcessState, TerminalSize};
+use mgmt_api::{ProcessState, TerminalSize};
 use support::{Keeper, Watcher, is_root, request};
 
 const NO_DESCRIPTORS: &[std::os::fd::BorrowedFd<'static>] = &[];
@@ -184,35 +184,26 @@ fn program_that_cannot_be_executed_is_told_apart_from_one_that_is_not_there() {
         return;
     }
     let keeper = Keeper::start();
-    let refused = |argv: &[&str]| match keeper.client.run(&request(argv), None) {
-        Err(KeeperError::Refused(body)) => body,
+    let refused = |run: &mgmt_api::RunRequest| match keeper.client.run(run, None) {
+        Err(KeeperError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     };
-    let kind = |argv: &[&str]| refused(argv).kind;
-    assert_eq!(kind(&["no-such-program"]), ErrorKind::NoSuchProgram);
-    assert_eq!(kind(&["/no/such"]), ErrorKind::NoSuchProgram);
-    let looks_at = |program: &str, folder: &str| {
-        let hint = refused(&[program]).hint.expect("what to try");
-        assert!(hint.ends_with(&format!("ls {folder}")), "{hint}");
-    };
-    looks_at("no-such-program", "/usr/bin");
-    looks_at("/no-such-program", "/");
-    looks_at("/dc/no-such-program", "/dc");
-    assert_eq!(kind(&["/etc/passwd"]), ErrorKind::NotExecutable);
-    assert_eq!(kind(&["/usr"]), ErrorKind::NotExecutable);
-    assert_eq!(kind(&[]), ErrorKind::BadRequest);
+    let launch = |stage, errno| Refusal::Launch { stage, errno };
+    assert_eq!(refused(&request(&["no-such-program"])), launch(Stage::Exec, libc::ENOENT));
+    assert_eq!(refused(&request(&["/no/such"])), launch(Stage::Exec, libc::ENOENT));
+    assert_eq!(refused(&request(&["/etc/passwd"])), launch(Stage::Exec, libc::EACCES));
+    assert_eq!(refused(&request(&["/usr"])), launch(Stage::Exec, libc::EACCES));
+    assert_eq!(refused(&request(&[])), Refusal::BadRun(BadRun::NoProgram));
     let mut run = request(&["true"]);
     run.workdir = Some("/no/such".into());
-    assert!(
-        matches!(keeper.client.run(&run, None), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::BadRequest)
-    );
+    assert_eq!(refused(&run), launch(Stage::Directory, libc::ENOENT));
 
-    // The stream hears it too: the daemon may have handed it over already.
+    // Nothing is said to the client of a stream: the daemon does that, and has the socket.
     let (ours, theirs) = UnixStream::pair().expect("pair");
     assert!(keeper.client.run(&request(&["no-such-program"]), Some(&StreamEnd::of(theirs.as_fd()))).is_err());
     drop(theirs);
-    let error = Watcher::new(ours).into_end().error.expect("error frame");
-    assert_eq!(error.kind, ErrorKind::NoSuchProgram);
+    let ended = Watcher::new(ours).into_end();
+    assert!(ended.error.is_none() && ended.pid.is_none(), "{ended:?}");
 }
 
 #[test]
@@ -248,7 +239,8 @@ fn launch_that_a_frozen_group_holds_is_given_up_and_leaves_no_process_once_it_th
         return;
     }
     let refused = keeper.client.run(&request(&["true"]), None);
-    assert!(matches!(&refused, Err(KeeperError::Refused(body)) if body.kind == ErrorKind::Internal), "{refused:?}");
+    let is_stuck = |refusal: &Refusal| matches!(refusal, Refusal::Failed { task: Task::StartProgram, .. });
+    assert!(matches!(&refused, Err(KeeperError::Refused(refusal)) if is_stuck(refusal)), "{refused:?}");
     let held = keeper.cgroup.members().expect("members");
     let ends: Vec<_> = held.iter().map(|pid| sys::pidfd::open(*pid as i32).expect("pidfd")).collect();
     assert_eq!(ends.len(), 1);
@@ -419,7 +411,10 @@ fn client_of_a_session_comes_back_to_what_it_has_not_heard() {
     third.send(Kind::Heard, &5_u64.to_le_bytes());
     assert_eq!(third.into_end().stdout, b"two\n");
     let (_ours, theirs) = UnixStream::pair().expect("pair");
-    assert!(matches!(keeper.client.resume(pid, SESSION, 5, theirs.as_fd(), &[]), Err(KeeperError::Refused(_))));
+    assert!(matches!(
+        keeper.client.resume(pid, SESSION, 5, theirs.as_fd(), &[]),
+        Err(KeeperError::Refused(Refusal::HasEnded { .. }))
+    ));
 }
 
 #[test]
@@ -457,8 +452,8 @@ fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
     watcher.until(|seen| seen.stdout.ends_with(b"caught\n"));
     keeper.client.signal(pid, libc::SIGKILL).expect("signal");
     assert_eq!(watcher.into_end().exit, Some(137));
-    assert!(matches!(keeper.client.signal(1, libc::SIGKILL), Err(KeeperError::Refused(_))));
-    assert!(matches!(keeper.client.signal(99, 0), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound));
+    assert!(matches!(keeper.client.signal(1, libc::SIGKILL), Err(KeeperError::Refused(Refusal::IsInit))));
+    assert!(matches!(keeper.client.signal(99, 0), Err(KeeperError::Refused(Refusal::NoSuchProcess { pid: 99 }))));
 }
 
 #[test]
@@ -574,9 +569,8 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     drop(theirs);
     assert_eq!(Watcher::new(ours).into_end().text(), "mark\nalive");
     exec.pid = 4_000_000;
-    assert!(
-        matches!(keeper.client.exec(&exec, None), Err(KeeperError::Refused(body)) if body.kind == ErrorKind::NotFound)
-    );
+    let gone = Refusal::NoSuchProcess { pid: 4_000_000 };
+    assert!(matches!(keeper.client.exec(&exec, None), Err(KeeperError::Refused(refusal)) if refusal == gone));
 }
 
 #[test]

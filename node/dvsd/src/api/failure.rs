@@ -43,8 +43,15 @@ impl From<EngineError> for Failure {
 impl From<KeeperError> for Failure {
     fn from(error: KeeperError) -> Failure {
         let kind = match &error {
-            // The keeper's own words.
-            KeeperError::Refused(body) => return Failure(body.clone()),
+            // The words of a keeper of version 1.
+            KeeperError::Told(body) => return Failure(body.clone()),
+            KeeperError::OtherVersion { .. } => {
+                return Failure(
+                    ErrorBody::new(ErrorKind::Conflict, "the container's keeper on this node is of another version")
+                        .because(error)
+                        .hint("stop the container, or go on with the daemon of the version that started it"),
+                );
+            }
             KeeperError::NotThere { .. } | KeeperError::Unreachable { .. } | KeeperError::Gone { .. } => {
                 ErrorKind::Unavailable
             }

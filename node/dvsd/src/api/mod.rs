@@ -15,6 +15,7 @@ pub mod remote;
 pub mod serve;
 mod stream;
 mod tree;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

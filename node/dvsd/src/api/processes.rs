@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 
 use super::failure::{Failure, failure};
 use super::remote::{Question, is_switching};
+use super::words::{self, Asked};
 use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
 use crate::reconcile::parts::{keeper_socket, programs_dir};
 use crate::records::{DcView, Desired};
@@ -188,7 +189,7 @@ pub async fn signal(
     }
     let asked: SignalRequest = parse(&incoming.question.body)?;
     let keeper = keeper(&api, &view).await?;
-    blocking(move || Ok(keeper.signal(pid, asked.signal)?)).await?;
+    blocking(move || keeper.signal(pid, asked.signal).map_err(|error| about(&dc, error))).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -215,15 +216,16 @@ pub async fn logs(
         // What programs wrote is there also when nothing of the container runs.
         Err(stopped) => return kept_log(&api, &view, pid, query.tail).await?.ok_or(stopped),
     };
-    let body =
-        if query.follow {
-            let descriptor = blocking(move || Ok(keeper.follow(pid, query.tail)?)).await?;
-            Body::new(FollowBody::new(descriptor).map_err(|error| {
+    let body = if query.follow {
+        let descriptor = blocking(move || keeper.follow(pid, query.tail).map_err(|error| about(&dc, error))).await?;
+        Body::new(
+            FollowBody::new(descriptor).map_err(|error| {
                 failure(ErrorKind::Internal, format!("the log cannot be followed: {error}"), "again")
-            })?)
-        } else {
-            Body::from(blocking(move || Ok(keeper.logs(pid, query.tail)?)).await?)
-        };
+            })?,
+        )
+    } else {
+        Body::from(blocking(move || keeper.logs(pid, query.tail).map_err(|error| about(&dc, error))).await?)
+    };
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response())
 }
 
@@ -254,9 +256,12 @@ fn node_of(view: &DcView, pid: u32) -> Result<String, Failure> {
 }
 
 fn no_such_process(dc: &str, pid: u32) -> Failure {
-    ErrorBody::new(ErrorKind::NotFound, format!("there is no process {pid} in container '{dc}'"))
-        .hint(format!("dvs ps --all {dc}"))
-        .into()
+    words::no_such_process(dc, pid).into()
+}
+
+/// What a keeper did not do, to who asked about processes there are.
+fn about(dc: &str, error: KeeperError) -> Failure {
+    Asked { dc, run: None }.failed(error)
 }
 
 /// A request that may have to go on to another node.
@@ -339,6 +344,15 @@ enum Start {
 }
 
 impl Start {
+    fn asked<'a>(&'a self, dc: &'a str) -> Asked<'a> {
+        let run = match self {
+            Start::Run(run, _) => Some(run),
+            Start::Exec(exec, _) => Some(&exec.run),
+            Start::Attach(..) | Start::Resume { .. } => None,
+        };
+        Asked { dc, run }
+    }
+
     /// Gives the client's socket to the keeper. One that reaches the keeper itself needs no session: it ends when its client does.
     fn hand(&self, keeper: &KeeperClient, client: &stream::HandedOver) -> Result<(), KeeperError> {
         let end = |session: &Option<u64>| StreamEnd {
@@ -362,16 +376,18 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     refuse_failed(view)?;
     let keeper = keeper(api, view).await?;
     if let Some(client) = incoming.client {
+        let dc = view.record.spec.name.clone();
         stream::hand_over(client, move |client| match start.hand(&keeper, &client) {
-            // A refusal was told in the stream by the keeper.
-            Ok(()) | Err(KeeperError::Refused(_)) => Ok(()),
-            Err(error) => Err((client.socket, error.into())),
+            // One of version 1 told the client itself.
+            Ok(()) | Err(KeeperError::Told(_)) => Ok(()),
+            Err(error) => Err((client.socket, start.asked(&dc).failed(error))),
         });
         return Ok(stream::switching());
     }
+    let dc = view.record.spec.name.clone();
     let pid = blocking(move || match &start {
-        Start::Run(run, _) => Ok(keeper.run(run, None)?),
-        Start::Exec(exec, _) => Ok(keeper.exec(exec, None)?),
+        Start::Run(run, _) => keeper.run(run, None).map_err(|error| start.asked(&dc).failed(error)),
+        Start::Exec(exec, _) => keeper.exec(exec, None).map_err(|error| start.asked(&dc).failed(error)),
         Start::Attach(..) | Start::Resume { .. } => {
             Err(failure(ErrorKind::BadRequest, "attaching is a stream", "the header 'Upgrade: dvs-stream'"))
         }
@@ -428,9 +444,10 @@ async fn local_processes(api: &Arc<Api>, view: &DcView) -> Result<Vec<Process>, 
     let socket = keeper_socket(&config.dc_run_dir(view.record.id));
     let programs = programs_dir(&config.dc_state_dir(view.record.id));
     let share = view.shares.get(&config.node);
+    let dc = view.record.spec.name.clone();
     let should_be_there = share.is_some_and(|share| share.share.phase == DcPhase::Running);
     blocking(move || match KeeperClient::connect(socket) {
-        Ok(keeper) => Ok(keeper.list()?),
+        Ok(keeper) => keeper.list().map_err(|error| about(&dc, error)),
         // What it kept is not all, as long as it should be there.
         Err(KeeperError::NotThere { .. }) if !should_be_there => Ok(keeper::kept::processes(&programs)),
         Err(error) => Err(error.into()),
