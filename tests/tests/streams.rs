@@ -73,6 +73,14 @@ fn client_of_a_node_that_falls_silent_or_whose_daemon_dies_hears_it_and_where_to
     told(waiting, pid);
     // Nine seconds, the thirty for which it tries again, and what a busy machine takes.
     assert!(begun.elapsed() < Duration::from_secs(70), "{:?}", begun.elapsed());
+    // The program went with its node, which says so when it is back.
+    cluster.ok(&["dev", "restart", "n2"]);
+    eventually("the program is listed as lost", Duration::from_secs(30), || {
+        let listed = cluster.output(&["ps", "-a", "shop", "-o", "json"]);
+        let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).ok()?;
+        let process = listed.as_array()?.iter().find(|process| process["pid"] == pid)?;
+        (process["cause"] == "lost with its keeper").then_some(())
+    });
 }
 
 #[test]
