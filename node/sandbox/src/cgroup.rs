@@ -38,8 +38,9 @@ const SERVER_MEMORY_DIVISOR: u64 = 4;
 const SERVER_MEMORY_MIN: u64 = 512 << 20;
 /// What all containers together leave to the node: an eighth of its memory, but no more than this.
 const NODE_MEMORY_MAX: u64 = 4 << 30;
-/// Of the memory of programs, what their TCP connections may hold. Version 2 counts it with the rest.
-const TCP_DIVISOR: u64 = 8;
+/// Of the memory of programs, what the buffers of their sockets may hold. Version 2 counts it with the rest. In version 1 the name of
+/// the account says TCP, but UDP's buffers are in it too.
+const SOCKETS_DIVISOR: u64 = 8;
 const PERIOD_US: u64 = 100_000;
 /// Killed processes that do not go within this time are stuck in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -422,8 +423,8 @@ impl Cgroup {
                 set(Controller::Cpuset, "cpuset.cpus", &cpus, Asked::by(&limits.cpus), "CPUs")?;
                 if let Some(dir) = self.dir(Controller::Memory, Level::Programs) {
                     // Not every kernel of version 1 counts it.
-                    let tcp = (granted.memory_bytes / TCP_DIVISOR).to_string();
-                    let _ = write(&dir.join("memory.kmem.tcp.limit_in_bytes"), &tcp);
+                    let sockets = (granted.memory_bytes / SOCKETS_DIVISOR).to_string();
+                    let _ = write(&dir.join("memory.kmem.tcp.limit_in_bytes"), &sockets);
                 }
             }
             Hierarchy::V2(_) => {
