@@ -196,6 +196,25 @@ fn locks_conflict_wait_and_end_with_their_file() {
 }
 
 #[test]
+fn flock_that_cannot_become_exclusive_is_lost_so_that_two_who_want_it_do_not_wait_for_each_other() {
+    in_private_mounts(|| {
+        use rustix::fs::{FlockOperation, flock};
+        let world = World::new();
+        let mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        let first = File::create(&path).expect("create");
+        let second = File::open(&path).expect("open");
+        for file in [&first, &second] {
+            flock(file, FlockOperation::LockShared).expect("both read");
+        }
+        let again = Err(rustix::io::Errno::AGAIN);
+        assert_eq!(flock(&first, FlockOperation::NonBlockingLockExclusive), again);
+        flock(&second, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it now");
+        assert_eq!(flock(&first, FlockOperation::NonBlockingLockShared), again);
+    });
+}
+
+#[test]
 fn programs_that_wait_for_a_server_that_is_away_can_be_killed() {
     use vos_api::fs::{LOOKUP, OPEN, SETATTR, UNLOCK_OWNER, WRITE};
     in_private_mounts(|| {

@@ -681,6 +681,10 @@ impl Model {
     fn setlk(&mut self, session: Session, ino: u64, waits: bool, data: &[u8]) -> Answer {
         let wish = Lock::read_from_bytes(data).map_err(|_| libc::EINVAL)?;
         if wish.kind.get() != 2 && self.conflict(session, ino, &wish).is_some() {
+            // Who wants another kind of flock unlocks first, also when the second step fails (flock(2)).
+            if wish.owner.get() >> 63 == 1 {
+                self.locks.retain(|(at, who, lock)| !(*at == ino && *who == session && lock.owner == wish.owner));
+            }
             return Err(if waits { libc::EINPROGRESS } else { libc::EAGAIN });
         }
         let mut kept = Vec::new();
