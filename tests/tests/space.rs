@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use end_to_end::{Cluster, eventually};
 
 const SOON: Duration = Duration::from_secs(60);
+/// A server comes back within a second or two; a machine with all CPUs busy needs more.
+const QUICKLY: Duration = Duration::from_secs(20);
 const DISK_BYTES: u64 = 512 << 20;
 
 /// Takes everything that is left.
@@ -87,6 +89,103 @@ fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itse
         (cluster.json(&["node", "inspect", "n1", "-o", "json"])["state"] == "ready").then_some(())
     });
     assert_eq!(cluster.json(&["dc", "inspect", "other", "-o", "json"])["phase"], "running");
+}
+
+/// Small changes, each told with its errno and its seconds.
+const SMALL_CHANGES: &str = r#"
+import os, sys, time
+def append(data):
+    file = os.open("/dc/small", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, data)
+        os.fsync(file)
+    finally:
+        os.close(file)
+def rewrite():
+    file = os.open("/dc/small", os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(file, b"hello\n", 0)
+        os.fsync(file)
+    finally:
+        os.close(file)
+for step in range(int(sys.argv[1])):
+    changes = [
+        ("append", lambda: append(b"hello\n")),
+        ("block", lambda: append(bytes(4096))),
+        ("rewrite", rewrite),
+        ("mkdir", lambda: os.mkdir(f"/dc/made-{time.monotonic_ns()}")),
+    ]
+    name, change = changes[step % len(changes)]
+    begin, errno = time.monotonic(), 0
+    try:
+        change()
+    except OSError as error:
+        errno = error.errno
+    print(name, errno, time.monotonic() - begin, flush=True)
+"#;
+
+/// What small changes in a container answered: what, errno, seconds.
+fn small_changes(cluster: &Cluster, dc: &str, count: u32) -> Vec<(String, i32, f64)> {
+    let said = cluster.ok(&["run", dc, "--", "python3", "-c", SMALL_CHANGES, &count.to_string()]);
+    let parse = |line: &str| {
+        let mut words = line.split(' ');
+        Some((words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    };
+    said.lines().map(|line| parse(line).expect("three words")).collect()
+}
+
+#[test]
+fn server_that_dies_while_its_host_is_full_comes_back_and_nothing_hangs_or_says_eio() {
+    const ENOSPC: i32 = 28;
+    let Some(cluster) = Cluster::up_on_disk(1, DISK_BYTES) else {
+        eprintln!("SKIPPED: this machine mounts no loop device");
+        return;
+    };
+    cluster.container("greedy", 1, &["--disk", "2G", "--sparse"]);
+    cluster.container("other", 1, &["--disk", "64M"]);
+    cluster.sh("greedy", "n1", "echo begin > /dc/small; sync /dc/small");
+    let filling = ["run", "greedy", "--", "dd", "if=/dev/zero", "of=/dc/big", "bs=1M", "conv=fsync"];
+    let (_, said) = cluster.fails(&filling);
+    assert!(said.contains("No space left on device"), "{said}");
+    // What the node keeps back goes, too.
+    let filler = cluster.state_dir().join("filler");
+    fill(&filler);
+
+    let assert_well = |when: &str| {
+        let answers = small_changes(&cluster, "greedy", 40);
+        assert_eq!(answers.len(), 40);
+        let wrong: Vec<_> = answers
+            .iter()
+            .filter(|(_, errno, seconds)| !(*errno == 0 || *errno == ENOSPC) || *seconds > QUICKLY.as_secs_f64())
+            .collect();
+        let slowest = answers.iter().map(|(.., seconds)| *seconds).fold(0.0, f64::max);
+        let refused = answers.iter().filter(|(_, errno, _)| *errno == ENOSPC).count();
+        println!("{when}: {refused} of 40 refused, the slowest {slowest:.2} s");
+        assert!(wrong.is_empty(), "{when}: {wrong:?}{}", cluster.logs());
+        cluster.sh("other", "n1", "echo on >> /dc/own; sync /dc/own; tail -1 /dc/own");
+    };
+    assert_well("full");
+    for life in ["second", "third"] {
+        let server = cluster.server_pid("greedy", "n1", "fs").expect("a server");
+        cluster.kill("n1", server);
+        assert_well(life);
+    }
+    let server = cluster.server_pid("greedy", "n1", "fs").expect("a server");
+    cluster.kill("n1", server);
+    let begin = Instant::now();
+    assert_eq!(cluster.sh("greedy", "n1", "rm /dc/big; test ! -e /dc/big"), "");
+    println!("rm: {:?}", begin.elapsed());
+    assert!(begin.elapsed() < QUICKLY, "rm took {:?}{}", begin.elapsed(), cluster.logs());
+    assert_well("emptied");
+
+    std::fs::remove_file(&filler).expect("room");
+    eventually("the node is well again", SOON, || {
+        (cluster.json(&["node", "inspect", "n1", "-o", "json"])["state"] == "ready").then_some(())
+    });
+    let answers = small_changes(&cluster, "greedy", 20);
+    assert!(answers.iter().all(|(_, errno, _)| *errno == 0), "{answers:?}{}", cluster.logs());
+    cluster.sh("greedy", "n1", "dd if=/dev/zero of=/dc/big bs=1M count=64 conv=fsync 2>/dev/null");
+    assert!(cluster.sh("greedy", "n1", "head -1 /dc/small").starts_with("hello"));
 }
 
 #[test]
