@@ -1,6 +1,6 @@
 //! Virtual disk. All offsets and lengths are bytes, multiples of [`BLOCK_BYTES`].
 //!
-//! A write that was completed survives the death of the server process; [`FLUSH`] makes all writes completed before
+//! A write that was completed survives the death of the server process; [`Flush`] makes all writes completed before
 //! it was submitted survive loss of power. Reads and writes may be repeated (idempotent), so none has a sequence.
 //! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
 //! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE` the epoch is old.
@@ -8,8 +8,10 @@
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::operation::{Empty, operations, replies, words};
+
 pub const BLOCK_BYTES: u32 = 4096;
-/// Spans of one [`READV`].
+/// Spans of one [`Readv`].
 pub const SPANS_MAX: usize = 256;
 
 /// What writers of files leave of the file system on which a sparse image lies to the node's own records and logs.
@@ -27,25 +29,63 @@ pub struct Span {
     pub bytes: U64,
 }
 
-/// `results`: size in bytes, block bytes, flags ([`READ_ONLY`]), epoch of the volume.
-pub const INFO: u16 = 16;
-/// `args`: offset, bytes. Reply data: the bytes.
-pub const READ: u16 = 17;
-/// `args`: offset. Request data: the bytes. With flag [`FUA`] durable when completed.
-pub const WRITE: u16 = 18;
-pub const FLUSH: u16 = 19;
-/// `args`: offset, bytes. The range reads as zeros afterwards; the space of a sparse volume may be given back.
-pub const DISCARD: u16 = 20;
-/// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at most one transfer.
-pub const READV: u16 = 21;
+operations! {
+    enum Request;
 
-/// `args`: offset, bytes. Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot tell.
-/// With flag [`SERVERS_OWN`] the owner needs the space to work at all; without it, what the host keeps back for itself is not touched.
-pub const ALLOCATE: u16 = 22;
+    INFO = 16: repeatable Info {} -> VolumeInfo [];
 
-/// Flag of [`WRITE`].
-pub const FUA: u16 = 1;
-/// Flag of [`ALLOCATE`].
-pub const SERVERS_OWN: u16 = 1;
-/// Bit of `INFO`'s third result.
+    /// Reply data: the bytes.
+    READ = 17: repeatable Read { offset: u64, bytes: u64 } -> Empty [];
+
+    /// Request data: the bytes.
+    WRITE = 18: repeatable Write { durability: Durability, offset: u64 } -> Empty [NoSpace, ReadOnly, Access];
+
+    FLUSH = 19: repeatable Flush {} -> Empty [];
+
+    /// The range reads as zeros afterwards; the space of a sparse volume may be given back.
+    DISCARD = 20: repeatable Discard { offset: u64, bytes: u64 } -> Empty [NoSpace, ReadOnly, Access];
+
+    /// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at most one transfer.
+    READV = 21: repeatable Readv {} -> Empty [];
+
+    /// Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot tell.
+    ALLOCATE = 22: repeatable Allocate { need: Need, offset: u64, bytes: u64 } -> Empty [NoSpace, ReadOnly, Access];
+}
+
+replies! {
+    VolumeInfo {
+        bytes,
+        block_bytes,
+        /// Bits: [`READ_ONLY`].
+        flags,
+        /// Of the server.
+        epoch
+    };
+}
+
+words! {
+    /// When a write is complete.
+    enum Durability: u16 {
+        /// When it survives the death of the disk server.
+        Server = 0,
+        /// When it survives the loss of power.
+        Power = 1,
+    }
+
+    /// Who needs space.
+    enum Need: u16 {
+        /// Somebody who writes files: what the host keeps back for itself is not touched.
+        Users = 0,
+        /// The server that is the volume's owner, to work at all.
+        Server = 1,
+    }
+}
+
+/// Bit of [`VolumeInfo::flags`].
 pub const READ_ONLY: u64 = 1;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    ReadWrite,
+    ReadOnly,
+}

@@ -4,18 +4,17 @@
 //! The caller's identity (uid, gid) and the time are the client's to say: permission checks are made by the kernel of
 //! the client's node (`default_permissions`), the server checks what only it can know.
 //!
-//! Reply data of every operation that answers attributes begins with an [`Attr`]. Operations marked *seq* change
-//! something and carry a session sequence; the others may be repeated.
+//! The fourth word of every reply says what of it may be kept ([`LEASE`]). Operations that change something happen `once`.
 //!
 //! # Caching
 //!
 //! A reply whose `results[3]` has [`LEASE`] allows the client to keep attributes, entry and pages of this inode until the
-//! inode arrives in [`EVENTS`]. The server completes a conflicting change only after every other holder said so with
-//! [`RELEASED`], or was fenced because it stayed silent for [`RECALL_MS`].
+//! inode arrives in [`Events`]. The server completes a conflicting change only after every other holder said so with
+//! [`Released`], or was fenced because it stayed silent for [`RECALL_MS`].
 //!
-//! A [`READ`] waits for changes of others that are under way, and comes with a lease; a [`WRITE`] leaves the writer
+//! A [`Read`] waits for changes of others that are under way, and comes with a lease; a [`Write`] leaves the writer
 //! one. They come without
-//! one only when the client has been asked for it and has not said [`RELEASED`] yet (or holds too many): then it drops
+//! one only when the client has been asked for it and has not said [`Released`] yet (or holds too many): then it drops
 //! the bytes again before it says so.
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
@@ -24,6 +23,8 @@
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::operation::{AfterNul, Empty, Measured, Prefixed, Third, in_data, operations, replies, words};
 
 pub const ROOT: u64 = 1;
 pub const NAME_BYTES_MAX: usize = 255;
@@ -34,8 +35,7 @@ pub const LINKS_MAX: u32 = 65_000;
 /// How long a holder of a lease may take to give it back before it is fenced.
 pub const RECALL_MS: u64 = 3_000;
 
-/// Request data prefix of operations that create: `Create`, then the name (and for [`SYMLINK`] NUL and the target).
-/// `args[0]` parent, `args[1]` bytes of the name. Reply: [`Attr`].
+/// What an inode is to be when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Create {
@@ -68,7 +68,7 @@ pub struct Attr {
     pub reserved: U32,
 }
 
-/// Request data of [`SETATTR`]; `valid` tells which fields count.
+/// What [`Setattr`] changes; `valid` tells which fields count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SetAttr {
@@ -94,99 +94,252 @@ pub mod valid {
     pub const KILL_SUID: u32 = 128;
 }
 
-/// `args[0]` parent. Request data: name. Reply: [`Attr`]; `ENOENT` may be cached when `results[3]` has [`LEASE`] (on the parent).
-pub const LOOKUP: u16 = 16;
-/// `args[0]` inode. Reply: [`Attr`].
-pub const GETATTR: u16 = 17;
-/// *seq.* `args[0]` inode, `args[1]` time_ns. Request data: [`SetAttr`]. Reply: [`Attr`]. Size 0 to size n truncates or extends.
-pub const SETATTR: u16 = 18;
-/// *seq.* Request data: [`Create`], name. Reply: [`Attr`]. `args[2]` 1: fail with `EEXIST` when the name exists (mknod,
-/// mkdir always do); 0: answer the existing regular file (open with O_CREAT without O_EXCL). Opens the file: `results[0]` is the handle.
-pub const CREATE: u16 = 19;
-/// *seq.* Like [`CREATE`], without a handle: fifos, sockets, devices, regular files.
-pub const MKNOD: u16 = 20;
-/// *seq.*
-pub const MKDIR: u16 = 21;
-/// *seq.* Request data: [`Create`], name, target; `args[1]` bytes of the name.
-pub const SYMLINK: u16 = 22;
-/// `args[0]` inode. Reply data: target.
-pub const READLINK: u16 = 23;
-/// *seq.* `args[0]` parent, `args[2]` time_ns. Request data: name. An open file lives until its last handle is closed.
-pub const UNLINK: u16 = 24;
-/// *seq.* As [`UNLINK`].
-pub const RMDIR: u16 = 25;
-/// *seq.* `args[0]` old parent, `args[1]` new parent, `args[2]` time_ns. `flags`: renameat2's (NOREPLACE 1, EXCHANGE 2).
-/// Request data: old name length u16 little-endian, old name, new name.
-pub const RENAME: u16 = 26;
-/// *seq.* `args[0]` inode, `args[1]` new parent, `args[2]` time_ns. Request data: new name. Reply: [`Attr`].
-pub const LINK: u16 = 27;
-/// *seq.* `args[0]` inode, `args[1]` open flags, `args[2]` time_ns that `O_TRUNC` leaves (0: times stay). `results[0]` handle. `O_TRUNC` truncates.
-pub const OPEN: u16 = 28;
-/// *seq.* `args[0]` inode, `args[1]` handle. Frees the last claim on an unlinked file, and the locks that were set through the handle.
-pub const RELEASE: u16 = 29;
-/// `args[0]` inode, `args[1]` offset, `args[2]` bytes. Reply data: bytes, fewer at the end of the file. `results[0]`: how many.
-///
-/// With the flag [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there itself: `results[3]` has [`PLACES`],
-/// `results[1]` is a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data begins with; behind them a CRC-32 of each block, u32. The bytes are
-/// the file's while the lease of this answer lasts and the session changes nothing in them itself. A block without its checksum is not: ask again without the flag.
-pub const READ: u16 = 30;
-/// *seq.* `args[0]` inode, `args[1]` offset, `args[2]` time_ns. Request data: bytes. `results`: bytes written, new size.
-/// `flags`: [`APPEND`] ignores the offset and writes at the end.
-pub const WRITE: u16 = 31;
-/// `args[0]` inode (0: the whole tree). All that was completed before is durable when this completes.
-pub const FSYNC: u16 = 32;
-/// `args[0]` inode, `args[1]` cookie (0 from the start), `args[2]` 1 with attributes. Reply data: entries [`DirEntry`] + name,
-/// padded to 8 bytes, each followed by an [`Attr`] when asked for. `results`: entries, 1 when the end was reached. "." and ".." are not
-/// among them; their cookies, 1 and 2, are left to the client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
-pub const READDIR: u16 = 33;
-/// `results`: blocks of 4 KiB in all, free; inodes in all, free.
-pub const STATFS: u16 = 34;
-/// *seq.* `args[0]` inode, `args[1]` bytes of the name, `args[2]` time_ns. `flags`: setxattr's. Request data: name, value.
-pub const SETXATTR: u16 = 35;
-/// `args[0]` inode. Request data: name. Reply data: value. `results`: bytes.
-pub const GETXATTR: u16 = 36;
-/// `args[0]` inode. Reply data: names, each ended by NUL. `results`: bytes.
-pub const LISTXATTR: u16 = 37;
-/// *seq.* `args[0]` inode, `args[1]` time_ns. Request data: name.
-pub const REMOVEXATTR: u16 = 38;
-/// *seq.* `args[0]` inode, `args[1]` offset, `args[2]` bytes. `flags`: fallocate's mode (KEEP_SIZE 1, PUNCH_HOLE 2, ZERO_RANGE 16).
-/// Request data: time_ns, u64.
-pub const FALLOCATE: u16 = 39;
-/// `args[0]` inode, `args[1]` offset, `args[2]` whence (SEEK_DATA 3, SEEK_HOLE 4). `results`: offset.
-pub const LSEEK: u16 = 40;
-/// `args[0]` inode. Request data: [`Lock`]. Reply data: the conflicting [`Lock`], or kind `F_UNLCK`.
-pub const GETLK: u16 = 41;
-/// *seq.* `args[0]` inode, `args[1]` 1: wait until it is granted, `args[2]` handle through which it is set (0: none), with which it goes.
-/// Request data: [`Lock`]. `EAGAIN`, `EDEADLK`.
-pub const SETLK: u16 = 42;
-/// `args[0]` sequence of a waiting [`SETLK`]; that one completes with `EINTR`.
-pub const CANCEL: u16 = 43;
-/// The client gives up all locks of an owner on an inode (close): `args[0]` inode, `args[1]` owner. *seq.*
-pub const UNLOCK_OWNER: u16 = 44;
-/// Stays open until something is to be dropped. Reply data: [`Event`]s. `results`: events. Over a new ring of the session all events that were not
-/// [`RELEASED`] come again with their numbers. One such request per session; a later one makes the earlier answer `EINTR`.
-pub const EVENTS: u16 = 45;
-/// The client dropped what these events named: `args[0]` recall number up to which all are done.
-pub const RELEASED: u16 = 46;
-/// *seq.* `args[0]` source inode, `args[1]` destination inode. Request data: source offset, destination offset, bytes, time_ns as
-/// four u64. Shares extents where it can. `results`: bytes.
-pub const COPY_RANGE: u16 = 47;
-/// *seq.* Makes a whole regular file in one step: `args[0]` parent, `args[1]` bytes of the name, `args[2]` its atime and mtime.
-/// Request data: [`Create`], name, content. `EEXIST` when there is the name. Reply: [`Attr`].
-pub const PLACE: u16 = 48;
+operations! {
+    enum Request<'a>;
 
-/// Flag of [`WRITE`].
+    /// `ENOENT` may be kept when the reply has [`LEASE`] (on the parent).
+    LOOKUP = 16: repeatable Lookup<'a> { parent: u64, name: &'a [u8] } -> Attributes [NoEntry, NotDirectory, NameTooLong, Gone];
+
+    GETATTR = 17: repeatable Getattr { ino: u64 } -> Attributes [Gone];
+
+    /// Size 0 to size n truncates or extends.
+    SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, Gone];
+
+    /// Makes and opens a regular file.
+    CREATE = 19: once CreateFile<'a> { parent: u64, create: Create, name: Measured<'a>, existing: Existing } -> Created
+        [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, NameTooLong, Gone];
+
+    /// Fifos, sockets, devices, regular files, without a handle.
+    MKNOD = 20: once Mknod<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
+        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, Gone];
+
+    MKDIR = 21: once Mkdir<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
+        [NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, Gone];
+
+    SYMLINK = 22: once Symlink<'a> { parent: u64, create: Create, name: Measured<'a>, target: AfterNul<'a> } -> Attributes
+        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, Gone];
+
+    /// Reply data: the target.
+    READLINK = 23: repeatable Readlink { ino: u64 } -> Bytes [Gone];
+
+    /// An open file lives until its last handle is closed.
+    UNLINK = 24: once Unlink<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Empty
+        [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
+
+    RMDIR = 25: once Rmdir<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Empty
+        [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
+
+    /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2).
+    RENAME = 26: once Rename<'a> {
+        how: u16,
+        from: u64,
+        to: u64,
+        time_ns: u64,
+        old: Prefixed<'a>,
+        new: &'a [u8],
+    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
+
+    LINK = 27: once Link<'a> { ino: u64, parent: u64, time_ns: u64, name: &'a [u8] } -> Attributes
+        [NotPermitted, NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, Gone];
+
+    /// `O_TRUNC` truncates and leaves `time_ns` (0: times stay).
+    OPEN = 28: once Open {
+        /// [`KILL_SUID`].
+        marks: u16,
+        ino: u64,
+        /// open(2)'s.
+        flags: u64,
+        time_ns: u64,
+    } -> Opened [NoSpace, Gone];
+
+    /// Frees the last claim on an unlinked file, and the locks that were set through the handle.
+    RELEASE = 29: once Release { ino: u64, handle: u64 } -> Empty [BadHandle];
+
+    /// Reply data: bytes, fewer at the end of the file.
+    ///
+    /// With the mark [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there itself: it has
+    /// [`PLACES`], and a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data begins with; behind them a CRC-32 of each
+    /// block, u32. The bytes are the file's while the lease of this answer lasts and the session changes nothing in them itself. A block without
+    /// its checksum is not: ask again without the mark.
+    READ = 30: repeatable Read {
+        /// [`WHERE`], [`WRITABLE`].
+        marks: u16,
+        ino: u64,
+        offset: u64,
+        bytes: u64,
+    } -> ReadReply [IsDirectory, Gone];
+
+    WRITE = 31: once Write<'a> {
+        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`KILL_SUID`].
+        marks: u16,
+        ino: u64,
+        offset: u64,
+        time_ns: u64,
+        bytes: &'a [u8],
+    } -> Written [IsDirectory, FileTooBig, NoSpace, Gone];
+
+    /// All that was completed before is durable when this completes: of `ino`, 0 of the whole tree.
+    FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
+
+    /// From behind `cookie` on (0 from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each followed by an [`Attr`] when asked for.
+    /// "." and ".." are not among them; their cookies, 1 and 2, are left to the client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
+    READDIR = 33: repeatable Readdir { ino: u64, cookie: u64, entries: Entries } -> Page [NoEntry, NotDirectory, Gone];
+
+    STATFS = 34: repeatable Statfs {} -> Space [];
+
+    /// `how`: setxattr's flags.
+    SETXATTR = 35: once Setxattr<'a> { how: u16, ino: u64, name: Measured<'a>, time_ns: u64, value: &'a [u8] } -> Empty
+        [ArgumentTooLong, Exists, NoData, NoSpace, Gone];
+
+    /// Reply data: the value.
+    GETXATTR = 36: repeatable Getxattr<'a> { ino: u64, name: &'a [u8] } -> Bytes [NoData, Gone];
+
+    /// Reply data: names, each ended by NUL.
+    LISTXATTR = 37: repeatable Listxattr { ino: u64 } -> Bytes [Gone];
+
+    REMOVEXATTR = 38: once Removexattr<'a> { ino: u64, time_ns: u64, name: &'a [u8] } -> Empty [NoData, Gone];
+
+    FALLOCATE = 39: once Fallocate {
+        /// fallocate's mode (KEEP_SIZE 1, PUNCH_HOLE 2, ZERO_RANGE 16), and [`KILL_SUID`].
+        mode: u16,
+        ino: u64,
+        offset: u64,
+        bytes: u64,
+        time_ns: U64,
+    } -> Empty [IsDirectory, FileTooBig, NoSpace, Gone];
+
+    /// `whence`: SEEK_DATA 3, SEEK_HOLE 4.
+    LSEEK = 40: repeatable Lseek { ino: u64, offset: u64, whence: u64 } -> Offset [NoAddress, Gone];
+
+    /// Reply data: the conflicting [`Lock`], or kind `F_UNLCK`.
+    GETLK = 41: repeatable Getlk { ino: u64, lock: Lock } -> Conflict [Gone];
+
+    SETLK = 42: once Setlk {
+        ino: u64,
+        waits: Waits,
+        /// Through which it is set (0: none), with which it goes.
+        handle: u64,
+        lock: Lock,
+    } -> Empty [Interrupted, BadHandle, Deadlock, NoLocks, NoSpace, Gone];
+
+    /// The waiting [`Setlk`] of this sequence completes with `EINTR`.
+    CANCEL = 43: repeatable Cancel { sequence: u64 } -> Empty [];
+
+    /// The client gives up all locks of an owner on an inode (close).
+    UNLOCK_OWNER = 44: once UnlockOwner { ino: u64, owner: u64 } -> Empty [];
+
+    /// Stays open until something is to be dropped. Reply data: [`Event`]s. Over a new ring of the session all events that were not
+    /// [`Released`] come again with their numbers. One such request per session; a later one makes the earlier answer `EINTR`.
+    EVENTS = 45: repeatable Events {} -> EventCount [Interrupted];
+
+    /// The client dropped what the events up to this recall number named.
+    RELEASED = 46: repeatable Released { recall: u64 } -> Empty [];
+
+    /// Shares extents where it can.
+    COPY_RANGE = 47: once CopyRange {
+        /// [`KILL_SUID`].
+        marks: u16,
+        source: u64,
+        target: u64,
+        from: U64,
+        to: U64,
+        bytes: U64,
+        time_ns: U64,
+    } -> Copied [IsDirectory, FileTooBig, NoSpace, Gone];
+
+    /// Makes a whole regular file in one step.
+    PLACE = 48: once PlaceFile<'a> {
+        parent: u64,
+        create: Create,
+        name: Measured<'a>,
+        /// Its atime and mtime.
+        mtime_ns: u64,
+        content: &'a [u8],
+    } -> Attributes [NoEntry, Exists, NotDirectory, FileTooBig, NoSpace, NameTooLong, Gone];
+}
+
+in_data!(Create, SetAttr, Lock);
+
+words! {
+    /// What creating a file does with one that exists.
+    enum Existing: u64 {
+        /// A regular file is opened (open with O_CREAT without O_EXCL).
+        Opens = 0,
+        Refuses = 1,
+    }
+
+    /// What is told of the entries of a directory.
+    enum Entries: u64 {
+        Names = 0,
+        WithAttributes = 1,
+    }
+
+    /// Whether a lock that is not free is waited for.
+    enum Waits: u64 {
+        No = 0,
+        Yes = 1,
+    }
+}
+
+replies! {
+    /// Reply data: an [`Attr`].
+    Attributes {} + Attr;
+
+    /// Reply data: an [`Attr`].
+    Created { handle } + Attr;
+
+    Opened { handle };
+
+    /// Bytes of reply data.
+    Bytes { bytes };
+
+    ReadReply {
+        /// Of the file; the reply data may be fewer, or where they lie.
+        bytes,
+        /// With [`PLACES`].
+        spans,
+        /// Nothing yet.
+        unused,
+        /// [`LEASE`], [`PLACES`].
+        keeps
+    };
+
+    Written {
+        bytes,
+        /// Size of the file afterwards.
+        size
+    };
+
+    Page {
+        entries,
+        /// 1 when the end was reached.
+        is_end
+    };
+
+    /// Blocks of 4 KiB, and inodes.
+    Space { blocks, blocks_free, inodes, inodes_free };
+
+    Offset { offset };
+
+    Conflict {} + Lock;
+
+    EventCount { events };
+
+    Copied { bytes };
+}
+
+/// Flag of [`Write`].
 pub const APPEND: u16 = 1;
-/// Flag of [`WRITE`]: these bytes were changed earlier, without a word ([`WRITABLE`]). From a client that has been
+/// Flag of [`Write`]: these bytes were changed earlier, without a word ([`WRITABLE`]). From a client that has been
 /// asked for its lease they come before whatever it was
 /// asked for.
 pub const LATE: u16 = 2;
-/// Flag of [`WRITE`], [`OPEN`] with `O_TRUNC`, [`FALLOCATE`] and [`COPY_RANGE`]: in the same step, a regular file loses set-user-id,
+/// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses set-user-id,
 /// and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
 pub const KILL_SUID: u16 = 1 << 8;
-/// Flag of [`READ`]: the client can read the volume.
+/// Flag of [`Read`]: the client can read the volume.
 pub const WHERE: u16 = 1;
-/// Flag of [`READ`]: the client may change what it keeps of the bytes without a word (a file that is mapped and open
+/// Flag of [`Read`]: the client may change what it keeps of the bytes without a word (a file that is mapped and open
 /// for writing). All others give their
 /// leases back first.
 pub const WRITABLE: u16 = 2;
@@ -194,7 +347,7 @@ pub const WRITABLE: u16 = 2;
 pub const WHERE_BYTES_MIN: u32 = 128 << 10;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
-/// Bit of `results[3]` of [`READ`]: the reply data says where the bytes lie.
+/// Bit of `results[3]` of [`Read`]: the reply data says where the bytes lie.
 pub const PLACES: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -220,7 +373,7 @@ pub struct Lock {
     pub pid: U32,
 }
 
-/// How a program asks a gate for [`PLACE`]: an ioctl on the directory, which takes no lock of it, so that many files of one directory
+/// How a program asks a gate for [`PlaceFile`]: an ioctl on the directory, which takes no lock of it, so that many files of one directory
 /// can be made at a time. This head, the name, the content; `_IOW` of group [`PLACE_GROUP`], number [`PLACE_NUMBER`] and the length of all.
 /// Only the container's root may. Returns 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -9,12 +9,37 @@
 //! A completion promises that the operation survives the death of the server process (not of the disk's power: that
 //! is what the flush operations are for).
 
-/// `args`: session number, acknowledged sequence (everything up to it has been completed; the server may forget),
-/// client's capability bits (0). `results`: server incarnation (epoch), highest sequence the server has executed,
-/// requests in flight the server accepts, service-specific. Repeatable.
-pub const HELLO: u16 = 1;
-/// Ends the session for good: the server forgets it and releases its locks and leases. Repeatable.
-pub const GOODBYE: u16 = 2;
+use crate::operation::{Empty, operations, replies};
+
+operations! {
+    enum Request;
+
+    /// A client opened a ring. May be repeated over each new one.
+    HELLO = 1: repeatable Hello {
+        session: u64,
+        /// Everything up to it has been completed; the server may forget.
+        acknowledged: u64,
+        /// The client's capability bits: none yet.
+        capabilities: u64,
+    } -> Greeting [NoSpace];
+
+    /// Ends the session for good: the server forgets it and releases its locks and leases.
+    GOODBYE = 2: repeatable Goodbye {} -> Empty [NoSpace];
+}
+
+replies! {
+    /// What a server says of itself and of the session.
+    Greeting {
+        /// The server's incarnation.
+        epoch,
+        /// Highest sequence that it has executed.
+        highest,
+        /// Requests in flight that it accepts; 0 for as many as the ring holds.
+        in_flight,
+        /// Of the service.
+        service
+    };
+}
 
 /// First operation number that is a service's own.
 pub const FIRST_SERVICE_OP: u16 = 16;

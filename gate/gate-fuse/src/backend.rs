@@ -9,6 +9,8 @@ mod volume;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use vos_api::Encoded;
+
 /// One operation of `vos_api::fs`.
 #[derive(Clone, Copy, Debug)]
 pub struct Op<'a> {
@@ -19,6 +21,13 @@ pub struct Op<'a> {
     pub in_capacity: u32,
     /// Number in the session, for operations that change something. The gate chooses it, because it writes it down first.
     pub sequence: Option<u64>,
+}
+
+impl<'a> Op<'a> {
+    pub fn of(asked: &'a Encoded<'_>, in_capacity: u32, sequence: Option<u64>) -> Op<'a> {
+        let Encoded { op, flags, args, ref data } = *asked;
+        Op { op, flags, args, out: data, in_capacity, sequence }
+    }
 }
 
 /// Names an operation in flight. Never used twice by one backend.

@@ -127,19 +127,21 @@ impl Completer<'_> {
             }
             Then::Read { bytes, .. } => Answer::Data { bytes: done.data.len().min(bytes as usize) },
             Then::Write { .. } => return None,
-            Then::Copy => bytes(&kernel::WriteOut { size: u32::try_from(results[0]).ok()?, padding: 0 }),
+            Then::Copy => {
+                bytes(&kernel::WriteOut { size: u32::try_from(fs::Copied::from(results).bytes).ok()?, padding: 0 })
+            }
             Then::Placed => {
                 self.cache.listing_changed(ino);
                 bytes(&kernel::IoctlOut::default())
             }
-            Then::Statfs => bytes(&statfs(results)),
+            Then::Statfs => bytes(&statfs(results.into())),
             Then::Xattr { room, .. } => xattr(room, done)?,
             Then::Readdir { room, plus, cookie } => {
                 Answer::Bytes(self.directory(ino, done, Page { room: room as usize, plus, cookie })?)
             }
 
             Then::Getlk => bytes(&conflicting(&done.data)?),
-            Then::Lseek => bytes(&kernel::LseekOut { offset: results[0] }),
+            Then::Lseek => bytes(&kernel::LseekOut { offset: fs::Offset::from(results).offset }),
             Then::Release { fh } => self.closed(fh)?,
         })
     }
@@ -151,7 +153,7 @@ impl Completer<'_> {
     }
 
     fn write<D>(&mut self, ino: u64, (bytes, append, offset): (u32, bool, u64), done: &Done<D>) -> (Answer, After) {
-        let [written, size, ..] = done.results;
+        let fs::Written { bytes: written, size } = done.results.into();
         let Some(size_written) = u32::try_from(written).ok().filter(|&written| written <= bytes) else {
             return (Answer::Errno(libc::EIO), After::Nothing);
         };
@@ -187,7 +189,7 @@ impl Completer<'_> {
     }
 
     fn open(&mut self, ino: u64, flags: u32, results: [u64; 4]) -> Option<kernel::OpenOut> {
-        let fh = self.state.enter(Handle { ino, fs_handle: results[0], flags }).ok()?;
+        let fh = self.state.enter(Handle { ino, fs_handle: fs::Opened::from(results).handle, flags }).ok()?;
         let leased = self.lease(ino, results);
         let used = if self.state.is_writable(ino) { Use::Mapping } else { Use::Reading };
         let keep = self.cache.opened(ino, leased, used);
@@ -353,7 +355,7 @@ pub fn kernel_attr(attr: &fs::Attr) -> kernel::Attr {
     }
 }
 
-fn statfs([blocks, free, inodes, inodes_free]: [u64; 4]) -> kernel::StatfsOut {
+fn statfs(fs::Space { blocks, blocks_free: free, inodes, inodes_free }: fs::Space) -> kernel::StatfsOut {
     kernel::StatfsOut {
         blocks,
         bfree: free,
@@ -369,7 +371,7 @@ fn statfs([blocks, free, inodes, inodes_free]: [u64; 4]) -> kernel::StatfsOut {
 }
 
 fn xattr<D: ReplyData>(room: u32, done: &Done<D>) -> Option<Answer> {
-    let size = u32::try_from(done.results[0]).ok()?;
+    let size = u32::try_from(fs::Bytes::from(done.results).bytes).ok()?;
     if room == 0 {
         return Some(bytes(&kernel::GetxattrOut { size, padding: 0 }));
     }

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use vos_api::fs::{Events, Released, Waits};
+use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
@@ -35,7 +37,7 @@ use crate::notify::{self, JOBS_MAX, Job, News, Notifier};
 use crate::recall::{self, Begin, InFlight, Recalls, Stage, What};
 use crate::request::{self, Body, Request};
 use crate::state::{HANDLES_MAX, State, StateError};
-use crate::translate::{self, Context, Effect, Own, Plan, Step, Then};
+use crate::translate::{self, Context, Own, Plan, Step, Then};
 
 /// Requests taken from the kernel and not answered. Fewer than the journal has slots and the server remembers replies.
 pub const IN_FLIGHT_MAX: usize = 512;
@@ -459,7 +461,7 @@ impl<B: Backend> Gate<B> {
         plan: &Plan<'_>,
     ) -> Result<Handled, GateError> {
         let (key, unique, ino) = (request.key(), request.header.unique, request.header.nodeid);
-        let waits = matches!(plan.then, Then::Lock { .. }) && plan.args[1] == 1;
+        let waits = matches!(plan.then, Then::Lock { waits: Waits::Yes, .. });
         if waits && self.flights.waiting_locks() >= WAITING_LOCKS_MAX {
             return self.finish(unique, key, -libc::ENOLCK, &[]);
         }
@@ -475,19 +477,12 @@ impl<B: Backend> Gate<B> {
             }
             _ => {}
         }
-        let changes = plan.effect == Effect::Changes;
-        let sequence = match plan.effect {
-            Effect::Changes => Some(self.state.note(key, step, plan.op)?),
-            Effect::Reads => None,
+        let changes = plan.class == Class::Once;
+        let sequence = match plan.class {
+            Class::Once => Some(self.state.note(key, step, plan.asked.op)?),
+            Class::Repeatable => None,
         };
-        let op = Op {
-            op: plan.op,
-            flags: plan.flags,
-            args: plan.args,
-            out: plan.out.bytes(),
-            in_capacity: plan.in_capacity,
-            sequence,
-        };
+        let op = Op::of(&plan.asked, plan.in_capacity, sequence);
         let token = match self.backend.submit(&op) {
             Ok(token) => token,
             Err(Refused::Full) => return Ok(Handled::Later),
@@ -695,9 +690,8 @@ impl<B: Backend> Gate<B> {
         while in_flight.len() < IN_FLIGHT_MAX / 4
             && let Some((fh, plan)) = left.pop_front()
         {
-            let sequence = Some(self.state.note(reopen_key(fh), 0, plan.op)?);
-            let op = Op { args: plan.args, in_capacity: plan.in_capacity, sequence, ..plain(plan.op) };
-            match self.backend.submit(&op) {
+            let sequence = Some(self.state.note(reopen_key(fh), 0, plan.asked.op)?);
+            match self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence)) {
                 Ok(token) => in_flight.push((token, fh)),
                 Err(Refused::Full | Refused::TooLong) => {
                     left.push_front((fh, plan));
@@ -828,8 +822,8 @@ impl<B: Backend> Gate<B> {
         }
         let ours = Ours { flights: &self.flights, drops: &self.drops };
         if let Some(recall) = self.recalls.released(now, &ours) {
-            let op = Op { args: [recall, 0, 0], ..plain(vos_api::fs::RELEASED) };
-            if self.backend.submit(&op).is_ok() {
+            let asked = Released { recall }.encode();
+            if self.backend.submit(&Op::of(&asked, 0, None)).is_ok() {
                 self.recalls.told(recall);
                 self.events_paused = false;
                 // Behind it: what they read or write is covered by the next lease.
@@ -842,8 +836,8 @@ impl<B: Backend> Gate<B> {
         const EVENTS_MAX: usize = EVENTS_BYTES as usize / size_of::<vos_api::fs::Event>();
         const _: () = assert!(EVENTS_MAX < JOBS_MAX);
         if self.events.is_none() && !self.events_paused && self.recalls.len() + EVENTS_MAX < JOBS_MAX {
-            let op = Op { in_capacity: EVENTS_BYTES, ..plain(vos_api::fs::EVENTS) };
-            self.events = self.backend.submit(&op).ok();
+            let asked = Events {}.encode();
+            self.events = self.backend.submit(&Op::of(&asked, EVENTS_BYTES, None)).ok();
         }
         Ok(())
     }
@@ -1003,10 +997,6 @@ enum Handled {
     Done,
     /// There is no room at the moment.
     Later,
-}
-
-fn plain(op: u16) -> Op<'static> {
-    Op { op, flags: 0, args: [0; 3], out: &[], in_capacity: 0, sequence: None }
 }
 
 /// Journal key of an open that no request of the kernel asked for; the kernel's numbers are even.

@@ -7,8 +7,14 @@
 //! second. They are: the release of an flock (0 unlock, 1 release).
 
 use abi::limits::TRANSFER_BYTES_MAX;
-use vos_api::fs;
-use zerocopy::{FromBytes, IntoBytes};
+use vos_api::fs::{
+    self, CopyRange, CreateFile, Entries, Existing, Fallocate, Fsync, Getattr, Getlk, Getxattr, Link, Listxattr,
+    Lookup, Lseek, Mkdir, Mknod, Open, PlaceFile, Read, Readdir, Readlink, Release, Removexattr, Rename, Rmdir,
+    Setattr, Setlk, Setxattr, Statfs, Symlink, Unlink, UnlockOwner, Waits, Write,
+};
+use vos_api::operation::{AfterNul, Prefixed, Third};
+use vos_api::{Class, Encoded, Measured, Operation, Reply};
+use zerocopy::FromBytes;
 
 use crate::kernel::{self, InHeader, fattr};
 use crate::request::{Blocking, Body, Plus, Request};
@@ -34,40 +40,12 @@ pub enum Own {
     Opendir,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// May be repeated.
-    Reads,
-    /// Is part of the session.
-    Changes,
-}
-
-/// Bytes that go with an operation.
-#[derive(Debug, PartialEq)]
-pub enum Out<'a> {
-    None,
-    Borrowed(&'a [u8]),
-    Built(Vec<u8>),
-}
-
-impl Out<'_> {
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Out::None => &[],
-            Out::Borrowed(bytes) => bytes,
-            Out::Built(bytes) => bytes,
-        }
-    }
-}
-
 #[derive(Debug, PartialEq)]
 pub struct Plan<'a> {
-    pub op: u16,
-    pub flags: u16,
-    pub args: [u64; 3],
-    pub out: Out<'a>,
+    pub asked: Encoded<'a>,
+    pub class: Class,
+    /// Room for reply data.
     pub in_capacity: u32,
-    pub effect: Effect,
     pub then: Then,
 }
 
@@ -124,6 +102,7 @@ pub enum Then {
         owner: u64,
         kind: u32,
         fh: u64,
+        waits: Waits,
     },
     Lseek,
     /// Go on with the next step of the request.
@@ -160,35 +139,31 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
         Body::Ioctl { head, data } => place(&request.header, &head, data, now),
         Body::Tmpfile => Step::Answer(libc::EOPNOTSUPP),
         Body::Unknown => Step::Answer(libc::ENOSYS),
-        Body::Lookup { name } => read(fs::LOOKUP, [ino, 0, 0], Then::Lookup).out(name).room_attr().submit(),
-        Body::Getattr => read(fs::GETATTR, [ino, 0, 0], Then::Attr).room_attr().submit(),
-        Body::Setattr(head) => {
-            let set = setattr(&head, now);
-            change(fs::SETATTR, [ino, now, 0], Then::Attr).built(set.as_bytes().to_vec()).room_attr().submit()
-        }
-        Body::Readlink => read(fs::READLINK, [ino, 0, 0], Then::Bytes).room(4096).submit(),
+        Body::Lookup { name } => ask(Lookup { parent: ino, name }, Then::Lookup),
+        Body::Getattr => ask(Getattr { ino }, Then::Attr),
+        Body::Setattr(head) => ask(Setattr { ino, time_ns: now, wanted: setattr(&head, now) }, Then::Attr),
+        Body::Readlink => ask_for(Readlink { ino }, 4096, Then::Bytes),
         Body::Symlink { name, target } => {
-            let mut out = create_head(&request.header, libc::S_IFLNK | 0o777, 0, now);
-            out.extend_from_slice(name);
-            out.push(0);
-            out.extend_from_slice(target);
-            change(fs::SYMLINK, [ino, name.len() as u64, 0], Then::Entry).built(out).room_attr().submit()
+            let create = create(&request.header, libc::S_IFLNK | 0o777, 0, now);
+            ask(Symlink { parent: ino, create, name: Measured(name), target: AfterNul(target) }, Then::Entry)
         }
-        Body::Mknod { head, name } => make(request, fs::MKNOD, (head.mode, head.rdev), name, 1, now, Then::Entry),
+        Body::Mknod { head, name } => {
+            let create = create(&request.header, head.mode, head.rdev, now);
+            ask(Mknod { parent: ino, create, name: Measured(name) }, Then::Entry)
+        }
         Body::Mkdir { head, name } => {
-            make(request, fs::MKDIR, (head.mode | libc::S_IFDIR, 0), name, 1, now, Then::Entry)
+            let create = create(&request.header, head.mode | libc::S_IFDIR, 0, now);
+            ask(Mkdir { parent: ino, create, name: Measured(name) }, Then::Entry)
         }
         Body::Create { head, name } => {
-            let exclusive = u64::from(head.flags & libc::O_EXCL as u32 != 0);
-            let mode = head.mode & !libc::S_IFMT | libc::S_IFREG;
-            make(request, fs::CREATE, (mode, 0), name, exclusive, now, Then::Create { flags: head.flags })
+            let existing = if head.flags & libc::O_EXCL as u32 != 0 { Existing::Refuses } else { Existing::Opens };
+            let create = create(&request.header, head.mode & !libc::S_IFMT | libc::S_IFREG, 0, now);
+            ask(CreateFile { parent: ino, create, name: Measured(name), existing }, Then::Create { flags: head.flags })
         }
-        Body::Unlink { name } => change(fs::UNLINK, [ino, 0, now], Then::Empty).out(name).submit(),
-        Body::Rmdir { name } => change(fs::RMDIR, [ino, 0, now], Then::Empty).out(name).submit(),
+        Body::Unlink { name } => ask(Unlink { parent: ino, time_ns: Third(now), name }, Then::Empty),
+        Body::Rmdir { name } => ask(Rmdir { parent: ino, time_ns: Third(now), name }, Then::Empty),
         Body::Rename { to, flags, old, new } => rename((ino, old), (to, new), flags, now),
-        Body::Link { ino: target, name } => {
-            change(fs::LINK, [target, ino, now], Then::Entry).out(name).room_attr().submit()
-        }
+        Body::Link { ino: target, name } => ask(Link { ino: target, parent: ino, time_ns: now, name }, Then::Entry),
         _ => plan_data(request, step, context),
     }
 }
@@ -198,47 +173,45 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
     let now = context.now_ns;
     match request.body {
         Body::Open(head) => {
-            let then = Then::Open { ino, flags: head.flags };
-            let kill = head.open_flags & kernel::OPEN_KILL_SUIDGID != 0;
-            change(fs::OPEN, [ino, u64::from(head.flags), now], then).kill_suid(kill).room_attr().submit()
+            let marks = marked(head.open_flags & kernel::OPEN_KILL_SUIDGID, fs::KILL_SUID);
+            let open = Open { marks, ino, flags: u64::from(head.flags), time_ns: now };
+            ask(open, Then::Open { ino, flags: head.flags })
         }
         Body::Read(head) => {
             let bytes = head.size.min(TRANSFER_BYTES_MAX);
             // The kernel does not say when a program maps a file and changes a page: then nobody else may have it.
             let alone = context.state.is_writable(ino);
-            let read = read(fs::READ, [ino, head.offset, u64::from(bytes)], Then::Read { bytes, alone }).room(bytes);
-            if alone { read.flag(fs::WRITABLE).submit() } else { read.submit() }
+            let marks = if alone { fs::WRITABLE } else { 0 };
+            let read = Read { marks, ino, offset: head.offset, bytes: u64::from(bytes) };
+            ask_for(read, bytes, Then::Read { bytes, alone })
         }
         Body::Write { head, data } => {
             let append = head.flags & libc::O_APPEND as u32 != 0;
             let then = Then::Write { bytes: head.size, append, offset: head.offset };
-            let write = change(fs::WRITE, [ino, head.offset, now], then).out(data);
-            let write = if append { write.flag(fs::APPEND) } else { write };
-            let late = head.write_flags & kernel::WRITE_CACHE != 0;
-            let write = if late { write.flag(fs::LATE) } else { write };
-            write.kill_suid(head.write_flags & kernel::WRITE_KILL_SUIDGID != 0).submit()
+            let marks = marked(head.flags & libc::O_APPEND as u32, fs::APPEND)
+                | marked(head.write_flags & kernel::WRITE_CACHE, fs::LATE)
+                | marked(head.write_flags & kernel::WRITE_KILL_SUIDGID, fs::KILL_SUID);
+            ask(Write { marks, ino, offset: head.offset, time_ns: now, bytes: data }, then)
         }
-        Body::Statfs => read(fs::STATFS, [0; 3], Then::Statfs).submit(),
+        Body::Statfs => ask(Statfs {}, Then::Statfs),
         Body::Release(head) => release(ino, &head, step, context),
-        Body::Fsync(_) | Body::Fsyncdir => read(fs::FSYNC, [ino, 0, 0], Then::Empty).submit(),
-        Body::Syncfs => read(fs::FSYNC, [0; 3], Then::Empty).submit(),
+        Body::Fsync(_) | Body::Fsyncdir => ask(Fsync { ino }, Then::Empty),
+        Body::Syncfs => ask(Fsync { ino: 0 }, Then::Empty),
         Body::Flush(head) if context.has_locks => {
             let owner = posix_owner(head.lock_owner);
-            change(fs::UNLOCK_OWNER, [ino, owner, 0], Then::Unlocked { owner }).submit()
+            ask(UnlockOwner { ino, owner }, Then::Unlocked { owner })
         }
         Body::Flush(_) => Step::Answer(0),
         Body::Readdir { head, plus } => readdir(ino, head.offset, head.size, plus),
-        Body::Getlk(head) => {
-            read(fs::GETLK, [ino, 0, 0], Then::Getlk).built(lock(&head)).room(size_of::<fs::Lock>() as u32).submit()
-        }
+        Body::Getlk(head) => ask(Getlk { ino, lock: lock(&head) }, Then::Getlk),
         Body::Setlk { head, blocking } => {
-            let then = Then::Lock { owner: lock_owner(&head), kind: head.lk.kind, fh: head.fh };
-            let waits = u64::from(blocking == Blocking::Yes);
+            let waits = if blocking == Blocking::Yes { Waits::Yes } else { Waits::No };
+            let then = Then::Lock { owner: lock_owner(&head), kind: head.lk.kind, fh: head.fh, waits };
             let handle = context.state.handle(head.fh).map_or(0, |handle| handle.fs_handle);
-            change(fs::SETLK, [ino, waits, handle], then).built(lock(&head)).submit()
+            ask(Setlk { ino, waits, handle, lock: lock(&head) }, then)
         }
         Body::Fallocate(head) => fallocate(ino, &head, now),
-        Body::Lseek(head) => read(fs::LSEEK, [ino, head.offset, u64::from(head.whence)], Then::Lseek).submit(),
+        Body::Lseek(head) => ask(Lseek { ino, offset: head.offset, whence: u64::from(head.whence) }, Then::Lseek),
         Body::CopyFileRange(head) => copy_range(ino, &head, now),
         _ => plan_xattr(request, now),
     }
@@ -252,21 +225,20 @@ fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
         }
         Body::Setxattr { value, .. } if value.len() > fs::XATTR_VALUE_BYTES_MAX => Step::Answer(libc::E2BIG),
         Body::Setxattr { flags, name, value } => {
-            let out = [name, value].concat();
             // Of more bits than these the server knows none.
-            let flags = u16::try_from(flags).unwrap_or(u16::MAX);
-            change(fs::SETXATTR, [ino, name.len() as u64, now], Then::Changed).built(out).flag(flags).submit()
+            let how = u16::try_from(flags).unwrap_or(u16::MAX);
+            ask(Setxattr { how, ino, name: Measured(name), time_ns: now, value }, Then::Changed)
         }
         Body::Getxattr { size, name } => {
             let probe = if name == b"security.capability" { Probe::Capability } else { Probe::Other };
             let then = Then::Xattr { room: size, probe };
-            read(fs::GETXATTR, [ino, 0, 0], then).out(name).room(fs::XATTR_VALUE_BYTES_MAX as u32).submit()
+            ask_for(Getxattr { ino, name }, fs::XATTR_VALUE_BYTES_MAX as u32, then)
         }
         Body::Listxattr { size } => {
             let then = Then::Xattr { room: size, probe: Probe::Other };
-            read(fs::LISTXATTR, [ino, 0, 0], then).room(fs::XATTR_VALUE_BYTES_MAX as u32).submit()
+            ask_for(Listxattr { ino }, fs::XATTR_VALUE_BYTES_MAX as u32, then)
         }
-        Body::Removexattr { name } => change(fs::REMOVEXATTR, [ino, now, 0], Then::Changed).out(name).submit(),
+        Body::Removexattr { name } => ask(Removexattr { ino, time_ns: now, name }, Then::Changed),
         _ => Step::Answer(libc::ENOSYS),
     }
 }
@@ -279,20 +251,20 @@ fn is_acl(name: &[u8]) -> bool {
 /// An operation of the session that carries no request of the kernel: opens a file again after the session was lost.
 pub fn reopen(ino: u64, flags: u32) -> Plan<'static> {
     const ONCE: u32 = (libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL) as u32;
-    change(fs::OPEN, [ino, u64::from(flags & !ONCE), 0], Then::Empty).room_attr().0
+    plan_of(Open { marks: 0, ino, flags: u64::from(flags & !ONCE), time_ns: 0 }, 0, Then::Empty)
 }
 
 fn release<'a>(ino: u64, head: &kernel::ReleaseIn, step: u32, context: &Context<'_>) -> Step<'a> {
     // A number that is not in the table: the predecessor of this gate had closed it and died before the answer.
     let Some(handle) = context.state.handle(head.fh) else { return Step::Answer(0) };
     if step == 0 && head.release_flags & kernel::RELEASE_FLOCK_UNLOCK != 0 {
-        return change(fs::UNLOCK_OWNER, [ino, head.lock_owner | FLOCK_OWNER, 0], Then::Next).submit();
+        return ask(UnlockOwner { ino, owner: head.lock_owner | FLOCK_OWNER }, Then::Next);
     }
-    change(fs::RELEASE, [ino, handle.fs_handle, 0], Then::Release { fh: head.fh }).submit()
+    ask(Release { ino, handle: handle.fs_handle }, Then::Release { fh: head.fh })
 }
 
 /// Commands that a program gives to a directory: there is one, see [`fs::PlaceHead`].
-fn place<'a>(header: &InHeader, head: &kernel::IoctlIn, data: &[u8], now: u64) -> Step<'a> {
+fn place<'a>(header: &InHeader, head: &kernel::IoctlIn, data: &'a [u8], now: u64) -> Step<'a> {
     let Ok(bytes) = u32::try_from(data.len()) else { return Step::Answer(libc::ENOTTY) };
     if head.cmd != kernel::iow(fs::PLACE_GROUP, fs::PLACE_NUMBER, bytes) {
         return Step::Answer(libc::ENOTTY);
@@ -309,9 +281,8 @@ fn place<'a>(header: &InHeader, head: &kernel::IoctlIn, data: &[u8], now: u64) -
         rdev: 0.into(),
         time_ns: now.into(),
     };
-    let out = [create.as_bytes(), name, content].concat();
-    let args = [header.nodeid, name.len() as u64, wanted.mtime_ns.get()];
-    change(fs::PLACE, args, Then::Placed).built(out).room_attr().submit()
+    let (parent, mtime_ns) = (header.nodeid, wanted.mtime_ns.get());
+    ask(PlaceFile { parent, create, name: Measured(name), mtime_ns, content }, Then::Placed)
 }
 
 /// Head, name and content of a whole file.
@@ -321,40 +292,23 @@ pub fn place_parts(data: &[u8]) -> Option<(fs::PlaceHead, &[u8], &[u8])> {
     Some((head, name, content))
 }
 
-fn rename<'a>(from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, now: u64) -> Step<'a> {
+fn rename<'a>(from: (u64, &'a [u8]), to: (u64, &'a [u8]), flags: u32, now: u64) -> Step<'a> {
     const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
     if flags & !KNOWN != 0 || flags == KNOWN {
         return Step::Answer(libc::EINVAL);
     }
-    let mut out = (from.1.len() as u16).to_le_bytes().to_vec();
-    out.extend_from_slice(from.1);
-    out.extend_from_slice(to.1);
-    change(fs::RENAME, [from.0, to.0, now], Then::Empty).built(out).flag(flags as u16).submit()
+    let ((from, old), (to, new)) = (from, to);
+    ask(Rename { how: flags as u16, from, to, time_ns: now, old: Prefixed(old), new }, Then::Empty)
 }
 
-fn make<'a>(
-    request: &Request<'a>,
-    op: u16,
-    (mode, rdev): (u32, u32),
-    name: &[u8],
-    exclusive: u64,
-    now: u64,
-    then: Then,
-) -> Step<'a> {
-    let mut out = create_head(&request.header, mode, rdev, now);
-    out.extend_from_slice(name);
-    change(op, [request.header.nodeid, name.len() as u64, exclusive], then).built(out).room_attr().submit()
-}
-
-fn create_head(header: &InHeader, mode: u32, rdev: u32, now: u64) -> Vec<u8> {
-    let head = fs::Create {
+fn create(header: &InHeader, mode: u32, rdev: u32, now: u64) -> fs::Create {
+    fs::Create {
         mode: mode.into(),
         uid: header.uid.into(),
         gid: header.gid.into(),
         rdev: rdev.into(),
         time_ns: now.into(),
-    };
-    head.as_bytes().to_vec()
+    }
 }
 
 fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {
@@ -404,8 +358,8 @@ fn readdir<'a>(ino: u64, cookie: u64, room: u32, plus: Plus) -> Step<'a> {
         Plus::Names => room,
         Plus::WithAttributes => (u64::from(room) * 104 / 160) as u32,
     };
-    let wants = u64::from(plus == Plus::WithAttributes);
-    read(fs::READDIR, [ino, cookie, wants], Then::Readdir { room, plus, cookie }).room(capacity).submit()
+    let entries = if plus == Plus::WithAttributes { Entries::WithAttributes } else { Entries::Names };
+    ask_for(Readdir { ino, cookie, entries }, capacity, Then::Readdir { room, plus, cookie })
 }
 
 fn fallocate<'a>(ino: u64, head: &kernel::FallocateIn, now: u64) -> Step<'a> {
@@ -413,17 +367,23 @@ fn fallocate<'a>(ino: u64, head: &kernel::FallocateIn, now: u64) -> Step<'a> {
     if head.mode & !KNOWN != 0 {
         return Step::Answer(libc::EOPNOTSUPP);
     }
-    let allocate =
-        change(fs::FALLOCATE, [ino, head.offset, head.length], Then::Empty).built(now.to_le_bytes().to_vec());
-    allocate.flag(head.mode as u16).submit()
+    let (offset, bytes) = (head.offset, head.length);
+    ask(Fallocate { mode: head.mode as u16, ino, offset, bytes, time_ns: now.into() }, Then::Empty)
 }
 
 fn copy_range<'a>(ino: u64, head: &kernel::CopyFileRangeIn, now: u64) -> Step<'a> {
     // The kernel's answer has 32 bits for the length.
     const BYTES_MAX: u64 = 1 << 30;
-    let words = [head.off_in, head.off_out, head.len.min(BYTES_MAX), now];
-    let out = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    change(fs::COPY_RANGE, [ino, head.nodeid_out, 0], Then::Copy).built(out).submit()
+    let copy = CopyRange {
+        marks: 0,
+        source: ino,
+        target: head.nodeid_out,
+        from: head.off_in.into(),
+        to: head.off_out.into(),
+        bytes: head.len.min(BYTES_MAX).into(),
+        time_ns: now.into(),
+    };
+    ask(copy, Then::Copy)
 }
 
 fn posix_owner(owner: u64) -> u64 {
@@ -437,58 +397,31 @@ fn lock_owner(head: &kernel::LkIn) -> u64 {
 /// The largest offset of the kernel means the end of the file.
 const KERNEL_END: u64 = i64::MAX as u64;
 
-fn lock(head: &kernel::LkIn) -> Vec<u8> {
+fn lock(head: &kernel::LkIn) -> fs::Lock {
     let end = if head.lk.end >= KERNEL_END { u64::MAX } else { head.lk.end };
-    let lock = fs::Lock {
+    fs::Lock {
         owner: lock_owner(head).into(),
         start: head.lk.start.into(),
         end: end.into(),
         kind: head.lk.kind.into(),
         pid: head.lk.pid.into(),
-    };
-    lock.as_bytes().to_vec()
+    }
 }
 
-struct Builder<'a>(Plan<'a>);
-
-fn read<'a>(op: u16, args: [u64; 3], then: Then) -> Builder<'a> {
-    Builder(Plan { op, flags: 0, args, out: Out::None, in_capacity: 0, effect: Effect::Reads, then })
+fn marked(asked: u32, mark: u16) -> u16 {
+    if asked != 0 { mark } else { 0 }
 }
 
-fn change<'a>(op: u16, args: [u64; 3], then: Then) -> Builder<'a> {
-    Builder(Plan { op, flags: 0, args, out: Out::None, in_capacity: 0, effect: Effect::Changes, then })
+/// An operation whose reply has a fixed length.
+fn ask<'a, O: Operation<'a>>(operation: O, then: Then) -> Step<'a> {
+    ask_for(operation, 0, then)
 }
 
-impl<'a> Builder<'a> {
-    fn out(mut self, bytes: &'a [u8]) -> Self {
-        self.0.out = Out::Borrowed(bytes);
-        self
-    }
+/// As [`ask`], with room for so much reply data.
+fn ask_for<'a, O: Operation<'a>>(operation: O, room: u32, then: Then) -> Step<'a> {
+    Step::Submit(plan_of(operation, room, then))
+}
 
-    fn built(mut self, bytes: Vec<u8>) -> Self {
-        self.0.out = Out::Built(bytes);
-        self
-    }
-
-    fn room(mut self, bytes: u32) -> Self {
-        self.0.in_capacity = bytes;
-        self
-    }
-
-    fn room_attr(self) -> Self {
-        self.room(size_of::<fs::Attr>() as u32)
-    }
-
-    fn flag(mut self, flag: u16) -> Self {
-        self.0.flags |= flag;
-        self
-    }
-
-    fn kill_suid(self, kill: bool) -> Self {
-        if kill { self.flag(fs::KILL_SUID) } else { self }
-    }
-
-    fn submit(self) -> Step<'a> {
-        Step::Submit(self.0)
-    }
+fn plan_of<'a, O: Operation<'a>>(operation: O, room: u32, then: Then) -> Plan<'a> {
+    Plan { asked: operation.encode(), class: O::CLASS, in_capacity: room.max(O::Reply::DATA_BYTES), then }
 }

@@ -7,21 +7,7 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    ReadWrite,
-    ReadOnly,
-}
-
-/// Who needs space.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Need {
-    /// Not what the host keeps back for itself.
-    Users,
-    /// The server that works on the volume.
-    Server,
-}
+pub use vos_api::disk::{Access, Need};
 
 /// Memory that a transfer fills or empties. Bytes go between it and a file without a copy of ours. `at` counts from the beginning of
 /// the transfer; `EINVAL` or `ERANGE` when it has not so many bytes.

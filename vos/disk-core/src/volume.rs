@@ -9,18 +9,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
+pub use vos_api::disk::Durability;
 use vos_api::disk::{BLOCK_BYTES, Span};
 
 use crate::medium::{Access, Bulk, Medium, Need};
-
-/// When a write is complete.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Durability {
-    /// When it survives the death of the server.
-    Server,
-    /// When it survives the loss of power.
-    Power,
-}
 
 pub struct Volume {
     medium: Box<dyn Medium>,

@@ -13,11 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
-use disk_core::{Access, Bulk, Durability, Need, Volume};
+use disk_core::{Access, Bulk, Durability, Volume};
 use rustix::io::Errno;
-use vos_api::disk::{
-    ALLOCATE, BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, READV, SERVERS_OWN, SPANS_MAX, Span, WRITE,
-};
+use vos_api::disk::{BLOCK_BYTES, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, VolumeInfo, Write};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
@@ -69,25 +67,28 @@ impl Disk {
 
     fn info(&self, request: Request) {
         let flags = if self.volume.access() == Access::ReadOnly { READ_ONLY } else { 0 };
-        request.reply([self.volume.bytes(), u64::from(BLOCK_BYTES), flags, self.epoch], 0);
+        let block_bytes = u64::from(BLOCK_BYTES);
+        request.reply(VolumeInfo { bytes: self.volume.bytes(), block_bytes, flags, epoch: self.epoch }, 0);
     }
 
-    fn read(&self, request: Request, ticket: Ticket) {
-        let [offset, bytes, _] = request.args();
+    fn read(&self, request: Request, ticket: Ticket, Read { offset, bytes }: Read) {
         let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX);
         if is_short && !ticket.must_wait() && self.volume.read_cached(offset, bytes as u32, &Arena(&request)) {
             return request.reply([0; 4], bytes as u32);
         }
-        self.spawn(request, ticket, read);
+        self.spawn(request, ticket, move |volume, request| volume.read(offset, bytes, &Arena(request)));
     }
 
-    fn write(&mut self, request: Request, ticket: Ticket) {
+    fn write(&mut self, request: Request, ticket: Ticket, Write { durability, offset }: Write) {
+        let work = move |volume: &Volume, request: &Request| {
+            volume.write(offset, request.out_bytes(), &Arena(request), durability).map(|()| 0)
+        };
         let began = Instant::now();
-        let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX && request.flags() & FUA == 0;
+        let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX && durability == Durability::Server;
         if !is_short || ticket.must_wait() || self.slow_until.is_some_and(|until| began < until) {
-            return self.spawn(request, ticket, write);
+            return self.spawn(request, ticket, work);
         }
-        let result = write(&self.volume, &request);
+        let result = work(&self.volume, &request);
         answer(request, result);
         let ended = Instant::now();
         self.slow_until = (ended.duration_since(began) > WRITE_MAX).then(|| ended + WRITE_PAUSE);
@@ -100,7 +101,13 @@ impl Disk {
         }
     }
 
-    fn spawn(&self, request: Request, ticket: Ticket, work: Work) {
+    /// `work` answers the bytes of reply data.
+    fn spawn(
+        &self,
+        request: Request,
+        ticket: Ticket,
+        work: impl FnOnce(&Volume, &Request) -> Result<u32, Errno> + Send + 'static,
+    ) {
         let volume = Arc::clone(&self.volume);
         self.run(move || {
             ticket.wait();
@@ -127,19 +134,26 @@ impl Service for Disk {
     fn submit(&mut self, request: Request) {
         // The client of a ring that was replaced asks again over the new one.
         let Some(ticket) = self.rings.begin(request.from(), request.client()) else { return request.fail(Errno::IO) };
-        let changes = matches!(request.op(), WRITE | DISCARD | ALLOCATE);
+        let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
+            Ok(asked) => asked,
+            Err(why) => return request.refuse(why),
+        };
+        let changes = matches!(asked, Ask::Write(_) | Ask::Discard(_) | Ask::Allocate(_));
         if changes && self.owner.is_some_and(|owner| owner != request.from()) {
             return request.fail(Errno::ACCESS);
         }
-        match request.op() {
-            INFO => self.info(request),
-            READ => self.read(request, ticket),
-            READV => self.spawn(request, ticket, read_spans),
-            WRITE => self.write(request, ticket),
-            DISCARD => self.spawn(request, ticket, discard),
-            ALLOCATE => self.spawn(request, ticket, allocate),
-            FLUSH => self.flush(request),
-            _ => request.fail(Errno::OPNOTSUPP),
+        match asked {
+            Ask::Info(_) => self.info(request),
+            Ask::Read(read) => self.read(request, ticket, read),
+            Ask::Readv(_) => self.spawn(request, ticket, read_spans),
+            Ask::Write(write) => self.write(request, ticket, write),
+            Ask::Discard(it) => {
+                self.spawn(request, ticket, move |volume, _| volume.discard(it.offset, it.bytes).map(|()| 0));
+            }
+            Ask::Allocate(it) => {
+                self.spawn(request, ticket, move |volume, _| volume.allocate(it.offset, it.bytes, it.need).map(|()| 0));
+            }
+            Ask::Flush(_) => self.flush(request),
         }
     }
 
@@ -165,14 +179,6 @@ impl Bulk for Arena<'_> {
     }
 }
 
-/// What a worker does. Answers the bytes of reply data.
-type Work = fn(&Volume, &Request) -> Result<u32, Errno>;
-
-fn read(volume: &Volume, request: &Request) -> Result<u32, Errno> {
-    let [offset, bytes, _] = request.args();
-    volume.read(offset, bytes, &Arena(request))
-}
-
 fn read_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     if request.out_bytes() as usize > SPANS_MAX * size_of::<Span>() {
         return Err(Errno::INVAL);
@@ -181,22 +187,6 @@ fn read_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     let data = request.data();
     let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
     volume.read_spans(spans, &Arena(request))
-}
-
-fn write(volume: &Volume, request: &Request) -> Result<u32, Errno> {
-    let durability = if request.flags() & FUA == 0 { Durability::Server } else { Durability::Power };
-    volume.write(request.args()[0], request.out_bytes(), &Arena(request), durability).map(|()| 0)
-}
-
-fn discard(volume: &Volume, request: &Request) -> Result<u32, Errno> {
-    let [offset, bytes, _] = request.args();
-    volume.discard(offset, bytes).map(|()| 0)
-}
-
-fn allocate(volume: &Volume, request: &Request) -> Result<u32, Errno> {
-    let [offset, bytes, _] = request.args();
-    let need = if request.flags() & SERVERS_OWN == 0 { Need::Users } else { Need::Server };
-    volume.allocate(offset, bytes, need).map(|()| 0)
 }
 
 fn answer(request: Request, result: Result<u32, Errno>) {

@@ -2,8 +2,7 @@
 
 use rustix::io::Errno;
 use sessions::Mark;
-use vos_api::ds::{DELETE, KEY_BYTES_MAX, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE, VALUE_BYTES_MAX};
-use vos_api::session::GOODBYE;
+use vos_api::ds::{Delete, KEY_BYTES_MAX, Publish, Put, Request as Ask, Subscribe, Unsubscribe, VALUE_BYTES_MAX};
 use vos_rt::Request;
 
 /// A change with its place in a session.
@@ -51,34 +50,38 @@ impl Order {
 impl Change {
     /// Reads a request that changes something. `EINVAL` when its lengths make no sense.
     pub fn of(request: &Request) -> Result<Change, Errno> {
-        Change::parse(request.op(), request.args(), request.data())
+        Change::parse(request.op(), request.flags(), request.args(), &request.data())
     }
 
     /// `data` is the client's copy; nothing in it is trusted.
-    pub fn parse(op: u16, args: [u64; 3], mut data: Vec<u8>) -> Result<Change, Errno> {
-        if op == GOODBYE {
-            return Ok(Change::EndSession);
-        }
-        if op == UNSUBSCRIBE {
-            return Ok(Change::Unsubscribe { subscription: u32::try_from(args[0]).map_err(|_| Errno::INVAL)? });
-        }
-        let head = usize::try_from(args[0]).map_err(|_| Errno::INVAL)?;
-        if head > data.len() || head > KEY_BYTES_MAX || data.len() - head > VALUE_BYTES_MAX {
-            return Err(Errno::INVAL);
-        }
-        let value = data.split_off(head);
-        match op {
-            SUBSCRIBE => Ok(Change::Subscribe { prefix: data, revision: args[1] }),
-            _ if data.is_empty() => Err(Errno::INVAL),
-            PUT => Ok(Change::Put { key: data, value, condition: args[1] }),
-            DELETE => Ok(Change::Delete { key: data, condition: args[1] }),
-            PUBLISH => Ok(Change::Publish { topic: data, value }),
-            _ => Err(Errno::OPNOTSUPP),
-        }
+    pub fn parse(op: u16, flags: u16, args: [u64; 3], data: &[u8]) -> Result<Change, Errno> {
+        let errno = |why| Errno::from_raw_os_error(vos_api::Errno::from(why).number() as i32);
+        Ok(match Ask::decode(op, flags, args, data).map_err(errno)? {
+            Ask::Put(Put { key, condition, value }) => {
+                Change::Put { key: checked(key.0, 1)?, value: checked_value(value)?, condition }
+            }
+            Ask::Delete(Delete { key, condition }) => Change::Delete { key: checked(key.0, 1)?, condition },
+            Ask::Publish(Publish { topic, value }) => {
+                Change::Publish { topic: checked(topic.0, 1)?, value: checked_value(value)? }
+            }
+            Ask::Subscribe(Subscribe { prefix, revision }) => {
+                Change::Subscribe { prefix: checked(prefix.0, 0)?, revision }
+            }
+            Ask::Unsubscribe(Unsubscribe { subscription }) => Change::Unsubscribe { subscription },
+            Ask::Get(_) | Ask::List(_) | Ask::Next(_) => return Err(Errno::OPNOTSUPP),
+        })
     }
 
     /// Whether later changes of the same transaction could not see what this one does to subscriptions.
     pub fn touches_subscriptions(&self) -> bool {
         matches!(self, Change::Subscribe { .. } | Change::Unsubscribe { .. } | Change::EndSession)
     }
+}
+
+fn checked(key: &[u8], least: usize) -> Result<Vec<u8>, Errno> {
+    if (least..=KEY_BYTES_MAX).contains(&key.len()) { Ok(key.to_vec()) } else { Err(Errno::INVAL) }
+}
+
+fn checked_value(value: &[u8]) -> Result<Vec<u8>, Errno> {
+    if value.len() <= VALUE_BYTES_MAX { Ok(value.to_vec()) } else { Err(Errno::INVAL) }
 }

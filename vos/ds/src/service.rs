@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use abi::Endpoint;
 use rustix::io::Errno;
 use sessions::{Begun, End, Opening, Place, Record, Refusal};
-use vos_api::ds::{DELETE, GET, KEY_BYTES_MAX, LIST, NEXT, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE};
+use vos_api::ds::{GET, Get, KEY_BYTES_MAX, LIST, List, Listed, NEXT, Next, Revision, class_of};
+use vos_api::{Class, Operation, Unreadable};
 use vos_rt::{ClientId, Hello, HelloReply, Request, Service, WorkerPool};
 
 use crate::change::{Change, Order};
@@ -74,7 +75,9 @@ impl Ds {
     }
 
     fn next(&self, request: Request) {
-        let [seen, wait_ms, _] = request.args();
+        let Some(Next { seen, wait_ms }) = Next::decode(request.flags(), request.args(), &[]) else {
+            return request.fail(Errno::INVAL);
+        };
         let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
         self.shared.watch().next(request, seen, until);
     }
@@ -113,8 +116,8 @@ impl Service for Ds {
             GET => self.read(request, get),
             LIST => self.read(request, list),
             NEXT => self.next(request),
-            PUT | DELETE | SUBSCRIBE | UNSUBSCRIBE | PUBLISH => self.change(request),
-            _ => request.fail(Errno::OPNOTSUPP),
+            op if class_of(op) == Some(Class::Once) => self.change(request),
+            _ => request.refuse(Unreadable::Unknown),
         }
     }
 
@@ -139,11 +142,7 @@ impl Service for Ds {
 }
 
 fn errno_of(refusal: Refusal) -> Errno {
-    match refusal {
-        Refusal::Stale => Errno::STALE,
-        Refusal::Full => Errno::NOSPC,
-        Refusal::Busy => Errno::AGAIN,
-    }
+    Errno::from_raw_os_error(vos_api::Errno::from(refusal).number() as i32)
 }
 
 /// What the operation answered when it was executed.
@@ -157,13 +156,14 @@ fn repeat(store: &Store, request: Request, place: Place) {
 }
 
 fn get(store: &Store, request: Request) {
-    let key = request.data();
-    if key.is_empty() || key.len() > KEY_BYTES_MAX || request.args()[0] != key.len() as u64 {
+    let data = request.data();
+    let key = Get::decode(request.flags(), request.args(), &data).map(|get| get.key.0);
+    let Some(key) = key.filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len())) else {
         return request.fail(Errno::INVAL);
-    }
-    match store.get(&key) {
+    };
+    match store.get(key) {
         Ok(Some((revision, value))) => match request.put(0, &value) {
-            Ok(()) => request.reply([revision, 0, 0, 0], value.len() as u32),
+            Ok(()) => request.reply(Revision { revision }, value.len() as u32),
             Err(errno) => request.fail(errno),
         },
         Ok(None) => request.fail(Errno::NOENT),
@@ -173,17 +173,14 @@ fn get(store: &Store, request: Request) {
 
 fn list(store: &Store, request: Request) {
     let data = request.data();
-    let [prefix_bytes, after_bytes, _] = request.args();
-    let prefix_bytes = usize::try_from(prefix_bytes).unwrap_or(usize::MAX);
-    let Some((prefix, after)) = data.split_at_checked(prefix_bytes) else { return request.fail(Errno::INVAL) };
-    if prefix.len() > KEY_BYTES_MAX || after.len() > KEY_BYTES_MAX || after.len() as u64 != after_bytes {
-        return request.fail(Errno::INVAL);
-    }
-    match store.list(prefix, after, request.in_capacity() as usize) {
+    let list = List::decode(request.flags(), request.args(), &data);
+    let is_sound = |list: &List<'_>| list.prefix.0.len().max(list.after.0.len()) <= KEY_BYTES_MAX;
+    let Some(List { prefix, after }) = list.filter(is_sound) else { return request.fail(Errno::INVAL) };
+    match store.list(prefix.0, after.0, request.in_capacity() as usize) {
         // A client without room for one entry would ask for ever.
         Ok((_, 0, true)) => request.fail(Errno::RANGE),
-        Ok((bytes, count, has_more)) => match request.put(0, &bytes) {
-            Ok(()) => request.reply([count, u64::from(has_more), 0, 0], bytes.len() as u32),
+        Ok((bytes, entries, has_more)) => match request.put(0, &bytes) {
+            Ok(()) => request.reply(Listed { entries, has_more: u64::from(has_more) }, bytes.len() as u32),
             Err(errno) => request.fail(errno),
         },
         Err(error) => fail(request, &error),

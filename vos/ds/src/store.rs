@@ -22,7 +22,7 @@ use redb::{
 };
 use rustix::io::Errno;
 use sessions::{Place, Record, Reply, Standing, Step, Table as Sessions};
-use vos_api::ds::{ABSENT, ANY, KEYS_MAX, SUBSCRIPTIONS_PER_SESSION, event};
+use vos_api::ds::{ABSENT, ANY, KEYS_MAX, Reached, Revision, SUBSCRIPTIONS_PER_SESSION, Subscribed, event};
 
 use crate::backend::FileStore;
 use crate::change::{Change, Order};
@@ -348,7 +348,7 @@ impl<'t> Open<'t> {
         self.bytes = bytes;
         self.revision += 1;
         self.values.insert(key, (self.revision, value)).map_err(file)?;
-        Ok(self.changed(event::PUT, key, value, self.revision))
+        Ok(self.changed(event::PUT, key, value, Revision { revision: self.revision }))
     }
 
     fn delete(&mut self, key: &[u8], condition: u64) -> Result<Outcome, StoreError> {
@@ -359,12 +359,12 @@ impl<'t> Open<'t> {
         self.bytes -= old.1;
         self.revision += 1;
         self.values.remove(key).map_err(file)?;
-        Ok(self.changed(event::DELETE, key, &[], self.revision))
+        Ok(self.changed(event::DELETE, key, &[], Revision { revision: self.revision }))
     }
 
     fn publish(&mut self, topic: &[u8], value: &[u8], subscribers: u64) -> Outcome {
         self.revision += 1;
-        self.changed(event::MESSAGE, topic, value, subscribers)
+        self.changed(event::MESSAGE, topic, value, Reached { subscribers })
     }
 
     /// Revision of a key and its share of the store.
@@ -376,9 +376,9 @@ impl<'t> Open<'t> {
         }))
     }
 
-    fn changed(&self, kind: u8, key: &[u8], value: &[u8], result: u64) -> Outcome {
+    fn changed(&self, kind: u8, key: &[u8], value: &[u8], words: impl Into<[u64; 4]>) -> Outcome {
         let event = Event { revision: self.revision, kind, key: key.into(), value: value.into() };
-        Outcome { reply: Reply::done([result, 0, 0, 0]), event: Some(event), ..Outcome::default() }
+        Outcome { reply: Reply::done(words), event: Some(event), ..Outcome::default() }
     }
 
     fn subscribe(&mut self, session: u64, prefix: &[u8], after: u64, catalog: &Catalog) -> Result<Outcome, StoreError> {
@@ -392,7 +392,7 @@ impl<'t> Open<'t> {
         self.subscriptions.insert((session, number), (begin, prefix)).map_err(file)?;
         let subscription = Subscription { prefix: prefix.to_vec(), begin };
         Ok(Outcome {
-            reply: Reply::done([u64::from(number), begin, 0, 0]),
+            reply: Reply::done(Subscribed { subscription: u64::from(number), begin }),
             subscribed: Some((number, subscription)),
             ..Outcome::default()
         })

@@ -179,7 +179,7 @@ impl Watch {
 
 fn answer(request: Request, events: &Events) {
     match request.put(0, &events.data) {
-        Ok(()) => request.reply([events.count, 0, 0, 0], events.data.len() as u32),
+        Ok(()) => request.reply(vos_api::ds::Events { events: events.count }, events.data.len() as u32),
         Err(errno) => request.fail(errno),
     }
 }

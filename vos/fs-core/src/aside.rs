@@ -51,9 +51,9 @@ impl Aside {
 
     /// What a new volume cannot do without.
     pub fn own(&self) -> Result<(), DeviceError> {
-        self.device.allocate(0, self.layout.meta_start, Need::Own)?;
+        self.device.allocate(0, self.layout.meta_start, Need::Server)?;
         self.want_meta(META_BYTES_MORE);
-        self.set_meta_aside(Need::Own)
+        self.set_meta_aside(Need::Server)
     }
 
     /// As [`Aside::own`], for a volume that was in use. The servers before this one set aside what they needed, perhaps not all
@@ -63,7 +63,7 @@ impl Aside {
             Err(error) if error == NO_SPACE => (),
             done => return done,
         }
-        self.device.allocate(0, self.layout.meta_start, Need::Own)?;
+        self.device.allocate(0, self.layout.meta_start, Need::Server)?;
         let (mut has, mut lacks) = (self.least_meta(), self.meta_wanted.load(Ordering::Relaxed));
         if !self.try_meta(has)? {
             tracing::warn!("the disk's host is full: nothing can be made until it has room again");
@@ -78,7 +78,7 @@ impl Aside {
 
     /// Sets so much of the metadata region aside. `false`: the host has no room.
     fn try_meta(&self, bytes: u64) -> Result<bool, DeviceError> {
-        match self.device.allocate(self.layout.meta_start, bytes, Need::Own) {
+        match self.device.allocate(self.layout.meta_start, bytes, Need::Server) {
             Ok(()) => _ = self.meta.fetch_max(bytes, Ordering::Relaxed),
             Err(error) if error == NO_SPACE => return Ok(false),
             Err(error) => return Err(error),

@@ -151,7 +151,7 @@ impl redb::StorageBackend for RegionBackend {
             if from < to {
                 self.device.discard(self.start + from, to - from)?;
                 // Others on its host may have taken the space: then it is asked for again before the metadata grows.
-                if self.device.allocate(self.start + from, to - from, Need::Own).is_err() {
+                if self.device.allocate(self.start + from, to - from, Need::Server).is_err() {
                     self.aside.store_was_cut(from);
                 }
             }

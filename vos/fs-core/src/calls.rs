@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sessions::{Begun, Record};
-use vos_api::fs as api;
+use vos_api::fs::{self as api, Request, Waits};
+use vos_api::{Class, Unreadable};
 
 use crate::cache::Part;
 use crate::core::{Fs, Growth, locked};
@@ -35,6 +36,12 @@ pub struct Call {
     pub capacity: usize,
 }
 
+impl Call {
+    pub fn request(&self) -> Result<Request<'_>, Unreadable> {
+        Request::decode(self.op, self.flags, self.args, &self.data)
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// 0 or a Linux errno.
@@ -53,12 +60,12 @@ pub type Answer = Box<dyn FnOnce(Reply) + Send>;
 const LOOKS_MAX: u32 = 64;
 
 impl Reply {
-    pub fn done(results: [u64; 4]) -> Reply {
-        Reply { results, ..Reply::default() }
+    pub fn done(words: impl Into<[u64; 4]>) -> Reply {
+        Reply { results: words.into(), ..Reply::default() }
     }
 
-    pub fn with_data(results: [u64; 4], data: Vec<u8>) -> Reply {
-        Reply { results, data, ..Reply::default() }
+    pub fn with_data(words: impl Into<[u64; 4]>, data: Vec<u8>) -> Reply {
+        Reply { results: words.into(), data, ..Reply::default() }
     }
 
     pub fn failed(errno: Errno) -> Reply {
@@ -102,31 +109,23 @@ impl Fs {
         {
             return answer(Reply::failed(errno));
         }
-        match call.op {
-            api::READ => self.begin_read(call, answer),
-            api::LOOKUP
-            | api::GETATTR
-            | api::READLINK
-            | api::READDIR
-            | api::STATFS
-            | api::GETXATTR
-            | api::LISTXATTR
-            | api::LSEEK
-            | api::GETLK => self.run_read(&call, answer),
-            api::FSYNC => answer(self.sync().map_or_else(Reply::failed, |()| Reply::default())),
-            api::EVENTS => self.leases.poll(call.session, call.capacity, answer),
-            api::RELEASED => {
-                let woken = self.leases.released(call.session, call.args[0], self.now());
+        match call.request() {
+            Ok(Request::Read(read)) => self.begin_read(read, call, answer),
+            Ok(Request::Fsync(_)) => answer(self.sync().map_or_else(Reply::failed, |()| Reply::default())),
+            Ok(Request::Events(_)) => self.leases.poll(call.session, call.capacity, answer),
+            Ok(Request::Released(released)) => {
+                let woken = self.leases.released(call.session, released.recall, self.now());
                 answer(Reply::default());
                 self.wake(woken);
             }
-            api::CANCEL => {
-                self.cancel_waiting(call.session, Some(call.args[0]));
+            Ok(Request::Cancel(cancel)) => {
+                self.cancel_waiting(call.session, Some(cancel.sequence));
                 answer(Reply::default());
             }
-            api::SETLK => self.begin_job(call, answer, Fs::run_setlk),
-            _ if ops::is_change(call.op) => self.begin_job(call, answer, Fs::run_change),
-            _ => answer(Reply::failed(Errno::NotSupported)),
+            Ok(Request::Setlk(_)) => self.begin_job(call, answer, Fs::run_setlk),
+            Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_job(call, answer, Fs::run_change),
+            Ok(_) => self.run_read(&call, answer),
+            Err(why) => answer(Reply::failed(why.into())),
         }
     }
 
@@ -170,9 +169,9 @@ impl Fs {
     }
 
     /// Bytes are kept by whoever reads them, so they are read under a lease.
-    fn begin_read(self: &Arc<Fs>, call: Call, answer: Answer) {
-        let (session, ino) = (call.session, call.args[0]);
-        let pages = if call.flags & api::WRITABLE != 0 { Pages::Changed } else { Pages::Kept };
+    fn begin_read(self: &Arc<Fs>, read: api::Read, call: Call, answer: Answer) {
+        let (session, ino) = (call.session, read.ino);
+        let pages = if read.marks & api::WRITABLE != 0 { Pages::Changed } else { Pages::Kept };
         let fs = self.clone();
         let resume = Box::new(move |go| match go {
             Go::On => fs.run_read(&call, answer),
@@ -227,8 +226,10 @@ impl Fs {
             Err(errno) => return job.fail(errno),
         };
         let session = job.call.session;
-        let is_late = job.call.op == api::WRITE && job.call.flags & api::LATE != 0;
-        let when = if is_late { When::Earlier } else { When::Now };
+        let when = match job.call.request() {
+            Ok(Request::Write(write)) if write.marks & api::LATE != 0 => When::Earlier,
+            _ => When::Now,
+        };
         let blocked = self.leases.begin_change(session, &touch);
         let number = blocked.number;
         *locked(&job.blocked) = Some((touch.clone(), blocked));
@@ -257,20 +258,21 @@ impl Fs {
     }
 
     fn run_setlk(self: &Arc<Fs>, job: Arc<Job>) {
-        let wanted = match ops::parse_lock(&job.call) {
+        let Ok(Request::Setlk(setlk)) = job.call.request() else { return job.fail(Errno::Invalid) };
+        let wanted = match Held::new(job.call.session, setlk.handle, &setlk.lock) {
             Ok(wanted) => wanted,
             Err(errno) => return job.fail(errno),
         };
         if wanted.is_flock()
             && wanted.kind != UNLOCK
-            && let Err(errno) = self.give_up_flock(job.call.args[0], wanted)
+            && let Err(errno) = self.give_up_flock(setlk.ino, wanted)
         {
             return job.fail(errno);
         }
-        let waits = job.call.args[1] != 0 && wanted.kind != UNLOCK;
-        let parked = if waits { self.park(&job, wanted).map(Some) } else { Ok(None) };
+        let waits = setlk.waits == Waits::Yes && wanted.kind != UNLOCK;
+        let parked = if waits { self.park(&job, setlk.ino, wanted).map(Some) } else { Ok(None) };
         match parked {
-            Ok(parked) => self.try_lock(&job, wanted, parked),
+            Ok(parked) => self.try_lock(&job, setlk.ino, wanted, parked),
             Err(errno) => job.fail(errno),
         }
     }
@@ -293,10 +295,10 @@ impl Fs {
         Ok(())
     }
 
-    fn park(self: &Arc<Fs>, job: &Arc<Job>, wanted: Held) -> Result<u64, Errno> {
+    fn park(self: &Arc<Fs>, job: &Arc<Job>, ino: u64, wanted: Held) -> Result<u64, Errno> {
         let (fs, again, cancelled) = (self.clone(), job.clone(), job.clone());
         locked(&self.waiting).park(
-            job.call.args[0],
+            ino,
             wanted,
             job.call.sequence,
             Box::new(move || fs.run_setlk(again)),
@@ -304,8 +306,7 @@ impl Fs {
         )
     }
 
-    fn try_lock(self: &Arc<Fs>, job: &Arc<Job>, wanted: Held, parked: Option<u64>) {
-        let ino = job.call.args[0];
+    fn try_lock(self: &Arc<Fs>, job: &Arc<Job>, ino: u64, wanted: Held, parked: Option<u64>) {
         let mut conflict: Option<Table> = None;
         let mut is_taken = false;
         let result = job.transact(Growth::Grows, |txn| {

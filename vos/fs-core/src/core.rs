@@ -342,7 +342,7 @@ impl Fs {
 
     /// Blocks that were taken, once their space is set aside; when there is none to be had, others whose space is.
     fn have_space(&self, runs: Vec<Run>, claim: Claim) -> Result<Vec<Run>, Errno> {
-        let need = if claim == Claim::Emergency { Need::Own } else { Need::Users };
+        let need = if claim == Claim::Emergency { Need::Server } else { Need::Users };
         let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
         let mut blocks = locked(&self.blocks);
         blocks.give_back(&runs);

@@ -6,6 +6,7 @@
 //! may survive or not, each for itself, in any order.
 
 use thiserror::Error;
+pub use vos_api::disk::Need;
 
 /// Unit of allocation, of checksums and of atomicity.
 pub const BLOCK: usize = vos_api::disk::BLOCK_BYTES as usize;
@@ -29,15 +30,6 @@ pub trait BlockDevice: Send + Sync {
     }
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;
-}
-
-/// Who needs space of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Somebody who writes files: leaves to the host what it keeps back for itself.
-    Users,
-    /// The file system, to work at all and to free space.
-    Own,
 }
 
 /// The device refused; the number is Linux's errno.

@@ -1,52 +1,9 @@
 //! Why an operation, or the opening of a volume, failed.
 
 use thiserror::Error;
+pub use vos_api::Errno;
 
 use crate::device::DeviceError;
-
-/// What one operation answers instead of success. [`Errno::number`] is what travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Errno {
-    NotPermitted = 1,
-    NoEntry = 2,
-    Interrupted = 4,
-    Io = 5,
-    NoAddress = 6,
-    BadHandle = 9,
-    TryAgain = 11,
-    Busy = 16,
-    Exists = 17,
-    NotDirectory = 20,
-    IsDirectory = 21,
-    Invalid = 22,
-    FileTooBig = 27,
-    NoSpace = 28,
-    TooManyLinks = 31,
-    OutOfRange = 34,
-    Deadlock = 35,
-    NameTooLong = 36,
-    NoLocks = 37,
-    /// The inode is gone, whatever its name leads to now. A name that is not there is [`Errno::NoEntry`].
-    Gone = 43,
-    NotSupported = 95,
-    NotEmpty = 39,
-    NoData = 61,
-    Stale = 116,
-    ArgumentTooLong = 7,
-}
-
-impl Errno {
-    pub fn number(self) -> u32 {
-        self as i32 as u32
-    }
-}
-
-impl std::fmt::Display for Errno {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self:?} (errno {})", self.number())
-    }
-}
 
 impl From<StoreError> for Errno {
     fn from(error: StoreError) -> Errno {

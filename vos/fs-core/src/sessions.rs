@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use sessions::{Opened, Opening, Place, Record, Refusal, Reply, Standing, Step, Table};
+use sessions::{Opened, Opening, Place, Record, Reply, Standing, Step, Table};
 
 use crate::calls::Answer;
 use crate::core::{Fs, locked};
@@ -30,16 +30,6 @@ const _: () = assert!(GAP_BYTES << RECALLS_PER_LOG_BYTE_BITS > 1 << 32);
 
 const LIVE: u8 = 0;
 const FENCED: u8 = 1;
-
-impl std::convert::From<Refusal> for Errno {
-    fn from(refusal: Refusal) -> Errno {
-        match refusal {
-            Refusal::Stale => Errno::Stale,
-            Refusal::Full => Errno::NoSpace,
-            Refusal::Busy => Errno::TryAgain,
-        }
-    }
-}
 
 impl Fs {
     /// A ring of a session opened; `ESTALE` when the session was fenced or forgotten. Only looks at memory; [`Fs::keep_session`] must

@@ -103,6 +103,11 @@ impl<'a> Txn<'a> {
     }
 }
 
+/// A name, if it may be created.
+pub fn checked(name: &[u8]) -> Result<&[u8], Errno> {
+    check_name(name).map(|()| name)
+}
+
 /// A name as it may be created or looked up.
 pub fn check_name(name: &[u8]) -> Result<(), Errno> {
     if name.len() > NAME_BYTES_MAX {

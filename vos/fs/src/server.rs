@@ -88,10 +88,6 @@ impl BlockDevice for Disk {
     }
 
     fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), DeviceError> {
-        let need = match need {
-            Need::Users => libvos::Need::Users,
-            Need::Own => libvos::Need::Server,
-        };
         match self.client.allocate(offset, bytes, need) {
             // Its host cannot: a write may fail there.
             Err(Os::OPNOTSUPP) => Ok(()),

@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use ipc::Wait;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use vos_api::{Operation, Reply};
 
 use crate::link::Connect;
 use crate::op::{Done, Op, SubmitError, Token};
@@ -79,6 +80,12 @@ impl BlockingSession {
     /// Carries an operation out. Waits as long as it takes, over any number of restarts of the server.
     pub fn call(&self, op: Op<'_>) -> Result<Answer, Errno> {
         self.start(op)?.wait()
+    }
+
+    /// Carries a declared operation out; `room` is for reply data besides what always comes. Answers its reply, and that data.
+    pub fn ask<'a, O: Operation<'a>>(&self, operation: O, room: u32) -> Result<(O::Reply, Vec<u8>), Errno> {
+        let answer = self.call(Op::of(&operation.encode(), O::CLASS, room.max(O::Reply::DATA_BYTES)))?;
+        Ok((answer.results.into(), answer.data))
     }
 
     /// Submits an operation; waits only while there is no room for it. A thread that has operations started already

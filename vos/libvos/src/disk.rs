@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
-use vos_api::disk::{ALLOCATE, BLOCK_BYTES, DISCARD, FLUSH, FUA, INFO, READ, READ_ONLY, SERVERS_OWN, WRITE};
+pub use vos_api::disk::{Access, Durability, Need};
+use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Info, READ_ONLY, Read, Write};
+use vos_api::{Class, Operation};
 
 use crate::blocking::{BlockingSession, Started};
 use crate::op::Op;
@@ -19,30 +21,6 @@ pub struct DiskInfo {
     pub block_bytes: u32,
     pub access: Access,
     pub epoch: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    ReadWrite,
-    ReadOnly,
-}
-
-/// When a write is complete.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Durability {
-    /// When it survives the death of the disk server.
-    Server,
-    /// When it survives the loss of power.
-    Power,
-}
-
-/// Who needs the space of [`DiskClient::allocate`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Need {
-    /// Not what the host keeps back for itself.
-    Users,
-    /// The server that is the disk's owner, to work at all.
-    Server,
 }
 
 /// A virtual disk. Clones share the session; all calls may be made from any thread and repeated freely.
@@ -61,11 +39,10 @@ impl DiskClient {
     }
 
     pub fn info(&self) -> Result<DiskInfo, Errno> {
-        let done = self.session.call(Op::new(INFO, [0; 3]))?;
-        let [bytes, block_bytes, flags, epoch] = done.results;
-        let access = if flags & READ_ONLY == 0 { Access::ReadWrite } else { Access::ReadOnly };
-        let block_bytes = u32::try_from(block_bytes).map_err(|_| Errno::PROTO)?;
-        Ok(DiskInfo { bytes, block_bytes, access, epoch })
+        let (info, _) = self.session.ask(Info {}, 0)?;
+        let access = if info.flags & READ_ONLY == 0 { Access::ReadWrite } else { Access::ReadOnly };
+        let block_bytes = u32::try_from(info.block_bytes).map_err(|_| Errno::PROTO)?;
+        Ok(DiskInfo { bytes: info.bytes, block_bytes, access, epoch: info.epoch })
     }
 
     /// Fills `into` from `offset` on. Offset and length are multiples of the block.
@@ -75,7 +52,8 @@ impl DiskClient {
         let mut at = offset;
         for piece in into.chunks_mut(TRANSFER_BYTES_MAX as usize) {
             let bytes = piece.len() as u32;
-            let op = Op::new(READ, [at, u64::from(bytes), 0]).room(bytes);
+            let read = Read { offset: at, bytes: u64::from(bytes) }.encode();
+            let op = Op::of(&read, Class::Repeatable, bytes);
             let started = loop {
                 if flying.len() < TRANSFERS_IN_FLIGHT
                     && let Some(started) = self.session.try_start(op)?
@@ -106,14 +84,14 @@ impl DiskClient {
     /// Several writes that are under way together, in no order. After a failure any of them may have happened.
     pub fn write_together(&self, writes: &[(u64, &[u8])], durability: Durability) -> Result<(), Errno> {
         writes.iter().try_for_each(|(offset, data)| check(*offset, data.len()))?;
-        let flags = if durability == Durability::Power { FUA } else { 0 };
         let mut flying: VecDeque<Started> = VecDeque::with_capacity(TRANSFERS_IN_FLIGHT);
         let pieces = writes.iter().flat_map(|(offset, data)| {
             let pieces = data.chunks(TRANSFER_BYTES_MAX as usize);
             (*offset..).step_by(TRANSFER_BYTES_MAX as usize).zip(pieces)
         });
         for (at, piece) in pieces {
-            let op = Op::new(WRITE, [at, 0, 0]).out(piece).flags(flags);
+            let write = Write { durability, offset: at }.encode();
+            let op = Op::of(&write, Class::Repeatable, 0).out(piece);
             let started = loop {
                 if flying.len() < TRANSFERS_IN_FLIGHT
                     && let Some(started) = self.session.try_start(op)?
@@ -132,21 +110,17 @@ impl DiskClient {
 
     /// Everything completed before survives the loss of power.
     pub fn flush(&self) -> Result<(), Errno> {
-        self.session.call(Op::new(FLUSH, [0; 3])).map(drop)
+        self.session.ask(Flush {}, 0).map(drop)
     }
 
     /// Sets the space of the range aside, whose content stays: `ENOSPC` now instead of at a write.
     pub fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), Errno> {
-        let flags = match need {
-            Need::Users => 0,
-            Need::Server => SERVERS_OWN,
-        };
-        self.session.call(Op::new(ALLOCATE, [offset, bytes, 0]).flags(flags)).map(drop)
+        self.session.ask(Allocate { need, offset, bytes }, 0).map(drop)
     }
 
     /// The range reads as zeros afterwards.
     pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-        self.session.call(Op::new(DISCARD, [offset, bytes, 0])).map(drop)
+        self.session.ask(Discard { offset, bytes }, 0).map(drop)
     }
 }
 

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
+use vos_api::Measured;
 use vos_api::ds::{
-    DELETE, GET, KEY_BYTES_MAX, LIST, NEXT, PUBLISH, PUT, SUBSCRIBE, UNSUBSCRIBE, VALUE_BYTES_MAX, event,
+    Delete, Get, KEY_BYTES_MAX, List, Next, Publish, Put, Subscribe, Unsubscribe, VALUE_BYTES_MAX, event,
 };
-use vos_api::session::GOODBYE;
+use vos_api::session::Goodbye;
 
 use crate::blocking::BlockingSession;
-use crate::op::Op;
 
 /// A store. Clones share the session and so its subscriptions.
 #[derive(Clone)]
@@ -64,57 +64,50 @@ impl DsClient {
 
     /// The value and its revision. `ENOENT` when there is none.
     pub fn get(&self, key: &[u8]) -> Result<(Vec<u8>, u64), Errno> {
-        let op = Op::new(GET, [key.len() as u64, 0, 0]).out(key).room(VALUE_BYTES_MAX as u32);
-        let answer = self.session.call(op)?;
-        Ok((answer.data, answer.results[0]))
+        let (found, value) = self.session.ask(Get { key: Measured(key) }, VALUE_BYTES_MAX as u32)?;
+        Ok((value, found.revision))
     }
 
     /// Sets a value. `condition` is `ds::ANY`, `ds::ABSENT` or the revision it must have. Returns the new revision.
     pub fn put(&self, key: &[u8], value: &[u8], condition: u64) -> Result<u64, Errno> {
-        let data = [key, value].concat();
-        let op = Op::new(PUT, [key.len() as u64, condition, 0]).out(&data).sequenced();
-        Ok(self.session.call(op)?.results[0])
+        Ok(self.session.ask(Put { key: Measured(key), condition, value }, 0)?.0.revision)
     }
 
     /// Removes a key. Returns the revision of the removal.
     pub fn delete(&self, key: &[u8], condition: u64) -> Result<u64, Errno> {
-        let op = Op::new(DELETE, [key.len() as u64, condition, 0]).out(key).sequenced();
-        Ok(self.session.call(op)?.results[0])
+        Ok(self.session.ask(Delete { key: Measured(key), condition }, 0)?.0.revision)
     }
 
     /// Keys that begin with `prefix` and come after `after` (empty: from the first).
     pub fn list(&self, prefix: &[u8], after: &[u8]) -> Result<Listing, Errno> {
-        let data = [prefix, after].concat();
-        let op = Op::new(LIST, [prefix.len() as u64, after.len() as u64, 0]).out(&data).room(TRANSFER_BYTES_MAX);
-        let answer = self.session.call(op)?;
-        let mut rest = answer.data.as_slice();
+        let list = List { prefix: Measured(prefix), after: Measured(after) };
+        let (listed, data) = self.session.ask(list, TRANSFER_BYTES_MAX)?;
+        let mut rest = data.as_slice();
         let mut entries = Vec::new();
-        for _ in 0..answer.results[0] {
+        for _ in 0..listed.entries {
             entries.push(take_entry(&mut rest).ok_or(Errno::PROTO)?);
         }
-        Ok(Listing { entries, has_more: answer.results[1] == 1 })
+        Ok(Listing { entries, has_more: listed.has_more == 1 })
     }
 
     /// Subscribes to keys and topics that begin with `prefix`, from after `revision` on (0: from now on). Returns the
     /// subscription and the revision at which it begins.
     pub fn subscribe(&self, prefix: &[u8], revision: u64) -> Result<(u32, u64), Errno> {
-        let op = Op::new(SUBSCRIBE, [prefix.len() as u64, revision, 0]).out(prefix).sequenced();
-        let answer = self.session.call(op)?;
-        Ok((u32::try_from(answer.results[0]).map_err(|_| Errno::PROTO)?, answer.results[1]))
+        let (made, _) = self.session.ask(Subscribe { prefix: Measured(prefix), revision }, 0)?;
+        Ok((u32::try_from(made.subscription).map_err(|_| Errno::PROTO)?, made.begin))
     }
 
     pub fn unsubscribe(&self, subscription: u32) -> Result<(), Errno> {
-        let op = Op::new(UNSUBSCRIBE, [u64::from(subscription), 0, 0]).sequenced();
-        self.session.call(op).map(drop)
+        self.session.ask(Unsubscribe { subscription }, 0).map(drop)
     }
 
     /// Events of all subscriptions after revision `seen`, in order; empty when there was none within `wait`.
     pub fn next(&self, seen: u64, wait: Duration) -> Result<Vec<DsEvent>, Errno> {
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-        let answer = self.session.call(Op::new(NEXT, [seen, wait_ms, 0]).room(TRANSFER_BYTES_MAX))?;
-        let mut rest = answer.data.as_slice();
+        let (arrived, data) = self.session.ask(Next { seen, wait_ms }, TRANSFER_BYTES_MAX)?;
+        let mut rest = data.as_slice();
         let mut events = Vec::new();
-        for _ in 0..answer.results[0] {
+        for _ in 0..arrived.events {
             events.push(take_event(&mut rest).ok_or(Errno::PROTO)?);
         }
         Ok(events)
@@ -122,15 +115,13 @@ impl DsClient {
 
     /// Sends a message to the subscribers of a prefix of `topic`. Returns how many there were.
     pub fn publish(&self, topic: &[u8], value: &[u8]) -> Result<u64, Errno> {
-        let data = [topic, value].concat();
-        let op = Op::new(PUBLISH, [topic.len() as u64, 0, 0]).out(&data).sequenced();
-        Ok(self.session.call(op)?.results[0])
+        Ok(self.session.ask(Publish { topic: Measured(topic), value }, 0)?.0.subscribers)
     }
 
     /// Ends the session, which is of no use afterwards; the server forgets it. Optional: forgotten sessions end when there are
     /// too many.
     pub fn goodbye(self) -> Result<(), Errno> {
-        self.session.call(Op::new(GOODBYE, [0; 3])).map(drop)
+        self.session.ask(Goodbye {}, 0).map(drop)
     }
 }
 

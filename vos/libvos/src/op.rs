@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ipc::Arena;
 use rustix::io::Errno;
+use vos_api::{Class, Encoded};
 
 use crate::space::{Range, Space};
 
@@ -35,6 +36,13 @@ pub struct Op<'a> {
 impl<'a> Op<'a> {
     pub fn new(op: u16, args: [u64; 3]) -> Op<'a> {
         Op { op, args, ..Op::default() }
+    }
+
+    /// A declared operation; `room` for its reply data.
+    pub fn of(encoded: &'a Encoded<'_>, class: Class, room: u32) -> Op<'a> {
+        let Encoded { op, flags, args, ref data } = *encoded;
+        let sequenced = if class == Class::Once { Sequenced::Yes } else { Sequenced::No };
+        Op { op, flags, args, out: data, in_capacity: room, sequenced }
     }
 
     pub fn out(mut self, out: &'a [u8]) -> Op<'a> {

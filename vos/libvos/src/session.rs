@@ -21,7 +21,8 @@ use abi::ring::{Completion, Submission};
 use ipc::{Arena, Arming, RingClient, RingSpec};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use vos_api::session::HELLO;
+use vos_api::Operation;
+use vos_api::session::{Greeting, Hello};
 
 use crate::link::{Connect, Connecting, Poke};
 use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
@@ -316,8 +317,8 @@ impl Session {
     }
 
     fn greet(&mut self, ring: RingClient) {
-        let hello =
-            Submission { tag: HELLO_TAG, op: HELLO, args: [self.id, self.acknowledged(), 0], ..Submission::default() };
+        let hello = Hello { session: self.id, acknowledged: self.acknowledged(), capabilities: 0 }.encode();
+        let hello = Submission { tag: HELLO_TAG, op: hello.op, args: hello.args, ..Submission::default() };
         let ring = Arc::new(ring);
         let watched = epoll::add(&self.epoll, ring.fd(), epoll::EventData::new_u64(1), epoll::EventFlags::IN);
         let sent = ring.submit(&hello).is_ok();
@@ -343,10 +344,11 @@ impl Session {
             status if status == Errno::STALE.raw_os_error() as u32 => return self.fence(),
             status => return self.lost(&format!("the greeting was answered with errno {status}")),
         }
+        let greeting = Greeting::from(completion.results);
         self.restarts += u64::from(self.incarnation != 0);
-        self.incarnation = completion.results[0].max(1);
-        if completion.results[2] > 0 {
-            self.in_flight_max = completion.results[2].min(u64::from(self.entries)) as usize;
+        self.incarnation = greeting.epoch.max(1);
+        if greeting.in_flight > 0 {
+            self.in_flight_max = greeting.in_flight.min(u64::from(self.entries)) as usize;
         }
         self.link = Link::Up(Arc::clone(ring));
         self.resend();

@@ -16,8 +16,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    pub fn done(results: [u64; 4]) -> Reply {
-        Reply { status: 0, results, data: Vec::new() }
+    pub fn done(words: impl Into<[u64; 4]>) -> Reply {
+        Reply { status: 0, results: words.into(), data: Vec::new() }
     }
 
     pub fn failed(errno: u32) -> Reply {

@@ -16,6 +16,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use vos_api::Errno;
 use vos_api::session::{IN_FLIGHT_MAX, SESSIONS_MAX};
 
 use crate::record::{Place, Record, Standing, Step};
@@ -69,6 +70,16 @@ pub enum Refusal {
     Full,
     /// More operations than a client may have in flight.
     Busy,
+}
+
+impl From<Refusal> for Errno {
+    fn from(refusal: Refusal) -> Errno {
+        match refusal {
+            Refusal::Stale => Errno::Stale,
+            Refusal::Full => Errno::NoSpace,
+            Refusal::Busy => Errno::TryAgain,
+        }
+    }
 }
 
 /// What to do with an operation that carries a sequence.

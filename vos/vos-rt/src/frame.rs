@@ -17,11 +17,12 @@ use abi::{Endpoint, IpcError, Message};
 use ipc::{Event, RingId, RingServer, Wait};
 use libvos::SharedPort;
 use rustix::io::Errno;
-use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, HELLO};
+use vos_api::Operation;
+use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, Greeting, HELLO, Hello};
 
 use crate::RINGS_MAX;
 use crate::request::{ClientId, Life, Request, RingCell};
-use crate::service::{Handle, Hello, HelloReply, Service};
+use crate::service::{Handle, HelloReply, Service};
 
 /// Requests taken from one ring before the others have their turn.
 pub const TURN_REQUESTS: usize = 64;
@@ -159,16 +160,16 @@ impl<S: Service> Frame<S> {
 
     fn request(&mut self, id: RingId, submission: Submission) {
         let Some(ring) = self.rings.get_mut(&id) else { return };
-        match (submission.op, ring.session) {
-            (HELLO, None) => {
-                let hello = hello_of(&submission);
+        let hello = Hello::decode(submission.flags, submission.args, &[]);
+        match (submission.op, hello, ring.session) {
+            (HELLO, Some(hello), None) => {
                 let reply = self.service.opened(ring.client, ring.cell.from, &hello);
                 if matches!(reply, HelloReply::Welcome { .. }) {
                     ring.session = Some(hello.session);
                 }
                 ring.cell.complete(&greeting(&submission, &reply, self.epoch));
             }
-            (op, Some(session)) if op == GOODBYE || op >= FIRST_SERVICE_OP => {
+            (op, _, Some(session)) if op == GOODBYE || op >= FIRST_SERVICE_OP => {
                 let request = Request::new(submission, ring.client, session, Arc::clone(&ring.cell));
                 if op == GOODBYE { self.service.goodbye(request) } else { self.service.submit(request) }
             }
@@ -186,15 +187,11 @@ fn refuse(port: &SharedPort, message: &Message) {
     }
 }
 
-fn hello_of(submission: &Submission) -> Hello {
-    let [session, acknowledged, capabilities] = submission.args;
-    Hello { session, acknowledged, capabilities }
-}
-
 fn greeting(submission: &Submission, reply: &HelloReply, epoch: u64) -> Completion {
     let (status, results) = match *reply {
         HelloReply::Welcome { highest, in_flight, service } => {
-            (0, [epoch, highest, u64::from(in_flight.min(RING_ENTRIES_MAX)), service])
+            let in_flight = u64::from(in_flight.min(RING_ENTRIES_MAX));
+            (0, Greeting { epoch, highest, in_flight, service }.into())
         }
         HelloReply::Refused(errno) => (errno.raw_os_error() as u32, [0; 4]),
     };

@@ -27,9 +27,10 @@ pub use frame::{FrameError, TURN_REQUESTS, serve};
 pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
 pub use request::{ClientId, Request, answer_all};
 pub use run::{Boot, Failure, Kind, run};
-pub use service::{Handle, Hello, HelloReply, Service, Start};
+pub use service::{Handle, HelloReply, Service, Start};
 pub use sessions::Reply;
 pub use sys::spawn::{Spawn, SpawnError, VARIABLE as SPAWN_VARIABLE};
+pub use vos_api::session::Hello;
 
 /// Rings one server serves at a time.
 pub const RINGS_MAX: usize = 256;

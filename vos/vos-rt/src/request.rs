@@ -17,6 +17,7 @@ use abi::ring::{Completion, Submission};
 use ipc::{Arena, RingServer};
 use rustix::io::Errno;
 use sessions::{Mark, Reply};
+use vos_api::Unreadable;
 
 /// Names one ring of one client within one life of the server. Never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -188,8 +189,13 @@ impl Request {
     }
 
     /// Success: `in_bytes` of reply data were put.
-    pub fn reply(mut self, results: [u64; 4], in_bytes: u32) {
-        self.complete(0, results, in_bytes);
+    pub fn reply(mut self, words: impl Into<[u64; 4]>, in_bytes: u32) {
+        self.complete(0, words.into(), in_bytes);
+    }
+
+    /// It is no operation of this server.
+    pub fn refuse(self, why: Unreadable) {
+        self.fail(Errno::from_raw_os_error(vos_api::Errno::from(why).number() as i32));
     }
 
     /// Failure with a Linux errno.

@@ -7,17 +7,9 @@ use std::time::Instant;
 use abi::Endpoint;
 use ipc::Waker;
 use rustix::io::Errno;
+use vos_api::session::Hello;
 
 use crate::request::{ClientId, Life, Request};
-
-/// The greeting of a client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hello {
-    pub session: u64,
-    /// Everything up to this sequence was completed; its replies are not asked for again.
-    pub acknowledged: u64,
-    pub capabilities: u64,
-}
 
 /// What a client is told when it greets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libvos::{Armed, Connect, Data, Identity, Sequenced, Session, Size, SubmitError};
 use rustix::event::epoll;
-use vos_api::fs::{READ, WHERE, WHERE_BYTES_MIN};
+use vos_api::fs::{READ, Read, WHERE, WHERE_BYTES_MIN};
+use vos_api::{Class, Operation};
 
 use super::volume::{self, Asked, Outcome, Volume};
 use super::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
@@ -57,8 +58,8 @@ impl SessionBackend {
     fn repeat(&mut self) {
         let Some(session) = &mut self.session else { return };
         while let Some(asked) = self.repeats.front() {
-            let op = libvos::Op::new(READ, asked.args).room(asked.in_capacity);
-            let Ok(token) = session.submit(op) else { return };
+            let read = asked.read.encode();
+            let Ok(token) = session.submit(libvos::Op::of(&read, Class::Repeatable, asked.in_capacity)) else { return };
             self.repeated.insert(token, asked.token);
             self.repeats.pop_front();
         }
@@ -132,11 +133,12 @@ impl Backend for SessionBackend {
             Some(sequence) if sequence == session.next_sequence() => Sequenced::Yes,
             Some(sequence) => Sequenced::As(sequence),
         };
-        let is_direct =
-            op.op == READ && op.in_capacity >= WHERE_BYTES_MIN && self.volume.as_ref().is_some_and(Volume::is_up);
+        let is_long = op.op == READ && op.in_capacity >= WHERE_BYTES_MIN;
+        let is_direct = is_long && self.volume.as_ref().is_some_and(Volume::is_up);
+        let read = Read::decode(op.flags, op.args, &[]).filter(|_| is_direct);
         let op = libvos::Op {
             op: op.op,
-            flags: if is_direct { op.flags | WHERE } else { op.flags },
+            flags: if read.is_some() { op.flags | WHERE } else { op.flags },
             args: op.args,
             out: op.out,
             in_capacity: op.in_capacity,
@@ -144,8 +146,8 @@ impl Backend for SessionBackend {
         };
         match session.submit(op) {
             Ok(token) => {
-                if is_direct {
-                    self.asked.insert(token, Asked { token, args: op.args, in_capacity: op.in_capacity });
+                if let Some(read) = read {
+                    self.asked.insert(token, Asked { token, read, in_capacity: op.in_capacity });
                 }
                 Ok(Token(token.0))
             }

@@ -10,8 +10,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use libvos::{Armed, Connect, Data, Done, Identity, Session, Size, SubmitError, Token};
-use vos_api::disk::{BLOCK_BYTES, READV, SPANS_MAX, Span};
-use vos_api::fs::{LEASE, PLACES};
+use vos_api::disk::{BLOCK_BYTES, Readv, SPANS_MAX, Span};
+use vos_api::fs::{LEASE, PLACES, Read, ReadReply};
+use vos_api::{Class, Operation};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
@@ -23,7 +24,7 @@ const PIECE: usize = 16 * BLOCK;
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     pub token: Token,
-    pub args: [u64; 3],
+    pub read: Read,
     pub in_capacity: u32,
 }
 
@@ -85,7 +86,8 @@ impl Volume {
     fn submit(&mut self) {
         while let Some(reading) = self.waiting.pop_front() {
             let room = (reading.places.crcs.len() * BLOCK) as u32;
-            let op = libvos::Op::new(READV, [0; 3]).out(&reading.places.spans).room(room);
+            let asked = Readv {}.encode();
+            let op = libvos::Op::of(&asked, Class::Repeatable, room).out(&reading.places.spans);
             match self.session.submit(op) {
                 Ok(token) => drop(self.reading.insert(token, reading)),
                 Err(SubmitError::TooLong) => self.again.push_back(reading.asked),
@@ -114,7 +116,7 @@ impl Volume {
 
     /// What is under way of this inode, or of all, is to be read again.
     pub fn recalled(&mut self, ino: Option<u64>) {
-        self.give_up(|asked| ino.is_none_or(|ino| asked.args[0] == ino));
+        self.give_up(|asked| ino.is_none_or(|ino| asked.read.ino == ino));
     }
 
     fn give_up(&mut self, is_meant: impl Fn(&Asked) -> bool) {
@@ -152,7 +154,8 @@ fn finish(reading: Reading, done: Done) -> Outcome {
         return Outcome::Again(asked);
     }
     data.truncate(places.bytes);
-    Outcome::Read(asked.token, data, [places.bytes as u64, 0, 0, LEASE])
+    let reply = ReadReply { bytes: places.bytes as u64, keeps: LEASE, ..ReadReply::default() };
+    Outcome::Read(asked.token, data, reply.into())
 }
 
 fn has_checksums(data: &Data, crcs: &[u32]) -> bool {
@@ -170,12 +173,12 @@ fn has_checksums(data: &Data, crcs: &[u32]) -> bool {
 impl Places {
     /// `None` when it makes no sense.
     fn parse(results: &[u64; 4], capacity: u32, data: &[u8]) -> Option<Places> {
-        let count = usize::try_from(results[1]).ok().filter(|count| (1..=SPANS_MAX).contains(count))?;
+        let ReadReply { bytes, spans: count, .. } = ReadReply::from(*results);
+        let count = usize::try_from(count).ok().filter(|count| (1..=SPANS_MAX).contains(count))?;
         let (spans, crcs) = data.split_at_checked(count * size_of::<Span>())?;
         let crcs = <[U32]>::ref_from_bytes(crcs).ok()?;
         let mut lengths = <[Span]>::ref_from_bytes(spans).ok()?.iter().map(|span| span.bytes.get());
         let all = lengths.try_fold(0_u64, u64::checked_add)?;
-        let bytes = results[0];
         let fits = all == (crcs.len() * BLOCK) as u64 && all <= u64::from(capacity.next_multiple_of(BLOCK_BYTES));
         let is_last = bytes <= all.min(u64::from(capacity)) && all - bytes < BLOCK as u64;
         let crcs = crcs.iter().map(|crc| crc.get()).collect();
@@ -185,7 +188,7 @@ impl Places {
 
 /// Whether an answer says where the bytes lie.
 pub fn is_told(done: &Done) -> bool {
-    done.error.is_none() && done.results[3] & PLACES != 0
+    done.error.is_none() && ReadReply::from(done.results).keeps & PLACES != 0
 }
 
 #[cfg(test)]

@@ -17,9 +17,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use vos_api::fs;
+use vos_api::Operation;
+use vos_api::fs::{Cancel, RELEASE, Release};
 
-use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, Phase, plain, reopen_key};
+use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, Phase, reopen_key};
 use crate::backend::{Done, Op, Refused};
 use crate::complete::attr_of;
 use crate::flight::Flight;
@@ -60,8 +61,8 @@ impl<B: Backend> Gate<B> {
             }
             return Ok(Handled::Done);
         };
-        let cancel = Op { args: [sequence, 0, 0], ..plain(fs::CANCEL) };
-        match self.backend.submit(&cancel) {
+        let cancel = Cancel { sequence }.encode();
+        match self.backend.submit(&Op::of(&cancel, 0, None)) {
             // Its completion says nothing; the lock's own says EINTR.
             Ok(_) => self.flights.leave_at(token, Instant::now() + PATIENCE),
             Err(Refused::Full) => return Ok(Handled::Later),
@@ -121,9 +122,9 @@ impl<B: Backend> Gate<B> {
         {
             let Some(Handle { ino, fs_handle, .. }) = self.state.handle(fh) else { continue };
             let key = reopen_key(fh);
-            let sequence = Some(self.state.note(key, 0, fs::RELEASE)?);
-            let op = Op { args: [ino, fs_handle, 0], sequence, ..plain(fs::RELEASE) };
-            let Ok(token) = self.backend.submit(&op) else {
+            let sequence = Some(self.state.note(key, 0, RELEASE)?);
+            let release = Release { ino, handle: fs_handle }.encode();
+            let Ok(token) = self.backend.submit(&Op::of(&release, 0, sequence)) else {
                 self.leftovers.to_close.push_front(fh);
                 break;
             };

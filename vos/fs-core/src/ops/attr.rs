@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use vos_api::fs as api;
-use vos_api::fs::valid;
-use zerocopy::FromBytes;
+use vos_api::fs::{self as api, Getattr, Setattr, valid};
 
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth, locked};
@@ -13,15 +11,12 @@ use crate::model::{GROUP_EXECUTE, Inode, KIND_MASK, SET_GID, SET_UID};
 use crate::ops::names::attr_reply;
 use crate::txn::Txn;
 
-pub(super) fn getattr(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let ino = call.args[0];
+pub(super) fn getattr(fs: &Fs, call: &Call, Getattr { ino }: Getattr) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     Ok(attr_reply(ino, &fs.read_inode(ino)?).lease_on([ino]))
 }
 
-pub(super) fn setattr(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, time_ns, _] = job.call.args;
-    let wanted = api::SetAttr::read_from_bytes(&job.call.data).map_err(|_| Errno::Invalid)?;
+pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr) -> Result<(), Errno> {
     let fs = &job.fs;
     let resizes = wanted.valid.get() & valid::BYTES != 0;
     let bytes = wanted.bytes.get();
@@ -83,8 +78,8 @@ fn apply(inode: &mut Inode, wanted: &api::SetAttr, time_ns: u64) {
 }
 
 /// What [`api::KILL_SUID`] asks for, in the operation's own record.
-pub(super) fn kill_set_id_if_asked(txn: &mut Txn<'_>, ino: u64, flags: u16) -> Result<(), Errno> {
-    if flags & api::KILL_SUID == 0 {
+pub(super) fn kill_set_id_if_asked(txn: &mut Txn<'_>, ino: u64, marks: u16) -> Result<(), Errno> {
+    if marks & api::KILL_SUID == 0 {
         return Ok(());
     }
     let mut inode = txn.inode(ino)?;
@@ -114,5 +109,6 @@ pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
     };
     // Files that linger are not there for anybody who counts.
     let (files, files_free) = (fs.counters().inodes.saturating_sub(lingering), fs.files_free());
-    Ok(Reply::done([blocks, free, files + files_free, files_free]))
+    let space = api::Space { blocks, blocks_free: free, inodes: files + files_free, inodes_free: files_free };
+    Ok(Reply::done(space))
 }

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vos_api::disk::{SPANS_MAX, Span};
-use vos_api::fs as api;
+use vos_api::fs::{self as api, CopyRange, Read, ReadReply, Request, Setattr, Write, Written};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::alloc::{Claim, Generation};
 use crate::cache::Part;
@@ -21,7 +21,7 @@ use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{Piece, Place, Run, WINDOW_BLOCKS, Window};
 use crate::log::DataWrite;
-use crate::model::{Inode, Reader, key2, tag};
+use crate::model::{Inode, key2, tag};
 use crate::ops::attr::kill_set_id_if_asked;
 use crate::readahead::Load;
 use crate::txn::Txn;
@@ -31,17 +31,16 @@ const CACHED_BYTES_MAX: usize = 128 << 10;
 pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
 
-pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
-    let [ino, offset, bytes] = call.args;
+pub(super) fn read(fs: &Arc<Fs>, call: &Call, Read { marks, ino, offset, bytes }: Read) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
     // Such a client reads ahead by itself, and what it reads does not come by here.
-    let is_long = call.flags & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
+    let is_long = marks & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
     let is_told = is_long && fs.leases.holds(call.session, ino);
     let ahead = if is_told { Ahead::No } else { Ahead::Yes };
     if let Some(parts) = fs.read_parts(ino, offset, bytes, ahead)? {
         let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
-        return Ok(Reply { parts, ..Reply::done([got, 0, 0, 0]) }.lease_on([ino]));
+        return Ok(Reply { parts, ..Reply::done(ReadReply { bytes: got, ..ReadReply::default() }) }.lease_on([ino]));
     }
     if is_told && let Some(reply) = fs.places(ino, offset, bytes)? {
         return Ok(reply.lease_on([ino]));
@@ -49,7 +48,7 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     let mut data = vec![0; bytes as usize];
     let got = fs.read_range(ino, offset, &mut data)?;
     data.truncate(got);
-    Ok(Reply::with_data([got as u64, 0, 0, 0], data).lease_on([ino]))
+    Ok(Reply::with_data(ReadReply { bytes: got as u64, ..ReadReply::default() }, data).lease_on([ino]))
 }
 
 /// Whether more is loaded than was asked for.
@@ -95,7 +94,8 @@ impl Fs {
             return Ok(None);
         }
         let data = [spans.as_bytes(), crcs.as_bytes()].concat();
-        Ok(Some(Reply::with_data([bytes, spans.len() as u64, 0, api::PLACES], data)))
+        let told = ReadReply { bytes, spans: spans.len() as u64, unused: 0, keeps: api::PLACES };
+        Ok(Some(Reply::with_data(told, data)))
     }
 
     /// A range of a file as pieces of the cache, without a copy; `None` when not all of it lies there.
@@ -435,43 +435,37 @@ pub(super) enum End {
 }
 
 /// Where the bytes of a change end; `None` when it makes no file longer.
-pub(super) fn end_of(fs: &Fs, call: &Call) -> Option<End> {
-    let [source, offset, _] = call.args;
-    match call.op {
+pub(super) fn end_of(fs: &Fs, request: Request<'_>) -> Option<End> {
+    match request {
         // What a mapping changed lies within the file.
-        api::WRITE if call.data.is_empty() || call.flags & api::LATE != 0 => None,
-        api::WRITE if call.flags & api::APPEND != 0 => Some(End::Appended(call.data.len() as u64)),
-        api::WRITE => Some(End::At(offset.saturating_add(call.data.len() as u64))),
-        api::SETATTR => {
-            let wanted = api::SetAttr::read_from_bytes(&call.data).ok()?;
+        Request::Write(it) if it.bytes.is_empty() || it.marks & api::LATE != 0 => None,
+        Request::Write(it) if it.marks & api::APPEND != 0 => Some(End::Appended(it.bytes.len() as u64)),
+        Request::Write(it) => Some(End::At(it.offset.saturating_add(it.bytes.len() as u64))),
+        Request::Setattr(Setattr { wanted, .. }) => {
             (wanted.valid.get() & api::valid::BYTES != 0).then_some(End::At(wanted.bytes.get()))
         }
-        api::FALLOCATE if call.flags & super::space::KEEP_SIZE == 0 => {
-            Some(End::At(offset.saturating_add(call.args[2])))
+        Request::Fallocate(it) if it.mode & super::space::KEEP_SIZE == 0 => {
+            Some(End::At(it.offset.saturating_add(it.bytes)))
         }
-        api::COPY_RANGE => {
-            let mut reader = Reader(&call.data);
-            let (from, to, bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let there = fs.read_inode(source).ok()?.bytes.saturating_sub(from);
-            Some(End::At(to.saturating_add(bytes.min(COPY_BYTES_MAX).min(there))))
+        Request::CopyRange(it) => {
+            let there = fs.read_inode(it.source).ok()?.bytes.saturating_sub(it.from.get());
+            Some(End::At(it.to.get().saturating_add(it.bytes.get().min(COPY_BYTES_MAX).min(there))))
         }
         _ => None,
     }
 }
 
-pub(super) fn write(job: &Arc<Job>) -> Result<(), Errno> {
-    let call = &job.call;
-    let [ino, offset, time_ns] = call.args;
-    let position = if call.flags & api::APPEND != 0 { Position::End } else { Position::At(offset) };
-    put(job, ino, position, &call.data, time_ns)
+pub(super) fn write(job: &Arc<Job>, it: Write<'_>) -> Result<(), Errno> {
+    let position = if it.marks & api::APPEND != 0 { Position::End } else { Position::At(it.offset) };
+    put(job, it.ino, position, it.bytes, it.time_ns, it.marks)
 }
 
-fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) -> Result<(), Errno> {
+fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, marks: u16) -> Result<(), Errno> {
     let fs = &job.fs;
     let _file = fs.lock_file(ino);
     // A mapping makes no file longer, but the kernel may have been told already of an end that is yet to come.
     let data = match position {
-        Position::At(offset) if job.call.op == api::WRITE && job.call.flags & api::LATE != 0 => {
+        Position::At(offset) if marks & api::LATE != 0 => {
             let left = fs.read_inode(ino)?.bytes.saturating_sub(offset);
             data.get(..left as usize).unwrap_or(data)
         }
@@ -480,13 +474,13 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) 
     let prepared = fs.prepare(ino, position, data, Claim::Normal, Writing::Together)?;
     let result = job.transact(Growth::Grows, |txn| {
         if data.is_empty() {
-            return Ok(Reply::done([0, txn.inode(ino)?.bytes, 0, 0]));
+            return Ok(Reply::done(Written { bytes: 0, size: txn.inode(ino)?.bytes }));
         }
         let bytes = prepared.finish(txn, ino, Some(time_ns))?;
-        kill_set_id_if_asked(txn, ino, job.call.flags)?;
+        kill_set_id_if_asked(txn, ino, marks)?;
         // The writer's kernel keeps the pages it has written.
         fs.leases.grant_own(job.call.session, ino);
-        Ok(Reply::done([data.len() as u64, bytes, 0, 0]).lease_on([ino]))
+        Ok(Reply::done(Written { bytes: data.len() as u64, size: bytes }).lease_on([ino]))
     });
     if result.is_err() {
         fs.give_back(&prepared.runs);
@@ -494,12 +488,9 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64) 
     result
 }
 
-pub(super) fn copy(job: &Arc<Job>) -> Result<(), Errno> {
-    let [source, target, _] = job.call.args;
-    let mut reader = Reader(&job.call.data);
-    let mut next = || reader.u64().ok_or(Errno::Invalid);
-    let (from, to, bytes, time_ns) = (next()?, next()?, next()?, next()?);
-    let bytes = bytes.min(COPY_BYTES_MAX);
+pub(super) fn copy(job: &Arc<Job>, it: CopyRange) -> Result<(), Errno> {
+    let (source, target) = (it.source, it.target);
+    let (from, to, bytes) = (it.from.get(), it.to.get(), it.bytes.get().min(COPY_BYTES_MAX));
     if from.checked_add(bytes).is_none() || to.checked_add(bytes).is_none() {
         return Err(Errno::Invalid);
     }
@@ -508,5 +499,6 @@ pub(super) fn copy(job: &Arc<Job>) -> Result<(), Errno> {
     }
     let mut data = vec![0; bytes as usize];
     let got = job.fs.read_range(source, from, &mut data)?;
-    put(job, target, Position::At(to), &data[..got], time_ns)
+    // Of the marks the one that both operations have.
+    put(job, target, Position::At(to), &data[..got], it.time_ns.get(), it.marks & api::KILL_SUID)
 }

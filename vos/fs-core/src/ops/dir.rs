@@ -2,7 +2,7 @@
 //! goes on behind a cookie sees every entry that was there all the time exactly once. "." and ".." are not among them;
 //! cookies 1 and 2 are left for a gate that adds them.
 
-use vos_api::fs as api;
+use vos_api::fs::{self as api, Entries, Readdir};
 use zerocopy::IntoBytes;
 
 use crate::calls::{Call, Reply};
@@ -14,9 +14,8 @@ use crate::store::From;
 /// Entries looked at in one scan.
 const SCAN_ENTRIES: usize = 256;
 
-pub(super) fn readdir(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let [ino, cookie, with_attributes] = call.args;
-    let wants_attr = with_attributes != 0;
+pub(super) fn readdir(fs: &Fs, call: &Call, Readdir { ino, cookie, entries }: Readdir) -> Result<Reply, Errno> {
+    let wants_attr = entries == Entries::WithAttributes;
     fs.leases.register(call.session, ino);
     let directory = fs.read_inode(ino)?;
     if !directory.is_dir() {
@@ -91,6 +90,7 @@ impl Page {
         if !is_end && self.entries == 0 {
             return Err(Errno::Invalid);
         }
-        Ok(Reply::with_data([self.entries, u64::from(is_end), 0, 0], self.data).lease_on(self.lease))
+        Ok(Reply::with_data(api::Page { entries: self.entries, is_end: u64::from(is_end) }, self.data)
+            .lease_on(self.lease))
     }
 }

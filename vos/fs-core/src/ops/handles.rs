@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use vos_api::fs::{Open, Opened, Release};
+
 use crate::calls::{Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
@@ -27,8 +29,7 @@ const REAP_BYTES_MAX: usize = RECORD_BYTES_MAX / 4;
 /// Nor after this many: other operations wait meanwhile.
 const REAP_INODES_MAX: usize = 64;
 
-pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, flags, time_ns] = job.call.args;
+pub(super) fn open(job: &Arc<Job>, Open { marks, ino, flags, time_ns }: Open) -> Result<(), Errno> {
     let session = job.call.session;
     let fs = &job.fs;
     fs.leases.register(session, ino);
@@ -43,13 +44,13 @@ pub(super) fn open(job: &Arc<Job>) -> Result<(), Errno> {
     let result = job.transact(Growth::Shrinks, |txn| {
         if flags & O_TRUNC != 0 && txn.inode(ino)?.is_file() {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
-            kill_set_id_if_asked(txn, ino, job.call.flags)?;
+            kill_set_id_if_asked(txn, ino, marks)?;
         }
         if flags & O_TRUNC != 0 {
             fs.leases.grant_own(session, ino);
         }
         let handle = add(txn, session, ino)?;
-        Ok(Reply::done([handle, 0, 0, 0]).lease_on([ino]))
+        Ok(Reply::done(Opened { handle }).lease_on([ino]))
     });
     match result {
         Ok(_) => fs.claim(ino),
@@ -68,8 +69,7 @@ pub(crate) fn add(txn: &mut Txn<'_>, session: u64, ino: u64) -> Result<u64, Errn
     Ok(handle)
 }
 
-pub(super) fn release(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, handle, _] = job.call.args;
+pub(super) fn release(job: &Arc<Job>, Release { ino, handle }: Release) -> Result<(), Errno> {
     let session = job.call.session;
     let mut orphan = None;
     let mut has_unlocked = false;

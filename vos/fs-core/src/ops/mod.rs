@@ -11,8 +11,9 @@ mod xattr;
 
 use std::sync::Arc;
 
-use vos_api::fs as api;
-use zerocopy::FromBytes;
+use vos_api::fs::{
+    self as api, Fallocate, Getlk, Removexattr, Request, Rmdir, Setattr, Setxattr, Unlink, UnlockOwner, Write,
+};
 
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
@@ -20,46 +21,24 @@ use crate::error::Errno;
 use crate::leases::Touch;
 use crate::locks::{Held, Table};
 use crate::model::{Entry, Inode, key_name, key1, tag};
+use crate::ops::names::{Kind, Making};
+use crate::txn::checked;
 
 const O_TRUNC: u64 = 0o1000;
 
-pub(crate) fn is_change(op: u16) -> bool {
-    matches!(
-        op,
-        api::SETATTR
-            | api::CREATE
-            | api::MKNOD
-            | api::MKDIR
-            | api::SYMLINK
-            | api::UNLINK
-            | api::RMDIR
-            | api::RENAME
-            | api::LINK
-            | api::OPEN
-            | api::RELEASE
-            | api::WRITE
-            | api::SETXATTR
-            | api::REMOVEXATTR
-            | api::FALLOCATE
-            | api::UNLOCK_OWNER
-            | api::COPY_RANGE
-            | api::PLACE
-    )
-}
-
 /// A request that changes nothing.
 pub(crate) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
-    match call.op {
-        api::LOOKUP => names::lookup(fs, call),
-        api::GETATTR => attr::getattr(fs, call),
-        api::READLINK => names::readlink(fs, call),
-        api::READ => data::read(fs, call),
-        api::READDIR => dir::readdir(fs, call),
-        api::STATFS => attr::statfs(fs),
-        api::GETXATTR => xattr::get(fs, call),
-        api::LISTXATTR => xattr::list(fs, call),
-        api::LSEEK => space::seek(fs, call),
-        api::GETLK => getlk(fs, call),
+    match call.request()? {
+        Request::Lookup(it) => names::lookup(fs, call, it),
+        Request::Getattr(it) => attr::getattr(fs, call, it),
+        Request::Readlink(it) => names::readlink(fs, call, it),
+        Request::Read(it) => data::read(fs, call, it),
+        Request::Readdir(it) => dir::readdir(fs, call, it),
+        Request::Statfs(_) => attr::statfs(fs),
+        Request::Getxattr(it) => xattr::get(fs, call, it),
+        Request::Listxattr(it) => xattr::list(fs, call, it),
+        Request::Lseek(it) => space::seek(fs, call, it),
+        Request::Getlk(it) => getlk(fs, call, it),
         _ => Err(Errno::NotSupported),
     }
 }
@@ -67,42 +46,54 @@ pub(crate) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
 /// A request that changes something. `touch` is what others cannot have in their caches now; a change that turns out to
 /// touch more answers [`Errno::TryAgain`].
 pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
-    match job.call.op {
-        api::SETATTR => attr::setattr(job),
-        api::CREATE | api::MKNOD | api::MKDIR | api::SYMLINK => names::create(job, touch),
-        api::UNLINK | api::RMDIR => names::remove(job, touch),
-        api::RENAME => names::rename(job, touch),
-        api::LINK => names::link(job),
-        api::OPEN => handles::open(job),
-        api::RELEASE => handles::release(job),
-        api::WRITE => data::write(job),
-        api::SETXATTR => xattr::set(job),
-        api::REMOVEXATTR => xattr::remove(job),
-        api::FALLOCATE => space::fallocate(job),
-        api::UNLOCK_OWNER => unlock_owner(job),
-        api::COPY_RANGE => data::copy(job),
-        api::PLACE => place::place(job),
+    if let Some(making) = Making::of(job.call.request()?)? {
+        return names::create(job, touch, &making);
+    }
+    match job.call.request()? {
+        Request::Setattr(it) => attr::setattr(job, it),
+        Request::Unlink(Unlink { parent, time_ns, name }) => {
+            names::remove(job, touch, Kind::Other, (parent, name), time_ns.0)
+        }
+        Request::Rmdir(Rmdir { parent, time_ns, name }) => {
+            names::remove(job, touch, Kind::Directory, (parent, name), time_ns.0)
+        }
+        Request::Rename(it) => names::rename(job, touch, it),
+        Request::Link(it) => names::link(job, it),
+        Request::Open(it) => handles::open(job, it),
+        Request::Release(it) => handles::release(job, it),
+        Request::Write(it) => data::write(job, it),
+        Request::Setxattr(it) => xattr::set(job, it),
+        Request::Removexattr(it) => xattr::remove(job, it),
+        Request::Fallocate(it) => space::fallocate(job, it),
+        Request::UnlockOwner(it) => unlock_owner(job, it),
+        Request::CopyRange(it) => data::copy(job, it),
+        Request::PlaceFile(it) => place::place(job, it),
         _ => Err(Errno::NotSupported),
     }
 }
 
 /// What a change will touch, as far as it can be seen before.
 pub(crate) fn touch(fs: &Fs, call: &Call) -> Result<Touch, Errno> {
-    let [first, second, _] = call.args;
-    Ok(match call.op {
-        api::SETATTR | api::WRITE | api::FALLOCATE => fs.touch_bytes(first, data::end_of(fs, call)),
-        api::SETXATTR | api::REMOVEXATTR => Touch::inode(first),
-        api::OPEN if second & O_TRUNC != 0 => Touch::inode(first),
-        api::COPY_RANGE => fs.touch_bytes(second, data::end_of(fs, call)),
-        api::LINK => Touch::name(second, &call.data).and(first),
-        api::CREATE | api::MKNOD | api::MKDIR | api::SYMLINK | api::PLACE => {
-            Touch::name(first, names::parse_create(call)?.name)
+    let request = call.request()?;
+    if let Some(making) = Making::of(request)? {
+        return Ok(Touch::name(making.parent, making.name));
+    }
+    Ok(match request {
+        Request::Setattr(Setattr { ino, .. })
+        | Request::Write(Write { ino, .. })
+        | Request::Fallocate(Fallocate { ino, .. }) => fs.touch_bytes(ino, data::end_of(fs, request)),
+        Request::CopyRange(it) => fs.touch_bytes(it.target, data::end_of(fs, request)),
+        Request::Setxattr(Setxattr { ino, .. }) | Request::Removexattr(Removexattr { ino, .. }) => Touch::inode(ino),
+        Request::Open(it) if it.flags & O_TRUNC != 0 => Touch::inode(it.ino),
+        Request::Link(it) => Touch::name(it.parent, it.name).and(it.ino),
+        Request::PlaceFile(it) => Touch::name(it.parent, checked(it.name.0)?),
+        Request::Unlink(Unlink { parent, name, .. }) | Request::Rmdir(Rmdir { parent, name, .. }) => {
+            fs.touch_child(Touch::name(parent, name), parent, name)?
         }
-        api::UNLINK | api::RMDIR => fs.touch_child(Touch::name(first, &call.data), first, &call.data)?,
-        api::RENAME => {
-            let (old, new) = names::parse_rename(call)?;
-            let touch = fs.touch_child(Touch::name(first, old), first, old)?;
-            fs.touch_child(touch.join(Touch::name(second, new)), second, new)?
+        Request::Rename(it) => {
+            let (old, new) = (checked(it.old.0)?, checked(it.new)?);
+            let touch = fs.touch_child(Touch::name(it.from, old), it.from, old)?;
+            fs.touch_child(touch.join(Touch::name(it.to, new)), it.to, new)?
         }
         _ => Touch::default(),
     })
@@ -142,16 +133,11 @@ impl Fs {
     }
 }
 
-pub(crate) fn parse_lock(call: &Call) -> Result<Held, Errno> {
-    let lock = api::Lock::read_from_bytes(&call.data).map_err(|_| Errno::Invalid)?;
-    Held::new(call.session, call.args[2], &lock)
-}
-
-fn getlk(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
+fn getlk(fs: &Fs, call: &Call, it: Getlk) -> Result<Reply, Errno> {
     use zerocopy::IntoBytes;
-    let wanted = parse_lock(call)?;
-    fs.read_inode(call.args[0])?;
-    let stored = fs.store.get(&key1(tag::LOCKS, call.args[0]))?;
+    let wanted = Held::new(call.session, 0, &it.lock)?;
+    fs.read_inode(it.ino)?;
+    let stored = fs.store.get(&key1(tag::LOCKS, it.ino))?;
     let table = stored.map_or(Some(Table::default()), |bytes| Table::decode(&bytes)).ok_or(Errno::Io)?;
     let answer = match table.conflict(&wanted) {
         Some(held) => held.to_lock(),
@@ -160,8 +146,7 @@ fn getlk(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
     Ok(Reply::with_data([0; 4], answer.as_bytes().to_vec()))
 }
 
-fn unlock_owner(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, owner, _] = job.call.args;
+fn unlock_owner(job: &Arc<Job>, UnlockOwner { ino, owner }: UnlockOwner) -> Result<(), Errno> {
     let session = job.call.session;
     let mut has_changed = false;
     job.transact(Growth::Shrinks, |txn| {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use vos_api::fs as api;
-use zerocopy::{FromBytes, IntoBytes};
+use vos_api::fs::{self as api, Create, Existing, Link, Lookup, Readlink, Rename, Request};
+use zerocopy::IntoBytes;
 
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
@@ -16,7 +16,7 @@ use crate::model::{
 };
 use crate::open::FIRST_COOKIE;
 use crate::ops::handles;
-use crate::txn::{Txn, check_name};
+use crate::txn::{Txn, check_name, checked};
 
 const NOREPLACE: u16 = 1;
 const EXCHANGE: u16 = 2;
@@ -25,22 +25,63 @@ const DEPTH_MAX: u32 = 65_536;
 /// Times a lookup looks again when the inode went away between its two reads.
 const LOOKUPS_MAX: u32 = 16;
 
-pub(super) struct CreateArgs<'a> {
-    pub create: api::Create,
+/// An inode that is to be made, whatever it is.
+pub(super) struct Making<'a> {
+    pub parent: u64,
+    pub create: Create,
+    /// Its kind and permissions.
+    pub mode: u32,
     pub name: &'a [u8],
-    /// Target of a symbolic link, content of a whole file.
-    pub rest: &'a [u8],
+    /// Of a symbolic link.
+    pub target: &'a [u8],
+    /// What becomes of a file that exists, for who opens it.
+    opens: Option<Existing>,
 }
 
-pub(super) fn lookup(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let parent = call.args[0];
+impl<'a> Making<'a> {
+    /// `None` for what makes no inode, and for whole files.
+    pub fn of(request: Request<'a>) -> Result<Option<Making<'a>>, Errno> {
+        const NOTHING: &[u8] = &[];
+        let (kind, parent, create, name, target, opens) = match request {
+            Request::CreateFile(it) => (REGULAR, it.parent, it.create, it.name, NOTHING, Some(it.existing)),
+            Request::Mknod(it) => (special(it.create.mode.get())?, it.parent, it.create, it.name, NOTHING, None),
+            Request::Mkdir(it) => (DIRECTORY, it.parent, it.create, it.name, NOTHING, None),
+            Request::Symlink(it) => (SYMLINK, it.parent, it.create, it.name, it.target.0, None),
+            _ => return Ok(None),
+        };
+        let mode = create.mode.get() & 0o7777 | kind;
+        Ok(Some(Making { parent, create, mode, name: checked(name.0)?, target, opens }))
+    }
+
+    pub fn file(parent: u64, create: Create, name: &'a [u8]) -> Result<Making<'a>, Errno> {
+        let mode = create.mode.get() & 0o7777 | REGULAR;
+        Ok(Making { parent, create, mode, name: checked(name)?, target: &[], opens: None })
+    }
+}
+
+fn special(mode: u32) -> Result<u32, Errno> {
+    match mode & KIND_MASK {
+        0 => Ok(REGULAR),
+        kind @ (REGULAR | FIFO | SOCKET | CHARACTER | BLOCK_DEVICE) => Ok(kind),
+        _ => Err(Errno::Invalid),
+    }
+}
+
+/// What a name must lead to so that it is removed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    Other,
+}
+
+pub(super) fn lookup(fs: &Fs, call: &Call, Lookup { parent, name }: Lookup<'_>) -> Result<Reply, Errno> {
     for _ in 0..LOOKUPS_MAX {
         fs.leases.register(call.session, parent);
         let directory = fs.read_inode(parent)?;
         if !directory.is_dir() {
             return Err(Errno::NotDirectory);
         }
-        let ino = match call.data.as_slice() {
+        let ino = match name {
             b"." => Some(parent),
             b".." => Some(directory.parent),
             name if name.len() > api::NAME_BYTES_MAX => return Err(Errno::NameTooLong),
@@ -61,46 +102,28 @@ pub(super) fn attr_reply(ino: u64, inode: &Inode) -> Reply {
     Reply::with_data([0; 4], inode.attr(ino).as_bytes().to_vec())
 }
 
-pub(super) fn readlink(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let ino = call.args[0];
+pub(super) fn readlink(fs: &Fs, call: &Call, Readlink { ino }: Readlink) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     if fs.read_inode(ino)?.kind() != SYMLINK {
         return Err(Errno::Invalid);
     }
     let target = fs.store.get(&key1(tag::TARGET, ino))?.ok_or(Errno::Io)?;
-    Ok(Reply::with_data([target.len() as u64, 0, 0, 0], target).lease_on([ino]))
+    Ok(Reply::with_data(api::Bytes { bytes: target.len() as u64 }, target).lease_on([ino]))
 }
 
-pub(super) fn parse_create(call: &Call) -> Result<CreateArgs<'_>, Errno> {
-    let (create, rest) = api::Create::read_from_prefix(&call.data).map_err(|_| Errno::Invalid)?;
-    let name_bytes = usize::try_from(call.args[1]).map_err(|_| Errno::Invalid)?;
-    let (name, rest) = rest.split_at_checked(name_bytes).ok_or(Errno::Invalid)?;
-    check_name(name)?;
-    let rest = match (call.op, rest) {
-        (api::SYMLINK, [0, target @ ..]) => target,
-        (api::SYMLINK, _) => return Err(Errno::Invalid),
-        (api::PLACE, content) => content,
-        _ => &[],
-    };
-    Ok(CreateArgs { create, name, rest })
-}
-
-pub(super) fn create(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
-    let call = &job.call;
-    let args = parse_create(call)?;
-    let parent = call.args[0];
-    let session = call.session;
+pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Result<(), Errno> {
+    let (session, parent) = (job.call.session, making.parent);
     let (mut granted, mut opened) = (None, None);
     let result = job.transact(Growth::Grows, |txn| {
-        let existing = txn.entry(parent, args.name)?;
+        let existing = txn.entry(parent, making.name)?;
         let (ino, inode) = match existing {
-            Some(entry) if call.op == api::CREATE && call.args[2] == 0 => open_existing(txn, entry)?,
+            Some(entry) if making.opens == Some(Existing::Opens) => open_existing(txn, entry)?,
             Some(_) => return Err(Errno::Exists),
-            None => make(txn, call.op, parent, &args)?,
+            None => make(txn, making)?,
         };
         let mut reply = attr_reply(ino, &inode).lease_on([parent, ino]);
-        if call.op == api::CREATE {
-            reply.results[0] = handles::add(txn, session, ino)?;
+        if making.opens.is_some() {
+            reply.results = api::Created { handle: handles::add(txn, session, ino)? }.into();
             job.fs.leases.opened(session, ino);
             opened = Some(ino);
         }
@@ -127,14 +150,15 @@ fn open_existing(txn: &Txn<'_>, entry: Entry) -> Result<(u64, Inode), Errno> {
     }
 }
 
-pub(super) fn make(txn: &mut Txn<'_>, op: u16, parent: u64, args: &CreateArgs<'_>) -> Result<(u64, Inode), Errno> {
-    let time_ns = args.create.time_ns.get();
+pub(super) fn make(txn: &mut Txn<'_>, making: &Making<'_>) -> Result<(u64, Inode), Errno> {
+    let Making { parent, create, target, .. } = *making;
+    let time_ns = create.time_ns.get();
     let ino = txn.counters.next_ino;
     let mut inode = Inode {
-        mode: mode_of(op, args.create.mode.get())?,
+        mode: making.mode,
         links: 1,
-        uid: args.create.uid.get(),
-        gid: args.create.gid.get(),
+        uid: create.uid.get(),
+        gid: create.gid.get(),
         atime_ns: time_ns,
         mtime_ns: time_ns,
         ctime_ns: time_ns,
@@ -151,32 +175,21 @@ pub(super) fn make(txn: &mut Txn<'_>, op: u16, parent: u64, args: &CreateArgs<'_
             inode.parent = parent;
             inode.next_cookie = FIRST_COOKIE;
         }
-        CHARACTER | BLOCK_DEVICE => inode.rdev = args.create.rdev.get(),
+        CHARACTER | BLOCK_DEVICE => inode.rdev = create.rdev.get(),
         SYMLINK => {
-            if args.rest.is_empty() || args.rest.len() > api::SYMLINK_BYTES_MAX {
+            if target.is_empty() || target.len() > api::SYMLINK_BYTES_MAX {
                 return Err(Errno::NameTooLong);
             }
-            inode.bytes = args.rest.len() as u64;
-            txn.put(key1(tag::TARGET, ino), args.rest.to_vec());
+            inode.bytes = target.len() as u64;
+            txn.put(key1(tag::TARGET, ino), target.to_vec());
         }
         _ => (),
     }
     txn.counters.next_ino += 1;
     txn.counters.inodes += 1;
     txn.put_inode(ino, &inode);
-    add_entry(txn, parent, args.name, ino, &inode, time_ns)?;
+    add_entry(txn, parent, making.name, ino, &inode, time_ns)?;
     Ok((ino, inode))
-}
-
-fn mode_of(op: u16, mode: u32) -> Result<u32, Errno> {
-    let kind = match (op, mode & KIND_MASK) {
-        (api::MKDIR, _) => DIRECTORY,
-        (api::SYMLINK, _) => SYMLINK,
-        (api::CREATE | api::PLACE, _) | (api::MKNOD, 0) => REGULAR,
-        (api::MKNOD, kind @ (REGULAR | FIFO | SOCKET | CHARACTER | BLOCK_DEVICE)) => kind,
-        _ => return Err(Errno::Invalid),
-    };
-    Ok(mode & 0o7777 | kind)
 }
 
 /// Puts a name into a directory. A child directory counts as a link of its parent.
@@ -221,19 +234,22 @@ fn drop_entry(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns
     Ok(())
 }
 
-pub(super) fn remove(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
-    let call = &job.call;
-    let (parent, time_ns, name) = (call.args[0], call.args[2], call.data.as_slice());
+pub(super) fn remove(
+    job: &Arc<Job>,
+    touch: &Touch,
+    wanted: Kind,
+    (parent, name): (u64, &[u8]),
+    time_ns: u64,
+) -> Result<(), Errno> {
     check_removable(name)?;
-    let is_rmdir = call.op == api::RMDIR;
     let mut orphan = None;
     job.transact(Growth::Shrinks, |txn| {
         txn.directory(parent)?;
         let entry = txn.entry(parent, name)?.ok_or(Errno::NoEntry)?;
         covered(touch, entry.ino)?;
-        match (is_rmdir, entry.kind == DIRECTORY) {
-            (true, false) => return Err(Errno::NotDirectory),
-            (false, true) => return Err(Errno::IsDirectory),
+        match (wanted, entry.kind == DIRECTORY) {
+            (Kind::Directory, false) => return Err(Errno::NotDirectory),
+            (Kind::Other, true) => return Err(Errno::IsDirectory),
             _ => (),
         }
         orphan = unlink(txn, parent, name, entry, time_ns)?;
@@ -271,24 +287,15 @@ fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u6
     Ok(handles::settle(txn, entry.ino, &child))
 }
 
-pub(super) fn parse_rename(call: &Call) -> Result<(&[u8], &[u8]), Errno> {
-    let (bytes, names) = call.data.split_first_chunk::<2>().ok_or(Errno::Invalid)?;
-    let (old, new) = names.split_at_checked(usize::from(u16::from_le_bytes(*bytes))).ok_or(Errno::Invalid)?;
-    check_name(old)?;
-    check_name(new)?;
-    Ok((old, new))
-}
-
-pub(super) fn rename(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
-    let call = &job.call;
-    let (old, new) = parse_rename(call)?;
-    if call.flags & !(NOREPLACE | EXCHANGE) != 0 || call.flags == NOREPLACE | EXCHANGE {
+pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<(), Errno> {
+    let (old, new) = (checked(it.old.0)?, checked(it.new)?);
+    if it.how & !(NOREPLACE | EXCHANGE) != 0 || it.how == NOREPLACE | EXCHANGE {
         return Err(Errno::Invalid);
     }
     let mut orphan = None;
-    let growth = if call.flags & EXCHANGE != 0 { Growth::Shrinks } else { Growth::Grows };
+    let growth = if it.how & EXCHANGE != 0 { Growth::Shrinks } else { Growth::Grows };
     job.transact(growth, |txn| {
-        let ends = Ends { parents: [call.args[0], call.args[1]], names: [old, new], time_ns: call.args[2] };
+        let ends = Ends { parents: [it.from, it.to], names: [old, new], time_ns: it.time_ns };
         txn.directory(ends.parents[0])?;
         txn.directory(ends.parents[1])?;
         let source = txn.entry(ends.parents[0], old)?.ok_or(Errno::NoEntry)?;
@@ -297,7 +304,7 @@ pub(super) fn rename(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         if let Some(target) = target {
             covered(touch, target.ino)?;
         }
-        orphan = match (call.flags, target) {
+        orphan = match (it.how, target) {
             (NOREPLACE, Some(_)) => return Err(Errno::Exists),
             (EXCHANGE, None) => return Err(Errno::NoEntry),
             (EXCHANGE, Some(target)) => exchange(txn, &ends, source, target)?,
@@ -389,10 +396,7 @@ fn check_not_inside(txn: &Txn<'_>, directory: u64, ino: u64) -> Result<(), Errno
     Err(Errno::Invalid)
 }
 
-pub(super) fn link(job: &Arc<Job>) -> Result<(), Errno> {
-    let call = &job.call;
-    let [ino, parent, time_ns] = call.args;
-    let name = call.data.as_slice();
+pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>) -> Result<(), Errno> {
     check_name(name)?;
     job.transact(Growth::Grows, |txn| {
         let mut inode = txn.inode(ino)?;

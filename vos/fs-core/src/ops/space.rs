@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use vos_api::fs as api;
+use vos_api::fs::{self as api, Fallocate, Lseek, Offset};
 
 use crate::alloc::Claim;
 use crate::calls::{Call, Job, Reply};
@@ -152,9 +152,9 @@ fn free_blocks(txn: &mut Txn<'_>, ino: u64, blocks: std::ops::Range<u64>) -> Res
     Ok(())
 }
 
-pub(super) fn fallocate(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, offset, bytes] = job.call.args;
-    let mode = job.call.flags & !api::KILL_SUID;
+pub(super) fn fallocate(job: &Arc<Job>, it: Fallocate) -> Result<(), Errno> {
+    let Fallocate { ino, offset, bytes, .. } = it;
+    let mode = it.mode & !api::KILL_SUID;
     let end = offset.checked_add(bytes).filter(|end| *end <= api::FILE_BYTES_MAX).ok_or(Errno::FileTooBig)?;
     if bytes == 0 {
         return Err(Errno::Invalid);
@@ -168,43 +168,40 @@ pub(super) fn fallocate(job: &Arc<Job>) -> Result<(), Errno> {
     const PUNCH: u16 = PUNCH_HOLE | KEEP_SIZE;
     const ZERO_KEEP: u16 = ZERO_RANGE | KEEP_SIZE;
     match mode {
-        0 | KEEP_SIZE => reserve(job, bytes, (mode == 0).then_some(end)),
-        PUNCH | ZERO_KEEP => punch(job, offset..end, None),
-        ZERO_RANGE => punch(job, offset..end, Some(end)),
+        0 | KEEP_SIZE => reserve(job, it, (mode == 0).then_some(end)),
+        PUNCH | ZERO_KEEP => punch(job, it, end, None),
+        ZERO_RANGE => punch(job, it, end, Some(end)),
         _ => Err(Errno::NotSupported),
     }
 }
 
 /// Data is never written in place, so blocks set aside would not help: it is enough that there are some.
-fn reserve(job: &Arc<Job>, bytes: u64, grow_to: Option<u64>) -> Result<(), Errno> {
+fn reserve(job: &Arc<Job>, it: Fallocate, grow_to: Option<u64>) -> Result<(), Errno> {
     let fs = &job.fs;
-    let is_short = || locked(&fs.blocks).available() < bytes / BLOCK64;
+    let is_short = || locked(&fs.blocks).available() < it.bytes / BLOCK64;
     if is_short() && (!fs.reap_lingering()? || is_short()) {
         return Err(Errno::NoSpace);
     }
-    let ino = job.call.args[0];
-    let _file = fs.lock_file(ino);
+    let _file = fs.lock_file(it.ino);
     job.transact(Growth::Grows, |txn| {
-        allocated(txn, &job.call, grow_to)?;
+        allocated(txn, it, grow_to)?;
         Ok(Reply::default())
     })
 }
 
 /// What every kind of allocation does to the inode: its times move whether its size does or not.
-fn allocated(txn: &mut Txn<'_>, call: &Call, grow_to: Option<u64>) -> Result<(), Errno> {
-    let ino = call.args[0];
-    let time_ns = u64::from_le_bytes(call.data.as_slice().try_into().map_err(|_| Errno::Invalid)?);
+fn allocated(txn: &mut Txn<'_>, it: Fallocate, grow_to: Option<u64>) -> Result<(), Errno> {
+    let (ino, time_ns) = (it.ino, it.time_ns.get());
     let mut inode = txn.inode(ino)?;
     inode.bytes = inode.bytes.max(grow_to.unwrap_or(0));
     inode.mtime_ns = time_ns;
     inode.ctime_ns = time_ns;
     txn.put_inode(ino, &inode);
-    kill_set_id_if_asked(txn, ino, call.flags)
+    kill_set_id_if_asked(txn, ino, it.mode)
 }
 
-fn punch(job: &Arc<Job>, range: std::ops::Range<u64>, grow_to: Option<u64>) -> Result<(), Errno> {
-    let (fs, ino) = (&job.fs, job.call.args[0]);
-    let (offset, end) = (range.start, range.end);
+fn punch(job: &Arc<Job>, it: Fallocate, end: u64, grow_to: Option<u64>) -> Result<(), Errno> {
+    let (fs, ino, offset) = (&job.fs, it.ino, it.offset);
     let _file = fs.lock_file(ino);
     let size = fs.read_inode(ino)?.bytes;
     // Behind the end there is nothing: the last block goes as a whole.
@@ -220,7 +217,7 @@ fn punch(job: &Arc<Job>, range: std::ops::Range<u64>, grow_to: Option<u64>) -> R
         for edge in &edges {
             edge.finish(txn, ino, None)?;
         }
-        allocated(txn, &job.call, grow_to)?;
+        allocated(txn, it, grow_to)?;
         Ok(Reply::default())
     });
     if result.is_err() {
@@ -254,8 +251,7 @@ fn edges(fs: &Fs, ino: u64, offset: u64, end: u64) -> Result<Vec<Prepared>, Errn
     Ok(edges)
 }
 
-pub(super) fn seek(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let [ino, offset, whence] = call.args;
+pub(super) fn seek(fs: &Fs, call: &Call, Lseek { ino, offset, whence }: Lseek) -> Result<Reply, Errno> {
     let _generation = fs.generation();
     fs.leases.register(call.session, ino);
     let inode = fs.read_inode(ino)?;
@@ -267,7 +263,7 @@ pub(super) fn seek(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
         SEEK_HOLE => fs.find_hole(ino, offset)?.min(inode.bytes),
         _ => return Err(Errno::Invalid),
     };
-    Ok(Reply::done([found, 0, 0, 0]).lease_on([ino]))
+    Ok(Reply::done(Offset { offset: found }).lease_on([ino]))
 }
 
 impl Fs {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vos_api::fs as api;
+use vos_api::Measured;
+use vos_api::fs::{self as api, Bytes, Getxattr, Listxattr, Removexattr, Setxattr};
 
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
@@ -24,19 +25,17 @@ fn check_name(name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-pub(super) fn get(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let ino = call.args[0];
-    check_name(&call.data)?;
+pub(super) fn get(fs: &Fs, call: &Call, Getxattr { ino, name }: Getxattr<'_>) -> Result<Reply, Errno> {
+    check_name(name)?;
     fs.leases.register(call.session, ino);
     fs.read_inode(ino)?;
-    let Some(value) = fs.store.get(&key_name(tag::XATTR, ino, &call.data))? else {
+    let Some(value) = fs.store.get(&key_name(tag::XATTR, ino, name))? else {
         return Ok(Reply::failed(Errno::NoData).lease_on([ino]));
     };
     sized(value, call.capacity, ino)
 }
 
-pub(super) fn list(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
-    let ino = call.args[0];
+pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     fs.read_inode(ino)?;
     let prefix = key1(tag::XATTR, ino);
@@ -53,30 +52,27 @@ pub(super) fn list(fs: &Fs, call: &Call) -> Result<Reply, Errno> {
 fn sized(value: Vec<u8>, capacity: usize, ino: u64) -> Result<Reply, Errno> {
     let bytes = value.len() as u64;
     if capacity == 0 {
-        return Ok(Reply::done([bytes, 0, 0, 0]).lease_on([ino]));
+        return Ok(Reply::done(Bytes { bytes }).lease_on([ino]));
     }
     if value.len() > capacity {
         return Err(Errno::OutOfRange);
     }
-    Ok(Reply::with_data([bytes, 0, 0, 0], value).lease_on([ino]))
+    Ok(Reply::with_data(Bytes { bytes }, value).lease_on([ino]))
 }
 
-pub(super) fn set(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, name_bytes, time_ns] = job.call.args;
-    let flags = job.call.flags;
-    let name_bytes = usize::try_from(name_bytes).map_err(|_| Errno::Invalid)?;
-    let (name, value) = job.call.data.split_at_checked(name_bytes).ok_or(Errno::Invalid)?;
+pub(super) fn set(job: &Arc<Job>, it: Setxattr<'_>) -> Result<(), Errno> {
+    let Setxattr { how, ino, name: Measured(name), time_ns, value } = it;
     check_name(name)?;
     if value.len() > api::XATTR_VALUE_BYTES_MAX {
         return Err(Errno::ArgumentTooLong);
     }
-    if flags & !(CREATE | REPLACE) != 0 || flags == CREATE | REPLACE {
+    if how & !(CREATE | REPLACE) != 0 || how == CREATE | REPLACE {
         return Err(Errno::Invalid);
     }
     job.transact(Growth::Grows, |txn| {
         touch_inode(txn, ino, time_ns)?;
         let key = key_name(tag::XATTR, ino, name);
-        match (txn.get(&key)?.is_some(), flags) {
+        match (txn.get(&key)?.is_some(), how) {
             (true, CREATE) => return Err(Errno::Exists),
             (false, REPLACE) => return Err(Errno::NoData),
             (false, _) => {
@@ -99,12 +95,11 @@ fn touch_inode(txn: &mut Txn<'_>, ino: u64, time_ns: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn remove(job: &Arc<Job>) -> Result<(), Errno> {
-    let [ino, time_ns, _] = job.call.args;
-    check_name(&job.call.data)?;
+pub(super) fn remove(job: &Arc<Job>, Removexattr { ino, time_ns, name }: Removexattr<'_>) -> Result<(), Errno> {
+    check_name(name)?;
     job.transact(Growth::Shrinks, |txn| {
         touch_inode(txn, ino, time_ns)?;
-        let key = key_name(tag::XATTR, ino, &job.call.data);
+        let key = key_name(tag::XATTR, ino, name);
         txn.get(&key)?.ok_or(Errno::NoData)?;
         txn.delete(key);
         Ok(Reply::default())

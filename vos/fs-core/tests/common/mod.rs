@@ -6,6 +6,7 @@ pub mod model;
 use std::sync::Arc;
 
 use fs_core::{Call, Fs, Reply};
+use vos_api::Errno;
 use vos_api::fs as api;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -56,7 +57,8 @@ impl Client {
     }
 
     pub fn read_call(&self, op: u16, args: [u64; 3], data: &[u8]) -> Reply {
-        self.fs.call(Call { session: self.session, op, args, data: data.to_vec(), capacity: ROOM, ..Call::default() })
+        let (session, data) = (self.session, data.to_vec());
+        declared(op, self.fs.call(Call { session, op, args, data, capacity: ROOM, ..Call::default() }))
     }
 
     pub fn change_call(&mut self, op: u16, flags: u16, args: [u64; 3], data: &[u8]) -> Call {
@@ -67,7 +69,7 @@ impl Client {
 
     pub fn change(&mut self, op: u16, flags: u16, args: [u64; 3], data: &[u8]) -> Reply {
         let call = self.change_call(op, flags, args, data);
-        self.fs.call(call)
+        declared(op, self.fs.call(call))
     }
 
     pub fn make(&mut self, op: u16, parent: u64, name: &str, mode: u32, time_ns: u64) -> Reply {
@@ -119,6 +121,14 @@ impl Client {
             }
         }
     }
+}
+
+/// An answer, which must be one that the operation is declared to give.
+fn declared(op: u16, reply: Reply) -> Reply {
+    let mut errors = api::errors_of(op).iter().chain(Errno::ANY);
+    let is_declared = reply.status == 0 || errors.any(|errno| errno.number() == reply.status);
+    assert!(is_declared, "operation {op} answered errno {}", reply.status);
+    reply
 }
 
 pub fn create_data(name: &str, mode: u32, time_ns: u64) -> Vec<u8> {
