@@ -1,7 +1,8 @@
 //! How long after a peer was killed its caller has the typed error.
 //!
-//! One process, the mourner, calls a victim that takes the request and never answers, kills it from another thread, and looks at the clock before the
-//! kill and when the call returned. Under load, one process per CPU computes without pause.
+//! One process, the mourner, calls a victim that takes the request and never answers, kills it from another thread, and
+//! looks at the clock before the kill and when the call returned. Under load, one process per CPU computes without
+//! pause.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

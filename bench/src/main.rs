@@ -1,11 +1,15 @@
 //! M3-IPC beside what programs on Linux use today, in the same run and in turn.
 //!
-//! A *round* measures every mechanism once in every placement; ratios are made within a round, so that what the machine does to one
-//! it did to its neighbours as well. Client and server are processes of their own ([`role`]); the orchestrator ([`run`]) only starts
-//! them and reads what they report.
+//! A *round* measures every mechanism once in every placement; ratios are made within a round, so that what the machine
+//! does to one it did to its neighbours as well. Client and server are processes of their own ([`role`]); the
+//! orchestrator ([`run`]) only starts them and reads what they report.
 //!
-//! - [`mechanism`]: what is compared. - [`places`]: where the processes run. - [`nodes`]: two nodes on this machine.
-//! - [`death`]: how soon a dead peer is noticed. - [`figures`]: what a measurement gives, medians, ratios. - [`bars`]: what is to be reached.
+//! - [`mechanism`]: what is compared.
+//! - [`places`]: where the processes run.
+//! - [`nodes`]: two nodes on this machine.
+//! - [`death`]: how soon a dead peer is noticed.
+//! - [`figures`]: what a measurement gives, medians, ratios.
+//! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
 
 mod bars;

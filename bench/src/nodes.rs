@@ -1,8 +1,9 @@
-//! Two nodes on this machine: a network namespace, a broker and a proxy process each, and a cable between the namespaces.
+//! Two nodes on this machine: a network namespace, a broker and a proxy process each, and a cable between the
+//! namespaces.
 //!
-//! The namespaces have no names: descriptors of this process and its children keep them, so that they go when the last of those is gone,
-//! however that came. Brokers are threads of the orchestrator: they are not on the path of a message. What a daemon learns from the cluster's engine, who
-//! is bound where, they learn from a register in memory.
+//! The namespaces have no names: descriptors of this process and its children keep them, so that they go when the last
+//! of those is gone, however that came. Brokers are threads of the orchestrator: they are not on the path of a message.
+//! What a daemon learns from the cluster's engine, who is bound where, they learn from a register in memory.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -218,7 +219,8 @@ impl Drop for Nodes {
 
 fn start_broker(lan: &Lan, directory: &Path, node: u16, places: &Places, news: &Sender<News>) -> Outcome<Arc<Broker>> {
     let register = Register { own: NodeId(node), places: places.clone(), news: news.clone() };
-    let broker = Broker::start(BrokerConfig { node: NodeId(node), directory: Box::new(register), ..BrokerConfig::local() })?;
+    let broker =
+        Broker::start(BrokerConfig { node: NodeId(node), directory: Box::new(register), ..BrokerConfig::local() })?;
     let first = 256 + u32::from(node) * ENDPOINTS_PER_NODE;
     let socket = lan.site(directory, node.into()).broker();
     // Of the measurement before.
@@ -314,7 +316,8 @@ pub fn link() -> std::process::ExitCode {
 
 fn cpu_seconds_of(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Behind the name, which ends with the last parenthesis: state, then numbers; utime and stime are the 12th and 13th.
+    // Behind the name, which ends with the last parenthesis: state, then numbers; utime and stime are the 12th and
+    // 13th.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
     (ticks(11) + ticks(12)) / rustix::param::clock_ticks_per_second() as f64

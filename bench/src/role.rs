@@ -1,8 +1,9 @@
 //! One process of a pair: keeps to its CPU, says when it is ready, measures when it is told to, reports.
 //!
-//! It speaks with the orchestrator over a Unix socket, a line at a time: `ready ADDRESS`; `go` to a client; then a report as JSON. The client warms
-//! up first, so that what is measured does not contain where the scheduler happened to put two new processes. When the orchestrator is gone, however
-//! that came, the process takes away what it made and ends.
+//! It speaks with the orchestrator over a Unix socket, a line at a time: `ready ADDRESS`; `go` to a client; then a
+//! report as JSON. The client warms up first, so that what is measured does not contain where the scheduler happened to
+//! put two new processes. When the orchestrator is gone, however that came, the process takes away what it made and
+//! ends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,7 @@
 //! A channel whose peer writes what the input says, between the calls of the library.
 //!
-//! An input is a list of steps: one byte that says what, then its arguments. Calls never wait, so an input takes as long as it has steps.
+//! An input is a list of steps: one byte that says what, then its arguments. Calls never wait, so an input takes as
+//! long as it has steps.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! What each target begins with: what honest parties really say, and for channels short lists of steps that reach every branch.
+//! What each target begins with: what honest parties really say, and for channels short lists of steps that reach every
+//! branch.
 
 use abi::layout::word;
 use abi::ring::RingSpec;

@@ -1,7 +1,7 @@
 //! Arbitrary packets to a running broker.
 //!
-//! An input is a list of packets, each behind a byte that says over which connection it goes; the top bit asks for a new one, the next one
-//! says that a body comes behind the packet, with its length in one byte.
+//! An input is a list of packets, each behind a byte that says over which connection it goes; the top bit asks for a
+//! new one, the next one says that a body comes behind the packet, with its length in one byte.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;

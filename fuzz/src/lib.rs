@@ -1,5 +1,5 @@
-//! What comes from outside M3-IPC and is not to be believed, each as a function of arbitrary bytes that must return: no panic, no hang,
-//! nothing allocated without a bound.
+//! What comes from outside M3-IPC and is not to be believed, each as a function of arbitrary bytes that must return: no
+//! panic, no hang, nothing allocated without a bound.
 //!
 //! | target | the bytes are |
 //! |---|---|
@@ -10,7 +10,8 @@
 //! | [`stand_in`] | what a member writes into a channel to another node while its proxy carries it |
 //! | [`link`] | a peer proxy, after or instead of its greeting |
 //!
-//! The same functions run under libFuzzer (`fuzz/libfuzzer`) and, over seeds of [`corpus`] and their mutations, in `tests/smoke.rs`.
+//! The same functions run under libFuzzer (`fuzz/libfuzzer`) and, over seeds of [`corpus`] and their mutations, in
+//! `tests/smoke.rs`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]

@@ -1,7 +1,7 @@
 //! A peer proxy that sends arbitrary bytes.
 //!
-//! The first byte says how far an honest link got before: not greeted, up, or up with channels of both kinds open. The rest comes in
-//! pieces, with time passing and frames being built between.
+//! The first byte says how far an honest link got before: not greeted, up, or up with channels of both kinds open. The
+//! rest comes in pieces, with time passing and frames being built between.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! Every fuzz target over its corpus and some thousands of mutations, from a seed, on the stable compiler. What libFuzzer finds in hours is
-//! `fuzz/README.md`'s; this keeps the targets alive and catches what is easy.
+//! Every fuzz target over its corpus and some thousands of mutations, from a seed, on the stable compiler. What
+//! libFuzzer finds in hours is `fuzz/README.md`'s; this keeps the targets alive and catches what is easy.
 
 use std::time::{Duration, Instant};
 

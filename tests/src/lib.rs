@@ -1,4 +1,5 @@
-//! Whole clusters for tests: `Cluster::up(3)` is what `dvs dev up` makes, in a state directory of its own, and goes away when dropped.
+//! Whole clusters for tests: `Cluster::up(3)` is what `dvs dev up` makes, in a state directory of its own, and goes
+//! away when dropped.
 //!
 //! Tests here use the command as people do; what can be shown at a lower level is tested there. They need root and the
 //! built binary (`cargo build --package dvs`).

@@ -1,7 +1,7 @@
 //! A client of the key-value store that checks each answer, over one session (`dvs ds pipe`), and one that watches.
 //!
-//! Every change is made on condition of the revision that wrote the key before. A change that was acknowledged and lost, or happened twice,
-//! breaks the chain of its key: the next condition fails.
+//! Every change is made on condition of the revision that wrote the key before. A change that was acknowledged and
+//! lost, or happened twice, breaks the chain of its key: the next condition fails.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -1,4 +1,5 @@
-//! A person at a terminal: a command runs on a pseudo terminal that is its controlling one, and the test types and looks.
+//! A person at a terminal: a command runs on a pseudo terminal that is its controlling one, and the test types and
+//! looks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -84,8 +84,8 @@ impl Traces {
         was_there || groups_of(pid).iter().any(|group| self.groups.contains(group))
     }
 
-    /// Held by a process of the cluster, or mounted. Others may hold one of the same name: the kernel gives the number of one that is gone
-    /// to the next.
+    /// Held by a process of the cluster, or mounted. Others may hold one of the same name: the kernel gives the number
+    /// of one that is gone to the next.
     fn left_namespaces(&self) -> BTreeSet<String> {
         let own: BTreeSet<String> = namespaces_of(std::process::id()).collect();
         let mut held: BTreeSet<String> =

@@ -1,9 +1,10 @@
-//! A tenant with bad intent: one attack after the other, as root of container `red` (`attack.py` says what each does), while container
-//! `blue` runs on the same nodes. After each, blue answers as quickly as before, nobody's servers were restarted, red itself works,
-//! and nothing of the machine is changed. `SECURITY.md` names this file and `node/keeper/tests/attacks.rs` for what it promises.
+//! A tenant with bad intent: one attack after the other, as root of container `red` (`attack.py` says what each does),
+//! while container `blue` runs on the same nodes. After each, blue answers as quickly as before, nobody's servers were
+//! restarted, red itself works, and nothing of the machine is changed. `SECURITY.md` names this file and
+//! `node/keeper/tests/attacks.rs` for what it promises.
 //!
-//! Time is compared with what blue needed in the same minute, by medians, and looked at again before it counts: the machine has
-//! other work too.
+//! Time is compared with what blue needed in the same minute, by medians, and looked at again before it counts: the
+//! machine has other work too.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -180,7 +181,8 @@ fn assert_refused(got: &[String], but: &[&str]) {
     assert!(done.iter().all(|line| but.iter().any(|name| line.strip_suffix(" done") == Some(name))), "{done:?}");
 }
 
-/// Settings that belong to a container's own namespaces: its network, its System V IPC and message queues, its own names and numbers.
+/// Settings that belong to a container's own namespaces: its network, its System V IPC and message queues, its own
+/// names and numbers.
 fn is_of_the_container(setting: &str) -> bool {
     let own = ["net/", "fs/mqueue/", "user/", "kernel/msg", "kernel/sem", "kernel/shm", "kernel/auto_msgmni"];
     let names = ["kernel/hostname", "kernel/domainname", "kernel/pid_max", "kernel/arch"];

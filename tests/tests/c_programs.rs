@@ -1,5 +1,5 @@
-//! What the manual pages of the C library tell a newcomer to do: their programs, compiled, brought into a container and run on two of
-//! its nodes.
+//! What the manual pages of the C library tell a newcomer to do: their programs, compiled, brought into a container and
+//! run on two of its nodes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

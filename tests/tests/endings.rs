@@ -7,7 +7,8 @@ use end_to_end::traces::Traces;
 use end_to_end::{Cluster, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
-/// Two stages of servers with ten seconds each to end, and a busy machine. What waits for something stopped would wait for ever.
+/// Two stages of servers with ten seconds each to end, and a busy machine. What waits for something stopped would wait
+/// for ever.
 const BOUND: Duration = Duration::from_secs(45);
 
 /// A container with programs, a file that is being written, and a terminal's worth of namespaces.

@@ -1,4 +1,5 @@
-//! A container on one node has all the endpoints that are promised, with the limits that daemons and programs usually start with.
+//! A container on one node has all the endpoints that are promised, with the limits that daemons and programs usually
+//! start with.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Lines, Write};

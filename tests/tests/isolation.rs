@@ -115,8 +115,8 @@ fn endpoints_of_another_container_and_of_servers_cannot_be_named_or_taken() {
     let fs = cluster.server_pid("red", "n1", "fs").expect("fs runs").to_string();
 
     let seen = attempts(&cluster, "red", &["numbers", &foreign, &blue, &fs]);
-    // The container is the socket's: a packet that names one ends the connection. A number of another container names nobody
-    // here (12: denied, 3: nobody).
+    // The container is the socket's: a packet that names one ends the connection. A number of another container names
+    // nobody here (12: denied, 3: nobody).
     let expected = [
         "bind-in-foreign dropped",
         "bind-any bound",

@@ -1,7 +1,8 @@
-//! Servers, gates, proxies and keepers are killed again and again under load: no program sees an error, nothing that was
-//! acknowledged is lost.
+//! Servers, gates, proxies and keepers are killed again and again under load: no program sees an error, nothing that
+//! was acknowledged is lost.
 //!
-//! The container has its programs on n1, its file server on n2 and its disk on n3, so that every operation crosses the nodes twice.
+//! The container has its programs on n1, its file server on n2 and its disk on n3, so that every operation crosses the
+//! nodes twice.
 
 use std::time::Duration;
 

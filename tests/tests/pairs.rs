@@ -1,5 +1,5 @@
-//! Clusters whose nodes have several links with each other: all are used, one that is lost is nobody else's loss, and a node may
-//! have fewer than the others.
+//! Clusters whose nodes have several links with each other: all are used, one that is lost is nobody else's loss, and a
+//! node may have fewer than the others.
 
 use std::fs;
 use std::path::{Path, PathBuf};

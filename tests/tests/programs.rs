@@ -105,7 +105,8 @@ fn postgresql_runs_as_a_user_of_the_container(cluster: &Cluster) {
     assert_eq!(printed, "100\n100000\n");
 }
 
-/// A whole Debian, made from the distribution's archive, whose own package manager installs a package. Long: it fetches some 60 MB.
+/// A whole Debian, made from the distribution's archive, whose own package manager installs a package. Long: it fetches
+/// some 60 MB.
 #[test]
 fn debian_root_file_system_installs_a_package() {
     if !is_long_run() {

@@ -1,4 +1,5 @@
-//! The streams of programs on other nodes: what a program wrote, and how it ended, reaches its client, whatever happens to its input.
+//! The streams of programs on other nodes: what a program wrote, and how it ended, reaches its client, whatever happens
+//! to its input.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Output, Stdio};

@@ -1,7 +1,7 @@
 //! Test suites that others wrote for file systems, in a container over three nodes: `fs` is on n2, its disk is on n3.
 //!
-//! Two are built by `cargo install` from crates.io, in pinned versions, into the target directory. LTP must be installed.
-//! What they may report is listed here and explained in `docs/design/posix.md`.
+//! Two are built by `cargo install` from crates.io, in pinned versions, into the target directory. LTP must be
+//! installed. What they may report is listed here and explained in `docs/design/posix.md`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -74,8 +74,8 @@ allow_remount = false
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// What makes device nodes, which a container may not; and what empties a program that is being executed, of which it depends on
-/// chance what is seen.
+/// What makes device nodes, which a container may not; and what empties a program that is being executed, of which it
+/// depends on chance what is seen.
 const PJDFSTEST_EXPECTED: [&str; 3] =
     ["mknod::changed_times_success::char", "mknod::device_files::char", "open::etxtbsy"];
 
@@ -149,7 +149,8 @@ const LTP_CALLS: &str = "\
 /// What a container does not let them do: change limits of the kernel, make device nodes, make files immutable.
 const LTP_EXPECTED: [&str; 8] =
     ["fcntl33", "fcntl33_64", "fcntl35", "fcntl35_64", "open11", "setxattr02", "setxattr03", "statx01"];
-/// Bits of the exit status: something is wrong, could not be tried, or was killed for its time. Of warnings each test has one.
+/// Bits of the exit status: something is wrong, could not be tried, or was killed for its time. Of warnings each test
+/// has one.
 const LTP_BAD: i32 = 0x03 | 0x40 | 0x80;
 
 /// Where an installed LTP lies.
@@ -179,8 +180,8 @@ fn ltp_tests(root: &Path, into: &Path) -> Vec<String> {
     list.lines().filter(is_there).map(str::to_owned).collect()
 }
 
-/// Says of each test how it ended; what a test said only when it failed. 32: the machine lacks something, a free block device
-/// with another file system for example.
+/// Says of each test how it ended; what a test said only when it failed. 32: the machine lacks something, a free block
+/// device with another file system for example.
 const LTP_SCRIPT: &str = r#"
 export PATH=/dc/suite:$PATH LTPROOT=/dc TMPDIR=/dc/tmp
 mkdir -pm 1777 /dc/tmp && cd /dc/tmp

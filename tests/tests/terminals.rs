@@ -1,5 +1,5 @@
-//! `dvs run`, `attach` and `logs` as people use them: on a terminal, in pipes, with signals. Each on a node of its own and on another one,
-//! because the second is a stream between two daemons.
+//! `dvs run`, `attach` and `logs` as people use them: on a terminal, in pipes, with signals. Each on a node of its own
+//! and on another one, because the second is a stream between two daemons.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -50,7 +50,8 @@ fn shell_on_a_terminal_has_job_control_and_follows_the_window() {
         shell.shows("/dev/pts/");
         shell.shows("24 80");
         shell.shows(PROMPT);
-        // A job of its own: the window's signal goes to what is in the foreground. Quotes keep the typed line from looking like the answer.
+        // A job of its own: the window's signal goes to what is in the foreground. Quotes keep the typed line from
+        // looking like the answer.
         let job = r#"bash -c 'trap "stty size" WINCH; trap "echo con\"\"tinued" CONT; echo ar""med; while :; do sleep 0.05; done'"#;
         shell.press(&format!("{job}\n"));
         shell.shows("armed");

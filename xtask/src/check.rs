@@ -1,7 +1,8 @@
 //! The doors a change passes.
 //!
-//! Everything is compiled once: each step builds the same selection, the whole workspace with its tests. Another selection
-//! (`--package`, `--exclude`) would mean other features of shared crates, and with them a second build of nearly everything.
+//! Everything is compiled once: each step builds the same selection, the whole workspace with its tests. Another
+//! selection (`--package`, `--exclude`) would mean other features of shared crates, and with them a second build of
+//! nearly everything.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::rooms;
+use crate::rules;
 use crate::run::{Outcome, finish, run, shown, workspace};
 
 /// Tests of whole clusters, which need root.
@@ -23,10 +24,10 @@ const LONG: &[&str] = &["--include-ignored", "--test-threads=1"];
 /// The longest of all in its long form: begun first, it does not run alone in the end.
 const LONGEST: &str = "kills-";
 
-/// Format, room rule, lints, fast tests.
+/// Format, rules, lints, fast tests.
 pub fn check() -> Outcome {
     step("format", || run("cargo", ["fmt", "--all", "--check"]))?;
-    step("room rule", rooms::check)?;
+    step("rules", rules::check)?;
     step("lints", || run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     step("tests", || {
         let programs = build_tests()?;
@@ -43,8 +44,8 @@ pub fn test_system() -> Outcome {
     })
 }
 
-/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. Whole clusters two at a time, because
-/// they wait for daemons to come back; the others one at a time, because they compute, and measure time.
+/// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. Whole clusters two at a
+/// time, because they wait for daemons to come back; the others one at a time, because they compute, and measure time.
 pub fn test_long() -> Outcome {
     let mut programs = build_tests()?;
     programs.sort_by_key(|program| !program.name().starts_with(LONGEST));

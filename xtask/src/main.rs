@@ -1,12 +1,12 @@
-//! The project's own tasks: `cargo xtask check | demo | test-system | test-long`.
+//! The project's own tasks: `cargo xtask check | rules | demo | test-system | test-long`.
 //!
-//! `check` is the one door that every change passes: format, the room rule, lints, fast tests. It needs no root.
+//! `check` is the one door that every change passes: format, rules, lints, fast tests. It needs no root.
 
 #![forbid(unsafe_code)]
 
 mod check;
 mod demo;
-mod rooms;
+mod rules;
 mod run;
 
 use std::process::ExitCode;
@@ -14,7 +14,8 @@ use std::process::ExitCode;
 const HELP: &str = "\
 cargo xtask TASK
 
-  check          format, room rule, lints, unit and simulation tests
+  check          format, rules, lints, unit and simulation tests
+  rules          who may import whom, one owner for each name, width of comments
   demo [--keep]  three nodes, one container, an unmodified web server, figures; --keep leaves it up
   test-system    tests that start whole clusters (root)
   test-long      everything that takes longer than minutes (root)
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["check"] => check::check(),
+        ["rules"] => rules::check(),
         ["demo"] => demo::demo(demo::After::TakeDown),
         ["demo", "--keep"] => demo::demo(demo::After::Keep),
         ["tcp-serve", connections] => {

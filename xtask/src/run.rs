@@ -1,7 +1,7 @@
 //! Running other programs, with an error that says which one failed.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 pub type Outcome<T = ()> = Result<T, String>;
@@ -9,6 +9,10 @@ pub type Outcome<T = ()> = Result<T, String>;
 /// The workspace, wherever the task was called from.
 pub fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
+}
+
+pub fn read(path: &Path) -> Outcome<String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 /// Runs a program with our own output; an exit status other than 0 is an error.

@@ -1,8 +1,8 @@
-//! 64 KiB from one process to another: the client rewrites its memory, the server reads all of it, every round. The answer is a sum over what
-//! was read, so nobody gets away with less.
+//! 64 KiB from one process to another: the client rewrites its memory, the server reads all of it, every round. The
+//! answer is a sum over what was read, so nobody gets away with less.
 //!
-//! Peers of the copy and of the shared buffer say by a bare line of shared memory that it is the other's turn ([`Line`]): the fastest that two
-//! processes have, so that it is the moving of the bytes that is compared.
+//! Peers of the copy and of the shared buffer say by a bare line of shared memory that it is the other's turn
+//! ([`Line`]): the fastest that two processes have, so that it is the moving of the bytes that is compared.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -215,7 +215,8 @@ pub mod readv {
     fn read(pid: u64, address: u64, into: &mut [u8]) -> Outcome<()> {
         let own = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let theirs = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
-        // SAFETY: 1. The kernel writes at most `into.len()` bytes to `into`. 2. The other address is the other process's.
+        // SAFETY: 1. The kernel writes at most `into.len()` bytes to `into`. 2. The other address is the other
+        // process's.
         let count = unsafe { libc::process_vm_readv(pid as libc::pid_t, &raw const own, 1, &raw const theirs, 1, 0) };
         match usize::try_from(count) {
             Ok(count) if count == into.len() => Ok(()),
@@ -278,8 +279,8 @@ pub mod bare {
         }
 
         fn bytes(&mut self) -> &mut [u8] {
-            // SAFETY: 1. So many bytes are mapped, for good. 2. The other process leaves them alone until it is its turn, which the line
-            // says with Release and Acquire.
+            // SAFETY: 1. So many bytes are mapped, for good. 2. The other process leaves them alone until it is its
+            // turn, which the line says with Release and Acquire.
             unsafe { std::slice::from_raw_parts_mut(self.0, BYTES) }
         }
     }

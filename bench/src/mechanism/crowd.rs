@@ -1,4 +1,5 @@
-//! One server with many clients over Unix SEQPACKET sockets, as servers on Linux are written: epoll, then a read and a write for each that is ready.
+//! One server with many clients over Unix SEQPACKET sockets, as servers on Linux are written: epoll, then a read and a
+//! write for each that is ready.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,7 +1,8 @@
 //! gRPC by tonic: one unary method with 64 bytes each way, over a Unix socket, or over TCP between nodes.
 //!
-//! What `tonic-build` would write from the interface is written by hand, so that nothing but Rust is needed to build it. A process keeps to one
-//! thread, which has the lower latency of tokio's two runtimes; many callers share one connection, as tonic's documentation recommends.
+//! What `tonic-build` would write from the interface is written by hand, so that nothing but Rust is needed to build
+//! it. A process keeps to one thread, which has the lower latency of tokio's two runtimes; many callers share one
+//! connection, as tonic's documentation recommends.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

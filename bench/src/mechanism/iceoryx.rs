@@ -1,6 +1,7 @@
 //! iceoryx2, request-response of its shared-memory service: polling, and with its events as the wake-up.
 //!
-//! As its documentation has it: payloads are written into loaned memory; the event of each direction is a service of its own.
+//! As its documentation has it: payloads are written into loaned memory; the event of each direction is a service of
+//! its own.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
-//! What is compared: each mechanism has a caller and an echo. Messages are frames of 64 bytes; copies and streams are larger.
+//! What is compared: each mechanism has a caller and an echo. Messages are frames of 64 bytes; copies and streams are
+//! larger.
 //!
-//! How the two find each other: by descriptors that the orchestrator hands both (as standard input and output), or by an address that the
-//! echo reports once it can be reached.
+//! How the two find each other: by descriptors that the orchestrator hands both (as standard input and output), or by
+//! an address that the echo reports once it can be reached.
 
 mod bulk;
 mod copies;

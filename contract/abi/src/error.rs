@@ -25,8 +25,8 @@ pub enum IpcError {
     WokenUp,
     /// `reply` to somebody who does not wait for it.
     NotWaiting,
-    /// The peer waits for the caller, directly or over others: the highest endpoint of the circle is refused. A message was not
-    /// delivered; a request may have been taken by a peer that something else freed meanwhile.
+    /// The peer waits for the caller, directly or over others: the highest endpoint of the circle is refused. A message
+    /// was not delivered; a request may have been taken by a peer that something else freed meanwhile.
     Deadlock,
     /// The caller's privileges do not allow this call or this peer.
     Denied,
@@ -52,8 +52,9 @@ pub enum IpcError {
     WrongDirection,
     /// The endpoint still owes answers, or is being handed over already. Nothing was done; a retry is safe.
     Busy,
-    /// The endpoint has another owner now, to whom it was handed over: its old owner learns this, and clients of its rings, whose
-    /// open requests the old one did not complete. Calls with messages go on with the new owner by themselves.
+    /// The endpoint has another owner now, to whom it was handed over: its old owner learns this, and clients of its
+    /// rings, whose open requests the old one did not complete. Calls with messages go on with the new owner by
+    /// themselves.
     Moved,
     /// The kernel refused; the number is Linux's errno.
     Os(i32),
@@ -154,8 +155,8 @@ impl IpcError {
     }
 }
 
-/// The error numbers of the published `dvk_*` interface, which the C library answers. No two errors share one: a number says
-/// which error it was.
+/// The error numbers of the published `dvk_*` interface, which the C library answers. No two errors share one: a number
+/// says which error it was.
 ///
 /// | published name | number | here |
 /// |---|---|---|

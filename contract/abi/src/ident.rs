@@ -61,8 +61,8 @@ pub enum Source {
     From(Endpoint),
 }
 
-/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring; the last four carry
-/// what the lower and the higher endpoint delegate, and their copies.
+/// Distinguishes the channels of one pair: lane 0 carries messages, every further lane carries one ring; the last four
+/// carry what the lower and the higher endpoint delegate, and their copies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane(pub u16);
 
@@ -115,7 +115,8 @@ id! {
     /// A node of the cluster, never 0.
     NodeId(u16)
 }
-/// One of the pairs of proxies between two nodes, below [`limits::PAIRS_MAX`]. Proxies of one number speak with each other.
+/// One of the pairs of proxies between two nodes, below [`limits::PAIRS_MAX`]. Proxies of one number speak with each
+/// other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PairId(u8);
 

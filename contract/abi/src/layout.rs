@@ -64,8 +64,8 @@ pub mod side {
     /// Entries of the peer's ring that the owner has consumed so far, modulo 2^32.
     pub const RING_HEAD: usize = 384;
 
-    /// Two words that change with every message and that the peer seldom reads: apart from those it reads at every message.
-    /// The publication word of the last message of the peer that the owner took,
+    /// Two words that change with every message and that the peer seldom reads: apart from those it reads at every
+    /// message. The publication word of the last message of the peer that the owner took,
     pub const TAKEN: usize = 512;
     /// and that of the request that the owner of this side waits to be answered, 0 when none.
     pub const AWAITS: usize = 516;
@@ -110,9 +110,10 @@ pub mod shared {
     pub const ARENA: usize = PAGE_BYTES;
 }
 
-/// The publication word: `counter << 4 | flags`. The counter skips 0, so a word is never 0 once used. A message continues
-/// the counter of the direction's last one that was no reply; a reply has the counter of the request it answers, so that a reply to a
-/// request that was given up is told from the one that is awaited. No word comes twice in a direction before its counter wraps.
+/// The publication word: `counter << 4 | flags`. The counter skips 0, so a word is never 0 once used. A message
+/// continues the counter of the direction's last one that was no reply; a reply has the counter of the request it
+/// answers, so that a reply to a request that was given up is told from the one that is awaited. No word comes twice in
+/// a direction before its counter wraps.
 pub mod word {
     pub const SEND: u32 = 0;
     pub const REQUEST: u32 = 1;
@@ -132,8 +133,8 @@ pub mod word {
         counter << FLAG_BITS | flags
     }
 
-    /// Whether `reply` is a reply, to just that request: it carries the request's counter. The reply to a request that its sender gave up
-    /// may come when the next request is under way.
+    /// Whether `reply` is a reply, to just that request: it carries the request's counter. The reply to a request that
+    /// its sender gave up may come when the next request is under way.
     pub const fn answers(reply: u32, request: u32) -> bool {
         reply & KIND_MASK == REPLY && request & KIND_MASK == REQUEST && reply >> FLAG_BITS == request >> FLAG_BITS
     }

@@ -4,8 +4,8 @@
 pub const ENDPOINTS_PER_DC: u32 = 8192;
 /// Numbers that configuration gives to servers and gates; the broker allocates from here upward.
 pub const WELL_KNOWN_ENDPOINTS: u32 = 256;
-/// What the programs of a container can bind in all, whatever number of nodes it spans. Its nodes share so many; the numbers
-/// behind are for nodes that come later.
+/// What the programs of a container can bind in all, whatever number of nodes it spans. Its nodes share so many; the
+/// numbers behind are for nodes that come later.
 pub const ENDPOINTS_PROMISED: u32 = 4096;
 /// Disks one container may have.
 pub const DISKS_PER_DC: u32 = 32;
@@ -25,7 +25,8 @@ pub const UIDS_PER_DC: u32 = 65_536;
 
 /// Channels one process may hold: each costs up to four descriptors while it is being mapped and one eventfd after.
 pub const CHANNELS_PER_PROCESS: usize = 4096;
-/// Lanes between two endpoints: one of messages, those of rings, and for each of the two one of delegation and one of copies.
+/// Lanes between two endpoints: one of messages, those of rings, and for each of the two one of delegation and one of
+/// copies.
 pub const LANES_PER_PAIR: u16 = 16;
 /// Lanes of rings are 1 up to here.
 pub const RING_LANES_END: u16 = DELEGATE_LANES_END - 2;
@@ -53,8 +54,8 @@ pub const COPIERS_PER_ENDPOINT: usize = 61;
 
 /// Numbers that managers of one container keep for processes that have not bound yet, on one node.
 pub const RESERVATIONS_PER_DC: usize = 1024;
-/// Bytes of the name of an endpoint: the published interface has 16. An endpoint has one name at most, so a container has no more
-/// names than endpoints.
+/// Bytes of the name of an endpoint: the published interface has 16. An endpoint has one name at most, so a container
+/// has no more names than endpoints.
 pub const ENDPOINT_NAME_BYTES_MAX: usize = 32;
 /// Calls of one container that wait, on one node, for somebody to have a name. One of each connection.
 pub const FINDS_PER_DC: usize = 1024;
@@ -68,8 +69,8 @@ pub const PARCEL_BYTES_MAX: usize = 72 + PRIVILEGES_BYTES_MAX;
 
 /// Entries of a delegate lane: relays in flight, and the next.
 pub const DELEGATE_ENTRIES: u32 = 64;
-/// Relays that one lane may carry at a time. The rest is kept for notifications, which a server may need to hear of before
-/// it can answer what it was passed.
+/// Relays that one lane may carry at a time. The rest is kept for notifications, which a server may need to hear of
+/// before it can answer what it was passed.
 pub const RELAYS_PER_LANE: u32 = 48;
 /// Servers that may delegate to one endpoint at a time.
 pub const DELEGATORS_PER_ENDPOINT: usize = 32;

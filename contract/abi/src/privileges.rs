@@ -1,7 +1,7 @@
 //! Who may call whom, and with which calls.
 //!
-//! The broker of the node where an endpoint is bound keeps its privileges, asks them wherever it makes a channel, and closes channels
-//! that a change forbids. `docs/design/privileges.md` says what is checked where.
+//! The broker of the node where an endpoint is bound keeps its privileges, asks them wherever it makes a channel, and
+//! closes channels that a change forbids. `docs/design/privileges.md` says what is checked where.
 
 use core::fmt;
 use core::str::FromStr;
@@ -210,8 +210,8 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// The default of a program of the container: talks to everybody, opens rings to programs and to the key-value server. A
-    /// ring to the file server would let a program claim any user.
+    /// The default of a program of the container: talks to everybody, opens rings to programs and to the key-value
+    /// server. A ring to the file server would let a program claim any user.
     pub fn program() -> Privileges {
         let mut rings = vec![(Endpoint::DS.number() as u16, Endpoint::DS.number() as u16)];
         rings.extend(Peers::programs().ranges);

@@ -1,5 +1,6 @@
-//! Declares messages: `number Name { field: Type = slot } with DESCRIPTORS;`. The slot is a field of [`crate::packet::Slots`]; the type
-//! says by its `Field` how it stands there. The same declaration writes the type, its codec, and its descriptors.
+//! Declares messages: `number Name { field: Type = slot } with DESCRIPTORS;`. The slot is a field of
+//! [`crate::packet::Slots`]; the type says by its `Field` how it stands there. The same declaration writes the type,
+//! its codec, and its descriptors.
 
 /// One direction of a conversation.
 macro_rules! messages {

@@ -1,9 +1,11 @@
 //! What a broker tells the members of a container about it, and how that travels.
 //!
-//! A broker answers from what it knows itself: endpoints that are bound on its node, those of other nodes that were heard of here, and the
-//! channels that have a party here. Lists come in pages, each one packet. Records of one list are of different moments.
+//! A broker answers from what it knows itself: endpoints that are bound on its node, those of other nodes that were
+//! heard of here, and the channels that have a party here. Lists come in pages, each one packet. Records of one list
+//! are of different moments.
 //!
-//! Counts of a channel are those of its parties, read from the sides that these write: see [`EndCounts`]. Nobody counts for the sake of this.
+//! Counts of a channel are those of its parties, read from the sides that these write: see [`EndCounts`]. Nobody counts
+//! for the sake of this.
 //!
 //! Not here: who may ask, and the looking up (`kernel/broker`).
 
@@ -88,8 +90,8 @@ pub enum EndpointState {
     Leaving,
 }
 
-/// What an endpoint sent over all channels that it had on the node that was asked, since it was bound there. The broker that tells
-/// it may have been restarted: what was counted before is not in it.
+/// What an endpoint sent over all channels that it had on the node that was asked, since it was bound there. The broker
+/// that tells it may have been restarted: what was counted before is not in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// Messages, requests and replies: the sum of [`EndCounts::messages`].
@@ -173,12 +175,12 @@ pub enum Sent {
     Reply,
 }
 
-/// What one end of a channel has counted, as it says itself; for a party of another node the proxy counts. Numbers wrap: those of messages at
-/// 2^28, the others at 2^32.
+/// What one end of a channel has counted, as it says itself; for a party of another node the proxy counts. Numbers
+/// wrap: those of messages at 2^28, the others at 2^32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndCounts {
-    /// The number of what it sent last: messages and requests count on, a reply has the number of its request. So it is how many an end sent that
-    /// only asks, and how many were asked of one that only answers.
+    /// The number of what it sent last: messages and requests count on, a reply has the number of its request. So it is
+    /// how many an end sent that only asks, and how many were asked of one that only answers.
     pub messages: u32,
     /// What that was.
     pub last: Sent,
@@ -206,7 +208,8 @@ pub struct ChannelInfo {
     pub ring: Option<RingSpec>,
     /// The node of the other party, and the pair of proxies that carries it, when a party is of another node.
     pub via: Option<(NodeId, PairId)>,
-    /// Left and right. `None` when the broker cannot look: it was restarted since the channel was made, or has too many.
+    /// Left and right. `None` when the broker cannot look: it was restarted since the channel was made, or has too
+    /// many.
     pub counts: Option<[EndCounts; 2]>,
 }
 

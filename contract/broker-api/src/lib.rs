@@ -6,16 +6,18 @@
 //! | a proxy and its broker | [`FromProxy`] | [`ToProxy`] |
 //! | brokers of two nodes, in parcels that proxies carry | [`BetweenBrokers`] | [`BetweenBrokers`] |
 //!
-//! The first two run over sequenced Unix sockets. Every message is one packet, drawn in `packet.rs`: [`PACKET_BYTES`] bytes of fixed
-//! layout, for some operations a body of at most [`BODY_BYTES_MAX`] behind it, and the descriptors that the message declares
-//! ([`Message::descriptors`]). A packet that cannot be read is an error of its sender: see [`Malformed`].
+//! The first two run over sequenced Unix sockets. Every message is one packet, drawn in `packet.rs`: [`PACKET_BYTES`]
+//! bytes of fixed layout, for some operations a body of at most [`BODY_BYTES_MAX`] behind it, and the descriptors that
+//! the message declares ([`Message::descriptors`]). A packet that cannot be read is an error of its sender: see
+//! [`Malformed`].
 //!
-//! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else the
-//! broker says comes unasked.
+//! A request carries a number of the sender's; its answer carries the same. Number 0 asks for no answer. Whatever else
+//! the broker says comes unasked.
 //!
-//! Numbers rise over the life of a connection. A broker that is killed and started again may have read a request without
-//! answering it, so it says `Restarted` on every connection it took over, and whoever waits for an answer asks again with the
-//! same number. A request that the new broker has read already (it lay in the socket) is then not done twice.
+//! Numbers rise over the life of a connection. A broker that is killed and started again may have read a request
+//! without answering it, so it says `Restarted` on every connection it took over, and whoever waits for an answer asks
+//! again with the same number. A request that the new broker has read already (it lay in the socket) is then not done
+//! twice.
 //!
 //! - `brokers.rs`: brokers of two nodes.
 //! - `declare.rs`: declares messages and writes their codec.

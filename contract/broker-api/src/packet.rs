@@ -1,5 +1,5 @@
-//! The bytes of a message: little-endian, the same layout for every operation. Fields that an operation does not have are empty, which
-//! is 0, and for the two endpoints `u32::MAX`.
+//! The bytes of a message: little-endian, the same layout for every operation. Fields that an operation does not have
+//! are empty, which is 0, and for the two endpoints `u32::MAX`.
 //!
 //! | bytes | field | bytes | field |
 //! |---|---|---|---|
@@ -21,7 +21,8 @@ use crate::Descriptor;
 
 /// Bytes of a packet.
 pub const PACKET_BYTES: usize = 72;
-/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; a name; records of an answer.
+/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; a name; records of
+/// an answer.
 pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 /// Bytes of the longest message.
 pub const MESSAGE_BYTES_MAX: usize = PACKET_BYTES + BODY_BYTES_MAX;

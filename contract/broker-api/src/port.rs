@@ -10,7 +10,8 @@ use crate::packet::{Fault, Slots};
 use crate::values::{CHANNEL, IfAbsent, PAGE, PartiesCalls, Record, WaitId, taken};
 
 messages! {
-    /// What a port asks and tells. Only a request to be bound, and its cancelling, may come before there is an endpoint.
+    /// What a port asks and tells. Only a request to be bound, and its cancelling, may come before there is an
+    /// endpoint.
     FromPort {
         /// Binds the sender. Who has no wish may wait until a manager has kept a number for it. Answered by `Bound`.
         1 Bind { endpoint: Option<Endpoint> = own, if_absent: IfAbsent = waits };
@@ -28,7 +29,8 @@ messages! {
         8 Close { channel: ChannelId = channel, reason: IpcError = value };
         /// Of a manager: ends the wait of an endpoint.
         9 WakeUp { endpoint: Endpoint = peer };
-        /// Of a manager: what an endpoint may do from now on. Answered by `Done` once every channel that this forbids was closed.
+        /// Of a manager: what an endpoint may do from now on. Answered by `Done` once every channel that this forbids
+        /// was closed.
         10 SetPrivileges { endpoint: Endpoint = peer, privileges: Privileges = body };
         /// Anybody may ask.
         11 GetPrivileges { endpoint: Endpoint = peer };
@@ -39,9 +41,11 @@ messages! {
         14 StillWaiting { wait: WaitId = value };
         /// Of a manager: keeps a number, this one or a free one, for a process of this node. Answered by `Found`.
         15 BindFor { pid: Pid = value, endpoint: Option<Endpoint> = own };
-        /// Of the owner or a manager: holds the endpoint. Answered by `Done` when nothing that its owner took is unanswered.
+        /// Of the owner or a manager: holds the endpoint. Answered by `Done` when nothing that its owner took is
+        /// unanswered.
         16 MigrationStart { endpoint: Endpoint = peer };
-        /// Hands the endpoint, which is held, over to a process that stands by for it. Answered by `Done` when that is its owner.
+        /// Hands the endpoint, which is held, over to a process that stands by for it. Answered by `Done` when that is
+        /// its owner.
         17 MigrationCommit { endpoint: Endpoint = peer, node: NodeId = node, pid: Pid = value };
         /// Lets the endpoint go on.
         18 MigrationRollback { endpoint: Endpoint = peer };

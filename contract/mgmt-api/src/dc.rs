@@ -28,12 +28,14 @@ use crate::placement::{Placement, ServerKind};
 #[serde(deny_unknown_fields)]
 pub struct DcSpec {
     pub name: String,
-    /// In order: a node's position gives its PID range and its address. They share the endpoints that programs can bind.
+    /// In order: a node's position gives its PID range and its address. They share the endpoints that programs can
+    /// bind.
     pub nodes: Vec<String>,
     /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
     #[serde(default = "default_subnet")]
     pub subnet: String,
-    /// Its programs see the nodes' `/opt`, as they see `/usr`: read-only, and of it what everybody on the node may read.
+    /// Its programs see the nodes' `/opt`, as they see `/usr`: read-only, and of it what everybody on the node may
+    /// read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_opt: bool,
     /// How its programs and servers wait for messages; adaptively when absent.
@@ -78,8 +80,8 @@ impl WaitMode {
     }
 }
 
-/// Per node of the container. What is absent is not limited (CPU time), or has a limit that leaves the node and its other containers
-/// alive: see the constants.
+/// Per node of the container. What is absent is not limited (CPU time), or has a limit that leaves the node and its
+/// other containers alive: see the constants.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -144,8 +146,8 @@ pub enum DiskStore {
     /// A file in the node's state directory that has all its space from the start.
     #[default]
     Image,
-    /// A file there that takes space as it is used. Together such files may be larger than what is free: whoever writes when there is nothing left
-    /// gets `ENOSPC`.
+    /// A file there that takes space as it is used. Together such files may be larger than what is free: whoever writes
+    /// when there is nothing left gets `ENOSPC`.
     Sparse,
 }
 

@@ -20,13 +20,14 @@ pub const DC: &str = "/v1/dcs/{dc}";
 pub const DC_START: &str = "/v1/dcs/{dc}/start";
 /// POST: `?grace_ms=` between SIGTERM and SIGKILL (10,000).
 pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
-/// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header
-/// `Upgrade: dvs-stream`, 101 and then frames of [`crate::stream`]. `?session=N` asks for a session ([`crate::stream::session`]).
+/// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST
+/// [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header `Upgrade: dvs-stream`, 101 and then frames of
+/// [`crate::stream`]. `?session=N` asks for a session ([`crate::stream::session`]).
 pub const PROCESSES: &str = "/v1/dcs/{dc}/processes";
 /// Header of an answer to which not all nodes contributed, once for each: `NODE: why`.
 pub const MISSING: &str = "dvs-missing";
-/// Header of an answer about programs, once for each: what people should know before they wait, e.g. that the tree of the container
-/// waits for a node.
+/// Header of an answer about programs, once for each: what people should know before they wait, e.g. that the tree of
+/// the container waits for a node.
 pub const NOTE: &str = "dvs-note";
 /// POST [`crate::ExecRequest`]: answers like POST [`PROCESSES`], and knows its `session` too.
 pub const DC_EXEC: &str = "/v1/dcs/{dc}/exec";
@@ -34,16 +35,17 @@ pub const DC_EXEC: &str = "/v1/dcs/{dc}/exec";
 pub const PROCESS: &str = "/v1/dcs/{dc}/processes/{pid}";
 /// POST [`crate::SignalRequest`].
 pub const PROCESS_SIGNAL: &str = "/v1/dcs/{dc}/processes/{pid}/signal";
-/// GET with `Upgrade: dvs-stream`: re-attach to the terminal or streams of a program started by `run`. `?session=N` begins a session,
-/// `?session=N&heard=H` goes on with one whose connection broke.
+/// GET with `Upgrade: dvs-stream`: re-attach to the terminal or streams of a program started by `run`. `?session=N`
+/// begins a session, `?session=N&heard=H` goes on with one whose connection broke.
 pub const PROCESS_ATTACH: &str = "/v1/dcs/{dc}/processes/{pid}/attach";
 /// GET: text of standard output and error. `?follow=true` keeps the answer open, `?tail=N` lines.
 pub const PROCESS_LOGS: &str = "/v1/dcs/{dc}/processes/{pid}/logs";
 /// GET: list of [`crate::ChannelInfo`] of the container on the answering node.
 pub const DC_CHANNELS: &str = "/v1/dcs/{dc}/channels";
-/// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1` ([`crate::in_tree`]): the client sends a tar stream as stdin frames, plain or compressed
-/// with gzip, bzip2, xz or zstd; it is unpacked into the tree by a process inside the container, which follows no link; exit frame ends. Status 2: some
-/// entries could not be made; standard error names them.
+/// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1` ([`crate::in_tree`]): the client sends a tar stream as
+/// stdin frames, plain or compressed with gzip, bzip2, xz or zstd; it is unpacked into the tree by a process inside the
+/// container, which follows no link; exit frame ends. Status 2: some entries could not be made; standard error names
+/// them.
 pub const DC_IMPORT: &str = "/v1/dcs/{dc}/import";
 
 /// Fills the names into a path: `fill(DC_START, &[("dc", "shop")])`.

@@ -1,5 +1,5 @@
-//! Where the servers of a container stand. A description (`DcSpec`) is what people ask for, and only people change it; a placement is
-//! what was decided from it, and only the placer of the daemons writes it (`docs/design/placement.md`).
+//! Where the servers of a container stand. A description (`DcSpec`) is what people ask for, and only people change it;
+//! a placement is what was decided from it, and only the placer of the daemons writes it (`docs/design/placement.md`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -129,14 +129,15 @@ impl Volume {
 pub struct Capacity {
     pub containers: u64,
     pub memory_bytes: u64,
-    /// Of images of disks that have all their space from the start. Absent: nothing can be set aside there (files in memory).
+    /// Of images of disks that have all their space from the start. Absent: nothing can be set aside there (files in
+    /// memory).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
     pub cpus: u32,
 }
 
-/// What a node has set aside for one container, or for all together. Memory counts that was asked for: a limit that nobody asked for
-/// keeps a container within bounds and promises it nothing.
+/// What a node has set aside for one container, or for all together. Memory counts that was asked for: a limit that
+/// nobody asked for keeps a container within bounds and promises it nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Promise {
     pub containers: u64,

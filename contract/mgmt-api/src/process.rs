@@ -7,7 +7,8 @@ use crate::Bytes;
 /// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunRequest {
-    /// Program and arguments; the program is looked up in PATH inside. Each is a string, or `{"hex": "ff00"}` when it is no UTF-8.
+    /// Program and arguments; the program is looked up in PATH inside. Each is a string, or `{"hex": "ff00"}` when it
+    /// is no UTF-8.
     pub argv: Vec<Bytes>,
     /// Absent: the first node of the container.
     #[serde(default)]
@@ -35,7 +36,8 @@ pub struct RunRequest {
     pub detach: bool,
 }
 
-/// Body of [`crate::path::DC_EXEC`]: runs on the node and with the root of an existing program; `run.node` and `run.root` are ignored.
+/// Body of [`crate::path::DC_EXEC`]: runs on the node and with the root of an existing program; `run.node` and
+/// `run.root` are ignored.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExecRequest {
     pub pid: u32,
@@ -72,7 +74,8 @@ pub enum ProcessState {
     Sleeping,
     Stopped,
     Zombie,
-    /// Started by `run`, ended; kept, also while the container is stopped, until 1,000 newer ones ended or a program gets its PID.
+    /// Started by `run`, ended; kept, also while the container is stopped, until 1,000 newer ones ended or a program
+    /// gets its PID.
     Exited,
 }
 

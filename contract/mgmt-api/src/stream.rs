@@ -1,9 +1,10 @@
 //! Frames between `dvs run` and the keeper of a program, after the HTTP upgrade to `dvs-stream`.
 //!
-//! `kind u8, reserved 0 u8, length u16 little-endian`, then `length` bytes (at most [`PAYLOAD_BYTES_MAX`]). Both directions
-//! are ordered; flow control is the socket's. The server ends the stream after `EXIT` or `ERROR`. A client that goes away
-//! leaves the program running when it was started detached or with a terminal, else the program's stdin ends and its output goes to the log alone.
-//! A client that comes by other daemons may have a [`session`], in which the stream outlives its connections.
+//! `kind u8, reserved 0 u8, length u16 little-endian`, then `length` bytes (at most [`PAYLOAD_BYTES_MAX`]). Both
+//! directions are ordered; flow control is the socket's. The server ends the stream after `EXIT` or `ERROR`. A client
+//! that goes away leaves the program running when it was started detached or with a terminal, else the program's stdin
+//! ends and its output goes to the log alone. A client that comes by other daemons may have a [`session`], in which the
+//! stream outlives its connections.
 
 pub mod session;
 

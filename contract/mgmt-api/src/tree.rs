@@ -3,8 +3,9 @@
 /// Where programs see the tree.
 pub const TREE: &str = "/dc";
 
-/// `/dc/www`, for a path that says where programs see it (`/dc/www`) or where it is in the tree (`/www`): both are the same place. A
-/// directory of the tree that is itself called `dc` is `/dc/dc`. None: the path leads out of the tree, or no file can have it.
+/// `/dc/www`, for a path that says where programs see it (`/dc/www`) or where it is in the tree (`/www`): both are the
+/// same place. A directory of the tree that is itself called `dc` is `/dc/dc`. None: the path leads out of the tree, or
+/// no file can have it.
 pub fn in_tree(path: &str) -> Option<String> {
     let parts = path.split('/').filter(|part| !part.is_empty() && *part != ".");
     let is_seen = path == TREE || path.starts_with("/dc/");

@@ -3,7 +3,8 @@
 //! A write that was completed survives the death of the server process; [`Flush`] makes all writes completed before
 //! it was submitted survive loss of power. Reads and writes may be repeated (idempotent), so none has a sequence.
 //! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
-//! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE` the epoch is old.
+//! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE`
+//! the epoch is old.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -45,10 +46,12 @@ operations! {
     /// The range reads as zeros afterwards; the space of a sparse volume may be given back.
     DISCARD = 20: repeatable Discard { offset: u64, bytes: u64 } -> Empty [NoSpace, ReadOnly, Access];
 
-    /// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at most one transfer.
+    /// Request data: up to [`SPANS_MAX`] [`Span`]s. Reply data: the bytes of each, one after the other; together at
+    /// most one transfer.
     READV = 21: repeatable Readv {} -> Empty [];
 
-    /// Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot tell.
+    /// Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot
+    /// tell.
     ALLOCATE = 22: repeatable Allocate { need: Need, offset: u64, bytes: u64 } -> Empty [NoSpace, ReadOnly, Access];
 }
 

@@ -1,7 +1,7 @@
 //! Key-value store with publish and subscribe. Keys are 1 to 255 bytes, values at most 64 KiB.
 //!
-//! Every change has a revision, one count for the whole store; a completed change is durable. Errors: `ENOENT`, `EEXIST`/`ESTALE` (a compare
-//! failed), `EINVAL`, `ENOSPC` (store or subscription limit).
+//! Every change has a revision, one count for the whole store; a completed change is durable. Errors: `ENOENT`,
+//! `EEXIST`/`ESTALE` (a compare failed), `EINVAL`, `ENOSPC` (store or subscription limit).
 
 use crate::operation::{Empty, Measured, operations, replies};
 
@@ -21,8 +21,8 @@ operations! {
 
     DELETE = 18: once Delete<'a> { key: Measured<'a>, condition: u64 } -> Revision [NoEntry, Exists, NoSpace];
 
-    /// Keys that begin with `prefix`, from behind `after` on. Reply data: entries `key length u16, value length u32, revision u64, key,
-    /// value`, as many as fit.
+    /// Keys that begin with `prefix`, from behind `after` on. Reply data: entries `key length u16, value length u32,
+    /// revision u64, key, value`, as many as fit.
     LIST = 19: repeatable List<'a> { prefix: Measured<'a>, after: Measured<'a> } -> Listed [];
 
     /// From behind `revision` on; 0: from now on.
@@ -30,8 +30,9 @@ operations! {
 
     UNSUBSCRIBE = 21: once Unsubscribe { subscription: u32 } -> Empty [NoEntry, NoSpace];
 
-    /// Completes when there are events behind revision `seen`, or after `wait_ms`. Reply data: events `subscription u32, key length u16, kind
-    /// u8 (put, delete, message, lost), 0 u8, value length u32, revision u64, key, value`. `lost` says that older events were dropped: list again.
+    /// Completes when there are events behind revision `seen`, or after `wait_ms`. Reply data: events `subscription
+    /// u32, key length u16, kind u8 (put, delete, message, lost), 0 u8, value length u32, revision u64, key, value`.
+    /// `lost` says that older events were dropped: list again.
     NEXT = 22: repeatable Next { seen: u64, wait_ms: u64 } -> Events [];
 
     /// Reaches the subscribers of a prefix of the topic; stores nothing.

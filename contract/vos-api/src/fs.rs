@@ -4,13 +4,14 @@
 //! The caller's identity (uid, gid) and the time are the client's to say: permission checks are made by the kernel of
 //! the client's node (`default_permissions`), the server checks what only it can know.
 //!
-//! The fourth word of every reply says what of it may be kept ([`LEASE`]). Operations that change something happen `once`.
+//! The fourth word of every reply says what of it may be kept ([`LEASE`]). Operations that change something happen
+//! `once`.
 //!
 //! # Caching
 //!
-//! A reply whose `results[3]` has [`LEASE`] allows the client to keep attributes, entry and pages of this inode until the
-//! inode arrives in [`Events`]. The server completes a conflicting change only after every other holder said so with
-//! [`Released`], or was fenced because it stayed silent for [`RECALL_MS`].
+//! A reply whose `results[3]` has [`LEASE`] allows the client to keep attributes, entry and pages of this inode until
+//! the inode arrives in [`Events`]. The server completes a conflicting change only after every other holder said so
+//! with [`Released`], or was fenced because it stayed silent for [`RECALL_MS`].
 //!
 //! A [`Read`] waits for changes of others that are under way, and comes with a lease; a [`Write`] leaves the writer
 //! one. They come without
@@ -18,8 +19,9 @@
 //! the bytes again before it says so.
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
-//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such inode any more; `ENOENT` is said of
-//! names alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds it.
+//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such
+//! inode any more; `ENOENT` is said of names alone. An inode without name and handle goes some seconds later, so that
+//! who has just looked its name up still finds it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -157,10 +159,11 @@ operations! {
 
     /// Reply data: bytes, fewer at the end of the file.
     ///
-    /// With the mark [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there itself: it has
-    /// [`PLACES`], and a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data begins with; behind them a CRC-32 of each
-    /// block, u32. The bytes are the file's while the lease of this answer lasts and the session changes nothing in them itself. A block without
-    /// its checksum is not: ask again without the mark.
+    /// With the mark [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there
+    /// itself: it has [`PLACES`], and a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data
+    /// begins with; behind them a CRC-32 of each block, u32. The bytes are the file's while the lease of this answer
+    /// lasts and the session changes nothing in them itself. A block without its checksum is not: ask again without the
+    /// mark.
     READ = 30: repeatable Read {
         /// [`WHERE`], [`WRITABLE`].
         marks: u16,
@@ -181,8 +184,9 @@ operations! {
     /// All that was completed before is durable when this completes: of `ino`, 0 of the whole tree.
     FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
 
-    /// From behind `cookie` on (0 from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each followed by an [`Attr`] when asked for.
-    /// "." and ".." are not among them; their cookies, 1 and 2, are left to the client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
+    /// From behind `cookie` on (0 from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each
+    /// followed by an [`Attr`] when asked for. "." and ".." are not among them; their cookies, 1 and 2, are left to the
+    /// client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
     READDIR = 33: repeatable Readdir { ino: u64, cookie: u64, entries: Entries } -> Page [NoEntry, NotDirectory, Gone];
 
     STATFS = 34: repeatable Statfs {} -> Space [];
@@ -228,8 +232,9 @@ operations! {
     /// The client gives up all locks of an owner on an inode (close).
     UNLOCK_OWNER = 44: once UnlockOwner { ino: u64, owner: u64 } -> Empty [];
 
-    /// Stays open until something is to be dropped. Reply data: [`Event`]s. Over a new ring of the session all events that were not
-    /// [`Released`] come again with their numbers. One such request per session; a later one makes the earlier answer `EINTR`.
+    /// Stays open until something is to be dropped. Reply data: [`Event`]s. Over a new ring of the session all events
+    /// that were not [`Released`] come again with their numbers. One such request per session; a later one makes the
+    /// earlier answer `EINTR`.
     EVENTS = 45: repeatable Events {} -> EventCount [Interrupted];
 
     /// The client dropped what the events up to this recall number named.
@@ -334,8 +339,8 @@ pub const APPEND: u16 = 1;
 /// asked for its lease they come before whatever it was
 /// asked for.
 pub const LATE: u16 = 2;
-/// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses set-user-id,
-/// and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
+/// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses
+/// set-user-id, and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
 pub const KILL_SUID: u16 = 1 << 8;
 /// Flag of [`Read`]: the client can read the volume.
 pub const WHERE: u16 = 1;
@@ -343,7 +348,8 @@ pub const WHERE: u16 = 1;
 /// for writing). All others give their
 /// leases back first.
 pub const WRITABLE: u16 = 2;
-/// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the disk.
+/// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the
+/// disk.
 pub const WHERE_BYTES_MIN: u32 = 128 << 10;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
@@ -373,9 +379,9 @@ pub struct Lock {
     pub pid: U32,
 }
 
-/// How a program asks a gate for [`PlaceFile`]: an ioctl on the directory, which takes no lock of it, so that many files of one directory
-/// can be made at a time. This head, the name, the content; `_IOW` of group [`PLACE_GROUP`], number [`PLACE_NUMBER`] and the length of all.
-/// Only the container's root may. Returns 0.
+/// How a program asks a gate for [`PlaceFile`]: an ioctl on the directory, which takes no lock of it, so that many
+/// files of one directory can be made at a time. This head, the name, the content; `_IOW` of group [`PLACE_GROUP`],
+/// number [`PLACE_NUMBER`] and the length of all. Only the container's root may. Returns 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PlaceHead {
@@ -398,12 +404,13 @@ pub const PLACE_BYTES_MAX: usize = (1 << 14) - 1;
 pub struct Event {
     /// Rises with each event of this session, also over restarts of the server.
     pub recall: U64,
-    /// For [`ENTRY`] the parent. 0 with [`INODE`]: everything, because the server does not know any more who keeps what.
+    /// For [`ENTRY`] the parent. 0 with [`INODE`]: everything, because the server does not know any more who keeps
+    /// what.
     pub ino: U64,
     /// [`INODE`] or [`ENTRY`].
     pub kind: U32,
-    /// Bytes that follow, padded to 8. [`ENTRY`]: the name. [`INODE`]: none, or 8 bytes: a u64, how long a file is about
-    /// to be at least, for clients that go by the size they know.
+    /// Bytes that follow, padded to 8. [`ENTRY`]: the name. [`INODE`]: none, or 8 bytes: a u64, how long a file is
+    /// about to be at least, for clients that go by the size they know.
     pub name_bytes: U32,
 }
 

@@ -1,7 +1,8 @@
 //! Requests of the virtual OS's servers, as they travel in rings ([`abi::ring`]).
 //!
-//! Each module is one server: its operations, declared once ([`operation`]) with their arguments and replies by name, which errors
-//! they answer, and whether they may be repeated. Codec, number and request of each follow from that. Errors are Linux errno numbers.
+//! Each module is one server: its operations, declared once ([`operation`]) with their arguments and replies by name,
+//! which errors they answer, and whether they may be repeated. Codec, number and request of each follow from that.
+//! Errors are Linux errno numbers.
 //!
 //! Every ring begins with [`session::Hello`]. See `docs/design/sessions.md` for exactly-once.
 

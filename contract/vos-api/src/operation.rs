@@ -9,9 +9,10 @@
 //! }
 //! ```
 //!
-//! From that follow the number (`GET`), a type with named fields (`Get`) with its codec, and a variant of the server's `Request`, which clients make
-//! and the server takes apart. Where a field travels in the 64 bytes of a ring's entry, and in the data beside it, its type says
-//! ([`Field`]); fields of a kind follow one another in the order of their declaration.
+//! From that follow the number (`GET`), a type with named fields (`Get`) with its codec, and a variant of the server's
+//! `Request`, which clients make and the server takes apart. Where a field travels in the 64 bytes of a ring's entry,
+//! and in the data beside it, its type says ([`Field`]); fields of a kind follow one another in the order of their
+//! declaration.
 //!
 //! | type | travels in |
 //! |---|---|
@@ -132,8 +133,8 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// What every operation may answer: the medium failed, the request makes no sense or has no room for its reply, the session is
-    /// over or has too much in flight, the server has no such operation.
+    /// What every operation may answer: the medium failed, the request makes no sense or has no room for its reply, the
+    /// session is over or has too much in flight, the server has no such operation.
     pub const ANY: &'static [Errno] =
         &[Errno::Io, Errno::Invalid, Errno::OutOfRange, Errno::Stale, Errno::TryAgain, Errno::NotSupported];
 

@@ -5,8 +5,8 @@
 //! 4  bytes         an LZ4 block, or the plain bytes
 //! ```
 //!
-//! Every block but the last unpacks to [`limits::BLOCK_BYTES`], the last one to what is left of the entry's data. So the
-//! receiver knows before it unpacks how much comes out, and a block is never longer than that.
+//! Every block but the last unpacks to [`limits::BLOCK_BYTES`], the last one to what is left of the entry's data. So
+//! the receiver knows before it unpacks how much comes out, and a block is never longer than that.
 
 use crate::{Sink, WireError, limits};
 

@@ -10,7 +10,8 @@ use crate::decode::PACKING_LZ4;
 use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingSpec, WireChannel, kind};
 use crate::{HEAD_BYTES, VERSION, fault, limits};
 
-/// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire, in blocks when it is packed.
+/// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire, in blocks when it is
+/// packed.
 pub fn submit_head(
     out: &mut impl Sink,
     channel: WireChannel,

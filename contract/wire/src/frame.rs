@@ -70,8 +70,8 @@ pub struct Hello<'a> {
     pub frame_bytes_max: u32,
     /// Bytes of credited frames the speaker takes before it gives more credit.
     pub window_bytes: u32,
-    /// Which of the pairs of proxies between two nodes it is of. Of the first nothing is written: where there is one pair, the frame
-    /// is what it was before there could be several.
+    /// Which of the pairs of proxies between two nodes it is of. Of the first nothing is written: where there is one
+    /// pair, the frame is what it was before there could be several.
     pub pair: PairId,
 }
 
@@ -217,7 +217,8 @@ pub enum Frame<'a> {
         channel: WireChannel,
         number: u64,
     },
-    /// `index` is the entry's place since the ring was opened, `produced` the completions the speaker has put into its ring.
+    /// `index` is the entry's place since the ring was opened, `produced` the completions the speaker has put into its
+    /// ring.
     Submit {
         channel: WireChannel,
         index: u32,

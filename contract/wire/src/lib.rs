@@ -11,9 +11,9 @@
 //! 8  body              of packed data `body_bytes` counts what it is unpacked
 //! ```
 //!
-//! Every field is written and read by name; no structure is dumped. [`Frame::decode`] takes bytes nobody has checked and
-//! gives a frame whose lengths, enumerations and identifiers lie inside the limits, or a [`WireError`]; it never panics
-//! and never allocates more than the bytes it was given. What a frame means for a channel is in `proxy-link`.
+//! Every field is written and read by name; no structure is dumped. [`Frame::decode`] takes bytes nobody has checked
+//! and gives a frame whose lengths, enumerations and identifiers lie inside the limits, or a [`WireError`]; it never
+//! panics and never allocates more than the bytes it was given. What a frame means for a channel is in `proxy-link`.
 //!
 //! Not here: batching, credit, reconnection (`proxy-link`), sockets and encryption (`proxy-host`).
 
@@ -40,7 +40,8 @@ pub const VERSION: u8 = 3;
 /// Length of a frame's head.
 pub const HEAD_BYTES: usize = 8;
 
-/// Bytes the whole frame at the beginning of `bytes` takes, as soon as its head is there; of packed data, what it unpacks to.
+/// Bytes the whole frame at the beginning of `bytes` takes, as soon as its head is there; of packed data, what it
+/// unpacks to.
 ///
 /// # Errors
 /// A head that no peer of this version writes, so that nobody waits for a gigabyte that never comes.
@@ -55,7 +56,8 @@ pub enum Next<'a> {
     Incomplete,
     /// A whole frame, and its length.
     Frame(Frame<'a>, usize),
-    /// The first [`Frame::RING_OVERHEAD_BYTES`] of SUBMIT or COMPLETE; its data, packed or not, may be there, or on its way.
+    /// The first [`Frame::RING_OVERHEAD_BYTES`] of SUBMIT or COMPLETE; its data, packed or not, may be there, or on its
+    /// way.
     Ring(RingHead),
 }
 

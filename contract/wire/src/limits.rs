@@ -6,11 +6,13 @@ use abi::limits::{INLINE_BYTES_MAX, NAME_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_B
 pub const BODY_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 128;
 /// Longest frame.
 pub const FRAME_BYTES_MAX: usize = BODY_BYTES_MAX + crate::HEAD_BYTES;
-/// Open requests of one ring told in one RESYNC: all a ring can have, and as many again that ended meanwhile on one side.
+/// Open requests of one ring told in one RESYNC: all a ring can have, and as many again that ended meanwhile on one
+/// side.
 pub const OPEN_TAGS_MAX: usize = 4 * RING_ENTRIES_MAX as usize;
 /// Bytes of one open request in RESYNC.
 pub(crate) const OPEN_TAG_BYTES: usize = 12;
-/// Longest body of a frame that is taken as a whole: a full RESYNC. Only SUBMIT and COMPLETE are longer, and their data is taken as it comes.
+/// Longest body of a frame that is taken as a whole: a full RESYNC. Only SUBMIT and COMPLETE are longer, and their data
+/// is taken as it comes.
 pub const WHOLE_BODY_BYTES_MAX: usize = OPEN_TAGS_MAX * OPEN_TAG_BYTES + 128;
 /// Longest frame that is taken as a whole.
 pub const WHOLE_FRAME_BYTES_MAX: usize = WHOLE_BODY_BYTES_MAX + crate::HEAD_BYTES;

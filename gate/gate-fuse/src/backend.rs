@@ -1,7 +1,9 @@
-//! What the gate asks of the file system, whoever answers: the fs server over a ring ([`session`]), or a model in a test.
+//! What the gate asks of the file system, whoever answers: the fs server over a ring ([`session`]), or a model in a
+//! test.
 //!
-//! The shape is that of a ring: operations go in, completions come out in any order. A backend keeps an operation until it has its
-//! completion, across restarts of the server: the gate never repeats by itself. Only [`Event::SessionLost`] is the gate's to act on.
+//! The shape is that of a ring: operations go in, completions come out in any order. A backend keeps an operation until
+//! it has its completion, across restarts of the server: the gate never repeats by itself. Only [`Event::SessionLost`]
+//! is the gate's to act on.
 
 pub mod session;
 mod volume;
@@ -19,7 +21,8 @@ pub struct Op<'a> {
     pub args: [u64; 3],
     pub out: &'a [u8],
     pub in_capacity: u32,
-    /// Number in the session, for operations that change something. The gate chooses it, because it writes it down first.
+    /// Number in the session, for operations that change something. The gate chooses it, because it writes it down
+    /// first.
     pub sequence: Option<u64>,
 }
 
@@ -88,7 +91,8 @@ pub trait Backend {
     /// The next thing that happened, if any.
     fn poll(&mut self) -> Option<Event<Self::Data>>;
 
-    /// The server takes back what it told of this inode, `None`: of all. What was read by its word and has not arrived must be asked for again.
+    /// The server takes back what it told of this inode, `None`: of all. What was read by its word and has not arrived
+    /// must be asked for again.
     fn recalled(&mut self, ino: Option<u64>);
 
     /// Readable when [`Backend::poll`] may have something; only asked after [`Backend::may_sleep`] said yes.

@@ -1,17 +1,17 @@
 //! What the kernel is allowed to keep, and which files have locks of this node.
 //!
-//! A lease comes with an answer and goes with a recall, both in the order of the ring. Under a lease the kernel keeps attributes and
-//! names by time-out; its pages are another matter: those read before the lease began are worth nothing. So a lease is `Fresh` until
-//! an open without `KEEP_CACHE` made the kernel drop its pages, and `Clean` from then on; `Alone` when, besides, all
-//! pages were read so that no
-//! other node has any ([`vos_api::fs::WRITABLE`]): a program may then map them for writing.
+//! A lease comes with an answer and goes with a recall, both in the order of the ring. Under a lease the kernel keeps
+//! attributes and names by time-out; its pages are another matter: those read before the lease began are worth nothing.
+//! So a lease is `Fresh` until an open without `KEEP_CACHE` made the kernel drop its pages, and `Clean` from then on;
+//! `Alone` when, besides, all pages were read so that no other node has any ([`vos_api::fs::WRITABLE`]): a program may
+//! then map them for writing.
 //!
 //! What was recalled lately is contested: other nodes change it, too. Names in a contested directory are not trusted,
 //! so that none has to be taken back
 //! when the next node wants the directory.
 //!
-//! The tables are only about being faster or saving a message: a gate that has just adopted a connection begins with nothing and
-//! assumes the worst.
+//! The tables are only about being faster or saving a message: a gate that has just adopted a connection begins with
+//! nothing and assumes the worst.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

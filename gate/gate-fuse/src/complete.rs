@@ -1,7 +1,7 @@
 //! Completions of the fs server become answers to the kernel.
 //!
-//! What comes from the server is copied, then checked: attributes that are too short or entries that make no sense are `EIO`, never a
-//! panic. Leases noted here decide how long the kernel may keep what it is told.
+//! What comes from the server is copied, then checked: attributes that are too short or entries that make no sense are
+//! `EIO`, never a panic. Leases noted here decide how long the kernel may keep what it is told.
 
 use std::time::{Duration, Instant};
 
@@ -195,7 +195,8 @@ impl Completer<'_> {
         let keep = self.cache.opened(ino, leased, used);
         let appends = flags & libc::O_APPEND as u32 != 0;
         let writes_only = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
-        // Where an append goes only the server knows, so the kernel must not keep pages of it. Such a file cannot be mapped anyway.
+        // Where an append goes only the server knows, so the kernel must not keep pages of it. Such a file cannot be
+        // mapped anyway.
         let open_flags = match keep {
             _ if appends && writes_only => fopen::DIRECT_IO,
             Keep::Keep => fopen::KEEP_CACHE,

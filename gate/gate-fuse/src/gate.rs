@@ -1,16 +1,16 @@
 //! The gate: one thread that moves requests from the kernel to the fs server and answers back.
 //!
-//! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted), `Serving`, and `Reopening`
-//! (the session was lost: files are opened again in a new one before the kernel is asked to resend). Requests that were read and could
-//! not be submitted wait in `held`, in order, and nothing is read while one waits; reads and writes of an inode whose
-//! lease is about to be given back
-//! wait in `deferred` until it is. What is in memory is bounded by [`IN_FLIGHT_MAX`] requests.
+//! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted),
+//! `Serving`, and `Reopening` (the session was lost: files are opened again in a new one before the kernel is asked to
+//! resend). Requests that were read and could not be submitted wait in `held`, in order, and nothing is read while one
+//! waits; reads and writes of an inode whose lease is about to be given back wait in `deferred` until it is. What is in
+//! memory is bounded by [`IN_FLIGHT_MAX`] requests.
 //!
-//! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table, then
-//! answer; answer, then the journal's slot is free.
+//! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table,
+//! then answer; answer, then the journal's slot is free.
 //!
-//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]), programs that do
-//! not want to wait any more ([`interrupt`]).
+//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]),
+//! programs that do not want to wait any more ([`interrupt`]).
 
 mod interrupt;
 #[cfg(test)]
@@ -49,7 +49,8 @@ const READ_BATCH: usize = 32;
 const BUFFER_BYTES: usize = TRANSFER_BYTES as usize + 4096;
 /// Room for one poll of events.
 const EVENTS_BYTES: u32 = 64 << 10;
-/// Looks at the ring before the gate sleeps: while another CPU works for us, an answer comes sooner than a sleep and a wake-up take.
+/// Looks at the ring before the gate sleeps: while another CPU works for us, an answer comes sooner than a sleep and a
+/// wake-up take.
 const LOOKS_MAX: u32 = 64;
 const LOOKS_MIN: u32 = 2;
 /// Every so many sleeps the full number of looks is tried, in case it pays again.
@@ -247,7 +248,8 @@ impl<B: Backend> Gate<B> {
         Ok(())
     }
 
-    /// A kernel that cannot resend keeps the requests that the dead gate had taken, and their programs wait: they get an error.
+    /// A kernel that cannot resend keeps the requests that the dead gate had taken, and their programs wait: they get
+    /// an error.
     fn fail_abandoned(&mut self) -> Result<usize, GateError> {
         let abandoned = self.state.taken();
         for unique in &abandoned {
@@ -256,7 +258,8 @@ impl<B: Backend> Gate<B> {
         Ok(abandoned.len())
     }
 
-    /// Claims the journal's entries of resent requests and puts those that were begun first, in the order of their sequences.
+    /// Claims the journal's entries of resent requests and puts those that were begun first, in the order of their
+    /// sequences.
     fn sort_held(&mut self) {
         let mut keyed: Vec<(u64, u64, Held)> = Vec::with_capacity(self.held.len());
         for mut held in std::mem::take(&mut self.held) {
@@ -650,7 +653,8 @@ impl<B: Backend> Gate<B> {
 
     // ---- a lost session
 
-    /// The server does not know us any more: nothing the kernel keeps is covered by a lease, nothing in flight gets an answer.
+    /// The server does not know us any more: nothing the kernel keeps is covered by a lease, nothing in flight gets an
+    /// answer.
     fn begin_anew(&mut self) -> Result<(), GateError> {
         self.counters.sessions_lost += 1;
         let flights = self.flights.drain();

@@ -1,4 +1,5 @@
-//! The kernel's FUSE interface, as far as this gate speaks it: structures and constants of `<linux/fuse.h>` 7.31 to 7.45.
+//! The kernel's FUSE interface, as far as this gate speaks it: structures and constants of `<linux/fuse.h>` 7.31 to
+//! 7.45.
 //!
 //! Numbers are in the machine's own byte order, as the kernel writes them. Structures that only travel to the kernel
 //! derive `IntoBytes` alone; none has padding that is not named.

@@ -1,8 +1,8 @@
 //! The file gate: serves one FUSE mount of a container on one node from the container's fs server.
 //!
-//! One process per container and node, without privileges, started by the node daemon with the descriptor of a connection that is
-//! mounted already ([`main_from_spawn`]). It may be killed at any time: the next one takes the connection over and
-//! programs see a pause. How, is drawn in `docs/design/gate-fuse.md`.
+//! One process per container and node, without privileges, started by the node daemon with the descriptor of a
+//! connection that is mounted already ([`main_from_spawn`]). It may be killed at any time: the next one takes the
+//! connection over and programs see a pause. How, is drawn in `docs/design/gate-fuse.md`.
 //!
 //! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs-core`).
 

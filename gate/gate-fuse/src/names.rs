@@ -1,12 +1,13 @@
 //! Which names the kernel trusts, by directory.
 //!
-//! A lease on a directory covers the names in it, those that do not exist as well: who gives the lease back must make the kernel
-//! distrust every one of them, because the server will not name them when they change later. The kernel cannot be asked for its list,
-//! so it is kept here, written before the kernel is told.
+//! A lease on a directory covers the names in it, those that do not exist as well: who gives the lease back must make
+//! the kernel distrust every one of them, because the server will not name them when they change later. The kernel
+//! cannot be asked for its list, so it is kept here, written before the kernel is told.
 //!
 //! A name that was trusted for longer than [`NAME_TIMEOUT`] ago is trusted no more, whether it was told so or not.
 //!
-//! A gate that adopted a connection does not know what its predecessor told; it waits until all that has lost its validity.
+//! A gate that adopted a connection does not know what its predecessor told; it waits until all that has lost its
+//! validity.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;

@@ -1,9 +1,9 @@
 //! The threads that tell the kernel to drop what it keeps.
 //!
-//! Dropping may wait in the kernel for a page or directory that is locked by a request which the serving thread must answer first; so it is never
-//! done by that thread. There are several, because one that waits must not keep others waiting whose release it may
-//! wait for. They serve nothing, own nothing and have one
-//! queue in and one out, both bounded by [`JOBS_MAX`] (the gate asks for events only while there is room).
+//! Dropping may wait in the kernel for a page or directory that is locked by a request which the serving thread must
+//! answer first; so it is never done by that thread. There are several, because one that waits must not keep others
+//! waiting whose release it may wait for. They serve nothing, own nothing and have one queue in and one out, both
+//! bounded by [`JOBS_MAX`] (the gate asks for events only while there is room).
 //!
 //! Not here: when a recall counts as carried out although a thread hangs ([`crate::recall`]).
 
@@ -31,8 +31,8 @@ pub enum Job {
         ino: u64,
         /// Byte ranges that our own reads and writes in flight may have locked: they come last.
         busy: Vec<(u64, u64)>,
-        /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up there may be about to
-        /// make it known with what we told before the recall; it holds the directory's lock.
+        /// The directory in which the inode was found lately. If the kernel does not know the inode yet, a look-up
+        /// there may be about to make it known with what we told before the recall; it holds the directory's lock.
         found_in: Option<u64>,
         /// How long the file is about to be, at least.
         bytes: Option<u64>,
@@ -238,8 +238,9 @@ fn drop_all_but(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)]) {
     }
 }
 
-/// Makes the kernel take the file for at least so long, without asking: some system calls go by what it knows. The kernel does that
-/// when a byte is stored behind the end, before it waits for the page. The byte means nothing and goes with its page.
+/// Makes the kernel take the file for at least so long, without asking: some system calls go by what it knows. The
+/// kernel does that when a byte is stored behind the end, before it waits for the page. The byte means nothing and goes
+/// with its page.
 fn raise_size(fuse: &OwnedFd, ino: u64, bytes: u64) {
     let Some(last) = bytes.checked_sub(1) else { return };
     let head = NotifyStore { ino, offset: last, size: 1, padding: 0 };
@@ -279,7 +280,8 @@ pub fn resend(fuse: impl AsFd) {
     }
 }
 
-/// The kernel asks again for these names before it uses them; what is mounted or open there stays (before Linux 6.2: it drops them).
+/// The kernel asks again for these names before it uses them; what is mounted or open there stays (before Linux 6.2: it
+/// drops them).
 fn expire_names(fuse: &OwnedFd, parent: u64, names: &[Vec<u8>]) {
     let flags = if without(Feature::FuseExpire) { 0 } else { kernel::notify::EXPIRE_ONLY };
     for name in names {

@@ -1,8 +1,8 @@
 //! How a gate process begins: `dvs gate fuse`, started by the node daemon.
 //!
-//! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs` (endpoint of
-//! the fs server, default [`Endpoint::FS`]), `disk` (endpoint of its disk; without it every read goes through the fs server), `entries` and `arena_bytes` of the
-//! ring to the fs server.
+//! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs`
+//! (endpoint of the fs server, default [`Endpoint::FS`]), `disk` (endpoint of its disk; without it every read goes
+//! through the fs server), `entries` and `arena_bytes` of the ring to the fs server.
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
-//! What outlives a gate process: the negotiation, the journal of changing requests, the table of open handles, and which inodes the
-//! kernel may have in its caches.
+//! What outlives a gate process: the negotiation, the journal of changing requests, the table of open handles, and
+//! which inodes the kernel may have in its caches.
 //!
-//! It lives in a memfd that the daemon hands to every gate of one mount, written with `pwrite`: once that returned, the record
-//! survives SIGKILL. The layout is drawn in `docs/design/gate-fuse.md`. Each record carries a check value, so that whatever
-//! else is found there counts as empty; nothing in here panics on any contents.
+//! It lives in a memfd that the daemon hands to every gate of one mount, written with `pwrite`: once that returned, the
+//! record survives SIGKILL. The layout is drawn in `docs/design/gate-fuse.md`. Each record carries a check value, so
+//! that whatever else is found there counts as empty; nothing in here panics on any contents.
 //!
 //! A journal slot is *in use* from [`State::note`] until [`State::answered`], or from the moment a new gate is
 //! sent its request again ([`State::claim`]). Other slots are history and may be overwritten.
@@ -230,7 +230,8 @@ impl State {
         self.live.get(&key).map(|slot| slot.noted)
     }
 
-    /// Gives step `step` of the request a number of the session and writes both down. A step that has a number keeps it.
+    /// Gives step `step` of the request a number of the session and writes both down. A step that has a number keeps
+    /// it.
     pub fn note(&mut self, key: u64, step: u32, op: u16) -> Result<u64, StateError> {
         let slot = match self.live.get(&key) {
             Some(found) if found.noted.step == step => return Ok(found.noted.sequence),
@@ -369,7 +370,8 @@ impl State {
 
     // ---- caches of the kernel
 
-    /// The kernel will be told that it may keep something of `ino`. `false`: it must not, there is no place to remember it.
+    /// The kernel will be told that it may keep something of `ino`. `false`: it must not, there is no place to remember
+    /// it.
     pub fn remember_cached(&mut self, ino: u64) -> Result<bool, StateError> {
         let at = (ino / 8) as usize;
         let Some(&byte) = self.cached.get(at) else { return Ok(false) };

@@ -1,10 +1,11 @@
 //! Requests of the kernel become operations of the fs server.
 //!
-//! Pure: no I/O, the time is passed in. A request is answered at once ([`Step::Answer`]), needs no answer ([`Step::Silent`]), or
-//! becomes a [`Plan`]: the operation, whether it changes something, and what to make of its completion ([`Then`]).
+//! Pure: no I/O, the time is passed in. A request is answered at once ([`Step::Answer`]), needs no answer
+//! ([`Step::Silent`]), or becomes a [`Plan`]: the operation, whether it changes something, and what to make of its
+//! completion ([`Then`]).
 //!
-//! Requests of two operations have steps; [`plan`] is asked for one step at a time, so that a new gate can go on with the
-//! second. They are: the release of an flock (0 unlock, 1 release).
+//! Requests of two operations have steps; [`plan`] is asked for one step at a time, so that a new gate can go on with
+//! the second. They are: the release of an flock (0 unlock, 1 release).
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use vos_api::fs::{
@@ -326,8 +327,8 @@ fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {
     ];
     let has = |bit| head.valid & bit != 0;
     let mut valid = PAIRS.iter().filter(|(theirs, _)| has(*theirs)).fold(0, |valid, (_, ours)| valid | ours);
-    // A change of owner takes the set-id bits with it, whoever makes it: the kernel leaves that to us. One that names neither owner nor
-    // group (-1, -1) does so, too, and is the only request that asks for nothing else.
+    // A change of owner takes the set-id bits with it, whoever makes it: the kernel leaves that to us. One that names
+    // neither owner nor group (-1, -1) does so, too, and is the only request that asks for nothing else.
     if (has(fattr::UID) || has(fattr::GID) || valid == 0) && !has(fattr::MODE) {
         valid |= fs::valid::KILL_SUID;
     }
@@ -353,7 +354,8 @@ fn nanoseconds(seconds: u64, nanoseconds: u32) -> u64 {
 
 fn readdir<'a>(ino: u64, cookie: u64, room: u32, plus: Plus) -> Step<'a> {
     let room = room.min(TRANSFER_BYTES_MAX);
-    // Entries with attributes are longer in the kernel's form than in fs's: 152 + name against 96 + name, names padded to 8.
+    // Entries with attributes are longer in the kernel's form than in fs's: 152 + name against 96 + name, names padded
+    // to 8.
     let capacity = match plus {
         Plus::Names => room,
         Plus::WithAttributes => (u64::from(room) * 104 / 160) as u32,

@@ -1,4 +1,5 @@
-//! Whatever bytes come from the FUSE descriptor, parsing answers and never panics; what it accepts stays inside the bytes.
+//! Whatever bytes come from the FUSE descriptor, parsing answers and never panics; what it accepts stays inside the
+//! bytes.
 
 use gate_fuse::kernel::{InHeader, WriteIn, opcode};
 use gate_fuse::request::{Body, parse};

@@ -1,4 +1,5 @@
-//! The differential tester over two and three gates of one fs server: without a cluster, so that it is quick to run and to debug.
+//! The differential tester over two and three gates of one fs server: without a cluster, so that it is quick to run and
+//! to debug.
 
 mod common;
 

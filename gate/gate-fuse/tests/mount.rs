@@ -242,7 +242,8 @@ fn programs_that_wait_for_a_server_that_is_away_can_be_killed() {
         }
         assert!(world.server.unanswered().contains(&UNLOCK_OWNER));
         world.server.come_back();
-        // Each happened once, nothing is held for the dead, and the kernel does not go on believing what it was not told is wrong.
+        // Each happened once, nothing is held for the dead, and the kernel does not go on believing what it was not
+        // told is wrong.
         until("files and locks are free", || {
             world.server.with_model(|model| (model.open_handles(), model.locks())) == (0, 0)
         });

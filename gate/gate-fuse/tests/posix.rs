@@ -189,7 +189,8 @@ fn lock_of_an_open_file_description_ends_with_it() {
             }
             assert_eq!(waiting.outcome(), "locked", "round {round}");
             waiting.exit();
-            // Its own node knows at once; the other one when the closing, which nobody waits for, has reached the server.
+            // Its own node knows at once; the other one when the closing, which nobody waits for, has reached the
+            // server.
             let mut next = Locker::start(&here, "wait");
             assert_eq!(next.outcome(), "locked");
             next.exit();

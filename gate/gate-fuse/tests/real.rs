@@ -235,7 +235,8 @@ fn names_seen_before_another_name_changed_are_not_believed() {
             fs::write(one.path.join(format!("other{round}")), "x").expect("write");
             fs::write(one.path.join(&name), "first").expect("write");
             assert_eq!(fs::read_to_string(two.path.join(&name)).expect("negative name was believed"), "first");
-            // As a package manager replaces its list: the new one beside it, a link to the old one, then the name itself.
+            // As a package manager replaces its list: the new one beside it, a link to the old one, then the name
+            // itself.
             fs::write(one.path.join("new"), "second").expect("write");
             fs::hard_link(one.path.join(&name), one.path.join(format!("old{round}"))).expect("link");
             fs::rename(one.path.join("new"), one.path.join(&name)).expect("rename");
@@ -271,7 +272,8 @@ fn long_reads_come_from_the_disk_and_a_damaged_block_is_an_error() {
         let world = World::real();
         let mounted = world.mount("m");
         let path = mounted.path.join("f");
-        // Not a whole number of blocks, with something before it that moves the blocks of the two files among each other.
+        // Not a whole number of blocks, with something before it that moves the blocks of the two files among each
+        // other.
         let data = pattern((9 << 20) + 1234, 1);
         let mut files = [&path, &mounted.path.join("g")].map(|path| File::create(path).expect("create"));
         for piece in data.chunks(300_000) {

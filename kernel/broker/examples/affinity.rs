@@ -1,6 +1,6 @@
-//! Whether processes gain by moving to the CPU on which the message they take was written ("affinity inheritance"): round trips a second
-//! of pairs that are left alone, kept on two CPUs, kept on one, of which the caller follows the server, and of which each follows the other;
-//! alternating in one run. What came of it is in `docs/design/bench.md`.
+//! Whether processes gain by moving to the CPU on which the message they take was written ("affinity inheritance"):
+//! round trips a second of pairs that are left alone, kept on two CPUs, kept on one, of which the caller follows the
+//! server, and of which each follows the other; alternating in one run. What came of it is in `docs/design/bench.md`.
 //!
 //! `cargo run --release -p broker --example affinity [ROUNDS [PAIRS]]`
 

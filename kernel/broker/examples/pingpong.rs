@@ -1,5 +1,6 @@
-//! Round trips a second of sendrec between two processes, beside a pair of pipes: both unpinned, alternating in one run. Prints
-//! each round, medians, the spread, the median of the rounds' ratios, the load before and the steal during the run.
+//! Round trips a second of sendrec between two processes, beside a pair of pipes: both unpinned, alternating in one
+//! run. Prints each round, medians, the spread, the median of the rounds' ratios, the load before and the steal during
+//! the run.
 //!
 //! `cargo run --release -p broker --example pingpong [ROUNDS]`
 

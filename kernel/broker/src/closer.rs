@@ -1,10 +1,10 @@
 //! Closing what members sent, away from the broker's thread.
 //!
-//! Kernels before Linux 6.16 let members send descriptors to the broker, and to close one can block for hours: a stream with a
-//! long linger, a file of a server that is stopped. There a thread of the container closes them, and its members' connections, in
-//! which more may lie unread. The thread waits for that container's own only, and what may wait for it is bounded: with
-//! [`DESCRIPTORS_MAX`] unclosed descriptors all members of the container are dropped, with [`WAITING_MAX`] sockets nobody
-//! of it is accepted.
+//! Kernels before Linux 6.16 let members send descriptors to the broker, and to close one can block for hours: a stream
+//! with a long linger, a file of a server that is stopped. There a thread of the container closes them, and its
+//! members' connections, in which more may lie unread. The thread waits for that container's own only, and what may
+//! wait for it is bounded: with [`DESCRIPTORS_MAX`] unclosed descriptors all members of the container are dropped, with
+//! [`WAITING_MAX`] sockets nobody of it is accepted.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

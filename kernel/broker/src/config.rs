@@ -15,8 +15,8 @@ pub struct BrokerConfig {
     /// The node this broker serves.
     pub node: NodeId,
     pub directory: Box<dyn Directory>,
-    /// Where what must outlive this broker is kept. What an earlier broker put there is taken back: connections, bindings,
-    /// channels. `None`: a successor begins with nothing.
+    /// Where what must outlive this broker is kept. What an earlier broker put there is taken back: connections,
+    /// bindings, channels. `None`: a successor begins with nothing.
     pub shelf: Option<Shelf>,
     /// How long the links of a pair outlive their proxy while none comes that says something.
     pub unmanned_max: Duration,

@@ -160,9 +160,9 @@ impl Connection {
         }
     }
 
-    /// Whether this broker has not read the request yet. One that it has is asked again because of a restart, and is being
-    /// answered already. Numbers rise, and what lay in the socket comes before what is asked again, so what was read is
-    /// always one range.
+    /// Whether this broker has not read the request yet. One that it has is asked again because of a restart, and is
+    /// being answered already. Numbers rise, and what lay in the socket comes before what is asked again, so what was
+    /// read is always one range.
     pub fn is_new_request(&mut self, request: u32) -> bool {
         if request == 0 {
             return true;

@@ -102,7 +102,8 @@ impl Container {
         self.kept.get(&channel)?.meter()
     }
 
-    /// A channel that is no more in the table: what was kept of it. What its parties sent over it is remembered while they are bound.
+    /// A channel that is no more in the table: what was kept of it. What its parties sent over it is remembered while
+    /// they are bound.
     pub fn end_channel(&mut self, channel: &Channel) -> Option<Kept> {
         let kept = self.kept.remove(&channel.id)?;
         if let Some(meter) = kept.meter() {

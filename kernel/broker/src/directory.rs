@@ -25,15 +25,17 @@ pub enum Claim {
 pub trait Directory: Send {
     /// Asked only for endpoints that are not bound on this node.
     fn locate(&mut self, dc: DcId, endpoint: Endpoint) -> Location;
-    /// A process of this node was bound. `pid` is what the container knows it by; 0 for a server, which it does not know.
+    /// A process of this node was bound. `pid` is what the container knows it by; 0 for a server, which it does not
+    /// know.
     fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch);
     /// The endpoint of a process of another node, by its pid in the container.
     fn find(&mut self, dc: DcId, pid: i32) -> Option<Endpoint>;
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch);
-    /// A process of this node, which was `bound`, wants to be called `name`. First come, first served, wherever they are:
-    /// `EndpointInUse` when somebody else has the name, `TableFull` when the endpoint has another. Asked again, it says the same again.
-    /// The name ends with `unbound`; an owner that was `bound` without that before is a successor, and called as the one before.
-    /// `lost`: the node of who has the name, when no link leads there; if the daemon knows too that it is gone, so is the name.
+    /// A process of this node, which was `bound`, wants to be called `name`. First come, first served, wherever they
+    /// are: `EndpointInUse` when somebody else has the name, `TableFull` when the endpoint has another. Asked again, it
+    /// says the same again. The name ends with `unbound`; an owner that was `bound` without that before is a successor,
+    /// and called as the one before. `lost`: the node of who has the name, when no link leads there; if the daemon
+    /// knows too that it is gone, so is the name.
     fn claim(
         &mut self,
         _dc: DcId,

@@ -33,9 +33,8 @@ pub enum BrokerError {
     },
 }
 
-/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths until a successor takes over from
-/// the shelf. Shared by reference;
-/// its calls wait for the broker's thread, which never blocks.
+/// A running broker. Ends when dropped: channels that exist go on, nobody watches deaths until a successor takes over
+/// from the shelf. Shared by reference; its calls wait for the broker's thread, which never blocks.
 #[derive(Debug)]
 pub struct Broker {
     commands: SyncSender<Command>,
@@ -55,8 +54,8 @@ impl Broker {
         Ok(Broker { commands, bell, thread: Some(thread) })
     }
 
-    /// A container that an earlier broker left on the shelf is taken back with these options, when it listens at the same
-    /// place.
+    /// A container that an earlier broker left on the shelf is taken back with these options, when it listens at the
+    /// same place.
     pub fn add_dc(&self, dc: DcId, options: DcOptions) -> Result<(), BrokerError> {
         self.ask(|answer| Command::AddDc { dc, options, answer })
     }
@@ -91,8 +90,8 @@ impl Broker {
         self.ask(|answer| Command::RemoteUnbound { dc, endpoint, node, epoch, answer })
     }
 
-    /// The daemon decided on a claim that was [`crate::Claim::UnderWay`], or knows now what an endpoint that was taken over is called. Whoever
-    /// seeks the name goes on.
+    /// The daemon decided on a claim that was [`crate::Claim::UnderWay`], or knows now what an endpoint that was taken
+    /// over is called. Whoever seeks the name goes on.
     pub fn name_claimed(
         &self,
         dc: DcId,
@@ -112,8 +111,8 @@ impl Broker {
         self.ask(|answer| Command::Snapshot { answer })
     }
 
-    /// The container's channels with a party on this node, with what they count. Asked for in parts, between which the broker's thread does
-    /// other things.
+    /// The container's channels with a party on this node, with what they count. Asked for in parts, between which the
+    /// broker's thread does other things.
     pub fn channels(&self, dc: DcId) -> Result<Vec<ChannelInfo>, BrokerError> {
         let mut all: Vec<ChannelInfo> = Vec::new();
         loop {

@@ -1,6 +1,7 @@
 //! The proxies of this node, and which of their links stand. Knows nodes and pairs, not endpoints.
 //!
-//! Proxy k of this node speaks with proxies k only. A node counts as down when all the pairs that this node has with it are.
+//! Proxy k of this node speaks with proxies k only. A node counts as down when all the pairs that this node has with it
+//! are.
 
 use std::collections::HashSet;
 
@@ -41,8 +42,8 @@ impl Links {
         self.put(pair, Some(proxy))
     }
 
-    /// A connection is gone. If it was a proxy's, its channels stay for its successor; answers the nodes to which another pair leads
-    /// from now on.
+    /// A connection is gone. If it was a proxy's, its channels stay for its successor; answers the nodes to which
+    /// another pair leads from now on.
     pub fn lost(&mut self, owner: OwnerId) -> Vec<NodeId> {
         let Some(pair) = self.pair_of(owner) else { return Vec::new() };
         let led = |node: &NodeId| self.route(*node) == Some(pair);
@@ -59,7 +60,8 @@ impl Links {
         std::mem::replace(place, proxy)
     }
 
-    /// Which pair takes what brokers say to each other: the lowest that is up. With none there is still a proxy, which loses it.
+    /// Which pair takes what brokers say to each other: the lowest that is up. With none there is still a proxy, which
+    /// loses it.
     pub fn route(&self, node: NodeId) -> Option<PairId> {
         let manned = || PairId::all(PAIRS_MAX).filter(|pair| self.proxy(*pair).is_some());
         manned().find(|pair| self.up.contains(&(node, *pair))).or_else(|| manned().next())

@@ -1,7 +1,8 @@
 //! Counts of channels, read where their parties count: in the channel's own memory.
 //!
-//! A channel between two processes of this node is theirs alone, the broker keeps no descriptor of its memory. A meter keeps the two sides
-//! mapped instead, for reading, and for the refusal of an acceptor that has no room. Mappings are bounded too, so there may be channels without a meter; they have no counts.
+//! A channel between two processes of this node is theirs alone, the broker keeps no descriptor of its memory. A meter
+//! keeps the two sides mapped instead, for reading, and for the refusal of an acceptor that has no room. Mappings are
+//! bounded too, so there may be channels without a meter; they have no counts.
 
 use std::sync::Arc;
 

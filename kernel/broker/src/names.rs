@@ -12,8 +12,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// First come, first served. `EndpointInUse`: somebody else has the name. `TableFull`: the endpoint has another one. Doing it
-    /// again is safe.
+    /// First come, first served. `EndpointInUse`: somebody else has the name. `TableFull`: the endpoint has another
+    /// one. Doing it again is safe.
     pub fn claim(&mut self, dc: DcId, endpoint: Endpoint, name: EndpointName) -> Result<(), IpcError> {
         match (self.holder(dc, name), self.of(dc, endpoint)) {
             (Some(holder), _) if holder != endpoint => Err(IpcError::EndpointInUse),

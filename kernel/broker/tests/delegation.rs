@@ -1,5 +1,5 @@
-//! Who may delegate, and what hostile delegators and targets come to. On one node; a hostile party speaks with the broker itself and writes into
-//! its memory what it likes.
+//! Who may delegate, and what hostile delegators and targets come to. On one node; a hostile party speaks with the
+//! broker itself and writes into its memory what it likes.
 
 mod common;
 
@@ -264,7 +264,8 @@ fn target_that_completes_what_cannot_be_ends_the_call_with_a_typed_error() {
     for change in broken {
         assert_eq!(complete(change), Err(IpcError::Corrupt));
     }
-    // Errors that would mean something else to the client, as that its channel gave way and the call is to be made again.
+    // Errors that would mean something else to the client, as that its channel gave way and the call is to be made
+    // again.
     for error in [IpcError::EndpointInUse, IpcError::TimedOut, IpcError::Denied] {
         let status = error.code();
         let result = call_relayed_to(move |link, submission| {
@@ -274,7 +275,8 @@ fn target_that_completes_what_cannot_be_ends_the_call_with_a_typed_error() {
     }
 }
 
-/// A target took a request by relay, then the delegator closed its lane. The target can call the client, who waits for nothing.
+/// A target took a request by relay, then the delegator closed its lane. The target can call the client, who waits for
+/// nothing.
 fn delegator_closes(meanwhile: impl FnOnce(&OneNode, &mut Port)) {
     let world = OneNode::new();
     let mut target = world.server(Endpoint::DS, 1);

@@ -1,6 +1,7 @@
 //! Nobody makes the broker hold more descriptors than its part, and a broker that has none left goes on.
 //!
-//! The limit of this process is lowered, for the broker in it. A test that takes all of it runs alone: there is one test.
+//! The limit of this process is lowered, for the broker in it. A test that takes all of it runs alone: there is one
+//! test.
 
 mod common;
 #[allow(dead_code)] // The attackers use the rest.

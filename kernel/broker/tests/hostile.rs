@@ -1,9 +1,14 @@
-//! A member of the container that keeps no rule harms only its own channels: an honest client and its server go on with right
-//! answers in bounded time while real processes of another user attack the server, the broker and the channels, one way for each test.
+//! A member of the container that keeps no rule harms only its own channels: an honest client and its server go on with
+//! right answers in bounded time while real processes of another user attack the server, the broker and the channels,
+//! one way for each test.
 //!
-//! `hostile/attacks.rs`: what the attackers do, with `memory.rs`, `floods.rs` and `identity.rs`; `attacker.rs`: an attack as a process.
-//! `honest.rs`: those who must not notice. `owners.rs`: owners of grants that harm who copies. `raw.rs`: a channel without the library. What these do to a peer on another node is in
-//! `proxy/proxy-host/tests/hostile.rs`.
+//! - `hostile/attacks.rs`: what the attackers do, with `memory.rs`, `floods.rs` and `identity.rs`.
+//! - `attacker.rs`: an attack as a process.
+//! - `honest.rs`: those who must not notice.
+//! - `owners.rs`: owners of grants that harm who copies.
+//! - `raw.rs`: a channel without the library.
+//!
+//! What these do to a peer on another node is in `proxy/proxy-host/tests/hostile.rs`.
 
 #[path = "hostile/attacker.rs"]
 mod attacker;

@@ -1,7 +1,8 @@
-//! Who waits costs nothing: a hundred pairs of processes, of which each client waits for an answer and each server for a message.
+//! Who waits costs nothing: a hundred pairs of processes, of which each client waits for an answer and each server for
+//! a message.
 //!
-//! What counts is time on a CPU and how often the waiting threads slept anew, never how long something took, so that it does not matter
-//! who else uses the machine.
+//! What counts is time on a CPU and how often the waiting threads slept anew, never how long something took, so that it
+//! does not matter who else uses the machine.
 
 mod common;
 
@@ -14,20 +15,22 @@ use ipc::{Endpoint, Message, Port, Source, Wait};
 use rustix::time::{ClockId, clock_gettime};
 
 const PAIRS: usize = 100;
-/// Of one CPU, by all pairs and the broker together. Nearly all of it is a look of each client every ten seconds, and what a look costs, 30
-/// to 50 microseconds, depends on what others left in the caches.
+/// Of one CPU, by all pairs and the broker together. Nearly all of it is a look of each client every ten seconds, and
+/// what a look costs, 30 to 50 microseconds, depends on what others left in the caches.
 const SHARE_MAX: f64 = 0.001;
-/// Where the machine is so busy that this is passed: times what as many processes use at the same time that only sleep for ten seconds, again
-/// and again. That is the least a look can cost there.
+/// Where the machine is so busy that this is passed: times what as many processes use at the same time that only sleep
+/// for ten seconds, again and again. That is the least a look can cost there.
 const OF_SLEEPERS_MAX: f64 = 4.0;
 /// As long as sleepers sleep before they look again: then each does so about once.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Sleeps that a pair begins in a window: that look of the client, and one more where the window cuts it badly. Servers sleep on.
+/// Sleeps that a pair begins in a window: that look of the client, and one more where the window cuts it badly. Servers
+/// sleep on.
 const SLEEPS_MAX: u64 = 2;
 /// Whose caches others empty pays for it; and in the first window the processes may still come to rest.
 const WINDOWS: usize = 4;
 
-/// Not a test: a server that never answers, a client of one, or who only sleeps. Started without its variables it does nothing.
+/// Not a test: a server that never answers, a client of one, or who only sleeps. Started without its variables it does
+/// nothing.
 #[test]
 fn child_process() {
     while std::env::var_os("SLEEPER").is_some() {

@@ -96,7 +96,8 @@ fn container_has_four_thousand_endpoints_and_each_can_be_called() {
     distinct.dedup();
     assert_eq!(distinct.len(), PROMISED);
     assert_eq!(world.broker.snapshot().unwrap().dcs[0].endpoints.len(), PROMISED);
-    // A caller's channels end with it: this process, which plays the broker too, has descriptors for some hundreds at a time.
+    // A caller's channels end with it: this process, which plays the broker too, has descriptors for some hundreds at a
+    // time.
     for some in endpoints.chunks(256) {
         let mut caller = world.program();
         for endpoint in some {

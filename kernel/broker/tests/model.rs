@@ -1,8 +1,9 @@
 //! Random calls of several endpoints at once, over a real broker and real threads, checked against what Minix allows.
 //!
-//! The model is nondeterministic: it does not say what must happen, only which histories may. Every call is recorded with the time before
-//! and after it, and `model/rules.rs` says of a whole history whether each outcome was allowed: a rendezvous is two calls that overlap, no
-//! message is lost, doubled, overtaken or taken by another, an error has its reason.
+//! The model is nondeterministic: it does not say what must happen, only which histories may. Every call is recorded
+//! with the time before and after it, and `model/rules.rs` says of a whole history whether each outcome was allowed: a
+//! rendezvous is two calls that overlap, no message is lost, doubled, overtaken or taken by another, an error has its
+//! reason.
 //!
 //! A seed fixes what everybody calls, not how the threads run. `DVS_SEED` runs one again.
 

@@ -1,4 +1,5 @@
-//! A broker with several pairs of proxies: what goes by which, and what ends with one of them. The other node is played by the tests.
+//! A broker with several pairs of proxies: what goes by which, and what ends with one of them. The other node is played
+//! by the tests.
 
 mod common;
 

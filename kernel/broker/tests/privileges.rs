@@ -1,4 +1,5 @@
-//! Privileges on one node: the defaults, and a revocation that finds its parties waiting. The rest is in the conformance suite.
+//! Privileges on one node: the defaults, and a revocation that finds its parties waiting. The rest is in the
+//! conformance suite.
 
 mod common;
 

@@ -121,9 +121,10 @@ fn caller_learns_that_its_server_died_after_taking_the_request() {
     });
 }
 
-/// From the kill to the typed error at who waits. The long run asserts a median below 0.5 ms and 5 ms for 99 of 100, or, on a machine
-/// that wakes its sleepers later than that, three times what the kernel alone takes to tell of a death. Where others keep the CPUs busy it may be
-/// 40 ms for 99 of 100: two processes have to run, one after the other. The short run asserts only that it does not take a time-out.
+/// From the kill to the typed error at who waits. The long run asserts a median below 0.5 ms and 5 ms for 99 of 100,
+/// or, on a machine that wakes its sleepers later than that, three times what the kernel alone takes to tell of a
+/// death. Where others keep the CPUs busy it may be 40 ms for 99 of 100: two processes have to run, one after the
+/// other. The short run asserts only that it does not take a time-out.
 #[test]
 fn death_is_told_to_who_waits_within_its_bound() {
     let is_long = std::env::var_os("DVS_TEST_LONG").is_some();

@@ -1,5 +1,5 @@
-//! What passes between two processes of one node is no business of the broker, nor, while both look for it, of the kernel: shown by
-//! `strace` on all three processes.
+//! What passes between two processes of one node is no business of the broker, nor, while both look for it, of the
+//! kernel: shown by `strace` on all three processes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -12,8 +12,8 @@ use ipc::{DcId, Endpoint, Message, Port, WAIT_MODE_VARIABLE, Wait};
 const WARM_UP: i32 = 1000;
 const TRIPS: i32 = 3000;
 const LAST: i32 = -1;
-/// A call without a limit that sleeps for some milliseconds, as one may on a crowded machine, tells the broker of it: it might be
-/// part of a deadlock.
+/// A call without a limit that sleeps for some milliseconds, as one may on a crowded machine, tells the broker of it:
+/// it might be part of a deadlock.
 const PATIENCE: Wait = Wait::For(Duration::from_secs(60));
 /// What the caller writes before and after the round trips that count, to be found in the trace.
 const BEGIN: &str = "begin of round trips";
@@ -204,7 +204,8 @@ fn broker_makes_no_system_call_for_messages_between_others() {
         let Some(calls) = traced(wait_mode) else { return };
         assert!(calls.broker.is_empty(), "{wait_mode}: {:?}", calls.broker);
         if wait_mode == "park" {
-            // The control: the trace shows calls where there are some. Who was off its CPU when the answer came needs none.
+            // The control: the trace shows calls where there are some. Who was off its CPU when the answer came needs
+            // none.
             let few = TRIPS as usize / 10;
             assert!(calls.caller.len() > few && calls.server.len() > few);
         }

@@ -1,5 +1,6 @@
-//! Clients and servers are killed at random while everybody talks to everybody. Who survives gets an answer or a typed error in time,
-//! and in the end broker and survivors hold what they held in the beginning: no descriptor, mapping, channel or waiter more.
+//! Clients and servers are killed at random while everybody talks to everybody. Who survives gets an answer or a typed
+//! error in time, and in the end broker and survivors hold what they held in the beginning: no descriptor, mapping,
+//! channel or waiter more.
 //!
 //! The short run kills 200 times, the long one (`DVS_TEST_LONG`) 10,000 times. The seed is printed; `DVS_SEED` sets it.
 

@@ -1,7 +1,8 @@
 //! What a handle points to.
 //!
-//! A cell is closed, open, or in use by so many calls. Cells are never freed: one that was closed waits in its pool until the next
-//! handle is made. So a call with a closed handle reads memory that is still a cell, and answers `NotBound`.
+//! A cell is closed, open, or in use by so many calls. Cells are never freed: one that was closed waits in its pool
+//! until the next handle is made. So a call with a closed handle reads memory that is still a cell, and answers
+//! `NotBound`.
 //!
 //! A call that panics leaves its cell closed for good, with what is in it.
 
@@ -24,8 +25,8 @@ pub struct Cell<T> {
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: the value is reached only as `state` allows: by one call at a time, or by shared reference from several, for which
-// `shared` demands Sync.
+// SAFETY: the value is reached only as `state` allows: by one call at a time, or by shared reference from several, for
+// which `shared` demands Sync.
 unsafe impl<T: Send> Sync for Cell<T> {}
 
 /// Cells of one kind that wait for their next handle.
@@ -94,8 +95,8 @@ impl<T: Send + Sync> Cell<T> {
         let begun = self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
         begun.map_err(|_| Failure::Ipc(IpcError::NotBound))?;
         let _leaving = Leaving { state: &self.state };
-        // SAFETY: the state says that calls are under way, so nobody changes the value; those with it alone do not mix with
-        // these, because a kind of handle uses one of the two methods only.
+        // SAFETY: the state says that calls are under way, so nobody changes the value; those with it alone do not mix
+        // with these, because a kind of handle uses one of the two methods only.
         match unsafe { &*self.value.get() } {
             Some(value) => call(value),
             None => Err(Failure::Ipc(IpcError::NotBound)),

@@ -124,7 +124,7 @@ pub unsafe fn lent(memory: *mut c_void, bytes: usize, access: Access) -> Outcome
     if bytes > isize::MAX as usize {
         return Err(Failure::Ipc(IpcError::BadArgument));
     }
-    // SAFETY: 1. As our caller promised; no bytes are always there. 2. Only C refers to it. 3. It is touched during calls on one
-    // port alone, none of which has a reference into it.
+    // SAFETY: 1. As our caller promised; no bytes are always there. 2. Only C refers to it. 3. It is touched during
+    // calls on one port alone, none of which has a reference into it.
     Ok(unsafe { Arena::lent(base, bytes, access) })
 }

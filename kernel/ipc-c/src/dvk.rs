@@ -2,8 +2,9 @@
 //!
 //! A thread is bound from `dvk_bind` to `dvk_unbind` or its end. A forked child has no binding and may bind anew.
 //!
-//! Notifications arrive as messages, as they do there: `m_type` is `NOTIFY_MESSAGE | source`, and `m9` says when they were taken
-//! and which bits were set. Rings are no part of that interface: one that is opened to such a port is closed.
+//! Notifications arrive as messages, as they do there: `m_type` is `NOTIFY_MESSAGE | source`, and `m9` says when they
+//! were taken and which bits were set. Rings are no part of that interface: one that is opened to such a port is
+//! closed.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};

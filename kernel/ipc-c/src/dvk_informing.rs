@@ -1,4 +1,5 @@
-//! `dvk_getprocinfo` and `dvk_getdcinfo`: the published structures, with the members for which there is something to say.
+//! `dvk_getprocinfo` and `dvk_getdcinfo`: the published structures, with the members for which there is something to
+//! say.
 
 use std::ffi::{c_int, c_ulong};
 

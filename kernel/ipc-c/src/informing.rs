@@ -292,7 +292,8 @@ unsafe fn fill<T, C: From<T>>(
         let page = unsafe { with(port, |port| Ok(ask(port, from)?)) }?;
         let mut count = 0;
         for record in page.records.into_iter().take(max) {
-            // SAFETY: 1. `count` is below `max`. 2. The list is not null and has room for so many, as our caller promised.
+            // SAFETY: 1. `count` is below `max`. 2. The list is not null and has room for so many, as our caller
+            // promised.
             unsafe { list.add(count).write(record.into()) };
             count += 1;
         }

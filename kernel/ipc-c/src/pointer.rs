@@ -38,7 +38,8 @@ pub unsafe fn set<T>(pointer: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// Where a handle goes once it is made. Null until then, so that who forgets to look at the result has none, instead of what lay there.
+/// Where a handle goes once it is made. Null until then, so that who forgets to look at the result has none, instead of
+/// what lay there.
 ///
 /// # Safety
 /// As of [`set`].

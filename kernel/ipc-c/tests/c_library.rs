@@ -1,4 +1,5 @@
-//! The library as a C program sees it: compiled against the shared object and against the archive, talking over a broker.
+//! The library as a C program sees it: compiled against the shared object and against the archive, talking over a
+//! broker.
 
 mod common;
 

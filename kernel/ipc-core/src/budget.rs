@@ -1,20 +1,22 @@
 //! How long a waiter looks before it parks.
 //!
-//! Looking costs CPU that the peer may need; parking costs a wake-up, which on an idle virtual CPU is tens of microseconds.
-//! Nobody knows where the peer runs, so the waiter measures: a wait that ended while it paused says that the peer runs on
-//! another CPU; one that ended while it yielded, or not before parking, says that pausing stole from the peer.
+//! Looking costs CPU that the peer may need; parking costs a wake-up, which on an idle virtual CPU is tens of
+//! microseconds. Nobody knows where the peer runs, so the waiter measures: a wait that ended while it paused says that
+//! the peer runs on another CPU; one that ended while it yielded, or not before parking, says that pausing stole from
+//! the peer.
 //!
-//! - **Pausing** pays or rests. While it pays, failures halve the pauses and successes double them. Once it does not it rests, for longer each time, and
-//!   between rests a trial of a few waits decides. A single wait decides nothing: of several pairs on few CPUs some peer always happens to run.
-//! - **Yielding** is for a peer on our own CPU, and for one elsewhere that works for longer than it pays to pause: a wait yields twice as often as the last one
-//!   needed. A yield that was away for long gave the CPU to somebody who computes: then parking is quicker, because a wake-up preempts and a yield
-//!   does not.
-//! - **Parking feeds itself.** When both sides park, each waits for the other's wake-up, which no ordinary budget outlasts, so both
-//!   would park for ever. So the wait after one that parked yields for longer than a wake-up takes, and when that fails the second after it, the fourth,
-//!   the eighth. That costs nobody who wants the CPU anything.
+//! - **Pausing** pays or rests. While it pays, failures halve the pauses and successes double them. Once it does not it
+//!   rests, for longer each time, and between rests a trial of a few waits decides. A single wait decides nothing: of
+//!   several pairs on few CPUs some peer always happens to run.
+//! - **Yielding** is for a peer on our own CPU, and for one elsewhere that works for longer than it pays to pause: a
+//!   wait yields twice as often as the last one needed. A yield that was away for long gave the CPU to somebody who
+//!   computes: then parking is quicker, because a wake-up preempts and a yield does not.
+//! - **Parking feeds itself.** When both sides park, each waits for the other's wake-up, which no ordinary budget
+//!   outlasts, so both would park for ever. So the wait after one that parked yields for longer than a wake-up takes,
+//!   and when that fails the second after it, the fourth, the eighth. That costs nobody who wants the CPU anything.
 //!
-//! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most `YIELDS_LONG` times, so an idle
-//! endpoint uses no CPU.
+//! Bounds, in adaptive mode: a wait pauses at most `PAUSES_MAX` times (a few microseconds) and yields at most
+//! `YIELDS_LONG` times, so an idle endpoint uses no CPU.
 
 use std::time::Duration;
 
@@ -75,13 +77,14 @@ const YIELDS_SHORT: u32 = 16;
 const YIELDS_MIN: u32 = 4;
 /// Longer than a wake-up takes: 0.3 to 0.9 microseconds each on a CPU that nobody else wants.
 const YIELDS_LONG: u32 = 256;
-/// Waits that parked between two long ones: doubled with each that fails. The first that parks is mostly of a peer that was held up once, and
-/// would hold up the next in turn.
+/// Waits that parked between two long ones: doubled with each that fails. The first that parks is mostly of a peer that
+/// was held up once, and would hold up the next in turn.
 const LONG_FIRST: u32 = 1;
 /// The same after a yield that went to somebody who computes, each of which costs his slice.
 const LONG_CROWDED: u32 = 8;
 const LONG_MAX: u32 = 1024;
-/// A yield that is away longer went to somebody who computes. Peers that take turns are back sooner, even hundreds of them.
+/// A yield that is away longer went to somebody who computes. Peers that take turns are back sooner, even hundreds of
+/// them.
 pub const CROWDED_AFTER: Duration = Duration::from_micros(500);
 
 /// About a second: a peer that says nothing for so long may as well be waited for asleep.
@@ -271,7 +274,8 @@ mod tests {
         (ended, took)
     }
 
-    /// Two parties on a CPU each, the first message of which comes `after`: what one of the last hundred of `trips` round trips took.
+    /// Two parties on a CPU each, the first message of which comes `after`: what one of the last hundred of `trips`
+    /// round trips took.
     fn round_trip_on_two_cpus(client: &mut Budget, server: &mut Budget, trips: u32, after: u64) -> u64 {
         let (mut clients_answer, mut last, mut all) = (after, trips.min(100), 0);
         for left in (0..trips).rev() {

@@ -1,8 +1,8 @@
 //! What an endpoint has lent, and to whom.
 //!
-//! A slot is free or holds one grant. Its generation counts the grants it has held, so that a number names one grant for ever: a
-//! smaller generation than the slot's was revoked, a larger one was never given. A slot whose generations are used
-//! up is not used again.
+//! A slot is free or holds one grant. Its generation counts the grants it has held, so that a number names one grant
+//! for ever: a smaller generation than the slot's was revoked, a larger one was never given. A slot whose generations
+//! are used up is not used again.
 //!
 //! Not here: the memory (`M` is whatever names it), who asks (`kernel/ipc` says it by the broker's word).
 
@@ -33,7 +33,8 @@ struct Slot<M> {
 /// Which process that ever had an endpoint is meant. Two of one endpoint share neither number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Incarnation {
-    /// The serial number of its control page here. An endpoint of another node may get another page, and be the same process.
+    /// The serial number of its control page here. An endpoint of another node may get another page, and be the same
+    /// process.
     pub page: u64,
     /// Of its page on its own node, as far as that is known here.
     pub home: Option<NonZeroU64>,
@@ -231,7 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map that never forgets: a live grant is found, a revoked one is `Revoked`, any other number unknown.
+        /// Against a map that never forgets: a live grant is found, a revoked one is `Revoked`, any other number
+        /// unknown.
         #[test]
         fn every_number_names_one_grant_for_ever(steps in proptest::collection::vec((any::<bool>(), 0usize..8), 0..200)) {
             let mut grants = Grants::default();

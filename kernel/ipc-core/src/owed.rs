@@ -1,7 +1,8 @@
 //! Whether a request that comes by relay may be taken while its client is owed an answer already.
 //!
-//! A client has one request outstanding, but timed calls end early, so two of it may be around. A server owes a client one answer,
-//! to the request taken last; so it must never forget the one for which the client waits. See `docs/design/delegation.md`.
+//! A client has one request outstanding, but timed calls end early, so two of it may be around. A server owes a client
+//! one answer, to the request taken last; so it must never forget the one for which the client waits. See
+//! `docs/design/delegation.md`.
 
 use crate::Patience;
 

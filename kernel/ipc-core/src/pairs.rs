@@ -1,7 +1,7 @@
 //! By which pair of proxies two endpoints of different nodes talk.
 //!
-//! Both nodes compute it, so it is a contract between them as a frame is. Everything between two endpoints goes one way: who wins
-//! when both open, and what comes before what, is decided within one link.
+//! Both nodes compute it, so it is a contract between them as a frame is. Everything between two endpoints goes one
+//! way: who wins when both open, and what comes before what, is decided within one link.
 
 use abi::limits::PAIRS_MAX;
 use abi::{DcId, Endpoint, PairId};
@@ -19,8 +19,8 @@ pub fn common(ours: u8, theirs: u8) -> u8 {
     ours.min(theirs).clamp(1, PAIRS_MAX)
 }
 
-/// Every bit of the number changes half of the result's: the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable
-/// Pseudorandom Number Generators).
+/// Every bit of the number changes half of the result's: the finalizer of SplitMix64 (Steele, Lea, Flood: Fast
+/// Splittable Pseudorandom Number Generators).
 fn mix(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

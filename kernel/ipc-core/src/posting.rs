@@ -1,6 +1,7 @@
 //! Notification bits in a channel that ends while its poster lives, see `docs/design/channel.md`, "Notifications".
 //!
-//! Nobody looks into such a channel any more: what lies there is handed on, by whoever closed it or by whoever posted it.
+//! Nobody looks into such a channel any more: what lies there is handed on, by whoever closed it or by whoever posted
+//! it.
 //!
 //! ```text
 //! poster                                  closer
@@ -8,8 +9,9 @@
 //! closed? then take the bits back         swap the mask with 0 (Release)
 //! ```
 //!
-//! All three change the one mask, so one comes first. Bits that were there before the swap are the closer's. A post behind the swap
-//! reads what the swap wrote, and so sees `closed`. No fence is needed, nor does either rely on the one of a wake-up.
+//! All three change the one mask, so one comes first. Bits that were there before the swap are the closer's. A post
+//! behind the swap reads what the swap wrote, and so sees `closed`. No fence is needed, nor does either rely on the one
+//! of a wake-up.
 
 /// The mask of one direction, as one of its parties reaches it.
 pub trait Posting {

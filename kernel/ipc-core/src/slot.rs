@@ -1,7 +1,8 @@
-//! A slot that is written again while the last reader may still be copying it, see `docs/design/channel.md`, "Messages".
+//! A slot that is written again while the last reader may still be copying it, see `docs/design/channel.md`,
+//! "Messages".
 //!
-//! A request without a limit is taken without a word from its receiver. So its sender that takes it back, and writes the next, cannot
-//! know whether somebody is copying the first. The receiver finds out:
+//! A request without a limit is taken without a word from its receiver. So its sender that takes it back, and writes
+//! the next, cannot know whether somebody is copying the first. The receiver finds out:
 //!
 //! ```text
 //! sender                receiver
@@ -33,7 +34,8 @@ pub fn begin_anew(slot: &impl Slot) {
     slot.release_fence();
 }
 
-/// Of a receiver: what `copy` copied, if it is all of the message with this word. Of a peer that keeps no rule it may be any bytes.
+/// Of a receiver: what `copy` copied, if it is all of the message with this word. Of a peer that keeps no rule it may
+/// be any bytes.
 #[inline]
 pub fn copy_whole<T>(slot: &impl Slot, word: u32, copy: impl FnOnce() -> T) -> Option<T> {
     let copied = copy();

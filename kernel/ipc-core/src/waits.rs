@@ -1,7 +1,8 @@
 //! Who waits for whom, and whether that goes round: the decisions of `docs/design/deadlock.md`.
 //!
-//! An endpoint waits in one call at a time, so the waits of a container form a graph in which every endpoint has at most one edge
-//! out, and a chase never has to choose. A broker knows the waits of its own node; a chase that leaves it travels as a [`Probe`].
+//! An endpoint waits in one call at a time, so the waits of a container form a graph in which every endpoint has at
+//! most one edge out, and a chase never has to choose. A broker knows the waits of its own node; a chase that leaves it
+//! travels as a [`Probe`].
 
 use std::collections::HashMap;
 
@@ -140,7 +141,8 @@ impl Probe {
         }
     }
 
-    /// The round (255: collecting, else who is next), the number of members, then endpoint and serial of each, little-endian.
+    /// The round (255: collecting, else who is next), the number of members, then endpoint and serial of each,
+    /// little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let round = match self.round {
             Round::Collecting => u8::MAX,

@@ -1,5 +1,5 @@
-//! The protocol of sleeping and waking, see `docs/design/channel.md`: who publishes looks whether the peer sleeps, who goes to
-//! sleep looks once more for what was published.
+//! The protocol of sleeping and waking, see `docs/design/channel.md`: who publishes looks whether the peer sleeps, who
+//! goes to sleep looks once more for what was published.
 //!
 //! ```text
 //! publisher                      sleeper
@@ -10,8 +10,8 @@
 //!                                sleep while event == e
 //! ```
 //!
-//! Either the publisher sees `parked`, or the sleeper's second look sees P: both fences are needed, and the model below loses
-//! a wake-up without either. The memory is whatever implements [`Words`]: that of a channel, or the model's.
+//! Either the publisher sees `parked`, or the sleeper's second look sees P: both fences are needed, and the model below
+//! loses a wake-up without either. The memory is whatever implements [`Words`]: that of a channel, or the model's.
 
 use abi::layout::parked;
 

@@ -108,8 +108,8 @@ impl Word {
 }
 
 impl Word {
-    /// Whether a state word speaks of a later message: then this one, which has no limit, is over, and what was said of it is no more
-    /// there to be read. Its sender cleared the word of anything that looks so before it published.
+    /// Whether a state word speaks of a later message: then this one, which has no limit, is over, and what was said of
+    /// it is no more there to be read. Its sender cleared the word of anything that looks so before it published.
     #[inline]
     pub fn is_before(self, state_word: u32) -> bool {
         let counter = |word: u32| word >> word::FLAG_BITS;

@@ -1,9 +1,11 @@
-//! The words of a channel under every order that the memory model allows: what `docs/design/channel.md` says of sleeping, taking,
-//! withdrawing, copying, replying, both sending, notifying, closing and rings, each with the fewest steps that can go wrong.
+//! The words of a channel under every order that the memory model allows: what `docs/design/channel.md` says of
+//! sleeping, taking, withdrawing, copying, replying, both sending, notifying, closing and rings, each with the fewest
+//! steps that can go wrong.
 //!
-//! The steps are those of `kernel/ipc` (`talk.rs`, `waiting.rs`) and `kernel/ipc-shm` (`link.rs`), over memory that loom watches; the steps
-//! around a fence (`wake`, `slot`), those of `posting`, and the words are the real ones of this crate. Every fence, exchange and order that a step relies on can be left out
-//! ([`Without`]): loom must then find an order in which the promise is broken. Together: each is needed, and what is there suffices.
+//! The steps are those of `kernel/ipc` (`talk.rs`, `waiting.rs`) and `kernel/ipc-shm` (`link.rs`), over memory that
+//! loom watches; the steps around a fence (`wake`, `slot`), those of `posting`, and the words are the real ones of this
+//! crate. Every fence, exchange and order that a step relies on can be left out ([`Without`]): loom must then find an
+//! order in which the promise is broken. Together: each is needed, and what is there suffices.
 
 #[path = "channel_model/memory.rs"]
 mod memory;
@@ -239,7 +241,8 @@ fn reply_is_taken_or_refused_and_both_know() {
     );
 }
 
-/// Both send at once: the higher gives way, nobody sleeps for ever, and the lower never sees the message that was taken back.
+/// Both send at once: the higher gives way, nobody sleeps for ever, and the lower never sees the message that was taken
+/// back.
 fn both_send(channel: Arc<Channel>) {
     let high = channel.clone();
     let sending = thread::spawn(move || high.send_as_higher(Role::Right));

@@ -67,8 +67,8 @@ impl Arena {
         Arena { object: Arc::new(memory), first: 0, bytes }
     }
 
-    /// Where it lies, for programs that read and write it in place; the peer may do so at the same time. Valid as long as a
-    /// clone of this value lives.
+    /// Where it lies, for programs that read and write it in place; the peer may do so at the same time. Valid as long
+    /// as a clone of this value lives.
     pub fn address(&self) -> *mut u8 {
         self.object.range(self.first, self.bytes).unwrap_or(std::ptr::null_mut())
     }
@@ -164,7 +164,8 @@ impl Arena {
         counted(unsafe { libc::pwrite(fd.as_fd().as_raw_fd(), from.cast_const().cast(), bytes, signed(file_offset)?) })
     }
 
-    /// One `writev` of a header and a range: how a gate answers FUSE without a copy. Partial writes are returned as such.
+    /// One `writev` of a header and a range: how a gate answers FUSE without a copy. Partial writes are returned as
+    /// such.
     pub fn writev_with_header(&self, fd: impl AsFd, header: &[u8], offset: usize, bytes: usize) -> io::Result<usize> {
         let at = self.place(offset, bytes)?;
         let from = self.object.range(at, bytes).ok_or(OutOfArena)?;

@@ -1,7 +1,7 @@
 //! Control pages: what the broker says of one endpoint. Written by the broker only, mapped read-only by everybody else.
 //!
-//! The writer changes a field, then bumps `EVENT` with Release and wakes all. A reader loads `EVENT` with Acquire first,
-//! then the field: what it sees is at least as new as the event it sleeps on.
+//! The writer changes a field, then bumps `EVENT` with Release and wakes all. A reader loads `EVENT` with Acquire
+//! first, then the field: what it sees is at least as new as the event it sleeps on.
 
 use std::io;
 use std::num::NonZeroU64;

@@ -1,7 +1,7 @@
 //! Tells a forked child from the process that bound an endpoint, at the cost of one load.
 //!
-//! A page that the kernel wipes in a child holds the generation of this process. What was made in another generation was
-//! inherited, and must not be used: two processes would write into one side of a channel.
+//! A page that the kernel wipes in a child holds the generation of this process. What was made in another generation
+//! was inherited, and must not be used: two processes would write into one side of a channel.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -58,7 +58,8 @@ impl ForkGuard {
 }
 
 fn map_wiped_on_fork() -> std::io::Result<NonNull<AtomicU32>> {
-    // SAFETY: 1. A new private mapping at a place the kernel chooses. 2. It stays for ever. 3. Zero bytes are an AtomicU32.
+    // SAFETY: 1. A new private mapping at a place the kernel chooses. 2. It stays for ever. 3. Zero bytes are an
+    // AtomicU32.
     unsafe {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let base = rustix::mm::mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE)?;

@@ -1,7 +1,8 @@
 //! What the parties of a channel count in their sides, read by who is neither.
 //!
-//! The words are there for the parties' own sake: nobody writes one more, and nobody is disturbed by a look. Each party writes its side alone,
-//! so a reading says what that party claims. But one that never had its side can close the channel by nobody else.
+//! The words are there for the parties' own sake: nobody writes one more, and nobody is disturbed by a look. Each party
+//! writes its side alone, so a reading says what that party claims. But one that never had its side can close the
+//! channel by nobody else.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -36,7 +37,8 @@ impl Gauge {
         Ok(Gauge { left: side(Role::Left, Access::Read)?, right: side(Role::Right, Access::ReadWrite)? })
     }
 
-    /// Closes the channel for the acceptor, who could not map it and so cannot say so where the opener looks. That is not woken.
+    /// Closes the channel for the acceptor, who could not map it and so cannot say so where the opener looks. That is
+    /// not woken.
     pub fn close_for_acceptor(&self, code: u32) {
         self.right.store(side::CLOSED, code, Ordering::Release);
     }

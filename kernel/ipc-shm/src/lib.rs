@@ -1,7 +1,7 @@
 //! The memory of channels: mappings, and what may be done with them.
 //!
-//! This crate and `kernel/sys` hold all unsafe code of M3-IPC. A mapping is touched through raw pointers only, by atomic
-//! access to words and by copies; see `docs/design/channel.md` for what lies where.
+//! This crate and `kernel/sys` hold all unsafe code of M3-IPC. A mapping is touched through raw pointers only, by
+//! atomic access to words and by copies; see `docs/design/channel.md` for what lies where.
 //!
 //! - [`Mapping`]: one object in memory. [`Arena`]: bulk memory both parties write to.
 //! - [`ChannelFiles`]: making a channel's objects. [`Link`]: a channel as one party holds it.

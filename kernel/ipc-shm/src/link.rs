@@ -1,7 +1,7 @@
 //! A channel as one of its parties holds it: every word of the layout by name, and the protocol of sleeping and waking.
 //!
-//! Nothing here decides; what the words mean for a call is in `kernel/ipc`. Names follow `docs/design/channel.md`: "own" is
-//! this party's side, "peer" the other's. A loaded value is whatever the peer left there.
+//! Nothing here decides; what the words mean for a call is in `kernel/ipc`. Names follow `docs/design/channel.md`:
+//! "own" is this party's side, "peer" the other's. A loaded value is whatever the peer left there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,8 +40,9 @@ pub struct Other<'a> {
     pub peer_control: Option<u32>,
 }
 
-/// A sleeper looks again after this long at the latest. Every member that talks to an endpoint maps its control page, and the kernel lets
-/// whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake does not find them.
+/// A sleeper looks again after this long at the latest. Every member that talks to an endpoint maps its control page,
+/// and the kernel lets whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake
+/// does not find them.
 const SLEEP_LIMIT: Duration = Duration::from_secs(10);
 
 /// How a party sleeps.
@@ -122,8 +123,8 @@ impl Link {
         self.own.load(side::MESSAGE_WORD, Ordering::Relaxed)
     }
 
-    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes, and there is
-    /// some exactly when the word says so.
+    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes, and
+    /// there is some exactly when the word says so.
     #[inline]
     pub fn publish_message(&self, word: Word, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
         self.own.store(side::MESSAGE_KIND, kind as u32, Ordering::Relaxed);
@@ -138,14 +139,15 @@ impl Link {
         self.own.store(side::MESSAGE_WORD, word.raw(), Ordering::Release);
     }
 
-    /// Before the next message is published although the last was not taken, but taken back: its receiver may be copying it.
+    /// Before the next message is published although the last was not taken, but taken back: its receiver may be
+    /// copying it.
     #[cold]
     pub fn begin_anew(&self) {
         slot::begin_anew(self);
     }
 
-    /// Copies the peer's message and answers its kind: nothing of it is to be believed. `None` when the inline data cannot be, or
-    /// when the message is not, or no more, the one with this word.
+    /// Copies the peer's message and answers its kind: nothing of it is to be believed. `None` when the inline data
+    /// cannot be, or when the message is not, or no more, the one with this word.
     #[inline]
     pub fn copy_message(
         &self,
@@ -281,7 +283,8 @@ impl Link {
         self.shared.fetch_or_u64(self.notify_offset(Direction::Peer), mask, Ordering::Release);
     }
 
-    // Notifications that a proxy carries. Its own side keeps what it has under way, so that one that is killed loses none.
+    // Notifications that a proxy carries. Its own side keeps what it has under way, so that one that is killed loses
+    // none.
 
     /// The number and the bits under way from the peer, when there are any.
     pub fn carried_notification(&self) -> Option<(u64, u64)> {
@@ -289,7 +292,8 @@ impl Link {
         (bits != 0).then(|| (self.own.load_u64(side::CARRIED_NUMBER, Ordering::Relaxed), bits))
     }
 
-    /// Takes the peer's bits under way, with the next number. Kept first, cleared then: killed in between, they come twice.
+    /// Takes the peer's bits under way, with the next number. Kept first, cleared then: killed in between, they come
+    /// twice.
     pub fn carry_notification(&self) -> Option<(u64, u64)> {
         let at = self.notify_offset(Direction::Peer);
         let bits = self.shared.load_u64(at, Ordering::Acquire);
@@ -410,7 +414,8 @@ impl Link {
         sys::futex::wait_for_one(self.expect_event(event), limit)
     }
 
-    /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen, or for no reason.
+    /// Sleeps until the peer's event, the peer's control page or `own_control` differs from what was seen, or for no
+    /// reason.
     pub fn sleep(&self, seen: Seen, own_control: &ControlPage, limit: Option<Duration>) -> io::Result<Woken> {
         sys::futex::wait(&self.words(seen, own_control), bounded(limit))
     }

@@ -1,8 +1,8 @@
 //! One memory object in this process's address space, and the only ways to touch it.
 //!
-//! Somebody else may write to the memory at any time. So nothing here ever makes a reference into it: words are read and
-//! written atomically through raw pointers, bytes are copied. A copy that races with a writer yields any mixture of bytes;
-//! whoever copies checks afterwards.
+//! Somebody else may write to the memory at any time. So nothing here ever makes a reference into it: words are read
+//! and written atomically through raw pointers, bytes are copied. A copy that races with a writer yields any mixture of
+//! bytes; whoever copies checks afterwards.
 //!
 //! The object is sealed against shrinking before it is mapped, so an access inside the mapping never faults.
 
@@ -74,8 +74,8 @@ impl Mapping {
     /// Memory of the program itself, wherever that has it.
     ///
     /// # Safety
-    /// From `base`, `bytes` bytes are mapped with `access` as long as this value lives, and nobody holds a Rust reference into
-    /// them meanwhile.
+    /// From `base`, `bytes` bytes are mapped with `access` as long as this value lives, and nobody holds a Rust
+    /// reference into them meanwhile.
     pub unsafe fn lent(base: NonNull<u8>, bytes: usize, access: Access) -> Mapping {
         Mapping { base, bytes, access, owner: Owner::Program }
     }

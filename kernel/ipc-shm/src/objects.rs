@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use abi::layout::{Role, Size};
 
-/// What one party maps, and its bells: `bell_in` is an ear ([`sys::eventfd::ear`]) for the peer and the broker, `bell_out` the event that this
-/// party signals. Nobody else but the broker holds it, so a peer cannot make the signal block.
+/// What one party maps, and its bells: `bell_in` is an ear ([`sys::eventfd::ear`]) for the peer and the broker,
+/// `bell_out` the event that this party signals. Nobody else but the broker holds it, so a peer cannot make the signal
+/// block.
 #[derive(Debug)]
 pub struct PartyFiles {
     pub own: OwnedFd,
@@ -19,9 +20,10 @@ pub struct PartyFiles {
     pub lifeline: OwnedFd,
 }
 
-/// The three objects and the bells of a channel, writable, as their maker holds them. Each party is woken by an event that its peer signals
-/// and by a pipe of the broker. They are apart, because whoever can signal an event can also make the other's signal block; and it is a
-/// pipe, because what was written there is there when the broker has closed its end.
+/// The three objects and the bells of a channel, writable, as their maker holds them. Each party is woken by an event
+/// that its peer signals and by a pipe of the broker. They are apart, because whoever can signal an event can also make
+/// the other's signal block; and it is a pipe, because what was written there is there when the broker has closed its
+/// end.
 #[derive(Debug)]
 pub struct ChannelFiles {
     left: OwnedFd,

@@ -1,7 +1,8 @@
 //! The socket to the broker, as a port or a proxy holds it.
 //!
-//! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices: that is more than
-//! what a wait for a peer reads ahead and all that the broker keeps for one connection, so who sends more is not our broker.
+//! One thread reads. What comes unasked while an answer is awaited is kept for later, at most [`UNASKED_MAX`] notices:
+//! that is more than what a wait for a peer reads ahead and all that the broker keeps for one connection, so who sends
+//! more is not our broker.
 //!
 //! The connection survives the broker: while there is none, it is open all the same and requests wait in it
 //! (`docs/design/process-model.md`). It is lost when nobody holds the other end any more.
@@ -24,8 +25,8 @@ const READ_AHEAD_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
 const UNASKED_MAX: usize = 3 * READ_AHEAD_MAX;
 /// Calls without an answer that are remembered: each took twice [`ANSWER_LIMIT`].
 const GIVEN_UP_MAX: usize = 64;
-/// How long an unbind waits for the broker: one that is busy answers in milliseconds, and one that is stopped or being replaced need
-/// not be waited for.
+/// How long an unbind waits for the broker: one that is busy answers in milliseconds, and one that is stopped or being
+/// replaced need not be waited for.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 /// Messages read for the sake of a refusal after the connection ended. A connection that is refused gets no other.
 const LAST_WORDS_MAX: usize = 4;
@@ -304,8 +305,8 @@ impl Connection {
         }
     }
 
-    /// A ring that ended before anybody heard of it is nobody's concern, unless it is one that a new broker tells of again. In a channel of
-    /// messages, and in a lane of the library, there may be notifications.
+    /// A ring that ended before anybody heard of it is nobody's concern, unless it is one that a new broker tells of
+    /// again. In a channel of messages, and in a lane of the library, there may be notifications.
     fn keep(&mut self, notice: Notice<ToPort>) {
         if let ToPort::Ended { channel, .. } = notice.message {
             let is_it = |offer: &Offer| offer.channel == channel && offer.ring.is_some() && !offer.lane.is_reserved();

@@ -1,7 +1,7 @@
 //! What the callers of each call with messages can hear, besides errors of the kernel ([`IpcError::Os`]).
 //!
-//! Whatever only goes on inside, as a channel that gave way or a peer that was handed over, is no error: `waiting::Failure`. A
-//! manual page lists the errors of its calls; a test of the C library compares.
+//! Whatever only goes on inside, as a channel that gave way or a peer that was handed over, is no error:
+//! `waiting::Failure`. A manual page lists the errors of its calls; a test of the C library compares.
 
 use IpcError::{
     BadArgument, BadEndpoint, Corrupt, DcNotRunning, Deadlock, Denied, DestinationDied, Fenced, Moved, NoBroker,
@@ -65,7 +65,8 @@ pub const NOTIFY: &[IpcError] = &[
     NoBroker,
 ];
 
-/// Of `receive` from anybody, `rcvrqst` and `wait_event`: what ends between others and this endpoint is no error of theirs.
+/// Of `receive` from anybody, `rcvrqst` and `wait_event`: what ends between others and this endpoint is no error of
+/// theirs.
 pub const RECEIVE_ANY: &[IpcError] = &[NotBound, Moved, Fenced, TimedOut, WokenUp];
 
 /// Of `receive` and `wait_event_from` of one peer.
@@ -89,7 +90,7 @@ pub const RECEIVE_FROM: &[IpcError] = &[
     NoBroker,
 ];
 
-/// Why a channel is said to have ended, besides the death of its other party. Whatever else stands there, the other party is gone: it
-/// writes what it likes, and must not choose what our caller hears.
+/// Why a channel is said to have ended, besides the death of its other party. Whatever else stands there, the other
+/// party is gone: it writes what it likes, and must not choose what our caller hears.
 pub(crate) const CHANNEL_ENDS: &[IpcError] =
     &[NoSuchEndpoint, DcNotRunning, NoLink, Fenced, Denied, TableFull, Corrupt, BadArgument, NoBroker];

@@ -1,8 +1,8 @@
-//! Lanes that the library serves by itself whenever its process waits in a call: others' copies ([`crate::copy`]), and both ends
-//! of delegation ([`crate::delegate`]).
+//! Lanes that the library serves by itself whenever its process waits in a call: others' copies ([`crate::copy`]), and
+//! both ends of delegation ([`crate::delegate`]).
 //!
-//! Such a lane is known to the port twice: as a slot, so that it rings the port's epoll, and here, so that a wait for one
-//! peer, which borrows only its own slot, serves it too.
+//! Such a lane is known to the port twice: as a slot, so that it rings the port's epoll, and here, so that a wait for
+//! one peer, which borrows only its own slot, serves it too.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -348,7 +348,8 @@ impl Attend<'_> {
         self.connection.tell_wait(peer);
     }
 
-    /// The wait goes on: says so if the broker asked. Not while an answer to a relayed request may come: passing it on is something that a waiting party does for others.
+    /// The wait goes on: says so if the broker asked. Not while an answer to a relayed request may come: passing it on
+    /// is something that a waiting party does for others.
     pub fn confirm_wait(&mut self) {
         if !self.lanes.have_relays() {
             self.connection.confirm_wait();

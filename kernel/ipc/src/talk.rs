@@ -1,4 +1,5 @@
-//! Messages over one link: the sender's, the receiver's, the caller's and the replier's part of `docs/design/channel.md`.
+//! Messages over one link: the sender's, the receiver's, the caller's and the replier's part of
+//! `docs/design/channel.md`.
 //!
 //! A party has at most one message outstanding. `send` and `sendrec` do not return before their message was taken,
 //! withdrawn or lost with the peer, so that only a reply may still lie untaken when the next message is written.
@@ -29,8 +30,9 @@ pub(crate) struct Talk {
     owes: Owes,
     /// The own word. Not read from the own line, which is with the peer that read it.
     own: u32,
-    /// The own word that was no reply. The next one counts on from it, and not from a reply, which has the number of its request: so no word
-    /// comes twice, and a peer that never saw the reply between does not take the message for an earlier one.
+    /// The own word that was no reply. The next one counts on from it, and not from a reply, which has the number of
+    /// its request: so no word comes twice, and a peer that never saw the reply between does not take the message for
+    /// an earlier one.
     counted: u32,
     /// Whether the own word is known to be taken, so that nobody has to ask the peer's memory.
     is_free: bool,
@@ -66,13 +68,13 @@ pub(crate) fn right_for(kind: Kind) -> Calls {
 enum Owes {
     Nothing,
     Answer(Word),
-    /// The request with this word was relayed. Its answer is published in the slot behind this talk's back, which therefore does not
-    /// know what the slot holds.
+    /// The request with this word was relayed. Its answer is published in the slot behind this talk's back, which
+    /// therefore does not know what the slot holds.
     Relayed(u32),
 }
 
-/// Where messages are taken to. One place, because each move of a message that was just written stalls the processor for as long as
-/// the rest of taking it.
+/// Where messages are taken to. One place, because each move of a message that was just written stalls the processor
+/// for as long as the rest of taking it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub message: Message,
@@ -304,7 +306,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Whether the reply that was just published finds its caller. A proxy drops it when the caller has given up, which is not known here.
+    /// Whether the reply that was just published finds its caller. A proxy drops it when the caller has given up, which
+    /// is not known here.
     fn is_awaited(&mut self, parties: &mut Parties<'_>) -> bool {
         if parties.proxied == Proxied::No {
             return true;
@@ -375,7 +378,8 @@ impl Talk {
         }
     }
 
-    /// Until it is answered, or the peer is heard of again. Not by what the peer says it awaits, which a proxy does not tell.
+    /// Until it is answered, or the peer is heard of again. Not by what the peer says it awaits, which a proxy does not
+    /// tell.
     #[cold]
     fn waits_for_another(&mut self, parties: &Parties<'_>, request: u32) -> Waits {
         let link = parties.link;
@@ -526,7 +530,8 @@ impl Talk {
         }
     }
 
-    /// The request was taken, and its answer is not waited for any more. The far side is asked to withdraw it, which it cannot, and knows.
+    /// The request was taken, and its answer is not waited for any more. The far side is asked to withdraw it, which it
+    /// cannot, and knows.
     fn tell_given_up(&self, link: &Link, word: Word) {
         let (taken, cancel) = (word.in_state(state::TAKEN), word.in_state(state::CANCEL));
         if link.exchange_state(Direction::Own, taken, cancel).is_ok() {
@@ -577,8 +582,8 @@ impl Talk {
     }
 }
 
-/// A reply that nobody waits for: its caller's wait ended for another reason. Taking it frees the slot of the replier, who may sleep
-/// until it is free.
+/// A reply that nobody waits for: its caller's wait ended for another reason. Taking it frees the slot of the replier,
+/// who may sleep until it is free.
 #[cold]
 fn pass_over(link: &Link, reply: u32) {
     if link.own_taken() != reply {
@@ -613,8 +618,8 @@ fn win_message(link: &Link, word: Word) -> bool {
     }
 }
 
-/// Brings an untimed message to its end, which both parties try in their own way; nothing was said of it before. `false` when the
-/// other was first.
+/// Brings an untimed message to its end, which both parties try in their own way; nothing was said of it before.
+/// `false` when the other was first.
 pub(crate) fn settle(link: &Link, direction: Direction, word: Word, end: u32) -> bool {
     let mut found = link.state(direction);
     for _ in 0..SETTLE_TRIES_MAX {
@@ -638,8 +643,8 @@ enum Waits {
     ForAnother,
 }
 
-/// Answers a request that was relayed, unless its caller waits for it no more. Nothing else was published or taken on this link
-/// since the request was relayed, or its caller gave it up.
+/// Answers a request that was relayed, unless its caller waits for it no more. Nothing else was published or taken on
+/// this link since the request was relayed, or its caller gave it up.
 pub(crate) fn answer_relayed(link: &Link, request: Word, message: &Message, data: &[u8]) {
     if !claim_reply(link, request) {
         return;
@@ -672,8 +677,8 @@ enum Settled {
     Withdrawn,
 }
 
-/// What the death of a peer means that was not seen to take the message. Over a proxy it may have taken it and died before
-/// that was told.
+/// What the death of a peer means that was not seen to take the message. Over a proxy it may have taken it and died
+/// before that was told.
 fn not_taken(proxied: Proxied) -> IpcError {
     match proxied {
         Proxied::No => IpcError::DestinationDied,

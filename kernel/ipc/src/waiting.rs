@@ -108,14 +108,15 @@ impl Terms {
 
 /// The longest nap: what others say is heard so much later at most.
 const NAP: Duration = Duration::from_millis(1);
-/// How long a sleep goes on after the nap before others are told of the wait: most end much earlier. With the nap it is what a search for
-/// deadlocks waits for: of the 10 ms it may take, the rest is for some twenty wake-ups on machines that may be busy.
+/// How long a sleep goes on after the nap before others are told of the wait: most end much earlier. With the nap it is
+/// what a search for deadlocks waits for: of the 10 ms it may take, the rest is for some twenty wake-ups on machines
+/// that may be busy.
 const UNTOLD: Duration = Duration::from_millis(2);
 
 /// Looks without success after which a hot channel is armed.
 pub(crate) const IDLE_LOOKS_MAX: u32 = 256;
-/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at, which for so many
-/// is less than a ring.
+/// Sleeps through which a channel without news dozes. While it does, each sleep costs its being armed and looked at,
+/// which for so many is less than a ring.
 pub(crate) const QUIET_SLEEPS_MAX: u32 = 4;
 
 /// Whether and how the peer of a link went.
@@ -174,8 +175,8 @@ pub(crate) fn new_budget() -> Budget {
     Budget::new(mode, cpus())
 }
 
-/// A process that keeps to one CPU may have its peer on another: whether pausing pays is found out. One whose quota is a CPU at
-/// most pays for each pause with time that its work needs.
+/// A process that keeps to one CPU may have its peer on another: whether pausing pays is found out. One whose quota is
+/// a CPU at most pays for each pause with time that its work needs.
 fn cpus() -> Cpus {
     let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     match std::thread::available_parallelism() {
@@ -226,8 +227,8 @@ pub(crate) fn nap_within(left: Option<Duration>) -> Duration {
     left.map_or(NAP, |left| left.min(NAP))
 }
 
-/// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a wait. It is short,
-/// so that what others say is heard in time.
+/// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a
+/// wait. It is short, so that what others say is heard in time.
 fn nap<T>(link: &Link, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
     let limit = nap_within(deadline.left());
     if limit.is_zero() {
@@ -287,8 +288,8 @@ fn os(error: &std::io::Error) -> IpcError {
     IpcError::Os(error.raw_os_error().unwrap_or(0))
 }
 
-/// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found nothing. Until
-/// then: how long to sleep at most.
+/// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found
+/// nothing. Until then: how long to sleep at most.
 fn tell_wait(untold: &mut Option<(Endpoint, Deadline)>, attend: &mut Attend<'_>) -> Option<Duration> {
     let Some((peer, until)) = *untold else {
         attend.confirm_wait();
@@ -338,7 +339,8 @@ pub(crate) fn look_awake<T>(
     None
 }
 
-/// Yields in a row that brought nothing. The first reads the clock afterwards only: most waits end with it, and a clock is not for nothing.
+/// Yields in a row that brought nothing. The first reads the clock afterwards only: most waits end with it, and a clock
+/// is not for nothing.
 #[derive(Default)]
 pub(crate) struct Yields {
     before: Option<Instant>,

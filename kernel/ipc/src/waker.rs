@@ -1,8 +1,8 @@
 //! Ends the wait of another thread.
 //!
-//! The same two-sided look as between two parties of a channel, within one process: the waker says so and then looks whether
-//! the port sleeps; the port says that it sleeps and then looks whether it was woken. A wake of an awake port is no
-//! system call.
+//! The same two-sided look as between two parties of a channel, within one process: the waker says so and then looks
+//! whether the port sleeps; the port says that it sleeps and then looks whether it was woken. A wake of an awake port
+//! is no system call.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -40,8 +40,8 @@ pub enum ForkError {
 
 /// Makes a child that goes on from here with a copy of everything.
 pub fn fork(parentage: Parentage) -> Result<Forked, ForkError> {
-    // The kernel's own test, which works without /proc: sharing no memory is granted to who shares none, refused to others.
-    // SAFETY: (1) no pointers; (2) on success nothing changes.
+    // The kernel's own test, which works without /proc: sharing no memory is granted to who shares none, refused to
+    // others. SAFETY: (1) no pointers; (2) on success nothing changes.
     if unsafe { libc::unshare(libc::CLONE_VM) } < 0 {
         return Err(ForkError::Threads);
     }
@@ -55,8 +55,8 @@ pub fn fork(parentage: Parentage) -> Result<Forked, ForkError> {
         // The exit signal is then the caller's own.
         Parentage::Sibling => request.flags |= libc::CLONE_PARENT as u64,
     }
-    // SAFETY: (1) `request` and `pidfd` live across the call; (2) without CLONE_VM the child has its own copy of this memory and
-    // stack; (3) there is one thread, so no lock is held by somebody who does not exist in the child.
+    // SAFETY: (1) `request` and `pidfd` live across the call; (2) without CLONE_VM the child has its own copy of this
+    // memory and stack; (3) there is one thread, so no lock is held by somebody who does not exist in the child.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
     match pid {
         -1 => Err(ForkError::Kernel(io::Error::last_os_error())),
@@ -72,10 +72,11 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Closes every descriptor from 3 on but the `kept`: what a child must not hold open while it waits for something foreign.
+/// Closes every descriptor from 3 on but the `kept`: what a child must not hold open while it waits for something
+/// foreign.
 ///
-/// Only for a child made by [`fork`] that ends in [`exec`] or [`exit_now`]: its copies of the parent's values still name what
-/// is closed here, so none of them may be used or dropped afterwards.
+/// Only for a child made by [`fork`] that ends in [`exec`] or [`exit_now`]: its copies of the parent's values still
+/// name what is closed here, so none of them may be used or dropped afterwards.
 pub fn close_all_but(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut kept: Vec<libc::c_uint> = kept.iter().map(|fd| fd.as_raw_fd() as libc::c_uint).collect();
     kept.sort_unstable();
@@ -96,8 +97,8 @@ pub fn close_inherited() -> io::Result<()> {
 }
 
 fn close_range(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
-    // SAFETY: (1) no pointers; (2) no memory of ours depends on a descriptor: mappings stay; (3) the caller's process is a copy
-    // that ends without using or dropping what owned the descriptors, or a program that has opened none yet.
+    // SAFETY: (1) no pointers; (2) no memory of ours depends on a descriptor: mappings stay; (3) the caller's process
+    // is a copy that ends without using or dropping what owned the descriptors, or a program that has opened none yet.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -117,8 +118,8 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 
 /// Gives every signal its default action and blocks none, as a program expects to find them.
 pub fn default_signals() {
-    // SAFETY: (1) SIG_DFL runs no code of ours; the numbers a C library keeps for itself and SIGKILL, SIGSTOP answer an error
-    // that changes nothing; (2) the set is a local that outlives the calls.
+    // SAFETY: (1) SIG_DFL runs no code of ours; the numbers a C library keeps for itself and SIGKILL, SIGSTOP answer an
+    // error that changes nothing; (2) the set is a local that outlives the calls.
     unsafe {
         for signal in 1..=libc::SIGRTMAX() {
             libc::signal(signal, libc::SIG_DFL);

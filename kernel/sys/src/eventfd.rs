@@ -16,9 +16,9 @@ pub fn signal(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// One descriptor that is readable when one of `events` was signalled since it was heard last. Whoever holds nothing else can listen, but
-/// neither signal nor fill an event, nor make its next signal block: flags of a descriptor belong to all who share it. An event that nobody
-/// holds any more is forgotten, even if it was signalled.
+/// One descriptor that is readable when one of `events` was signalled since it was heard last. Whoever holds nothing
+/// else can listen, but neither signal nor fill an event, nor make its next signal block: flags of a descriptor belong
+/// to all who share it. An event that nobody holds any more is forgotten, even if it was signalled.
 pub fn ear(events: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
     let poller = Poller::new()?;
     for event in events {

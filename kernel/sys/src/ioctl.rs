@@ -15,8 +15,8 @@ pub fn give(file: impl AsFd, group: u8, number: u8, data: &[u8]) -> io::Result<l
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     let command = 1 << 30 | data.len() << 16 | usize::from(group) << 8 | usize::from(number);
-    // SAFETY: (1) the descriptor is borrowed, hence open; (2) a command of this form reads at most the `data.len()` bytes its
-    // number says, which are readable, and writes none.
+    // SAFETY: (1) the descriptor is borrowed, hence open; (2) a command of this form reads at most the `data.len()`
+    // bytes its number says, which are readable, and writes none.
     let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), command as libc::Ioctl, data.as_ptr()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

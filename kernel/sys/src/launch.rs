@@ -1,9 +1,10 @@
-//! Starting a program of ours from a process with many threads, so that it survives us, and so that we can find it again.
+//! Starting a program of ours from a process with many threads, so that it survives us, and so that we can find it
+//! again.
 //!
-//! The child is made with clone3 (own pid namespace if wished, pidfd at once) and waits at a gate until the caller has recorded
-//! its number: a caller that dies in between closes the gate and the child ends. There is no moment in which a process runs that
-//! no record names. Then it leaves our session and becomes the program, which inherits exactly the descriptors listed, under
-//! the numbers they have here.
+//! The child is made with clone3 (own pid namespace if wished, pidfd at once) and waits at a gate until the caller has
+//! recorded its number: a caller that dies in between closes the gate and the child ends. There is no moment in which a
+//! process runs that no record names. Then it leaves our session and becomes the program, which inherits exactly the
+//! descriptors listed, under the numbers they have here.
 //!
 //! Not here: what the program is told (`spawn`), how it gives up privileges (`harden`).
 
@@ -61,7 +62,8 @@ pub enum LaunchError {
 /// Two children that wait at the same time would hold each other's gates open.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Starts it. `record` is called with its number (also the one under which `/proc` knows it) before it becomes the program.
+/// Starts it. `record` is called with its number (also the one under which `/proc` knows it) before it becomes the
+/// program.
 pub fn launch(what: &Launch<'_>, record: impl FnOnce(i32) -> io::Result<()>) -> Result<Launched, LaunchError> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (gate_out, gate_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| LaunchError::Clone(error.into()))?;
@@ -123,9 +125,9 @@ fn clone(namespace: PidNamespace, plan: &ChildPlan<'_>) -> io::Result<(i32, Owne
     }
     request.pidfd = &raw mut pidfd as u64;
     request.exit_signal = libc::SIGCHLD as u64;
-    // SAFETY: (1) `request` and `pidfd` live across the call. (2) Without CLONE_VM the child has its own copy of this memory and
-    // stack. (3) Other threads may hold locks that nobody in the child will release: `become_program` takes none, it makes
-    // system calls only and never returns.
+    // SAFETY: (1) `request` and `pidfd` live across the call. (2) Without CLONE_VM the child has its own copy of this
+    // memory and stack. (3) Other threads may hold locks that nobody in the child will release: `become_program` takes
+    // none, it makes system calls only and never returns.
     unsafe {
         match libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) {
             -1 => Err(io::Error::last_os_error()),

@@ -1,8 +1,8 @@
 //! What a process that lives long says on its standard error, which is a file that the daemon keeps short.
 //!
-//! Nothing here fails, blocks for room or panics: a message that cannot be written is lost and counted, and the next one that can
-//! be written says how many were lost. `eprintln!` and the subscriber's own complaint about a failed write would panic instead, and a full
-//! disk would end every process that has something to say about it.
+//! Nothing here fails, blocks for room or panics: a message that cannot be written is lost and counted, and the next
+//! one that can be written says how many were lost. `eprintln!` and the subscriber's own complaint about a failed write
+//! would panic instead, and a full disk would end every process that has something to say about it.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
 
-/// A file that is as long takes nothing more until somebody shortens it. The daemon shortens logs much earlier; this bounds what a process
-/// writes between two of its looks, and when there is no daemon.
+/// A file that is as long takes nothing more until somebody shortens it. The daemon shortens logs much earlier; this
+/// bounds what a process writes between two of its looks, and when there is no daemon.
 pub const FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// Exit status of a process that ended because one of its threads panicked; what Rust gives it when the first thread does.
+/// Exit status of a process that ended because one of its threads panicked; what Rust gives it when the first thread
+/// does.
 pub const PANICKED: i32 = 101;
 
 /// Messages lost since the last one that was written.
@@ -56,8 +57,9 @@ pub fn say_causes(what: fmt::Arguments<'_>, error: &(dyn std::error::Error + 'st
     say(format_args!("{what}: {error}{causes}"));
 }
 
-/// From now on a thread that panics says so here and then does `after`; with one that does nothing it unwinds as usual. Most processes
-/// end ([`end_on_panic`]): what only one thread knew is unknown, and locks that it held may guard halves.
+/// From now on a thread that panics says so here and then does `after`; with one that does nothing it unwinds as usual.
+/// Most processes end ([`end_on_panic`]): what only one thread knew is unknown, and locks that it held may guard
+/// halves.
 pub fn on_panic(after: impl Fn() + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
         use std::backtrace::{Backtrace, BacktraceStatus};

@@ -1,5 +1,5 @@
-//! `mount_setattr`, the one mount call that rustix lacks: attributes and id mapping of a mount or a whole detached tree. And the
-//! identity with which files are looked at, which an overlay keeps from the moment it is made.
+//! `mount_setattr`, the one mount call that rustix lacks: attributes and id mapping of a mount or a whole detached
+//! tree. And the identity with which files are looked at, which an overlay keeps from the moment it is made.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,8 +11,8 @@ pub struct Attributes<'a> {
     pub devices: Devices,
     pub set_uid: SetUid,
     pub programs: Programs,
-    /// Owners are shifted by this user namespace's map. Only on a tree that was never attached, Linux 5.12 and a file system
-    /// that supports it.
+    /// Owners are shifted by this user namespace's map. Only on a tree that was never attached, Linux 5.12 and a file
+    /// system that supports it.
     pub owners: Option<BorrowedFd<'a>>,
 }
 
@@ -76,8 +76,8 @@ pub fn set_attributes(tree: BorrowedFd<'_>, attributes: Attributes<'_>, reach: R
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Does `work` with files as user and group `id`, without the privileges over files that root has, though with all others.
-/// Supplementary groups stay.
+/// Does `work` with files as user and group `id`, without the privileges over files that root has, though with all
+/// others. Supplementary groups stay.
 pub fn as_user_of_files<T>(id: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = file_identity();
     set_file_identity(id, id);

@@ -1,8 +1,8 @@
 //! Namespaces: leaving one's own, entering another's.
 //!
 //! What a set can name excludes `CLONE_FILES` and `CLONE_FS`, so that splitting a descriptor table, the one use of
-//! `unshare` that can hurt other threads, cannot be written. The kernel itself refuses user and mount changes in a process that
-//! has threads.
+//! `unshare` that can hurt other threads, cannot be written. The kernel itself refuses user and mount changes in a
+//! process that has threads.
 
 use std::io;
 use std::ops::BitOr;
@@ -33,7 +33,8 @@ impl BitOr for Kinds {
 
 /// Moves the calling thread (for [`Kinds::PID`]: its future children) into new namespaces.
 pub fn unshare(kinds: Kinds) -> io::Result<()> {
-    // SAFETY: (1) no pointers; (2) `Kinds` cannot name CLONE_FILES, CLONE_FS or CLONE_VM, so no other thread is affected.
+    // SAFETY: (1) no pointers; (2) `Kinds` cannot name CLONE_FILES, CLONE_FS or CLONE_VM, so no other thread is
+    // affected.
     check(unsafe { libc::unshare(kinds.0) })
 }
 

@@ -11,8 +11,9 @@ pub const HEAD_BYTES: usize = 14;
 /// What the kernel may hold for a reader that is busy: a few windows of a few peers.
 const RECEIVE_BUFFER_BYTES: libc::c_int = 8 << 20;
 
-/// Opens a non-blocking socket that sees the frames of this type which come in over the interface, and sends over it; in
-/// the network namespace of the calling thread. Frames are read and written with their Ethernet head. Needs `CAP_NET_RAW`.
+/// Opens a non-blocking socket that sees the frames of this type which come in over the interface, and sends over it;
+/// in the network namespace of the calling thread. Frames are read and written with their Ethernet head. Needs
+/// `CAP_NET_RAW`.
 pub fn open(interface: &str, ether_type: u16) -> io::Result<OwnedFd> {
     let index = rustix::net::netdevice::name_to_index(control_socket()?, interface)?;
     let index = i32::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -63,7 +63,8 @@ pub fn connect(path: &std::path::Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects as [`connect`], and waits for room among those who wait to be accepted; `WouldBlock` when there is none in time.
+/// Connects as [`connect`], and waits for room among those who wait to be accepted; `WouldBlock` when there is none in
+/// time.
 pub fn connect_within(path: &std::path::Path, limit: Duration) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -96,8 +97,9 @@ pub fn ask_for_sender(socket: impl AsFd) -> io::Result<()> {
     where_known(set_option(&socket, SO_PASSPIDFD, 1))
 }
 
-/// From now on nobody can send descriptors to this socket. Whoever receives one has to close it, and closing can block for hours: a
-/// stream with a long linger and a peer that does not read, a file of a server that is stopped. Kernels before Linux 6.16 cannot.
+/// From now on nobody can send descriptors to this socket. Whoever receives one has to close it, and closing can block
+/// for hours: a stream with a long linger and a peer that does not read, a file of a server that is stopped. Kernels
+/// before Linux 6.16 cannot.
 pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     if without(Feature::PassRights) {
         return Ok(());
@@ -160,8 +162,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     }
 }
 
-/// `receive` for whom a message matters that comes without its descriptors, because this process has no room for them: it has none of
-/// them then.
+/// `receive` for whom a message matters that comes without its descriptors, because this process has no room for them:
+/// it has none of them then.
 pub fn receive_even_without_descriptors(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     match receive_whatever(socket, buffer)? {
         (received, Whole::All) => Ok(received),
@@ -244,8 +246,8 @@ unsafe fn take_control(message: &libc::msghdr, received: &mut Received) {
     }
 }
 
-/// Room for the descriptors, the credentials and the pidfd of one message: for as many descriptors as the kernel lets anybody send,
-/// because those without room it closes itself, on our thread.
+/// Room for the descriptors, the credentials and the pidfd of one message: for as many descriptors as the kernel lets
+/// anybody send, because those without room it closes itself, on our thread.
 #[repr(C, align(16))]
 struct ControlBuffer([MaybeUninit<u8>; CONTROL_BYTES]);
 

@@ -1,5 +1,6 @@
-//! TIPC stream sockets (`linux/tipc.h`), where the kernel has them: most distributions ship them as the module `tipc`, which has to be
-//! loaded and given a bearer (`tipc bearer enable media eth device eth0`) before it reaches other nodes.
+//! TIPC stream sockets (`linux/tipc.h`), where the kernel has them: most distributions ship them as the module `tipc`,
+//! which has to be loaded and given a bearer (`tipc bearer enable media eth device eth0`) before it reaches other
+//! nodes.
 //!
 //! A server binds a service type and an instance of it, anywhere in the cluster; who connects names both.
 

@@ -1,7 +1,8 @@
 //! UDP sockets that send and receive several datagrams by one system call.
 //!
-//! Segmentation offload (`UDP_SEGMENT`, Linux 4.18): one buffer goes out as datagrams of equal length, the last may be shorter.
-//! Receive offload (`UDP_GRO`, Linux 5.0): such a run comes in as one buffer again, with the length of a datagram beside it.
+//! Segmentation offload (`UDP_SEGMENT`, Linux 4.18): one buffer goes out as datagrams of equal length, the last may be
+//! shorter. Receive offload (`UDP_GRO`, Linux 5.0): such a run comes in as one buffer again, with the length of a
+//! datagram beside it.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -17,8 +18,8 @@ pub const SEGMENTS_MAX: usize = 64;
 /// The longest datagram of IPv4, and so the longest run that is sent or received at once.
 pub const RUN_BYTES_MAX: usize = 65_507;
 
-/// A non-blocking socket at `address`, in the network namespace of the calling thread. It never sends fragments, so that the
-/// longest datagram of a path can be found by trying.
+/// A non-blocking socket at `address`, in the network namespace of the calling thread. It never sends fragments, so
+/// that the longest datagram of a path can be found by trying.
 pub fn open(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = UdpSocket::bind(address)?;
     socket.set_nonblocking(true)?;
@@ -76,8 +77,8 @@ unsafe fn send_run(
     let mut control = Control::EMPTY;
     let mut vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let message = message(address.cast_mut(), address_bytes, &mut vector, &mut control);
-    // SAFETY: (1) the control buffer is aligned for a head and longer than one with a number of 16 bits; (2) CMSG_FIRSTHDR and
-    // CMSG_DATA point into it.
+    // SAFETY: (1) the control buffer is aligned for a head and longer than one with a number of 16 bits; (2)
+    // CMSG_FIRSTHDR and CMSG_DATA point into it.
     unsafe {
         let head = libc::CMSG_FIRSTHDR(&raw const message);
         (*head).cmsg_level = libc::SOL_UDP;
@@ -85,7 +86,8 @@ unsafe fn send_run(
         (*head).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as _;
         libc::CMSG_DATA(head).cast::<u16>().write_unaligned(segment_bytes);
     }
-    // SAFETY: (1) all that the message points to lives until the call ends and is only read: address (by contract), bytes, control.
+    // SAFETY: (1) all that the message points to lives until the call ends and is only read: address (by contract),
+    // bytes, control.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -108,7 +110,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let address_bytes = size_of::<SocketAddrStorage>() as libc::socklen_t;
     let mut message = message(address.as_mut_ptr().cast(), address_bytes, &mut vector, &mut control);
     let flags = RecvFlags::DONTWAIT.bits() as libc::c_int;
-    // SAFETY: (1) all that the message points to lives until the call ends, is borrowed by it alone, and is as long as it says.
+    // SAFETY: (1) all that the message points to lives until the call ends, is borrowed by it alone, and is as long as
+    // it says.
     let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
     let bytes = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     if !(2..=address_bytes).contains(&message.msg_namelen) {
@@ -125,8 +128,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
 /// # Safety
 /// `message` was filled by `recvmsg`, and its control buffer is still there.
 unsafe fn segment_of(message: &libc::msghdr) -> Option<usize> {
-    // SAFETY: (1) CMSG_FIRSTHDR and CMSG_NXTHDR answer null or a head within the control buffer (contract); (2) a head of this type
-    // is followed by an int.
+    // SAFETY: (1) CMSG_FIRSTHDR and CMSG_NXTHDR answer null or a head within the control buffer (contract); (2) a head
+    // of this type is followed by an int.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while !head.is_null() {

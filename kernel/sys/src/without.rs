@@ -1,7 +1,8 @@
 //! Features of newer kernels that can be switched off, so that what is done without them can be tried on any kernel.
 //!
-//! `DVS_WITHOUT=passrights,resend` in the environment of a process makes it behave as on a kernel without these. A daemon hands
-//! the variable on to everything that it starts. It is for tests: it adds nothing that an older kernel would not have.
+//! `DVS_WITHOUT=passrights,resend` in the environment of a process makes it behave as on a kernel without these. A
+//! daemon hands the variable on to everything that it starts. It is for tests: it adds nothing that an older kernel
+//! would not have.
 //!
 //! | name | feature | since | without it |
 //! |---|---|---|---|

@@ -71,7 +71,8 @@ pub struct Global {
     )]
     pub cluster: Option<String>,
 
-    /// Node of the development cluster whose daemon shall answer; any of them gives the same answers, but for what only a node knows of its own links.
+    /// Node of the development cluster whose daemon shall answer; any of them gives the same answers, but for what only
+    /// a node knows of its own links.
     #[arg(long, global = true, hide_short_help = true, value_name = "NODE", add = names::dev_nodes(), help_heading = "Global options")]
     pub at: Option<String>,
 

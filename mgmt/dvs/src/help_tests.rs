@@ -1,4 +1,5 @@
-//! The help of every command, as files that a reviewer sees change. `DVS_WRITE_SNAPSHOTS=1 cargo test -p dvs help` writes them anew.
+//! The help of every command, as files that a reviewer sees change. `DVS_WRITE_SNAPSHOTS=1 cargo test -p dvs help`
+//! writes them anew.
 
 use std::path::{Path, PathBuf};
 

@@ -10,10 +10,11 @@
 //! stdout thread ◀── queue ◀── reader loop ◀── socket ◀── keeper
 //! ```
 //!
-//! Signals overtake input: once input is under way the socket may be full of it, so they go through the REST API (`Post`).
+//! Signals overtake input: once input is under way the socket may be full of it, so they go through the REST API
+//! (`Post`).
 //!
-//! In a session (`mgmt_api::stream::session`) a connection may break. What was said and heard is remembered in [`Talk`], a new
-//! connection is asked for (`Post::resume`), and both loops go on with it where they were.
+//! In a session (`mgmt_api::stream::session`) a connection may break. What was said and heard is remembered in
+//! [`Talk`], a new connection is asked for (`Post::resume`), and both loops go on with it where they were.
 //!
 //! Not here: raw terminals (`terminal.rs`), what a frame is (`mgmt_api::stream`).
 
@@ -210,7 +211,8 @@ impl Talk {
     }
 }
 
-/// Runs until the program ends, the stream breaks for good or somebody detaches. `pid` is filled in when the program has one.
+/// Runs until the program ends, the stream breaks for good or somebody detaches. `pid` is filled in when the program
+/// has one.
 pub async fn run(
     mut stream: Stream,
     ends: Ends,
@@ -349,7 +351,8 @@ enum Back {
 }
 
 impl<P: Post> Speaker<'_, P> {
-    /// Returns only to leave the program; a broken socket is for the reader loop to report, which may still find the exit status in it.
+    /// Returns only to leave the program; a broken socket is for the reader loop to report, which may still find the
+    /// exit status in it.
     async fn write_frames(&mut self, writer: &mut FrameWriter) -> Ended {
         loop {
             let (has_something, has_room) = (self.talk.has_something_to_send(), self.talk.has_room());

@@ -1,7 +1,7 @@
 //! Numbers nobody else has: node ids, container ids.
 //!
-//! A space keeps `/ids/SPACE/of/OWNER` = number, `/ids/SPACE/used/NUMBER` = owner, and `/ids/SPACE/last`, from which the search goes
-//! on, so that a number that was given back is not given out again soon.
+//! A space keeps `/ids/SPACE/of/OWNER` = number, `/ids/SPACE/used/NUMBER` = owner, and `/ids/SPACE/last`, from which
+//! the search goes on, so that a number that was given back is not given out again soon.
 
 use std::ops::RangeInclusive;
 
@@ -38,8 +38,8 @@ pub fn number(engine: &dyn Engine, space: &str, owner: &str, range: RangeInclusi
     Err(AllocateError::Contended { space: space.to_owned() })
 }
 
-/// The same as a part of a larger transaction, of a space with at most so many owners. Two who choose at the same time cannot both have
-/// the last number: what both compare is changed by each.
+/// The same as a part of a larger transaction, of a space with at most so many owners. Two who choose at the same time
+/// cannot both have the last number: what both compare is changed by each.
 pub fn choose(
     engine: &dyn Engine,
     space: &str,

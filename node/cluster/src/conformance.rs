@@ -1,5 +1,5 @@
-//! What every back end must do. A case takes a function that opens one more view of the same, initially empty, cluster, and
-//! panics when the engine is wrong.
+//! What every back end must do. A case takes a function that opens one more view of the same, initially empty, cluster,
+//! and panics when the engine is wrong.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ const A_WHILE: Duration = Duration::from_millis(50);
 const TTL: Duration = Duration::from_millis(400);
 const LONG_TTL: Duration = Duration::from_secs(60);
 
-/// Makes a test of every case: `conformance_tests!(with_cluster)`, where `with_cluster(case: fn(Open))` makes an empty cluster and
-/// calls the case with a way to open it.
+/// Makes a test of every case: `conformance_tests!(with_cluster)`, where `with_cluster(case: fn(Open))` makes an empty
+/// cluster and calls the case with a way to open it.
 #[macro_export]
 macro_rules! conformance_tests {
     ($with:path) => {

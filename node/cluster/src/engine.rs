@@ -17,7 +17,8 @@ pub const LEASES_MAX: usize = 16_384;
 pub const TTL_MIN: Duration = Duration::from_millis(50);
 pub const TTL_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Counts the transactions that changed something, from 1. Also the fencing token of whatever that transaction acquired.
+/// Counts the transactions that changed something, from 1. Also the fencing token of whatever that transaction
+/// acquired.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Revision(pub u64);
 
@@ -170,7 +171,8 @@ pub enum EventKind {
     Delete,
 }
 
-/// Why the engine did not answer. `Busy` and `Unreachable`: nothing happened, a retry is safe. `Unknown`: read before repeating.
+/// Why the engine did not answer. `Busy` and `Unreachable`: nothing happened, a retry is safe. `Unknown`: read before
+/// repeating.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {

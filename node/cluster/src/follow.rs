@@ -1,5 +1,5 @@
-//! Follows all keys of a prefix in a thread of its own: first everything, then every change; everything again when the watch lost
-//! track. The consumer sees a sequence of states, never a gap.
+//! Follows all keys of a prefix in a thread of its own: first everything, then every change; everything again when the
+//! watch lost track. The consumer sees a sequence of states, never a gap.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

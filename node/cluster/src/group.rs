@@ -1,8 +1,8 @@
 //! Groups: who is in, in numbered views that everybody sees alike.
 //!
-//! A member is a leased key `/groups/GROUP/members/NAME`. The agreed view is the key `/groups/GROUP/view`; whoever notices that the
-//! members differ from it writes the next one by compare-and-set, so that a number names one set of members for all observers.
-//! Somebody who looks away sees the newest view, not every one in between.
+//! A member is a leased key `/groups/GROUP/members/NAME`. The agreed view is the key `/groups/GROUP/view`; whoever
+//! notices that the members differ from it writes the next one by compare-and-set, so that a number names one set of
+//! members for all observers. Somebody who looks away sees the newest view, not every one in between.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

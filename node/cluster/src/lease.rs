@@ -1,7 +1,7 @@
 //! A lease that a thread keeps alive.
 //!
-//! It is `Running` until a renewal is refused or the clock passes the last renewal plus ttl; then `Lost`, for ever. The clock
-//! decides even when the thread cannot run (a stopped process finds its lease lost the moment it goes on).
+//! It is `Running` until a renewal is refused or the clock passes the last renewal plus ttl; then `Lost`, for ever. The
+//! clock decides even when the thread cannot run (a stopped process finds its lease lost the moment it goes on).
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -1,7 +1,7 @@
 //! The cluster engine: what all node daemons agree on.
 //!
-//! [`Engine`] is a small ordered key-value store with compare-and-set transactions, watches from a revision, and leases.
-//! Everything else here is built on that trait alone and therefore works with every back end:
+//! [`Engine`] is a small ordered key-value store with compare-and-set transactions, watches from a revision, and
+//! leases. Everything else here is built on that trait alone and therefore works with every back end:
 //!
 //! - [`lease`]: a lease that a thread keeps alive, and that knows by the clock when it was lost;
 //! - [`lock`]: mutual exclusion and leader election, first come first served, each holder with a fencing token;
@@ -11,8 +11,9 @@
 //!
 //! Back ends: [`local`] (one machine, a SQLite file). [`conformance`] holds the cases that every back end must pass.
 //!
-//! A lease that expired is not mutual exclusion: whoever acts on the strength of a lock carries its token ([`Revision`]) and the
-//! resource refuses older ones. Not here: what daemons store (`node/dvsd`), how a lost node is suspected (`proxy/proxy-link`).
+//! A lease that expired is not mutual exclusion: whoever acts on the strength of a lock carries its token
+//! ([`Revision`]) and the resource refuses older ones. Not here: what daemons store (`node/dvsd`), how a lost node is
+//! suspected (`proxy/proxy-link`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

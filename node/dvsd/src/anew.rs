@@ -1,8 +1,9 @@
 //! A thread of the daemon that panics ends the daemon, which begins anew in the same process.
 //!
-//! Without the thread the daemon would go on saying that all is well: what the thread looked after would stay as it was. A daemon that was
-//! killed takes over everything that runs (`state`, `shelf`), so beginning anew is cheap, and it needs nobody who watches the daemon. The process
-//! executes itself: its number stays, every thread and lock of it is gone, and its descriptors are closed (all are closed on exec).
+//! Without the thread the daemon would go on saying that all is well: what the thread looked after would stay as it
+//! was. A daemon that was killed takes over everything that runs (`state`, `shelf`), so beginning anew is cheap, and it
+//! needs nobody who watches the daemon. The process executes itself: its number stays, every thread and lock of it is
+//! gone, and its descriptors are closed (all are closed on exec).
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -1,8 +1,8 @@
 //! Start and stop of the daemon.
 //!
-//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node record, shelf, broker,
-//! proxy, follower and workers, lease, and last the API: who can ask gets answers. The stop goes backwards and ends nothing that belongs to a
-//! container.
+//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node
+//! record, shelf, broker, proxy, follower and workers, lease, and last the API: who can ask gets answers. The stop goes
+//! backwards and ends nothing that belongs to a container.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,16 +1,18 @@
 //! Where endpoints live: the broker's view of the cluster.
 //!
-//! What the broker says of its own endpoints goes to the engine by way of a table of what is to be written (coalesced, hence bounded
-//! by the number of endpoints) and one thread; what other nodes wrote arrives from the follower and is remembered here, so that the broker's
-//! questions are answered without waiting.
+//! What the broker says of its own endpoints goes to the engine by way of a table of what is to be written (coalesced,
+//! hence bounded by the number of endpoints) and one thread; what other nodes wrote arrives from the follower and is
+//! remembered here, so that the broker's questions are answered without waiting.
 //!
-//! Names (`registry.rs`) of this node's endpoints are known from that thread, and end with the broker's word; those of others come from the
-//! follower. One that is handed over is known here from the one or from the other at every moment.
+//! Names (`registry.rs`) of this node's endpoints are known from that thread, and end with the broker's word; those of
+//! others come from the follower. One that is handed over is known here from the one or from the other at every moment.
 //!
-//! Records of endpoints are not bound to the node's lease: a lease ends when a daemon dies, its servers go on. They are replaced by
-//! later incarnations, removed when unbound, and swept by their node when its daemon starts. That a node is gone, the links say.
+//! Records of endpoints are not bound to the node's lease: a lease ends when a daemon dies, its servers go on. They are
+//! replaced by later incarnations, removed when unbound, and swept by their node when its daemon starts. That a node is
+//! gone, the links say.
 //!
-//! Lock order: `Shared::known`, `Shared::pairs` and `Shared::pending` are never held together, nor across a call of the broker or the engine.
+//! Lock order: `Shared::known`, `Shared::pairs` and `Shared::pending` are never held together, nor across a call of the
+//! broker or the engine.
 
 #[cfg(test)]
 mod tests;
@@ -146,8 +148,8 @@ impl EndpointDirectory {
         *lock(&self.shared.pairs) = members.values().map(|member| (NodeId(member.id), member.pairs)).collect();
     }
 
-    /// What the broker took over from its predecessor. An endpoint of another node that the follower does not list ended
-    /// meanwhile: that shows only if it was known.
+    /// What the broker took over from its predecessor. An endpoint of another node that the follower does not list
+    /// ended meanwhile: that shows only if it was known.
     pub fn remember(&self, taken_over: &Snapshot) {
         let mut known = lock(&self.shared.known);
         for info in &taken_over.dcs {

@@ -1,6 +1,7 @@
 //! The end of a container's record, once no node has anything of it.
 //!
-//! Whoever asked for the deletion does it; a daemon that died meanwhile is made up for by any other, which looks from time to time.
+//! Whoever asked for the deletion does it; a daemon that died meanwhile is made up for by any other, which looks from
+//! time to time.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,8 @@ pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Opt
     view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !gone(node))
 }
 
-/// Removes the record and everything that was kept under the container's number. Changes nothing when the record changed.
+/// Removes the record and everything that was kept under the container's number. Changes nothing when the record
+/// changed.
 pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
     let name = &view.record.spec.name;
     let key = records::dc_key(name);

@@ -1,5 +1,5 @@
-//! The kinds of servers, a row each: what the daemon knows of a server before it starts one. Placer, plan, uids, supervision and API
-//! read rows and have no cases. How a kind is added is in `ARCHITECTURE.md`.
+//! The kinds of servers, a row each: what the daemon knows of a server before it starts one. Placer, plan, uids,
+//! supervision and API read rows and have no cases. How a kind is added is in `ARCHITECTURE.md`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -33,7 +33,8 @@ pub struct Kind {
 /// How many of a kind a container has, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stands {
-    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, if one is named here.
+    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, if one is
+    /// named here.
     Once { beside: Option<&'static str> },
     /// One for each disk, where the description of the disk says.
     PerDisk,

@@ -1,8 +1,8 @@
 //! What the nodes have for containers, and what of it they promised.
 //!
-//! A node writes what it has (`/capacity/NODE`). What it promised to all containers together (`/ledger/NODE`) changes only in the
-//! transaction that makes or removes the container, which compares it: of two who want the last of something, one gets it, and the
-//! other looks again. What each container was promised is in its placement.
+//! A node writes what it has (`/capacity/NODE`). What it promised to all containers together (`/ledger/NODE`) changes
+//! only in the transaction that makes or removes the container, which compares it: of two who want the last of
+//! something, one gets it, and the other looks again. What each container was promised is in its placement.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -213,8 +213,8 @@ fn held_by_images(config: &Config) -> u64 {
     reconcile::remembered(config).into_iter().map(blocks).sum()
 }
 
-/// Takes into the ledger what containers have that an earlier daemon made without one. What they have they keep, also when it is more
-/// than there is.
+/// Takes into the ledger what containers have that an earlier daemon made without one. What they have they keep, also
+/// when it is more than there is.
 pub fn adopt(engine: &dyn Engine) -> Result<(), EngineError> {
     for entry in engine.list(DCS)?.entries {
         let Some(DcKey::Record(dc)) = records::parse_dc_key(&entry.key) else { continue };

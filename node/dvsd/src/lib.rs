@@ -3,17 +3,18 @@
 //! ```text
 //! people ── Unix socket ──┐                       ┌── /dcs /members /nodes /eps (cluster engine)
 //! other nodes ── TLS ─────┴── api ── changes ─────┤
-//!                                                 └── follower (news) ──┬── reconcile: one worker per container with a share here
-//!                                                                       ├── directory: endpoints of other nodes, to the broker
-//!                                                                       └── proxyctl: addresses of other nodes, to the proxy
+//!                                                 └── follower (news) ──┬── reconcile: one worker per container
+//!                                                                       ├── directory: remote endpoints, to the broker
+//!                                                                       └── proxyctl: remote addresses, to the proxy
 //! ```
 //!
-//! People change what should be (`/dcs/NAME` in the engine); every daemon brings its own share of it about and reports what is
-//! (`/dcs/NAME/shares/NODE`, gone with the node's lease). Nothing of a container depends on the daemon staying alive: children
-//! live in sessions of their own and are adopted by the next daemon (`state`, `supervise`).
+//! People change what should be (`/dcs/NAME` in the engine); every daemon brings its own share of it about and reports
+//! what is (`/dcs/NAME/shares/NODE`, gone with the node's lease). Nothing of a container depends on the daemon staying
+//! alive: children live in sessions of their own and are adopted by the next daemon (`state`, `supervise`).
 //!
-//! Threads: a small tokio runtime serves the API and copies forwarded streams; everything that waits for the kernel, a child or
-//! the engine runs on plain threads (one per container, one that follows the engine, one for the proxy, one that reports endpoints).
+//! Threads: a small tokio runtime serves the API and copies forwarded streams; everything that waits for the kernel, a
+//! child or the engine runs on plain threads (one per container, one that follows the engine, one for the proxy, one
+//! that reports endpoints).
 //!
 //! Lock order: no function takes two of the daemon's mutexes at a time.
 

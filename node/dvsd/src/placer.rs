@@ -1,8 +1,10 @@
-//! Decides where the servers of a container stand, and what its nodes promise it. Pure: who knows the same decides the same.
+//! Decides where the servers of a container stand, and what its nodes promise it. Pure: who knows the same decides the
+//! same.
 //!
-//! What the description says is kept. What it leaves open goes to the node of the container with the fewest of its servers, the first
-//! of several, unless its kind belongs beside another one; a disk only where there is room for it. Not here: whether a description makes
-//! sense (`spec`), who writes the placement (`api/dcs.rs`), how two who place at the same time share what is left (`ledger`).
+//! What the description says is kept. What it leaves open goes to the node of the container with the fewest of its
+//! servers, the first of several, unless its kind belongs beside another one; a disk only where there is room for it.
+//! Not here: whether a description makes sense (`spec`), who writes the placement (`api/dcs.rs`), how two who place at
+//! the same time share what is left (`ledger`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -76,7 +78,8 @@ fn set_aside(disk: &DiskSpec) -> u64 {
 struct Placing<'a> {
     wish: &'a DcSpec,
     accounts: &'a Accounts,
-    /// Servers that each node has, gates left out, and the bytes of their disks; what was asked for is counted from the start.
+    /// Servers that each node has, gates left out, and the bytes of their disks; what was asked for is counted from the
+    /// start.
     taken: BTreeMap<String, (usize, u64)>,
     instances: Vec<Instance>,
 }

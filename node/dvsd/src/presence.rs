@@ -1,7 +1,7 @@
 //! This node in the cluster: its number, its incarnation, its lease.
 //!
-//! The lease says that the daemon lives, nothing more: containers go on without it. When the lease is lost (the machine was
-//! suspended, the engine was away) a new one is taken and everybody who puts leased keys is told to put them again.
+//! The lease says that the daemon lives, nothing more: containers go on without it. When the lease is lost (the machine
+//! was suspended, the engine was away) a new one is taken and everybody who puts leased keys is told to put them again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,8 @@
-//! The node's proxies: started, told who the other nodes are, asked how their links are. One for each pair; what is said of a node
-//! sums them up.
+//! The node's proxies: started, told who the other nodes are, asked how their links are. One for each pair; what is
+//! said of a node sums them up.
 //!
-//! For each one thread owns the process and its control socket. Where the proxy listens and what is dialled: `transports`. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
+//! For each one thread owns the process and its control socket. Where the proxy listens and what is dialled:
+//! `transports`. A proxy left by an earlier daemon holds a connection to a broker that is gone; it is replaced.
 //!
 //! Lock order: `Shared` has one mutex, held for assignments only.
 
@@ -156,7 +157,8 @@ impl ProxyControl {
         links
     }
 
-    /// What the proxies know of each peer: a node is reached as long as it is by one link. Nothing while there is no proxy.
+    /// What the proxies know of each peer: a node is reached as long as it is by one link. Nothing while there is no
+    /// proxy.
     pub fn link_states(&self) -> BTreeMap<String, LinkState> {
         links::best_of_each(&self.links())
     }
@@ -358,7 +360,8 @@ impl Keeper {
         };
         process.start(role);
         self.conversation = conversation;
-        // The list of nodes lies there before it reads, and it need not keep what it is handed until it knows where that belongs.
+        // The list of nodes lies there before it reads, and it need not keep what it is handed until it knows where
+        // that belongs.
         self.converse();
     }
 

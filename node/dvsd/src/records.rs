@@ -84,7 +84,8 @@ pub fn now_s() -> u64 {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeHealth {
     pub problems: Vec<String>,
-    /// Nodes to which it has no link, with the second since 1970 at which it saw the link go. None: it had none when its daemon began.
+    /// Nodes to which it has no link, with the second since 1970 at which it saw the link go. None: it had none when
+    /// its daemon began.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unreachable: BTreeMap<String, Option<u64>>,
 }
@@ -105,8 +106,8 @@ pub struct DcRecord {
     pub endpoints: Vec<Range<u32>>,
 }
 
-/// As it is kept. A record without a placement is of a daemon that wrote the nodes it had chosen into the description: what is placed
-/// from that description stands where it stood.
+/// As it is kept. A record without a placement is of a daemon that wrote the nodes it had chosen into the description:
+/// what is placed from that description stands where it stood.
 #[derive(Deserialize)]
 struct StoredDc {
     id: u32,
@@ -330,8 +331,9 @@ pub enum FormatError {
     Engine(#[from] EngineError),
 }
 
-/// Says in the engine which format is written from now on. Records of earlier formats are understood; a daemon that finds a later format
-/// does not start, because it would misread what others write. Format 2 is the first whose daemons look.
+/// Says in the engine which format is written from now on. Records of earlier formats are understood; a daemon that
+/// finds a later format does not start, because it would misread what others write. Format 2 is the first whose daemons
+/// look.
 pub fn adopt_format(engine: &dyn Engine) -> Result<(), FormatError> {
     loop {
         let found = read::<u64>(engine, FORMAT_KEY)?;

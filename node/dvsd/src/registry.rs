@@ -1,7 +1,8 @@
 //! Records of endpoints and of their names in the engine.
 //!
-//! `/names/DCID/NAME` holds an endpoint's number exactly while the record of that endpoint has the name: whatever changes one changes both,
-//! in one transaction that compares the record of the endpoint. So whoever reads one knows the other, and no name is left behind.
+//! `/names/DCID/NAME` holds an endpoint's number exactly while the record of that endpoint has the name: whatever
+//! changes one changes both, in one transaction that compares the record of the endpoint. So whoever reads one knows
+//! the other, and no name is left behind.
 
 use abi::{EndpointName, Epoch, IpcError, NodeId};
 use cluster::{Compare, Engine, EngineError, Op, Outcome, Revision};
@@ -120,7 +121,8 @@ struct Taking {
     ops: Vec<Op>,
 }
 
-/// How to take the name from its holder, when the holder's node is gone: no link leads there, and its daemon is not alive.
+/// How to take the name from its holder, when the holder's node is gone: no link leads there, and its daemon is not
+/// alive.
 fn inherit(
     engine: &dyn Engine,
     dc: u32,

@@ -1,8 +1,9 @@
 //! The shelf of the node (`broker::shelf`): the process that holds what the broker needs after a daemon was killed.
 //!
-//! Both halves: the process itself ([`serve_from_spawn`]), and the daemon's care for it. A daemon finds the shelf of its
-//! predecessor by its record, takes everything from it, and starts a new one when it dies; the broker then puts everything there
-//! again. Only when daemon and shelf die at the same time nothing is taken over: then servers are replaced.
+//! Both halves: the process itself ([`serve_from_spawn`]), and the daemon's care for it. A daemon finds the shelf of
+//! its predecessor by its record, takes everything from it, and starts a new one when it dies; the broker then puts
+//! everything there again. Only when daemon and shelf die at the same time nothing is taken over: then servers are
+//! replaced.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! What the file systems of this node have left, and what is kept back there. `docs/design/space.md` has the whole of it.
+//! What the file systems of this node have left, and what is kept back there. `docs/design/space.md` has the whole of
+//! it.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Starts one of our own processes, `/proc/self/exe`, or a program in its place, with a spawn record (`sys::spawn` is the other side).
+//! Starts one of our own processes, `/proc/self/exe`, or a program in its place, with a spawn record (`sys::spawn` is
+//! the other side).
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -189,7 +190,8 @@ pub fn bound_own_log() {
     }
 }
 
-/// The older generation is made anew, for root alone. Where there is no room for it, what it would hold is lost, and the log says so.
+/// The older generation is made anew, for root alone. Where there is no room for it, what it would hold is lost, and
+/// the log says so.
 fn shorten(path: &Path) -> io::Result<()> {
     use std::io::Write;
     let older = path.with_extension("log.1");

@@ -231,8 +231,8 @@ impl Subnet {
 const ENDPOINTS_OF_MANY: u32 = (ENDPOINTS_PER_DC - WELL_KNOWN_ENDPOINTS) / NODES_PER_DC as u32;
 
 /// Endpoints that each node of a new container gives to programs, in the order of its nodes: alike, and together what a
-/// container is promised. They are kept with the container, because a node that comes later must take nothing from those
-/// that have bound theirs.
+/// container is promised. They are kept with the container, because a node that comes later must take nothing from
+/// those that have bound theirs.
 pub fn share_endpoints(nodes: usize) -> Vec<Range<u32>> {
     let count = u32::try_from(nodes).unwrap_or(u32::MAX).clamp(1, NODES_PER_DC as u32);
     ranges_of(ENDPOINTS_PROMISED.div_ceil(count).max(ENDPOINTS_OF_MANY)).take(nodes).collect()

@@ -1,8 +1,8 @@
 //! Records of running children: `RUN_DIR/dcs/ID/ROLE.json`, so that a restarted daemon finds what it had started.
 //!
-//! A record is written before the process becomes a program (`sys::launch`) and removed after the process was seen to be gone: a
-//! process without a record does not exist, a record without a process may. The start time tells a process from a later one with the
-//! same number; the boot id tells this boot from an earlier one.
+//! A record is written before the process becomes a program (`sys::launch`) and removed after the process was seen to
+//! be gone: a process without a record does not exist, a record without a process may. The start time tells a process
+//! from a later one with the same number; the boot id tells this boot from an earlier one.
 
 use std::fs;
 use std::io;
@@ -74,7 +74,8 @@ impl Child {
         }
     }
 
-    /// SIGTERM, then after `grace` SIGKILL; the record goes. Returns what it was told by the kernel, when it was our own child.
+    /// SIGTERM, then after `grace` SIGKILL; the record goes. Returns what it was told by the kernel, when it was our
+    /// own child.
     pub fn end(self, grace: Duration) -> Result<(), StateError> {
         self.signal(Signal::TERM);
         // One that somebody stopped could not even hear that it shall end.

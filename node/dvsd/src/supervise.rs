@@ -6,9 +6,10 @@
 //!    └──── rest over ──┴──── Resting <──┘
 //! ```
 //!
-//! How long it rests depends on what went wrong. A process that cannot start will hardly be able to a moment later: the rest
-//! doubles with each attempt, up to seconds. One that served and died is missed by everybody who waits for its answer: it is
-//! started at once, unless it dies again and again, and even then the rest stays short. Nothing here blocks but [`Supervised::end`].
+//! How long it rests depends on what went wrong. A process that cannot start will hardly be able to a moment later: the
+//! rest doubles with each attempt, up to seconds. One that served and died is missed by everybody who waits for its
+//! answer: it is started at once, unless it dies again and again, and even then the rest stays short. Nothing here
+//! blocks but [`Supervised::end`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Which transport carries the link with another node.
 //!
-//! A node says in its record where it can be dialled, by transport. Of two nodes the one with the smaller number dials, and takes the
-//! first of **its** transports that the other one offers; the other one accepts whatever comes, if it is encrypted as its own
-//! settings ask. QUIC always is. A Unix socket counts as offered on the same machine only, told by the boot id; raw Ethernet is offered to everybody,
-//! and reaches those on the same segment.
+//! A node says in its record where it can be dialled, by transport. Of two nodes the one with the smaller number dials,
+//! and takes the first of **its** transports that the other one offers; the other one accepts whatever comes, if it is
+//! encrypted as its own settings ask. QUIC always is. A Unix socket counts as offered on the same machine only, told by
+//! the boot id; raw Ethernet is offered to everybody, and reaches those on the same segment.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -140,8 +140,8 @@ impl AllSockets {
 /// Draws of ports, until those behind are free too.
 const DRAWS_MAX: u32 = 64;
 
-/// The sockets at which one of the node's proxies accepts links. They are the daemon's, so that addresses stay the same over
-/// restarts of the proxy.
+/// The sockets at which one of the node's proxies accepts links. They are the daemon's, so that addresses stay the same
+/// over restarts of the proxy.
 pub struct Sockets {
     tcp: Option<TcpListener>,
     unix: Option<UnixListener>,
@@ -279,8 +279,9 @@ fn binds_to_own_addresses() -> bool {
     text.is_ok_and(|text| text.trim() == "0")
 }
 
-/// Told to listen everywhere, it listens where others look for it, if this machine has that address: answers then come from there, and not from
-/// whichever address of the machine is nearer, whose datagrams they would not take (RFC 9000 section 9).
+/// Told to listen everywhere, it listens where others look for it, if this machine has that address: answers then come
+/// from there, and not from whichever address of the machine is nearer, whose datagrams they would not take (RFC 9000
+/// section 9).
 fn listen_quic(config: &Config, port: u16) -> Result<UdpSocket, ListenError> {
     let everywhere = SocketAddr::new(config.listen, port);
     let open =
@@ -358,8 +359,8 @@ pub fn pairs_with(config: &Config, member: &NodeRecord) -> u8 {
     config.pairs.min(member.pairs).max(1)
 }
 
-/// Where a proxy of this node dials that of `member`; `None` when they have no transport in common. What a program in place of our
-/// proxy dials first may have any name: it is told none for what comes first with us.
+/// Where a proxy of this node dials that of `member`; `None` when they have no transport in common. What a program in
+/// place of our proxy dials first may have any name: it is told none for what comes first with us.
 pub fn address(config: &Config, member: &NodeRecord, pair: PairId) -> Option<PeerAddress> {
     let link = config.links.get(&member.name);
     let preferred = link.and_then(|link| link.transports.as_ref()).unwrap_or(&config.transports);

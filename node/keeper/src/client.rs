@@ -94,7 +94,8 @@ fn early_of(stream: Option<&StreamEnd<'_>>) -> (Vec<u8>, Option<u64>) {
     stream.map_or((Vec::new(), None), |stream| (stream.pending.to_vec(), stream.session))
 }
 
-/// One connection to a keeper. Calls from several threads take turns; whoever expects to wait opens a connection of its own.
+/// One connection to a keeper. Calls from several threads take turns; whoever expects to wait opens a connection of its
+/// own.
 #[derive(Debug)]
 pub struct KeeperClient {
     path: PathBuf,
@@ -138,8 +139,8 @@ impl KeeperClient {
         }
     }
 
-    /// Starts a program; returns its PID in the container once it was executed. On the `stream` the keeper speaks frames of
-    /// `mgmt_api::stream` from then on, refusals included.
+    /// Starts a program; returns its PID in the container once it was executed. On the `stream` the keeper speaks
+    /// frames of `mgmt_api::stream` from then on, refusals included.
     pub fn run(&self, run: &RunRequest, stream: Option<&StreamEnd<'_>>) -> Result<u32, KeeperError> {
         let (pending, session) = early_of(stream);
         self.start(&Request::Run { run: run.clone(), pending, session }, stream)
@@ -201,7 +202,8 @@ impl KeeperClient {
         self.descriptor(&Request::Logs { pid, tail_lines, follow: Follow::Yes })
     }
 
-    /// SIGTERM for all programs, SIGKILL after `grace`; returns when nothing of the container is left here. The keeper then ends.
+    /// SIGTERM for all programs, SIGKILL after `grace`; returns when nothing of the container is left here. The keeper
+    /// then ends.
     pub fn stop(&self, grace: Duration) -> Result<(), KeeperError> {
         let request = Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) };
         match self.ask_within(&request, &[], grace.saturating_add(ANSWER_LIMIT))?.0 {
@@ -256,8 +258,8 @@ impl KeeperClient {
         }
     }
 
-    /// Mounts the container's file tree at `/dc` (instead of the one that may be there) and returns the FUSE descriptor, of
-    /// which the keeper keeps a copy under the name `fuse`.
+    /// Mounts the container's file tree at `/dc` (instead of the one that may be there) and returns the FUSE
+    /// descriptor, of which the keeper keeps a copy under the name `fuse`.
     pub fn mount_fuse(&self, options: &FuseOptions) -> Result<OwnedFd, KeeperError> {
         self.descriptor(&Request::MountFuse(options.clone()))
     }

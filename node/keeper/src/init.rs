@@ -1,14 +1,14 @@
-//! PID 1 of a container's pid namespace on one node: it holds the namespaces, buries orphans, and keeps PIDs inside the node's
-//! range.
+//! PID 1 of a container's pid namespace on one node: it holds the namespaces, buries orphans, and keeps PIDs inside the
+//! node's range.
 //!
-//! PIDs of a container are unique over its nodes because every node allocates from a range of its own. The kernel counts upwards
-//! and wraps to 300 at `pid_max`, not to the start of the range; so init looks at `ns_last_pid` and sets it back to
-//! the start when three quarters are used. It looks the more often the less is left ([`pause`]): no machine forks fast enough
-//! to get to the end between two looks. That enough numbers are free from the start on follows from the limit of half a
-//! range of processes per container and node (`sandbox::cgroup::PIDS_MAX`).
+//! PIDs of a container are unique over its nodes because every node allocates from a range of its own. The kernel
+//! counts upwards and wraps to 300 at `pid_max`, not to the start of the range; so init looks at `ns_last_pid` and sets
+//! it back to the start when three quarters are used. It looks the more often the less is left ([`pause`]): no machine
+//! forks fast enough to get to the end between two looks. That enough numbers are free from the start on follows from
+//! the limit of half a range of processes per container and node (`sandbox::cgroup::PIDS_MAX`).
 //!
-//! States: `Waiting` (namespaces exist, mount tree does not) → `Serving`. It ends when its keeper ends: the kernel's parent
-//! death signal, and the end of their socket. With it ends everything in the namespace.
+//! States: `Waiting` (namespaces exist, mount tree does not) → `Serving`. It ends when its keeper ends: the kernel's
+//! parent death signal, and the end of their socket. With it ends everything in the namespace.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -99,7 +99,8 @@ impl Init {
         }
     }
 
-    /// Moves init into the finished mount tree and lets it take over the PID range. Gives what this kernel could not do.
+    /// Moves init into the finished mount tree and lets it take over the PID range. Gives what this kernel could not
+    /// do.
     pub fn settle(&self, mount_namespace: &OwnedFd, order: &Order) -> Result<Vec<String>, InitError> {
         let until = Instant::now() + ORDER_LIMIT;
         let socket = self.socket.as_fd();
@@ -112,8 +113,8 @@ impl Init {
     }
 }
 
-/// Between keeper and init: only children are in a new pid namespace, so a process in between makes it and hands the first child
-/// there to the keeper, as its own child.
+/// Between keeper and init: only children are in a new pid namespace, so a process in between makes it and hands the
+/// first child there to the keeper, as its own child.
 fn midwife(user_namespace: &OwnedFd, socket: OwnedFd) -> ! {
     let made = sys::ns::join(user_namespace, Kinds::USER)
         .and_then(|()| sys::ns::unshare(Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS));

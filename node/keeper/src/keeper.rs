@@ -33,8 +33,9 @@ pub const PROGRAMS_MAX: usize = 4096;
 const BACKLOG: i32 = 1024;
 /// A process table is read in milliseconds; a helper that takes this long waits for a file tree that does not answer.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
-/// Helpers that read the process table at a time, those that hang and cannot be killed among them. Who asks beyond them waits for one to
-/// end, and occupies a connection meanwhile: half of those stay for requests that are answered at once.
+/// Helpers that read the process table at a time, those that hang and cannot be killed among them. Who asks beyond them
+/// waits for one to end, and occupies a connection meanwhile: half of those stay for requests that are answered at
+/// once.
 const LIST_HELPERS_MAX: usize = CONNECTIONS_MAX / 2;
 /// When the helpers take this long nobody waits for one: they hang. A node's daemon waits 5 s for the whole answer.
 const LIST_PATIENCE: Duration = Duration::from_secs(3);
@@ -475,8 +476,8 @@ impl Keeper {
         namesakes.into_iter().for_each(|id| self.forget(id));
     }
 
-    /// The program never ran. Its process says so a moment before it ends, so it is told only when that is buried: who hears
-    /// it finds nothing of it in the process table.
+    /// The program never ran. Its process says so a moment before it ends, so it is told only when that is buried: who
+    /// hears it finds nothing of it in the process table.
     fn refuse_program(&mut self, id: u32, refusal: Refusal) {
         let Some(program) = self.programs.get_mut(&id) else { return };
         program.report = None;

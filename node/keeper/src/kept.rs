@@ -1,7 +1,8 @@
-//! What is kept of programs: a record beside each log, for this keeper, the next one, and the daemon while there is none.
+//! What is kept of programs: a record beside each log, for this keeper, the next one, and the daemon while there is
+//! none.
 //!
-//! A record is made when the program begins, written anew when it has ended, and says then how. A record of a program that is
-//! said to run, although no keeper of it does, is of one that was lost with its keeper.
+//! A record is made when the program begins, written anew when it has ended, and says then how. A record of a program
+//! that is said to run, although no keeper of it does, is of one that was lost with its keeper.
 //!
 //! Bounds: [`ENDED_MAX`] ended programs, [`LOGS_BYTES_MAX`] bytes of logs; the oldest go first.
 
@@ -63,7 +64,8 @@ impl Keeper {
         self.forget_oldest();
     }
 
-    /// Keeps the logs within their budget: first those of ended programs go, the oldest first; then the longest are cut.
+    /// Keeps the logs within their budget: first those of ended programs go, the oldest first; then the longest are
+    /// cut.
     pub(crate) fn keep_logs_short(&mut self) {
         while self.log_bytes.get() > LOGS_BYTES_MAX {
             let logs =

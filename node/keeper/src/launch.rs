@@ -1,14 +1,15 @@
-//! From a request to a running program: the chain of processes, and what the last of them does before it is the program.
+//! From a request to a running program: the chain of processes, and what the last of them does before it is the
+//! program.
 //!
 //! ```text
 //! keeper ── fork ── porter: joins the control group and all namespaces, forks a sibling, says its PID, ends
 //!        └───────── program: session, terminal, root, identity, directory, filter, exec
 //! ```
 //!
-//! The porter is needed because only children enter a pid namespace; the program is the keeper's own child, so the keeper
-//! learns its exit status. Until exec the program is undumpable: nobody inside can trace it or look at the memory it
-//! inherited. Of the keeper's descriptors both have only what they need, closed on exec: on the way to exec the program may
-//! wait for the file tree, and must not itself be what keeps the tree's connection open.
+//! The porter is needed because only children enter a pid namespace; the program is the keeper's own child, so the
+//! keeper learns its exit status. Until exec the program is undumpable: nobody inside can trace it or look at the
+//! memory it inherited. Of the keeper's descriptors both have only what they need, closed on exec: on the way to exec
+//! the program may wait for the file tree, and must not itself be what keeps the tree's connection open.
 //!
 //! Reports come over a pipe that exec closes: first the program's PID inside, then, if something failed, what and why.
 
@@ -227,7 +228,8 @@ impl Plan {
     }
 
     fn carry(&self, around: &Surroundings<'_>) -> Result<Forked, Failure> {
-        // When memory ends for all, programs go before what serves them. The file is the host's: inside there is another /proc.
+        // When memory ends for all, programs go before what serves them. The file is the host's: inside there is
+        // another /proc.
         let _ = std::fs::write("/proc/self/oom_score_adj", OUT_OF_MEMORY_SCORE);
         for members in around.members {
             rustix::io::write(members, b"0").map_err(Failure::errno(Stage::Cgroup))?;

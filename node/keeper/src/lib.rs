@@ -7,13 +7,15 @@
 //! └─ programs       in the same pid namespace, children of the keeper (their parent is 0 inside)
 //! ```
 //!
-//! Life: `Building` (namespaces, mount tree, init) → `Serving` → `Stopping` (SIGTERM sent, grace running) → gone. When the keeper
-//! ends, however it ends, init is killed by the kernel and with it every process of the namespace.
+//! Life: `Building` (namespaces, mount tree, init) → `Serving` → `Stopping` (SIGTERM sent, grace running) → gone. When
+//! the keeper ends, however it ends, init is killed by the kernel and with it every process of the namespace.
 //!
-//! Everything here is single-threaded: the process forks without exec (entering namespaces needs that), and a forked child may
-//! only go on when no other thread existed. So there are no locks; the order of events is the order of the loop.
+//! Everything here is single-threaded: the process forks without exec (entering namespaces needs that), and a forked
+//! child may only go on when no other thread existed. So there are no locks; the order of events is the order of the
+//! loop.
 //!
-//! Not here: what namespaces, mounts and cgroups are made of (`sandbox`), who decides that a container should run (`dvsd`).
+//! Not here: what namespaces, mounts and cgroups are made of (`sandbox`), who decides that a container should run
+//! (`dvsd`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

@@ -1,4 +1,5 @@
-//! The process table of a container on one node, read from the container's own `/proc`: so the numbers are those inside.
+//! The process table of a container on one node, read from the container's own `/proc`: so the numbers are those
+//! inside.
 //!
 //! Reading a command line can wait for a page that the file gate has to bring, so [`read`] runs in a child process that
 //! answers by itself; the keeper never waits for it.

@@ -1,7 +1,8 @@
 //! A program's output on disk: two files that take turns, so that at most [`BYTES_MAX`] are kept and the newest half
 //! always is. All logs of a keeper together have a budget ([`LOGS_BYTES_MAX`]); who keeps to it is `kept`.
 //!
-//! A log outlives its program and the keeper. What of it is gone is counted, and said where the log is read from its beginning.
+//! A log outlives its program and the keeper. What of it is gone is counted, and said where the log is read from its
+//! beginning.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};

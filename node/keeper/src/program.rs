@@ -1,11 +1,12 @@
 //! One program started by `run`: its life, its output and input, who watches it.
 //!
-//! `Launching` (process exists, not executed) → `Running` → `Ended` (status known, output may still come) → settled (all
-//! output delivered, clients told). Only the loop moves it, on events of its descriptors. A launch that failed is `Refused`
-//! until its process has ended; then its clients are told and it is forgotten. One that takes too long becomes `Abandoned`:
-//! its clients were told, it was killed, and it is forgotten when the kernel lets it end.
+//! `Launching` (process exists, not executed) → `Running` → `Ended` (status known, output may still come) → settled
+//! (all output delivered, clients told). Only the loop moves it, on events of its descriptors. A launch that failed is
+//! `Refused` until its process has ended; then its clients are told and it is forgotten. One that takes too long
+//! becomes `Abandoned`: its clients were told, it was killed, and it is forgotten when the kernel lets it end.
 //!
-//! Output is read only while there is room in the queue of a foreground client ([`Patience`]); it goes to the log first.
+//! Output is read only while there is room in the queue of a foreground client ([`Patience`]); it goes to the log
+//! first.
 
 use std::collections::VecDeque;
 use std::io;
@@ -239,8 +240,8 @@ impl Program {
         self.flush_clients();
     }
 
-    /// The last word comes when the process ended and its output so far was read. Output that a background child still writes goes
-    /// to the log.
+    /// The last word comes when the process ended and its output so far was read. Output that a background child still
+    /// writes goes to the log.
     fn try_settle(&mut self) {
         let Life::Ended(status) = self.life else { return };
         if !self.settled && !self.is_held_back() && !self.outputs.iter().any(|output| output.open && may_read(output)) {
@@ -317,8 +318,8 @@ impl Program {
         self.miss(client.patience);
     }
 
-    /// A client left. Who ran the program in the foreground was its input; a terminal, and a program that was detached, stay
-    /// for whoever attaches next.
+    /// A client left. Who ran the program in the foreground was its input; a terminal, and a program that was detached,
+    /// stay for whoever attaches next.
     fn miss(&mut self, patience: Patience) {
         if patience == Patience::Foreground && self.terminal.is_none() {
             self.end_input();

@@ -1,22 +1,24 @@
-//! What the daemon and the keeper say to each other over the control socket (Unix SEQPACKET): one JSON packet per request
-//! and one per answer, descriptors beside them. What does not fit into a packet travels in a memfd.
+//! What the daemon and the keeper say to each other over the control socket (Unix SEQPACKET): one JSON packet per
+//! request and one per answer, descriptors beside them. What does not fit into a packet travels in a memfd.
 //!
-//! A packet begins with one byte: [`INLINE`] (JSON follows) or [`IN_MEMFD`] (the first descriptor holds the JSON). Requests on
-//! one connection are answered in order; several connections work at the same time.
+//! A packet begins with one byte: [`INLINE`] (JSON follows) or [`IN_MEMFD`] (the first descriptor holds the JSON).
+//! Requests on one connection are answered in order; several connections work at the same time.
 //!
-//! **Versions.** A keeper is of the version of the binary that made it, and outlives daemons, so a newer daemon meets older keepers. The
-//! first request of each connection is [`Request::Hello`] with the versions that the daemon speaks; the keeper answers with the newest
-//! that both speak, or with those that it speaks. A keeper that knows no greeting closes the connection: it is of version 1.
+//! **Versions.** A keeper is of the version of the binary that made it, and outlives daemons, so a newer daemon meets
+//! older keepers. The first request of each connection is [`Request::Hello`] with the versions that the daemon speaks;
+//! the keeper answers with the newest that both speak, or with those that it speaks. A keeper that knows no greeting
+//! closes the connection: it is of version 1.
 //!
 //! | version | differs from the one before |
 //! |---|---|
 //! | 1 | no greeting; a refusal is an `ErrorBody`, said to the client of a stream by the keeper itself |
 //! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream |
 //!
-//! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own alone. What is added so
-//! that who does not know it ignores it without harm (a field with a default) needs no new version; a new request or answer, or another
-//! meaning, does, and is said only to who speaks that version. So a node is updated version by version, containers going on; who
-//! leaves one out stops its containers with the daemon that started them, first.
+//! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own
+//! alone. What is added so that who does not know it ignores it without harm (a field with a default) needs no new
+//! version; a new request or answer, or another meaning, does, and is said only to who speaks that version. So a node
+//! is updated version by version, containers going on; who leaves one out stops its containers with the daemon that
+//! started them, first.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Why a keeper did not do what it was asked: what it was about, how far it came, what the kernel said. These are facts for the daemon,
-//! which knows what was asked, in which version it speaks with people, and makes the words. The texts here are for logs.
+//! Why a keeper did not do what it was asked: what it was about, how far it came, what the kernel said. These are facts
+//! for the daemon, which knows what was asked, in which version it speaks with people, and makes the words. The texts
+//! here are for logs.
 
 use std::error::Error;
 use std::io;

@@ -1,9 +1,9 @@
 //! The system calls no program of a container gets.
 //!
-//! Everything is allowed but a list: what would escape interception (`io_uring` executes calls that no filter sees), what is
-//! global to the host, and what one tenant could use against others. Some calls are refused for some arguments only. Calls of a
-//! foreign architecture (32-bit, x32) answer "no such call": the numbers would mean others, and what is refused here
-//! would be open there.
+//! Everything is allowed but a list: what would escape interception (`io_uring` executes calls that no filter sees),
+//! what is global to the host, and what one tenant could use against others. Some calls are refused for some arguments
+//! only. Calls of a foreign architecture (32-bit, x32) answer "no such call": the numbers would mean others, and what
+//! is refused here would be open there.
 //!
 //! | refused | because |
 //! |---|---|
@@ -36,8 +36,8 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// As if the kernel did not know them: programs fall back, the C library from `clone3`, whose flags lie in memory that no filter
-/// sees, to `clone`.
+/// As if the kernel did not know them: programs fall back, the C library from `clone3`, whose flags lie in memory that
+/// no filter sees, to `clone`.
 const UNKNOWN: [libc::c_long; 4] =
     [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_clone3];
 /// The host's alone.
@@ -94,7 +94,8 @@ const OF_A_MOUNT: u32 = (libc::MS_REMOUNT
     | libc::MS_PRIVATE
     | libc::MS_SLAVE
     | libc::MS_UNBINDABLE) as u32;
-/// The magic number that very old programs put into the flags; the kernel takes it out, after this filter saw bits of it.
+/// The magic number that very old programs put into the flags; the kernel takes it out, after this filter saw bits of
+/// it.
 const OLD_MAGIC: u32 = 0xc0ed_0000;
 const OLD_MAGIC_MASK: u32 = 0xffff_0000;
 
@@ -185,7 +186,8 @@ pub fn program() -> BpfProgram {
 }
 
 impl Rule {
-    /// Made from the end: what a condition skips when it does not hold is then known. The call's number is loaded before and after.
+    /// Made from the end: what a condition skips when it does not hold is then known. The call's number is loaded
+    /// before and after.
     fn steps(&self) -> Vec<sock_filter> {
         let mut steps = vec![refuse(self.errno)];
         for condition in self.conditions.iter().rev() {

@@ -1,10 +1,12 @@
 //! Who watches a program: a socket that takes output as frames or as plain text, with a bounded queue.
 //!
-//! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is its pipe or its screen: the
-//! program waits for them, as it would for a real one, so that nothing of `dvs run DC -- cat big > file` is lost. Everybody else is
-//! only a spectator: one whose (much longer) queue is full is sent away, the program and its log go on.
+//! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is its pipe or its
+//! screen: the program waits for them, as it would for a real one, so that nothing of `dvs run DC -- cat big > file` is
+//! lost. Everybody else is only a spectator: one whose (much longer) queue is full is sent away, the program and its
+//! log go on.
 //!
-//! A client with a session (`mgmt_api::stream::session`) may lose its connection and come back: it is `away` until then.
+//! A client with a session (`mgmt_api::stream::session`) may lose its connection and come back: it is `away` until
+//! then.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -111,7 +111,8 @@ impl Keeper {
         Ok((Answer::Status(status), Vec::new()))
     }
 
-    /// Starts a program; the answer comes when it was executed, or was not. What a client of a refused program hears, the daemon says.
+    /// Starts a program; the answer comes when it was executed, or was not. What a client of a refused program hears,
+    /// the daemon says.
     fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, stream: Option<Stream>) {
         let id = self.next_id();
         let patience = if run.detach { Patience::Spectator } else { Patience::Foreground };
@@ -422,8 +423,9 @@ impl Keeper {
     }
 }
 
-/// A descriptor of the process `host` if that is `pid` inside. Between a look and the descriptor the process may end and its number
-/// go to another one: so the look counts that was made with the descriptor open, of a process that had not ended then.
+/// A descriptor of the process `host` if that is `pid` inside. Between a look and the descriptor the process may end
+/// and its number go to another one: so the look counts that was made with the descriptor open, of a process that had
+/// not ended then.
 fn open_inside(host: i32, pid: u32, number_inside: impl Fn(i32) -> Option<i32>) -> Option<OwnedFd> {
     let is_it = || number_inside(host) == Some(pid as i32);
     // Most are another one: they need no descriptor.
@@ -445,7 +447,8 @@ mod tests {
         let host = child.id() as i32;
         assert!(open_inside(host, 7, |_| Some(7)).is_some());
         assert!(open_inside(host, 7, |_| Some(8)).is_none());
-        // Its number goes to another process, that has the number inside too, between the first look and the descriptor.
+        // Its number goes to another process, that has the number inside too, between the first look and the
+        // descriptor.
         let looks = std::cell::Cell::new(0);
         let ended = open_inside(host, 7, |_| {
             looks.set(looks.get() + 1);

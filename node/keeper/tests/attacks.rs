@@ -1,5 +1,5 @@
-//! What root of a container tries against the node and its neighbours through what they share: files of the node's system
-//! directories, sockets, terminals, the kernel's doors. With real namespaces, one attack in each test.
+//! What root of a container tries against the node and its neighbours through what they share: files of the node's
+//! system directories, sockets, terminals, the kernel's doors. With real namespaces, one attack in each test.
 
 mod support;
 

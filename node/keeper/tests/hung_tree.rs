@@ -25,7 +25,8 @@ const LAUNCH_LIMIT: Duration = Duration::from_secs(4);
 /// Version 7.31, no features, writes of 4 KiB.
 const GREETING: [u32; 16] = [7, 31, 4 << 20, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// A gate that greets the kernel, takes the first request of a program, and says no more. Gives its descriptor, which stays open.
+/// A gate that greets the kernel, takes the first request of a program, and says no more. Gives its descriptor, which
+/// stays open.
 fn take_one(fuse: OwnedFd) -> File {
     serve_while(fuse, |opcode, _| (opcode == INIT).then(|| Ok(words(&GREETING))))
 }
@@ -177,8 +178,8 @@ fn unmounting_frees_who_waits_for_a_gate_that_does_not_answer() {
     assert!(!keeper.client.status().expect("status").fuse_mounted);
 }
 
-/// Puts another mapping in place of one that has to be written: the kernel writes it first, and meanwhile nobody reads what the program's
-/// memory says, such as its command line.
+/// Puts another mapping in place of one that has to be written: the kernel writes it first, and meanwhile nobody reads
+/// what the program's memory says, such as its command line.
 const HOLDS_ITS_MEMORY: &str = r#"
 import ctypes, mmap, os
 libc = ctypes.CDLL(None, use_errno=True)

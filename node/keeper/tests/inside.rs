@@ -150,7 +150,8 @@ fn storm_of_forks_stays_inside_the_range_and_repeats_no_living_pid() {
     // The same arithmetic as with 65,536, many wraps in little time.
     let span = 2048;
     let keeper = Keeper::start_with(|options| options.pid_span = span);
-    // A sleeper keeps a number in the middle of the way; every shell's number is printed by a child that lives for itself.
+    // A sleeper keeps a number in the middle of the way; every shell's number is printed by a child that lives for
+    // itself.
     let script =
         "sleep 1000 & echo $!; i=0; while [ $i -lt 12000 ]; do i=$((i+1)); : & echo $!; wait $!; done; kill %1";
     let text = keeper.shell(script).stdout;

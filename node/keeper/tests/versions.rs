@@ -1,4 +1,5 @@
-//! Daemons and keepers of different versions: who greets, who does not, and who has nothing in common. The test plays the other side.
+//! Daemons and keepers of different versions: who greets, who does not, and who has nothing in common. The test plays
+//! the other side.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -9,7 +10,8 @@ mod support;
 
 const NO_FDS: &[BorrowedFd<'_>] = &[];
 
-/// A keeper that answers each packet of each connection with what `answer` makes of it; without an answer it closes the connection.
+/// A keeper that answers each packet of each connection with what `answer` makes of it; without an answer it closes the
+/// connection.
 fn play(path: &Path, answer: impl Fn(&str) -> Option<String> + Send + 'static) {
     let listener = sys::seqpacket::listen(path, 8).expect("listen");
     std::thread::spawn(move || {

@@ -7,9 +7,9 @@
 //!    └─ servers      keeper, servers and gate: a limit of their own, so that no program takes their memory from them
 //! ```
 //!
-//! They are below the mount of version 2, or below each controller's mount of version 1 (hosts mix them: a version 2 mount
-//! without controllers counts for nothing). Only the inmost have members. Who has too little memory is killed within its
-//! own group. Programs do not see groups at all; nothing of them is mounted in a container.
+//! They are below the mount of version 2, or below each controller's mount of version 1 (hosts mix them: a version 2
+//! mount without controllers counts for nothing). Only the inmost have members. Who has too little memory is killed
+//! within its own group. Programs do not see groups at all; nothing of them is mounted in a container.
 //!
 //! Not here: which limits a container has, reservations and their admission (later: VTM).
 
@@ -28,18 +28,19 @@ use serde::{Deserialize, Serialize};
 const PARENT: &str = "dvs";
 const PROGRAMS: &str = "programs";
 const SERVERS: &str = "servers";
-/// Processes of a container's programs, threads included, whatever the limits say: half of a node's PID range, so that the
-/// keeper can always go back to the range's start before its end is reached.
+/// Processes of a container's programs, threads included, whatever the limits say: half of a node's PID range, so that
+/// the keeper can always go back to the range's start before its end is reached.
 pub const PIDS_MAX: u64 = 32_768;
 /// Threads of a container's servers, and helpers of its keeper.
 const SERVER_PIDS: u64 = 1024;
-/// Servers get this part of the node's memory, and no less than [`SERVER_MEMORY_MIN`]: what they cache is given back when it is needed.
+/// Servers get this part of the node's memory, and no less than [`SERVER_MEMORY_MIN`]: what they cache is given back
+/// when it is needed.
 const SERVER_MEMORY_DIVISOR: u64 = 4;
 const SERVER_MEMORY_MIN: u64 = 512 << 20;
 /// What all containers together leave to the node: an eighth of its memory, but no more than this.
 const NODE_MEMORY_MAX: u64 = 4 << 30;
-/// Of the memory of programs, what the buffers of their sockets may hold. Version 2 counts it with the rest. In version 1 the name of
-/// the account says TCP, but UDP's buffers are in it too.
+/// Of the memory of programs, what the buffers of their sockets may hold. Version 2 counts it with the rest. In version
+/// 1 the name of the account says TCP, but UDP's buffers are in it too.
 const SOCKETS_DIVISOR: u64 = 8;
 const PERIOD_US: u64 = 100_000;
 /// Killed processes that do not go within this time are stuck in the kernel.
@@ -247,7 +248,8 @@ impl Cgroup {
         &self.name
     }
 
-    /// Files that take the number of a process into the group of programs, one per hierarchy. A process that writes `0` moves itself.
+    /// Files that take the number of a process into the group of programs, one per hierarchy. A process that writes `0`
+    /// moves itself.
     pub fn member_files(&self) -> Result<Vec<OwnedFd>, CgroupError> {
         let open = |dir: PathBuf| {
             let path = dir.join("cgroup.procs");
@@ -389,7 +391,8 @@ impl Cgroup {
                     {
                         inherit_cpuset(if level == Level::All { mount } else { dir.parent().unwrap_or(mount) }, &dir)?;
                     }
-                    // Before Linux 5.11 a group did not count what is below it unless told to; since, it cannot be told otherwise.
+                    // Before Linux 5.11 a group did not count what is below it unless told to; since, it cannot be told
+                    // otherwise.
                     if let (false, Some(dir)) = (has_members, self.dir(Controller::Memory, level)) {
                         let _ = write(&dir.join("memory.use_hierarchy"), "1");
                     }
@@ -472,7 +475,8 @@ impl Cgroup {
         }
     }
 
-    /// How many programs the kernel has killed for want of memory; `None` when it does not say. Version 1 counts them in their own group only.
+    /// How many programs the kernel has killed for want of memory; `None` when it does not say. Version 1 counts them
+    /// in their own group only.
     pub fn oom_kills(&self) -> Option<u64> {
         let file = match &self.hierarchy {
             Hierarchy::V1(_) => "memory.oom_control",
@@ -509,8 +513,8 @@ impl Level {
     }
 }
 
-/// Of version 2: a controller works in a group when every ancestor passes it on. One that the host lacks is reported when a limit
-/// needs it.
+/// Of version 2: a controller works in a group when every ancestor passes it on. One that the host lacks is reported
+/// when a limit needs it.
 fn pass_on(dir: &Path) {
     for controller in [Controller::Cpu, Controller::Cpuset, Controller::Memory, Controller::Pids] {
         let _ = write(&dir.join("cgroup.subtree_control"), &format!("+{controller}"));

@@ -1,4 +1,5 @@
-//! What of the host's `/etc` a container may see: regular files, directories and links that everybody on the host may read.
+//! What of the host's `/etc` a container may see: regular files, directories and links that everybody on the host may
+//! read.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

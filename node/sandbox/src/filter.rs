@@ -1,12 +1,13 @@
 //! What a container may send: the filter at the host's end of its veth pair.
 //!
-//! A classic filter program, attached by netlink to the ingress of the interface. It lets pass only frames that carry no VLAN
-//! tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4 or ARP with the
-//! container's own address as source, and IPv4 only to an address of the container's own network. That the destination must be a member
-//! keeps frames away from the node's own stack too: the bridge's own address is not of that form, so root in a container
-//! cannot speak to the node, nor hand it encapsulated frames for a foreign network. The address says the same once more, for nodes
-//! on which bridged frames pass the firewall (`br_netfilter`): a rule there that rewrites destinations would take a frame for an
-//! address of the node to the node, whatever its layer-2 address.
+//! A classic filter program, attached by netlink to the ingress of the interface. It lets pass only frames that carry
+//! no VLAN tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4 or
+//! ARP with the container's own address as source, and IPv4 only to an address of the container's own network. That the
+//! destination must be a member keeps frames away from the node's own stack too: the bridge's own address is not of
+//! that form, so root in a container cannot speak to the node, nor hand it encapsulated frames for a foreign network.
+//! The address says the same once more, for nodes on which bridged frames pass the firewall (`br_netfilter`): a rule
+//! there that rewrites destinations would take a frame for an address of the node to the node, whatever its layer-2
+//! address.
 
 use std::net::Ipv4Addr;
 

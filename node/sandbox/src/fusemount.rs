@@ -1,12 +1,12 @@
 //! Mounting a container's file tree so that it belongs to the container's user namespace.
 //!
 //! The kernel wants the FUSE device opened by somebody of the user namespace that the mount will belong to, and the
-//! device file is the host root's alone. So a helper keeps the host's uid 0 and enters the user namespace, opens the device with the
-//! host's `/dev` still before it, then enters the mount namespace and mounts. The mount answers to nobody until the gate
-//! serves the descriptor; nothing here may look into it.
+//! device file is the host root's alone. So a helper keeps the host's uid 0 and enters the user namespace, opens the
+//! device with the host's `/dev` still before it, then enters the mount namespace and mounts. The mount answers to
+//! nobody until the gate serves the descriptor; nothing here may look into it.
 //!
-//! Whoever waits for a gate that read his request and then stopped cannot even be killed. [`Connection::abort`] lets all of
-//! them go, whoever else still holds the descriptor.
+//! Whoever waits for a gate that read his request and then stopped cannot even be killed. [`Connection::abort`] lets
+//! all of them go, whoever else still holds the descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -47,8 +47,9 @@ pub enum FuseMountError {
     },
 }
 
-/// A mount's connection to its gate. Its control files are opened while the mount is there: the kernel gives the number of a mount that is gone
-/// to the next one, which may be another container's. What is open stays with this connection, and does nothing once it is gone.
+/// A mount's connection to its gate. Its control files are opened while the mount is there: the kernel gives the number
+/// of a mount that is gone to the next one, which may be another container's. What is open stays with this connection,
+/// and does nothing once it is gone.
 #[derive(Debug)]
 pub struct Connection {
     number: u32,
@@ -64,8 +65,8 @@ impl Connection {
         Ok(Connection { number, abort, waiting: control(number, "waiting", OFlags::RDONLY) })
     }
 
-    /// Every request under way and to come fails. A connection that is gone already is no error. The caller must be the host's
-    /// root.
+    /// Every request under way and to come fails. A connection that is gone already is no error. The caller must be the
+    /// host's root.
     pub fn abort(&self) -> Result<(), FuseMountError> {
         let file = self.abort.as_ref().map_err(|errno| *errno);
         let aborted = file.and_then(|file| rustix::io::write(file, b"1"));
@@ -110,8 +111,8 @@ pub struct FuseMount<'a> {
 }
 
 impl FuseMount<'_> {
-    /// Mounts in place of an older mount, whose connection is cut off when its gate does not answer, and returns the device's descriptor. The
-    /// caller must be the host's root and have one thread.
+    /// Mounts in place of an older mount, whose connection is cut off when its gate does not answer, and returns the
+    /// device's descriptor. The caller must be the host's root and have one thread.
     pub fn mount(
         &self,
         before: Option<&Connection>,

@@ -1,8 +1,8 @@
-//! Work in a child process: entering namespaces changes the process for good, so a copy of it does the work and sends back
-//! what it made.
+//! Work in a child process: entering namespaces changes the process for good, so a copy of it does the work and sends
+//! back what it made.
 //!
-//! The child has this process's memory and host privileges until it enters a namespace. It answers with one packet: a status
-//! byte, a text when it failed, descriptors when it did not.
+//! The child has this process's memory and host privileges until it enters a namespace. It answers with one packet: a
+//! status byte, a text when it failed, descriptors when it did not.
 
 use std::error::Error;
 use std::io;
@@ -40,8 +40,8 @@ pub enum HelperError {
 /// What the work inside gives: descriptors and notes, or any error.
 pub type Outcome = Result<(Vec<OwnedFd>, String), Box<dyn Error>>;
 
-/// Which namespaces the child enters before it works; with the pid namespace the work is done by a grandchild, because only
-/// children are in it.
+/// Which namespaces the child enters before it works; with the pid namespace the work is done by a grandchild, because
+/// only children are in it.
 pub struct Place<'a> {
     pub process: BorrowedFd<'a>,
     pub kinds: Kinds,
@@ -99,8 +99,8 @@ pub fn in_child_with(
 /// Children that were killed and did not end, because the kernel does not let them: they wait for something foreign.
 static UNBURIED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
-/// Waits for the end of a child that has answered or was killed, but not for longer than `limit`, and for those before it that
-/// have ended meanwhile.
+/// Waits for the end of a child that has answered or was killed, but not for longer than `limit`, and for those before
+/// it that have ended meanwhile.
 fn bury(child: OwnedFd, limit: Duration) {
     let timeout = Timespec::try_from(limit).ok();
     while poll(&mut [PollFd::new(&child, PollFlags::IN)], timeout.as_ref()) == Err(rustix::io::Errno::INTR) {}

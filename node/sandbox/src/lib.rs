@@ -12,8 +12,8 @@
 //! | [`fusemount`] | mounting the file tree so that it belongs to the container's user namespace |
 //! | [`doctor`] | which of this the machine can do, found out by doing it |
 //!
-//! `userns`, `rootfs` and `fusemount` work on the calling process (they unshare, fork, change identity): they are called by the
-//! keeper, which has one thread. The others may be called from any thread.
+//! `userns`, `rootfs` and `fusemount` work on the calling process (they unshare, fork, change identity): they are
+//! called by the keeper, which has one thread. The others may be called from any thread.
 //!
 //! Not here: which container runs where (`dvsd`), the processes inside (`keeper`).
 

@@ -1,5 +1,5 @@
-//! Interfaces of one network namespace: made, changed and removed by name or index. Everything that makes is idempotent: what
-//! exists with the same kind is kept and brought to the wished state.
+//! Interfaces of one network namespace: made, changed and removed by name or index. Everything that makes is
+//! idempotent: what exists with the same kind is kept and brought to the wished state.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -157,7 +157,8 @@ impl Links {
         })
     }
 
-    /// A pair of interfaces: `name` here, `peer` in `peer_namespace`. An existing `name` is kept with whatever its other end is.
+    /// A pair of interfaces: `name` here, `peer` in `peer_namespace`. An existing `name` is kept with whatever its
+    /// other end is.
     pub fn ensure_veth(&mut self, name: &str, peer: &str, peer_namespace: impl AsFd) -> Result<Link, LinkError> {
         const VETH_INFO_PEER: u16 = 1;
         checked(peer)?;

@@ -1,7 +1,7 @@
 //! A routing socket: messages with attributes out, acknowledgements and dumps in.
 //!
-//! Seven kinds of message are all we need, so they are written here by hand, checked, against `linux/rtnetlink.h`; a general
-//! library would be larger than this crate and does not offer the classic filter programs of `filter`.
+//! Seven kinds of message are all we need, so they are written here by hand, checked, against `linux/rtnetlink.h`; a
+//! general library would be larger than this crate and does not offer the classic filter programs of `filter`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! Network namespaces: made and kept alive by a file (a bind mount), entered by a thread of its own.
 //!
-//! A namespace lives as long as a process is in it, a descriptor refers to it, or its file is mounted. Working inside one
-//! from a daemon with many threads happens on a short-lived thread ([`within`]); sockets made there stay there.
+//! A namespace lives as long as a process is in it, a descriptor refers to it, or its file is mounted. Working inside
+//! one from a daemon with many threads happens on a short-lived thread ([`within`]); sockets made there stay there.
 
 use std::fs::{File, OpenOptions};
 use std::io;

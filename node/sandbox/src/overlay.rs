@@ -5,10 +5,10 @@
 //!   [underlay] ── dvsxDC (VXLAN, VNI = DC) ── dvsbDC (bridge) ── dvsvDC ══ eth0
 //! ```
 //!
-//! The container holds only the end of the veth pair. Nothing is learned and nothing is flooded: where each member is, is programmed
-//! by the daemon from the registry, on the VXLAN device (which node), the bridge (which port) and inside (which
-//! layer-2 address). Layer-2 addresses follow from container and node index, so no discovery is needed at all; broadcast and
-//! multicast do not exist. The filter at `dvsvDC` keeps members from being anybody else.
+//! The container holds only the end of the veth pair. Nothing is learned and nothing is flooded: where each member is,
+//! is programmed by the daemon from the registry, on the VXLAN device (which node), the bridge (which port) and inside
+//! (which layer-2 address). Layer-2 addresses follow from container and node index, so no discovery is needed at all;
+//! broadcast and multicast do not exist. The filter at `dvsvDC` keeps members from being anybody else.
 //!
 //! All of this lives in the network namespace of the calling thread, except the inner end. Everything is idempotent.
 

@@ -12,18 +12,18 @@
 //! /dc               the container's file tree (mounted later, `fusemount`)
 //! ```
 //!
-//! It is built twice. First in a mount namespace that belongs to the host, because only there may owners be shifted, devices made and
-//! `/proc` mounted without a visible other one; the host's own root is then let go. Then it is copied into a mount namespace
-//! that belongs to the container's user namespace: by that copy the kernel locks every mount, so that root inside
-//! can neither write to what is read-only nor take a mount away to see what is below.
+//! It is built twice. First in a mount namespace that belongs to the host, because only there may owners be shifted,
+//! devices made and `/proc` mounted without a visible other one; the host's own root is then let go. Then it is copied
+//! into a mount namespace that belongs to the container's user namespace: by that copy the kernel locks every mount, so
+//! that root inside can neither write to what is read-only nor take a mount away to see what is below.
 //!
 //! `/etc` is a copy and not a clone because root inside may read what root may read: a clone would show it the host's
 //! password hashes and keys.
 //!
-//! A system directory is seen through an overlay of its own, made by a user who owns nothing. The overlay looks at the host's files as
-//! that user does: what not everybody on the host may read, root inside may not either, though its owner seems to be root. And it has
-//! inodes of its own: sockets and FIFOs of the host lead nowhere, and locks and watches concern only this container. What the
-//! host changes there is seen after [`View::refresh`].
+//! A system directory is seen through an overlay of its own, made by a user who owns nothing. The overlay looks at the
+//! host's files as that user does: what not everybody on the host may read, root inside may not either, though its
+//! owner seems to be root. And it has inodes of its own: sockets and FIFOs of the host lead nowhere, and locks and
+//! watches concern only this container. What the host changes there is seen after [`View::refresh`].
 //!
 //! Not here: the file tree itself, who enters the tree (`keeper`).
 
@@ -134,8 +134,8 @@ fn step<E: Display>(what: impl Display) -> impl FnOnce(E) -> Box<dyn std::error:
 type Done<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 impl RootFs<'_> {
-    /// Builds the tree for the pid, network and IPC namespaces of `init` (a pidfd). The caller must be the host's root and have one
-    /// thread.
+    /// Builds the tree for the pid, network and IPC namespaces of `init` (a pidfd). The caller must be the host's root
+    /// and have one thread.
     pub fn build(&self, init: BorrowedFd<'_>) -> Result<Built, RootFsError> {
         let kinds = Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
         let place = Place { process: init, kinds, pid: InPid::Yes };
@@ -213,7 +213,8 @@ impl RootFs<'_> {
         Ok(taken)
     }
 
-    /// A read-only clone of a directory and of each file system mounted below it, with shifted owners where the file system can.
+    /// A read-only clone of a directory and of each file system mounted below it, with shifted owners where the file
+    /// system can.
     fn clones(&self, path: &Path, mounts: &str, notes: &mut Vec<String>) -> Done<Vec<Tree>> {
         let plain = Attributes { access: Access::ReadOnly, devices: Devices::Refused, ..Attributes::default() };
         let shifted = Attributes { owners: Some(self.user_namespace), ..plain };
@@ -472,8 +473,8 @@ impl View {
     }
 }
 
-/// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own, with the
-/// container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
+/// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own,
+/// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
 pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
     let root = Path::new(path);
     if !root.starts_with("/dc") || root.components().any(|part| part == Component::ParentDir) {

@@ -190,7 +190,8 @@ fn program_that_takes_all_memory_takes_none_from_servers() {
     assert!(server.wait().is_ok() && program.wait().is_ok());
 }
 
-/// Fills the receive buffers of many sockets that nobody reads, as it is told by a line; then tells how many bytes came, and waits.
+/// Fills the receive buffers of many sockets that nobody reads, as it is told by a line; then tells how many bytes
+/// came, and waits.
 const UDP_HOARDER: &str = r#"
 import socket, sys
 sys.stdin.readline()

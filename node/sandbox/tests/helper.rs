@@ -1,6 +1,7 @@
 //! Work in a child process: what it gives, and that a child that hangs holds nobody up.
 //!
-//! A process with threads may not fork, and the usual harness makes a thread for each test: so this is a program of its own.
+//! A process with threads may not fork, and the usual harness makes a thread for each test: so this is a program of its
+//! own.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

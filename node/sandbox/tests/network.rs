@@ -1,5 +1,5 @@
-//! The overlay between two simulated nodes: two namespaces joined by a cable, each with containers that are only network
-//! namespaces here. Everything is anonymous: when a test ends, however it ends, the kernel removes it.
+//! The overlay between two simulated nodes: two namespaces joined by a cable, each with containers that are only
+//! network namespaces here. Everything is anonymous: when a test ends, however it ends, the kernel removes it.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -45,8 +45,8 @@ impl Nodes {
         Nodes(nodes)
     }
 
-    /// A container with this number on both nodes. Its first message has passed: links come up a while after they are told to,
-    /// and a frame that a test sends raw is sent once.
+    /// A container with this number on both nodes. Its first message has passed: links come up a while after they are
+    /// told to, and a frame that a test sends raw is sent once.
     fn container(&self, dc: u32) -> [OwnedFd; 2] {
         let inside = [self.share(dc, 0), self.share(dc, 1)];
         let (sender, listener) = (udp(&inside[0], "10.1.0.1:3999"), udp(&inside[1], "10.1.0.2:3999"));
@@ -152,8 +152,8 @@ fn send_frame(namespace: &OwnedFd, frame: &[u8]) {
 mod raw {
     use rustix::net::{AddressFamily, SocketType, socket};
 
-    /// AF_PACKET by way of a bound name: rustix has no such address, a plain `send` on a socket that `SO_BINDTODEVICE` names has no
-    /// destination either, so the one raw call of this test is made here.
+    /// AF_PACKET by way of a bound name: rustix has no such address, a plain `send` on a socket that `SO_BINDTODEVICE`
+    /// names has no destination either, so the one raw call of this test is made here.
     pub fn send(index: u32, frame: &[u8]) {
         use std::os::fd::AsRawFd;
         let socket = socket(AddressFamily::PACKET, SocketType::RAW, None).expect("packet socket");
@@ -241,8 +241,8 @@ fn root_inside_cannot_reach_the_node_nor_a_foreign_network() {
     assert!(arrives(&listener), "the control");
 }
 
-/// Where a node's firewall sees bridged frames and rewrites destinations, an address is enough to reach the node. Here a member
-/// has the foreign address: what it does not hear, no rule hears.
+/// Where a node's firewall sees bridged frames and rewrites destinations, an address is enough to reach the node. Here
+/// a member has the foreign address: what it does not hear, no rule hears.
 #[test]
 fn root_inside_sends_to_addresses_of_its_own_network_only() {
     if !is_root() {

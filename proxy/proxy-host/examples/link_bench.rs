@@ -1,6 +1,7 @@
 //! Two nodes over loopback: round trips of a remote call and bytes of a ring, beside plain TCP in the same run.
 //!
-//! `cargo run -p proxy-host --example link_bench [unix|eth|quic]` prints medians of alternating runs. Brokers, proxies and parties are threads of one process.
+//! `cargo run -p proxy-host --example link_bench [unix|eth|quic]` prints medians of alternating runs. Brokers, proxies
+//! and parties are threads of one process.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,6 +1,7 @@
 //! A proxy of one's own: a transport that shapes, and an inspector that logs and filters.
 //!
-//! The daemon starts it as it starts `dvs proxy`, with a spawn record (`proxy_host::ProxyConfig`); two options are its own:
+//! The daemon starts it as it starts `dvs proxy`, with a spawn record (`proxy_host::ProxyConfig`); two options are its
+//! own:
 //!
 //! - `rate`: bytes per second that leave over one connection;
 //! - `deny_kind`: messages of this kind do not pass; their channel ends with `Denied`.
@@ -43,8 +44,9 @@ fn parts(spawn: &mut Spawn) -> Result<Parts, ProxyError> {
 
 /// TCP of which each stream sends at most so many bytes a second.
 ///
-/// A stream that may not send yet must not be watched for room, or the proxy would be told of it all the time. So its streams
-/// have no descriptor of their own: one epoll tells what came for any of them, and `due` when the next may send.
+/// A stream that may not send yet must not be watched for room, or the proxy would be told of it all the time. So its
+/// streams have no descriptor of their own: one epoll tells what came for any of them, and `due` when the next may
+/// send.
 struct Shaped {
     tcp: Tcp,
     rate: u64,

@@ -51,8 +51,8 @@ impl Connection {
         }
     }
 
-    /// Reads what is there, as far as it is taken: into the buffer, and to the `link` what need not lie there first. Adds
-    /// what came to `bytes`.
+    /// Reads what is there, as far as it is taken: into the buffer, and to the `link` what need not lie there first.
+    /// Adds what came to `bytes`.
     pub(crate) fn read(
         &mut self,
         link: Option<(&mut Peer<Local>, Duration)>,
@@ -69,7 +69,8 @@ impl Connection {
         self.session.write(&mut self.stream, out)
     }
 
-    /// Asks to be told when the stream takes bytes again, or not any more. One without a descriptor is asked in every round.
+    /// Asks to be told when the stream takes bytes again, or not any more. One without a descriptor is asked in every
+    /// round.
     pub(crate) fn set_interest(
         &mut self,
         poller: &Poller,

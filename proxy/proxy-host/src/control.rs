@@ -1,8 +1,8 @@
 //! What the node daemon and its proxy say to each other: JSON objects, one per message of a SEQPACKET socket.
 //!
-//! The daemon tells the whole list of peers each time it changes ([`ToProxy`]); the proxy answers with the state of all its
-//! links ([`FromProxy`]), once for all that it was asked while an answer was still on its way, and sends it unasked when a link goes up,
-//! falls silent or is given up. A long list goes in portions ([`End`]).
+//! The daemon tells the whole list of peers each time it changes ([`ToProxy`]); the proxy answers with the state of all
+//! its links ([`FromProxy`]), once for all that it was asked while an answer was still on its way, and sends it unasked
+//! when a link goes up, falls silent or is given up. A long list goes in portions ([`End`]).
 
 mod end;
 
@@ -35,7 +35,8 @@ pub struct PeerAddress {
     /// `None`: as the spawn record says for all links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<bool>,
-    /// Names of the transports over which the node is believed without encryption, where `tls` allows that; `None`: over all.
+    /// Names of the transports over which the node is believed without encryption, where `tls` allows that; `None`:
+    /// over all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain_over: Option<Vec<String>>,
 }

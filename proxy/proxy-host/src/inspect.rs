@@ -1,5 +1,5 @@
-//! For programs that filter or log what passes between two nodes: a look at every message and ring entry, on the way out
-//! ("get to remote") and on the way in ("put to local").
+//! For programs that filter or log what passes between two nodes: a look at every message and ring entry, on the way
+//! out ("get to remote") and on the way in ("put to local").
 
 use abi::IpcError;
 use abi::ring::{Completion, Submission};
@@ -14,11 +14,11 @@ pub enum Passing<'a> {
     Completion(&'a Completion),
 }
 
-/// An `Err` ends the channel at both nodes with that error: a message is never lost in silence. Both calls are on the path of
-/// every message, so they must not wait.
+/// An `Err` ends the channel at both nodes with that error: a message is never lost in silence. Both calls are on the
+/// path of every message, so they must not wait.
 pub trait Inspector: Send + Sync {
-    /// A local party's message or entry, before it is sent. Asked again for the same one when the link had no room for it, or
-    /// was cut.
+    /// A local party's message or entry, before it is sent. Asked again for the same one when the link had no room for
+    /// it, or was cut.
     fn get_to_remote(&self, ends: &Ends, what: Passing<'_>) -> Result<(), IpcError> {
         let _ = (ends, what);
         Ok(())

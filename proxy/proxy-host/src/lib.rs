@@ -11,8 +11,8 @@
 //! - [`control`]: what the node daemon and the proxy say to each other.
 //! - [`spawned`]: what the proxy is started with.
 //!
-//! **A proxy of your own** is a program that calls [`main_with`] with its transports, its inspector, or both; the rest of the
-//! proxy, and the daemon that starts it, stay as they are.
+//! **A proxy of your own** is a program that calls [`main_with`] with its transports, its inspector, or both; the rest
+//! of the proxy, and the daemon that starts it, stay as they are.
 //!
 //! Of two nodes the one with the smaller number dials. A link whose connection breaks is dialled again; channels stay
 //! until the peer was silent for the limit. When the proxy is killed, the next one is handed the same channels.
@@ -58,8 +58,8 @@ pub fn main_from_spawn() -> ExitCode {
     main_with(Parts::from_spawn)
 }
 
-/// The same with parts of your own. `make` may take further descriptors and options of the record; it runs before privileges
-/// are given up.
+/// The same with parts of your own. `make` may take further descriptors and options of the record; it runs before
+/// privileges are given up.
 pub fn main_with(make: impl FnOnce(&mut Spawn) -> Result<Parts, ProxyError>) -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DVS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));

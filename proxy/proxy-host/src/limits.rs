@@ -11,7 +11,8 @@ pub const REFUSAL_BYTES_MAX: usize = 256;
 pub const TRANSPORTS_MAX: usize = 16;
 /// Connections whose peer has not said who it is. Each has a deadline, so a flood of strangers is shed.
 pub const STRANGERS_MAX: usize = 64;
-/// When all places are taken, one that has said nothing for so long makes room for the next who dials: a handshake takes milliseconds, also among many.
+/// When all places are taken, one that has said nothing for so long makes room for the next who dials: a handshake
+/// takes milliseconds, also among many.
 pub const STRANGER_GIVES_WAY: Duration = Duration::from_millis(500);
 /// Lines of the log about those who were refused, in each while: enough to see who it is.
 pub const REFUSALS_LOGGED: u32 = 5;
@@ -25,13 +26,15 @@ pub const REDIAL_MIN: Duration = Duration::from_millis(20);
 pub const REDIAL_MAX: Duration = Duration::from_millis(500);
 /// Local events taken in one round, so that the sockets get their turn.
 pub const EVENTS_PER_ROUND: usize = 256;
-/// Connections that are read in every round without asking whether they are ready: each costs a system call, as asking for all does.
+/// Connections that are read in every round without asking whether they are ready: each costs a system call, as asking
+/// for all does.
 pub const HOT_MAX: usize = 2;
 /// Reads in vain after which a connection is asked for with all others again.
 pub const IDLE_LOOKS_MAX: u32 = 256;
 /// Rounds of a busy loop in which only hot connections are looked at: others wait some microseconds longer.
 pub const UNPOLLED_ROUNDS_MAX: u32 = 8;
-/// Looks that find as many descriptors ready as one can tell, after which each of them was told once: the kernel takes turns.
+/// Looks that find as many descriptors ready as one can tell, after which each of them was told once: the kernel takes
+/// turns.
 pub const FULL_LOOKS_MAX: u32 = ((PEERS_MAX + STRANGERS_MAX + TRANSPORTS_MAX) / sys::eventfd::READY_MAX + 2) as u32;
 /// Bytes read from one connection in one round.
 pub const READ_ROUND_BYTES: usize = 4 << 20;

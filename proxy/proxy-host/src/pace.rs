@@ -1,11 +1,12 @@
 //! How long the loop looks again before it sleeps.
 //!
-//! A wake-up of an idle processor costs more than a whole round trip, so after work the loop looks a few more times, and
-//! yields between, so that a party that shares the processor can run. Whether that pays off is measured: a round that
-//! found something makes the next attempt longer, an attempt in vain halves it. An idle proxy sleeps at once.
+//! A wake-up of an idle processor costs more than a whole round trip, so after work the loop looks a few more times,
+//! and yields between, so that a party that shares the processor can run. Whether that pays off is measured: a round
+//! that found something makes the next attempt longer, an attempt in vain halves it. An idle proxy sleeps at once.
 //!
-//! A yield that was away for long gave the processor to somebody who computes. Whatever comes meanwhile waits for the end of his slice,
-//! while the wake-up of a sleeper preempts him: so the loop sleeps at once for a while, before it tries a yield again.
+//! A yield that was away for long gave the processor to somebody who computes. Whatever comes meanwhile waits for the
+//! end of his slice, while the wake-up of a sleeper preempts him: so the loop sleeps at once for a while, before it
+//! tries a yield again.
 
 use std::time::{Duration, Instant};
 

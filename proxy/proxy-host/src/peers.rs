@@ -34,7 +34,8 @@ impl Protection {
         Protection { encryption: Encryption::Tls, plain_over: None }
     }
 
-    /// Whether a node that came in this way is believed. One who came without encryption may be anybody that reaches the carrier.
+    /// Whether a node that came in this way is believed. One who came without encryption may be anybody that reaches
+    /// the carrier.
     pub(crate) fn lets_in(&self, came: Encryption, over: Carrier) -> bool {
         let may_be_plain = || self.plain_over.as_ref().is_none_or(|carriers| carriers.contains(&over));
         came == Encryption::Tls || self.encryption == Encryption::Plain && may_be_plain()
@@ -138,8 +139,8 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// From where connections of a peer that is made now are counted: above all of an earlier peer of that node, here or in
-    /// an earlier proxy, because a connection takes longer than a microsecond.
+    /// From where connections of a peer that is made now are counted: above all of an earlier peer of that node, here
+    /// or in an earlier proxy, because a connection takes longer than a microsecond.
     fn first_connection(&self, now: Duration) -> u64 {
         self.began.saturating_add(now.as_micros() as u64)
     }
@@ -157,8 +158,8 @@ pub(crate) struct Changes {
 
 pub(crate) type Table = HashMap<NodeId, Entry>;
 
-/// Makes the table equal to the daemon's list. An entry that cannot be is passed over: a node that is known by it keeps the
-/// address it has, and no other node misses its link for it.
+/// Makes the table equal to the daemon's list. An entry that cannot be is passed over: a node that is known by it keeps
+/// the address it has, and no other node misses its link for it.
 ///
 /// # Errors
 /// Nothing was changed; the text says what is wrong with the list.

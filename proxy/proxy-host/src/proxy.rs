@@ -173,7 +173,8 @@ impl Proxy {
                     if self.poll(limit, &mut found)? == Asked::ToStop {
                         return Ok(Stopped::Asked);
                     }
-                    // Silence is judged in the next round, which asks all descriptors first: a signal may have ended this sleep.
+                    // Silence is judged in the next round, which asks all descriptors first: a signal may have ended
+                    // this sleep.
                     pace.slept();
                 }
             }
@@ -253,8 +254,8 @@ impl Proxy {
         Ok(Asked::Nothing)
     }
 
-    /// A transport has something: streams without a descriptor are asked one by one. `true` when frames came, or there may be room
-    /// for what waits to be sent.
+    /// A transport has something: streams without a descriptor are asked one by one. `true` when frames came, or there
+    /// may be room for what waits to be sent.
     fn turn(&mut self, carrier: Carrier) -> bool {
         self.carriers.turn(carrier);
         self.accept_all(carrier);
@@ -557,7 +558,8 @@ impl Proxy {
         if now < self.next_due {
             return false;
         }
-        // After a while in which this process did not run, peers that spoke are not silent because their turn has not come.
+        // After a while in which this process did not run, peers that spoke are not silent because their turn has not
+        // come.
         if (1..limits::FULL_LOOKS_MAX).contains(&self.full_looks) {
             return true;
         }
@@ -631,7 +633,8 @@ impl Proxy {
     /// Replaces the list of peers.
     ///
     /// # Errors
-    /// What of the list was not taken, and why, for people. The rest of it was, unless the list is longer than that of any cluster.
+    /// What of the list was not taken, and why, for people. The rest of it was, unless the list is longer than that of
+    /// any cluster.
     pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
         let now = self.now();
         let changes = peers::update(&mut self.peers, list, &self.common, &self.carriers, now)?;

@@ -1,7 +1,8 @@
 //! TLS or nothing over a stream, and who the peer is by its certificate.
 //!
 //! TLS 1.3 only, both ends show a certificate of the cluster's authority. The dialling side checks that the certificate
-//! names the node it dialled; the accepting side checks the node that HELLO names, once it has come. No session is resumed.
+//! names the node it dialled; the accepting side checks the node that HELLO names, once it has come. No session is
+//! resumed.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -71,7 +72,8 @@ impl Credentials {
             .with_webpki_verifier(servers)
             .with_client_auth_cert(vec![read_certificate(&own)?], key.clone_key())
             .map_err(tls(&own))?;
-        // A session that is resumed would not look at the certificate again, which may have expired; and connections are few.
+        // A session that is resumed would not look at the certificate again, which may have expired; and connections
+        // are few.
         client.resumption = Resumption::disabled();
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -97,7 +99,8 @@ impl Credentials {
     }
 }
 
-/// AES-128 first: it is as safe as anything else here, and every byte of the data path pays for the rounds of a longer key.
+/// AES-128 first: it is as safe as anything else here, and every byte of the data path pays for the rounds of a longer
+/// key.
 fn provider() -> CryptoProvider {
     let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     CryptoProvider { cipher_suites, ..ring::default_provider() }

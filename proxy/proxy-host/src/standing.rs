@@ -106,7 +106,8 @@ impl Standing {
         self.is_complete = true;
     }
 
-    /// Something could not be told to the broker. After that nothing can, and it may have nothing to say by which this would be noticed.
+    /// Something could not be told to the broker. After that nothing can, and it may have nothing to say by which this
+    /// would be noticed.
     fn not_told(&mut self, error: IpcError) {
         if error == IpcError::NoBroker {
             self.lost_broker(error);

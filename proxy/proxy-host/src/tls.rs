@@ -1,13 +1,14 @@
-//! One TLS connection without buffers of its own: ciphertext is decrypted where it was read to and encrypted to where it is
-//! written from, which leaves out three of the copies that rustls' buffered connections make of every byte.
+//! One TLS connection without buffers of its own: ciphertext is decrypted where it was read to and encrypted to where
+//! it is written from, which leaves out three of the copies that rustls' buffered connections make of every byte.
 //!
 //! ```text
-//! stream → received ─ decrypt in place ─▶ a record ─▶ arena or frames' buffer (what it cannot take waits in `overflow`)
+//! stream → received ─ decrypt in place ─▶ a record ─▶ arena or frames' buffer (the rest waits in `overflow`)
 //! frames ─ encrypt ─▶ sealed → stream
 //! ```
 //!
-//! A turn of rustls handles one record or one step of the handshake. It may meet bytes for us while we want to send, and have
-//! an answer of its own to send while we read; so both directions take turns the same way and keep what they find.
+//! A turn of rustls handles one record or one step of the handshake. It may meet bytes for us while we want to send,
+//! and have an answer of its own to send while we read; so both directions take turns the same way and keep what they
+//! find.
 
 use std::io::{Read, Write};
 
@@ -157,8 +158,8 @@ impl Tls {
         }
     }
 
-    /// One step, with what was received and not handled yet. What it finds for us goes to `inward`, as far as there is one and
-    /// it has room; when nothing is to be read, `plain` is sealed.
+    /// One step, with what was received and not handled yet. What it finds for us goes to `inward`, as far as there is
+    /// one and it has room; when nothing is to be read, `plain` is sealed.
     fn turn(&mut self, inward: Option<&mut Inward<'_>>, plain: &[u8]) -> Result<Turn, CutReason> {
         let Tls { end, received, sealed, overflow } = self;
         let mut hands = Hands { inward, overflow, sealed, plain };

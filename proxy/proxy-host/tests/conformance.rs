@@ -82,7 +82,8 @@ fn with_two_nodes(way: Way, encryption: Encryption, pairs: u8, case: fn(&dyn Wor
     case(&pair);
 }
 
-/// Not a test: a case of which one party fails and the other waits for it. Started without its variable it does nothing.
+/// Not a test: a case of which one party fails and the other waits for it. Started without its variable it does
+/// nothing.
 #[test]
 fn case_that_hangs() {
     if std::env::var_os("DVS_TEST_HANG").is_some() {

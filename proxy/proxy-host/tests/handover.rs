@@ -1,4 +1,5 @@
-//! A service that hands itself from a process on one node to a process on another, and back, while clients of three nodes call it.
+//! A service that hands itself from a process on one node to a process on another, and back, while clients of three
+//! nodes call it.
 
 mod common;
 #[path = "handover/service.rs"]

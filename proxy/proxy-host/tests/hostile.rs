@@ -1,8 +1,9 @@
-//! A member whose peer is on another node keeps no rule. What it writes is read by its node's proxy first, which carries everybody: the
-//! proxies live, their link stands, an honest pair behind them goes on with right answers, and the attacker's own channels end.
+//! A member whose peer is on another node keeps no rule. What it writes is read by its node's proxy first, which
+//! carries everybody: the proxies live, their link stands, an honest pair behind them goes on with right answers, and
+//! the attacker's own channels end.
 //!
-//! The attacks and the honest are those of `kernel/broker/tests/hostile.rs`. Here they are of the broker's own user, which for what
-//! lies in a channel makes no difference.
+//! The attacks and the honest are those of `kernel/broker/tests/hostile.rs`. Here they are of the broker's own user,
+//! which for what lies in a channel makes no difference.
 
 mod common;
 

@@ -1,7 +1,8 @@
-//! Who waits for an answer of another node costs nothing: a hundred pairs, and a link that has its heartbeats and no more.
+//! Who waits for an answer of another node costs nothing: a hundred pairs, and a link that has its heartbeats and no
+//! more.
 //!
-//! What counts is time on a CPU and how often the proxies slept anew, never how long something took, so that it does not matter who else
-//! uses the machine.
+//! What counts is time on a CPU and how often the proxies slept anew, never how long something took, so that it does
+//! not matter who else uses the machine.
 
 mod common;
 
@@ -17,7 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 const PAIRS: u32 = 100;
 /// Of one CPU, by all pairs and both brokers together.
 const SHARE_MAX: f64 = 0.001;
-/// Of one CPU, by both proxies: their heartbeats, as many as without any pair. Half a percent, up to one where others compute.
+/// Of one CPU, by both proxies: their heartbeats, as many as without any pair. Half a percent, up to one where others
+/// compute.
 const LINK_SHARE_MAX: f64 = 0.02;
 /// Sleeps that a proxy begins in a second: it sends ten heartbeats and hears ten, some of which are answered.
 const SLEEPS_MAX: f64 = 40.0;

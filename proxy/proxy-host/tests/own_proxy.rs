@@ -1,5 +1,5 @@
-//! A proxy that somebody else wrote, in a process of its own: `examples/shaped_proxy.rs` against one of ours. It also makes a wire
-//! that is slow.
+//! A proxy that somebody else wrote, in a process of its own: `examples/shaped_proxy.rs` against one of ours. It also
+//! makes a wire that is slow.
 
 mod common;
 

@@ -275,7 +275,8 @@ fn node_that_left_the_list_and_is_back_is_linked_by_the_first_connection() {
     assert_eq!(status.links[0].last_error, None);
 }
 
-/// From the last call of a circle until one is refused: two round trips and so much, on nodes that have nothing else to do.
+/// From the last call of a circle until one is refused: two round trips and so much, on nodes that have nothing else to
+/// do.
 const FOUND_WITHIN: Duration = Duration::from_millis(10);
 /// Beside whatever else a short run has for company: only that it is the search that finds it, not somebody's limit.
 const FOUND_IN_COMPANY: Duration = Duration::from_millis(500);

@@ -1,5 +1,5 @@
-//! Relays that are open when proxies are killed or the link is cut: nothing is lost while the link comes back in time, and otherwise every
-//! survivor learns it (`docs/design/delegation.md`, "Failures").
+//! Relays that are open when proxies are killed or the link is cut: nothing is lost while the link comes back in time,
+//! and otherwise every survivor learns it (`docs/design/delegation.md`, "Failures").
 
 mod common;
 
@@ -136,7 +136,8 @@ fn survivors_of_a_cut_link_learn_it_while_relays_are_open() {
     }
 }
 
-/// The two nodes give each other up each by its own clock. A node that answers a new call so has closed what was open before.
+/// The two nodes give each other up each by its own clock. A node that answers a new call so has closed what was open
+/// before.
 fn hear_of_the_cut(pair: &mut Pair, at: Which, caller: u32, beyond: Endpoint) {
     let mut caller = pair.bind(at, Endpoint::new(caller).expect("a number"));
     assert_eq!(caller.sendrec(beyond, &Message::new(1), WAIT), Err(IpcError::NoLink));

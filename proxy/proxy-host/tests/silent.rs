@@ -59,7 +59,8 @@ fn is_in_time(took: Duration, limit: Duration) -> bool {
     (limit - Duration::from_millis(150)..limit + SLACK).contains(&took)
 }
 
-/// A cable that is pulled, and plugged in again: the session of the transport and then the link come back by themselves.
+/// A cable that is pulled, and plugged in again: the session of the transport and then the link come back by
+/// themselves.
 #[test]
 fn pulled_cable_is_suspected_in_300_ms_and_what_waits_is_delivered_when_it_is_back() {
     if !common::can_use_namespaces() {

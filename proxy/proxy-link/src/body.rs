@@ -1,13 +1,13 @@
 //! Data of a ring entry on its way, piece by piece.
 //!
 //! An entry carries up to a megabyte. A frame that was built or awaited as a whole would go to memory and back on both
-//! nodes; a piece of it that is handed on at once stays in the processor's cache. So a frame's head goes ahead, and its data
-//! is copied from the arena when there is room in the out buffer, and into the far arena when it comes. The entry is put into
-//! the far ring behind its last byte.
+//! nodes; a piece of it that is handed on at once stays in the processor's cache. So a frame's head goes ahead, and its
+//! data is copied from the arena when there is room in the out buffer, and into the far arena when it comes. The entry
+//! is put into the far ring behind its last byte.
 //!
-//! Lengths are fixed by the head. What a party writes into its arena meanwhile changes the bytes that are sent, nothing else.
-//! Of a frame that was cut in the middle nothing is remembered: the entry was not put, so it is sent again, and until then its
-//! range belongs to its request.
+//! Lengths are fixed by the head. What a party writes into its arena meanwhile changes the bytes that are sent, nothing
+//! else. Of a frame that was cut in the middle nothing is remembered: the entry was not put, so it is sent again, and
+//! until then its range belongs to its request.
 
 use abi::IpcError;
 use wire::{Block, Packing, RingEntry, Sink, WireChannel};
@@ -58,8 +58,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The same for data that travels in blocks: as many as the batch takes. Answers the plain bytes that went, and what they
-    /// became.
+    /// The same for data that travels in blocks: as many as the batch takes. Answers the plain bytes that went, and
+    /// what they became.
     pub(crate) fn put_blocks<C: LocalChannel>(
         &mut self,
         out: &mut OutBuffer,

@@ -83,7 +83,8 @@ pub trait LocalChannel {
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError>;
     /// The far party took the message. Nothing happens when it is not outstanding.
     fn mark_taken(&self, word: u32);
-    /// The word of a message the local party wants back, or of a request that was taken and whose answer it waits for no more. May stay.
+    /// The word of a message the local party wants back, or of a request that was taken and whose answer it waits for
+    /// no more. May stay.
     fn cancel_requested(&self) -> Option<u32>;
     /// The far side gave the message back, or never got it, or dropped it: a reply that nobody waited for.
     fn settle_withdrawn(&self, word: u32);
@@ -94,11 +95,13 @@ pub trait LocalChannel {
     fn published(&self) -> u32;
     /// The last word of ours that the local party took; 0 for none.
     fn taken(&self) -> u32;
-    /// The far party wants its message back, or waits for the answer to that request no more. `None`: the local party is taking it at
-    /// this moment; ask again when that was done. Until then nothing that follows the message may be published.
+    /// The far party wants its message back, or waits for the answer to that request no more. `None`: the local party
+    /// is taking it at this moment; ask again when that was done. Until then nothing that follows the message may be
+    /// published.
     fn withdraw(&self, word: u32) -> Option<Settled>;
 
-    /// Number (from 1) and bits of what the local party posted and the far side has not confirmed: the same until it has.
+    /// Number (from 1) and bits of what the local party posted and the far side has not confirmed: the same until it
+    /// has.
     fn pending_notification(&self) -> Option<(u64, u64)>;
     /// The far side has posted everything up to this number.
     fn confirm_notification(&self, number: u64);
@@ -107,7 +110,8 @@ pub trait LocalChannel {
     /// The number posted last; 0 for none.
     fn notified(&self) -> u64;
 
-    /// Entries of the local party that the far side has not confirmed: submissions of a client, completions of a server.
+    /// Entries of the local party that the far side has not confirmed: submissions of a client, completions of a
+    /// server.
     fn entries(&self) -> Result<Cursor, IpcError>;
     /// The far side has everything below `head`.
     fn confirm(&self, head: u32);

@@ -12,8 +12,8 @@ use crate::channel::LocalChannel;
 use crate::thrift::{Packer, Thrift};
 use crate::{LinkError, limits};
 
-/// So many times the limit of silence connections may come to nothing, before the peer is given up: one that has just been started
-/// may be slow to answer.
+/// So many times the limit of silence connections may come to nothing, before the peer is given up: one that has just
+/// been started may be slow to answer.
 const ATTEMPTS: u32 = 3;
 
 /// Who a node is.
@@ -31,7 +31,8 @@ pub struct LinkTimes {
     pub heartbeat: Duration,
     /// Silence after which the peer is suspected.
     pub suspect: Duration,
-    /// Silence, or time without a connection, after which the peer is given up; three times that when connections come to nothing.
+    /// Silence, or time without a connection, after which the peer is given up; three times that when connections come
+    /// to nothing.
     pub down: Duration,
 }
 
@@ -105,7 +106,8 @@ pub(crate) struct Link {
     dialled: u64,
     /// On this connection.
     last_heard: Duration,
-    /// When the peer was heard last while the link was up. Connections that come to nothing do not count, however many there are.
+    /// When the peer was heard last while the link was up. Connections that come to nothing do not count, however many
+    /// there are.
     last_reached: Duration,
     last_sent: Duration,
     heartbeat: u64,
@@ -319,8 +321,8 @@ impl Link {
         self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
     }
 
-    /// The data behind a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]). After an
-    /// error the head is taken back.
+    /// The data behind a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]).
+    /// After an error the head is taken back.
     pub(crate) fn put_data<C: LocalChannel>(&mut self, mut body: Outgoing, local: &C) -> Result<(), IpcError> {
         if let Err(error) = self.put_body(&mut body, Some(local)) {
             self.out.shrink(Frame::RING_OVERHEAD_BYTES);
@@ -419,8 +421,8 @@ impl Link {
         self.counters.connections += 1;
     }
 
-    /// Whether too long no connection let both sides compare their channels. One that does may take its time, as long as it is not
-    /// silent.
+    /// Whether too long no connection let both sides compare their channels. One that does may take its time, as long
+    /// as it is not silent.
     pub(crate) fn is_out_of_reach(&self, now: Duration) -> bool {
         matches!(self.phase, Phase::Apart | Phase::Greeting) && now >= self.reach_ends()
     }
@@ -442,8 +444,8 @@ impl Link {
     }
 }
 
-/// Whether the heartbeat of that number is answered at once, which tells the round trip: one in a while, since an answer is a
-/// wake-up more on both nodes.
+/// Whether the heartbeat of that number is answered at once, which tells the round trip: one in a while, since an
+/// answer is a wake-up more on both nodes.
 fn is_probe(seq: u64) -> bool {
     seq % limits::HEARTBEATS_PER_PROBE == 1
 }

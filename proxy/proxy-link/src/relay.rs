@@ -1,4 +1,5 @@
-//! One channel that crosses the link: what of the local memory has been told to the far side, and what the far side said.
+//! One channel that crosses the link: what of the local memory has been told to the far side, and what the far side
+//! said.
 //!
 //! Everything here except the stage and the open tags can be lost at any moment: [`Relay::restart`] forgets it, RESYNC
 //! brings it back. The rules, for a word or entry `x` of the local party:
@@ -7,8 +8,8 @@
 //! - `mark_taken` and `confirm` only when the far side holds `x`;
 //! - a RESYNC that shows `x` at the far side counts as told.
 //!
-//! **Acknowledgement is lazy.** TAKEN of a request is implied by its reply, and what was put into a ring is told with the
-//! next entry of the other direction. Only what nobody will imply is told at once; the rest with the next tick.
+//! **Acknowledgement is lazy.** TAKEN of a request is implied by its reply, and what was put into a ring is told with
+//! the next entry of the other direction. Only what nobody will imply is told at once; the rest with the next tick.
 
 use abi::IpcError;
 use abi::layout::word;
@@ -273,7 +274,8 @@ impl<C: LocalChannel> Relay<C> {
         }
         let taken = self.local.taken();
         if taken == 0 && self.taken_told != 0 {
-            // Nobody takes back that something was taken, and no frame says so: the peer would cut the link, which is everybody's.
+            // Nobody takes back that something was taken, and no frame says so: the peer would cut the link, which is
+            // everybody's.
             return Err(IpcError::Corrupt);
         }
         let implied = taken & word::KIND_MASK == word::REQUEST && telling == Telling::Needed;
@@ -310,7 +312,8 @@ impl<C: LocalChannel> Relay<C> {
 
     fn tell_outbound(&mut self, link: &mut Link) -> Result<Turn, IpcError> {
         let Some(message) = self.local.outbound(self.forwarded)? else { return Ok(Turn::Idle) };
-        // A reply implies that its request was taken; what was taken before it has been told, what was taken after it is told by itself.
+        // A reply implies that its request was taken; what was taken before it has been told, what was taken after it
+        // is told by itself.
         let taken = self.local.taken();
         let frame = Frame::Message {
             channel: self.wire,

@@ -1,15 +1,17 @@
 //! When packing the data of an entry pays, and the doing of it.
 //!
-//! Packing costs processor time on both nodes and saves time on the wire, so it pays on a wire that is slower than the packer,
-//! for data that packs. Both are measured, on the frames themselves:
+//! Packing costs processor time on both nodes and saves time on the wire, so it pays on a wire that is slower than the
+//! packer, for data that packs. Both are measured, on the frames themselves:
 //!
-//! - **The wire**: while it takes less than it is offered (something stays in the out buffer after a send, again and again), what
-//!   it takes per second is its rate. A wire that takes everything at once is faster than we are, and nothing is packed for it.
+//! - **The wire**: while it takes less than it is offered (something stays in the out buffer after a send, again and
+//!   again), what it takes per second is its rate. A wire that takes everything at once is faster than we are, and
+//!   nothing is packed for it.
 //! - **The packer**: time and size of what was packed last, as moving averages.
 //!
-//! **Rule.** With `cost` seconds a byte (both ends together), `ratio` packed to plain and `rate` bytes a second, a long entry is
-//! packed while `cost < (1 - ratio) / rate`. A frame for which that does not hold was a sample in vain: the next
-//! sample is taken after twice as many long entries as before, up to a bound, so that data that never packs costs little.
+//! **Rule.** With `cost` seconds a byte (both ends together), `ratio` packed to plain and `rate` bytes a second, a long
+//! entry is packed while `cost < (1 - ratio) / rate`. A frame for which that does not hold was a sample in vain: the
+//! next sample is taken after twice as many long entries as before, up to a bound, so that data that never packs costs
+//! little.
 //!
 //! State: a few numbers, two blocks of scratch once the first entry is packed.
 
@@ -19,8 +21,8 @@ use crate::limits;
 
 /// Packs and unpacks one block of data. LZ4 in practice; a link knows no algorithm.
 pub trait Packer: Send {
-    /// Packs `plain` into `packed`, which is as long. Answers how long the result is, `None` when it would not be shorter,
-    /// and the time it took.
+    /// Packs `plain` into `packed`, which is as long. Answers how long the result is, `None` when it would not be
+    /// shorter, and the time it took.
     fn pack(&mut self, plain: &[u8], packed: &mut [u8]) -> (Option<usize>, Duration);
 
     /// Unpacks bytes that nobody has checked, which must fill `plain` exactly.

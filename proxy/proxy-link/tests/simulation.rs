@@ -1,5 +1,6 @@
-//! Links over pipes that delay, cut, stall and are dialled twice, and over packets that are lost, doubled, late and overtaken, in a
-//! wire that is cut; and proxies that are killed: nothing is lost, nothing comes twice; and who ends a channel is heard out.
+//! Links over pipes that delay, cut, stall and are dialled twice, and over packets that are lost, doubled, late and
+//! overtaken, in a wire that is cut; and proxies that are killed: nothing is lost, nothing comes twice; and who ends a
+//! channel is heard out.
 
 #[path = "sim/memory.rs"]
 mod memory;
@@ -49,7 +50,8 @@ fn calm_down(world: &mut World<impl Link>, seed: u64) {
     }
 }
 
-/// Three nodes with a link between any two. A proxy carries both links of its node, so one that is killed takes both down.
+/// Three nodes with a link between any two. A proxy carries both links of its node, so one that is killed takes both
+/// down.
 fn run_three(seed: u64) {
     // Link `i` joins node `i` to node `i + 1`.
     let mut links: Vec<World<Pipes>> = (0..3).map(|link| World::new(seed.wrapping_mul(3) + link, 30)).collect();

@@ -1,4 +1,5 @@
-//! Calls at the same time. No order is right then, so nobody is an oracle: only what must hold in every order is asked for.
+//! Calls at the same time. No order is right then, so nobody is an oracle: only what must hold in every order is asked
+//! for.
 
 use std::time::Instant;
 

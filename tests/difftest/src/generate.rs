@@ -1,6 +1,7 @@
 //! A program from a seed.
 //!
-//! Each program uses some groups of calls, some names, a few offsets and lengths: what it has, it has often, so that calls meet.
+//! Each program uses some groups of calls, some names, a few offsets and lengths: what it has, it has often, so that
+//! calls meet.
 
 use crate::program::{Call, FILES, Group, Kind, MAPS, NAMES, Op, Program, words};
 use crate::session::{SetId, Settings};

@@ -1,5 +1,6 @@
-//! A differential tester of files: the same random program of system calls runs on one tmpfs, where the kernel says what is right, and on a
-//! tree that several nodes share, where each call is made on the node that the program names. Every answer must be the same.
+//! A differential tester of files: the same random program of system calls runs on one tmpfs, where the kernel says
+//! what is right, and on a tree that several nodes share, where each call is made on the node that the program names.
+//! Every answer must be the same.
 //!
 //! | file | what |
 //! |---|---|
@@ -13,7 +14,8 @@
 //! | `session.rs` | programs until the time is over, and the report of the first that differs |
 //! | `crowd.rs` | calls at the same time, where only invariants can be asked for |
 //!
-//! Where workers run is the caller's: as processes over two mounts, or as programs of a container on its nodes. `docs/design/difftest.md`.
+//! Where workers run is the caller's: as processes over two mounts, or as programs of a container on its nodes.
+//! `docs/design/difftest.md`.
 
 #![deny(unsafe_code)]
 

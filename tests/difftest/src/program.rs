@@ -1,6 +1,7 @@
 //! A program: calls of several processes on several nodes, one after the other.
 //!
-//! Every argument is a number; its [`Kind`] says how it reads. The text of a call without its place is also what a worker is told.
+//! Every argument is a number; its [`Kind`] says how it reads. The text of a call without its place is also what a
+//! worker is told.
 
 use std::fmt;
 
@@ -9,7 +10,8 @@ pub const FILES: usize = 4;
 /// Mappings of a process that a program can name.
 pub const MAPS: usize = 2;
 
-/// Names of a program, from the simplest. They are few, so that calls meet; the same name may be a file, a directory, a link.
+/// Names of a program, from the simplest. They are few, so that calls meet; the same name may be a file, a directory, a
+/// link.
 pub const NAMES: &[&str] = &["a", "b", "c", "d", "e", "d/a", "d/b", "e/a", "d/e", "d/e/a"];
 
 /// What an argument is.

@@ -11,9 +11,10 @@ use crate::world::{Difference, Times, World, run};
 /// A difference that does not come each time is tried so often.
 const TRIES: usize = 5;
 
-/// What the environment says: `DVS_DIFFTEST_SECONDS`, `DVS_DIFFTEST_SEED`, `DVS_DIFFTEST_WITHOUT` (calls that are left out, or `times`, with commas),
-/// `DVS_DIFFTEST_PROGRAM` (one program, for which there is no need of a seed), `DVS_DIFFTEST_ALL` (goes on after a difference, until the time is
-/// over, and tells those whose smallest programs make other calls).
+/// What the environment says: `DVS_DIFFTEST_SECONDS`, `DVS_DIFFTEST_SEED`, `DVS_DIFFTEST_WITHOUT` (calls that are left
+/// out, or `times`, with commas), `DVS_DIFFTEST_PROGRAM` (one program, for which there is no need of a seed),
+/// `DVS_DIFFTEST_ALL` (goes on after a difference, until the time is over, and tells those whose smallest programs make
+/// other calls).
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub time: Duration,
@@ -29,7 +30,8 @@ pub struct Settings {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetId {
     Used,
-    /// For programs that lack `CAP_FSETID` of the whole machine, as those of a container: FUSE then takes the bit away at other calls.
+    /// For programs that lack `CAP_FSETID` of the whole machine, as those of a container: FUSE then takes the bit away
+    /// at other calls.
     Avoided,
 }
 

@@ -1,10 +1,10 @@
 //! The process that makes the calls: a line on standard input is a call, a line on standard output what came of it.
 //!
-//! The first process only starts the second and waits for it, again and again: so that a program of calls can have its process exit, which gives
-//! back its locks, while those who ask keep their pipes.
+//! The first process only starts the second and waits for it, again and again: so that a program of calls can have its
+//! process exit, which gives back its locks, while those who ask keep their pipes.
 //!
-//! An answer is `= VALUE DETAIL…`: the call's value or the negative number of its error, and words of which each must be as the oracle's. Whatever
-//! else is printed (by a harness that started the worker) is no answer.
+//! An answer is `= VALUE DETAIL…`: the call's value or the negative number of its error, and words of which each must
+//! be as the oracle's. Whatever else is printed (by a harness that started the worker) is no answer.
 
 mod raw;
 mod together;
@@ -20,13 +20,14 @@ use raw::Process;
 pub const WORKER: &str = "DVS_DIFFTEST_WORKER";
 /// In the environment, for who cannot start it there: the directory of the tree.
 pub const FROM: &str = "DVS_DIFFTEST_FROM";
-/// Longer than any wait of a gate or server for what comes next; shorter than the second for which a kernel believes names.
+/// Longer than any wait of a gate or server for what comes next; shorter than the second for which a kernel believes
+/// names.
 const PAUSE: Duration = Duration::from_millis(600);
 /// How the second process says that it ends because the program wants it.
 const EXITED: i32 = 77;
 
-/// Is a worker until nobody asks any more, if the environment says that this is one. Whoever calls it names the arguments with which this
-/// binary comes here again.
+/// Is a worker until nobody asks any more, if the environment says that this is one. Whoever calls it names the
+/// arguments with which this binary comes here again.
 pub fn be_worker(arguments: &[&str]) {
     match std::env::var(WORKER).as_deref() {
         Ok("first") => while second(arguments) == Some(EXITED) {},

@@ -1,4 +1,5 @@
-//! The workers of one tree, and what of their answers is compared. What is not, and why: the table in `docs/design/difftest.md`.
+//! The workers of one tree, and what of their answers is compared. What is not, and why: the table in
+//! `docs/design/difftest.md`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -78,7 +79,8 @@ impl World {
         World { lanes, seen: Seen::default() }
     }
 
-    /// All on a tmpfs of this machine, which goes with the last worker. Needs root. `arguments` are those of [`crate::be_worker`].
+    /// All on a tmpfs of this machine, which goes with the last worker. Needs root. `arguments` are those of
+    /// [`crate::be_worker`].
     pub fn oracle(shape: Shape, arguments: &[&str]) -> World {
         let directory =
             std::env::temp_dir().join(format!("dvs-oracle-{}-{:?}", std::process::id(), std::thread::current().id()));

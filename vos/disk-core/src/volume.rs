@@ -63,7 +63,8 @@ impl Volume {
         if durability == Durability::Power { self.flush() } else { Ok(()) }
     }
 
-    /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing that is not so.
+    /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing
+    /// that is not so.
     pub fn flush(&self) -> Result<(), Errno> {
         if self.is_poisoned() {
             return Err(Errno::IO);

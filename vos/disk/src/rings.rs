@@ -1,9 +1,9 @@
 //! Which ring of a client is served, and what older ones still have under way.
 //!
 //! A client endpoint has one ring. A new one replaces the older: the client died, or its link broke. Requests that the
-//! older ring had handed over may still wait for the medium; a write among them that came to an end after the new ring's first
-//! requests would overwrite what the new ring wrote. So nothing of a newer ring touches the image before everything that was begun for
-//! older ones has ended, and nothing more is begun for those.
+//! older ring had handed over may still wait for the medium; a write among them that came to an end after the new
+//! ring's first requests would overwrite what the new ring wrote. So nothing of a newer ring touches the image before
+//! everything that was begun for older ones has ended, and nothing more is begun for those.
 //!
 //! Waiting happens in the pool. It cannot last for ever: jobs begin in the order of submission, so whoever waits
 //! for an older request waits for one that a thread has already taken.
@@ -88,7 +88,8 @@ impl Ticket {
         }
     }
 
-    /// A request whose own ring was replaced meanwhile is one of the older ones: it counts itself among them and goes on.
+    /// A request whose own ring was replaced meanwhile is one of the older ones: it counts itself among them and goes
+    /// on.
     fn is_behind(&self, seats: &HashMap<Endpoint, Seat>) -> bool {
         seats.get(&self.from).is_some_and(|seat| seat.newest == self.client && seat.older > 0)
     }

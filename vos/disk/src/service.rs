@@ -2,9 +2,10 @@
 //!
 //! Reads and writes go to a pool of threads, which move the bytes between the arena and the image without a copy of
 //! ours. A short read that the page cache can serve is answered by the loop itself: handing it to another thread would
-//! cost many times the copy. So is a short write, which is a copy to the page cache as well, unless the host lately made a
-//! writer wait (too much of its memory is dirty). Flushes are gathered: one write-back answers every FLUSH that had arrived before it began. It covers all
-//! writes that were completed before, because a write is completed only after `pwrite` returned.
+//! cost many times the copy. So is a short write, which is a copy to the page cache as well, unless the host lately
+//! made a writer wait (too much of its memory is dirty). Flushes are gathered: one write-back answers every FLUSH that
+//! had arrived before it began. It covers all writes that were completed before, because a write is completed only
+//! after `pwrite` returned.
 //!
 //! Lock order: `Flusher::waiting` is a leaf.
 

@@ -42,7 +42,8 @@ impl StorageBackend for FileStore {
         Ok(())
     }
 
-    /// Grows with its space: a host that is full refuses here, where the transaction just fails, and not while pages are written back.
+    /// Grows with its space: a host that is full refuses here, where the transaction just fails, and not while pages
+    /// are written back.
     fn set_len(&self, len: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         let old = self.len()?;

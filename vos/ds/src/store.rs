@@ -165,8 +165,8 @@ impl Store {
         Ok((out, count, false))
     }
 
-    /// Carries out `batch` in one durable transaction. `catalog` is what was committed before. At most the last change may
-    /// touch subscriptions. An error says nothing about whether it happened: [`Store::reopen`], then look.
+    /// Carries out `batch` in one durable transaction. `catalog` is what was committed before. At most the last change
+    /// may touch subscriptions. An error says nothing about whether it happened: [`Store::reopen`], then look.
     pub fn apply<W>(
         &self,
         batch: &[Order],

@@ -1,8 +1,9 @@
 //! Which data blocks are free.
 //!
-//! Two bitmaps. `owned` follows the log: a block is owned from the record that allocated it to the record that freed it;
-//! this one is stored by checkpoints. `busy` is what must not be handed out: owned blocks, blocks that a running
-//! operation took, and blocks that were freed but whose freeing is not durable yet, or that a reader may still be reading.
+//! Two bitmaps. `owned` follows the log: a block is owned from the record that allocated it to the record that freed
+//! it; this one is stored by checkpoints. `busy` is what must not be handed out: owned blocks, blocks that a running
+//! operation took, and blocks that were freed but whose freeing is not durable yet, or that a reader may still be
+//! reading.
 //!
 //! A freed block passes through `freed` (since the last freeze), `waiting` (its checkpoint is under way or durable, but
 //! readers that began before are not done) and becomes free.
@@ -131,7 +132,8 @@ impl Allocator {
         self.cursor = 0;
     }
 
-    /// As [`Allocator::take`], from the parts of `part_blocks` that `may_use` names. Slower: for when few of them are left.
+    /// As [`Allocator::take`], from the parts of `part_blocks` that `may_use` names. Slower: for when few of them are
+    /// left.
     pub fn take_in(
         &mut self,
         count: u64,

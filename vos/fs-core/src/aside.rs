@@ -1,11 +1,14 @@
-//! Space that is set aside on the disk before it is written: no write that the file system depends on finds the disk's host full.
+//! Space that is set aside on the disk before it is written: no write that the file system depends on finds the disk's
+//! host full.
 //!
-//! A disk may be sparse: its host has the space of a block only once it was written. Were that found out while a record or a page of
-//! the metadata store is written, the whole server would fail. So space is asked for first, and only whoever wants more of it hears `ENOSPC`:
+//! A disk may be sparse: its host has the space of a block only once it was written. Were that found out while a record
+//! or a page of the metadata store is written, the whole server would fail. So space is asked for first, and only
+//! whoever wants more of it hears `ENOSPC`:
 //!
-//! - head and log when the volume is opened, and of the metadata region twice what the store has ([`Aside::own`]); when the store grew,
-//!   more is asked for before the next operation that needs metadata ([`Aside::metadata`]). A volume that was in use opens with
-//!   less ([`Aside::own_again`]), or nobody could remove anything until somebody else makes room;
+//! - head and log when the volume is opened, and of the metadata region twice what the store has ([`Aside::own`]); when
+//!   the store grew, more is asked for before the next operation that needs metadata ([`Aside::metadata`]). A volume
+//!   that was in use opens with less ([`Aside::own_again`]), or nobody could remove anything until somebody else makes
+//!   room;
 //! - data in chunks, or less when there is no more, before blocks of them are handed out ([`Aside::data`]).
 //!
 //! On a disk that has all its space this costs one request per chunk and life of the server.
@@ -56,8 +59,9 @@ impl Aside {
         self.set_meta_aside(Need::Server)
     }
 
-    /// As [`Aside::own`], for a volume that was in use. The servers before this one set aside what they needed, perhaps not all
-    /// that they wanted. What is missing is missed by operations that make the metadata grow, and asked for with each of them.
+    /// As [`Aside::own`], for a volume that was in use. The servers before this one set aside what they needed, perhaps
+    /// not all that they wanted. What is missing is missed by operations that make the metadata grow, and asked for
+    /// with each of them.
     pub fn own_again(&self) -> Result<(), DeviceError> {
         match self.own() {
             Err(error) if error == NO_SPACE => (),
@@ -123,7 +127,8 @@ impl Aside {
         Ok(())
     }
 
-    /// Room for data in these blocks. A host that is nearly full may have no chunk any more, but a piece, or the few blocks that are wanted.
+    /// Room for data in these blocks. A host that is nearly full may have no chunk any more, but a piece, or the few
+    /// blocks that are wanted.
     pub fn data(&self, runs: &[Run], need: Need) -> Result<(), Errno> {
         for run in runs {
             for piece in run.start / PIECE_BLOCKS..(run.start + run.count).div_ceil(PIECE_BLOCKS) {

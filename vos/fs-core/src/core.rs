@@ -1,12 +1,12 @@
 //! The file system as one object: what all operations share, and how an operation's changes become permanent.
 //!
-//! [`Fs::transact`] is the only way to change anything: under the engine's lock it collects the changes, applies them in
-//! memory and queues their record, so that the order of application is the order of the log. The answer goes out when
-//! the record was written.
+//! [`Fs::transact`] is the only way to change anything: under the engine's lock it collects the changes, applies them
+//! in memory and queues their record, so that the order of application is the order of the log. The answer goes out
+//! when the record was written.
 //!
 //! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `engine`, `blocks`, then the leaves (log,
-//! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while the device works;
-//! the engine's lock may wait for a page of the metadata store.
+//! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while
+//! the device works; the engine's lock may wait for a page of the metadata store.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,8 @@ pub struct Options {
     /// Threads that read ahead; 0 turns it off.
     pub readahead_threads: usize,
     /// How many small writes after opening wait for their data before their record is made. When the medium takes no
-    /// more, data that travels with its record can only fail the whole server; so the one after that must find out alone.
+    /// more, data that travels with its record can only fail the whole server; so the one after that must find out
+    /// alone.
     pub careful_writes: u32,
     /// Where operations go on that had to wait.
     pub spawn: Spawn,

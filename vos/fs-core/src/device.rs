@@ -1,9 +1,9 @@
 //! What the file system stands on: a blocking, thread-safe block device.
 //!
-//! The rules it relies on, and that the devices of `testing` enforce: a block of [`BLOCK`] bytes is written as a whole or
-//! not at all; a write that returned is seen by every later read, also after the death of this process; after
-//! [`BlockDevice::flush`] everything that had returned before survives loss of power; writes that were not flushed
-//! may survive or not, each for itself, in any order.
+//! The rules it relies on, and that the devices of `testing` enforce: a block of [`BLOCK`] bytes is written as a whole
+//! or not at all; a write that returned is seen by every later read, also after the death of this process; after
+//! [`BlockDevice::flush`] everything that had returned before survives loss of power; writes that were not flushed may
+//! survive or not, each for itself, in any order.
 
 use thiserror::Error;
 pub use vos_api::disk::Need;
@@ -18,13 +18,14 @@ pub trait BlockDevice: Send + Sync {
     fn bytes(&self) -> u64;
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
-    /// Several writes that may be under way together and reach the device in any order. On failure any of them may be there.
+    /// Several writes that may be under way together and reach the device in any order. On failure any of them may be
+    /// there.
     fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
         writes.iter().try_for_each(|(offset, data)| self.write(*offset, data))
     }
     fn flush(&self) -> Result<(), DeviceError>;
-    /// Sets space aside: writes to the range do not fail afterwards for want of space (`ENOSPC` now instead). What the range holds stays. A
-    /// device that has all its space, or cannot set any aside, does nothing.
+    /// Sets space aside: writes to the range do not fail afterwards for want of space (`ENOSPC` now instead). What the
+    /// range holds stays. A device that has all its space, or cannot set any aside, does nothing.
     fn allocate(&self, _offset: u64, _bytes: u64, _need: Need) -> Result<(), DeviceError> {
         Ok(())
     }

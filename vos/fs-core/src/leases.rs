@@ -2,9 +2,9 @@
 //!
 //! A session holds a lease on an inode (attributes, pages, names inside it). A change by session A first recalls the
 //! leases of all others on the inodes it touches; when each has said RELEASED up to its event, or was fenced, the
-//! change runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes of
-//! others wait, nobody gets a new lease by looking, so a stream of readers cannot starve a writer; while one runs, no
-//! change of another session runs on its inodes. A's own leases stay, and it gets one on what it changed
+//! change runs. A change is `Waiting` (recalls are out) or `Running` (nobody else holds anything of it). While changes
+//! of others wait, nobody gets a new lease by looking, so a stream of readers cannot starve a writer; while one runs,
+//! no change of another session runs on its inodes. A's own leases stay, and it gets one on what it changed
 //! ([`Leases::grant_own`]): whoever else waits there asks for that one too before it runs.
 //!
 //! Pages are another matter than attributes: a kernel keeps those that it has read or written, with a time-out or
@@ -280,8 +280,8 @@ impl Leases {
         Blocked { number, inos: touch.inos.iter().copied().collect() }
     }
 
-    /// Asks all others for their leases on what is touched, and answers what can go on because of this. `resume` is called
-    /// when the change may run, which it must then. `Err`: that is so now, and `resume` comes back.
+    /// Asks all others for their leases on what is touched, and answers what can go on because of this. `resume` is
+    /// called when the change may run, which it must then. `Err`: that is so now, and `resume` comes back.
     ///
     /// Asking and waiting are one step: somebody who got a lease in between would be waited for, and never asked.
     pub fn wait(&self, number: u64, change: Change<'_>, now_ms: u64, resume: Resume) -> (Result<(), Resume>, Woken) {

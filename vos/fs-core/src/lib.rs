@@ -1,16 +1,26 @@
 //! The file system: one tree of files on one block device, without a word about rings or processes.
 //!
-//! From the bottom: `device` (what a disk promises), `layout` and `backend` (where things lie), `store` (metadata: redb
-//! below, changes in memory above), `log` (what makes changes survive), `alloc` and `extents` (data blocks), `aside` (no disk whose host is full), `txn` and
-//! `core` (one operation's changes, and how they become permanent), `open` (making and recovering), `ops` (the
-//! operations), `sessions`, `leases`, `locks` (who holds what), `calls` (from request to answer).
+//! From the bottom:
+//!
+//! - `device`: what a disk promises.
+//! - `layout`, `backend`: where things lie.
+//! - `store`: metadata: redb below, changes in memory above.
+//! - `log`: what makes changes survive.
+//! - `alloc`, `extents`: data blocks.
+//! - `aside`: room for metadata on a disk whose host is full.
+//! - `txn`, `core`: the changes of one operation, and how they become permanent.
+//! - `open`: making and recovering a file system.
+//! - `ops`: the operations.
+//! - `sessions`: who asks.
+//! - `leases`, `locks`: who holds what.
+//! - `calls`: from request to answer.
 //!
 //! An operation is answered when its record was written to the disk, without a flush: it survives the death of the
 //! server. `FSYNC` flushes. A crash at any point leaves a prefix of the operations that contains everything that was
 //! flushed. `docs/design/fs-format.md` has the format and the argument.
 //!
-//! Not here: the server around it (`vos/fs`), permission checks (the kernel of the client's node makes them), caches of the clients (`gate/gate-fuse`),
-//! replication (`vos/disk`).
+//! Not here: the server around it (`vos/fs`), permission checks (the kernel of the client's node makes them), caches of
+//! the clients (`gate/gate-fuse`), replication (`vos/disk`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

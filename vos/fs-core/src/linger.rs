@@ -1,13 +1,14 @@
 //! Inodes that nothing claims any more and that stay for a while.
 //!
-//! A program that opens a file asks twice: what the name leads to, then for that inode. Between the two, somebody may have put
-//! another file in its place. A local kernel holds the inode that it found; here it is the server that holds it. So
-//! an inode that lost its last name and its last handle is an orphan, which can still be opened and asked about, and is removed
-//! [`LINGER_MS`] later: sooner when its space is needed, or when more than [`FILES_MAX`] linger. Then the kernel of the client's
-//! node looks the name up once more ([`Errno::Gone`](crate::Errno::Gone)).
+//! A program that opens a file asks twice: what the name leads to, then for that inode. Between the two, somebody may
+//! have put another file in its place. A local kernel holds the inode that it found; here it is the server that holds
+//! it. So an inode that lost its last name and its last handle is an orphan, which can still be opened and asked about,
+//! and is removed [`LINGER_MS`] later: sooner when its space is needed, or when more than [`FILES_MAX`] linger. Then
+//! the kernel of the client's node looks the name up once more ([`Errno::Gone`](crate::Errno::Gone)).
 //!
-//! Programs work in directories and list them without a handle at the server. So a removed directory stays, whatever the time, until
-//! [`DIRECTORIES_MAX`] others were removed after it, or its space is needed. It also stays when the server restarts.
+//! Programs work in directories and list them without a handle at the server. So a removed directory stays, whatever
+//! the time, until [`DIRECTORIES_MAX`] others were removed after it, or its space is needed. It also stays when the
+//! server restarts.
 
 use std::collections::{HashMap, VecDeque};
 

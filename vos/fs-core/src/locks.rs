@@ -148,8 +148,8 @@ impl Table {
     }
 
     /// Takes away what the owner of a flock has, if it wants another kind and others are in the way: changing the kind
-    /// of a flock means to unlock and to lock again (flock(2)), also when the second fails. Two owners that both want more do not
-    /// wait for each other so. `true` when something was taken.
+    /// of a flock means to unlock and to lock again (flock(2)), also when the second fails. Two owners that both want
+    /// more do not wait for each other so. `true` when something was taken.
     pub fn give_up(&mut self, wanted: &Held) -> bool {
         wanted.is_flock() && self.conflict(wanted).is_some() && self.drop_owner(wanted.session, wanted.owner)
     }

@@ -2,12 +2,12 @@
 //!
 //! A record is one operation's effect: changed keys, allocated and freed blocks, counters. Records are queued in the
 //! order in which they were applied and written in batches; whoever finds the pen free writes everything that waits
-//! ("leader"), everybody else goes on. A batch is complete when its write returned and all earlier ones did: only one is
-//! under way at a time. Then the operations in it are answered.
+//! ("leader"), everybody else goes on. A batch is complete when its write returned and all earlier ones did: only one
+//! is under way at a time. Then the operations in it are answered.
 //!
-//! Short data travels with its record: the leader writes the batch and the data of its records at the same time, so that a
-//! small write waits for one round trip to the disk, not two. The record counts only if the data is there, which its
-//! checksums tell (`open.rs`); until the batch is complete [`Log::is_unwritten`] keeps readers from the blocks.
+//! Short data travels with its record: the leader writes the batch and the data of its records at the same time, so
+//! that a small write waits for one round trip to the disk, not two. The record counts only if the data is there, which
+//! its checksums tell (`open.rs`); until the batch is complete [`Log::is_unwritten`] keeps readers from the blocks.
 //!
 //! A position (`lsn`) only rises; its place in the ring is the remainder. A batch never wraps: what does not fit before
 //! the end of the ring begins at its start. A batch is believed when magic, epoch, position, predecessor and

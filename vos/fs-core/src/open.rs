@@ -29,7 +29,8 @@ pub const FIRST_COOKIE: u64 = 3;
 const SCAN_ENTRIES: usize = 1024;
 
 impl Fs {
-    /// Opens the file system on a volume; makes one when the volume is blank. A volume that holds anything else is left alone.
+    /// Opens the file system on a volume; makes one when the volume is blank. A volume that holds anything else is left
+    /// alone.
     pub fn open(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Fs>, OpenError> {
         let layout = match read_head(&*device)? {
             Head::Formatted(layout) => layout,

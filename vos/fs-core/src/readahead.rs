@@ -1,7 +1,7 @@
 //! Brings what a sequential reader will ask for next into the cache, on threads of its own.
 //!
-//! A reader is sequential when a read begins where its last one ended. The distance read ahead doubles with each such read
-//! up to [`AHEAD_BYTES_MAX`]. Loads may be dropped at any time: a reader that finds nothing reads for itself.
+//! A reader is sequential when a read begins where its last one ended. The distance read ahead doubles with each such
+//! read up to [`AHEAD_BYTES_MAX`]. Loads may be dropped at any time: a reader that finds nothing reads for itself.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

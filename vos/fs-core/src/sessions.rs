@@ -1,8 +1,9 @@
-//! Sessions of the file system: what one holds goes with it, and where the record lies in the store (`sessions` has the rest).
+//! Sessions of the file system: what one holds goes with it, and where the record lies in the store (`sessions` has the
+//! rest).
 //!
-//! A session without a ring keeps its locks and handles for a while. It is fenced when it was silent while others needed what it
-//! held, or away too long. The reply of an executed operation is part of its log record. Failures are not recorded: executing them
-//! again changes nothing that was promised.
+//! A session without a ring keeps its locks and handles for a while. It is fenced when it was silent while others
+//! needed what it held, or away too long. The reply of an executed operation is part of its log record. Failures are
+//! not recorded: executing them again changes nothing that was promised.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,8 +24,8 @@ pub const AWAY_MS_MAX: u64 = 10 * 60 * 1000;
 /// Keys removed in one step when a session ends.
 const STEP_KEYS: usize = 512;
 
-/// Numbers of events that each byte of the log sets aside: a restarted server goes on above all that its predecessor used. Every
-/// opening of the volume moves the log on by [`GAP_BYTES`], whether anything was changed before or not.
+/// Numbers of events that each byte of the log sets aside: a restarted server goes on above all that its predecessor
+/// used. Every opening of the volume moves the log on by [`GAP_BYTES`], whether anything was changed before or not.
 const RECALLS_PER_LOG_BYTE_BITS: u32 = 12;
 const _: () = assert!(GAP_BYTES << RECALLS_PER_LOG_BYTE_BITS > 1 << 32);
 
@@ -32,8 +33,8 @@ const LIVE: u8 = 0;
 const FENCED: u8 = 1;
 
 impl Fs {
-    /// A ring of a session opened; `ESTALE` when the session was fenced or forgotten. Only looks at memory; [`Fs::keep_session`] must
-    /// follow, from a thread that may wait.
+    /// A ring of a session opened; `ESTALE` when the session was fenced or forgotten. Only looks at memory;
+    /// [`Fs::keep_session`] must follow, from a thread that may wait.
     pub fn hello(&self, session: u64, acknowledged: u64) -> Result<Opened, Errno> {
         if session == 0 {
             return Err(Errno::Invalid);
@@ -58,7 +59,8 @@ impl Fs {
         Ok(())
     }
 
-    /// A ring opened and the session is kept: for callers that may wait. Answers the highest sequence that was executed.
+    /// A ring opened and the session is kept: for callers that may wait. Answers the highest sequence that was
+    /// executed.
     pub fn open_session(self: &Arc<Fs>, session: u64, acknowledged: u64) -> Result<u64, Errno> {
         let opened = self.hello(session, acknowledged)?;
         self.keep_session(session, opened)?;

@@ -150,7 +150,8 @@ impl BlockDevice for Recorder {
         Ok(())
     }
 
-    /// In their order one time, in the opposite order the next: a death between two finds either there without the other.
+    /// In their order one time, in the opposite order the next: a death between two finds either there without the
+    /// other.
     fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
         let mut writes = writes.to_vec();
         if !locked(&self.steps).len().is_multiple_of(2) {

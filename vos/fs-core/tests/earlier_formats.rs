@@ -37,8 +37,9 @@ fn ok(reply: Reply) -> Reply {
     reply
 }
 
-/// It was copied while it ran: `mkdir -p a/b`, a file with a second name, a link and an attribute, 300 files of which every other
-/// was removed, a sparse file, 20,000 numbers of another owner, a FIFO, `sync`; then, without one, some changes more.
+/// It was copied while it ran: `mkdir -p a/b`, a file with a second name, a link and an attribute, 300 files of which
+/// every other was removed, a sparse file, 20,000 numbers of another owner, a FIFO, `sync`; then, without one, some
+/// changes more.
 #[test]
 fn volume_of_november_2026_has_everything_that_was_written() {
     let fs = Fs::open(volume("2026-11"), Options::inline(1)).expect("the volume opens");

@@ -82,7 +82,8 @@ impl BlockingSession {
         self.start(op)?.wait()
     }
 
-    /// Carries a declared operation out; `room` is for reply data besides what always comes. Answers its reply, and that data.
+    /// Carries a declared operation out; `room` is for reply data besides what always comes. Answers its reply, and
+    /// that data.
     pub fn ask<'a, O: Operation<'a>>(&self, operation: O, room: u32) -> Result<(O::Reply, Vec<u8>), Errno> {
         let answer = self.call(Op::of(&operation.encode(), O::CLASS, room.max(O::Reply::DATA_BYTES)))?;
         Ok((answer.results.into(), answer.data))
@@ -224,7 +225,8 @@ impl Started {
         answer
     }
 
-    /// The answer's data is copied to the beginning of `into`. Returns results and bytes; `ERANGE` when `into` is short.
+    /// The answer's data is copied to the beginning of `into`. Returns results and bytes; `ERANGE` when `into` is
+    /// short.
     pub fn wait_into(mut self, into: &mut [u8]) -> Result<([u64; 4], usize), Errno> {
         let done = self.take();
         let answer = match done.error {

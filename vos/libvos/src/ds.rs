@@ -118,8 +118,8 @@ impl DsClient {
         Ok(self.session.ask(Publish { topic: Measured(topic), value }, 0)?.0.subscribers)
     }
 
-    /// Ends the session, which is of no use afterwards; the server forgets it. Optional: forgotten sessions end when there are
-    /// too many.
+    /// Ends the session, which is of no use afterwards; the server forgets it. Optional: forgotten sessions end when
+    /// there are too many.
     pub fn goodbye(self) -> Result<(), Errno> {
         self.session.ask(Goodbye {}, 0).map(drop)
     }

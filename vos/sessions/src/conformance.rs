@@ -1,4 +1,5 @@
-//! What every store of sessions must do, and exactly-once as a whole: clients that lose rings, servers that die, steps that fail.
+//! What every store of sessions must do, and exactly-once as a whole: clients that lose rings, servers that die, steps
+//! that fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;

@@ -1,10 +1,11 @@
 //! Exactly once: what a server remembers of its clients' sessions (`docs/design/sessions.md`).
 //!
-//! - [`Table`]: the sessions of one server. It decides what is executed, what joins an execution that is under way, what is
-//!   answered from the record, and whose turn it is to be forgotten.
+//! - [`Table`]: the sessions of one server. It decides what is executed, what joins an execution that is under way,
+//!   what is answered from the record, and whose turn it is to be forgotten.
 //! - [`Record`], [`Step`]: the store below it. A reply becomes permanent in the same atomic step as the effect.
 //! - [`Reply`]: what is recorded.
-//! - [`conformance`]: the cases that every store must pass, and the whole of it against clients that lose rings and servers.
+//! - [`conformance`]: the cases that every store must pass, and the whole of it against clients that lose rings and
+//!   servers.
 //!
 //! Not here: how requests arrive (`vos/vos-rt`), what an operation does, how a server's store writes.
 

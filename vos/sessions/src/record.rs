@@ -18,8 +18,8 @@ pub struct Place {
     pub sequence: u64,
 }
 
-/// One step of a store while it is being made. What is put here becomes permanent together with the effects of the operation, or not
-/// at all.
+/// One step of a store while it is being made. What is put here becomes permanent together with the effects of the
+/// operation, or not at all.
 pub trait Step {
     type Error;
 

@@ -1,18 +1,19 @@
 //! The sessions of one server, in memory.
 //!
-//! A session is `Open` (it has a ring), `Away` (it has none; what it holds stays for a while), `Fenced` (everything it asks gets
-//! `ESTALE`, and its number is remembered) or `Leaving` (the same, until nothing of it is left).
+//! A session is `Open` (it has a ring), `Away` (it has none; what it holds stays for a while), `Fenced` (everything it
+//! asks gets `ESTALE`, and its number is remembered) or `Leaving` (the same, until nothing of it is left).
 //!
-//! An operation is *in flight* from [`Table::begin`] to [`Table::finish`] and *executed* from [`Table::record`] on; for a while it is
-//! both. Who asks for it again joins what is in flight, or is answered from the record.
+//! An operation is *in flight* from [`Table::begin`] to [`Table::finish`] and *executed* from [`Table::record`] on; for
+//! a while it is both. Who asks for it again joins what is in flight, or is answered from the record.
 //!
-//! How many replies are kept. A client has at most `N` = [`IN_FLIGHT_MAX`] operations whose completions it has not taken, takes completions in
-//! the order of its ring, and over a new ring repeats first, lower numbers first. Let it not have taken the completion of an
-//! operation that was executed. Behind that one can have been executed: the at most `N` - 1 others that were in flight at that
-//! moment, which a server of several threads may have executed later and which may have been answered earlier (over a new ring they are repeated
-//! earlier when their numbers are lower); and in place of those, at most `N` - 1 newer ones, because the completion of a newer one comes behind the
-//! one that was not taken. So [`REPLIES_KEPT`] = 2 `N` are enough and `N` are not. The server's part: it answers operations in the order
-//! in which it recorded them. A reply whose operation has no answer yet is kept in any case.
+//! How many replies are kept. A client has at most `N` = [`IN_FLIGHT_MAX`] operations whose completions it has not
+//! taken, takes completions in the order of its ring, and over a new ring repeats first, lower numbers first. Let it
+//! not have taken the completion of an operation that was executed. Behind that one can have been executed: the at most
+//! `N` - 1 others that were in flight at that moment, which a server of several threads may have executed later and
+//! which may have been answered earlier (over a new ring they are repeated earlier when their numbers are lower); and
+//! in place of those, at most `N` - 1 newer ones, because the completion of a newer one comes behind the one that was
+//! not taken. So [`REPLIES_KEPT`] = 2 `N` are enough and `N` are not. The server's part: it answers operations in the
+//! order in which it recorded them. A reply whose operation has no answer yet is kept in any case.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -290,8 +291,8 @@ impl<W> Table<W> {
         Begun::Execute(waiter)
     }
 
-    /// An operation was executed: its reply is to be put into the step that has its effects. A failure that changed nothing needs no
-    /// record. `order` rises from call to call. `None` for a session of which nothing is left.
+    /// An operation was executed: its reply is to be put into the step that has its effects. A failure that changed
+    /// nothing needs no record. `order` rises from call to call. `None` for a session of which nothing is left.
     pub fn record(&mut self, mark: Mark, order: u64) -> Option<Entry> {
         let session = self.sessions.get_mut(&mark.session)?;
         let is_first = session.order.is_empty() && session.state == State::Live;

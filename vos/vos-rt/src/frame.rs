@@ -179,7 +179,8 @@ impl<S: Service> Frame<S> {
     }
 }
 
-/// Servers are asked over rings. Who asks by a message must not wait for ever; a message that asks nothing needs no reply.
+/// Servers are asked over rings. Who asks by a message must not wait for ever; a message that asks nothing needs no
+/// reply.
 fn refuse(port: &SharedPort, message: &Message) {
     if let Some(from) = message.source {
         let refusal = Message::new(-Errno::NOSYS.raw_os_error());

@@ -7,7 +7,8 @@
 //!
 //! Every server has the same files: `server.rs` (spawn to service), one file for the store, one per group of calls.
 //!
-//! Not here: exactly once over restarts (`vos/sessions`), what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the client's side (`vos/libvos`).
+//! Not here: exactly once over restarts (`vos/sessions`), what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the
+//! client's side (`vos/libvos`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

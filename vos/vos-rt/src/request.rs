@@ -1,9 +1,9 @@
 //! One request of a client, which is at the same time the promise to answer it.
 //!
 //! A [`Request`] may be sent to any thread. It is answered once, by [`Request::reply`], [`Request::answer`] or
-//! [`Request::fail`]; one that is dropped unanswered answers `EIO`, so that a bug leaves no client waiting for ever. Only
-//! a server that is ending drops requests silently: its successor is asked again. Answers go straight into the ring: the answering thread needs neither the loop nor a wake-up
-//! of it.
+//! [`Request::fail`]; one that is dropped unanswered answers `EIO`, so that a bug leaves no client waiting for ever.
+//! Only a server that is ending drops requests silently: its successor is asked again. Answers go straight into the
+//! ring: the answering thread needs neither the loop nor a wake-up of it.
 //!
 //! The request's bytes lie in memory that the client may change at any time: [`Request::data`] copies them out once,
 //! and only the copy may be parsed. Bulk data goes between a file and the arena without a copy here.
@@ -165,8 +165,8 @@ impl Request {
         Ok(done)
     }
 
-    /// As [`Request::put_from_file`], but only if all of it is in the page cache, so that a loop may call it. False when
-    /// somebody who may wait must do it.
+    /// As [`Request::put_from_file`], but only if all of it is in the page cache, so that a loop may call it. False
+    /// when somebody who may wait must do it.
     pub fn put_cached_from_file(&self, at: u32, file: impl AsFd, offset: u64, bytes: u32) -> Result<bool, Errno> {
         let place = self.place(at, bytes as usize, self.submission.in_capacity).map_err(|_| Errno::RANGE)?;
         let got = self.ring.arena.read_cached_from_fd(file, offset, place, bytes as usize);

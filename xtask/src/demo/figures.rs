@@ -27,7 +27,8 @@ pub fn cluster_is_up(dvs: &Dvs, ready: Duration) -> Outcome {
     Ok(())
 }
 
-/// Sum over the processes of the demo's cluster; a page that several share counts once (Pss). They are its machines' descendants.
+/// Sum over the processes of the demo's cluster; a page that several share counts once (Pss). They are its machines'
+/// descendants.
 fn resident_mb() -> Outcome<f64> {
     let processes = Processes::now()?;
     let machines = processes.all().filter(|&pid| {

@@ -1,8 +1,8 @@
 //! A stream that outlives its connections: what each side must remember, without any socket.
 //!
-//! A client that comes by other daemons names a session: a number of its own choice, `?session=N` with the request. The keeper's
-//! first frame on each connection of a session is [`Kind::Session`]: how many of the client's frames it has heard. A stream that
-//! begins with another frame has no session, and ends with its connection.
+//! A client that comes by other daemons names a session: a number of its own choice, `?session=N` with the request. The
+//! keeper's first frame on each connection of a session is [`Kind::Session`]: how many of the client's frames it has
+//! heard. A stream that begins with another frame has no session, and ends with its connection.
 //!
 //! ```text
 //!            connection breaks                    the client asks again: ?session=N&heard=H
@@ -13,26 +13,29 @@
 //! ```
 //!
 //! Both sides count the frames they hear, all but `Session`, and keep those they said until the other confirms them
-//! ([`Kind::Heard`]). After a break each tells how many it has heard, and the other goes on behind that one: nothing is lost,
-//! nothing comes twice. Who keeps [`WINDOW_BYTES`] says nothing more until something is confirmed: a program's output waits, as
-//! for a slow reader, and so does a client's input. A keeper never stops to read in a session, because confirmations come the
-//! same way as input; it holds back its own confirmation while the program does not take its input.
+//! ([`Kind::Heard`]). After a break each tells how many it has heard, and the other goes on behind that one: nothing is
+//! lost, nothing comes twice. Who keeps [`WINDOW_BYTES`] says nothing more until something is confirmed: a program's
+//! output waits, as for a slow reader, and so does a client's input. A keeper never stops to read in a session, because
+//! confirmations come the same way as input; it holds back its own confirmation while the program does not take its
+//! input.
 //!
-//! A session has no half-closed connection: input ends by an empty `Stdin`, a client goes by `Leave`, which the daemon that saw it
-//! die says in its stead. Any other end of a connection is a break.
+//! A session has no half-closed connection: input ends by an empty `Stdin`, a client goes by `Leave`, which the daemon
+//! that saw it die says in its stead. Any other end of a connection is a break.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{HEADER_BYTES, Kind, header};
 
-/// What a side says before it waits to hear of it: more than what is under way between two nodes, so that waiting costs nothing.
+/// What a side says before it waits to hear of it: more than what is under way between two nodes, so that waiting costs
+/// nothing.
 pub const WINDOW_BYTES: usize = 1 << 20;
 /// Bytes of frames after which the hearer confirms them.
 pub const CONFIRM_BYTES: usize = WINDOW_BYTES / 8;
 /// How long a client tries to come back: a daemon that is started again needs a few seconds.
 pub const RESUME_LIMIT: Duration = Duration::from_secs(30);
-/// How long a keeper waits for it: it may have seen the break first, by the 9 s after which a silent node is taken for lost.
+/// How long a keeper waits for it: it may have seen the break first, by the 9 s after which a silent node is taken for
+/// lost.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(40);
 const _: () = assert!(RESUME_LIMIT.as_secs() + 9 < AWAY_LIMIT.as_secs());
 

@@ -1,9 +1,10 @@
-//! Long reads past the fs server: it says where the bytes lie, and the gate fetches them from the disk itself. So they cross one link instead
-//! of two, and nobody between copies them.
+//! Long reads past the fs server: it says where the bytes lie, and the gate fetches them from the disk itself. So they
+//! cross one link instead of two, and nobody between copies them.
 //!
-//! What was told holds as long as the answer's lease. A read is asked of the fs server again, in the ordinary way, when that lease ends
-//! before the bytes are here, when a block has not its checksum, when the disk refuses, or when its ring is lost. So the worst that can happen is what
-//! happened without this. Reads only: the disk takes changes from the fs server alone.
+//! What was told holds as long as the answer's lease. A read is asked of the fs server again, in the ordinary way, when
+//! that lease ends before the bytes are here, when a block has not its checksum, when the disk refuses, or when its
+//! ring is lost. So the worst that can happen is what happened without this. Reads only: the disk takes changes from
+//! the fs server alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -137,7 +138,8 @@ impl Volume {
 
     pub fn may_sleep(&mut self) -> bool {
         let is_quiet = self.session.arm() == Armed::Sleep;
-        // Arming may have found the ring lost: what is under way must be given up first, nothing else would wake us for it.
+        // Arming may have found the ring lost: what is under way must be given up first, nothing else would wake us for
+        // it.
         let is_idle = self.reading.is_empty() && self.waiting.is_empty();
         is_quiet && (is_idle || self.session.is_up()) && self.again.is_empty()
     }

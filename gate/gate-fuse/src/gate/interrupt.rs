@@ -1,18 +1,21 @@
 //! Signals: what becomes of a request whose program does not want to wait any more.
 //!
-//! The kernel tells us of the first signal that reaches a program in a request, whatever signal it is, and lets the program go only
-//! with our answer: SIGKILL does not end it before. Files of a local disk are never interrupted, and programs that catch signals
-//! rely on it, so an interrupted request goes on as if nothing had happened while the server answers. One that is
-//! older than [`PATIENCE`] waits for a server that is away; it gets EINTR and its flight is `left`: the operation goes on at
-//! the server as one of the session, its completion is dropped, and it happens once or (when this gate dies first) not at all.
+//! The kernel tells us of the first signal that reaches a program in a request, whatever signal it is, and lets the
+//! program go only with our answer: SIGKILL does not end it before. Files of a local disk are never interrupted, and
+//! programs that catch signals rely on it, so an interrupted request goes on as if nothing had happened while the
+//! server answers. One that is older than [`PATIENCE`] waits for a server that is away; it gets EINTR and its flight is
+//! `left`: the operation goes on at the server as one of the session, its completion is dropped, and it happens once or
+//! (when this gate dies first) not at all.
 //!
-//! A lock waits for others and not for the server: it is cancelled there at once, and left only when that has no effect either.
+//! A lock waits for others and not for the server: it is cancelled there at once, and left only when that has no effect
+//! either.
 //!
-//! A killed program closes its files on the way out and cannot be interrupted then: FLUSH is answered after the same time, signal or
-//! not. It only unlocks, and whoever wants the lock asks the same server, later.
+//! A killed program closes its files on the way out and cannot be interrupted then: FLUSH is answered after the same
+//! time, signal or not. It only unlocks, and whoever wants the lock asks the same server, later.
 //!
-//! What the completion of a left flight must not leave behind: an open file at the server, which is closed here; and things that
-//! the kernel keeps and that the change made wrong, of which it was told nothing: it is made to distrust everything.
+//! What the completion of a left flight must not leave behind: an open file at the server, which is closed here; and
+//! things that the kernel keeps and that the change made wrong, of which it was told nothing: it is made to distrust
+//! everything.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,8 +30,8 @@ use crate::flight::Flight;
 use crate::state::Handle;
 use crate::translate::Then;
 
-/// How long a request counts on its answer. Above what the restart of a server takes, so that programs with signal handlers do not
-/// notice one; below what a person with `kill -9` has.
+/// How long a request counts on its answer. Above what the restart of a server takes, so that programs with signal
+/// handlers do not notice one; below what a person with `kill -9` has.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What left flights left behind.

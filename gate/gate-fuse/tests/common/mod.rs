@@ -1,6 +1,7 @@
 //! A real mount in a mount namespace of its own, served by a gate in a process of its own, with the model as fs server.
 //!
-//! Everything is gone when the fixture is dropped, also after a panic; a test that hangs is ended by aborting the connection.
+//! Everything is gone when the fixture is dropped, also after a panic; a test that hangs is ended by aborting the
+//! connection.
 
 // Each test program uses a part of this.
 #![allow(dead_code)]
@@ -47,8 +48,8 @@ pub fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
 /// One mount with its gate.
 pub struct Mounted {
     pub path: PathBuf,
-    /// Starts and kills the gates. A process of its own, because one that has files of the mount open would wait for the gate when it
-    /// starts the gate: a new process closes them.
+    /// Starts and kills the gates. A process of its own, because one that has files of the mount open would wait for
+    /// the gate when it starts the gate: a new process closes them.
     launcher: OwnedFd,
     process: Child,
     /// Where gates get their socket of the broker, when the server is the real one.
@@ -216,8 +217,8 @@ pub fn run_launcher_child() {
     }
 }
 
-/// The file that aborts the connection of `path`, in a control file system of our own. Opened while the mount is there: its number goes to the next
-/// mount, another test's maybe.
+/// The file that aborts the connection of `path`, in a control file system of our own. Opened while the mount is there:
+/// its number goes to the next mount, another test's maybe.
 fn abort_file(root: &Path, path: &Path) -> Arc<File> {
     let control = root.join("fusectl");
     if !control.exists() {

@@ -1,7 +1,8 @@
 //! A file tree in memory that answers `vos_api::fs` as the fs server would: the reference the gate is tested against.
 //!
-//! It keeps sessions with their replies (each operation of a session happens once), leases and recalls, record locks with waiters. It
-//! keeps every reply of a session, so a repetition can be told from a second execution at any distance.
+//! It keeps sessions with their replies (each operation of a session happens once), leases and recalls, record locks
+//! with waiters. It keeps every reply of a session, so a repetition can be told from a second execution at any
+//! distance.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

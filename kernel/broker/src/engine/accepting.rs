@@ -1,7 +1,7 @@
 //! Who may connect.
 //!
-//! Somebody who holds too much is answered all the same, with the reason, and let go: a listener that accepted nobody would be
-//! ready for ever. Only when the process has no descriptor left is nobody accepted for a while.
+//! Somebody who holds too much is answered all the same, with the reason, and let go: a listener that accepted nobody
+//! would be ready for ever. Only when the process has no descriptor left is nobody accepted for a while.
 
 use std::io;
 use std::os::fd::OwnedFd;

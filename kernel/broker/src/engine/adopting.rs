@@ -1,7 +1,7 @@
 //! Taking over from an earlier broker.
 //!
-//! Everything is as it was: sockets, bindings with their pages and pidfds, channels. What the last broker was doing when it
-//! was killed is settled here:
+//! Everything is as it was: sockets, bindings with their pages and pidfds, channels. What the last broker was doing
+//! when it was killed is settled here:
 //!
 //! - a process that died meanwhile: its pidfd is readable, so the loop finds it like any other death;
 //! - a binding whose connection does not know of it (killed between two records): it ends, and its owner asks again;
@@ -150,8 +150,8 @@ impl Engine {
         Ok(())
     }
 
-    /// This node may have fewer pairs now. The channels of one that is no more are given to the first proxy, whose peer does not know
-    /// them: so they end.
+    /// This node may have fewer pairs now. The channels of one that is no more are given to the first proxy, whose peer
+    /// does not know them: so they end.
     fn pair_kept(&self, number: u8) -> PairId {
         PairId::new(number).filter(|pair| pair.number() < self.pairs).unwrap_or_default()
     }

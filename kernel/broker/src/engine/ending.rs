@@ -101,8 +101,8 @@ impl Engine {
         }
     }
 
-    /// Ends a channel whose parties live. Both are told, and look at once: no page says so, and the proxy, or a peer that is hostile,
-    /// may not write it into its memory.
+    /// Ends a channel whose parties live. Both are told, and look at once: no page says so, and the proxy, or a peer
+    /// that is hostile, may not write it into its memory.
     pub(super) fn end_between_living(&mut self, dc: DcId, channel: Channel, reason: IpcError) {
         self.channel_ended(dc, channel, None, reason);
         self.tell_initiator(dc, channel, reason);

@@ -1,9 +1,10 @@
 //! What concerns one endpoint and is done by the broker of its node: here, or by another broker that is asked.
 //!
-//! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when that takes
-//! over, and to every new proxy: what was lost on the way is not known. Who was asked remembers what it answered last, so that what
-//! comes again is not done again, unless its broker was replaced: every errand may be done twice. It ends with its answer, with the
-//! last link (`NoLink`), or when its asker gives it up. The asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
+//! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when
+//! that takes over, and to every new proxy: what was lost on the way is not known. Who was asked remembers what it
+//! answered last, so that what comes again is not done again, unless its broker was replaced: every errand may be done
+//! twice. It ends with its answer, with the last link (`NoLink`), or when its asker gives it up. The asker's rights
+//! were checked by its own broker; brokers believe each other, as their nodes do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,8 +27,8 @@ pub(super) struct Errands {
     answered: Answered,
 }
 
-/// What other brokers were answered last. An errand that was done may come again when its answer was lost with a link, and by then
-/// somebody else may have asked for the opposite.
+/// What other brokers were answered last. An errand that was done may come again when its answer was lost with a link,
+/// and by then somebody else may have asked for the opposite.
 #[derive(Default, Debug)]
 struct Answered(VecDeque<(NodeId, u32, Answer)>);
 
@@ -60,8 +61,8 @@ struct UnderWay {
 pub(crate) enum Asker {
     /// A process of this node.
     Port { owner: OwnerId, request: u32 },
-    /// The broker of another node, which is answered over the pair by which it asked: that it looks after. Of one that holds something for a
-    /// process, which one it is; else 0.
+    /// The broker of another node, which is answered over the pair by which it asked: that it looks after. Of one that
+    /// holds something for a process, which one it is; else 0.
     Broker { node: NodeId, pair: PairId, request: u32, process: u32 },
     /// This broker, for a step of a migration of its own.
     Migration { dc: DcId, endpoint: Endpoint, hold: HoldId, stage: Stage },
@@ -95,13 +96,14 @@ impl Asker {
 }
 
 impl Errands {
-    /// Numbers go on from `first`, the clock's milliseconds, which is ahead of those that a broker of this node gave before: an answer to one
-    /// of them, which may come as late as it likes, is none to an errand of ours.
+    /// Numbers go on from `first`, the clock's milliseconds, which is ahead of those that a broker of this node gave
+    /// before: an answer to one of them, which may come as late as it likes, is none to an errand of ours.
     pub fn numbered_from(first: u64) -> Errands {
         Errands { under_way: BTreeMap::new(), last: first, disowned: BTreeSet::new(), answered: Answered::default() }
     }
 
-    /// The number of the next errand. It keeps up with the clock, so that a successor's numbers come after it however long this broker runs.
+    /// The number of the next errand. It keeps up with the clock, so that a successor's numbers come after it however
+    /// long this broker runs.
     fn new_number(&mut self, now: u64) -> u32 {
         self.last = now.max(self.last + 1);
         // 0 is the number of what needs no answer.
@@ -335,8 +337,9 @@ impl Engine {
         }
     }
 
-    /// The node can be reached, perhaps for the first time in this broker's life: whatever was held there for a process of this node before is
-    /// held no more. This broker has forgotten it, or has taken it for let go when the node was out of reach.
+    /// The node can be reached, perhaps for the first time in this broker's life: whatever was held there for a process
+    /// of this node before is held no more. This broker has forgotten it, or has taken it for let go when the node was
+    /// out of reach.
     pub(super) fn disown_holds(&mut self, node: NodeId) {
         if self.errands.disowned.contains(&node) {
             return;

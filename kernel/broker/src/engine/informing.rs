@@ -1,6 +1,8 @@
-//! What members ask about their container: `ipc::info`. Answered from what this broker knows; only the container of the asker is looked at.
+//! What members ask about their container: `ipc::info`. Answered from what this broker knows; only the container of the
+//! asker is looked at.
 //!
-//! One answer is one packet, and bounded in what is looked at for it ([`LOOKS_PER_PAGE`]): the broker's thread serves everybody.
+//! One answer is one packet, and bounded in what is looked at for it ([`LOOKS_PER_PAGE`]): the broker's thread serves
+//! everybody.
 
 use std::collections::{BTreeMap, HashSet};
 

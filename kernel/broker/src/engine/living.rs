@@ -1,7 +1,7 @@
 //! What becomes of endpoints: `docs/design/endpoint-life.md`.
 //!
-//! `ipc_core::table` decides what an event changes. Here is how its effects reach pages, processes, other brokers, the directory and
-//! the shelf, and what is asked of the rest of the broker for the sake of an event.
+//! `ipc_core::table` decides what an event changes. Here is how its effects reach pages, processes, other brokers, the
+//! directory and the shelf, and what is asked of the rest of the broker for the sake of an event.
 
 use abi::{DcId, Endpoint, Epoch, HoldId, IpcError, NodeId};
 use broker_api::{BetweenBrokers, Errand, ToPort};
@@ -84,7 +84,8 @@ impl Engine {
             Effect::TellMoved { nodes, to } => {
                 let news = BetweenBrokers::MovedTo { dc, endpoint, to };
                 for node in nodes {
-                    // The directory tells them too where it is. That it is nowhere nobody else says, so they are asked until they have heard it.
+                    // The directory tells them too where it is. That it is nowhere nobody else says, so they are asked
+                    // until they have heard it.
                     if to.is_some() || self.send_errand(Asker::Nobody, node, news.clone()).is_err() {
                         self.tell_broker(node, &news);
                     }
@@ -173,7 +174,8 @@ impl Engine {
         self.happens(dc, endpoint, event);
     }
 
-    /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is woken.
+    /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is
+    /// woken.
     fn let_go(&mut self, owner: OwnerId) {
         self.take_bound(owner);
         self.send(owner, &ToPort::Hold);

@@ -1,7 +1,7 @@
 //! Endpoints that change their owner: `docs/design/migration.md`.
 //!
-//! What becomes of the endpoint is decided in `ipc_core::table`; here are the calls and errands that ask for it, what processes of this
-//! node hold on others, and who stands by.
+//! What becomes of the endpoint is decided in `ipc_core::table`; here are the calls and errands that ask for it, what
+//! processes of this node hold on others, and who stands by.
 
 use abi::{DcId, Endpoint, Epoch, HoldId, IpcError, NodeId};
 use broker_api::{Answer, BetweenBrokers, Errand, IfAbsent, Pid};

@@ -1,14 +1,26 @@
 //! The broker's thread: one loop over one epoll.
 //!
-//! It owns everything and shares nothing: no locks. Sources are commands of the daemon, listening sockets of containers,
-//! connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for, see
-//! `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
+//! It owns everything and shares nothing: no locks. Sources are commands of the daemon, listening sockets of
+//! containers, connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for,
+//! see `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
-//! `accepting.rs`: who may connect. `commands.rs`: the daemon. `requests.rs`: programs and servers. `opening.rs`: making channels. `living.rs`: what becomes of endpoints.
-//! `ending.rs`: deaths and what follows. `privileges.rs`: who may. `errands.rs`: what other brokers are
-//! asked. `migrating.rs`: endpoints that change their owner. `naming.rs`: what endpoints are called. `waits.rs`: deadlocks. `informing.rs`: what members ask about their container. `reserving.rs`: numbers kept
-//! for others. `proxying.rs`: proxies and other nodes' endpoints. `pairing.rs`: by which of several. `keeping.rs`: what outlives this broker. `adopting.rs`: what
-//! outlived the last one.
+//! - `accepting.rs`: who may connect.
+//! - `commands.rs`: what the daemon asks.
+//! - `requests.rs`: what programs and servers ask.
+//! - `opening.rs`: how a channel is made.
+//! - `living.rs`: what becomes of endpoints.
+//! - `ending.rs`: deaths and what follows.
+//! - `privileges.rs`: who may do what.
+//! - `errands.rs`: what other brokers are asked.
+//! - `migrating.rs`: endpoints that change their owner.
+//! - `naming.rs`: what endpoints are called.
+//! - `waits.rs`: deadlocks.
+//! - `informing.rs`: what members ask about their container.
+//! - `reserving.rs`: numbers kept for others.
+//! - `proxying.rs`: proxies, and endpoints of other nodes.
+//! - `pairing.rs`: which of several proxies carries a channel.
+//! - `keeping.rs`: what outlives this broker.
+//! - `adopting.rs`: what outlived the last one.
 
 mod accepting;
 mod adopting;

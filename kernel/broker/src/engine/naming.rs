@@ -1,7 +1,7 @@
 //! Names of endpoints: `docs/design/names.md`.
 //!
-//! The directory knows who has which name. Here are only calls that wait: a claim until the directory decided it, and finds until
-//! somebody has the name and can be reached. Neither is kept for a successor, which is asked again.
+//! The directory knows who has which name. Here are only calls that wait: a claim until the directory decided it, and
+//! finds until somebody has the name and can be reached. Neither is kept for a successor, which is asked again.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,8 @@ pub(super) struct Claiming {
     request: u32,
 }
 
-/// Calls of one container that wait for somebody to have a name. One of each connection, so that nobody takes up all the room.
+/// Calls of one container that wait for somebody to have a name. One of each connection, so that nobody takes up all
+/// the room.
 #[derive(Debug, Default)]
 pub(crate) struct Finds {
     names: HashMap<OwnerId, (EndpointName, u32)>,

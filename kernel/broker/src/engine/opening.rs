@@ -32,7 +32,8 @@ impl Engine {
         self.hand_out(dc, made, request, 0)
     }
 
-    /// Gives both parties what they need: the initiator as the answer to its request. When that fails, there is no channel.
+    /// Gives both parties what they need: the initiator as the answer to its request. When that fails, there is no
+    /// channel.
     pub(super) fn hand_out(&mut self, dc: DcId, made: Made, request: u32, far: u64) -> Result<(), IpcError> {
         let channel = made.channel;
         let result = self.try_hand_out(dc, made, request, far);

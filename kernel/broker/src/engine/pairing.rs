@@ -1,6 +1,7 @@
 //! Several pairs of proxies between two nodes: by which of them two endpoints talk, and what ends when one is down.
 //!
-//! A channel belongs to the pair that was computed when it was opened, until it ends. Which links stand is in `links.rs`.
+//! A channel belongs to the pair that was computed when it was opened, until it ends. Which links stand is in
+//! `links.rs`.
 
 use abi::{DcId, Endpoint, IpcError, NodeId, PairId};
 use broker_api::IfAbsent;
@@ -39,8 +40,8 @@ impl Engine {
         self.check_pair(dc, own, to)
     }
 
-    /// With one pair, whose proxy is expected no more: also the node of an endpoint is given up that this broker has never met, so that
-    /// whoever waits goes on when its link is up. Whether it was given up.
+    /// With one pair, whose proxy is expected no more: also the node of an endpoint is given up that this broker has
+    /// never met, so that whoever waits goes on when its link is up. Whether it was given up.
     pub(super) fn give_up_abandoned(&mut self, dc: DcId, endpoint: Endpoint) -> bool {
         let Some(Home::Remote { node }) = self.home(dc, endpoint) else { return false };
         let is_abandoned = self.pairs == 1 && self.is_abandoned(PairId::FIRST);
@@ -66,7 +67,8 @@ impl Engine {
         }
     }
 
-    /// Calls that go on waiting for an endpoint although it is bound: the pair of proxies is down that leads their callers to it.
+    /// Calls that go on waiting for an endpoint although it is bound: the pair of proxies is down that leads their
+    /// callers to it.
     pub(super) fn cut_off_from(&self, dc: DcId, endpoint: Endpoint) -> Vec<(OwnerId, u32)> {
         let Some(container) = self.containers.get(&dc).filter(|_| self.pairs > 1) else { return Vec::new() };
         let is_cut_off = |owner: OwnerId| {

@@ -1,7 +1,7 @@
 //! Who may call whom: what is asked where a channel is made, and what a change ends. See `docs/design/privileges.md`.
 //!
-//! Each broker asks the privileges of the endpoints that are bound on its node, so of a channel between two nodes each checks
-//! its own end.
+//! Each broker asks the privileges of the endpoints that are bound on its node, so of a channel between two nodes each
+//! checks its own end.
 
 use abi::ring::RingSpec;
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, Privileges};

@@ -1,7 +1,8 @@
 //! Proxies, and endpoints of other nodes.
 //!
-//! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as one party;
-//! the broker keeps all their objects, so that a proxy can be replaced. There may be several proxies: see `pairing.rs`.
+//! A remote endpoint has a binding and a page here like a local one: its stand-in. Channels with it have the proxy as
+//! one party; the broker keeps all their objects, so that a proxy can be replaced. There may be several proxies: see
+//! `pairing.rs`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU64;
@@ -50,8 +51,8 @@ impl Engine {
         self.happens(dc, endpoint, Event::IsGone { node, epoch, rest });
     }
 
-    /// Gives every channel of its pair to a proxy that is new: as many as it reads, the others when it has read those. There may be
-    /// thousands, each with descriptors, and it may not run yet.
+    /// Gives every channel of its pair to a proxy that is new: as many as it reads, the others when it has read those.
+    /// There may be thousands, each with descriptors, and it may not run yet.
     pub(super) fn hand_over_to_proxy(&mut self, pair: PairId) {
         let Some(proxy) = self.links.proxy(pair) else { return };
         let is_its = |channel: &&Channel| channel.proxied.is_some() && channel.pair == pair;
@@ -155,7 +156,8 @@ impl Engine {
     }
 
     /// Both nodes may open the channel of one pair and lane at the same time. The lower endpoint's stays; the other's
-    /// party is told `EndpointInUse` and finds the one that stays. All that within one link: what is said over several has no order.
+    /// party is told `EndpointInUse` and finds the one that stays. All that within one link: what is said over several
+    /// has no order.
     fn settle_glare(
         &mut self,
         dc: DcId,
@@ -179,8 +181,8 @@ impl Engine {
         Ok(())
     }
 
-    /// A caller's node says which process it is. Another than before has a page of its own: its peers must not take it for the one
-    /// they know.
+    /// A caller's node says which process it is. Another than before has a page of its own: its peers must not take it
+    /// for the one they know.
     fn tell_incarnation(&mut self, dc: DcId, caller: Endpoint, home: Option<NonZeroU64>) -> Result<(), IpcError> {
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let (Some(home), Some(binding)) = (home, container.table.binding(caller)) else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Numbers that a manager keeps for a process, and processes that wait for that.
 //!
-//! The process need not have connected, nor is it asked whether it exists: a reservation is the manager's to take back, and ends with
-//! it.
+//! The process need not have connected, nor is it asked whether it exists: a reservation is the manager's to take back,
+//! and ends with it.
 
 use abi::{DcId, Endpoint, IpcError};
 use broker_api::{Pid, ToPort};

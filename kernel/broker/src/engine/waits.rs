@@ -1,8 +1,8 @@
 //! The search for deadlocks: see `docs/design/deadlock.md`.
 //!
-//! Every wait that is told begins a chase. What a chase decides is in `ipc_core::waits`; here is how it reaches processes and other
-//! brokers. A chase that is lost on its way, or to a broker that was killed, begins again when the link comes up and when whoever
-//! waits hears of the new broker.
+//! Every wait that is told begins a chase. What a chase decides is in `ipc_core::waits`; here is how it reaches
+//! processes and other brokers. A chase that is lost on its way, or to a broker that was killed, begins again when the
+//! link comes up and when whoever waits hears of the new broker.
 
 use abi::{DcId, Endpoint, IpcError};
 use broker_api::{BetweenBrokers, ToPort, WaitId};

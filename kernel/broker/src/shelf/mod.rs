@@ -1,24 +1,25 @@
 //! The shelf: a process that holds what must outlive a broker, and does nothing else.
 //!
-//! A broker that is killed takes its sockets, pidfds and descriptors with it, unless somebody holds copies. The shelf does:
-//! of every listening socket, every connection, the pidfd of every bound process, every control page, every channel's lines
-//! (of a proxied channel all its objects), each under a key and with a [`record::Record`]. So while there is no broker nobody
-//! notices: connections stay open, requests wait in them. The next broker takes everything back ([`Shelf::connect`]) and is
-//! the same broker to everybody: nothing is bound anew, nobody has to prove who he is, and no process number can have
-//! changed its owner, because the pidfd is the one of the binding.
+//! A broker that is killed takes its sockets, pidfds and descriptors with it, unless somebody holds copies. The shelf
+//! does: of every listening socket, every connection, the pidfd of every bound process, every control page, every
+//! channel's lines (of a proxied channel all its objects), each under a key and with a [`record::Record`]. So while
+//! there is no broker nobody notices: connections stay open, requests wait in them. The next broker takes everything
+//! back ([`Shelf::connect`]) and is the same broker to everybody: nothing is bound anew, nobody has to prove who he is,
+//! and no process number can have changed its owner, because the pidfd is the one of the binding.
 //!
-//! States of a shelf: `Waiting` for a broker, `Serving` one. It serves the next one only when the connection of the last has
-//! ended, so that everything a killed broker said was taken before its successor asks.
+//! States of a shelf: `Waiting` for a broker, `Serving` one. It serves the next one only when the connection of the
+//! last has ended, so that everything a killed broker said was taken before its successor asks.
 //!
 //! A record is on the shelf before anybody is told of what it says. Which of two brokers answers a request is settled
 //! by the request's number: see `engine/adopting.rs`.
 //!
-//! **Versions.** A shelf is of the version of the binary that started it, and what lies on it of the version of the broker that put it there;
-//! both outlive daemons. The first packet of a connection is `HELLO` with the versions of the conversation that the broker speaks; the
-//! shelf answers with the newest that both speak, or with its own. A shelf that closes the connection instead is of version 1, which has
-//! no greeting. What the records mean has a version of its own, which lies among them ([`VERSION_KEY`]); without it, it is 1. A broker
-//! speaks and reads its own version and the one before. When there is none in common nothing is taken: the daemon starts a new shelf
-//! and replaces the servers, as when the shelf died too.
+//! **Versions.** A shelf is of the version of the binary that started it, and what lies on it of the version of the
+//! broker that put it there; both outlive daemons. The first packet of a connection is `HELLO` with the versions of the
+//! conversation that the broker speaks; the shelf answers with the newest that both speak, or with its own. A shelf
+//! that closes the connection instead is of version 1, which has no greeting. What the records mean has a version of
+//! its own, which lies among them ([`VERSION_KEY`]); without it, it is 1. A broker speaks and reads its own version and
+//! the one before. When there is none in common nothing is taken: the daemon starts a new shelf and replaces the
+//! servers, as when the shelf died too.
 //!
 //! Not here: starting the process (`node/dvsd`), what the records mean to a broker (`engine/`).
 

@@ -1,8 +1,8 @@
 //! The broker's end: what is put on the shelf.
 //!
-//! A packet is in the shelf's socket when a call returns, and the socket outlives the broker: so whatever the broker says
-//! afterwards, its successor knows. The shelf reads all the time; should its socket be full the broker waits for it, the
-//! one place where it waits for anybody, and for a limited time.
+//! A packet is in the shelf's socket when a call returns, and the socket outlives the broker: so whatever the broker
+//! says afterwards, its successor knows. The shelf reads all the time; should its socket be full the broker waits for
+//! it, the one place where it waits for anybody, and for a limited time.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

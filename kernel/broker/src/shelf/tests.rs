@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A shelf at `path` that answers each packet with what `answer` makes of it; without an answer it closes the connection.
+/// A shelf at `path` that answers each packet with what `answer` makes of it; without an answer it closes the
+/// connection.
 fn play(path: &Path, answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static) {
     let listener = sys::seqpacket::listen(path, 8).unwrap();
     std::thread::spawn(move || {

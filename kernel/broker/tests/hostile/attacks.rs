@@ -1,4 +1,5 @@
-//! What attackers do, each in a process of its own, for a while; then one says what it "did" and stays until it is killed.
+//! What attackers do, each in a process of its own, for a while; then one says what it "did" and stays until it is
+//! killed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;

@@ -143,7 +143,8 @@ pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
     format!("{count}")
 }
 
-/// Claims and seeks names, and what is none, without end, and takes no answer; every now and then from another endpoint.
+/// Claims and seeks names, and what is none, without end, and takes no answer; every now and then from another
+/// endpoint.
 pub fn floods_names(path: &Path, mut chance: Chance) -> String {
     let mut members: Vec<Member> = (0..8).map(|_| Member::join(path)).collect();
     let mut request = 10;

@@ -1,5 +1,5 @@
-//! Owners of grants that answer their copiers by no rule: the copier's call ends, in time, with an error that says nothing of the
-//! copier itself.
+//! Owners of grants that answer their copiers by no rule: the copier's call ends, in time, with an error that says
+//! nothing of the copier itself.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;

@@ -170,7 +170,8 @@ impl Player<'_> {
         calls
     }
 
-    /// Takes and answers everything, so that whoever waits for ever ends, and until nothing came for a while after all are done.
+    /// Takes and answers everything, so that whoever waits for ever ends, and until nothing came for a while after all
+    /// are done.
     fn drain(&mut self) {
         loop {
             self.answer_all();
@@ -206,7 +207,8 @@ impl Player<'_> {
         }
     }
 
-    /// Waits for ever only where that cannot close a ring of more than two: of two with each other, else of the higher for the lower.
+    /// Waits for ever only where that cannot close a ring of more than two: of two with each other, else of the higher
+    /// for the lower.
     fn wait_of_sender(&mut self, to: usize) -> (Wait, Patience) {
         let may_last = self.players == 2 || to < self.index;
         if may_last && self.chance.below(2) == 0 {

@@ -239,7 +239,8 @@ impl History<'_> {
         Ok(())
     }
 
-    /// Each bit arrives at least once after it was posted, and no more often than it was posted. Those of the dead and to them may be lost.
+    /// Each bit arrives at least once after it was posted, and no more often than it was posted. Those of the dead and
+    /// to them may be lost.
     fn every_bit_arrived(&self, seen: &mut Seen) -> Verdict {
         let mut posted: HashMap<(usize, usize, u64), u64> = HashMap::new();
         let mut arrived: HashMap<(usize, usize, u64), u64> = HashMap::new();

@@ -75,8 +75,8 @@ impl Library {
     }
 }
 
-/// Cargo puts it beside this test, under a name of its own for each selection of features. All are of the same sources; the
-/// newest is there for sure.
+/// Cargo puts it beside this test, under a name of its own for each selection of features. All are of the same sources;
+/// the newest is there for sure.
 fn archive() -> PathBuf {
     let this_test = std::env::current_exe().unwrap();
     let beside = this_test.parent().unwrap().read_dir().unwrap().map(|entry| entry.unwrap());

@@ -1,8 +1,8 @@
 //! The life of one number of a container on one node: who has it, who will have it, and who waits for that.
 //!
-//! States, events and what each transition has done are drawn in `docs/design/endpoint-life.md`. The machine decides and remembers;
-//! its user carries out the [`Effect`]s in their order, and says what came of them as further events. A failure that is known at
-//! once is an event behind the last effect.
+//! States, events and what each transition has done are drawn in `docs/design/endpoint-life.md`. The machine decides
+//! and remembers; its user carries out the [`Effect`]s in their order, and says what came of them as further events. A
+//! failure that is known at once is an event behind the last effect.
 //!
 //! Nothing is left of a number that nobody has, but what it must not forget ([`Past`]).
 
@@ -612,8 +612,8 @@ impl<A: Asking> Number<A> {
         }
     }
 
-    /// Ends with its last channel what is leaving, and what only its first message told of: that may have come behind the news
-    /// that it ended.
+    /// Ends with its last channel what is leaving, and what only its first message told of: that may have come behind
+    /// the news that it ended.
     fn end_if_left(&mut self, own: Own<'_>) -> Effects<A> {
         if !own.has_none() {
             return Vec::new();

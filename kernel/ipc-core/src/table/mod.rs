@@ -1,8 +1,8 @@
 //! The broker's table of one container on one node: who is bound, which channels exist, who waits for whom.
 //!
-//! A number is free, or bound by exactly one owner: a connection of this node (`Local`) or another node (`Remote`). A binding
-//! has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are bound. What becomes
-//! of a number, an [`Event`] says, and what is to be done then, its [`Effect`]s: `life.rs`.
+//! A number is free, or bound by exactly one owner: a connection of this node (`Local`) or another node (`Remote`). A
+//! binding has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are
+//! bound. What becomes of a number, an [`Event`] says, and what is to be done then, its [`Effect`]s: `life.rs`.
 //!
 //! Not here: memory objects, sockets, processes (`kernel/broker`), where endpoints live in the cluster (`node/`).
 
@@ -190,7 +190,8 @@ impl<A: Asking> DcTable<A> {
         Ok(endpoint)
     }
 
-    /// Where a program may begin: at the number it wishes, at the one that is kept for it, or at a free one. `pid` is the container's.
+    /// Where a program may begin: at the number it wishes, at the one that is kept for it, or at a free one. `pid` is
+    /// the container's.
     pub fn place_program(&mut self, wish: Option<Endpoint>, pid: i32) -> Result<(Endpoint, Epoch), IpcError> {
         let kept = self.reservations.of_process(pid);
         let endpoint = match wish.or(kept) {
@@ -207,8 +208,8 @@ impl<A: Asking> DcTable<A> {
         Ok((endpoint, epoch))
     }
 
-    /// Lets something happen to a number; what is to be done, with the number that it concerns. An error refuses the event: nothing
-    /// has changed.
+    /// Lets something happen to a number; what is to be done, with the number that it concerns. An error refuses the
+    /// event: nothing has changed.
     pub fn step(&mut self, endpoint: Endpoint, event: Event<A>) -> Result<Vec<(Endpoint, Effect<A>)>, IpcError> {
         let mut number = self.number(endpoint);
         let effects = number.step(event, Own { endpoint, channels: &self.channels })?;
@@ -273,7 +274,8 @@ impl<A: Asking> DcTable<A> {
         self.channels.lane_for(one, other, wish)
     }
 
-    /// Removes one channel. Its parties hear of it by [`Event::LosesChannel`], unless there is another one in the next moment.
+    /// Removes one channel. Its parties hear of it by [`Event::LosesChannel`], unless there is another one in the next
+    /// moment.
     pub fn close(&mut self, channel: crate::ChannelId) -> Option<Channel> {
         self.channels.remove(channel)
     }

@@ -1,7 +1,7 @@
 //! Numbers that a manager keeps for processes which have not bound yet.
 //!
-//! A number has at most one reservation and a process at most one number. A reservation ends when its process binds, when it is
-//! taken back, or with its manager.
+//! A number has at most one reservation and a process at most one number. A reservation ends when its process binds,
+//! when it is taken back, or with its manager.
 
 use std::collections::BTreeMap;
 

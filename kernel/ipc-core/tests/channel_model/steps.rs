@@ -181,7 +181,8 @@ impl Channel {
         Taken::Message(value)
     }
 
-    /// Brings an untimed message to its end, as taker or as its sender that gives way; `false` when the other was first.
+    /// Brings an untimed message to its end, as taker or as its sender that gives way; `false` when the other was
+    /// first.
     fn settle(&self, sender: Role, word: Word, end: u32, needed_for: Without) -> bool {
         let state_word = &self.side(sender).state;
         let found = state_word.load(Acquire);

@@ -169,7 +169,8 @@ pub(super) fn copier_learns_that_the_owner_died(world: &dyn World) {
     assert_eq!(died, Some((IpcError::SourceDied, IpcError::DestinationDied)));
 }
 
-/// What a reader and a writer of an owner that is in no call learn when it dies after `pause_ms`; `None` when one of them was late.
+/// What a reader and a writer of an owner that is in no call learn when it dies after `pause_ms`; `None` when one of
+/// them was late.
 fn owner_dies_under_copiers(world: &dyn World, epoch: u64, pause_ms: u64) -> Option<(IpcError, IpcError)> {
     let mut server = world.server(Endpoint::FS, epoch);
     let (mut reader, mut writer) = (world.program(), world.program());

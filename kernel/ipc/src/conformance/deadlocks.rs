@@ -1,4 +1,5 @@
-//! Calls that wait for each other in a circle. Of three parties two are where the servers are, one is where the clients are.
+//! Calls that wait for each other in a circle. Of three parties two are where the servers are, one is where the clients
+//! are.
 
 use std::thread;
 use std::time::{Duration, Instant};

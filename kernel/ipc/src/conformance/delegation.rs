@@ -47,8 +47,8 @@ fn everywhere(world: &dyn World, case: impl Fn(Cast)) {
     });
 }
 
-/// Runs a case for each way, with more and more patience until it was in time for what nobody can be told of. The servers of
-/// a round begin when both nodes know those of the last to be gone.
+/// Runs a case for each way, with more and more patience until it was in time for what nobody can be told of. The
+/// servers of a round begin when both nodes know those of the last to be gone.
 fn everywhere_in_time(world: &dyn World, case: impl Fn(Cast, Wait) -> bool) {
     let mut witnesses = [world.near_server(Endpoint::RS, 1), world.server(Endpoint::IS, 1)];
     let mut epochs = 1..;

@@ -1,6 +1,7 @@
 //! Calls that are given up after their request was taken.
 //!
-//! No clock decides whether it was: the two sides tell each other, and the call is made again with more patience until it was.
+//! No clock decides whether it was: the two sides tell each other, and the call is made again with more patience until
+//! it was.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -49,7 +50,8 @@ impl Caller {
 }
 
 impl Taker {
-    /// What `take` made of the request; it answers `NotWaiting` when the caller was too fast for what it did beyond taking it.
+    /// What `take` made of the request; it answers `NotWaiting` when the caller was too fast for what it did beyond
+    /// taking it.
     pub fn take<T>(&self, mut take: impl FnMut(Wait) -> Result<T, IpcError>) -> T {
         loop {
             match take(Wait::For(FIRST)) {

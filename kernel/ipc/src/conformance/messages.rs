@@ -122,7 +122,8 @@ pub(super) fn message_after_a_reply_that_came_too_late_is_taken_for_none_before_
     let (caller, taker) = giving_up::sides();
     thread::scope(|scope| {
         scope.spawn(move || {
-            // Each side counts what it sends, and a reply has the number of its request: here it is behind the server's own.
+            // Each side counts what it sends, and a reply has the number of its request: here it is behind the server's
+            // own.
             for round in 0..4 {
                 for kind in [20, 21] {
                     assert_eq!(client.receive(Source::Any, SOON).unwrap().kind, kind + 10 * round);

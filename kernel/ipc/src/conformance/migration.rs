@@ -21,8 +21,8 @@ const MOVES: u64 = 12;
 /// The last number of each client: what a service hands to the next owner.
 type Ledger = Mutex<HashMap<Endpoint, i32>>;
 
-/// Answers numbered requests, and takes numbered messages, until the endpoint is somebody else's. Each number has to follow the one
-/// before. A number that is negative is answered by the next request of that client.
+/// Answers numbered requests, and takes numbered messages, until the endpoint is somebody else's. Each number has to
+/// follow the one before. A number that is negative is answered by the next request of that client.
 fn serve(port: &mut Port, ledger: &Ledger) -> IpcError {
     loop {
         let message = match port.receive(Source::Any, SOON) {
@@ -41,8 +41,8 @@ fn serve(port: &mut Port, ledger: &Ledger) -> IpcError {
     }
 }
 
-/// Sends numbers until told to stop: two requests, then a message, some of each with a limit. The last is a request: when its answer
-/// is there, all before it are in the ledger. How many.
+/// Sends numbers until told to stop: two requests, then a message, some of each with a limit. The last is a request:
+/// when its answer is there, all before it are in the ledger. How many.
 fn call(mut client: Port, stop: &AtomicBool) -> i32 {
     let mut number = 0;
     while number % 3 == 0 || !stop.load(Ordering::Relaxed) {
@@ -71,7 +71,8 @@ fn once_it_stands_by(mut ask: impl FnMut() -> Result<(), IpcError>) -> Result<()
     }
 }
 
-/// The next owner must outlive it: what is lost with a link is asked again, and of one that took over and died is said that it died.
+/// The next owner must outlive it: what is lost with a link is asked again, and of one that took over and died is said
+/// that it died.
 pub(super) fn commit(manager: &mut Port, endpoint: Endpoint, node: NodeId) {
     once_it_stands_by(|| manager.migration_commit(endpoint, node, pid(), SOON)).unwrap();
 }
@@ -164,7 +165,8 @@ pub(super) fn copier_learns_that_the_owner_was_handed_over_as_of_its_end(world: 
     assert_eq!(told, Some(IpcError::SourceDied));
 }
 
-/// What a reader of an owner that serves nobody learns when it is handed over after `pause_ms`; `None` when the reader was late.
+/// What a reader of an owner that serves nobody learns when it is handed over after `pause_ms`; `None` when the reader
+/// was late.
 fn owner_is_handed_over_under_a_copier(world: &dyn World, epoch: u64, pause_ms: u64) -> Option<IpcError> {
     let (node, place) = world.near();
     let mut old = world.server(SERVICE, 2 * epoch);

@@ -1,5 +1,5 @@
-//! What every pair of endpoints may rely on, wherever the two are: one list of cases, run with peers on one node and with
-//! peers on two nodes behind proxies.
+//! What every pair of endpoints may rely on, wherever the two are: one list of cases, run with peers on one node and
+//! with peers on two nodes behind proxies.
 //!
 //! A case panics when the promise is broken. Each wants a fresh [`World`].
 

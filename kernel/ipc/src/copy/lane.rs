@@ -1,7 +1,7 @@
 //! The copier's end of a copy lane.
 //!
-//! A slot of the lane's arena is free, or belongs to a request in flight: of the copy that runs (`Running`) or of one whose limit
-//! passed (`Abandoned`). Only its completion frees it.
+//! A slot of the lane's arena is free, or belongs to a request in flight: of the copy that runs (`Running`) or of one
+//! whose limit passed (`Abandoned`). Only its completion frees it.
 
 use abi::copy::{Chunk, Request};
 use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
@@ -231,8 +231,8 @@ impl CopyLane {
     }
 }
 
-/// What the end of a lane tells the copier. The owner may have written any reason; what would speak of the copier itself says only that the
-/// owner ended, as one does that was handed over, since its grants do not go with it.
+/// What the end of a lane tells the copier. The owner may have written any reason; what would speak of the copier
+/// itself says only that the owner ended, as one does that was handed over, since its grants do not go with it.
 fn ended(reason: IpcError, died: IpcError) -> IpcError {
     match reason {
         IpcError::NoLink | IpcError::Denied | IpcError::TableFull | IpcError::BadArgument | IpcError::Corrupt => reason,

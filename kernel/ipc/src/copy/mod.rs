@@ -3,7 +3,8 @@
 //! - `mod.rs`: what a port remembers.
 //! - `lane.rs`: the copier's end: one copy, cut into chunks, pipelined.
 //! - `serve.rs`: the owner's end: one request against the table of grants.
-//! - `port/copying.rs`: the calls. `lanes.rs`: when others are served.
+//! - `port/copying.rs`: the calls.
+//! - `lanes.rs`: when others are served.
 
 mod lane;
 mod serve;

@@ -9,8 +9,8 @@ use ipc_shm::Arena;
 
 use crate::ring::RingServer;
 
-/// Serves what one copier asks now; whether there was anything. A copier that is gone is not served: nobody waits for it.
-/// Each completion is shown at once: the copier, or a proxy, moves one chunk while the next is copied here.
+/// Serves what one copier asks now; whether there was anything. A copier that is gone is not served: nobody waits for
+/// it. Each completion is shown at once: the copier, or a proxy, moves one chunk while the next is copied here.
 pub(crate) fn serve(lane: &RingServer, grants: &mut Grants<Arena>) -> bool {
     let mut any = false;
     for _ in 0..COPY_ENTRIES {

@@ -4,10 +4,12 @@
 //! - `outward.rs`: the delegator's end of a lane: relays in flight, notifications that wait for room.
 //! - `inward.rs`: the target's end: what came and was not taken yet.
 //! - `bits.rs`: notifications by source.
-//! - `port/delegating.rs`: the calls. `lanes.rs`: when the lanes are served.
+//! - `port/delegating.rs`: the calls.
+//! - `lanes.rs`: when the lanes are served.
 //!
-//! A request that came by relay is `came` (it lies in its slot), then `passed` (taken, an answer is owed), then completed. A
-//! relay is in flight in an [`Outward`] until its completion makes it an answer, which is handed to whom it is for.
+//! A request that came by relay is `came` (it lies in its slot), then `passed` (taken, an answer is owed), then
+//! completed. A relay is in flight in an [`Outward`] until its completion makes it an answer, which is handed to whom
+//! it is for.
 
 mod bits;
 mod inward;

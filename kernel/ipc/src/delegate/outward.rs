@@ -103,8 +103,8 @@ impl Outward {
         })
     }
 
-    /// Takes completions; their answers are left with `delegating`. The reason once the lane is over: then every relay under way
-    /// ended with it.
+    /// Takes completions; their answers are left with `delegating`. The reason once the lane is over: then every relay
+    /// under way ended with it.
     pub fn take_completions(&mut self, delegating: &mut Delegating) -> Result<(), IpcError> {
         loop {
             let taken = match self.ring.poll() {

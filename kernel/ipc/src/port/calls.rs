@@ -14,8 +14,8 @@ use crate::wait::{Deadline, Wait};
 use crate::waiting::{Failure, Gone, Replaced, Stop, Terms, WakeUps, gone, wait_for};
 
 impl Port {
-    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply. Errors:
-    /// [`errors::SEND`](crate::errors::SEND).
+    /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
+    /// Errors: [`errors::SEND`](crate::errors::SEND).
     pub fn send(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<(), IpcError> {
         self.send_inline(to, message, &[], wait)
     }
@@ -55,7 +55,8 @@ impl Port {
         Ok(self.inbox.message)
     }
 
-    /// Answers the request that was taken from `to` last. Never blocks. Errors: [`errors::REPLY`](crate::errors::REPLY).
+    /// Answers the request that was taken from `to` last. Never blocks. Errors:
+    /// [`errors::REPLY`](crate::errors::REPLY).
     pub fn reply(&mut self, to: Endpoint, message: &Message) -> Result<(), IpcError> {
         self.reply_inline(to, message, &[])
     }
@@ -80,7 +81,8 @@ impl Port {
         })
     }
 
-    /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time. Errors: [`errors::NOTIFY`](crate::errors::NOTIFY).
+    /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time. Errors:
+    /// [`errors::NOTIFY`](crate::errors::NOTIFY).
     pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         self.check_bound()?;
         self.beside_watch(|port| port.post(to, mask))
@@ -107,7 +109,8 @@ impl Port {
         Err(IpcError::DestinationDied)
     }
 
-    /// Takes a message. Notifications stay for `wait_event`. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY) from anybody,
+    /// Takes a message. Notifications stay for `wait_event`. Errors:
+    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY) from anybody,
     /// [`errors::RECEIVE_FROM`](crate::errors::RECEIVE_FROM) from one peer.
     pub fn receive(&mut self, source: Source, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
@@ -129,7 +132,8 @@ impl Port {
         }
     }
 
-    /// Takes the next request of anybody; plain messages stay. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
+    /// Takes the next request of anybody; plain messages stay. Errors:
+    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
     pub fn rcvrqst(&mut self, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
         self.receive_any(Wanted::Requests, wait)
@@ -268,9 +272,9 @@ impl Port {
         self.end_slot(key, reason);
     }
 
-    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten. The call begins again where it
-    /// came to nothing: on a channel that gave way to the peer's own, opened at the same moment on another node, and on one
-    /// whose peer has another owner by now that did not take it.
+    /// Runs one call on the channel with `peer`. A channel that turned out dead or corrupt is forgotten. The call
+    /// begins again where it came to nothing: on a channel that gave way to the peer's own, opened at the same moment
+    /// on another node, and on one whose peer has another owner by now that did not take it.
     fn with_talk<T>(
         &mut self,
         peer: Endpoint,
@@ -341,8 +345,9 @@ enum Seen {
     Ended,
 }
 
-/// Times one call may begin again. When a channel gives way to the peer's own, the peer's is there when ours ends, so each further one is
-/// a pair that closes and opens again at the same moment on both nodes; a peer that is handed over is waited for.
+/// Times one call may begin again. When a channel gives way to the peer's own, the peer's is there when ours ends, so
+/// each further one is a pair that closes and opens again at the same moment on both nodes; a peer that is handed over
+/// is waited for.
 const AGAIN_MAX: u32 = 1024;
 
 /// Splits a slot into what talks and what it remembers. Moved, it would cost more than it does.

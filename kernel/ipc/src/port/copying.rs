@@ -15,8 +15,8 @@ use crate::waiting::gone;
 const THIRD_PARTY_BYTES: usize = 1 << 20;
 
 impl Port {
-    /// Lends `memory` to one endpoint. Whatever the peer does with it happens while this port waits in a call. `memory` may be
-    /// [`Arena::private`], the arena of a ring, or a part of one.
+    /// Lends `memory` to one endpoint. Whatever the peer does with it happens while this port waits in a call. `memory`
+    /// may be [`Arena::private`], the arena of a ring, or a part of one.
     pub fn grant(&mut self, to: Endpoint, memory: &Arena, direction: Direction) -> Result<GrantId, IpcError> {
         self.check_bound()?;
         if to == self.endpoint {
@@ -117,7 +117,8 @@ impl Port {
         result
     }
 
-    /// Two copies through memory of our own, part by part; of ranges that overlap in one grant the part that the next one covers goes last.
+    /// Two copies through memory of our own, part by part; of ranges that overlap in one grant the part that the next
+    /// one covers goes last.
     fn copy_as_third_party(&mut self, from: Part, to: Part, deadline: Deadline) -> Result<(), IpcError> {
         let bytes = from.bytes;
         let memory = Arena::private(bytes.clamp(1, THIRD_PARTY_BYTES)).map_err(os)?;

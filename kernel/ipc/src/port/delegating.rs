@@ -13,9 +13,10 @@ use crate::talk::Proxied;
 use crate::waiting::Failure;
 
 impl Port {
-    /// Passes the request that was taken from `of` last on to `to`, which sees it as a request of `of`; its reply reaches `of` as the
-    /// reply to the call it made here, whenever this port waits in a call or begins one. Only for servers. Never waits for `to`. After an error the
-    /// request is still to be answered here; errors are those of `docs/design/delegation.md`.
+    /// Passes the request that was taken from `of` last on to `to`, which sees it as a request of `of`; its reply
+    /// reaches `of` as the reply to the call it made here, whenever this port waits in a call or begins one. Only for
+    /// servers. Never waits for `to`. After an error the request is still to be answered here; errors are those of
+    /// `docs/design/delegation.md`.
     pub fn relay(&mut self, of: Endpoint, to: Endpoint, message: &Message) -> Result<(), IpcError> {
         self.relay_inline(of, to, message, &[])
     }
@@ -43,7 +44,8 @@ impl Port {
         Ok(())
     }
 
-    /// Sets bits at `to` in the name of `source`. Only for servers. Never waits for `to`; only the broker is asked, the first time.
+    /// Sets bits at `to` in the name of `source`. Only for servers. Never waits for `to`; only the broker is asked, the
+    /// first time.
     pub fn notify_for(&mut self, source: Endpoint, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         if source == self.endpoint {
             return self.notify(to, mask);
@@ -279,8 +281,8 @@ impl Port {
         self.settle_ended();
     }
 
-    /// Takes the first request of a lane that may be taken now and is `wanted`. Those whose client waits for something else
-    /// are completed.
+    /// Takes the first request of a lane that may be taken now and is `wanted`. Those whose client waits for something
+    /// else are completed.
     fn take_passed(&mut self, lane: ChannelId, wanted: impl Fn(&Came) -> bool) -> bool {
         let mut position = 0;
         while let Some(came) = self.lanes.inward(lane).and_then(|lane| lane.came.get(position).copied()) {

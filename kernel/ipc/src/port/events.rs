@@ -1,8 +1,8 @@
 //! Waiting for anything.
 //!
-//! One turn: what is pending; notifications of the hot channels; the hot channels in turn; the descriptors. The descriptors
-//! are looked at when nothing is hot, and now and then in any case, so that busy channels starve
-//! neither new ones nor the waker.
+//! One turn: what is pending; notifications of the hot channels; the hot channels in turn; the descriptors. The
+//! descriptors are looked at when nothing is hot, and now and then in any case, so that busy channels starve neither
+//! new ones nor the waker.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub(super) enum Wanted {
 
 impl Port {
     /// The next thing that concerns this endpoint: notifications first, then channels in turn. `TimedOut` when nothing
-    /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go on. Errors:
-    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
+    /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go
+    /// on. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
     pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
         let deadline = Deadline::after(wait);
@@ -117,8 +117,9 @@ impl Port {
         self.budget.mode() == WaitMode::Spin
     }
 
-    /// Whether the port would see every message that came without its descriptors: all channels are hot, and the broker, which
-    /// bumps the event of the own page with every channel it makes, said nothing since the descriptors were looked at.
+    /// Whether the port would see every message that came without its descriptors: all channels are hot, and the
+    /// broker, which bumps the event of the own page with every channel it makes, said nothing since the descriptors
+    /// were looked at.
     fn is_all_in_memory(&self) -> bool {
         self.slots.hot().len() == self.slots.len() && self.control.event() == self.polled_event
     }

@@ -8,21 +8,22 @@ use broker_api::{FromPort, Inquiry, ToPort};
 
 use super::Port;
 
-/// All of these need the privilege [`crate::Calls::INFO`] and are answered from what the broker of this node knows; asking again is safe.
+/// All of these need the privilege [`crate::Calls::INFO`] and are answered from what the broker of this node knows;
+/// asking again is safe.
 impl Port {
     /// The container: how much there is, and its limits.
     pub fn dc_info(&mut self) -> Result<DcInfo, IpcError> {
         self.one(Question::Dc)
     }
 
-    /// One endpoint, of any node. `NoSuchEndpoint` when nobody is bound to it, `NoLink` when its node cannot be reached, `Busy` while it is
-    /// being handed over.
+    /// One endpoint, of any node. `NoSuchEndpoint` when nobody is bound to it, `NoLink` when its node cannot be
+    /// reached, `Busy` while it is being handed over.
     pub fn endpoint_info(&mut self, endpoint: Endpoint) -> Result<EndpointInfo, IpcError> {
         self.one(Question::Endpoint(endpoint))
     }
 
-    /// Endpoints that this node knows, in order of their numbers: those that are bound here and those of other nodes that were heard of. At
-    /// most `at_most`, and as many as one answer holds.
+    /// Endpoints that this node knows, in order of their numbers: those that are bound here and those of other nodes
+    /// that were heard of. At most `at_most`, and as many as one answer holds.
     pub fn endpoints_info(&mut self, from: Cursor, at_most: usize) -> Result<Page<EndpointInfo>, IpcError> {
         self.page(Question::Endpoints { from }, at_most)
     }

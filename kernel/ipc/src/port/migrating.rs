@@ -21,8 +21,9 @@ pub(super) enum Hold {
 }
 
 impl Port {
-    /// Connects as [`Port::connect`] does, as a backup of `endpoint`, and waits until the endpoint is handed over to this process
-    /// ([`Port::migration_commit`]) or this process is promoted ([`Port::promote`]). Then it is its owner, with the next epoch.
+    /// Connects as [`Port::connect`] does, as a backup of `endpoint`, and waits until the endpoint is handed over to
+    /// this process ([`Port::migration_commit`]) or this process is promoted ([`Port::promote`]). Then it is its owner,
+    /// with the next epoch.
     pub fn stand_by(path: &Path, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         Port::stand_by_over(socket, endpoint, wait)
@@ -35,10 +36,11 @@ impl Port {
         Port::bound(connection, answer)
     }
 
-    /// Of the owner of `endpoint`, or of a manager: from now on its owner takes no new message, and callers wait. Returns when nothing
-    /// that the owner took is unanswered, which the owner's library says when the owner waits for messages; an owner that holds itself
-    /// must owe nothing (`Busy`). `TimedOut` when that took too long: the endpoint goes on then. Doing it again is safe; `Busy` while
-    /// somebody else does it. It ends with [`Port::migration_commit`], with [`Port::migration_rollback`], or with the caller.
+    /// Of the owner of `endpoint`, or of a manager: from now on its owner takes no new message, and callers wait.
+    /// Returns when nothing that the owner took is unanswered, which the owner's library says when the owner waits for
+    /// messages; an owner that holds itself must owe nothing (`Busy`). `TimedOut` when that took too long: the endpoint
+    /// goes on then. Doing it again is safe; `Busy` while somebody else does it. It ends with
+    /// [`Port::migration_commit`], with [`Port::migration_rollback`], or with the caller.
     pub fn migration_start(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let is_own = endpoint == self.endpoint;
@@ -54,17 +56,19 @@ impl Port {
         result
     }
 
-    /// Hands `endpoint`, which was held by [`Port::migration_start`], over to the process `pid` (inside the container) of `node` that
-    /// stands by for it. Returns when that is its owner. `BadArgument` when it is not held (a broker that was killed lets go), `NoSuchEndpoint` when nobody stands by there: it stays held.
-    /// `DestinationDied` when the new owner died at that moment: the number is free. `TimedOut` and `NoLink`: whether it happened
-    /// is unknown; asking again is safe.
+    /// Hands `endpoint`, which was held by [`Port::migration_start`], over to the process `pid` (inside the container)
+    /// of `node` that stands by for it. Returns when that is its owner. `BadArgument` when it is not held (a broker
+    /// that was killed lets go), `NoSuchEndpoint` when nobody stands by there: it stays held. `DestinationDied` when
+    /// the new owner died at that moment: the number is free. `TimedOut` and `NoLink`: whether it happened is unknown;
+    /// asking again is safe.
     pub fn migration_commit(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let (node, pid) = place(node, pid)?;
         self.ask_waiting(&FromPort::MigrationCommit { endpoint, node, pid }, wait).map(drop)
     }
 
-    /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its way already.
+    /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its
+    /// way already.
     pub fn migration_rollback(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
         self.beside_watch(|port| {
@@ -76,9 +80,10 @@ impl Port {
         })
     }
 
-    /// Of a manager: makes the process `pid` (inside the container) of `node`, which stands by for `endpoint`, its owner, without asking the one
-    /// before, who is dead or cannot be reached; everybody who hears of it refuses that one from then on. `epoch` is the number of
-    /// this decision, higher than any before: `Fenced` when it is not. `NoSuchEndpoint` when nobody stands by there.
+    /// Of a manager: makes the process `pid` (inside the container) of `node`, which stands by for `endpoint`, its
+    /// owner, without asking the one before, who is dead or cannot be reached; everybody who hears of it refuses that
+    /// one from then on. `epoch` is the number of this decision, higher than any before: `Fenced` when it is not.
+    /// `NoSuchEndpoint` when nobody stands by there.
     pub fn promote(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, epoch: Epoch) -> Result<(), IpcError> {
         self.check_bound()?;
         let (node, pid) = place(node, pid)?;

@@ -1,11 +1,18 @@
 //! A bound endpoint.
 //!
-//! One thread uses a port at a time. Calls to one peer sleep on that channel's futex; `wait_event`, `receive` from any and
-//! `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
+//! One thread uses a port at a time. Calls to one peer sleep on that channel's futex; `wait_event`, `receive` from any
+//! and `rcvrqst` sleep in one epoll that holds the bells of the armed channels, the broker's socket and the waker.
 //!
-//! `calls.rs`: messages. `copying.rs`: grants and copies. `delegating.rs`: requests passed on, notifications on behalf of others. `events.rs`: waiting for
-//! anything. `informing.rs`: what else is in the container. `migrating.rs`: change of owner. `naming.rs`: names. `opening.rs`: channels and the broker. `slots.rs`: which channel is looked at. `watch.rs`: what
-//! the pollable descriptor promises.
+//! - `calls.rs`: messages.
+//! - `copying.rs`: grants and copies.
+//! - `delegating.rs`: requests passed on, notifications on behalf of others.
+//! - `events.rs`: waiting for anything.
+//! - `informing.rs`: what else is in the container.
+//! - `migrating.rs`: change of owner.
+//! - `naming.rs`: names.
+//! - `opening.rs`: channels and the broker.
+//! - `slots.rs`: which channel is looked at.
+//! - `watch.rs`: what the pollable descriptor promises.
 
 mod calls;
 mod copying;
@@ -175,8 +182,8 @@ impl Port {
         &self.inbox.data
     }
 
-    /// Gives the endpoint up; channels end at once. `NoBroker` when the broker did not say within two seconds that it did so: the
-    /// endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
+    /// Gives the endpoint up; channels end at once. `NoBroker` when the broker did not say within two seconds that it
+    /// did so: the endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
     pub fn unbind(mut self) -> Result<(), IpcError> {
         self.check_bound()?;
         match self.connection.say_goodbye() {
@@ -191,10 +198,10 @@ impl Port {
         self.waker.clone()
     }
 
-    /// Readable when `wait_event` may have something, from when one answered `TimedOut` until the next one. Other calls in between, a
-    /// late reply for instance, change nothing of this; what came during them makes it readable. Likewise with `receive`
-    /// from anybody and `rcvrqst`, for what the one of the three takes that was called last. It may be readable for nothing,
-    /// and is so when it is asked for the first time. Do not read from it.
+    /// Readable when `wait_event` may have something, from when one answered `TimedOut` until the next one. Other calls
+    /// in between, a late reply for instance, change nothing of this; what came during them makes it readable. Likewise
+    /// with `receive` from anybody and `rcvrqst`, for what the one of the three takes that was called last. It may be
+    /// readable for nothing, and is so when it is asked for the first time. Do not read from it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         if !self.watch.begin() {
             // Nobody kept the promise until now.

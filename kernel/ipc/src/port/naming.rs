@@ -7,19 +7,20 @@ use super::Port;
 use crate::wait::Wait;
 
 impl Port {
-    /// Calls this endpoint `name`, for all of the container and until it ends: whoever succeeds to it is called the same. A name is 1 to
-    /// [`abi::limits::ENDPOINT_NAME_BYTES_MAX`] printable ASCII characters without blanks and `/` (`BadArgument`); an endpoint has one at
-    /// most (`TableFull`). `EndpointInUse` when another one has it, on whichever node. Asking again is safe; `TimedOut`, after ten
-    /// seconds, and `NoBroker`: whether it is called so is unknown.
+    /// Calls this endpoint `name`, for all of the container and until it ends: whoever succeeds to it is called the
+    /// same. A name is 1 to [`abi::limits::ENDPOINT_NAME_BYTES_MAX`] printable ASCII characters without blanks and `/`
+    /// (`BadArgument`); an endpoint has one at most (`TableFull`). `EndpointInUse` when another one has it, on
+    /// whichever node. Asking again is safe; `TimedOut`, after ten seconds, and `NoBroker`: whether it is called so is
+    /// unknown.
     pub fn set_name(&mut self, name: &str) -> Result<(), IpcError> {
         self.check_bound()?;
         let name = checked(name)?;
         self.ask(&FromPort::SetName { name }).map(drop)
     }
 
-    /// The endpoint of the container that is called `name`, on whichever node; waits until there is one that can be reached. Without waiting
-    /// `NoSuchEndpoint` when nobody is known here to be called so, `NoLink` when its node cannot be reached. `TableFull` when too many
-    /// wait on this node.
+    /// The endpoint of the container that is called `name`, on whichever node; waits until there is one that can be
+    /// reached. Without waiting `NoSuchEndpoint` when nobody is known here to be called so, `NoLink` when its node
+    /// cannot be reached. `TableFull` when too many wait on this node.
     pub fn find(&mut self, name: &str, wait: Wait) -> Result<Endpoint, IpcError> {
         self.find_place(name, wait).map(|(endpoint, _)| endpoint)
     }

@@ -45,9 +45,9 @@ impl Port {
         self.ask(&FromPort::WakeUp { endpoint }).map(drop)
     }
 
-    /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The process has it
-    /// when it connects, without asking for it; until then nobody else gets it. It is given back when this endpoint ends.
-    /// Doing it again is safe. `EndpointInUse` when the number or the process has another already.
+    /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The
+    /// process has it when it connects, without asking for it; until then nobody else gets it. It is given back when
+    /// this endpoint ends. Doing it again is safe. `EndpointInUse` when the number or the process has another already.
     pub fn bind_for(&mut self, pid: i32, endpoint: Option<Endpoint>) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
         let pid = Pid::new(pid).ok_or(IpcError::BadArgument)?;
@@ -63,9 +63,9 @@ impl Port {
         }
     }
 
-    /// Of a manager: what `endpoint` may do from now on. Channels that this forbids, and channels of messages whose calls it
-    /// changes, end before this returns: calls under way over them answer `Denied`, and whether the peer acted is
-    /// unknown. Doing it again is safe.
+    /// Of a manager: what `endpoint` may do from now on. Channels that this forbids, and channels of messages whose
+    /// calls it changes, end before this returns: calls under way over them answer `Denied`, and whether the peer acted
+    /// is unknown. Doing it again is safe.
     pub fn set_privileges(&mut self, endpoint: Endpoint, privileges: &Privileges) -> Result<(), IpcError> {
         self.check_bound()?;
         self.ask(&FromPort::SetPrivileges { endpoint, privileges: privileges.clone() }).map(drop)
@@ -107,8 +107,8 @@ impl Port {
         self.beside_watch(|port| port.connection.call_waiting(request, wait))
     }
 
-    /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being handed over
-    /// is waited for.
+    /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being
+    /// handed over is waited for.
     pub(super) fn talk_with(&mut self, peer: Endpoint, deadline: Deadline) -> Result<SlotKey, IpcError> {
         if peer == self.endpoint {
             return Err(IpcError::BadEndpoint);
@@ -196,7 +196,8 @@ impl Port {
     fn take_notice(&mut self, notice: Notice<ToPort>) {
         let Notice { request, message, descriptors } = notice;
         match message {
-            // A channel that cannot be had is refused. A restarted broker says again what its predecessor may not have said.
+            // A channel that cannot be had is refused. A restarted broker says again what its predecessor may not have
+            // said.
             ToPort::Accepted(offer) if !self.has_channel(offer.channel) => {
                 let _ = self.adopt_channel(Given { offer, descriptors });
             }
@@ -209,8 +210,8 @@ impl Port {
             }
             ToPort::WakeUp => self.woken_up = true,
             ToPort::Hold | ToPort::Restarted => self.go_on_if_released(),
-            // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other is
-            // one that was read already, said again by a restarted broker.
+            // The answer to an open that nobody waited for so long: messages may use it, a ring has no owner. Any other
+            // is one that was read already, said again by a restarted broker.
             ToPort::Opened(offer) if self.connection.was_given_up(request) => {
                 if offer.ring.is_some() {
                     self.connection.close_channel(offer.channel, IpcError::NotBound);
@@ -294,8 +295,8 @@ fn is_end_of_peer(reason: IpcError) -> bool {
     )
 }
 
-/// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and forgotten by
-/// the broker at our word, before the next. More means a peer that opens and closes all the time.
+/// Opens of one call that may find the peer's own channel in the way: one is taken instead, or found closed and
+/// forgotten by the broker at our word, before the next. More means a peer that opens and closes all the time.
 pub(super) const OPENS_MAX: u32 = 8;
 
 impl From<Purpose> for Use {

@@ -1,8 +1,9 @@
 //! The channels of a port: which of them are looked at, and which ring when something comes.
 //!
-//! A channel is `Hot` while it was active lately: it is polled. It is `Armed` when it is to ring its bell: nobody looks at it
-//! until then. So a wait costs O(active). Before the port sleeps every hot channel is armed and looked at once more. Those that were
-//! active lately only doze: they are hot again when the port gets up, whoever woke it. So where many are active, one rings for all.
+//! A channel is `Hot` while it was active lately: it is polled. It is `Armed` when it is to ring its bell: nobody looks
+//! at it until then. So a wait costs O(active). Before the port sleeps every hot channel is armed and looked at once
+//! more. Those that were active lately only doze: they are hot again when the port gets up, whoever woke it. So where
+//! many are active, one rings for all.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -81,7 +82,8 @@ pub(super) struct Slots {
     spare: VecDeque<SlotKey>,
     /// Armed, and perhaps gone or hot again since.
     dozing: Vec<SlotKey>,
-    /// Armed although they hold what a wait for something else did not take; each once, however often it rings during that wait.
+    /// Armed although they hold what a wait for something else did not take; each once, however often it rings during
+    /// that wait.
     neglected: Vec<SlotKey>,
 }
 

@@ -1,8 +1,9 @@
 //! What [`Port::fd`] promises between two waits for anything.
 //!
-//! A wait that ends for the time leaves every channel armed, so that whatever it would take makes the descriptor readable. Any other
-//! call may undo that: it looks at its channel itself, opens channels, and reads what the broker says. So after each
-//! such call the port arms again what is hot, and rings its own descriptor when something came that will not ring.
+//! A wait that ends for the time leaves every channel armed, so that whatever it would take makes the descriptor
+//! readable. Any other call may undo that: it looks at its channel itself, opens channels, and reads what the broker
+//! says. So after each such call the port arms again what is hot, and rings its own descriptor when something came that
+//! will not ring.
 //!
 //! Nobody pays for it who never asked for the descriptor.
 

@@ -16,8 +16,8 @@ use super::{Arming, RingFull, RingSpec, goodbye};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{gone, look_awake, nap_within, new_budget, own_end};
 
-/// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event loop
-/// that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
+/// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event
+/// loop that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
 #[derive(Debug)]
 pub struct RingClient {
     link: Arc<Link>,
@@ -91,8 +91,9 @@ impl RingClient {
         &self.link
     }
 
-    /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight disjoint.
-    /// Never more than `spec().entries` are in flight. A ring that a forked child inherited takes none; `poll` says so.
+    /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight
+    /// disjoint. Never more than `spec().entries` are in flight. A ring that a forked child inherited takes none;
+    /// `poll` says so.
     pub fn submit(&self, submission: &Submission) -> Result<(), RingFull> {
         if self.is_inherited() {
             return Err(RingFull);
@@ -118,8 +119,8 @@ impl RingClient {
         }
     }
 
-    /// The next completion, if there is one. After an error the ring is closed for good; completions that were published
-    /// before the server died still come first.
+    /// The next completion, if there is one. After an error the ring is closed for good; completions that were
+    /// published before the server died still come first.
     pub fn poll(&self) -> Result<Option<Completion>, IpcError> {
         if self.is_inherited() {
             return Err(IpcError::NotBound);
@@ -209,8 +210,8 @@ impl RingClient {
         sys::eventfd::hear(self.link.bell_in());
     }
 
-    /// Whether this is a forked child of the process that opened the ring. What it wrote would be taken for its parent's, and its waits for
-    /// those of its parent, who would be woken no more.
+    /// Whether this is a forked child of the process that opened the ring. What it wrote would be taken for its
+    /// parent's, and its waits for those of its parent, who would be woken no more.
     pub fn is_inherited(&self) -> bool {
         !self.guard.holds()
     }

@@ -139,8 +139,8 @@ impl RingServer {
         Ok(Some(submission))
     }
 
-    /// Writes a completion; the client sees it after `publish`. One for each submission: one more is `BadArgument`. After the
-    /// ring was closed it goes nowhere, with the reason.
+    /// Writes a completion; the client sees it after `publish`. One for each submission: one more is `BadArgument`.
+    /// After the ring was closed it goes nowhere, with the reason.
     pub fn complete(&self, completion: &Completion) -> Result<(), IpcError> {
         if !self.guard.holds() {
             return Err(IpcError::NotBound);

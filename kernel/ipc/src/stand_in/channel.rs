@@ -1,8 +1,8 @@
 //! A channel whose remote party this process plays.
 //!
-//! Every method reads or writes the channel's memory only; there is no other state, so two lives of a proxy see the same.
-//! "Local" is the party on this node, "we" are the remote party. Methods that change anything wake the local party,
-//! except those of the ring, which need a `kick` after a batch.
+//! Every method reads or writes the channel's memory only; there is no other state, so two lives of a proxy see the
+//! same. "Local" is the party on this node, "we" are the remote party. Methods that change anything wake the local
+//! party, except those of the ring, which need a `kick` after a batch.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ impl ProxiedChannel {
 
     // Messages, local to remote.
 
-    /// The local party's message that was neither taken nor withdrawn, unless it is the one `forwarded` already. Stays until
-    /// `mark_taken` or `settle_withdrawn`.
+    /// The local party's message that was neither taken nor withdrawn, unless it is the one `forwarded` already. Stays
+    /// until `mark_taken` or `settle_withdrawn`.
     pub fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
         let link = &self.link;
         let raw = link.peer_word();
@@ -118,8 +118,8 @@ impl ProxiedChannel {
         link.kick();
     }
 
-    /// The word of a message that the local party wants to withdraw, or of a request that was taken and whose answer it does not wait for
-    /// any more. Stays: who told the far side need not do so again.
+    /// The word of a message that the local party wants to withdraw, or of a request that was taken and whose answer it
+    /// does not wait for any more. Stays: who told the far side need not do so again.
     pub fn cancel_requested(&self) -> Option<u32> {
         let raw = self.link.peer_word();
         let word = Word::of(raw)?;
@@ -163,8 +163,9 @@ impl ProxiedChannel {
     // Messages, remote to local.
 
     /// Publishes the far party's message with its own word. A message that was published already (same word) is
-    /// ignored. `NotWaiting`: a reply whose caller gave up; `settle_withdrawn` at the far side. `Corrupt`: no message, or the one before is
-    /// neither taken nor withdrawn, which a correct far side never causes: forward `taken` before the message that follows it.
+    /// ignored. `NotWaiting`: a reply whose caller gave up; `settle_withdrawn` at the far side. `Corrupt`: no message,
+    /// or the one before is neither taken nor withdrawn, which a correct far side never causes: forward `taken` before
+    /// the message that follows it.
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
         let link = &self.link;
         let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
@@ -214,8 +215,9 @@ impl ProxiedChannel {
         self.link.peer_taken()
     }
 
-    /// The far party wants its message with this word back, or waits for the answer to that request no more. `None`: the local party is
-    /// taking it, which `taken` will say in a moment; ask again then. Before that nothing may follow it.
+    /// The far party wants its message with this word back, or waits for the answer to that request no more. `None`:
+    /// the local party is taking it, which `taken` will say in a moment; ask again then. Before that nothing may follow
+    /// it.
     pub fn withdraw(&self, word: u32) -> Option<Settled> {
         let link = &self.link;
         let Some(ours) = Word::of(word) else { return Some(Settled::Withdrawn) };
@@ -256,8 +258,8 @@ impl ProxiedChannel {
 
     // Notifications.
 
-    /// Number and bits of what the local party posted and the far side has not confirmed. The same until it has, also for the next
-    /// proxy; meanwhile further bits coalesce where the local party posts them.
+    /// Number and bits of what the local party posted and the far side has not confirmed. The same until it has, also
+    /// for the next proxy; meanwhile further bits coalesce where the local party posts them.
     pub fn pending_notification(&self) -> Option<(u64, u64)> {
         if !self.info.calls.contains(Calls::NOTIFY) {
             return None;

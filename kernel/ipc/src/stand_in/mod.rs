@@ -1,7 +1,8 @@
 //! What a proxy needs: one process that holds the sides of many endpoints of other nodes.
 //!
-//! The local party sees an ordinary channel; the proxy acts as the remote party. All state of a channel is in its memory,
-//! so a proxy that was killed is replaced by one that is handed the same channels ([`StandInEvent::Resumed`]) and goes on.
+//! The local party sees an ordinary channel; the proxy acts as the remote party. All state of a channel is in its
+//! memory, so a proxy that was killed is replaced by one that is handed the same channels ([`StandInEvent::Resumed`])
+//! and goes on.
 //!
 //! Publication words travel verbatim: the proxy at the far end publishes with the word that the sender used, so that
 //! `awaits`, `taken` and the state words mean the same on both nodes. Ring indices and arena offsets are equal too.
@@ -69,12 +70,13 @@ pub enum StandInEvent {
     },
     /// After a restart of the proxy: a channel that its predecessor held.
     Resumed(ProxiedChannel),
-    /// Every `Resumed` was told; comes once, also when there was none. A proxy dials and accepts only after it: a channel
-    /// that it does not list to its peer is taken for ended there.
+    /// Every `Resumed` was told; comes once, also when there was none. A proxy dials and accepts only after it: a
+    /// channel that it does not list to its peer is taken for ended there.
     AllResumed,
     /// The local party of this channel did something since the last `Active`: look at all of it. Not repeated.
     Active(ChannelId),
-    /// The local party died, closed the channel, or broke the protocol; or the remote endpoint was declared gone. Final.
+    /// The local party died, closed the channel, or broke the protocol; or the remote endpoint was declared gone.
+    /// Final.
     Closed {
         channel: ChannelId,
         reason: IpcError,

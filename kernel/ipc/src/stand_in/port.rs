@@ -24,7 +24,8 @@ use crate::waker::Waker;
 /// Events reported between two looks at the descriptors.
 const UNPOLLED_MAX: u32 = 32;
 
-/// Packets that wait for a broker that does not read, before parcels are lost: it is away or stopped, and other brokers go on asking it.
+/// Packets that wait for a broker that does not read, before parcels are lost: it is away or stopped, and other brokers
+/// go on asking it.
 const UNSENT_PARCELS_MAX: usize = 8192;
 
 const TOKEN_BROKER: u64 = 0;
@@ -178,7 +179,8 @@ impl StandInPort {
         self.post(0, &FromProxy::Link { node, state })
     }
 
-    /// What the broker of `node` tells ours. `TableFull`: it is lost, because our broker is away and much waits for it already.
+    /// What the broker of `node` tells ours. `TableFull`: it is lost, because our broker is away and much waits for it
+    /// already.
     pub fn parcel(&mut self, node: NodeId, bytes: &[u8]) -> Result<(), IpcError> {
         if self.unsent.len() >= UNSENT_PARCELS_MAX {
             return Err(IpcError::TableFull);

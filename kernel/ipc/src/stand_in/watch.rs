@@ -1,7 +1,7 @@
 //! Which channels of a proxy have something new.
 //!
-//! The same hot and armed channels as in a port, but what is looked for is any change of what the local party writes: the
-//! proxy reads the rest itself.
+//! The same hot and armed channels as in a port, but what is looked for is any change of what the local party writes:
+//! the proxy reads the rest itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,10 +59,12 @@ pub(super) struct Watched {
 
 #[derive(Debug, Default)]
 pub(super) struct WatchList {
-    /// Looked at in turn, from `next` on: side by side, because all of them are looked at in every round of a busy proxy.
+    /// Looked at in turn, from `next` on: side by side, because all of them are looked at in every round of a busy
+    /// proxy.
     hot: Vec<Watched>,
     next: usize,
-    /// They ring while the proxy sleeps, and are hot again when it gets up, whoever woke it: where many are active, one rings for all.
+    /// They ring while the proxy sleeps, and are hot again when it gets up, whoever woke it: where many are active, one
+    /// rings for all.
     dozing: Vec<Watched>,
     /// They ring.
     armed: HashMap<u64, Watched>,
@@ -136,7 +138,8 @@ impl WatchList {
         None
     }
 
-    /// Arms every hot channel, of which those that were active lately doze; one that changed meanwhile is returned, hot.
+    /// Arms every hot channel, of which those that were active lately doze; one that changed meanwhile is returned,
+    /// hot.
     pub fn arm_all(&mut self) -> Option<ChannelId> {
         while let Some(last) = self.hot.len().checked_sub(1) {
             if let Some(channel) = self.arm(last) {

@@ -1,6 +1,7 @@
 //! `dvs completion`: the shell's own way to complete our commands and options.
 //!
-//! The script asks this binary at each tab, because names of containers and nodes are known to a daemon alone (`names.rs`).
+//! The script asks this binary at each tab, because names of containers and nodes are known to a daemon alone
+//! (`names.rs`).
 
 use std::io;
 use std::process::ExitCode;

@@ -36,8 +36,8 @@ pub enum Command {
     Ls,
     /// Show one container: what was asked for, nodes, addresses, servers and why they stand there, problems, channels.
     ///
-    /// The channels are those with an end on the node that is asked. LEFT opened a channel; each count is LEFT's/RIGHT's, and a reply counts as
-    /// the request it answers.
+    /// The channels are those with an end on the node that is asked. LEFT opened a channel; each count is
+    /// LEFT's/RIGHT's, and a reply counts as the request it answers.
     #[command(visible_alias = "show")]
     Inspect {
         /// Container.

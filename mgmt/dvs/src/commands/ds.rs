@@ -1,9 +1,10 @@
 //! `dvs ds`: the container's key-value server, for people, scripts and programs.
 //!
-//! The store is spoken to by a process of the container (`inside.rs`), as any of its programs may do over M3-IPC: no daemon is between, and
-//! the session outlives the server. Outside, this command starts that process, which is our own binary, and passes on what it says;
-//! inside the container it does the work itself. So `dvs ds` is also the way for programs that are not linked with `libvos`: `dvs ds pipe`
-//! as a co-process answers a line of JSON (`request.rs`) with a line of JSON, all in one session.
+//! The store is spoken to by a process of the container (`inside.rs`), as any of its programs may do over M3-IPC: no
+//! daemon is between, and the session outlives the server. Outside, this command starts that process, which is our own
+//! binary, and passes on what it says; inside the container it does the work itself. So `dvs ds` is also the way for
+//! programs that are not linked with `libvos`: `dvs ds pipe` as a co-process answers a line of JSON (`request.rs`) with
+//! a line of JSON, all in one session.
 
 #[cfg(feature = "machinery")]
 pub mod inside;
@@ -284,7 +285,8 @@ fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
 
 /// The process of the container: requests are lines of standard input.
 pub fn speak(format: Format, lines: Lines) -> Outcome {
-    // Who reads the output of `dvs ds` may go: SIGPIPE comes from there, and has to end this process, which may write nothing for days.
+    // Who reads the output of `dvs ds` may go: SIGPIPE comes from there, and has to end this process, which may write
+    // nothing for days.
     sys::child::default_signals();
     match lines {
         Lines::All => inside(format, None),

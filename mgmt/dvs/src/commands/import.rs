@@ -1,8 +1,9 @@
 //! `dvs import`: files of this machine into a container's tree.
 //!
 //! A tar stream goes to a process inside the container, which unpacks it: whatever an archive contains, it can only
-//! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is. The process is our own
-//! binary (`unpack.rs`), which makes many files at a time; the node's gzip, bzip2, xz or zstd makes compressed archives plain for it.
+//! do what a process of that container can do. A directory is packed here (`pack.rs`); an archive goes as it is. The
+//! process is our own binary (`unpack.rs`), which makes many files at a time; the node's gzip, bzip2, xz or zstd makes
+//! compressed archives plain for it.
 
 mod pack;
 pub mod unpack;

@@ -1,5 +1,5 @@
-//! The processes of the machinery. `dvsd` starts them with everything they need in `DVS_SPAWN` and inherited descriptors
-//! (see `docs/design/process-model.md`); a person who types them gets an error that says so.
+//! The processes of the machinery. `dvsd` starts them with everything they need in `DVS_SPAWN` and inherited
+//! descriptors (see `docs/design/process-model.md`); a person who types them gets an error that says so.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
 //! A node's own part of the host's control groups.
 //!
-//! In every hierarchy a group `dvs-dev-CLUSTER-NODE` is made and, inside the machine, bind-mounted over the hierarchy: what
-//! the node believes to be the root is its own part. So two nodes that make a group of the same name do not meet, and what
-//! a killed node leaves is found by name. No process is put into the group itself, as version 2 wants it.
+//! In every hierarchy a group `dvs-dev-CLUSTER-NODE` is made and, inside the machine, bind-mounted over the hierarchy:
+//! what the node believes to be the root is its own part. So two nodes that make a group of the same name do not meet,
+//! and what a killed node leaves is found by name. No process is put into the group itself, as version 2 wants it.
 
 use std::fs;
 use std::io;
@@ -62,8 +62,9 @@ pub fn make_everywhere(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// In the calling process' mount namespace, puts the group in the place of every hierarchy that has it. The group is made by
-/// whoever starts the machine, not here: so it can be removed again without waiting for a machine that comes up meanwhile.
+/// In the calling process' mount namespace, puts the group in the place of every hierarchy that has it. The group is
+/// made by whoever starts the machine, not here: so it can be removed again without waiting for a machine that comes up
+/// meanwhile.
 pub fn take_over(name: &str) -> io::Result<()> {
     for place in hierarchies()? {
         let group = place.join(name);

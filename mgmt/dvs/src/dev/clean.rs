@@ -1,7 +1,8 @@
 //! What crashed runs leave behind, and how it goes away: `dvs doctor --clean`.
 //!
-//! Only what is provably nobody's is touched: a cluster none of whose machines lives, control groups that carry our prefix and
-//! name no cluster that lives, and what `host.rs` finds. A cluster that a command is working on is left alone.
+//! Only what is provably nobody's is touched: a cluster none of whose machines lives, control groups that carry our
+//! prefix and name no cluster that lives, and what `host.rs` finds. A cluster that a command is working on is left
+//! alone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -105,8 +106,8 @@ fn is_settled(group: &Path) -> bool {
     made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > SETTLED))
 }
 
-/// Members in it or below, or a machine somewhere that has it for its own: such a mount cannot be seen from here, so the
-/// processes of the host are asked.
+/// Members in it or below, or a machine somewhere that has it for its own: such a mount cannot be seen from here, so
+/// the processes of the host are asked.
 fn is_in_use(group: &Path) -> bool {
     let Some(name) = group.file_name().and_then(|name| name.to_str()) else { return true };
     let argument = name.as_bytes();

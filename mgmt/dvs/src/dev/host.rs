@@ -1,8 +1,9 @@
 //! Leftovers of a node that runs on the host itself (`dvs daemon` as a service), for `dvs doctor --clean`.
 //!
-//! A daemon that is gone leaves containers that go on: that is meant so. A share of a container is dead only when its daemon does not
-//! answer **and** its keeper is gone, for the keeper is the parent of every program in it. Then what is recorded or named after the
-//! share belongs to nobody: server processes, interfaces `dvs[xbv]ID`, control groups `dvs/…-ID`, mounts and its run directory.
+//! A daemon that is gone leaves containers that go on: that is meant so. A share of a container is dead only when its
+//! daemon does not answer **and** its keeper is gone, for the keeper is the parent of every program in it. Then what is
+//! recorded or named after the share belongs to nobody: server processes, interfaces `dvs[xbv]ID`, control groups
+//! `dvs/…-ID`, mounts and its run directory.
 
 use std::fs;
 use std::os::unix::net::UnixStream;

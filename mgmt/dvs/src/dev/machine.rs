@@ -1,8 +1,8 @@
 //! A simulated machine: the process that is PID 1 of it, and the way in.
 //!
-//! States of the process: `Making` (namespaces, mounts; its maker hears the PID first, then `ready`) → `Waiting` (for the
-//! maker's byte, which says that the machine is written down) → `Running` for ever. When the maker dies in between, standard
-//! input ends and so does the machine: nothing is left that nobody knows.
+//! States of the process: `Making` (namespaces, mounts; its maker hears the PID first, then `ready`) → `Waiting` (for
+//! the maker's byte, which says that the machine is written down) → `Running` for ever. When the maker dies in between,
+//! standard input ends and so does the machine: nothing is left that nobody knows.
 //!
 //! PID 1 does nothing: orphans vanish by themselves (`SIGCHLD` ignored), and signals do not reach it except SIGKILL.
 
@@ -188,8 +188,8 @@ pub struct EnterOptions {
     argv: Vec<String>,
 }
 
-/// Starts a program in a session of its own, as a child of the machine's PID 1. Its environment is bare, but for the features it
-/// is to do without.
+/// Starts a program in a session of its own, as a child of the machine's PID 1. Its environment is bare, but for the
+/// features it is to do without.
 pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<ProcessId, MachineError> {
     let program = argv.first().copied().unwrap_or_default().to_owned();
     let output = Command::new(own_program()?)
@@ -222,7 +222,8 @@ pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<Pro
 }
 
 /// Three processes: this one is outside; a child of it is inside but a stranger there, whose end makes *its* child an
-/// orphan that PID 1 of the machine adopts. Otherwise the host would have to bury it, and the machine could not end before.
+/// orphan that PID 1 of the machine adopts. Otherwise the host would have to bury it, and the machine could not end
+/// before.
 pub fn enter(options: &EnterOptions) -> Outcome {
     let failed = |what: &str, cause: &dyn std::error::Error| Failure::new(what).because(cause);
     sys::child::close_inherited().map_err(|cause| failed("cannot close inherited descriptors", &cause))?;

@@ -1,9 +1,10 @@
 //! A whole cluster on this machine: `dvs dev`.
 //!
-//! Each node is a **machine**: one process (`machine.rs`) that is PID 1 of a pid namespace and holds a network, mount, IPC and
-//! UTS namespace and a subtree of the control groups. A further machine, the **hub**, holds a bridge; each node has a veth pair
-//! into it. So a cluster shows nothing to the host: no interface, no mount, no process that outlives its machine. Killing PID 1
-//! of a machine is what pulling the plug is to a real one, and that is how clusters are taken down.
+//! Each node is a **machine**: one process (`machine.rs`) that is PID 1 of a pid namespace and holds a network, mount,
+//! IPC and UTS namespace and a subtree of the control groups. A further machine, the **hub**, holds a bridge; each node
+//! has a veth pair into it. So a cluster shows nothing to the host: no interface, no mount, no process that outlives
+//! its machine. Killing PID 1 of a machine is what pulling the plug is to a real one, and that is how clusters are
+//! taken down.
 //!
 //! ```text
 //! host ── RUN/dev/NAME/NODE/dvsd.sock ──────────────┐
@@ -12,8 +13,8 @@
 //!                          └─ p3 ═ eth0 ── machine n3
 //! ```
 //!
-//! State: `RUN/dev/NAME/cluster.json` (`client::places`) is written before what it names is made. A machine that was not
-//! written down yet ends by itself when its maker does. Commands that change a cluster hold its lock (`record.rs`).
+//! State: `RUN/dev/NAME/cluster.json` (`client::places`) is written before what it names is made. A machine that was
+//! not written down yet ends by itself when its maker does. Commands that change a cluster hold its lock (`record.rs`).
 //!
 //! Not here: what a daemon does (`dvsd`); links and addresses (`sandbox`); certificates (`pki`).
 

@@ -73,8 +73,8 @@ fn in_hub(hub: ProcessId) -> Result<Links, WireError> {
     Ok(Links::within(&namespace)?)
 }
 
-/// The same after a restart, as with real hardware: with another one, the other nodes would go on sending to the old one
-/// until their neighbour tables time out.
+/// The same after a restart, as with real hardware: with another one, the other nodes would go on sending to the old
+/// one until their neighbour tables time out.
 fn mac(index: usize) -> Mac {
     [0x02, 0xd5, 0, 0, 0, index as u8 + 1]
 }

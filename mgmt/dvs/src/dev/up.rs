@@ -20,7 +20,8 @@ use super::{address, cgroup, down, node_name, processes};
 const HUB: &str = "hub";
 /// Between two questions to a daemon that comes up: a tenth of what a person notices.
 const ASK_PAUSE: Duration = Duration::from_millis(10);
-/// Longest path of a Unix socket, without its final NUL; the daemon has longer ones of its own below the same directory.
+/// Longest path of a Unix socket, without its final NUL; the daemon has longer ones of its own below the same
+/// directory.
 const SOCKET_PATH_BYTES_MAX: usize = 107 - "/dcs/16777215/keeper.sock".len();
 /// Last lines of a daemon's log that are shown when it does not come up.
 const LOG_LINES: usize = 6;

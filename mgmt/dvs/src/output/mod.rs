@@ -1,4 +1,5 @@
-//! The four forms in which every answer can be printed. Data goes to standard output, everything else to standard error.
+//! The four forms in which every answer can be printed. Data goes to standard output, everything else to standard
+//! error.
 //!
 //! `json` is for programs and stable: it is the REST API's own form. `yaml` says the same. `name` is one name in a
 //! line, for shells. `table` is for people and may change.

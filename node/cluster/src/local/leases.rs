@@ -1,15 +1,16 @@
-//! Deadlines of leases: one file of 16 bytes each (deadline and ttl in nanoseconds, little-endian) in a directory in memory.
+//! Deadlines of leases: one file of 16 bytes each (deadline and ttl in nanoseconds, little-endian) in a directory in
+//! memory.
 //!
-//! Renewing writes the file and needs no lock, so that neither a busy nor a stopped writer of the database costs anybody a lease.
-//! Ending is decided by moving the file away, inside the database transaction that deletes the keys:
+//! Renewing writes the file and needs no lock, so that neither a busy nor a stopped writer of the database costs
+//! anybody a lease. Ending is decided by moving the file away, inside the database transaction that deletes the keys:
 //!
 //! ```text
 //! renew: write deadline; look whether the file still has its name    -> renewed, or gone
-//! end:   move the file away; look at the deadline                    -> overdue: ended; renewed meanwhile: move it back
+//! end:   move the file away; look at the deadline                    -> overdue: ended; renewed: move it back
 //! ```
 //!
-//! Either the renewer sees that the file was moved or the ender sees the new deadline. When both do, the lease lives and its
-//! holder believes it lost: the safe side.
+//! Either the renewer sees that the file was moved or the ender sees the new deadline. When both do, the lease lives
+//! and its holder believes it lost: the safe side.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;

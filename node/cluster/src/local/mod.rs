@@ -1,18 +1,22 @@
 //! The engine of one machine: a SQLite file that all daemons of the machine open.
 //!
 //! What is where:
-//! - the file (WAL, `synchronous=FULL`): keys, the history of the last [`LocalConfig::history`] revisions, the list of leases;
-//! - a directory in memory (`/run`, `/dev/shm`): one small file per lease with its deadline on the boot-time clock, and `changed`,
-//!   which is written after every commit and watched by inotify. After a reboot it is empty: every lease has ended.
+//! - the file (WAL, `synchronous=FULL`): keys, the history of the last [`LocalConfig::history`] revisions, the list of
+//!   leases;
+//! - a directory in memory (`/run`, `/dev/shm`): one small file per lease with its deadline on the boot-time clock, and
+//!   `changed`, which is written after every commit and watched by inotify. After a reboot it is empty: every lease has
+//!   ended.
 //!
-//! One thread per engine (`pump`) waits on inotify and on the next deadline, ends overdue leases, and wakes watchers. A watcher owns
-//! nothing but its revision and reads the history itself: a slow one costs nobody anything, and learns of compaction.
+//! One thread per engine (`pump`) waits on inotify and on the next deadline, ends overdue leases, and wakes watchers. A
+//! watcher owns nothing but its revision and reads the history itself: a slow one costs nobody anything, and learns of
+//! compaction.
 //!
-//! A writer that dies between its commit and its write to `changed` delays watchers by [`pump::BACKSTOP`] at most. A writer that is
-//! stopped inside a transaction makes transactions of others fail with `Busy` after [`LocalConfig::busy`], naming its pid; reads,
-//! watches and renewals of leases do not need its lock and go on.
+//! A writer that dies between its commit and its write to `changed` delays watchers by [`pump::BACKSTOP`] at most. A
+//! writer that is stopped inside a transaction makes transactions of others fail with `Busy` after
+//! [`LocalConfig::busy`], naming its pid; reads, watches and renewals of leases do not need its lock and go on.
 //!
-//! Lock order: `writer` connection, then `reader` connection; never the other way, and neither across a wait of a watcher.
+//! Lock order: `writer` connection, then `reader` connection; never the other way, and neither across a wait of a
+//! watcher.
 
 mod leases;
 mod pump;

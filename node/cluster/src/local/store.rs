@@ -1,7 +1,7 @@
 //! The tables, and the one place where SQL is written.
 //!
 //! ```text
-//! meta(name, number)                       revision, compacted (history up to it is gone), leases (last number given), format
+//! meta(name, number)                       revision, compacted (history before is gone), leases (last given), format
 //! kv(key, value, created, modified, lease)
 //! history(revision, place, key, value, created, lease)    value NULL: deleted
 //! leases(lease)                            deadlines are in memory-backed files
@@ -95,8 +95,9 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the file, and the log beside it, larger than they need to be: SQLite uses free pages first and the log again from its start, so that
-    /// writing goes on for long when the file system is full. That nothing could be kept back is no reason not to open.
+    /// Makes the file, and the log beside it, larger than they need to be: SQLite uses free pages first and the log
+    /// again from its start, so that writing goes on for long when the file system is full. That nothing could be kept
+    /// back is no reason not to open.
     fn keep_pages_back(&mut self) -> rusqlite::Result<()> {
         let free: i64 = self.connection.pragma_query_value(None, "freelist_count", |row| row.get(0))?;
         if free >= PAGES_KEPT_BACK / 2 {
@@ -108,7 +109,8 @@ impl Store {
             transaction.execute_batch(sql)?;
             transaction.commit()
         };
-        // In two transactions: pages that one alone took and freed would not be written. Others that open the file do the same.
+        // In two transactions: pages that one alone took and freed would not be written. Others that open the file do
+        // the same.
         let filling = format!(
             "DROP TABLE IF EXISTS kept_back; CREATE TABLE kept_back (filling BLOB);
              INSERT INTO kept_back VALUES (zeroblob({}))",

@@ -107,7 +107,8 @@ pub async fn create(
     }
 }
 
-/// What was made a moment ago and did not start is not left behind: it never held anything, and its name is wanted for the next try.
+/// What was made a moment ago and did not start is not left behind: it never held anything, and its name is wanted for
+/// the next try.
 async fn take_back(api: &Arc<Api>, made: &DcView) {
     let name = &made.record.spec.name;
     let is_ours = api.dc(name).await.is_ok_and(|view| view.record.id == made.record.id);
@@ -291,8 +292,8 @@ fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
     Ok(Decision { placement, booking })
 }
 
-/// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node that does not say what
-/// it has decides when they are made.
+/// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node
+/// that does not say what it has decides when they are made.
 async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Result<(), Failure> {
     let wanted = placement.promised.iter().map(|(node, promise)| (node, promise.disk_bytes));
     for (node, bytes) in wanted.filter(|(_, bytes)| *bytes > 0) {
@@ -352,8 +353,8 @@ fn name_taken(dc: &str) -> Failure {
     )
 }
 
-/// Writes what should be. The same wish again changes nothing, unless it was answered by a failure: then it is a new one, because
-/// the old answer says nothing about what is tried from now on.
+/// Writes what should be. The same wish again changes nothing, unless it was answered by a failure: then it is a new
+/// one, because the old answer says nothing about what is tried from now on.
 async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Failure> {
     let (api, dc) = (Arc::clone(api), dc.to_owned());
     blocking(move || {

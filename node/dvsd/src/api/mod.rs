@@ -1,7 +1,7 @@
 //! The REST API: one file per resource. The same router serves the Unix socket and, over mutual TLS, other nodes.
 //!
-//! Whoever receives a request for a process of another node forwards it there ([`remote`]) and copies streams both ways; the
-//! node where the process is hands streams of local clients to the keeper as they are ([`stream`]).
+//! Whoever receives a request for a process of another node forwards it there ([`remote`]) and copies streams both
+//! ways; the node where the process is hands streams of local clients to the keeper as they are ([`stream`]).
 
 mod dcs;
 pub mod failure;

@@ -83,7 +83,8 @@ pub fn unreachable(context: &Context) -> BTreeSet<String> {
     links.filter(|(_, state)| *state == LinkState::Down).map(|(node, _)| node).collect()
 }
 
-/// The same for a report, with the second since 1970 at which the link went: known of those that were there at the report before.
+/// The same for a report, with the second since 1970 at which the link went: known of those that were there at the
+/// report before.
 pub fn unreachable_since(context: &Context, before: Option<NodeHealth>) -> BTreeMap<String, Option<u64>> {
     since(unreachable(context), before.map(|health| health.unreachable), records::now_s())
 }

@@ -353,7 +353,8 @@ impl Start {
         Asked { dc, run }
     }
 
-    /// Gives the client's socket to the keeper. One that reaches the keeper itself needs no session: it ends when its client does.
+    /// Gives the client's socket to the keeper. One that reaches the keeper itself needs no session: it ends when its
+    /// client does.
     fn hand(&self, keeper: &KeeperClient, client: &stream::HandedOver) -> Result<(), KeeperError> {
         let end = |session: &Option<u64>| StreamEnd {
             socket: client.socket.as_fd(),
@@ -465,7 +466,8 @@ async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Pr
     if status.is_success() { parse(&bytes) } else { Err(Failure(parse(&bytes)?)) }
 }
 
-/// The program that unpacks an imported tree inside the container: our own binary, which the keeper is before it becomes a program.
+/// The program that unpacks an imported tree inside the container: our own binary, which the keeper is before it
+/// becomes a program.
 fn unpacker(path: &str) -> Result<RunRequest, Failure> {
     let Some(target) = mgmt_api::in_tree(path) else {
         return Err(failure(

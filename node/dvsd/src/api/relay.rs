@@ -1,13 +1,15 @@
 //! Copying the stream of a program between its client and where the program is.
 //!
-//! The two directions end on their own, in any order. The program may close its input, or end, while its client still sends: what
-//! nobody wants any more is read and thrown away, because a connection that is closed with something unread is reset, and
-//! a reset destroys what is under way in the other direction: the last output, and the exit status. So output is read to its end
-//! whatever becomes of the input, and the client is heard until it closes, or [`FAREWELL_LIMIT`] is over.
+//! The two directions end on their own, in any order. The program may close its input, or end, while its client still
+//! sends: what nobody wants any more is read and thrown away, because a connection that is closed with something unread
+//! is reset, and a reset destroys what is under way in the other direction: the last output, and the exit status. So
+//! output is read to its end whatever becomes of the input, and the client is heard until it closes, or
+//! [`FAREWELL_LIMIT`] is over.
 //!
-//! A stream whose last word is missing (a node that is gone, a daemon that was killed) gets one here: only whole frames are passed
-//! on, so that it can follow them. In a session (`mgmt_api::stream::session`) that word says that the connection broke, and the client
-//! comes again; and a client that dies under our eyes gets its farewell said, so that nobody waits for it.
+//! A stream whose last word is missing (a node that is gone, a daemon that was killed) gets one here: only whole frames
+//! are passed on, so that it can follow them. In a session (`mgmt_api::stream::session`) that word says that the
+//! connection broke, and the client comes again; and a client that dies under our eyes gets its farewell said, so that
+//! nobody waits for it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,8 +30,8 @@ pub struct Client<S> {
     stream: S,
     /// What was read from it already.
     early: Vec<u8>,
-    /// A copy of a client of this node: it shows whether a client that says nothing more does not listen either. One of another
-    /// node has its connection dropped then.
+    /// A copy of a client of this node: it shows whether a client that says nothing more does not listen either. One of
+    /// another node has its connection dropped then.
     witness: Option<OwnedFd>,
 }
 
@@ -96,8 +98,8 @@ async fn throw_away(from: &mut (impl AsyncRead + Unpin)) {
 enum InputEnd {
     /// The client said all it had to say.
     Closed,
-    /// The client is gone, or the connection to it. Whoever is next on the way learns it by a connection that is dropped, not
-    /// ended in order.
+    /// The client is gone, or the connection to it. Whoever is next on the way learns it by a connection that is
+    /// dropped, not ended in order.
     Broken,
     /// The client of a session is gone, and whoever is next on the way was told.
     Left,

@@ -1,7 +1,7 @@
 //! Connections that became streams (`Upgrade: dvs-stream`).
 //!
-//! A client of our Unix socket is handed over: its descriptor, with what was read from it already, goes to the keeper, and the
-//! terminal no longer needs this daemon. A client of another node speaks TLS with us; its bytes are copied
+//! A client of our Unix socket is handed over: its descriptor, with what was read from it already, goes to the keeper,
+//! and the terminal no longer needs this daemon. A client of another node speaks TLS with us; its bytes are copied
 //! ([`relay`]).
 
 use std::os::fd::{AsFd, OwnedFd};

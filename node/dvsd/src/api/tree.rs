@@ -1,7 +1,7 @@
 //! What the file tree of a container waits for, for people whose programs wait for it.
 //!
-//! A program reads and writes through the gate of its node, which asks the file server, which asks the disk. Any of the nodes and links
-//! between may be away; nothing fails then, everything waits.
+//! A program reads and writes through the gate of its node, which asks the file server, which asks the disk. Any of the
+//! nodes and links between may be away; nothing fails then, everything waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! What people read when a keeper refused: its facts (`keeper::Refusal`) and what was asked, made into words with something to try.
+//! What people read when a keeper refused: its facts (`keeper::Refusal`) and what was asked, made into words with
+//! something to try.
 
 use std::io::Error;
 

@@ -8,8 +8,8 @@ use proxy_host::control::{End, FromProxy, PeerAddress, Said, ToProxy};
 
 /// How often the counters of links are asked for.
 pub const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Questions after which a proxy that has answered none does not answer: counted, and not timed, because a daemon that stood still
-/// itself has not asked meanwhile.
+/// Questions after which a proxy that has answered none does not answer: counted, and not timed, because a daemon that
+/// stood still itself has not asked meanwhile.
 const UNANSWERED_MAX: u32 = 3;
 
 /// With one process; its successor gets another.
@@ -31,8 +31,9 @@ impl Conversation {
         Ok(Conversation { end: End::new(socket)?, told: None, asked: None, unanswered: 0, heard: now })
     }
 
-    /// Tells the list of peers when it is news, and asks how the links are when it is time. `peers`: `None` as long as nobody has said
-    /// which there are; a list that nobody has made would end all channels that the proxy has just taken over.
+    /// Tells the list of peers when it is news, and asks how the links are when it is time. `peers`: `None` as long as
+    /// nobody has said which there are; a list that nobody has made would end all channels that the proxy has just
+    /// taken over.
     pub fn speak(&mut self, peers: Option<&Vec<PeerAddress>>, now: Instant) {
         let news = peers.filter(|peers| self.told.as_ref() != Some(peers));
         let is_due = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);

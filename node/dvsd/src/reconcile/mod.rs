@@ -1,7 +1,7 @@
 //! Bringing about what should be: one worker (thread) for each container with a share on this node.
 //!
-//! The follower hands each worker the newest wish ([`Inbox`]); the worker looks at what is there, asks [`plan`] what to do, does it
-//! ([`parts`]), and reports. It may be killed at any point: everything it does may be repeated.
+//! The follower hands each worker the newest wish ([`Inbox`]); the worker looks at what is there, asks [`plan`] what to
+//! do, does it ([`parts`]), and reports. It may be killed at any point: everything it does may be repeated.
 //!
 //! A worker is `Working` until its container is deleted and nothing is left here; then its thread ends.
 

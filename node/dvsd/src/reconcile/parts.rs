@@ -463,8 +463,8 @@ impl Parts {
         ])
     }
 
-    /// Opened for a server that may not open anything; made for one that never ran. A disk's size is fixed. An image that is gone
-    /// is not made anew: an empty tree in place of people's files would be a lie.
+    /// Opened for a server that may not open anything; made for one that never ran. A disk's size is fixed. An image
+    /// that is gone is not made anew: an empty tree in place of people's files would be a lie.
     fn open_image(&self, name: &str, volume: Option<&Volume>, found: Image) -> Result<File, Problem> {
         let path = self.state_dir.join("images").join(name);
         let file = OpenOptions::new()

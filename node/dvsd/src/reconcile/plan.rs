@@ -8,8 +8,9 @@
 //!         └─ servers, gate
 //! ```
 //!
-//! What a server needs and when it ends is in its row (`kinds`). Unmaking is a sequence in stages that all nodes of the container walk together, because programs on one node write through the
-//! file server on another to the disk on a third: programs, then file server and key-value server, then disks and the rest.
+//! What a server needs and when it ends is in its row (`kinds`). Unmaking is a sequence in stages that all nodes of the
+//! container walk together, because programs on one node write through the file server on another to the disk on a
+//! third: programs, then file server and key-value server, then disks and the rest.
 
 use std::collections::BTreeMap;
 
@@ -121,8 +122,8 @@ fn up(wanted: &[Part], observed: &Observed) -> Vec<Action> {
     missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(*part)).collect()
 }
 
-/// A broker that is being made again (a restarted daemon) does not end what stood on the old one, nor does a control group whose limits
-/// could not be set.
+/// A broker that is being made again (a restarted daemon) does not end what stood on the old one, nor does a control
+/// group whose limits could not be set.
 fn is_gone(observed: &Observed, need: &Part) -> bool {
     !matches!(need, Part::Broker | Part::Cgroup)
         && matches!(standing(observed, need), Standing::Absent | Standing::Resting | Standing::Stale)

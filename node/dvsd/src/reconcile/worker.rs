@@ -185,7 +185,8 @@ impl Working {
         })
     }
 
-    /// How far all other nodes are down, of those that answer, as far as this matters; silence is not waited for for ever.
+    /// How far all other nodes are down, of those that answer, as far as this matters; silence is not waited for for
+    /// ever.
     fn others(&mut self, order: &Order, own: Stage) -> Stage {
         if self.stage_since.0 != own {
             self.stage_since = (own, Instant::now());

@@ -126,7 +126,8 @@ fn spawn(options: &KeeperOptions, dir: &Path, log: Option<&Path>) -> Child {
     let pidfd = sys::pidfd::open(child.id() as i32).expect("pidfd");
     wait_for(&[&ready, &pidfd]);
     let mut byte = [0];
-    // Another test's child may hold a copy of the pipe's end, so its end alone says nothing; the keeper's own death does.
+    // Another test's child may hold a copy of the pipe's end, so its end alone says nothing; the keeper's own death
+    // does.
     rustix::io::ioctl_fionbio(&ready, true).expect("non-blocking");
     let told = rustix::io::read(&ready, &mut byte);
     let log = std::fs::read_to_string(dir.join("keeper.log")).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! One end of the control socket. A list that is too long for one message goes in portions.
 //!
-//! A portion has the number of its place and says whether more follow; the list is taken when the last has come, and only whole. What
-//! the socket does not take waits here, at most one list, until the other end has read.
+//! A portion has the number of its place and says whether more follow; the list is taken when the last has come, and
+//! only whole. What the socket does not take waits here, at most one list, until the other end has read.
 
 use std::collections::VecDeque;
 use std::io;
@@ -64,8 +64,8 @@ fn is_last(more: &bool) -> bool {
     !*more
 }
 
-/// See the module. `M` is what the other end says. Its descriptor is readable when there is something to receive, or when the other
-/// end has read and more can be sent: either is done by [`End::receive`].
+/// See the module. `M` is what the other end says. Its descriptor is readable when there is something to receive, or
+/// when the other end has read and more can be sent: either is done by [`End::receive`].
 pub struct End<M> {
     socket: OwnedFd,
     poller: Poller,
@@ -95,7 +95,8 @@ impl<M: Portioned> End<M> {
     /// Sends the message, or what of it the socket takes, and keeps the rest.
     ///
     /// # Errors
-    /// `WouldBlock`: an earlier message still waits, and nothing of this one was taken. Anything else: the message is lost.
+    /// `WouldBlock`: an earlier message still waits, and nothing of this one was taken. Anything else: the message is
+    /// lost.
     pub fn say(&mut self, message: impl Portioned) -> io::Result<()> {
         if !self.has_room() {
             return Err(io::ErrorKind::WouldBlock.into());

@@ -1,5 +1,5 @@
-//! Raw Ethernet: packets of [`proxy_link::arq`] in frames of an EtherType of their own, over one network interface. Addresses are
-//! hardware addresses, `02:00:00:00:00:01`.
+//! Raw Ethernet: packets of [`proxy_link::arq`] in frames of an EtherType of their own, over one network interface.
+//! Addresses are hardware addresses, `02:00:00:00:00:01`.
 //!
 //! No IP, no routing: both nodes are on one segment. One packet socket carries all sessions of the node.
 //!
@@ -41,7 +41,8 @@ struct Core {
 }
 
 impl Eth {
-    /// `socket` comes from [`sys::packet::open`], `own` and `mtu` from [`sys::packet::interface`] of the same interface.
+    /// `socket` comes from [`sys::packet::open`], `own` and `mtu` from [`sys::packet::interface`] of the same
+    /// interface.
     pub fn new(socket: OwnedFd, own: Mac, mtu: usize) -> io::Result<Eth> {
         if mtu < PAYLOAD_BYTES_MIN {
             return Err(io::Error::other(format!("an interface with frames of {mtu} bytes carries no links")));

@@ -9,8 +9,8 @@
 //! whoever cannot promise that any more must fail. What a transport says of who dialled is not believed: TLS and HELLO
 //! decide. A dropped [`Stream`] is closed.
 //!
-//! **Readiness.** A stream with a descriptor of its own is watched by the proxy. Streams that share one socket have none:
-//! the transport's descriptor tells of all of them, and [`Transport::turn`] does what is due.
+//! **Readiness.** A stream with a descriptor of its own is watched by the proxy. Streams that share one socket have
+//! none: the transport's descriptor tells of all of them, and [`Transport::turn`] does what is due.
 //!
 //! A program that brings a transport of its own calls [`crate::main_with`]; `examples/shaped_proxy.rs` is one.
 
@@ -75,8 +75,8 @@ pub trait Stream: Read + Write + Send {
         None
     }
 
-    /// Of a stream that somebody dialled, where the transport encrypts ([`Transport::encryption`]): the certificate that the peer
-    /// has proved to be his.
+    /// Of a stream that somebody dialled, where the transport encrypts ([`Transport::encryption`]): the certificate
+    /// that the peer has proved to be his.
     fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
         None
     }
@@ -93,8 +93,9 @@ pub trait Transport: Send {
     /// Where this side can be dialled.
     fn local_address(&self) -> String;
 
-    /// `Tls`: its streams are encrypted by themselves, with the cluster's certificates at both ends and the node's name checked where
-    /// this side dials. Nothing is laid over them then, and they are encrypted also where a link's settings do not ask for it.
+    /// `Tls`: its streams are encrypted by themselves, with the cluster's certificates at both ends and the node's name
+    /// checked where this side dials. Nothing is laid over them then, and they are encrypted also where a link's
+    /// settings do not ask for it.
     fn encryption(&self) -> Encryption {
         Encryption::Plain
     }

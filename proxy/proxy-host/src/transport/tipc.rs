@@ -1,9 +1,11 @@
-//! TIPC, for clusters that have it: addresses are `TYPE:INSTANCE` of a service, numbers both. Behind the cargo feature `tipc`.
+//! TIPC, for clusters that have it: addresses are `TYPE:INSTANCE` of a service, numbers both. Behind the cargo feature
+//! `tipc`.
 //!
-//! A stream socket of the kernel, as TCP is one; what finds the other node, over which bearer, is the kernel's configuration (`tipc(8)`).
+//! A stream socket of the kernel, as TCP is one; what finds the other node, over which bearer, is the kernel's
+//! configuration (`tipc(8)`).
 //!
-//! **Not tested where the kernel has no TIPC**, and the kernels on which this was written have none: the tests of all transports run over
-//! it where `socket(AF_TIPC)` works, and say that they were skipped where it does not.
+//! **Not tested where the kernel has no TIPC**, and the kernels on which this was written have none: the tests of all
+//! transports run over it where `socket(AF_TIPC)` works, and say that they were skipped where it does not.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

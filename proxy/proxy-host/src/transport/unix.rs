@@ -1,7 +1,7 @@
 //! Unix stream sockets, for two daemons on one machine: addresses are absolute paths.
 //!
-//! Who may dial is the file's owner and mode, set by whoever binds the socket; who is let in is decided by TLS and HELLO as over
-//! any other transport.
+//! Who may dial is the file's owner and mode, set by whoever binds the socket; who is let in is decided by TLS and
+//! HELLO as over any other transport.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,8 +1,13 @@
 //! Two nodes on one machine: two brokers, two proxies over any transport, and a register of who is where.
 //!
-//! `cluster.rs`: two nodes or several. `node.rs`: one of them, and how its proxies are started. `proxy.rs`: a proxy that runs. `register.rs`: who is
-//! where. `way.rs`: the transports. `wire.rs`: what proxies listen on, and real cables; `storm.rs`: a simulated one.
-//! `watchdog.rs`: the end of a case that hangs.
+//! - `cluster.rs`: two nodes or several.
+//! - `node.rs`: one of them, and how its proxies are started.
+//! - `proxy.rs`: a proxy that runs.
+//! - `register.rs`: who is where.
+//! - `way.rs`: the transports.
+//! - `wire.rs`: what proxies listen on, and real cables.
+//! - `storm.rs`: a simulated cable.
+//! - `watchdog.rs`: the end of a case that hangs.
 
 // Each test binary uses its part.
 #![allow(dead_code)]

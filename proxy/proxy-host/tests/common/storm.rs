@@ -1,9 +1,9 @@
-//! A cable that is simulated: frames of raw Ethernet between the proxies of two nodes pass a wire that loses, doubles, delays and
-//! reorders them, from a seed. It is also cut for a moment every now and then, and about half of the cuts end the session of one
-//! proxy or of both, so that the link has to be made anew.
+//! A cable that is simulated: frames of raw Ethernet between the proxies of two nodes pass a wire that loses, doubles,
+//! delays and reorders them, from a seed. It is also cut for a moment every now and then, and about half of the cuts
+//! end the session of one proxy or of both, so that the link has to be made anew.
 //!
-//! Brokers, proxies and parties are real and run on the real clock: the seed decides what happens to the frame of each number,
-//! not which thread is first.
+//! Brokers, proxies and parties are real and run on the real clock: the seed decides what happens to the frame of each
+//! number, not which thread is first.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -55,7 +55,8 @@ struct Storm {
     wire: Wire,
     dice: Dice,
     next_cut: Duration,
-    /// What the end was sent last: a packet of the session by which the link goes. Nothing else is known here of sessions.
+    /// What the end was sent last: a packet of the session by which the link goes. Nothing else is known here of
+    /// sessions.
     last: [Option<Vec<u8>>; 2],
 }
 

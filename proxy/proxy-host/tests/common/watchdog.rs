@@ -1,5 +1,5 @@
-//! The end of a case that hangs. When a case fails, the threads of its other parties may wait for ever for the one that is gone, and nobody
-//! would ever hear which case it was.
+//! The end of a case that hangs. When a case fails, the threads of its other parties may wait for ever for the one that
+//! is gone, and nobody would ever hear which case it was.
 
 use std::io::Write as _;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

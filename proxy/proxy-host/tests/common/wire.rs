@@ -26,7 +26,8 @@ pub(super) enum Listening {
     Tipc { socket: OwnedFd, service: Service },
 }
 
-/// Two network namespaces with a cable between them. Anonymous: when the test ends, however it ends, the kernel removes them.
+/// Two network namespaces with a cable between them. Anonymous: when the test ends, however it ends, the kernel removes
+/// them.
 pub struct Cable {
     pub ends: [OwnedFd; 2],
 }

@@ -1,8 +1,8 @@
 //! The service that hands itself over: what each of its two processes does, and what the test tells and hears.
 //!
-//! A process is the owner of the endpoint, or it stands by as a backup; each hand-over swaps that. Besides, each has an endpoint of its
-//! own, over which the state goes: the owner, which is held and so takes nothing any more, lends it, and the next owner copies it
-//! before it takes a request. Nothing else connects the two.
+//! A process is the owner of the endpoint, or it stands by as a backup; each hand-over swaps that. Besides, each has an
+//! endpoint of its own, over which the state goes: the owner, which is held and so takes nothing any more, lends it,
+//! and the next owner copies it before it takes a request. Nothing else connects the two.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -78,8 +78,8 @@ struct Process {
     last: Epoch,
 }
 
-/// A process of the service: told by its surroundings where the broker is and how often to hand over, by its first line of input who
-/// the other one is.
+/// A process of the service: told by its surroundings where the broker is and how often to hand over, by its first line
+/// of input who the other one is.
 pub fn main() {
     let Ok(socket) = std::env::var("SERVICE_SOCKET").map(PathBuf::from) else { return };
     let moves: u64 = std::env::var("SERVICE_MOVES").expect("moves").parse().expect("a number");

@@ -13,13 +13,13 @@ pub const CWND_MIN: usize = 4;
 pub const REORDER_MAX: u64 = 3;
 /// Ranges told behind the acknowledged bytes.
 pub const RANGES_MAX: usize = 32;
-/// Retransmission time before a round trip was measured, at least (a busy machine's pauses) and at most (a link is suspected
-/// after 300 ms).
+/// Retransmission time before a round trip was measured, at least (a busy machine's pauses) and at most (a link is
+/// suspected after 300 ms).
 pub const RTO_FIRST: Duration = Duration::from_millis(50);
 pub const RTO_MIN: Duration = Duration::from_millis(10);
 pub const RTO_MAX: Duration = Duration::from_millis(200);
-/// Time without any acknowledgement while something is to be acknowledged, after which a session has failed. Links act on silence long
-/// before.
+/// Time without any acknowledgement while something is to be acknowledged, after which a session has failed. Links act
+/// on silence long before.
 pub const FAILED_AFTER: Duration = Duration::from_secs(5);
 /// How long a closed session tries to deliver what was written before.
 pub const LINGER: Duration = Duration::from_secs(1);

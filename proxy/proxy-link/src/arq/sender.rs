@@ -224,7 +224,8 @@ impl Sender {
         Ok(())
     }
 
-    /// A segment that came: the bytes that are no longer on their way, and at least one for a segment that had been given up.
+    /// A segment that came: the bytes that are no longer on their way, and at least one for a segment that had been
+    /// given up.
     fn arrive(&mut self, state: SegmentState, length: usize) -> usize {
         match state {
             SegmentState::Flying(number) => {

@@ -1,7 +1,8 @@
 //! All sessions of one node: whose packet it is, who dials, who is answered that there is no such session.
 //!
-//! A packet names its session by the number its receiver gave, and must come from that session's peer. Numbers are drawn at
-//! random, so that a proxy that was restarted answers packets for its predecessor with RST, and links are made anew at once.
+//! A packet names its session by the number its receiver gave, and must come from that session's peer. Numbers are
+//! drawn at random, so that a proxy that was restarted answers packets for its predecessor with RST, and links are made
+//! anew at once.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;

@@ -1,6 +1,6 @@
-//! A wire that does its worst, from a seed. Packets are lost, doubled, late and overtaken, and either direction can be cut for
-//! a while. No I/O, no clock. Nothing of a running proxy uses it: it is what tests have instead of a network, here because those
-//! of several crates stand on it.
+//! A wire that does its worst, from a seed. Packets are lost, doubled, late and overtaken, and either direction can be
+//! cut for a while. No I/O, no clock. Nothing of a running proxy uses it: it is what tests have instead of a network,
+//! here because those of several crates stand on it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

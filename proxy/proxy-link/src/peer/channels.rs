@@ -57,7 +57,8 @@ impl<C: LocalChannel> Peer<C> {
         match result {
             Ok(local) if asked.is_some() => {
                 let mut relay = Relay::new(channel, ends, local, Stage::Open);
-                // While channels are compared, it may be one that the peer had asked for in an earlier connection and that ended since.
+                // While channels are compared, it may be one that the peer had asked for in an earlier connection and
+                // that ended since.
                 relay.listed = asked == Some(true);
                 self.slots.insert(channel, Slot::Relay(Box::new(relay)));
                 self.news.push_back(News::Opened(channel, Ok(())));
@@ -124,8 +125,8 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
-    /// The peer ended the channel. It hears that this was done, whatever is here of that name: until then it keeps what the
-    /// channel held.
+    /// The peer ended the channel. It hears that this was done, whatever is here of that name: until then it keeps what
+    /// the channel held.
     pub(super) fn hear_close(&mut self, channel: WireChannel, reason: IpcError) -> Result<(), LinkError> {
         if self.news.len() >= limits::NEWS_MAX {
             return Err(LinkError::TooManyChannels(limits::CHANNELS_PER_LINK));

@@ -46,8 +46,8 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
-    /// Both nodes opened the same at the same moment, and the peer's stays. Our broker ends ours when it makes the peer's,
-    /// and not before, so that the local party never finds neither. Nothing is closed here.
+    /// Both nodes opened the same at the same moment, and the peer's stays. Our broker ends ours when it makes the
+    /// peer's, and not before, so that the local party never finds neither. Nothing is closed here.
     pub(super) fn give_way(&mut self, channel: WireChannel) {
         let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
         relay.stage = Stage::Opening(Asking::GivingWay);

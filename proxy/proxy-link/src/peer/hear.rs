@@ -45,8 +45,8 @@ impl<C: LocalChannel> Peer<C> {
         Ok(())
     }
 
-    /// The same for `bytes` that were decrypted elsewhere: data that is due goes from there to its arena, the rest into `input`.
-    /// Answers how many were taken; fewer than all when `input` is full.
+    /// The same for `bytes` that were decrypted elsewhere: data that is due goes from there to its arena, the rest into
+    /// `input`. Answers how many were taken; fewer than all when `input` is full.
     ///
     /// # Errors
     /// As [`Peer::receive`].

@@ -1,7 +1,8 @@
 //! A peer: the link to one node and all channels that cross it.
 //!
-//! One struct, in the order in which a link lives: `resync` compares what both sides hold after a connection, `glare` and
-//! `channels` open and end channels, `hear` does what the peer's frames say, `fill` builds frames, `time` judges silence.
+//! One struct, in the order in which a link lives: `resync` compares what both sides hold after a connection, `glare`
+//! and `channels` open and end channels, `hear` does what the peer's frames say, `fill` builds frames, `time` judges
+//! silence.
 
 mod channels;
 mod fill;
@@ -135,13 +136,14 @@ impl<C: LocalChannel> Peer<C> {
         self.link.count_connections_from(first);
     }
 
-    /// Which of the pairs of proxies between the two nodes this is: the first, when nothing is said. Before the first connection.
+    /// Which of the pairs of proxies between the two nodes this is: the first, when nothing is said. Before the first
+    /// connection.
     pub fn set_pair(&mut self, pair: PairId) {
         self.link.set_pair(pair);
     }
 
-    /// The peer is told that packed data is understood here, and long data is packed for it where that pays. Before the first
-    /// connection.
+    /// The peer is told that packed data is understood here, and long data is packed for it where that pays. Before the
+    /// first connection.
     pub fn pack_with(&mut self, packer: Box<dyn Packer>) {
         self.link.pack_with(packer);
     }
@@ -188,8 +190,8 @@ impl<C: LocalChannel> Peer<C> {
         !self.actions.is_empty()
     }
 
-    /// Tells the peer's broker something of ours. Lost when the link is not up, or cut before it went: brokers ask again
-    /// when they hear that it is up.
+    /// Tells the peer's broker something of ours. Lost when the link is not up, or cut before it went: brokers ask
+    /// again when they hear that it is up.
     pub fn send_parcel(&mut self, bytes: Vec<u8>) {
         if self.link.phase == Phase::Up && self.parcels.len() < PARCELS_MAX {
             self.parcels.push_back(bytes);

@@ -18,8 +18,8 @@ impl<C: LocalChannel> Peer<C> {
         self.link.next_tick(now).into_iter().chain(lazily).min()
     }
 
-    /// Heartbeat, lazy acknowledgements, judgement of silence. Read what the transport has before calling it: bytes that
-    /// wait in a socket are not silence.
+    /// Heartbeat, lazy acknowledgements, judgement of silence. Read what the transport has before calling it: bytes
+    /// that wait in a socket are not silence.
     ///
     /// # Errors
     /// Cut the connection. What follows from it has been put into the actions.

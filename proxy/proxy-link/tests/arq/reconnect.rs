@@ -1,5 +1,6 @@
-//! Streams between two nodes whose wire is cut, shortly and for longer than a session bears, one way or both; nodes that forget
-//! everything, as a proxy that was killed does; streams that are made anew. A stream carries what belongs to it and nothing else.
+//! Streams between two nodes whose wire is cut, shortly and for longer than a session bears, one way or both; nodes
+//! that forget everything, as a proxy that was killed does; streams that are made anew. A stream carries what belongs
+//! to it and nothing else.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

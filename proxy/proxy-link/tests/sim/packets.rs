@@ -1,5 +1,6 @@
-//! A link over sessions of `arq`, over a wire that loses, doubles, delays and reorders, and is cut: for a moment, for longer than a
-//! session bears, or one way. Each node finds out by itself that a connection is no more, as two that have only packets do.
+//! A link over sessions of `arq`, over a wire that loses, doubles, delays and reorders, and is cut: for a moment, for
+//! longer than a session bears, or one way. Each node finds out by itself that a connection is no more, as two that
+//! have only packets do.
 
 use std::io;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use proxy_link::{InBuffer, Phase};
 use crate::world::{Link, Stage, Weather};
 
 const PACKET_BYTES: usize = 1500;
-/// A connection over which the other side does not say who it is ends after this time, as in a proxy: that it is closed may be lost.
+/// A connection over which the other side does not say who it is ends after this time, as in a proxy: that it is closed
+/// may be lost.
 const GREETING_MAX: Duration = Duration::from_secs(3);
 /// Steps in a cut wire may be this long: nothing happens but that time passes.
 const LEAP_MS: u64 = 100;

@@ -1,5 +1,5 @@
-//! How channels end: one party says a last thing and goes, and the other must get that and hear why, whatever becomes of
-//! connections meanwhile.
+//! How channels end: one party says a last thing and goes, and the other must get that and hear why, whatever becomes
+//! of connections meanwhile.
 
 use abi::IpcError;
 use abi::layout::word;

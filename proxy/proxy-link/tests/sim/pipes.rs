@@ -1,4 +1,5 @@
-//! A link over pipes: bytes come in order and late, in pieces, until the pipe is cut, falls silent, or is dialled a second time.
+//! A link over pipes: bytes come in order and late, in pieces, until the pipe is cut, falls silent, or is dialled a
+//! second time.
 
 use std::collections::VecDeque;
 
@@ -101,8 +102,8 @@ impl Link for Pipes {
 }
 
 impl Pipes {
-    /// Another connection beside the first, which the acceptor takes for the current one until it hears HELLO on the new one. What it
-    /// sends over the old one meanwhile is lost.
+    /// Another connection beside the first, which the acceptor takes for the current one until it hears HELLO on the
+    /// new one. What it sends over the old one meanwhile is lost.
     fn redial(&mut self, stage: &mut Stage) {
         let dialler = &mut stage.nodes[0];
         dialler.cut();

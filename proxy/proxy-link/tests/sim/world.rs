@@ -52,7 +52,8 @@ pub enum Weather {
     Calm,
     Cuts,
     CutsAndKilledProxies,
-    /// The dialler dials again while its connection still carries bytes; links are cut off for long, or go silent one way.
+    /// The dialler dials again while its connection still carries bytes; links are cut off for long, or go silent one
+    /// way.
     Storm,
 }
 
@@ -330,8 +331,8 @@ impl Stage {
     }
 }
 
-/// Sends numbered messages, some timed and withdrawn, some requests, some of them given up after they were taken; answers requests, also too
-/// late; notifies.
+/// Sends numbered messages, some timed and withdrawn, some requests, some of them given up after they were taken;
+/// answers requests, also too late; notifies.
 fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) {
     if memory.out.is_some() && memory.out_state != State::Pending && party.last_word != 0 {
         settle(memory, party);

@@ -1,8 +1,8 @@
 //! The calls themselves, with no library between: what is tested is what the kernel says of each.
 //!
-//! Unsafe is here alone, and for two reasons: the arguments are whatever the program says (a descriptor that was never opened, too), and
-//! mappings are of files that change. No Rust reference points into a mapping: the kernel copies between it and a scratch file, and what would be
-//! SIGBUS in a program is a short count there.
+//! Unsafe is here alone, and for two reasons: the arguments are whatever the program says (a descriptor that was never
+//! opened, too), and mappings are of files that change. No Rust reference points into a mapping: the kernel copies
+//! between it and a scratch file, and what would be SIGBUS in a program is a short count there.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -227,7 +227,8 @@ impl Process {
         })
     }
 
-    /// Bytes of the file from the mapping's begin on: more a program must not store (what lies behind the end is nobody's).
+    /// Bytes of the file from the mapping's begin on: more a program must not store (what lies behind the end is
+    /// nobody's).
     pub fn room(&self, map: i64) -> i64 {
         let Some(mapped) = &self.maps[map as usize] else { return 0 };
         let size = about(mapped.file, c"", libc::AT_EMPTY_PATH).map_or(0, |about| about.stx_size as i64);
@@ -495,7 +496,8 @@ fn entries_of(name: &str) -> Vec<String> {
     names.into_keys().filter(|name| name != "." && name != "..").collect()
 }
 
-/// Names and kinds; sorted, because every file system has its own order. A name that comes twice is an error that no kernel has.
+/// Names and kinds; sorted, because every file system has its own order. A name that comes twice is an error that no
+/// kernel has.
 fn read_entries(file: Fd) -> Result<BTreeMap<String, u8>, i64> {
     // SAFETY: numbers alone.
     if unsafe { libc::lseek(file, 0, libc::SEEK_SET) } < 0 {
@@ -686,7 +688,8 @@ pub fn set_lock(file: Fd, owner: i64, kind: i64, start: i64, length: i64) -> Str
     plain(unsafe { libc::fcntl(file, command, &record(kind, start, length)) })
 }
 
-/// Locks of directories are each kernel's own. Who is in the way, and with which of several locks, is not compared: whether somebody is.
+/// Locks of directories are each kernel's own. Who is in the way, and with which of several locks, is not compared:
+/// whether somebody is.
 pub fn get_lock(file: Fd, owner: i64, kind: i64, start: i64, length: i64) -> String {
     if is_directory(file) || number(kind) == libc::F_UNLCK {
         return NOT_MADE.to_owned();

@@ -88,8 +88,8 @@ pub(super) fn kill_set_id_if_asked(txn: &mut Txn<'_>, ino: u64, marks: u16) -> R
     Ok(())
 }
 
-/// Of everything but directories, where set-group-id is about the files in it. Set-group-id without group execute means mandatory locking
-/// and stays.
+/// Of everything but directories, where set-group-id is about the files in it. Set-group-id without group execute means
+/// mandatory locking and stays.
 fn kill_set_id(inode: &mut Inode) {
     if inode.is_dir() {
         return;

@@ -1,8 +1,9 @@
 //! Reading and writing bytes.
 //!
-//! A write goes to blocks that nobody uses, and a record says that they belong to the file. So the bytes of a file are never
-//! half of one write and half of another, and what a record names is there (or the record does not count: see `open.rs`).
-//! Long data is written first, short data together with the record; until then it is read from the cache, or waited for. Bytes behind the end of a file inside its last block are zero.
+//! A write goes to blocks that nobody uses, and a record says that they belong to the file. So the bytes of a file are
+//! never half of one write and half of another, and what a record names is there (or the record does not count: see
+//! `open.rs`). Long data is written first, short data together with the record; until then it is read from the cache,
+//! or waited for. Bytes behind the end of a file inside its last block are zero.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -59,9 +60,9 @@ enum Ahead {
 }
 
 impl Fs {
-    /// Where a range of a file lies, with the checksums of its blocks; `None` when it has holes, begins inside a block or is still on its way to
-    /// the volume. No change of others frees the blocks before it has recalled the lease of whoever is told, and what a change of its own freed shows by the
-    /// checksum once it is used again.
+    /// Where a range of a file lies, with the checksums of its blocks; `None` when it has holes, begins inside a block
+    /// or is still on its way to the volume. No change of others frees the blocks before it has recalled the lease of
+    /// whoever is told, and what a change of its own freed shows by the checksum once it is used again.
     fn places(&self, ino: u64, offset: u64, bytes: u64) -> Result<Option<Reply>, Errno> {
         let inode = self.read_inode(ino)?;
         check_file(&inode)?;

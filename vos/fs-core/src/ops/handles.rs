@@ -1,7 +1,8 @@
 //! Open files, and the end of files: an inode that has neither name nor handle is an orphan, lingers for a while
 //! ([`crate::linger`]) and goes.
 //!
-//! What is left of a large file is removed in steps, each a record of its own; opening the volume finishes what was begun.
+//! What is left of a large file is removed in steps, each a record of its own; opening the volume finishes what was
+//! begun.
 
 use std::sync::Arc;
 
@@ -78,7 +79,8 @@ pub(super) fn release(job: &Arc<Job>, Release { ino, handle }: Release) -> Resul
         if stored != ino.to_le_bytes() {
             return Err(Errno::BadHandle);
         }
-        // The kernel tells nobody that a lock of an open file description ends with it, and has told of all others before.
+        // The kernel tells nobody that a lock of an open file description ends with it, and has told of all others
+        // before.
         let mut table = Table::load(txn, ino)?;
         has_unlocked = table.drop_handle(session, handle);
         if has_unlocked {

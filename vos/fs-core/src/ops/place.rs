@@ -1,7 +1,7 @@
 //! A whole file in one step: what an import does most.
 //!
-//! Inode, name, content, owner and times are one record, and the content travels with it (`log.rs`): one round trip to the
-//! disk for what otherwise takes create, write, two changes of attributes and a release.
+//! Inode, name, content, owner and times are one record, and the content travels with it (`log.rs`): one round trip to
+//! the disk for what otherwise takes create, write, two changes of attributes and a release.
 
 use std::sync::Arc;
 

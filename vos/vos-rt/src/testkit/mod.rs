@@ -76,8 +76,8 @@ impl World {
         self.dc
     }
 
-    /// A port bound to `endpoint`. One that ended before may still be bound when the machine stood still: a port says goodbye, and
-    /// waits for the broker's answer for two seconds.
+    /// A port bound to `endpoint`. One that ended before may still be bound when the machine stood still: a port says
+    /// goodbye, and waits for the broker's answer for two seconds.
     pub fn port(&self, endpoint: Endpoint, epoch: u64) -> SharedPort {
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
         let until = Instant::now() + FREE_WITHIN;

@@ -1,7 +1,8 @@
 //! Servers as processes of their own, which can really be killed.
 //!
-//! The program is the test binary itself, built without the usual harness (`harness = false`) so that the server has the
-//! main thread, as in the product: signals and capabilities belong to threads. [`main`] decides which of both it is.
+//! The program is the test binary itself, built without the usual harness (`harness = false`) so that the server has
+//! the main thread, as in the product: signals and capabilities belong to threads. [`main`] decides which of both it
+//! is.
 
 use std::ffi::CString;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Every state against every event, as the design document says it; and random histories, after which nobody is forgotten and nothing
-//! is left.
+//! Every state against every event, as the design document says it; and random histories, after which nobody is
+//! forgotten and nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -269,7 +269,8 @@ fn states_are_what_they_are_called() {
 
 // ---- Histories.
 
-/// What carries out effects, as a broker does: it has a page for each binding and errands under way, and somebody waits.
+/// What carries out effects, as a broker does: it has a page for each binding and errands under way, and somebody
+/// waits.
 #[derive(Default)]
 struct Shell {
     pages: BTreeSet<Endpoint>,
@@ -479,8 +480,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Whatever happens: each binding has one page, whoever asked is waiting or was answered once, each channel ends once, epochs never
-    /// fall. And in the end nothing is left but the past.
+    /// Whatever happens: each binding has one page, whoever asked is waiting or was answered once, each channel ends
+    /// once, epochs never fall. And in the end nothing is left but the past.
     #[test]
     fn no_history_forgets_anybody_or_leaves_anything(
         history in proptest::collection::vec(happening(), 0..120),

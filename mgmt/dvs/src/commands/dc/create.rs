@@ -132,8 +132,8 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     print(|out| view::changed(out, global.output, &created))
 }
 
-/// All nodes but those that are down. A degraded one belongs to it: a container that silently got smaller would surprise more than
-/// a start that fails and names the node.
+/// All nodes but those that are down. A degraded one belongs to it: a container that silently got smaller would
+/// surprise more than a start that fails and names the node.
 async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
     let (living, down): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| node.state != NodeState::Down);

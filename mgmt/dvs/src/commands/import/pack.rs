@@ -1,8 +1,8 @@
 //! A directory as a tar stream, on a thread of its own.
 //!
-//! Kept: owners by number, modes, times to the nanosecond (PAX records), symbolic links, hard links, FIFOs. Left out: sockets,
-//! which mean nothing elsewhere, and devices, which a container cannot make. The walk has an explicit stack and sorted
-//! directories, so that depth costs no call stack and the same directory gives the same stream.
+//! Kept: owners by number, modes, times to the nanosecond (PAX records), symbolic links, hard links, FIFOs. Left out:
+//! sockets, which mean nothing elsewhere, and devices, which a container cannot make. The walk has an explicit stack
+//! and sorted directories, so that depth costs no call stack and the same directory gives the same stream.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};

@@ -1,13 +1,15 @@
 //! The other end of an import: a tar stream on standard input becomes files, inside the container.
 //!
-//! A file of the tree costs several round trips to the file server, one after the other, some of them with its directory locked:
-//! so many files are made at the same time, and short ones in one step ([`placing`]). The reader takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too
-//! long for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the same name a
-//! second time) waits for everything. Owners, modes and times of directories come last, because every new entry changes them.
+//! A file of the tree costs several round trips to the file server, one after the other, some of them with its
+//! directory locked: so many files are made at the same time, and short ones in one step ([`placing`]). The reader
+//! takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too long
+//! for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the
+//! same name a second time) waits for everything. Owners, modes and times of directories come last, because every new
+//! entry changes them.
 //!
-//! Nothing leads out of the destination, and nothing is written through a symbolic link ([`beneath`]). What an archive may not do costs that
-//! entry and is told; devices, which a container cannot make, are left out. The process can do no more than any other of the container
-//! in any case.
+//! Nothing leads out of the destination, and nothing is written through a symbolic link ([`beneath`]). What an archive
+//! may not do costs that entry and is told; devices, which a container cannot make, are left out. The process can do no
+//! more than any other of the container in any case.
 
 mod beneath;
 mod compression;
@@ -49,7 +51,8 @@ const PIECES_MAX: usize = 4;
 const WAITING_MAX: usize = 32;
 /// Failures that are told one by one.
 const TOLD_MAX: u64 = 8;
-/// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes 64 KiB each.
+/// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes
+/// 64 KiB each.
 const HEADERS_BYTES_MAX: u64 = 4 << 20;
 /// Users that a container has; the others become nobody.
 const UIDS: u64 = 65_536;

@@ -1,4 +1,5 @@
-//! Two relays with a connection in TLS between them, as a client on one node and a program on another have; the test plays both.
+//! Two relays with a connection in TLS between them, as a client on one node and a program on another have; the test
+//! plays both.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

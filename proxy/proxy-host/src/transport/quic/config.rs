@@ -1,4 +1,5 @@
-//! Settings of the protocol: TLS 1.3 with the cluster's certificates at both ends, one stream, nothing that links do not use.
+//! Settings of the protocol: TLS 1.3 with the cluster's certificates at both ends, one stream, nothing that links do
+//! not use.
 
 use std::sync::Arc;
 
@@ -40,8 +41,8 @@ pub(super) fn configs(credentials: &Credentials, port: u16) -> Result<Configs, P
     server.migration(false);
     server.max_incoming(limits::BACKLOG_MAX);
 
-    // A successor with the same key can tell peers that the connections of its predecessor are gone (RFC 9000 section 10.3). That
-    // asks for numbers of connections which do not depend on the process.
+    // A successor with the same key can tell peers that the connections of its predecessor are gone (RFC 9000 section
+    // 10.3). That asks for numbers of connections which do not depend on the process.
     let secret = credentials.secret(&format!("QUIC stateless reset of port {port}"));
     let reset = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret);
     let mut endpoint = EndpointConfig::new(Arc::new(reset));

@@ -300,7 +300,8 @@ impl Core {
     }
 }
 
-/// A datagram that the interface does not take for another reason than that it is busy is lost, as it may be on the wire.
+/// A datagram that the interface does not take for another reason than that it is busy is lost, as it may be on the
+/// wire.
 fn offer(socket: &OwnedFd, segments_max: &mut usize, to: SocketAddr, bytes: &[u8], segment: Option<u16>) -> Sent {
     let Err(error) = udp::send(socket, to, bytes, segment) else { return Sent::Gone };
     match segment {

@@ -6,14 +6,16 @@ use std::time::Duration;
 pub const CONNECTIONS_MAX: usize = 2 * abi::limits::NODES_PER_CLUSTER as usize;
 /// Connections that others dialled and nobody has accepted yet.
 pub const BACKLOG_MAX: usize = 64;
-/// From so many on, whoever dials has to prove first that he receives what is sent to his address (RFC 9000 section 8.1.2): forged
-/// addresses take no more places.
+/// From so many on, whoever dials has to prove first that he receives what is sent to his address (RFC 9000 section
+/// 8.1.2): forged addresses take no more places.
 pub const BACKLOG_UNPROVEN_MAX: usize = BACKLOG_MAX / 4;
-/// Bytes of one stream that a receiver holds for its reader, and a sender until they are acknowledged: 10 Gbit/s over 3 ms.
+/// Bytes of one stream that a receiver holds for its reader, and a sender until they are acknowledged: 10 Gbit/s over 3
+/// ms.
 pub const WINDOW_BYTES: u32 = 4 << 20;
 /// Longest datagram that is tried: jumbo frames less the heads of IPv6 and UDP. Paths that carry less are found to.
 pub const DATAGRAM_BYTES_MAX: u16 = 8952;
-/// Runs of datagrams taken in one turn, so that other things get theirs, and acknowledgements go well before a window is full.
+/// Runs of datagrams taken in one turn, so that other things get theirs, and acknowledgements go well before a window
+/// is full.
 pub const RUNS_PER_TURN: usize = 64;
 /// Longest run that is sent at once: what one write of a link makes, and a burst that switches take.
 pub const SEGMENTS_MAX: usize = 32;

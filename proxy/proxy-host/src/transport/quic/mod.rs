@@ -1,17 +1,18 @@
 //! QUIC (RFC 9000): one stream of one connection per link, over UDP. Addresses are `address:port`.
 //!
-//! The state machine is quinn-proto's, which does no I/O; here are its socket and its clock. All connections of the node share one
-//! socket, so streams have no descriptor of their own.
+//! The state machine is quinn-proto's, which does no I/O; here are its socket and its clock. All connections of the
+//! node share one socket, so streams have no descriptor of their own.
 //!
-//! **Always encrypted.** QUIC has no plain form: TLS 1.3 with the cluster's certificates at both ends is part of it, whatever a link's
-//! settings say, and no second TLS is laid over it ([`Transport::encryption`]).
+//! **Always encrypted.** QUIC has no plain form: TLS 1.3 with the cluster's certificates at both ends is part of it,
+//! whatever a link's settings say, and no second TLS is laid over it ([`Transport::encryption`]).
 //!
-//! **States** of a connection: `Beginning` (handshake; on the accepting side also until the stream's first byte) → `Open` → `Ended`.
-//! Who holds it is another matter ([`connection::Holder`]): a stream, the backlog, or nobody any more; then what was written is
-//! delivered for a while, and the connection closed. It is forgotten when the protocol is done with it and nobody holds it.
+//! **States** of a connection: `Beginning` (handshake; on the accepting side also until the stream's first byte) →
+//! `Open` → `Ended`. Who holds it is another matter ([`connection::Holder`]): a stream, the backlog, or nobody any
+//! more; then what was written is delivered for a while, and the connection closed. It is forgotten when the protocol
+//! is done with it and nobody holds it.
 //!
-//! **A successor** of a proxy that was killed answers packets for its predecessor's connections with a stateless reset, made
-//! with a key that comes from the node's own; so links are made anew at once.
+//! **A successor** of a proxy that was killed answers packets for its predecessor's connections with a stateless reset,
+//! made with a key that comes from the node's own; so links are made anew at once.
 
 mod config;
 mod connection;

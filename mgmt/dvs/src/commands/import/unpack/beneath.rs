@@ -1,8 +1,8 @@
 //! The destination of an import, which nothing leads out of.
 //!
-//! Every path is taken from a descriptor of the destination, and the kernel refuses `..` and every symbolic link on the way
-//! (`openat2`, Linux 5.6): also one that somebody puts there while the archive is unpacked. What an entry makes is made in the
-//! directory that was found so, by a name of one part, and never by a call that follows a link.
+//! Every path is taken from a descriptor of the destination, and the kernel refuses `..` and every symbolic link on the
+//! way (`openat2`, Linux 5.6): also one that somebody puts there while the archive is unpacked. What an entry makes is
+//! made in the directory that was found so, by a name of one part, and never by a call that follows a link.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,4 +1,5 @@
-//! Archives that are compressed: a program of the node makes them plain, and only that; what is in them is unpacked here.
+//! Archives that are compressed: a program of the node makes them plain, and only that; what is in them is unpacked
+//! here.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};

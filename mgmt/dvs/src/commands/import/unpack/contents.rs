@@ -1,8 +1,8 @@
 //! What a file of an archive holds, holes included.
 //!
-//! GNU tar writes sparse files in three forms: an entry type of its own, which the `tar` crate reads, and two of PAX records: a list of
-//! parts in the record `GNU.sparse.map` (0.1), or before the data (1.0, what `tar --sparse --format=posix` writes today). The oldest
-//! form of PAX records (0.0), which nothing writes any more, is refused.
+//! GNU tar writes sparse files in three forms: an entry type of its own, which the `tar` crate reads, and two of PAX
+//! records: a list of parts in the record `GNU.sparse.map` (0.1), or before the data (1.0, what `tar --sparse
+//! --format=posix` writes today). The oldest form of PAX records (0.0), which nothing writes any more, is refused.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};

@@ -1,7 +1,7 @@
 //! Short files in one step: the whole file goes to the gate as a command to its directory ([`vos_api::fs::PlaceHead`]).
 //!
-//! What is not a tree of ours knows no such command; a name that is taken must be replaced first: both say [`Placed::No`], and the file
-//! is made as any program makes one.
+//! What is not a tree of ours knows no such command; a name that is taken must be replaced first: both say
+//! [`Placed::No`], and the file is made as any program makes one.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,13 +1,14 @@
 //! The room rule: which of our crates may import which, and where unsafe code may live.
 //!
-//! `xtask/rooms.txt` lists every allowed edge, a crate a line: `crate: imports | imports of its tests`. A new edge fails until the line is
-//! changed, which is the moment to think about the layers of `docs/design`.
+//! `xtask/rooms.txt` lists every allowed edge, a crate a line: `crate: imports | imports of its tests`. A new edge
+//! fails until the line is changed, which is the moment to think about the layers of `docs/design`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
-use crate::run::{Outcome, workspace};
+use cargo_metadata::{DependencyKind, Metadata, Package};
+
+use crate::run::{Outcome, read, workspace};
 
 /// What works alike in a test, in a simulation and behind rings: no road leads from here to [`IPC`].
 const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core", "sessions"];
@@ -24,15 +25,14 @@ struct Imports {
     tests: BTreeSet<String>,
 }
 
-pub fn check() -> Outcome {
-    let root = workspace();
-    let members = members(&root)?;
-    let allowed = allowed(&read(&root.join("xtask/rooms.txt"))?)?;
-    let names: BTreeSet<String> = members.keys().cloned().collect();
+pub fn check(packages: &Metadata) -> Outcome {
+    let ours: BTreeMap<&str, &Package> =
+        packages.workspace_packages().into_iter().map(|package| (package.name.as_str(), package)).collect();
+    let allowed = allowed(&read(&workspace().join("xtask/rooms.txt"))?)?;
     let mut faults = Vec::new();
-    for (name, folder) in &members {
-        let imports = imports(&read(&root.join(folder).join("Cargo.toml"))?, &names);
-        match allowed.get(name) {
+    for (name, package) in &ours {
+        let imports = imports(package, &ours);
+        match allowed.get(*name) {
             None => faults.push(format!("{name} has no line in xtask/rooms.txt")),
             Some(line) => {
                 faults.extend(imports.code.difference(&line.code).map(|to| format!("{name} must not import {to}")));
@@ -46,12 +46,24 @@ pub fn check() -> Outcome {
                 );
             }
         }
-        if !UNSAFE_ROOMS.contains(&name.as_str()) {
-            faults.extend(unsafe_fault(&root.join(folder), name));
+        if !UNSAFE_ROOMS.contains(name) {
+            faults.extend(unsafe_fault(package));
         }
     }
     faults.extend(CORES.iter().filter_map(|core| core_fault(core, &allowed)));
     if faults.is_empty() { Ok(()) } else { Err(format!("the room rule is broken:\n  {}", faults.join("\n  "))) }
+}
+
+fn imports(package: &Package, ours: &BTreeMap<&str, &Package>) -> Imports {
+    let mut imports = Imports::default();
+    for dependency in package.dependencies.iter().filter(|dependency| ours.contains_key(dependency.name.as_str())) {
+        match dependency.kind {
+            DependencyKind::Normal => imports.code.insert(dependency.name.clone()),
+            DependencyKind::Development => imports.tests.insert(dependency.name.clone()),
+            _ => false,
+        };
+    }
+    imports
 }
 
 fn core_fault(core: &str, allowed: &BTreeMap<String, Imports>) -> Option<String> {
@@ -65,51 +77,12 @@ fn core_fault(core: &str, allowed: &BTreeMap<String, Imports>) -> Option<String>
     Some(format!("{core} is a core without IPC and must not reach {found}"))
 }
 
-fn unsafe_fault(folder: &Path, name: &str) -> Option<String> {
-    let head = ["src/lib.rs", "src/main.rs"].iter().find_map(|file| fs::read_to_string(folder.join(file)).ok())?;
+fn unsafe_fault(package: &Package) -> Option<String> {
+    let root = package.targets.iter().find(|target| target.is_lib() || target.is_bin())?;
+    let head = fs::read_to_string(&root.src_path).ok()?;
     let forbidden = head.contains("#![forbid(unsafe_code)]") || head.contains("#![deny(unsafe_code)]");
-    (!forbidden).then(|| format!("{name} does not forbid unsafe code, which belongs to {}", UNSAFE_ROOMS.join(", ")))
-}
-
-/// Name → folder, from the workspace's `members`.
-fn members(root: &Path) -> Outcome<BTreeMap<String, String>> {
-    let manifest = read(&root.join("Cargo.toml"))?;
-    let list = manifest
-        .split("members = [")
-        .nth(1)
-        .and_then(|rest| rest.split(']').next())
-        .ok_or("Cargo.toml has no members")?;
-    let folders = list.split('"').skip(1).step_by(2).map(str::to_owned);
-    folders
-        .map(|folder| {
-            let name = read(&root.join(&folder).join("Cargo.toml"))?
-                .lines()
-                .find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"').map(str::to_owned))
-                .ok_or_else(|| format!("{folder}/Cargo.toml has no name"))?;
-            Ok((name, folder))
-        })
-        .collect()
-}
-
-fn imports(manifest: &str, ours: &BTreeSet<String>) -> Imports {
-    let mut imports = Imports::default();
-    let mut section = "";
-    for line in manifest.lines() {
-        if line.starts_with('[') {
-            section = line.trim();
-            continue;
-        }
-        let name = line.split(['.', '=', ' ']).next().unwrap_or_default();
-        if !ours.contains(name) {
-            continue;
-        }
-        match section {
-            "[dependencies]" => imports.code.insert(name.to_owned()),
-            "[dev-dependencies]" => imports.tests.insert(name.to_owned()),
-            _ => false,
-        };
-    }
-    imports
+    let rooms = UNSAFE_ROOMS.join(", ");
+    (!forbidden).then(|| format!("{} does not forbid unsafe code, which belongs to {rooms}", package.name))
 }
 
 fn allowed(text: &str) -> Outcome<BTreeMap<String, Imports>> {
@@ -124,23 +97,18 @@ fn allowed(text: &str) -> Outcome<BTreeMap<String, Imports>> {
         .collect()
 }
 
-fn read(path: &Path) -> Outcome<String> {
-    fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn imports_of_code_and_of_tests_are_told_apart() {
-        let ours = ["abi", "sys"].map(str::to_owned).into();
-        let found = imports(
-            "[dependencies]\nabi.workspace = true\nlibc = \"1\"\n[dev-dependencies]\nsys = { path = \"x\" }\n",
-            &ours,
-        );
-        assert_eq!(found.code, ["abi".to_owned()].into());
-        assert_eq!(found.tests, ["sys".to_owned()].into());
+        let packages = crate::rules::packages().unwrap();
+        let ours: BTreeMap<_, _> =
+            packages.workspace_packages().into_iter().map(|package| (package.name.as_str(), package)).collect();
+        let found = imports(ours["disk"], &ours);
+        assert!(found.code.contains("disk-core") && !found.code.contains("broker"));
+        assert!(found.tests.contains("libvos") && !found.code.contains("libvos"));
     }
 
     #[test]
