@@ -11,8 +11,8 @@ use std::time::Duration;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{
-    Action, Carried, Cursor, Ends, Identity, InBuffer, LinkTimes, LocalChannel, Peer, Phase, RingSpec, Role, Settled,
-    WireChannel,
+    Action, Carried, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, Peer, Phase, RingSpec,
+    Settled, WireChannel,
 };
 
 use crate::bytes::Bytes;
@@ -24,10 +24,10 @@ const CHANNELS_MAX: usize = 64;
 
 /// The memory of a channel whose local party does nothing but take what comes.
 pub(crate) struct Memory {
-    role: Role,
+    role: LocalRole,
     out: Option<Carried>,
     published: u32,
-    cursor: Cursor,
+    cursor: Indices,
     put: u32,
     arena: Vec<u8>,
     entries: HashMap<u32, Submission>,
@@ -37,12 +37,12 @@ pub(crate) struct Memory {
 pub(crate) struct Shared(Rc<RefCell<Memory>>);
 
 impl Shared {
-    pub fn new(role: Role) -> Shared {
+    pub fn new(role: LocalRole) -> Shared {
         Shared(Rc::new(RefCell::new(Memory {
             role,
             out: None,
             published: 0,
-            cursor: Cursor { head: 0, tail: 0 },
+            cursor: Indices { head: 0, tail: 0 },
             put: 0,
             arena: vec![0; ARENA_BYTES as usize],
             entries: HashMap::new(),
@@ -51,7 +51,7 @@ impl Shared {
 }
 
 impl LocalChannel for Shared {
-    fn role(&self) -> Role {
+    fn role(&self) -> LocalRole {
         self.0.borrow().role
     }
     fn mark_open(&self) {}
@@ -92,7 +92,7 @@ impl LocalChannel for Shared {
     fn notified(&self) -> u64 {
         0
     }
-    fn entries(&self) -> Result<Cursor, IpcError> {
+    fn entries(&self) -> Result<Indices, IpcError> {
         Ok(self.0.borrow().cursor)
     }
     fn confirm(&self, head: u32) {
@@ -164,7 +164,7 @@ impl Pair {
         for lane in 0..2u16 {
             let ring = (lane > 0).then_some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
             let ends = |from| Ends { dc: DcId(1), from, to: Endpoint::FS, lane: Lane(lane), ring, incarnation: None };
-            let (near, far) = (Shared::new(Role::Client), Shared::new(Role::Client));
+            let (near, far) = (Shared::new(LocalRole::Client), Shared::new(LocalRole::Client));
             let request = Submission { in_capacity: 64, out_bytes: 8, ..Submission::default() };
             near.0.borrow_mut().entries.insert(0, request);
             near.0.borrow_mut().cursor.tail = u32::from(ring.is_some());
@@ -212,7 +212,7 @@ fn answer(peer: &mut Peer<Shared>) {
             let result = if peer.channel_count() > CHANNELS_MAX {
                 Err(IpcError::TableFull)
             } else {
-                Ok(Shared::new(Role::Server))
+                Ok(Shared::new(LocalRole::Server))
             };
             let _ = peer.opened_in(channel, ends, result);
         }

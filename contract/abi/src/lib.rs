@@ -16,6 +16,7 @@ pub mod layout;
 pub mod limits;
 mod message;
 mod name;
+mod passage;
 mod privileges;
 pub mod ring;
 
@@ -24,4 +25,5 @@ pub use error::{IpcError, errno};
 pub use ident::{ChannelId, DcId, Endpoint, Epoch, HoldId, Lane, NodeId, PairId, Pid, Source};
 pub use message::Message;
 pub use name::EndpointName;
+pub use passage::{Carried, Indices, LocalRole, Settled};
 pub use privileges::{Calls, ParseError, Peers, Privileges};

@@ -5,13 +5,11 @@ use std::num::NonZeroU64;
 use abi::limits::{
     ARENA_BYTES_MAX, INLINE_BYTES_MAX, LANES_PER_PAIR, PARCEL_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
-use abi::ring::{Completion, Submission};
+use abi::ring::{Completion, RingSpec, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 
 use crate::codec::Fields;
-use crate::frame::{
-    Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, kind,
-};
+use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingEntry, RingHead, WireChannel, kind};
 use crate::{HEAD_BYTES, Next, VERSION, WireError, fault, limits};
 
 /// See [`crate::frame_bytes`].

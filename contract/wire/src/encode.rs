@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use abi::PairId;
-use abi::ring::{Completion, Submission};
+use abi::ring::{Completion, RingSpec, Submission};
 
 use crate::codec::Sink;
 use crate::decode::PACKING_LZ4;
-use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingSpec, WireChannel, kind};
+use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, WireChannel, kind};
 use crate::{HEAD_BYTES, VERSION, fault, limits};
 
 /// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire, in blocks when it is

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use abi::ring::{Completion, Submission};
+use abi::ring::{Completion, RingSpec, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, PairId};
 
 /// Numbers of the kinds on the wire. A number is never given a second meaning.
@@ -86,14 +86,6 @@ pub enum Refusal {
     Fenced,
     /// Frame version or limits do not fit.
     Version,
-}
-
-/// Size of a ring as its opener asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingSpec {
-    /// A power of two.
-    pub entries: u32,
-    pub arena_bytes: u32,
 }
 
 /// A request of a ring that has no completion yet: its range is needed to move the completion's data.

@@ -32,7 +32,7 @@ pub use block::Block;
 pub use codec::Sink;
 pub use encode::{complete_head, submit_head};
 pub use error::WireError;
-pub use frame::{Frame, Hello, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel};
+pub use frame::{Frame, Hello, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, WireChannel};
 
 /// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
 pub const VERSION: u8 = 3;

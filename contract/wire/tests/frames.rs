@@ -2,13 +2,11 @@
 
 use std::num::NonZeroU64;
 
-use abi::ring::{Completion, Submission};
+use abi::ring::{Completion, RingSpec, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use proptest::prelude::*;
 use wire::frame::{OpenTags, kind};
-use wire::{
-    Block, Frame, Hello, Next, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, RingSpec, WireChannel, WireError,
-};
+use wire::{Block, Frame, Hello, Next, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, WireChannel, WireError};
 
 /// What a frame borrows.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ const ERRNO_MAX: u32 = 4095;
 const GONE: u32 = libc::EIDRM as u32;
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum FuseReply {
     Errno(i32),
     Bytes(Vec<u8>),
     /// The first bytes of the completion's data, as they are.
@@ -57,16 +57,16 @@ pub struct Completer<'a> {
 
 impl Completer<'_> {
     /// `ino` is the inode the request named.
-    pub fn finish<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> (Answer, After) {
+    pub fn finish<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> (FuseReply, After) {
         if done.status != 0 {
             return (self.failed(ino, then, done), After::Nothing);
         }
         match then {
-            Then::Next => return (Answer::Errno(0), After::Next),
+            Then::Next => return (FuseReply::Errno(0), After::Next),
             Then::Write { bytes, append, offset } => return self.write(ino, (bytes, append, offset), done),
             _ => {}
         }
-        let answer = self.succeeded(ino, then, done).unwrap_or(Answer::Errno(libc::EIO));
+        let answer = self.succeeded(ino, then, done).unwrap_or(FuseReply::Errno(libc::EIO));
         let after = match then {
             Then::Read { alone, .. } => self.read(ino, alone, done.results),
             _ => After::Nothing,
@@ -74,7 +74,7 @@ impl Completer<'_> {
         (answer, after)
     }
 
-    fn failed<D>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Answer {
+    fn failed<D>(&mut self, ino: u64, then: Then, done: &Done<D>) -> FuseReply {
         let errno = match done.status {
             // The kernel holds an old name: told so, it looks the name up and tries again.
             GONE => libc::ESTALE,
@@ -85,29 +85,29 @@ impl Completer<'_> {
             Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) && self.trusts(ino, self.name) => {
                 let mut entry = kernel::EntryOut::default();
                 (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
-                Answer::Bytes(entry.as_bytes().to_vec())
+                FuseReply::Bytes(entry.as_bytes().to_vec())
             }
             Then::Xattr { probe: Probe::Capability, .. } if errno == libc::ENODATA => {
                 self.cache.capability_absent(ino);
-                Answer::Errno(errno)
+                FuseReply::Errno(errno)
             }
             // The file is closed for the kernel, whatever the server thinks of it.
-            Then::Release { fh } => self.closed(fh).unwrap_or(Answer::Errno(libc::EIO)),
-            _ => Answer::Errno(errno),
+            Then::Release { fh } => self.closed(fh).unwrap_or(FuseReply::Errno(libc::EIO)),
+            _ => FuseReply::Errno(errno),
         }
     }
 
-    fn succeeded<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Option<Answer> {
+    fn succeeded<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Option<FuseReply> {
         let results = done.results;
         Some(match then {
-            Then::Empty | Then::Next | Then::Lock { .. } => Answer::Errno(0),
+            Then::Empty | Then::Next | Then::Lock { .. } => FuseReply::Errno(0),
             Then::Changed => {
                 self.cache.attributes_changed(ino);
-                Answer::Errno(0)
+                FuseReply::Errno(0)
             }
             Then::Unlocked { owner } => {
                 self.cache.unlocked(ino, owner);
-                Answer::Errno(0)
+                FuseReply::Errno(0)
             }
             Then::Lookup | Then::Entry => {
                 let attr = attr_of(&done.data)?;
@@ -117,15 +117,15 @@ impl Completer<'_> {
                 let leased = self.lease(ino, results);
                 bytes(&attributes(&attr_of(&done.data)?, leased))
             }
-            Then::Bytes => Answer::Data { bytes: done.data.len() },
+            Then::Bytes => FuseReply::Data { bytes: done.data.len() },
             Then::Open { ino, flags } => bytes(&self.open(ino, flags, results)?),
             Then::Create { flags } => {
                 let attr = attr_of(&done.data)?;
                 let entry = self.entry(ino, self.name, &attr, results);
                 let open = self.open(attr.ino.get(), flags, results)?;
-                Answer::Bytes([entry.as_bytes(), open.as_bytes()].concat())
+                FuseReply::Bytes([entry.as_bytes(), open.as_bytes()].concat())
             }
-            Then::Read { bytes, .. } => Answer::Data { bytes: done.data.len().min(bytes as usize) },
+            Then::Read { bytes, .. } => FuseReply::Data { bytes: done.data.len().min(bytes as usize) },
             Then::Write { .. } => return None,
             Then::Copy => {
                 bytes(&kernel::WriteOut { size: u32::try_from(fs::Copied::from(results).bytes).ok()?, padding: 0 })
@@ -137,7 +137,7 @@ impl Completer<'_> {
             Then::Statfs => bytes(&statfs(results.into())),
             Then::Xattr { room, .. } => xattr(room, done)?,
             Then::Readdir { room, plus, cookie } => {
-                Answer::Bytes(self.directory(ino, done, Page { room: room as usize, plus, cookie })?)
+                FuseReply::Bytes(self.directory(ino, done, Page { room: room as usize, plus, cookie })?)
             }
 
             Then::Getlk => bytes(&conflicting(&done.data)?),
@@ -146,16 +146,16 @@ impl Completer<'_> {
         })
     }
 
-    fn closed(&mut self, fh: u64) -> Option<Answer> {
+    fn closed(&mut self, fh: u64) -> Option<FuseReply> {
         self.cache.closed(fh);
         self.state.leave(fh).ok()?;
-        Some(Answer::Errno(0))
+        Some(FuseReply::Errno(0))
     }
 
-    fn write<D>(&mut self, ino: u64, (bytes, append, offset): (u32, bool, u64), done: &Done<D>) -> (Answer, After) {
+    fn write<D>(&mut self, ino: u64, (bytes, append, offset): (u32, bool, u64), done: &Done<D>) -> (FuseReply, After) {
         let fs::Written { bytes: written, size } = done.results.into();
         let Some(size_written) = u32::try_from(written).ok().filter(|&written| written <= bytes) else {
-            return (Answer::Errno(libc::EIO), After::Nothing);
+            return (FuseReply::Errno(libc::EIO), After::Nothing);
         };
         self.cache.attributes_changed(ino);
         let out = kernel::WriteOut { size: size_written, padding: 0 };
@@ -165,7 +165,7 @@ impl Completer<'_> {
             true => After::Nothing,
             false => After::DropBytes,
         };
-        (Answer::Bytes(out.as_bytes().to_vec()), after)
+        (FuseReply::Bytes(out.as_bytes().to_vec()), after)
     }
 
     fn read(&mut self, ino: u64, alone: bool, results: [u64; 4]) -> After {
@@ -311,8 +311,8 @@ fn attributes(attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
     kernel::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: kernel_attr(attr) }
 }
 
-fn bytes(value: &(impl IntoBytes + zerocopy::Immutable)) -> Answer {
-    Answer::Bytes(value.as_bytes().to_vec())
+fn bytes(value: &(impl IntoBytes + zerocopy::Immutable)) -> FuseReply {
+    FuseReply::Bytes(value.as_bytes().to_vec())
 }
 
 fn split(timeout: Duration) -> (u64, u32) {
@@ -371,15 +371,15 @@ fn statfs(fs::Space { blocks, blocks_free: free, inodes, inodes_free }: fs::Spac
     }
 }
 
-fn xattr<D: ReplyData>(room: u32, done: &Done<D>) -> Option<Answer> {
+fn xattr<D: ReplyData>(room: u32, done: &Done<D>) -> Option<FuseReply> {
     let size = u32::try_from(fs::Bytes::from(done.results).bytes).ok()?;
     if room == 0 {
         return Some(bytes(&kernel::GetxattrOut { size, padding: 0 }));
     }
     if size > room {
-        return Some(Answer::Errno(libc::ERANGE));
+        return Some(FuseReply::Errno(libc::ERANGE));
     }
-    (size as usize <= done.data.len()).then_some(Answer::Data { bytes: size as usize })
+    (size as usize <= done.data.len()).then_some(FuseReply::Data { bytes: size as usize })
 }
 
 fn conflicting(data: &impl ReplyData) -> Option<kernel::LkOut> {

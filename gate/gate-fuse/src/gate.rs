@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
 use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
-use crate::complete::{After, Answer, Completer};
+use crate::complete::{After, Completer, FuseReply};
 use crate::flight::{Flight, Flights};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
@@ -577,7 +577,7 @@ impl<B: Backend> Gate<B> {
             }
             return Ok(());
         }
-        if let (After::DropPages { ino }, Answer::Bytes(bytes)) = (after, &answer) {
+        if let (After::DropPages { ino }, FuseReply::Bytes(bytes)) = (after, &answer) {
             self.backend.recalled(Some(ino));
             // The last page of the write may be locked until the answer.
             let last = flight.locked.and_then(|(first, end)| (first < end).then_some((end - 1, end)));
@@ -588,9 +588,9 @@ impl<B: Backend> Gate<B> {
             };
         }
         match answer {
-            Answer::Errno(errno) => self.answer(flight.unique, -errno, &[])?,
-            Answer::Bytes(bytes) => self.answer(flight.unique, 0, &bytes)?,
-            Answer::Data { bytes } => self.answer_data(flight.unique, &done.data, bytes)?,
+            FuseReply::Errno(errno) => self.answer(flight.unique, -errno, &[])?,
+            FuseReply::Bytes(bytes) => self.answer(flight.unique, 0, &bytes)?,
+            FuseReply::Data { bytes } => self.answer_data(flight.unique, &done.data, bytes)?,
         }
         self.state.answered(flight.key);
         if after == After::DropBytes {

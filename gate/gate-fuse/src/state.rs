@@ -116,7 +116,7 @@ struct Entry {
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct LiveRequest {
     slot: usize,
     noted: Noted,
 }
@@ -125,9 +125,9 @@ pub struct State {
     fd: OwnedFd,
     head: Head,
     /// Requests whose slot is in use.
-    live: HashMap<u64, Slot>,
+    live: HashMap<u64, LiveRequest>,
     /// Found at start: what a dead gate was doing, until the resent requests are known.
-    inherited: HashMap<u64, Slot>,
+    inherited: HashMap<u64, LiveRequest>,
     free: Vec<usize>,
     next_sequence: u64,
     entries: Vec<Entry>,
@@ -242,7 +242,7 @@ impl State {
         let mut note = Note { key, sequence, step, op: u32::from(op), check: 0 };
         note.check = mix(&[note.key, note.sequence, u64::from(note.step) << 32 | u64::from(note.op)]);
         self.write(note.as_bytes(), JOURNAL_AT + (slot * RECORD_BYTES) as u64)?;
-        if self.live.insert(key, Slot { slot, noted: Noted { sequence, step } }).is_none() {
+        if self.live.insert(key, LiveRequest { slot, noted: Noted { sequence, step } }).is_none() {
             self.free.pop();
         }
         self.next_sequence += 1;
@@ -421,7 +421,7 @@ impl State {
                 continue;
             }
             self.next_sequence = self.next_sequence.max(note.sequence + 1);
-            let found = Slot { slot, noted: Noted { sequence: note.sequence, step: note.step } };
+            let found = LiveRequest { slot, noted: Noted { sequence: note.sequence, step: note.step } };
             // A slot that was freed and taken again within one request's life leaves an older record of it behind.
             match self.inherited.get(&note.key).copied() {
                 Some(other) if other.noted.sequence > note.sequence => self.free.push(slot),

@@ -12,7 +12,7 @@ use ipc_shm::{ChannelFiles, ControlWriter};
 
 use crate::DcOptions;
 use crate::closer::Closer;
-use crate::engine::{Asker, Finds};
+use crate::event_loop::{Asker, Finds};
 use crate::ledger::Charge;
 use crate::meters::{Meter, Sent};
 

@@ -9,8 +9,8 @@ use abi::{DcId, Endpoint, EndpointName, Epoch, IpcError, NodeId, PairId};
 use ipc::ChannelId;
 use ipc::info::ChannelInfo;
 
-use crate::command::{Answer, Command};
-use crate::engine::Engine;
+use crate::command::{Command, ReplySender};
+use crate::event_loop::EventLoop;
 use crate::limits::{COMMANDS_MAX, DCS_MAX, LOOKS_PER_PAGE};
 use crate::{BrokerConfig, DcOptions, ServerIdentity, Shelf, Snapshot};
 
@@ -46,10 +46,10 @@ impl Broker {
     pub fn start(config: BrokerConfig) -> Result<Broker, BrokerError> {
         let (commands, inbox) = sync_channel(COMMANDS_MAX);
         let bell = Arc::new(sys::eventfd::create().map_err(|cause| os("make an event descriptor", cause))?);
-        let engine = Engine::new(config, inbox, bell.clone()).map_err(|cause| os("set up its poller", cause))?;
+        let event_loop = EventLoop::new(config, inbox, bell.clone()).map_err(|cause| os("set up its poller", cause))?;
         let thread = std::thread::Builder::new()
             .name("broker".into())
-            .spawn(move || engine.run())
+            .spawn(move || event_loop.run())
             .map_err(|cause| os("start its thread", cause))?;
         Ok(Broker { commands, bell, thread: Some(thread) })
     }
@@ -131,7 +131,7 @@ impl Broker {
         self.end();
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, BrokerError> {
+    fn ask<T>(&self, command: impl FnOnce(ReplySender<T>) -> Command) -> Result<T, BrokerError> {
         let (answer, answered) = sync_channel(1);
         self.commands.send(command(answer)).map_err(|_| BrokerError::Ended)?;
         sys::eventfd::signal(&*self.bell);

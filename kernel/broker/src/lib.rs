@@ -12,7 +12,7 @@ mod config;
 mod connection;
 mod container;
 mod directory;
-mod engine;
+mod event_loop;
 mod handle;
 mod info;
 mod ledger;

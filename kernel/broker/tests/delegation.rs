@@ -19,7 +19,7 @@ use ipc::descriptors::take_channel_descriptors;
 use ipc::{
     Completion, DELEGATE_SPEC, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait,
 };
-use ipc_shm::{ControlPage, Link};
+use ipc_shm::{ChannelHalf, ControlPage};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));
 const NEVER_MIND: Wait = Wait::For(Duration::from_millis(30));
@@ -49,21 +49,21 @@ impl Raw {
         Raw { socket, _control: ControlPage::of(descriptors.remove(0)).unwrap(), requests: 1 }
     }
 
-    fn open(&mut self, to: Endpoint, lane: Lane, spec: RingSpec) -> Result<Link, IpcError> {
+    fn open(&mut self, to: Endpoint, lane: Lane, spec: RingSpec) -> Result<ChannelHalf, IpcError> {
         self.requests += 1;
         let open = FromPort::Open(Open { peer: to, lane, ring: Some(spec), if_absent: IfAbsent::Fail });
         sys::seqpacket::send(&self.socket, &open.to_bytes(self.requests), &[] as &[OwnedFd]).unwrap();
         match receive(&self.socket) {
-            (ToPort::Opened(offer), descriptors) => Ok(link_of(&offer, descriptors)),
+            (ToPort::Opened(offer), descriptors) => Ok(half_of(&offer, descriptors)),
             (ToPort::Failed { error }, _) => Err(error),
             (answer, _) => panic!("{answer:?}"),
         }
     }
 
     /// The next channel that somebody opens to this party.
-    fn accept(&self) -> Link {
+    fn accept(&self) -> ChannelHalf {
         match receive(&self.socket) {
-            (ToPort::Accepted(offer), descriptors) => link_of(&offer, descriptors),
+            (ToPort::Accepted(offer), descriptors) => half_of(&offer, descriptors),
             (notice, _) => panic!("{notice:?}"),
         }
     }
@@ -76,28 +76,28 @@ fn receive(socket: &OwnedFd) -> (ToPort, Vec<OwnedFd>) {
     (ToPort::from_bytes(&bytes[..received.bytes]).unwrap().1, received.descriptors)
 }
 
-fn link_of(offer: &Offer, descriptors: Vec<OwnedFd>) -> Link {
+fn half_of(offer: &Offer, descriptors: Vec<OwnedFd>) -> ChannelHalf {
     let (files, control) = take_channel_descriptors(descriptors).unwrap();
     let size = offer.ring.map(RingSpec::size).unwrap_or_default();
-    Link::map(files, offer.role, size, Arc::new(ControlPage::of(control).unwrap())).unwrap()
+    ChannelHalf::map(files, offer.role, size, Arc::new(ControlPage::of(control).unwrap())).unwrap()
 }
 
-fn put(link: &Link, entry: &[u8; ring::ENTRY_BYTES]) {
-    let tail = link.own_tail();
-    link.write_entry(tail, entry);
-    link.set_own_tail(tail.wrapping_add(1));
-    link.kick();
+fn put(half: &ChannelHalf, entry: &[u8; ring::ENTRY_BYTES]) {
+    let tail = half.own_tail();
+    half.write_entry(tail, entry);
+    half.set_own_tail(tail.wrapping_add(1));
+    half.kick();
 }
 
-fn relay_of(client: Endpoint, tag: u32, kind: i32, link: &Link) -> Submission {
+fn relay_of(client: Endpoint, tag: u32, kind: i32, half: &ChannelHalf) -> Submission {
     let at = tag * SLOT_BYTES;
-    link.arena().copy_in(at as usize, &head_of(&Message::new(kind))).unwrap();
+    half.arena().copy_in(at as usize, &head_of(&Message::new(kind))).unwrap();
     Request::Relay(Relayed { client, limit: Limit::Untimed, data_bytes: 0 }).to_submission(tag, at)
 }
 
 /// What the target completed, as tags with status.
-fn completed(link: &Link) -> Vec<(u32, u32)> {
-    let completions = (0..link.peer_tail()).map(|index| Completion::from_bytes(&link.read_entry(index)));
+fn completed(half: &ChannelHalf) -> Vec<(u32, u32)> {
+    let completions = (0..half.peer_tail()).map(|index| Completion::from_bytes(&half.read_entry(index)));
     completions.map(|completion| (completion.tag, completion.status)).collect()
 }
 
@@ -155,8 +155,8 @@ fn entries_that_cannot_be_are_refused_one_by_one_and_the_lane_goes_on() {
     let mut target = world.server(Endpoint::DS, 1);
     let client = world.program().endpoint();
     let mut raw = Raw::server(&world, Endpoint::FS);
-    let link = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
-    let good = relay_of(client, 0, 7, &link);
+    let half = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
+    let good = relay_of(client, 0, 7, &half);
     let hostile = [
         Submission { args: [u64::MAX, 0, 0], ..good },
         Submission { args: [8192, 0, 0], ..good },
@@ -169,15 +169,15 @@ fn entries_that_cannot_be_are_refused_one_by_one_and_the_lane_goes_on() {
         Submission { flags: u16::MAX, ..good },
     ];
     for (tag, submission) in hostile.iter().enumerate() {
-        put(&link, &Submission { tag: tag as u32, ..*submission }.to_bytes());
+        put(&half, &Submission { tag: tag as u32, ..*submission }.to_bytes());
     }
-    put(&link, &Submission { tag: 60, ..good }.to_bytes());
+    put(&half, &Submission { tag: 60, ..good }.to_bytes());
     let Event::Message(request) = target.wait_event(SOON).unwrap() else { panic!("no message") };
     assert_eq!((request.kind, request.source), (7, Some(client)));
     let refused = (0..hostile.len() as u32).map(|tag| (tag, IpcError::BadArgument.code()));
-    assert_eq!(completed(&link), Vec::from_iter(refused));
+    assert_eq!(completed(&half), Vec::from_iter(refused));
     target.reply(client, &Message::new(8)).unwrap();
-    assert_eq!(completed(&link).last(), Some(&(60, 0)));
+    assert_eq!(completed(&half).last(), Some(&(60, 0)));
 }
 
 #[test]
@@ -186,17 +186,17 @@ fn of_one_client_the_target_owes_one_answer_to_the_request_taken_last() {
     let mut target = world.server(Endpoint::DS, 1);
     let client = world.program().endpoint();
     let mut raw = Raw::server(&world, Endpoint::FS);
-    let link = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
-    put(&link, &relay_of(client, 0, 1, &link).to_bytes());
-    put(&link, &relay_of(client, 1, 2, &link).to_bytes());
+    let half = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
+    put(&half, &relay_of(client, 0, 1, &half).to_bytes());
+    put(&half, &relay_of(client, 1, 2, &half).to_bytes());
     // The older of two that lie there is not even taken.
     assert_eq!(target.rcvrqst(SOON).unwrap().kind, 2);
-    put(&link, &relay_of(client, 2, 3, &link).to_bytes());
+    put(&half, &relay_of(client, 2, 3, &half).to_bytes());
     assert_eq!(target.rcvrqst(SOON).unwrap().kind, 3);
     target.reply(client, &Message::new(0)).unwrap();
     assert_eq!(target.reply(client, &Message::new(0)), Err(IpcError::NotWaiting));
     let passed_over = IpcError::NotWaiting.code();
-    assert_eq!(completed(&link), [(0, passed_over), (1, passed_over), (2, 0)]);
+    assert_eq!(completed(&half), [(0, passed_over), (1, passed_over), (2, 0)]);
 }
 
 #[test]
@@ -206,22 +206,22 @@ fn delegator_that_overruns_its_lane_loses_it_and_nobody_else_notices() {
     let mut client = world.program();
     let mut raw = Raw::server(&world, Endpoint::FS);
     let lane = LANE(Endpoint::FS, Endpoint::DS);
-    let link = raw.open(Endpoint::DS, lane, DELEGATE_SPEC).unwrap();
-    link.set_own_tail(DELEGATE_SPEC.entries + 1);
-    link.kick();
+    let half = raw.open(Endpoint::DS, lane, DELEGATE_SPEC).unwrap();
+    half.set_own_tail(DELEGATE_SPEC.entries + 1);
+    half.kick();
     thread::scope(|scope| {
         scope.spawn(|| client.sendrec(Endpoint::DS, &Message::new(1), SOON).unwrap());
         let request = target.rcvrqst(SOON).unwrap();
         target.reply(request.source.unwrap(), &request).unwrap();
         assert!(matches!(target.wait_event(NEVER_MIND), Err(IpcError::TimedOut)));
     });
-    assert_eq!(link.peer_closed(), IpcError::Corrupt.code());
+    assert_eq!(half.peer_closed(), IpcError::Corrupt.code());
     // The broker has forgotten it.
     raw.open(Endpoint::DS, lane, DELEGATE_SPEC).unwrap();
 }
 
 /// A client's untimed call that was relayed to a target that completes it so.
-fn call_relayed_to(complete: impl FnOnce(&Link, Submission)) -> Result<Message, IpcError> {
+fn call_relayed_to(complete: impl FnOnce(&ChannelHalf, Submission)) -> Result<Message, IpcError> {
     let world = OneNode::new();
     let raw = Raw::server(&world, Endpoint::DS);
     let mut delegator = world.server(Endpoint::FS, 1);
@@ -236,8 +236,8 @@ fn call_relayed_to(complete: impl FnOnce(&Link, Submission)) -> Result<Message, 
         });
         let request = delegator.rcvrqst(SOON).unwrap();
         delegator.relay(own, Endpoint::DS, &request).unwrap();
-        let link = raw.accept();
-        complete(&link, Submission::from_bytes(&link.read_entry(0)));
+        let half = raw.accept();
+        complete(&half, Submission::from_bytes(&half.read_entry(0)));
         assert_eq!(delegator.rcvrqst(SOON).unwrap().kind, 2, "and the first call was not made again");
         delegator.reply(own, &Message::new(3)).unwrap();
         calling.join().unwrap()
@@ -247,9 +247,9 @@ fn call_relayed_to(complete: impl FnOnce(&Link, Submission)) -> Result<Message, 
 #[test]
 fn target_that_completes_what_cannot_be_ends_the_call_with_a_typed_error() {
     let complete = |change: fn(Completion) -> Completion| {
-        call_relayed_to(move |link, submission| {
+        call_relayed_to(move |half, submission| {
             let honest = Completion { tag: submission.tag, in_bytes: Message::BYTES as u32, ..Completion::default() };
-            put(link, &change(honest).to_bytes());
+            put(half, &change(honest).to_bytes());
         })
     };
     assert!(complete(|honest| honest).is_ok());
@@ -268,8 +268,8 @@ fn target_that_completes_what_cannot_be_ends_the_call_with_a_typed_error() {
     // again.
     for error in [IpcError::EndpointInUse, IpcError::TimedOut, IpcError::Denied] {
         let status = error.code();
-        let result = call_relayed_to(move |link, submission| {
-            put(link, &Completion { tag: submission.tag, status, ..Completion::default() }.to_bytes());
+        let result = call_relayed_to(move |half, submission| {
+            put(half, &Completion { tag: submission.tag, status, ..Completion::default() }.to_bytes());
         });
         assert_eq!(result, Err(IpcError::SourceDied));
     }
@@ -283,12 +283,12 @@ fn delegator_closes(meanwhile: impl FnOnce(&OneNode, &mut Port)) {
     let mut client = world.program();
     let own = client.endpoint();
     let mut raw = Raw::server(&world, Endpoint::FS);
-    let link = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
-    put(&link, &relay_of(own, 0, 1, &link).to_bytes());
+    let half = raw.open(Endpoint::DS, LANE(Endpoint::FS, Endpoint::DS), DELEGATE_SPEC).unwrap();
+    put(&half, &relay_of(own, 0, 1, &half).to_bytes());
     assert_eq!(target.rcvrqst(SOON).unwrap().source, Some(own));
     // The broker does not hear of it.
-    link.set_own_closed(IpcError::NotBound.code());
-    link.kick();
+    half.set_own_closed(IpcError::NotBound.code());
+    half.kick();
     meanwhile(&world, &mut target);
     thread::scope(|scope| {
         scope.spawn(move || {

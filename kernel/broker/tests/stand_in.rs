@@ -13,9 +13,9 @@ use abi::{Epoch, Lane, NodeId};
 use broker_api::{Answer, BetweenBrokers, Errand, FromProxy, MESSAGE_BYTES_MAX, Message as _, Pid, ToProxy};
 use common::{DC, TwoNodes, wait_readable};
 use ipc::conformance::World;
-use ipc::stand_in::{Carried, Cursor, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
+use ipc::stand_in::{Carried, Indices, LinkState, OpenIn, ProxiedChannel, Settled, StandInEvent, StandInPort};
 use ipc::{Arena, Direction, Endpoint, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait};
-use ipc_core::{ChannelId, Data, Kind, Patience, Word};
+use ipc_core::{ChannelId, Data, Kind, Timing, Word};
 
 const SOON: Wait = Wait::For(Duration::from_secs(20));
 
@@ -123,8 +123,8 @@ fn carried(word: Word) -> Carried {
 #[test]
 fn message_behind_one_that_nobody_took_is_of_a_far_side_that_keeps_no_rule() {
     let Opened { channel, client: _client, proxy: _proxy, _server, _world } = Opened::by_a_notification();
-    let first = Word::after(0, Kind::Send, Patience::Untimed, Data::None);
-    let second = Word::after(first.raw(), Kind::Send, Patience::Untimed, Data::None);
+    let first = Word::after(0, Kind::Send, Timing::Untimed, Data::None);
+    let second = Word::after(first.raw(), Kind::Send, Timing::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(first)), Ok(()));
     assert_eq!(channel.publish(&carried(second)), Err(IpcError::Corrupt));
     assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn));
@@ -135,7 +135,7 @@ fn message_behind_one_that_nobody_took_is_of_a_far_side_that_keeps_no_rule() {
 #[test]
 fn slot_of_a_request_that_was_taken_back_is_cleared_before_it_is_written_anew() {
     let Opened { channel, client: _client, proxy: _proxy, _server, _world } = Opened::by_a_notification();
-    let first = Word::after(0, Kind::Request, Patience::Untimed, Data::None);
+    let first = Word::after(0, Kind::Request, Timing::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(first)), Ok(()));
     assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn));
     assert_eq!(channel.published(), first.raw());
@@ -143,7 +143,7 @@ fn slot_of_a_request_that_was_taken_back_is_cleared_before_it_is_written_anew() 
     assert_eq!(channel.publish(&carried(Word::reply_to(first, Data::None))), Err(IpcError::NotWaiting));
     assert_eq!(channel.published(), 0);
     assert_eq!(channel.withdraw(first.raw()), Some(Settled::Withdrawn), "as for what never came");
-    let next = Word::after(first.raw(), Kind::Request, Patience::Untimed, Data::None);
+    let next = Word::after(first.raw(), Kind::Request, Timing::Untimed, Data::None);
     assert_eq!(channel.publish(&carried(next)), Ok(()));
     assert_eq!(channel.published(), next.raw());
 }
@@ -491,7 +491,7 @@ fn grant_is_for_the_process_that_used_it_and_for_no_later_one_of_its_number() {
         };
         channel.put_submission(&read).unwrap();
         channel.kick();
-        while channel.completions().unwrap() == (Cursor { head: 0, tail: 0 }) {
+        while channel.completions().unwrap() == (Indices { head: 0, tail: 0 }) {
             proxy.wait_event(SOON).unwrap();
         }
         let status = channel.completion(0).unwrap().status;

@@ -30,4 +30,4 @@ mod word;
 pub use abi::ChannelId;
 pub use budget::{Budget, CROWDED_AFTER, Cpus, Ended, PAUSES_MAX, Plan, WaitMode};
 pub use owed::{Owed, Verdict, judge};
-pub use word::{Both, Data, Kind, Patience, Word, both_send};
+pub use word::{Both, Data, Kind, Timing, Word, both_send};

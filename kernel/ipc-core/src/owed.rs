@@ -4,7 +4,7 @@
 //! one answer, to the request taken last; so it must never forget the one for which the client waits. See
 //! `docs/design/delegation.md`.
 
-use crate::Patience;
+use crate::Timing;
 
 /// What the server knows of the client's earlier request that it took and did not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,7 +17,7 @@ pub enum Owed {
     /// The client is seen not to wait for it, or the way back is over.
     GivenUp,
     /// Whether the client waits for it cannot be seen from here.
-    Unseen(Patience),
+    Unseen(Timing),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,13 +30,13 @@ pub enum Verdict {
     HoldBack,
 }
 
-/// What becomes of a request that came by relay. `patience` is that of the client's call.
-pub fn judge(owed: Owed, patience: Patience) -> Verdict {
-    match (owed, patience) {
+/// What becomes of a request that came by relay. `timing` is that of the client's call.
+pub fn judge(owed: Owed, timing: Timing) -> Verdict {
+    match (owed, timing) {
         (Owed::Nothing | Owed::BySameLane | Owed::GivenUp, _) => Verdict::Take,
         (Owed::Awaited, _) => Verdict::PassOver,
         // Only a timed call ends while its server lives.
-        (Owed::Unseen(Patience::Timed), Patience::Untimed) => Verdict::Take,
+        (Owed::Unseen(Timing::Timed), Timing::Untimed) => Verdict::Take,
         (Owed::Unseen(_), _) => Verdict::HoldBack,
     }
 }
@@ -53,7 +53,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Call {
         way: Way,
-        patience: Patience,
+        timing: Timing,
     }
 
     type Numbered = (usize, Call);
@@ -68,9 +68,9 @@ mod tests {
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let patience = prop_oneof![Just(Patience::Timed), Just(Patience::Untimed)];
+        let timing = prop_oneof![Just(Timing::Timed), Just(Timing::Untimed)];
         let step = prop_oneof![
-            (0..3usize, patience).prop_map(|(way, patience)| Step::Call(Call { way, patience })),
+            (0..3usize, timing).prop_map(|(way, timing)| Step::Call(Call { way, timing })),
             (0..3usize).prop_map(Step::Look),
             (0..3usize).prop_map(Step::Look),
             Just(Step::Answer),
@@ -84,7 +84,7 @@ mod tests {
             Some((_, earlier)) if earlier.way == way => Owed::BySameLane,
             Some((number, Call { way: 0, .. })) if is_seen && living == Some(number) => Owed::Awaited,
             Some((_, Call { way: 0, .. })) if is_seen => Owed::GivenUp,
-            Some((_, earlier)) => Owed::Unseen(earlier.patience),
+            Some((_, earlier)) => Owed::Unseen(earlier.timing),
         }
     }
 
@@ -98,7 +98,7 @@ mod tests {
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Call(call) => {
-                        if living.is_some_and(|(_, waits)| waits.patience == Patience::Untimed) {
+                        if living.is_some_and(|(_, waits)| waits.timing == Timing::Untimed) {
                             continue;
                         }
                         ways[0].clear();
@@ -114,7 +114,7 @@ mod tests {
                     Step::Look(way) => {
                         let Some((_, call)) = ways[way].first().copied() else { continue };
                         let waits = living.map(|(number, _)| number);
-                        match judge(owed_when(owed, way, waits, is_seen), call.patience) {
+                        match judge(owed_when(owed, way, waits, is_seen), call.timing) {
                             Verdict::Take => owed = Some(ways[way].remove(0)),
                             Verdict::PassOver => prop_assert_ne!(waits, Some(ways[way].remove(0).0)),
                             Verdict::HoldBack => continue,

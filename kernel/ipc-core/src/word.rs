@@ -12,7 +12,7 @@ pub enum Kind {
 
 /// Whether its sender may withdraw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum Timing {
     Untimed,
     Timed,
 }
@@ -43,7 +43,7 @@ impl Data {
 pub struct Word {
     raw: u32,
     pub kind: Kind,
-    pub patience: Patience,
+    pub timing: Timing,
     pub data: Data,
 }
 
@@ -60,26 +60,26 @@ impl Word {
         if raw >> word::FLAG_BITS == 0 {
             return None;
         }
-        let patience = if raw & word::TIMED != 0 { Patience::Timed } else { Patience::Untimed };
+        let timing = if raw & word::TIMED != 0 { Timing::Timed } else { Timing::Untimed };
         let data = if raw & word::INLINE != 0 { Data::Inline } else { Data::None };
-        Some(Word { raw, kind, patience, data })
+        Some(Word { raw, kind, timing, data })
     }
 
     /// The word that follows `previous`.
     #[inline]
-    pub fn after(previous: u32, kind: Kind, patience: Patience, data: Data) -> Word {
+    pub fn after(previous: u32, kind: Kind, timing: Timing, data: Data) -> Word {
         let flags = match kind {
             Kind::Send => word::SEND,
             Kind::Request => word::REQUEST,
             Kind::Reply => word::REPLY,
-        } | if patience == Patience::Timed { word::TIMED } else { 0 };
-        Word { raw: word::next(previous, flags | data.flag()), kind, patience, data }
+        } | if timing == Timing::Timed { word::TIMED } else { 0 };
+        Word { raw: word::next(previous, flags | data.flag()), kind, timing, data }
     }
 
     /// The word of the reply to a request: the request's counter, so that replies to different requests differ.
     #[inline]
     pub fn reply_to(request: Word, data: Data) -> Word {
-        Word { raw: request.in_state(word::REPLY | data.flag()), kind: Kind::Reply, patience: Patience::Untimed, data }
+        Word { raw: request.in_state(word::REPLY | data.flag()), kind: Kind::Reply, timing: Timing::Untimed, data }
     }
 
     /// Whether this is the reply to that request.
@@ -138,7 +138,7 @@ pub enum Both {
 #[inline]
 pub fn both_send(own: u32, peer: u32, peer_word: Option<Word>) -> Both {
     match peer_word {
-        Some(word) if word.kind != Kind::Reply && word.patience == Patience::Untimed && own > peer => Both::GiveWay,
+        Some(word) if word.kind != Kind::Reply && word.timing == Timing::Untimed && own > peer => Both::GiveWay,
         _ => Both::Wait,
     }
 }
@@ -151,9 +151,9 @@ mod tests {
     fn word_keeps_its_kind_and_patience_and_whether_data_comes_with_it() {
         let mut previous = 0;
         for kind in [Kind::Send, Kind::Request, Kind::Reply] {
-            for patience in [Patience::Untimed, Patience::Timed] {
+            for timing in [Timing::Untimed, Timing::Timed] {
                 for data in [Data::None, Data::Inline] {
-                    let next = Word::after(previous, kind, patience, data);
+                    let next = Word::after(previous, kind, timing, data);
                     assert_eq!(Word::of(next.raw()), Some(next));
                     assert_ne!(next.raw(), previous);
                     previous = next.raw();
@@ -164,15 +164,15 @@ mod tests {
 
     #[test]
     fn reply_answers_its_request_only_and_differs_from_what_went_before() {
-        let first = Word::after(0, Kind::Request, Patience::Timed, Data::None);
-        let second = Word::after(first.raw(), Kind::Request, Patience::Untimed, Data::None);
+        let first = Word::after(0, Kind::Request, Timing::Timed, Data::None);
+        let second = Word::after(first.raw(), Kind::Request, Timing::Untimed, Data::None);
         assert!(Word::reply_to(first, Data::None).answers(first));
         assert!(Word::reply_to(first, Data::Inline).answers(first));
         assert!(!Word::reply_to(first, Data::None).answers(second));
-        let send = Word::after(0, Kind::Send, Patience::Untimed, Data::None);
+        let send = Word::after(0, Kind::Send, Timing::Untimed, Data::None);
         assert_ne!(Word::reply_to(first, Data::None).raw(), send.raw());
         assert_ne!(
-            Word::after(Word::reply_to(first, Data::None).raw(), Kind::Send, Patience::Untimed, Data::None).raw(),
+            Word::after(Word::reply_to(first, Data::None).raw(), Kind::Send, Timing::Untimed, Data::None).raw(),
             send.raw()
         );
     }
@@ -186,8 +186,8 @@ mod tests {
 
     #[test]
     fn state_of_another_message_says_nothing() {
-        let first = Word::after(0, Kind::Send, Patience::Timed, Data::None);
-        let second = Word::after(first.raw(), Kind::Send, Patience::Timed, Data::None);
+        let first = Word::after(0, Kind::Send, Timing::Timed, Data::None);
+        let second = Word::after(first.raw(), Kind::Send, Timing::Timed, Data::None);
         let state_word = first.in_state(state::TAKEN);
         assert_eq!(first.state_of(state_word), state::TAKEN);
         assert_eq!(second.state_of(state_word), state::IDLE);
@@ -195,10 +195,10 @@ mod tests {
 
     #[test]
     fn message_is_over_when_its_state_speaks_of_the_next_but_not_when_of_the_last() {
-        let mut words = vec![Word::after(0, Kind::Send, Patience::Untimed, Data::None)];
+        let mut words = vec![Word::after(0, Kind::Send, Timing::Untimed, Data::None)];
         for _ in 0..3 {
             let last = words.last().unwrap().raw();
-            words.push(Word::after(last, Kind::Send, Patience::Untimed, Data::None));
+            words.push(Word::after(last, Kind::Send, Timing::Untimed, Data::None));
         }
         let [before, word, next, later] = words[..] else { unreachable!() };
         for state in [state::OFFERED, state::TAKEN, state::WITHDRAWN] {
@@ -210,14 +210,14 @@ mod tests {
         assert!(!word.is_before(state::IDLE) && !word.is_misjudged_by(state::IDLE));
         // Over the wrap of the counter.
         let last = Word::of(u32::MAX << abi::layout::word::FLAG_BITS | abi::layout::word::SEND).unwrap();
-        let first = Word::after(last.raw(), Kind::Send, Patience::Timed, Data::None);
+        let first = Word::after(last.raw(), Kind::Send, Timing::Timed, Data::None);
         assert!(last.is_before(first.in_state(state::OFFERED)) && !first.is_before(last.in_state(state::TAKEN)));
     }
 
     #[test]
     fn only_the_higher_endpoint_gives_way_and_only_to_an_untimed_message() {
-        let untimed = Some(Word::after(0, Kind::Request, Patience::Untimed, Data::None));
-        let timed = Some(Word::after(0, Kind::Request, Patience::Timed, Data::None));
+        let untimed = Some(Word::after(0, Kind::Request, Timing::Untimed, Data::None));
+        let timed = Some(Word::after(0, Kind::Request, Timing::Timed, Data::None));
         assert_eq!(both_send(2, 1, untimed), Both::GiveWay);
         assert_eq!(both_send(1, 2, untimed), Both::Wait);
         assert_eq!(both_send(2, 1, timed), Both::Wait);

@@ -4,7 +4,7 @@
 //! atomic access to words and by copies; see `docs/design/channel.md` for what lies where.
 //!
 //! - [`Mapping`]: one object in memory. [`Arena`]: bulk memory both parties write to.
-//! - [`ChannelFiles`]: making a channel's objects. [`Link`]: a channel as one party holds it.
+//! - [`ChannelFiles`]: making a channel's objects. [`ChannelHalf`]: a channel as one party holds it.
 //! - [`ControlPage`], [`ControlWriter`]: what the broker says of an endpoint.
 //! - [`Gauge`]: what the parties of a channel count, as the broker reads it.
 //! - [`ForkGuard`]: tells a forked child from its parent.
@@ -18,7 +18,7 @@ mod arena;
 mod control;
 mod fork;
 mod gauge;
-mod link;
+mod half;
 mod mapping;
 mod objects;
 
@@ -27,7 +27,7 @@ pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
 pub use gauge::{Gauge, Reading};
-pub use link::{Direction, Link, Other, Seen, Sleep};
+pub use half::{ChannelHalf, Direction, Other, Seen, Sleep};
 pub use mapping::{Access, Mapping};
 pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, ring_line};
 pub use sys::futex::Woken;

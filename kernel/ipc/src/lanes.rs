@@ -12,7 +12,7 @@ use abi::limits::{COPIERS_PER_ENDPOINT, DELEGATES_PER_ENDPOINT, DELEGATORS_PER_E
 use abi::{Endpoint, IpcError, Lane};
 use broker_api::Offer;
 use ipc_core::ChannelId;
-use ipc_shm::{ControlPage, ForkGuard, Link, Other, Sleep};
+use ipc_shm::{ChannelHalf, ControlPage, ForkGuard, Other, Sleep};
 
 use crate::connection::{Connection, Given};
 use crate::copy::{COPY_SPEC, Copying, serve};
@@ -38,7 +38,7 @@ pub(crate) struct Lanes {
 #[derive(Debug)]
 struct Served {
     channel: ChannelId,
-    link: Arc<Link>,
+    half: Arc<ChannelHalf>,
     /// What was seen before the last look: the peer's event, and its page's.
     seen: (u32, u32),
     end: End,
@@ -59,7 +59,7 @@ enum End {
 pub(crate) struct Accepted {
     pub channel: ChannelId,
     pub peer: Endpoint,
-    pub link: Arc<Link>,
+    pub half: Arc<ChannelHalf>,
     pub purpose: Purpose,
 }
 
@@ -94,7 +94,12 @@ impl Lanes {
     }
 
     /// Takes over a lane that somebody opened to this port.
-    pub fn adopt(&mut self, offer: &Offer, link: Arc<Link>, connection: &Connection) -> Result<Purpose, IpcError> {
+    pub fn adopt(
+        &mut self,
+        offer: &Offer,
+        half: Arc<ChannelHalf>,
+        connection: &Connection,
+    ) -> Result<Purpose, IpcError> {
         let peer = offer.peer;
         let (spec, count_max) = match offer.lane.is_for_copies() {
             true => (COPY_SPEC, COPIERS_PER_ENDPOINT),
@@ -113,7 +118,7 @@ impl Lanes {
         if self.served.iter().filter(is_like).count() >= count_max {
             return Err(IpcError::TableFull);
         }
-        let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
+        let shared = Arc::new(RingShared { half: half.clone(), closed: AtomicU32::new(0) });
         let socket = connection.shared_socket();
         let server = RingServer::new(shared, peer, spec, self.guard, socket, offer.channel);
         let (end, purpose) = if offer.lane.is_for_copies() {
@@ -122,13 +127,13 @@ impl Lanes {
         } else {
             (End::Inward(Inward::new(server)), Purpose::Delegation)
         };
-        self.add(offer.channel, link, end);
+        self.add(offer.channel, half, end);
         Ok(purpose)
     }
 
     /// A lane that this port opened.
     pub fn add_outward(&mut self, channel: ChannelId, ring: RingClient) {
-        self.add(channel, ring.link().clone(), End::Outward(Outward::new(ring)));
+        self.add(channel, ring.half().clone(), End::Outward(Outward::new(ring)));
     }
 
     pub fn knows(&self, channel: ChannelId) -> bool {
@@ -204,9 +209,9 @@ impl Lanes {
     }
 
     /// Whether that request of that channel was relayed and waits for its answer.
-    pub fn relays_from(&self, link: &Link, request: u32) -> bool {
+    pub fn relays_from(&self, half: &ChannelHalf, request: u32) -> bool {
         self.served.iter().any(|served| match &served.end {
-            End::Outward(outward) => outward.relays_from(link, request),
+            End::Outward(outward) => outward.relays_from(half, request),
             _ => false,
         })
     }
@@ -230,9 +235,9 @@ impl Lanes {
         });
     }
 
-    fn add(&mut self, channel: ChannelId, link: Arc<Link>, end: End) {
-        let seen = (link.peer_event(), link.peer_control().event());
-        self.served.push(Served { channel, link, seen, end });
+    fn add(&mut self, channel: ChannelId, half: Arc<ChannelHalf>, end: End) {
+        let seen = (half.peer_event(), half.peer_control().event());
+        self.served.push(Served { channel, half, seen, end });
     }
 
     /// Serves the lanes for which `which` is true; whether there was anything.
@@ -369,13 +374,13 @@ impl Attend<'_> {
     pub fn prepare_sleep(&mut self) {
         self.lanes.drop_over();
         for served in &mut self.lanes.served {
-            served.seen = (served.link.peer_event(), served.link.peer_control().event());
-            served.link.prepare_sleep(Sleep::Futex);
+            served.seen = (served.half.peer_event(), served.half.peer_control().event());
+            served.half.prepare_sleep(Sleep::Futex);
             self.lanes.disturbed = true;
         }
     }
 
-    /// Whether only the peer's link is to be slept on.
+    /// Whether only the channel of the peer is to be slept on.
     #[inline]
     pub fn has_no_lanes(&self) -> bool {
         self.lanes.served.is_empty()
@@ -387,13 +392,13 @@ impl Attend<'_> {
             let (event, control) = served.seen;
             // Whoever relayed a request has to tell its client when the target dies.
             let peer_control = matches!(served.end, End::Outward(_)).then_some(control);
-            Other { link: &served.link, event, peer_control }
+            Other { half: &served.half, event, peer_control }
         })
     }
 
     pub fn end_sleep(&mut self) {
         for served in &self.lanes.served {
-            served.link.prepare_sleep(Sleep::Awake);
+            served.half.prepare_sleep(Sleep::Awake);
         }
     }
 
@@ -420,14 +425,14 @@ impl Attend<'_> {
                         inward.hand_back(&passed, &outcome);
                     }
                 }
-                (Origin::Caller { link, request, .. }, Ok((message, data))) => {
-                    answer_relayed(&link, request, &message, &data);
+                (Origin::Caller { half, request, .. }, Ok((message, data))) => {
+                    answer_relayed(&half, request, &message, &data);
                 }
                 // The target knew that nobody waits.
                 (Origin::Caller { .. }, Err(IpcError::NotWaiting)) => {}
-                (Origin::Caller { link, channel, request }, Err(error)) => {
-                    if claim_reply(&link, request) {
-                        self.end_channel(&link, channel, told_to_client(error));
+                (Origin::Caller { half, channel, request }, Err(error)) => {
+                    if claim_reply(&half, request) {
+                        self.end_channel(&half, channel, told_to_client(error));
                     }
                 }
             }
@@ -435,8 +440,8 @@ impl Attend<'_> {
     }
 
     /// Tells a caller why there is no answer.
-    fn end_channel(&mut self, link: &Link, channel: ChannelId, reason: IpcError) {
-        link.close(reason.code());
+    fn end_channel(&mut self, half: &ChannelHalf, channel: ChannelId, reason: IpcError) {
+        half.close(reason.code());
         self.connection.close_channel(channel, reason);
         self.lanes.delegating.ended.push((channel, reason));
     }
@@ -447,11 +452,11 @@ impl Attend<'_> {
             return;
         }
         let spec = offer.ring.map(RingSpec::check).transpose();
-        let link = spec.and_then(|spec| crate::port::map_channel(given, spec)).map(Arc::new);
-        let adopted = link.and_then(|link| {
-            let adopted = self.lanes.adopt(&offer, link.clone(), self.connection);
-            let purpose = adopted.inspect_err(|error| link.close(error.code()))?;
-            Ok(Accepted { channel: offer.channel, peer: offer.peer, link, purpose })
+        let half = spec.and_then(|spec| crate::port::map_channel(given, spec)).map(Arc::new);
+        let adopted = half.and_then(|half| {
+            let adopted = self.lanes.adopt(&offer, half.clone(), self.connection);
+            let purpose = adopted.inspect_err(|error| half.close(error.code()))?;
+            Ok(Accepted { channel: offer.channel, peer: offer.peer, half, purpose })
         });
         match adopted {
             Ok(accepted) => self.lanes.unslotted.push(accepted),

@@ -1,4 +1,4 @@
-//! Messages over one link: the sender's, the receiver's, the caller's and the replier's part of
+//! Messages over one channel: the sender's, the receiver's, the caller's and the replier's part of
 //! `docs/design/channel.md`.
 //!
 //! A party has at most one message outstanding. `send` and `sendrec` do not return before their message was taken,
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use abi::layout::{state, word};
 use abi::{Calls, Endpoint, IpcError, Message};
-use ipc_core::{Both, Budget, Data, Kind, Owed, Patience, Word, both_send};
-use ipc_shm::{ControlPage, Direction, Link};
+use ipc_core::{Both, Budget, Data, Kind, Owed, Timing, Word, both_send};
+use ipc_shm::{ChannelHalf, ControlPage, Direction};
 
 use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
@@ -67,7 +67,7 @@ pub(crate) fn right_for(kind: Kind) -> Calls {
 #[derive(Clone, Copy, Debug)]
 enum Owes {
     Nothing,
-    Answer(Word),
+    Seen(Word),
     /// The request with this word was relayed. Its answer is published in the slot behind this talk's back, which
     /// therefore does not know what the slot holds.
     Relayed(u32),
@@ -84,7 +84,7 @@ pub(crate) struct Inbox {
 
 /// Who talks: what stays the same during one call.
 pub(crate) struct Parties<'a> {
-    pub link: &'a Link,
+    pub half: &'a ChannelHalf,
     pub own_control: &'a ControlPage,
     pub own: Endpoint,
     pub peer: Endpoint,
@@ -101,7 +101,7 @@ pub(crate) enum Proxied {
 }
 
 /// What a waiting sender saw.
-enum Answer {
+enum Seen {
     Taken,
     GiveWay,
 }
@@ -114,12 +114,12 @@ enum Reply {
 }
 
 impl Talk {
-    pub fn over(link: &Link, rights: Rights) -> Talk {
+    pub fn over(half: &ChannelHalf, rights: Rights) -> Talk {
         Talk {
             seen: 0,
             owes: Owes::Nothing,
-            own: link.own_word(),
-            counted: link.own_word(),
+            own: half.own_word(),
+            counted: half.own_word(),
             is_free: false,
             notified: 0,
             rights,
@@ -128,8 +128,8 @@ impl Talk {
 
     /// The peer's message that can be taken now, if its kind is wanted.
     #[inline]
-    pub fn offered(&mut self, link: &Link) -> Result<Option<Word>, IpcError> {
-        let raw = link.peer_word();
+    pub fn offered(&mut self, half: &ChannelHalf) -> Result<Option<Word>, IpcError> {
+        let raw = half.peer_word();
         if raw == self.seen || raw == 0 {
             return Ok(None);
         }
@@ -137,15 +137,15 @@ impl Talk {
         if !self.rights.peer.contains(right_for(word.kind)) {
             return Err(IpcError::Corrupt);
         }
-        let said = link.state(Direction::Peer);
-        let is_over = word.patience == Patience::Untimed && word.kind != Kind::Reply && word.is_before(said);
+        let said = half.state(Direction::Peer);
+        let is_over = word.timing == Timing::Untimed && word.kind != Kind::Reply && word.is_before(said);
         if is_over || word.state_of(said) == state::WITHDRAWN {
             self.seen = raw;
             return Ok(None);
         }
         if word.kind == Kind::Reply {
             self.seen = raw;
-            pass_over(link, raw);
+            pass_over(half, raw);
             return Ok(None);
         }
         Ok(Some(word))
@@ -153,31 +153,31 @@ impl Talk {
 
     /// Takes an offered message; `false` when its sender withdrew it first.
     pub fn take(&mut self, parties: &Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<bool, IpcError> {
-        let link = parties.link;
-        if !win_message(link, word) {
+        let half = parties.half;
+        if !win_message(half, word) {
             self.seen = word.raw();
             return Ok(false);
         }
-        match copy(link, word, parties.peer, inbox) {
+        match copy(half, word, parties.peer, inbox) {
             // Given up at this moment, and the next is there: `win_message` does not decide about it.
-            Err(IpcError::Corrupt) if is_replaced_request(link, word) => {
+            Err(IpcError::Corrupt) if is_replaced_request(half, word) => {
                 self.seen = word.raw();
                 return Ok(false);
             }
             copied => copied?,
         }
         self.seen = word.raw();
-        link.set_own_taken(word.raw());
+        half.set_own_taken(word.raw());
         if word.kind == Kind::Request {
             if let Owes::Relayed(_) = self.owes {
-                self.learn_own(link);
+                self.learn_own(half);
             }
-            self.owes = Owes::Answer(word);
+            self.owes = Owes::Seen(word);
             self.know_reply_taken(parties);
         }
         // A caller waits for the reply, not for this; everybody else does.
         if word.kind == Kind::Send || parties.proxied == Proxied::Yes {
-            link.kick();
+            half.kick();
         }
         Ok(true)
     }
@@ -203,19 +203,19 @@ impl Talk {
         self.await_free_slot(parties, deadline)?;
         let word = Word::after(self.counted, Kind::Send, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
-        let link = parties.link;
+        let half = parties.half;
         let (own, peer) = (parties.own.number(), parties.peer.number());
         let look = || {
-            if link.peer_taken() == word.raw() {
-                return Some(Answer::Taken);
+            if half.peer_taken() == word.raw() {
+                return Some(Seen::Taken);
             }
-            pass_over_reply(link, self.seen);
-            give_way(link, self.seen, word, own, peer).then_some(Answer::GiveWay)
+            pass_over_reply(half, self.seen);
+            give_way(half, self.seen, word, own, peer).then_some(Seen::GiveWay)
         };
         let terms = Terms::until(deadline).calling(parties.peer);
-        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
-            Ok(Answer::Taken) => Ok(()),
-            Ok(Answer::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
+        match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
+            Ok(Seen::Taken) => Ok(()),
+            Ok(Seen::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::Deadlock.into()),
             },
@@ -245,7 +245,7 @@ impl Talk {
         let word = Word::after(self.counted, Kind::Request, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let result = self.await_answer(parties, word, deadline, inbox);
-        parties.link.set_own_awaits(0);
+        parties.half.set_own_awaits(0);
         result
     }
 
@@ -269,7 +269,7 @@ impl Talk {
                 Err(Stop::TimedOut) => self.give_up_call(parties, word, inbox),
                 // A peer that took it is stuck and answers nothing.
                 Err(Stop::Deadlock) => self.give_up(parties, word).and(Err(IpcError::Deadlock.into())),
-                Err(Stop::PeerGone(gone)) if parties.link.peer_taken() == word.raw() => {
+                Err(Stop::PeerGone(gone)) if parties.half.peer_taken() == word.raw() => {
                     Err(gone.or_died(IpcError::SourceDied))
                 }
                 Err(Stop::PeerGone(gone)) => Err(gone.or_died(not_taken(parties.proxied))),
@@ -279,28 +279,28 @@ impl Talk {
     }
 
     pub fn reply(&mut self, parties: &mut Parties<'_>, message: &Message, data: &[u8]) -> Result<(), Failure> {
-        let link = parties.link;
-        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
+        let half = parties.half;
+        let Owes::Seen(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
         self.owes = Owes::Nothing;
-        if let Some(gone) = gone(link) {
+        if let Some(gone) = gone(half) {
             return Err(gone.or_died(IpcError::DestinationDied));
         }
         // An untimed caller here waits until it is answered or gone, so its words need not be read.
-        let is_sure = parties.proxied == Proxied::No && request.patience == Patience::Untimed;
-        if !is_sure && link.peer_awaits() != request.raw() {
+        let is_sure = parties.proxied == Proxied::No && request.timing == Timing::Untimed;
+        if !is_sure && half.peer_awaits() != request.raw() {
             return Err(IpcError::NotWaiting.into());
         }
         // The caller took our last reply before it asked again; a proxy may tell us a moment later.
         if !self.is_free {
             let freed = self.await_taking(parties, Deadline::after(Wait::For(SETTLE_LIMIT)));
             if freed == Err(Failure::Error(IpcError::TimedOut)) {
-                self.owes = Owes::Answer(request);
+                self.owes = Owes::Seen(request);
             }
             freed?;
         }
-        if request.patience == Patience::Timed {
+        if request.timing == Timing::Timed {
             let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-            link.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
+            half.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
         }
         self.publish(parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
@@ -313,24 +313,24 @@ impl Talk {
             return true;
         }
         let Some(word) = Word::of(self.own) else { return true };
-        let link = parties.link;
-        let look = || match link.peer_taken() == word.raw() {
+        let half = parties.half;
+        let look = || match half.peer_taken() == word.raw() {
             true => Some(Settled::Taken),
-            false => (word.state_of(link.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
+            false => (word.state_of(half.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
         };
         let terms = Terms::until(Deadline::after(Wait::For(SETTLE_LIMIT)));
-        let settled = wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look);
+        let settled = wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look);
         // Where nothing is heard of it the caller waited when it was last heard of.
         !matches!(settled, Ok(Settled::Withdrawn))
     }
 
     /// The request that is owed an answer, ready to be relayed: the slot for the answer is free.
     pub fn request_to_relay(&mut self, parties: &mut Parties<'_>) -> Result<Word, Failure> {
-        let Owes::Answer(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
-        if let Some(gone) = gone(parties.link) {
+        let Owes::Seen(request) = self.owes else { return Err(IpcError::NotWaiting.into()) };
+        if let Some(gone) = gone(parties.half) {
             return Err(gone.or_died(IpcError::DestinationDied));
         }
-        if parties.link.peer_awaits() != request.raw() {
+        if parties.half.peer_awaits() != request.raw() {
             self.owes = Owes::Nothing;
             return Err(IpcError::NotWaiting.into());
         }
@@ -340,29 +340,29 @@ impl Talk {
 
     /// From now on the answer is not ours to give.
     pub fn was_relayed(&mut self) {
-        if let Owes::Answer(request) = self.owes {
+        if let Owes::Seen(request) = self.owes {
             self.owes = Owes::Relayed(request.raw());
         }
     }
 
     /// What is owed to the peer, as far as one can see.
-    pub fn owed(&self, link: &Link, proxied: Proxied) -> Owed {
+    pub fn owed(&self, half: &ChannelHalf, proxied: Proxied) -> Owed {
         match self.owes {
-            Owes::Answer(request) if gone(link).is_some() || link.peer_awaits() != request.raw() => Owed::GivenUp,
-            Owes::Answer(_) if proxied == Proxied::No => Owed::Awaited,
-            Owes::Answer(request) => Owed::Unseen(request.patience),
+            Owes::Seen(request) if gone(half).is_some() || half.peer_awaits() != request.raw() => Owed::GivenUp,
+            Owes::Seen(_) if proxied == Proxied::No => Owed::Awaited,
+            Owes::Seen(request) => Owed::Unseen(request.timing),
             Owes::Nothing | Owes::Relayed(_) => Owed::Nothing,
         }
     }
 
     /// Whether somebody may wait for an answer of ours.
-    pub fn owes_answer(&self, link: &Link, proxied: Proxied) -> bool {
-        !matches!(self.owed(link, proxied), Owed::Nothing | Owed::GivenUp)
+    pub fn owes_answer(&self, half: &ChannelHalf, proxied: Proxied) -> bool {
+        !matches!(self.owed(half, proxied), Owed::Nothing | Owed::GivenUp)
     }
 
     /// The request that was taken last is not answered any more: the peer gave it up.
     pub fn forget_request(&mut self) {
-        if let Owes::Answer(_) = self.owes {
+        if let Owes::Seen(_) = self.owes {
             self.owes = Owes::Nothing;
         }
     }
@@ -372,8 +372,8 @@ impl Talk {
     fn waits(&mut self, parties: &Parties<'_>) -> Waits {
         match self.owes {
             Owes::Nothing => Waits::No,
-            Owes::Answer(request) if parties.link.peer_awaits() == request.raw() => Waits::ForUs,
-            Owes::Answer(_) => Waits::No,
+            Owes::Seen(request) if parties.half.peer_awaits() == request.raw() => Waits::ForUs,
+            Owes::Seen(_) => Waits::No,
             Owes::Relayed(request) => self.waits_for_another(parties, request),
         }
     }
@@ -382,57 +382,57 @@ impl Talk {
     /// tell.
     #[cold]
     fn waits_for_another(&mut self, parties: &Parties<'_>, request: u32) -> Waits {
-        let link = parties.link;
-        if link.own_taken() == request && parties.attend.lanes.relays_from(link, request) {
+        let half = parties.half;
+        if half.own_taken() == request && parties.attend.lanes.relays_from(half, request) {
             return Waits::ForAnother;
         }
-        self.learn_own(link);
+        self.learn_own(half);
         self.owes = Owes::Nothing;
         Waits::No
     }
 
     /// An answer may have been published since.
-    fn learn_own(&mut self, link: &Link) {
+    fn learn_own(&mut self, half: &ChannelHalf) {
         // None when the slot was cleared and not written since.
-        if let own @ 1.. = link.own_word() {
+        if let own @ 1.. = half.own_word() {
             (self.own, self.is_free) = (own, false);
         }
     }
 
     /// What a peer posted that may not is never looked at.
-    pub fn has_notifications(&self, link: &Link) -> bool {
-        link.peer_notified() != self.notified && self.rights.peer.contains(Calls::NOTIFY)
+    pub fn has_notifications(&self, half: &ChannelHalf) -> bool {
+        half.peer_notified() != self.notified && self.rights.peer.contains(Calls::NOTIFY)
     }
 
     /// Bits the peer posted since the last look; 0 for none.
-    pub fn take_notifications(&mut self, link: &Link) -> u64 {
-        if !self.has_notifications(link) {
+    pub fn take_notifications(&mut self, half: &ChannelHalf) -> u64 {
+        if !self.has_notifications(half) {
             return 0;
         }
-        self.notified = link.peer_notified();
-        link.take_notifications()
+        self.notified = half.peer_notified();
+        half.take_notifications()
     }
 
     fn publish(&mut self, parties: &Parties<'_>, word: Word, message: &Message, data: &[u8]) {
-        let (link, kind) = (parties.link, word.kind);
-        if word.patience == Patience::Timed {
-            link.set_state(Direction::Own, word.in_state(state::OFFERED));
+        let (half, kind) = (parties.half, word.kind);
+        if word.timing == Timing::Timed {
+            half.set_state(Direction::Own, word.in_state(state::OFFERED));
             if kind == Kind::Request {
-                link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+                half.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
             }
-        } else if word.is_misjudged_by(link.state(Direction::Own)) {
+        } else if word.is_misjudged_by(half.state(Direction::Own)) {
             // What the word said of another message, with this counter or one that looks later.
-            link.set_state(Direction::Own, state::IDLE);
+            half.set_state(Direction::Own, state::IDLE);
         }
         if kind == Kind::Request {
-            link.set_own_awaits(word.raw());
+            half.set_own_awaits(word.raw());
         }
         (self.own, self.is_free) = (word.raw(), false);
         if kind != Kind::Reply {
             self.counted = word.raw();
         }
-        link.publish_message(word, message.kind, &message.payload, data);
-        link.kick();
+        half.publish_message(word, message.kind, &message.payload, data);
+        half.kick();
     }
 
     /// A caller took the last reply before it asks again. A proxy may tell us later, and keeps its slot until it did.
@@ -448,17 +448,17 @@ impl Talk {
     }
 
     fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), Failure> {
-        let (link, last) = (parties.link, self.own);
+        let (half, last) = (parties.half, self.own);
         let Some(word) = Word::of(last) else { return Ok(()) };
-        let look = || match link.peer_taken() == last {
+        let look = || match half.peer_taken() == last {
             true => Some(Settled::Taken),
-            false => (word.state_of(link.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
+            false => (word.state_of(half.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
         };
         let terms = Terms::until(deadline);
-        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
+        match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(Settled::Taken) => Ok(()),
             Ok(Settled::Withdrawn) => {
-                link.begin_anew();
+                half.begin_anew();
                 Ok(())
             }
             Err(Stop::TimedOut) => Err(IpcError::TimedOut.into()),
@@ -469,36 +469,36 @@ impl Talk {
     }
 
     fn await_reply(&mut self, parties: &mut Parties<'_>, word: Word, deadline: Deadline) -> Result<Reply, Stop> {
-        let link = parties.link;
+        let half = parties.half;
         let seen = self.seen;
         let (own, peer) = (parties.own.number(), parties.peer.number());
         let look = || {
-            let raw = link.peer_word();
+            let raw = half.peer_word();
             if raw == seen || raw == 0 {
                 return None;
             }
             match Word::of(raw) {
                 Some(reply) if reply.answers(word) => Some(Reply::Published(reply)),
                 Some(reply) if reply.kind == Kind::Reply => {
-                    pass_over(link, raw);
+                    pass_over(half, raw);
                     None
                 }
-                Some(_) if give_way(link, seen, word, own, peer) => Some(Reply::GiveWay),
+                Some(_) if give_way(half, seen, word, own, peer) => Some(Reply::GiveWay),
                 Some(_) => None,
                 None => Some(Reply::Corrupt),
             }
         };
         let terms = Terms::until(deadline).calling(parties.peer);
-        wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look)
+        wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look)
     }
 
     fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), Failure> {
-        copy(parties.link, reply, parties.peer, inbox)?;
+        copy(parties.half, reply, parties.peer, inbox)?;
         self.seen = reply.raw();
         self.is_free = true;
-        parties.link.set_own_taken(reply.raw());
+        parties.half.set_own_taken(reply.raw());
         if parties.proxied == Proxied::Yes {
-            parties.link.kick();
+            parties.half.kick();
         }
         Ok(())
     }
@@ -519,10 +519,10 @@ impl Talk {
             return Err(IpcError::TimedOut.into());
         }
         let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
-        match parties.link.exchange_reply_state(Direction::Own, waiting, given_up) {
+        match parties.half.exchange_reply_state(Direction::Own, waiting, given_up) {
             Ok(()) => {
                 if parties.proxied == Proxied::Yes {
-                    self.tell_given_up(parties.link, word);
+                    self.tell_given_up(parties.half, word);
                 }
                 Err(IpcError::TimedOut.into())
             }
@@ -532,31 +532,31 @@ impl Talk {
 
     /// The request was taken, and its answer is not waited for any more. The far side is asked to withdraw it, which it
     /// cannot, and knows.
-    fn tell_given_up(&self, link: &Link, word: Word) {
+    fn tell_given_up(&self, half: &ChannelHalf, word: Word) {
         let (taken, cancel) = (word.in_state(state::TAKEN), word.in_state(state::CANCEL));
-        if link.exchange_state(Direction::Own, taken, cancel).is_ok() {
-            link.kick();
+        if half.exchange_state(Direction::Own, taken, cancel).is_ok() {
+            half.kick();
         }
     }
 
     /// Takes a message back, or learns that it was taken.
     fn give_up(&mut self, parties: &mut Parties<'_>, word: Word) -> Result<Settled, Failure> {
-        let link = parties.link;
+        let half = parties.half;
         let wish = match parties.proxied {
             Proxied::No => state::WITHDRAWN,
             Proxied::Yes => state::CANCEL,
         };
-        match word.patience {
+        match word.timing {
             // A peer that was stuck may be freed at this moment.
-            Patience::Untimed if word.kind == Kind::Send && parties.proxied == Proxied::No => {
-                if !settle(link, Direction::Own, word, wish) {
+            Timing::Untimed if word.kind == Kind::Send && parties.proxied == Proxied::No => {
+                if !settle(half, Direction::Own, word, wish) {
                     return Ok(Settled::Taken);
                 }
             }
             // The proxy settles it; and who takes a request that is withdrawn at this moment finds nobody to answer.
-            Patience::Untimed => link.set_state(Direction::Own, word.in_state(wish)),
-            Patience::Timed => {
-                let won = link.exchange_state(Direction::Own, word.in_state(state::OFFERED), word.in_state(wish));
+            Timing::Untimed => half.set_state(Direction::Own, word.in_state(wish)),
+            Timing::Timed => {
+                let won = half.exchange_state(Direction::Own, word.in_state(state::OFFERED), word.in_state(wish));
                 if won.is_err() {
                     return Ok(Settled::Taken);
                 }
@@ -565,15 +565,15 @@ impl Talk {
         if parties.proxied == Proxied::No {
             return Ok(Settled::Withdrawn);
         }
-        link.kick();
-        let look = || match word.state_of(link.state(Direction::Own)) {
+        half.kick();
+        let look = || match word.state_of(half.state(Direction::Own)) {
             state::TAKEN => Some(Settled::Taken),
             state::WITHDRAWN => Some(Settled::Withdrawn),
-            _ => (link.peer_taken() == word.raw()).then_some(Settled::Taken),
+            _ => (half.peer_taken() == word.raw()).then_some(Settled::Taken),
         };
         // The proxy settles it, or reports the link as down, after which the page is dead.
         let terms = Terms::until(Deadline::Never);
-        match wait_for(link, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
+        match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(settled) => Ok(settled),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error.into()),
@@ -585,48 +585,48 @@ impl Talk {
 /// A reply that nobody waits for: its caller's wait ended for another reason. Taking it frees the slot of the replier,
 /// who may sleep until it is free.
 #[cold]
-fn pass_over(link: &Link, reply: u32) {
-    if link.own_taken() != reply {
-        link.set_own_taken(reply);
-        link.kick();
+fn pass_over(half: &ChannelHalf, reply: u32) {
+    if half.own_taken() != reply {
+        half.set_own_taken(reply);
+        half.kick();
     }
 }
 
-fn pass_over_reply(link: &Link, seen: u32) {
-    let raw = link.peer_word();
+fn pass_over_reply(half: &ChannelHalf, seen: u32) {
+    let raw = half.peer_word();
     if raw != seen && raw & word::KIND_MASK == word::REPLY {
-        pass_over(link, raw);
+        pass_over(half, raw);
     }
 }
 
 /// Whether the request, which has no limit, lies there no more.
 #[cold]
-fn is_replaced_request(link: &Link, word: Word) -> bool {
-    word.kind == Kind::Request && word.patience == Patience::Untimed && link.peer_word() != word.raw()
+fn is_replaced_request(half: &ChannelHalf, word: Word) -> bool {
+    word.kind == Kind::Request && word.timing == Timing::Untimed && half.peer_word() != word.raw()
 }
 
 /// Agrees with the sender that the message is taken. `false` when it was withdrawn first.
-fn win_message(link: &Link, word: Word) -> bool {
-    match (word.kind, word.patience) {
-        (Kind::Send | Kind::Request, Patience::Timed) => {
+fn win_message(half: &ChannelHalf, word: Word) -> bool {
+    match (word.kind, word.timing) {
+        (Kind::Send | Kind::Request, Timing::Timed) => {
             let (offered, taken) = (word.in_state(state::OFFERED), word.in_state(state::TAKEN));
-            link.exchange_state(Direction::Peer, offered, taken).is_ok()
+            half.exchange_state(Direction::Peer, offered, taken).is_ok()
         }
-        (Kind::Send, Patience::Untimed) => settle(link, Direction::Peer, word, state::TAKEN),
+        (Kind::Send, Timing::Untimed) => settle(half, Direction::Peer, word, state::TAKEN),
         // Its sender waits for the answer in any case.
-        (Kind::Request, Patience::Untimed) | (Kind::Reply, _) => true,
+        (Kind::Request, Timing::Untimed) | (Kind::Reply, _) => true,
     }
 }
 
 /// Brings an untimed message to its end, which both parties try in their own way; nothing was said of it before.
 /// `false` when the other was first.
-pub(crate) fn settle(link: &Link, direction: Direction, word: Word, end: u32) -> bool {
-    let mut found = link.state(direction);
+pub(crate) fn settle(half: &ChannelHalf, direction: Direction, word: Word, end: u32) -> bool {
+    let mut found = half.state(direction);
     for _ in 0..SETTLE_TRIES_MAX {
         if word.is_misjudged_by(found) {
             break;
         }
-        match link.exchange_state(direction, found, word.in_state(end)) {
+        match half.exchange_state(direction, found, word.in_state(end)) {
             Ok(()) => return true,
             Err(now) => found = now,
         }
@@ -644,30 +644,30 @@ enum Waits {
 }
 
 /// Answers a request that was relayed, unless its caller waits for it no more. Nothing else was published or taken on
-/// this link since the request was relayed, or its caller gave it up.
-pub(crate) fn answer_relayed(link: &Link, request: Word, message: &Message, data: &[u8]) {
-    if !claim_reply(link, request) {
+/// this channel since the request was relayed, or its caller gave it up.
+pub(crate) fn answer_relayed(half: &ChannelHalf, request: Word, message: &Message, data: &[u8]) {
+    if !claim_reply(half, request) {
         return;
     }
     let word = Word::reply_to(request, Data::of(data));
-    if word.state_of(link.state(Direction::Own)) != state::IDLE {
-        link.set_state(Direction::Own, state::IDLE);
+    if word.state_of(half.state(Direction::Own)) != state::IDLE {
+        half.set_state(Direction::Own, state::IDLE);
     }
-    link.publish_message(word, message.kind, &message.payload, data);
-    link.kick();
+    half.publish_message(word, message.kind, &message.payload, data);
+    half.kick();
 }
 
 /// Whether the caller of a request that was relayed waits for its answer. It cannot give up any more afterwards.
-pub(crate) fn claim_reply(link: &Link, request: Word) -> bool {
-    let is_latest = link.own_taken() == request.raw() && link.peer_awaits() == request.raw();
-    if !is_latest || link.own_closed() != 0 || gone(link).is_some() {
+pub(crate) fn claim_reply(half: &ChannelHalf, request: Word) -> bool {
+    let is_latest = half.own_taken() == request.raw() && half.peer_awaits() == request.raw();
+    if !is_latest || half.own_closed() != 0 || gone(half).is_some() {
         return false;
     }
-    if request.patience == Patience::Untimed {
+    if request.timing == Timing::Untimed {
         return true;
     }
     let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-    link.exchange_reply_state(Direction::Peer, waiting, answered).is_ok()
+    half.exchange_reply_state(Direction::Peer, waiting, answered).is_ok()
 }
 
 /// How a message that was to be withdrawn ended.
@@ -686,31 +686,31 @@ fn not_taken(proxied: Proxied) -> IpcError {
     }
 }
 
-fn patience_of(deadline: Deadline) -> Patience {
+fn patience_of(deadline: Deadline) -> Timing {
     match deadline {
-        Deadline::Never => Patience::Untimed,
-        Deadline::At(_) => Patience::Timed,
+        Deadline::Never => Timing::Untimed,
+        Deadline::At(_) => Timing::Timed,
     }
 }
 
 /// Whether the peer sends to us while we send to it, and we are the one to give way.
-fn give_way(link: &Link, seen: u32, own_word: Word, own: u32, peer: u32) -> bool {
-    let raw = link.peer_word();
-    if raw == seen || link.peer_taken() == own_word.raw() {
+fn give_way(half: &ChannelHalf, seen: u32, own_word: Word, own: u32, peer: u32) -> bool {
+    let raw = half.peer_word();
+    if raw == seen || half.peer_taken() == own_word.raw() {
         return false;
     }
     let word = Word::of(raw);
-    let said = link.state(Direction::Peer);
+    let said = half.state(Direction::Peer);
     let is_over = word.is_some_and(|word| word.state_of(said) == state::WITHDRAWN || word.is_before(said));
     !is_over && both_send(own, peer, word) == Both::GiveWay
 }
 
 /// Copies the peer's message and checks that it did not change meanwhile.
 #[inline]
-fn copy(link: &Link, word: Word, source: Endpoint, inbox: &mut Inbox) -> Result<(), IpcError> {
+fn copy(half: &ChannelHalf, word: Word, source: Endpoint, inbox: &mut Inbox) -> Result<(), IpcError> {
     let Inbox { message, data } = inbox;
     message.source = Some(source);
-    let Some(kind) = link.copy_message(word, &mut message.payload, data) else {
+    let Some(kind) = half.copy_message(word, &mut message.payload, data) else {
         data.clear();
         return Err(IpcError::Corrupt);
     };

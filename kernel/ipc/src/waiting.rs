@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, WaitMode};
-use ipc_shm::{ControlPage, Life, Link, Sleep};
+use ipc_shm::{ChannelHalf, ControlPage, Life, Sleep};
 
 use crate::errors::CHANNEL_ENDS;
 use crate::lanes::Attend;
@@ -119,10 +119,10 @@ pub(crate) const IDLE_LOOKS_MAX: u32 = 256;
 /// which for so many is less than a ring.
 pub(crate) const QUIET_SLEEPS_MAX: u32 = 4;
 
-/// Whether and how the peer of a link went.
+/// Whether and how the peer of a channel went.
 #[inline]
-pub(crate) fn gone(link: &Link) -> Option<Gone> {
-    match (link.peer_control().life(), link.peer_closed()) {
+pub(crate) fn gone(half: &ChannelHalf) -> Option<Gone> {
+    match (half.peer_control().life(), half.peer_closed()) {
         (Life::Alive, 0) => None,
         (life, closed) => how_gone(life, closed),
     }
@@ -187,7 +187,7 @@ fn cpus() -> Cpus {
 
 /// Waits until `look` finds something. `look` is called often and must be cheap. Lanes are served meanwhile.
 pub(crate) fn wait_for<T>(
-    link: &Link,
+    half: &ChannelHalf,
     own: &ControlPage,
     budget: &mut Budget,
     terms: Terms,
@@ -203,16 +203,16 @@ pub(crate) fn wait_for<T>(
             attend.serve();
             look()
         };
-        let mut is_over = || gone(link).is_some() || own.event() != seen_event || terms.deadline.has_passed();
+        let mut is_over = || gone(half).is_some() || own.event() != seen_event || terms.deadline.has_passed();
         if let Some(found) = look_awake(budget, &mut is_over, &mut look_and_serve) {
             return Ok(found);
         }
         if attend.has_no_lanes()
-            && let Some(found) = nap(link, terms.deadline, &mut look)?
+            && let Some(found) = nap(half, terms.deadline, &mut look)?
         {
             return Ok(found);
         }
-        let outcome = sleep_for(link, own, terms, attend, &mut look);
+        let outcome = sleep_for(half, own, terms, attend, &mut look);
         attend.tell_wait_is_over();
         if let Some(outcome) = outcome {
             return outcome;
@@ -229,26 +229,26 @@ pub(crate) fn nap_within(left: Option<Duration>) -> Duration {
 
 /// The sleep in which most waits end: on the peer's word alone, which costs less than sleeping on all that may end a
 /// wait. It is short, so that what others say is heard in time.
-fn nap<T>(link: &Link, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
+fn nap<T>(half: &ChannelHalf, deadline: Deadline, look: &mut impl FnMut() -> Option<T>) -> Result<Option<T>, Stop> {
     let limit = nap_within(deadline.left());
     if limit.is_zero() {
         return Ok(None);
     }
-    let event = link.peer_event();
-    link.prepare_sleep(Sleep::Futex);
+    let event = half.peer_event();
+    half.prepare_sleep(Sleep::Futex);
     let mut outcome = Ok(look());
     if let Ok(None) = outcome
-        && gone(link).is_none()
+        && gone(half).is_none()
     {
-        outcome = link.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
+        outcome = half.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
     }
-    link.prepare_sleep(Sleep::Awake);
+    half.prepare_sleep(Sleep::Awake);
     outcome
 }
 
 /// Sleeps until `look` finds something, or something ends the wait; `None` when a lane was served.
 fn sleep_for<T>(
-    link: &Link,
+    half: &ChannelHalf,
     own: &ControlPage,
     terms: Terms,
     attend: &mut Attend<'_>,
@@ -256,27 +256,27 @@ fn sleep_for<T>(
 ) -> Option<Result<T, Stop>> {
     let mut untold = terms.waits_for.map(|peer| (peer, Deadline::after(Wait::For(UNTOLD))));
     loop {
-        let seen = link.seen(own);
+        let seen = half.seen(own);
         attend.take_news(seen.own_control);
-        link.prepare_sleep(Sleep::Futex);
+        half.prepare_sleep(Sleep::Futex);
         attend.prepare_sleep();
         let is_served = attend.serve();
         let limit = terms.deadline.left();
         let ended = || attend.ended().map(|error| Err(Stop::PeerGone(Gone::For(error))));
-        let outcome = match last_look(link, own, terms.wake_ups, look).or_else(ended) {
+        let outcome = match last_look(half, own, terms.wake_ups, look).or_else(ended) {
             None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
             None if is_served => None,
             None if attend.is_refused() => Some(Err(Stop::Deadlock)),
             None => {
                 let limit = tell_wait(&mut untold, attend).or(limit);
-                match link.sleep_among(seen, own, attend.sleeping_on(), limit) {
+                match half.sleep_among(seen, own, attend.sleeping_on(), limit) {
                     Ok(_) => None,
                     Err(error) => Some(Err(Stop::Own(os(&error)))),
                 }
             }
             some => some,
         };
-        link.prepare_sleep(Sleep::Awake);
+        half.prepare_sleep(Sleep::Awake);
         attend.end_sleep();
         if outcome.is_some() || is_served {
             return outcome;
@@ -367,7 +367,7 @@ impl Yields {
 
 /// The look after the party said that it sleeps.
 fn last_look<T>(
-    link: &Link,
+    half: &ChannelHalf,
     own: &ControlPage,
     wake_ups: WakeUps,
     look: &mut impl FnMut() -> Option<T>,
@@ -375,7 +375,7 @@ fn last_look<T>(
     if let Some(found) = look() {
         return Some(Ok(found));
     }
-    if let Some(gone) = gone(link) {
+    if let Some(gone) = gone(half) {
         // What it published before it went can still be taken.
         return Some(look().ok_or(Stop::PeerGone(gone)));
     }

@@ -195,7 +195,7 @@ impl OneControl {
     ) -> Result<(), ProxyError> {
         let (run_dir, log_dir) = dirs(config);
         let process = Supervised::adopt(&name(self.pair), &run_dir, &log_dir, OnAdoption::MustBeReplaced)?;
-        let keeper = Keeper {
+        let keeper = ProxySupervisor {
             pair: self.pair,
             shared: Arc::clone(&self.shared),
             node: node.clone(),
@@ -281,7 +281,7 @@ impl Shared {
     }
 }
 
-struct Keeper {
+struct ProxySupervisor {
     pair: PairId,
     shared: Arc<Shared>,
     node: NodeRecord,
@@ -298,7 +298,7 @@ struct Keeper {
     broker: Box<dyn Fn() -> Result<OwnedFd, broker::BrokerError> + Send>,
 }
 
-impl Keeper {
+impl ProxySupervisor {
     fn run(mut self) {
         loop {
             if self.shared.lock().stopping {
@@ -320,8 +320,19 @@ impl Keeper {
         self.conversation = None;
         let mut conversation = None;
         let made = self.next_connection.take();
-        let Keeper { pair, node, cluster, program, proxy_options, tls_dir, link_tls, sockets, broker, process, .. } =
-            self;
+        let ProxySupervisor {
+            pair,
+            node,
+            cluster,
+            program,
+            proxy_options,
+            tls_dir,
+            link_tls,
+            sockets,
+            broker,
+            process,
+            ..
+        } = self;
         let role = |restarts: u64| -> Result<Role, Problem> {
             let (ours, theirs) = sys::seqpacket::pair()?;
             conversation = Some(Conversation::new(ours, Instant::now())?);

@@ -5,7 +5,7 @@
 //! `Refused` until its process has ended; then its clients are told and it is forgotten. One that takes too long
 //! becomes `Abandoned`: its clients were told, it was killed, and it is forgotten when the kernel lets it end.
 //!
-//! Output is read only while there is room in the queue of a foreground client ([`Patience`]); it goes to the log
+//! Output is read only while there is room in the queue of a foreground client ([`Audience`]); it goes to the log
 //! first.
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::log::Log;
 use crate::poll::{Interest, Watched};
-use crate::stream::{Client, Gone, Patience, QUEUE_BYTES_MAX, Return, Said, Token};
+use crate::stream::{Audience, Client, Gone, QUEUE_BYTES_MAX, Return, Said, Token};
 
 /// Clients of one program.
 pub const CLIENTS_MAX: usize = 16;
@@ -250,7 +250,7 @@ impl Program {
     }
 
     fn is_held_back(&self) -> bool {
-        self.clients.iter().any(|client| client.patience == Patience::Foreground && client.is_full())
+        self.clients.iter().any(|client| client.patience == Audience::Foreground && client.is_full())
     }
 
     fn read_output(&mut self, at: usize) {
@@ -292,7 +292,7 @@ impl Program {
         self.clients.iter_mut().for_each(|client| client.push(kind, bytes));
         // Flushing here lets a quick client stay ahead of its limit.
         self.flush_clients();
-        self.clients.retain(|client| client.patience == Patience::Foreground || !client.is_full());
+        self.clients.retain(|client| client.patience == Audience::Foreground || !client.is_full());
     }
 
     fn flush_clients(&mut self) {
@@ -320,8 +320,8 @@ impl Program {
 
     /// A client left. Who ran the program in the foreground was its input; a terminal, and a program that was detached,
     /// stay for whoever attaches next.
-    fn miss(&mut self, patience: Patience) {
-        if patience == Patience::Foreground && self.terminal.is_none() {
+    fn miss(&mut self, patience: Audience) {
+        if patience == Audience::Foreground && self.terminal.is_none() {
             self.end_input();
         }
     }
@@ -333,7 +333,7 @@ impl Program {
             match (word, at) {
                 (Said::Parted, Some(at)) => self.part_client(at, Gone::Broken),
                 (Said::Farewell, Some(at)) => self.lose_client(at),
-                (word, _) => self.obey(word, patience.unwrap_or(Patience::Spectator)),
+                (word, _) => self.obey(word, patience.unwrap_or(Audience::Spectator)),
             }
         }
     }
@@ -355,7 +355,7 @@ impl Program {
         }
     }
 
-    fn obey(&mut self, word: Said, patience: Patience) {
+    fn obey(&mut self, word: Said, patience: Audience) {
         match word {
             Said::Left => self.miss(patience),
             Said::Signal(number) => self.signal(number),

@@ -1,6 +1,6 @@
 //! Who watches a program: a socket that takes output as frames or as plain text, with a bounded queue.
 //!
-//! How a slow client is treated is its [`Patience`]. Whoever runs a program in the foreground is its pipe or its
+//! How a slow client is treated is its [`Audience`]. Whoever runs a program in the foreground is its pipe or its
 //! screen: the program waits for them, as it would for a real one, so that nothing of `dvs run DC -- cat big > file` is
 //! lost. Everybody else is only a spectator: one whose (much longer) queue is full is sent away, the program and its
 //! log go on.
@@ -38,7 +38,7 @@ pub enum Encoding {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum Audience {
     /// The program waits for this client.
     Foreground,
     /// This client is sent away when it is too slow.
@@ -89,7 +89,7 @@ struct Session {
 
 pub struct Client {
     pub number: u32,
-    pub patience: Patience,
+    pub patience: Audience,
     encoding: Encoding,
     /// None: away.
     socket: Option<Watched>,
@@ -110,7 +110,7 @@ enum Reading {
 }
 
 impl Client {
-    pub fn new(number: u32, socket: Watched, encoding: Encoding, patience: Patience, pending: &[u8]) -> Client {
+    pub fn new(number: u32, socket: Watched, encoding: Encoding, patience: Audience, pending: &[u8]) -> Client {
         let mut decoder = Decoder::default();
         decoder.push(pending);
         Client {
@@ -182,9 +182,9 @@ impl Client {
     /// Whether no more output should be added for now.
     pub fn is_full(&self) -> bool {
         let limit = match (self.patience, &self.session) {
-            (Patience::Foreground, None) => QUEUE_BYTES_MAX,
-            (Patience::Foreground, Some(_)) => WINDOW_BYTES,
-            (Patience::Spectator, _) => SPECTATOR_BYTES_MAX,
+            (Audience::Foreground, None) => QUEUE_BYTES_MAX,
+            (Audience::Foreground, Some(_)) => WINDOW_BYTES,
+            (Audience::Spectator, _) => SPECTATOR_BYTES_MAX,
         };
         self.outgoing.kept_bytes() >= limit
     }

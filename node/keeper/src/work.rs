@@ -20,7 +20,7 @@ use crate::poll::{Interest, Source, Watched};
 use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
 use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, OF_A_KEEPER, Request, STORED_MAX, Status, Versions};
 use crate::refusal::{Refusal, Task};
-use crate::stream::{Client, Encoding, Patience, Token};
+use crate::stream::{Audience, Client, Encoding, Token};
 
 type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
 
@@ -115,7 +115,7 @@ impl Keeper {
     /// the daemon says.
     fn run(&mut self, asker: u32, run: RunRequest, beside: Option<u32>, stream: Option<Stream>) {
         let id = self.next_id();
-        let patience = if run.detach { Patience::Spectator } else { Patience::Foreground };
+        let patience = if run.detach { Audience::Spectator } else { Audience::Foreground };
         let client = stream.and_then(|stream| self.client(id, stream, patience).ok());
         match self.try_run(id, run, beside) {
             Ok(mut program) => {
@@ -128,7 +128,7 @@ impl Keeper {
         }
     }
 
-    fn client(&mut self, program: u32, stream: Stream, patience: Patience) -> Result<Client, Refusal> {
+    fn client(&mut self, program: u32, stream: Stream, patience: Audience) -> Result<Client, Refusal> {
         let number = self.next_id() & 0xff_ffff;
         let watched = self.watch_client(program, number, stream.socket)?;
         let client = Client::new(number, watched, Encoding::Frames, patience, &stream.pending);
@@ -289,7 +289,7 @@ impl Keeper {
         if program.clients.len() >= CLIENTS_MAX {
             return Err(Refusal::ClientsFull { pid });
         }
-        let client = self.client(id, stream, Patience::Spectator)?;
+        let client = self.client(id, stream, Audience::Spectator)?;
         if let Some(program) = self.programs.get_mut(&id) {
             program.add_client(client);
         }
@@ -363,7 +363,7 @@ impl Keeper {
         let (ours, theirs) = pair.map_err(Task::ReadLog.failed())?;
         let number = self.next_id() & 0xff_ffff;
         let watched = self.watch_client(id, number, ours)?;
-        let mut client = Client::new(number, watched, Encoding::Text, Patience::Spectator, &[]);
+        let mut client = Client::new(number, watched, Encoding::Text, Audience::Spectator, &[]);
         client.push(Kind::Stdout, &text);
         if settled {
             // Its last word was said; this client hears what it wrote, and the end.

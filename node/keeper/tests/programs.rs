@@ -396,6 +396,7 @@ fn client_of_a_session_comes_back_to_what_it_has_not_heard() {
     }
     let keeper = Keeper::start();
     let (pid, mut first) = run_in_session(&keeper, "echo begun; read x; echo $x; read x; echo $x; exit 5");
+    first.until(|seen| seen.stdout == b"begun\n");
     first.send(Kind::Stdin, b"one\n");
     first.until(|seen| seen.stdout == b"begun\none\n");
     drop(first);

@@ -11,7 +11,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::links::{Link, LinkError, Links, Mac};
+use crate::links::{Interface, InterfaceError, Links, Mac};
 use crate::netlink::{Mode, Request};
 use crate::overlay::Subnet;
 
@@ -34,7 +34,7 @@ pub struct Bounds {
 }
 
 /// Puts the filter for a container on `link`, in place of an older one.
-pub fn ensure(links: &mut Links, link: &Link, bounds: &Bounds) -> Result<(), LinkError> {
+pub fn ensure(links: &mut Links, interface: &Interface, bounds: &Bounds) -> Result<(), InterfaceError> {
     const TCA_BPF_OPS_LEN: u16 = 4;
     const TCA_BPF_OPS: u16 = 5;
     const TCA_BPF_NAME: u16 = 7;
@@ -43,15 +43,17 @@ pub fn ensure(links: &mut Links, link: &Link, bounds: &Bounds) -> Result<(), Lin
     const PRIORITY: u32 = 1;
     const ALL_PROTOCOLS: u16 = 3;
 
-    let head = tc_head(link.index, 0xffff_0000, CLSACT, 0);
-    let mut hook = Request::new(RTM_NEWQDISC, Mode::Replace, &head, format!("make a filter hook on '{}'", link.name));
+    let head = tc_head(interface.index, 0xffff_0000, CLSACT, 0);
+    let mut hook =
+        Request::new(RTM_NEWQDISC, Mode::Replace, &head, format!("make a filter hook on '{}'", interface.name));
     hook.text(TCA_KIND, "clsact");
 
     let program = program(bounds);
     let code: Vec<u8> = program.iter().flat_map(|step| step.bytes()).collect();
     let info = PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be());
-    let head = tc_head(link.index, 1, CLSACT_INGRESS, info);
-    let mut filter = Request::new(RTM_NEWTFILTER, Mode::Replace, &head, format!("filter what '{}' sends", link.name));
+    let head = tc_head(interface.index, 1, CLSACT_INGRESS, info);
+    let mut filter =
+        Request::new(RTM_NEWTFILTER, Mode::Replace, &head, format!("filter what '{}' sends", interface.name));
     filter.text(TCA_KIND, "bpf").nested(TCA_OPTIONS, |options| {
         options.attribute(TCA_BPF_OPS_LEN, &(program.len() as u16).to_ne_bytes()).attribute(TCA_BPF_OPS, &code);
         options.text(TCA_BPF_NAME, "dvs-source").u32(TCA_BPF_FLAGS, ACT_DIRECT);

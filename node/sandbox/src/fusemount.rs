@@ -20,7 +20,7 @@ use rustix::mount::{
 };
 use sys::ns::Kinds;
 
-use crate::helper::{HelperError, Patience, in_child_with};
+use crate::helper::{HelperError, TimeLimit, in_child_with};
 
 /// Mounts on top of each other that are taken away before a new one is made.
 const LAYERS_MAX: usize = 16;
@@ -119,7 +119,7 @@ impl FuseMount<'_> {
         namespaces: Namespaces<'_>,
     ) -> Result<(OwnedFd, Connection), FuseMountError> {
         let fail = |cause| FuseMountError::Helper { place: self.place.to_owned(), cause };
-        let patience = Patience { limit: UNMOUNT_LIMIT, free: || cut_off(before) };
+        let patience = TimeLimit { limit: UNMOUNT_LIMIT, free: || cut_off(before) };
         let (fds, device) = in_child_with(None, patience, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             let fuse = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
@@ -146,7 +146,7 @@ impl FuseMount<'_> {
         connection: Option<&Connection>,
         namespaces: Namespaces<'_>,
     ) -> Result<(), FuseMountError> {
-        let patience = Patience { limit: UNMOUNT_LIMIT, free: || cut_off(connection) };
+        let patience = TimeLimit { limit: UNMOUNT_LIMIT, free: || cut_off(connection) };
         let outcome = in_child_with(None, patience, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             sys::ns::join(namespaces.mount, Kinds::MOUNT)?;

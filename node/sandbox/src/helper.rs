@@ -55,7 +55,7 @@ pub enum InPid {
 }
 
 /// How long a child may take, and what is done when that passed, before it is killed: what lets it go.
-pub struct Patience<F> {
+pub struct TimeLimit<F> {
     pub limit: Duration,
     pub free: F,
 }
@@ -65,13 +65,13 @@ pub fn in_child(
     place: Option<Place<'_>>,
     work: impl FnOnce() -> Outcome,
 ) -> Result<(Vec<OwnedFd>, String), HelperError> {
-    in_child_with(place, Patience { limit: LIMIT, free: || () }, work)
+    in_child_with(place, TimeLimit { limit: LIMIT, free: || () }, work)
 }
 
 /// Like [`in_child`], for work that can hang on something that this process can end.
 pub fn in_child_with(
     place: Option<Place<'_>>,
-    patience: Patience<impl FnOnce()>,
+    patience: TimeLimit<impl FnOnce()>,
     work: impl FnOnce() -> Outcome,
 ) -> Result<(Vec<OwnedFd>, String), HelperError> {
     let (ours, theirs) = sys::seqpacket::pair().map_err(HelperError::Talk)?;

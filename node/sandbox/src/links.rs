@@ -10,11 +10,10 @@ use crate::netns::{self, NetnsError};
 /// Bytes of an interface name; the kernel's IFNAMSIZ less the final NUL.
 pub const NAME_BYTES_MAX: usize = 15;
 
-/// A layer-2 address.
-pub type Mac = [u8; 6];
+pub use sys::packet::Mac;
 
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub enum InterfaceError {
     #[error("'{0}' is no interface name")]
     BadName(String),
     #[error("there is no interface '{0}'")]
@@ -31,7 +30,7 @@ pub enum LinkError {
 
 /// An interface as it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Link {
+pub struct Interface {
     pub index: u32,
     pub name: String,
     /// `veth`, `bridge`, `vxlan` …; empty for hardware and loopback.
@@ -106,32 +105,32 @@ const IFF_UP: u32 = 1;
 
 impl Links {
     /// Of the calling thread's namespace.
-    pub fn here() -> Result<Links, LinkError> {
+    pub fn here() -> Result<Links, InterfaceError> {
         Ok(Links { socket: Socket::open()? })
     }
 
     /// Of another namespace.
-    pub fn within(namespace: impl AsFd) -> Result<Links, LinkError> {
+    pub fn within(namespace: impl AsFd) -> Result<Links, InterfaceError> {
         Ok(Links { socket: netns::within(namespace, Socket::open)?? })
     }
 
-    pub fn list(&mut self) -> Result<Vec<Link>, LinkError> {
+    pub fn list(&mut self) -> Result<Vec<Interface>, InterfaceError> {
         let mut links = Vec::new();
-        self.socket.dump(RTM_GETLINK, &link_head(0, 0, 0), RTM_NEWLINK, |body| links.extend(parse_link(body)))?;
+        self.socket.dump(RTM_GETLINK, &link_head(0, 0, 0), RTM_NEWLINK, |body| links.extend(parse_interface(body)))?;
         Ok(links)
     }
 
-    pub fn find(&mut self, name: &str) -> Result<Option<Link>, LinkError> {
-        Ok(self.list()?.into_iter().find(|link| link.name == name))
+    pub fn find(&mut self, name: &str) -> Result<Option<Interface>, InterfaceError> {
+        Ok(self.list()?.into_iter().find(|interface| interface.name == name))
     }
 
     /// Like [`Links::find`], but must be there.
-    pub fn get(&mut self, name: &str) -> Result<Link, LinkError> {
-        self.find(name)?.ok_or_else(|| LinkError::Missing(name.to_owned()))
+    pub fn get(&mut self, name: &str) -> Result<Interface, InterfaceError> {
+        self.find(name)?.ok_or_else(|| InterfaceError::Missing(name.to_owned()))
     }
 
     /// A bridge that neither learns from multicast nor takes part in spanning trees.
-    pub fn ensure_bridge(&mut self, name: &str) -> Result<Link, LinkError> {
+    pub fn ensure_bridge(&mut self, name: &str) -> Result<Interface, InterfaceError> {
         const IFLA_BR_STP_STATE: u16 = 5;
         const IFLA_BR_MCAST_SNOOPING: u16 = 23;
         self.ensure(name, "bridge", |data| {
@@ -141,7 +140,7 @@ impl Links {
 
     /// A VXLAN device that learns nothing. One that exists with the name is taken as it is: its identifier and
     /// local address cannot be read back on all kernels, so names must follow from them.
-    pub fn ensure_vxlan(&mut self, name: &str, vxlan: &Vxlan) -> Result<Link, LinkError> {
+    pub fn ensure_vxlan(&mut self, name: &str, vxlan: &Vxlan) -> Result<Interface, InterfaceError> {
         const IFLA_VXLAN_ID: u16 = 1;
         const IFLA_VXLAN_LOCAL: u16 = 4;
         const IFLA_VXLAN_LEARNING: u16 = 7;
@@ -159,7 +158,12 @@ impl Links {
 
     /// A pair of interfaces: `name` here, `peer` in `peer_namespace`. An existing `name` is kept with whatever its
     /// other end is.
-    pub fn ensure_veth(&mut self, name: &str, peer: &str, peer_namespace: impl AsFd) -> Result<Link, LinkError> {
+    pub fn ensure_veth(
+        &mut self,
+        name: &str,
+        peer: &str,
+        peer_namespace: impl AsFd,
+    ) -> Result<Interface, InterfaceError> {
         const VETH_INFO_PEER: u16 = 1;
         checked(peer)?;
         let namespace = peer_namespace.as_fd().as_raw_fd() as u32;
@@ -171,15 +175,20 @@ impl Links {
     }
 
     /// Makes `link` a port of `bridge` that learns nothing and gets no frames but those with an entry.
-    pub fn set_port(&mut self, link: &Link, bridge: &Link, trust: PortTrust) -> Result<(), LinkError> {
+    pub fn set_port(
+        &mut self,
+        interface: &Interface,
+        bridge: &Interface,
+        trust: PortTrust,
+    ) -> Result<(), InterfaceError> {
         const BRPORT_LEARNING: u16 = 8;
         const BRPORT_UNICAST_FLOOD: u16 = 9;
         const BRPORT_MCAST_FLOOD: u16 = 27;
         const BRPORT_BCAST_FLOOD: u16 = 30;
         const BRPORT_LOCKED: u16 = 39;
-        let mut join = change(link, format!("make '{}' a port of '{}'", link.name, bridge.name));
+        let mut join = change(interface, format!("make '{}' a port of '{}'", interface.name, bridge.name));
         join.u32(IFLA_MASTER, bridge.index);
-        let mut settings = change(link, format!("set how the bridge treats '{}'", link.name));
+        let mut settings = change(interface, format!("set how the bridge treats '{}'", interface.name));
         settings.nested(IFLA_LINKINFO, |info| {
             info.text(INFO_SLAVE_KIND, "bridge").nested(INFO_SLAVE_DATA, |data| {
                 data.u8(BRPORT_LEARNING, 0).u8(BRPORT_UNICAST_FLOOD, 0);
@@ -191,30 +200,30 @@ impl Links {
     }
 
     /// Makes `link` an ordinary port of `bridge`: learning and flooding as any switch does.
-    pub fn set_plain_port(&mut self, link: &Link, bridge: &Link) -> Result<(), LinkError> {
-        let mut join = change(link, format!("make '{}' a port of '{}'", link.name, bridge.name));
+    pub fn set_plain_port(&mut self, interface: &Interface, bridge: &Interface) -> Result<(), InterfaceError> {
+        let mut join = change(interface, format!("make '{}' a port of '{}'", interface.name, bridge.name));
         join.u32(IFLA_MASTER, bridge.index);
         Ok(self.socket.perform(join)?)
     }
 
-    pub fn set_mac(&mut self, link: &Link, mac: Mac) -> Result<(), LinkError> {
-        let mut request = change(link, format!("set the address of '{}'", link.name));
+    pub fn set_mac(&mut self, interface: &Interface, mac: Mac) -> Result<(), InterfaceError> {
+        let mut request = change(interface, format!("set the address of '{}'", interface.name));
         request.attribute(IFLA_ADDRESS, &mac);
         Ok(self.socket.perform(request)?)
     }
 
-    pub fn set_mtu(&mut self, link: &Link, mtu: u32) -> Result<(), LinkError> {
-        let mut request = change(link, format!("set the MTU of '{}' to {mtu}", link.name));
+    pub fn set_mtu(&mut self, interface: &Interface, mtu: u32) -> Result<(), InterfaceError> {
+        let mut request = change(interface, format!("set the MTU of '{}' to {mtu}", interface.name));
         request.u32(IFLA_MTU, mtu);
         Ok(self.socket.perform(request)?)
     }
 
     /// The interface makes itself no IPv6 address when it goes up. Without IPv6 in the kernel there is nothing to do.
-    pub fn without_ipv6_address(&mut self, link: &Link) -> Result<(), LinkError> {
+    pub fn without_ipv6_address(&mut self, interface: &Interface) -> Result<(), InterfaceError> {
         const AF_INET6: u16 = 10;
         const ADDR_GEN_MODE: u16 = 8;
         const MODE_NONE: u8 = 1;
-        let mut request = change(link, format!("keep '{}' without an IPv6 address", link.name));
+        let mut request = change(interface, format!("keep '{}' without an IPv6 address", interface.name));
         request.nested(IFLA_AF_SPEC, |families| {
             families.nested(AF_INET6, |settings| {
                 settings.u8(ADDR_GEN_MODE, MODE_NONE);
@@ -223,37 +232,52 @@ impl Links {
         tolerate(self.socket.perform(request), &[libc::EAFNOSUPPORT, libc::EOPNOTSUPP])
     }
 
-    pub fn set_up(&mut self, link: &Link) -> Result<(), LinkError> {
-        let head = link_head(link.index, IFF_UP, IFF_UP);
-        Ok(self.socket.perform(Request::new(RTM_NEWLINK, Mode::Change, &head, format!("set '{}' up", link.name)))?)
+    pub fn set_up(&mut self, interface: &Interface) -> Result<(), InterfaceError> {
+        let head = link_head(interface.index, IFF_UP, IFF_UP);
+        Ok(self.socket.perform(Request::new(
+            RTM_NEWLINK,
+            Mode::Change,
+            &head,
+            format!("set '{}' up", interface.name),
+        ))?)
     }
 
-    pub fn set_down(&mut self, link: &Link) -> Result<(), LinkError> {
-        let head = link_head(link.index, 0, IFF_UP);
-        Ok(self.socket.perform(Request::new(RTM_NEWLINK, Mode::Change, &head, format!("set '{}' down", link.name)))?)
+    pub fn set_down(&mut self, interface: &Interface) -> Result<(), InterfaceError> {
+        let head = link_head(interface.index, 0, IFF_UP);
+        Ok(self.socket.perform(Request::new(
+            RTM_NEWLINK,
+            Mode::Change,
+            &head,
+            format!("set '{}' down", interface.name),
+        ))?)
     }
 
     /// The loopback interface, which every fresh namespace has down.
-    pub fn set_loopback_up(&mut self) -> Result<(), LinkError> {
+    pub fn set_loopback_up(&mut self) -> Result<(), InterfaceError> {
         let loopback = self.get("lo")?;
         self.set_up(&loopback)
     }
 
-    pub fn ensure_address(&mut self, link: &Link, address: IpAddr, prefix_bits: u8) -> Result<(), LinkError> {
+    pub fn ensure_address(
+        &mut self,
+        interface: &Interface,
+        address: IpAddr,
+        prefix_bits: u8,
+    ) -> Result<(), InterfaceError> {
         const IFA_ADDRESS: u16 = 1;
         const IFA_LOCAL: u16 = 2;
         /// No duplicate detection: the address is given, not negotiated.
         const IFA_F_NODAD: u8 = 2;
         let mut head = vec![family(address), prefix_bits, if address.is_ipv6() { IFA_F_NODAD } else { 0 }, 0];
-        head.extend_from_slice(&link.index.to_ne_bytes());
-        let what = format!("give '{}' the address {address}/{prefix_bits}", link.name);
+        head.extend_from_slice(&interface.index.to_ne_bytes());
+        let what = format!("give '{}' the address {address}/{prefix_bits}", interface.name);
         let mut request = Request::new(RTM_NEWADDR, Mode::Replace, &head, what);
         request.attribute(IFA_LOCAL, &octets(address)).attribute(IFA_ADDRESS, &octets(address));
         Ok(self.socket.perform(request)?)
     }
 
     /// Everything without a better route goes to `gateway` by way of `link`.
-    pub fn ensure_default_route(&mut self, link: &Link, gateway: IpAddr) -> Result<(), LinkError> {
+    pub fn ensure_default_route(&mut self, interface: &Interface, gateway: IpAddr) -> Result<(), InterfaceError> {
         const RTA_OIF: u16 = 4;
         const RTA_GATEWAY: u16 = 5;
         const TABLE_MAIN: u8 = 254;
@@ -261,12 +285,12 @@ impl Links {
         const TYPE_UNICAST: u8 = 1;
         let head = [family(gateway), 0, 0, 0, TABLE_MAIN, PROTOCOL_STATIC, 0, TYPE_UNICAST, 0, 0, 0, 0];
         let mut request = Request::new(RTM_NEWROUTE, Mode::Replace, &head, format!("route by way of {gateway}"));
-        request.attribute(RTA_GATEWAY, &octets(gateway)).u32(RTA_OIF, link.index);
+        request.attribute(RTA_GATEWAY, &octets(gateway)).u32(RTA_OIF, interface.index);
         Ok(self.socket.perform(request)?)
     }
 
     /// The interface that has `address`.
-    pub fn holding(&mut self, address: IpAddr) -> Result<Link, LinkError> {
+    pub fn holding(&mut self, address: IpAddr) -> Result<Interface, InterfaceError> {
         const IFA_ADDRESS: u16 = 1;
         const IFA_LOCAL: u16 = 2;
         let wanted = octets(address);
@@ -277,28 +301,29 @@ impl Links {
                 index = read_u32(body, 4);
             }
         })?;
-        let index = index.ok_or(LinkError::NoSuchAddress(address))?;
-        let found = self.list()?.into_iter().find(|link| link.index == index);
-        found.ok_or(LinkError::NoSuchAddress(address))
+        let index = index.ok_or(InterfaceError::NoSuchAddress(address))?;
+        let found = self.list()?.into_iter().find(|interface| interface.index == index);
+        found.ok_or(InterfaceError::NoSuchAddress(address))
     }
 
     /// Adds or overwrites entries of `link`, in batches.
-    pub fn ensure_entries(&mut self, link: &Link, entries: &[Entry]) -> Result<(), LinkError> {
-        let requests = entries.iter().map(|entry| entry_request(RTM_NEWNEIGH, Mode::Replace, link, entry)).collect();
+    pub fn ensure_entries(&mut self, interface: &Interface, entries: &[Entry]) -> Result<(), InterfaceError> {
+        let requests =
+            entries.iter().map(|entry| entry_request(RTM_NEWNEIGH, Mode::Replace, interface, entry)).collect();
         Ok(self.socket.perform_all(requests)?)
     }
 
     /// Removes entries; those that are not there are no error.
-    pub fn remove_entries(&mut self, link: &Link, entries: &[Entry]) -> Result<(), LinkError> {
+    pub fn remove_entries(&mut self, interface: &Interface, entries: &[Entry]) -> Result<(), InterfaceError> {
         for entry in entries {
-            let request = entry_request(RTM_DELNEIGH, Mode::Change, link, entry);
+            let request = entry_request(RTM_DELNEIGH, Mode::Change, interface, entry);
             tolerate(self.socket.perform(request), &[libc::ENOENT])?;
         }
         Ok(())
     }
 
     /// Remote entries of a VXLAN device, as they are.
-    pub fn remotes(&mut self, vxlan: &Link) -> Result<Vec<Entry>, LinkError> {
+    pub fn remotes(&mut self, vxlan: &Interface) -> Result<Vec<Entry>, InterfaceError> {
         let mut entries = Vec::new();
         self.socket.dump(RTM_GETNEIGH, &neighbour_head(AF_BRIDGE, 0, 0, 0), RTM_NEWNEIGH, |body| {
             entries.extend(parse_remote(body, vxlan.index));
@@ -307,7 +332,7 @@ impl Links {
     }
 
     /// Removes an interface (and, for a veth, its other end). One that is not there is no error.
-    pub fn delete(&mut self, name: &str) -> Result<(), LinkError> {
+    pub fn delete(&mut self, name: &str) -> Result<(), InterfaceError> {
         checked(name)?;
         let mut request =
             Request::new(RTM_DELLINK, Mode::Change, &link_head(0, 0, 0), format!("remove the interface '{name}'"));
@@ -319,10 +344,15 @@ impl Links {
         &mut self.socket
     }
 
-    fn ensure(&mut self, name: &str, kind: &'static str, data: impl FnOnce(&mut Request)) -> Result<Link, LinkError> {
+    fn ensure(
+        &mut self,
+        name: &str,
+        kind: &'static str,
+        data: impl FnOnce(&mut Request),
+    ) -> Result<Interface, InterfaceError> {
         checked(name)?;
-        if let Some(link) = self.find(name)? {
-            return expect_kind(link, kind);
+        if let Some(interface) = self.find(name)? {
+            return expect_kind(interface, kind);
         }
         let what = format!("make the {kind} interface '{name}'");
         let mut request = Request::new(RTM_NEWLINK, Mode::Create, &link_head(0, 0, 0), what);
@@ -334,30 +364,30 @@ impl Links {
     }
 }
 
-fn expect_kind(link: Link, wanted: &'static str) -> Result<Link, LinkError> {
-    if link.kind == wanted {
-        return Ok(link);
+fn expect_kind(interface: Interface, wanted: &'static str) -> Result<Interface, InterfaceError> {
+    if interface.kind == wanted {
+        return Ok(interface);
     }
-    Err(LinkError::OtherKind { name: link.name, kind: link.kind, wanted })
+    Err(InterfaceError::OtherKind { name: interface.name, kind: interface.kind, wanted })
 }
 
-fn change(link: &Link, what: String) -> Request {
-    Request::new(RTM_NEWLINK, Mode::Change, &link_head(link.index, 0, 0), what)
+fn change(interface: &Interface, what: String) -> Request {
+    Request::new(RTM_NEWLINK, Mode::Change, &link_head(interface.index, 0, 0), what)
 }
 
-fn tolerate(outcome: Result<(), NetlinkError>, errnos: &[i32]) -> Result<(), LinkError> {
+fn tolerate(outcome: Result<(), NetlinkError>, errnos: &[i32]) -> Result<(), InterfaceError> {
     match outcome {
         Err(error) if error.errno().is_some_and(|errno| errnos.contains(&errno)) => Ok(()),
         other => Ok(other?),
     }
 }
 
-fn checked(name: &str) -> Result<(), LinkError> {
+fn checked(name: &str) -> Result<(), InterfaceError> {
     let fine = (1..=NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
         && name != "."
         && name != "..";
-    if fine { Ok(()) } else { Err(LinkError::BadName(name.to_owned())) }
+    if fine { Ok(()) } else { Err(InterfaceError::BadName(name.to_owned())) }
 }
 
 /// `struct ifinfomsg`.
@@ -379,27 +409,28 @@ fn neighbour_head(family: u8, index: u32, state: u16, flags: u8) -> [u8; 12] {
     head
 }
 
-fn entry_request(kind: u16, mode: Mode, link: &Link, entry: &Entry) -> Request {
+fn entry_request(kind: u16, mode: Mode, interface: &Interface, entry: &Entry) -> Request {
     const PERMANENT: u16 = 0x80;
     /// A bridge calls an entry permanent that is for itself; static ones have this state.
     const NO_ARP: u16 = 0x40;
     const SELF: u8 = 2;
     const MASTER: u8 = 4;
-    let what = format!("set an entry of '{}'", link.name);
+    let what = format!("set an entry of '{}'", interface.name);
     match entry {
         Entry::Neighbour { address, mac } => {
-            let head = neighbour_head(family(*address), link.index, PERMANENT, 0);
+            let head = neighbour_head(family(*address), interface.index, PERMANENT, 0);
             let mut request = Request::new(kind, mode, &head, what);
             request.attribute(NDA_DST, &octets(*address)).attribute(NDA_LLADDR, mac);
             request
         }
         Entry::Port { mac } => {
-            let mut request = Request::new(kind, mode, &neighbour_head(AF_BRIDGE, link.index, NO_ARP, MASTER), what);
+            let mut request =
+                Request::new(kind, mode, &neighbour_head(AF_BRIDGE, interface.index, NO_ARP, MASTER), what);
             request.attribute(NDA_LLADDR, mac);
             request
         }
         Entry::Remote { mac, remote } => {
-            let head = neighbour_head(AF_BRIDGE, link.index, PERMANENT, SELF);
+            let head = neighbour_head(AF_BRIDGE, interface.index, PERMANENT, SELF);
             let mut request = Request::new(kind, mode, &head, what);
             request.attribute(NDA_LLADDR, mac).attribute(NDA_DST, &octets(*remote));
             request
@@ -407,9 +438,9 @@ fn entry_request(kind: u16, mode: Mode, link: &Link, entry: &Entry) -> Request {
     }
 }
 
-fn parse_link(body: &[u8]) -> Option<Link> {
+fn parse_interface(body: &[u8]) -> Option<Interface> {
     let (index, flags) = (read_u32(body, 4)?, read_u32(body, 8)?);
-    let mut link = Link {
+    let mut interface = Interface {
         index,
         name: String::new(),
         kind: String::new(),
@@ -420,18 +451,18 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     };
     for (kind, value) in attributes(body.get(16..)?) {
         match kind {
-            IFLA_IFNAME => link.name = text(value),
-            IFLA_ADDRESS => link.mac = value.try_into().ok(),
-            IFLA_MTU => link.mtu = read_u32(value, 0)?,
-            IFLA_MASTER => link.bridge = read_u32(value, 0),
+            IFLA_IFNAME => interface.name = text(value),
+            IFLA_ADDRESS => interface.mac = value.try_into().ok(),
+            IFLA_MTU => interface.mtu = read_u32(value, 0)?,
+            IFLA_MASTER => interface.bridge = read_u32(value, 0),
             IFLA_LINKINFO => {
                 let found = attributes(value).find(|(kind, _)| *kind == INFO_KIND);
-                link.kind = found.map(|(_, value)| text(value)).unwrap_or_default();
+                interface.kind = found.map(|(_, value)| text(value)).unwrap_or_default();
             }
             _ => (),
         }
     }
-    Some(link)
+    Some(interface)
 }
 
 fn parse_remote(body: &[u8], index: u32) -> Option<Entry> {

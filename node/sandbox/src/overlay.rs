@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use crate::filter;
-use crate::links::{Entry, Link, LinkError, Links, Mac, PortTrust, Vxlan};
+use crate::links::{Entry, Interface, InterfaceError, Links, Mac, PortTrust, Vxlan};
 
 /// The registered port of VXLAN.
 pub const PORT: u16 = 4789;
@@ -47,7 +47,7 @@ pub enum OverlayError {
         dc: u32,
         step: &'static str,
         #[source]
-        cause: LinkError,
+        cause: InterfaceError,
     },
 }
 
@@ -169,28 +169,28 @@ impl Overlay {
         Ok(())
     }
 
-    fn step(&self, step: &'static str) -> impl Fn(LinkError) -> OverlayError + use<> {
+    fn step(&self, step: &'static str) -> impl Fn(InterfaceError) -> OverlayError + use<> {
         let dc = self.dc;
         move |cause| OverlayError::Step { dc, step, cause }
     }
 
     fn mtu(&self, node: &mut Links) -> Result<u32, OverlayError> {
-        let link = node.holding(self.underlay).map_err(self.step("find the underlay"))?;
+        let interface = node.holding(self.underlay).map_err(self.step("find the underlay"))?;
         let overhead = if self.underlay.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
-        match link.mtu.checked_sub(overhead) {
+        match interface.mtu.checked_sub(overhead) {
             Some(mtu) if mtu >= MTU_MIN => Ok(mtu.min(MTU_MAX)),
-            _ => Err(OverlayError::MtuTooSmall { name: link.name, underlay: self.underlay, mtu: link.mtu }),
+            _ => Err(OverlayError::MtuTooSmall { name: interface.name, underlay: self.underlay, mtu: interface.mtu }),
         }
     }
 
-    fn ensure_trunk(&self, node: &mut Links, mtu: u32) -> Result<(Link, Link), OverlayError> {
+    fn ensure_trunk(&self, node: &mut Links, mtu: u32) -> Result<(Interface, Interface), OverlayError> {
         let fail = self.step("make the trunk");
         let wanted = Vxlan { vni: self.dc, local: self.underlay, port: self.port };
         let vxlan = node.ensure_vxlan(&vxlan_name(self.dc), &wanted).map_err(&fail)?;
         let bridge = node.ensure_bridge(&bridge_name(self.dc)).map_err(&fail)?;
-        for link in [&vxlan, &bridge] {
-            node.without_ipv6_address(link).map_err(&fail)?;
-            node.set_mtu(link, mtu).map_err(&fail)?;
+        for interface in [&vxlan, &bridge] {
+            node.without_ipv6_address(interface).map_err(&fail)?;
+            node.set_mtu(interface, mtu).map_err(&fail)?;
         }
         node.set_port(&vxlan, &bridge, PortTrust::Open).map_err(&fail)?;
         node.set_up(&bridge).map_err(&fail)?;
@@ -199,7 +199,12 @@ impl Overlay {
     }
 
     /// The veth pair. One whose inner end is not in the container belonged to an earlier life of it.
-    fn ensure_cable(&self, node: &mut Links, inner: &mut Links, container: impl AsFd) -> Result<Link, OverlayError> {
+    fn ensure_cable(
+        &self,
+        node: &mut Links,
+        inner: &mut Links,
+        container: impl AsFd,
+    ) -> Result<Interface, OverlayError> {
         let fail = self.step("make the cable");
         let name = veth_name(self.dc);
         if inner.find(INNER_NAME).map_err(&fail)?.is_none() {
@@ -208,7 +213,13 @@ impl Overlay {
         node.ensure_veth(&name, INNER_NAME, container).map_err(&fail)
     }
 
-    fn ensure_port(&self, node: &mut Links, port: &Link, bridge: &Link, mtu: u32) -> Result<(), OverlayError> {
+    fn ensure_port(
+        &self,
+        node: &mut Links,
+        port: &Interface,
+        bridge: &Interface,
+        mtu: u32,
+    ) -> Result<(), OverlayError> {
         let fail = self.step("make the port");
         node.without_ipv6_address(port).map_err(&fail)?;
         node.set_mtu(port, mtu).map_err(&fail)?;
@@ -216,7 +227,7 @@ impl Overlay {
         node.set_up(port).map_err(&fail)
     }
 
-    fn ensure_forwarding(&self, node: &mut Links, vxlan: &Link, port: &Link) -> Result<(), OverlayError> {
+    fn ensure_forwarding(&self, node: &mut Links, vxlan: &Interface, port: &Interface) -> Result<(), OverlayError> {
         let fail = self.step("program the forwarding");
         let remote = |peer: &Peer| Entry::Remote { mac: mac(self.dc, peer.index), remote: peer.underlay };
         let remotes: Vec<Entry> = self.peers.iter().map(remote).collect();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use sandbox::helper::{HelperError, Outcome, Patience, in_child, in_child_with};
+use sandbox::helper::{HelperError, Outcome, TimeLimit, in_child, in_child_with};
 
 /// What the caller waits for a child.
 const LIMIT: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ fn child_that_hangs_is_given_up_in_time() {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
     let begun = Instant::now();
     let mut asked_to_free = 0;
-    let patience = Patience { limit: LIMIT, free: || asked_to_free += 1 };
+    let patience = TimeLimit { limit: LIMIT, free: || asked_to_free += 1 };
     let outcome = in_child_with(None, patience, || hang(&reader));
     assert!(matches!(outcome, Err(HelperError::Stuck(LIMIT))), "{outcome:?}");
     assert!(begun.elapsed() < IN_TIME, "{:?}", begun.elapsed());
@@ -66,7 +66,7 @@ fn child_that_is_freed_gives_what_it_made() {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
     let begun = Instant::now();
     let free = || assert_eq!(rustix::io::write(&writer, b"x"), Ok(1));
-    let (_, notes) = in_child_with(None, Patience { limit: LIMIT, free }, || hang(&reader)).expect("child");
+    let (_, notes) = in_child_with(None, TimeLimit { limit: LIMIT, free }, || hang(&reader)).expect("child");
     assert_eq!(notes, "freed");
     assert!(begun.elapsed() < IN_TIME, "{:?}", begun.elapsed());
 }

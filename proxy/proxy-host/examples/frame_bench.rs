@@ -13,7 +13,8 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::secure::{Credentials, Flow, Inward, Session};
 use proxy_link::{
-    Action, Carried, Cursor, Ends, Identity, InBuffer, LinkTimes, LocalChannel, Peer, Phase, RingSpec, Role, Settled,
+    Action, Carried, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, Peer, Phase, RingSpec,
+    Settled,
 };
 
 const BYTES: u32 = 1 << 20;
@@ -22,9 +23,9 @@ const READS: u32 = 2000;
 
 /// A ring in ordinary memory; the local party is played between two looks of the link.
 struct Ring {
-    role: Role,
-    submissions: Cell<Cursor>,
-    completions: Cell<Cursor>,
+    role: LocalRole,
+    submissions: Cell<Indices>,
+    completions: Cell<Indices>,
     arena: RefCell<Vec<u8>>,
 }
 
@@ -32,7 +33,7 @@ struct Ring {
 struct Memory(Rc<Ring>);
 
 impl LocalChannel for Memory {
-    fn role(&self) -> Role {
+    fn role(&self) -> LocalRole {
         self.0.role
     }
     fn mark_open(&self) {}
@@ -70,23 +71,23 @@ impl LocalChannel for Memory {
     fn notified(&self) -> u64 {
         0
     }
-    fn entries(&self) -> Result<Cursor, IpcError> {
+    fn entries(&self) -> Result<Indices, IpcError> {
         Ok(match self.0.role {
-            Role::Client => self.0.submissions.get(),
-            Role::Server => self.0.completions.get(),
+            LocalRole::Client => self.0.submissions.get(),
+            LocalRole::Server => self.0.completions.get(),
         })
     }
     fn confirm(&self, head: u32) {
         let own = match self.0.role {
-            Role::Client => &self.0.submissions,
-            Role::Server => &self.0.completions,
+            LocalRole::Client => &self.0.submissions,
+            LocalRole::Server => &self.0.completions,
         };
-        own.set(Cursor { head, ..own.get() });
+        own.set(Indices { head, ..own.get() });
     }
     fn put_count(&self) -> u32 {
         match self.0.role {
-            Role::Client => self.0.completions.get().tail,
-            Role::Server => self.0.submissions.get().tail,
+            LocalRole::Client => self.0.completions.get().tail,
+            LocalRole::Server => self.0.submissions.get().tail,
         }
     }
     fn submission(&self, index: u32) -> Result<Submission, IpcError> {
@@ -97,20 +98,20 @@ impl LocalChannel for Memory {
         Ok(Completion { tag: index % DEPTH, in_bytes: BYTES, ..Completion::default() })
     }
     fn put_submission(&self, _submission: &Submission) -> Result<(), IpcError> {
-        let Cursor { head, tail } = self.0.submissions.get();
-        self.0.submissions.set(Cursor { head: head + 1, tail: tail + 1 });
+        let Indices { head, tail } = self.0.submissions.get();
+        self.0.submissions.set(Indices { head: head + 1, tail: tail + 1 });
         // The server answers at once.
-        let Cursor { head, tail } = self.0.completions.get();
-        self.0.completions.set(Cursor { head, tail: tail + 1 });
+        let Indices { head, tail } = self.0.completions.get();
+        self.0.completions.set(Indices { head, tail: tail + 1 });
         Ok(())
     }
     fn put_completion(&self, _completion: &Completion) -> Result<(), IpcError> {
-        let Cursor { tail, .. } = self.0.completions.get();
-        self.0.completions.set(Cursor { head: tail + 1, tail: tail + 1 });
+        let Indices { tail, .. } = self.0.completions.get();
+        self.0.completions.set(Indices { head: tail + 1, tail: tail + 1 });
         // The client asks again at once.
-        let Cursor { head, tail } = self.0.submissions.get();
+        let Indices { head, tail } = self.0.submissions.get();
         if tail < READS {
-            self.0.submissions.set(Cursor { head, tail: tail + 1 });
+            self.0.submissions.set(Indices { head, tail: tail + 1 });
         }
         Ok(())
     }
@@ -130,12 +131,12 @@ impl LocalChannel for Memory {
     }
 }
 
-fn memory(role: Role) -> Memory {
-    let empty = Cursor { head: 0, tail: 0 };
-    let first = Cursor { head: 0, tail: DEPTH };
+fn memory(role: LocalRole) -> Memory {
+    let empty = Indices { head: 0, tail: 0 };
+    let first = Indices { head: 0, tail: DEPTH };
     Memory(Rc::new(Ring {
         role,
-        submissions: Cell::new(if role == Role::Client { first } else { empty }),
+        submissions: Cell::new(if role == LocalRole::Client { first } else { empty }),
         completions: Cell::new(empty),
         arena: RefCell::new(vec![7; (DEPTH * BYTES) as usize]),
     }))
@@ -153,7 +154,7 @@ fn run(me: u16, far: u16, mut session: Session, mut stream: TcpStream) {
     let mut input = InBuffer::new();
     let ring = Some(RingSpec { entries: DEPTH, arena_bytes: DEPTH * BYTES });
     let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: None };
-    let local = memory(if me == 1 { Role::Client } else { Role::Server });
+    let local = memory(if me == 1 { LocalRole::Client } else { LocalRole::Server });
     let mut channel = None;
     if me == 1 {
         peer.dialled(Duration::ZERO);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use abi::IpcError;
 use abi::ring::{Completion, Submission};
-use ipc::stand_in::{self, LocalRole, ProxiedChannel, ProxiedInfo};
-use proxy_link::{Carried, Cursor, Ends, LocalChannel, RingSpec, Role, Settled};
+use abi::{Carried, Indices, IpcError, LocalRole, Settled};
+use ipc::stand_in::{ProxiedChannel, ProxiedInfo};
+use proxy_link::{Ends, LocalChannel};
 
 use crate::inspect::{Inspector, Passing};
 
@@ -41,20 +41,12 @@ pub(crate) fn ends(info: &ProxiedInfo) -> Ends {
         LocalRole::Client => (info.local, info.remote),
         LocalRole::Server => (info.remote, info.local),
     };
-    let ring = info.ring.map(|ring| RingSpec { entries: ring.entries, arena_bytes: ring.arena_bytes });
-    Ends { dc: info.dc, from, to, lane: info.lane, ring, incarnation: info.incarnation }
-}
-
-fn cursor(cursor: stand_in::Cursor) -> Cursor {
-    Cursor { head: cursor.head, tail: cursor.tail }
+    Ends { dc: info.dc, from, to, lane: info.lane, ring: info.ring, incarnation: info.incarnation }
 }
 
 impl LocalChannel for Local {
-    fn role(&self) -> Role {
-        match self.channel.info().role {
-            LocalRole::Client => Role::Client,
-            LocalRole::Server => Role::Server,
-        }
+    fn role(&self) -> LocalRole {
+        self.channel.info().role
     }
 
     fn mark_open(&self) {
@@ -66,9 +58,7 @@ impl LocalChannel for Local {
     }
 
     fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
-        let carried =
-            |m: stand_in::Carried| Carried { word: m.word, kind: m.kind, payload: m.payload, inline: m.inline };
-        let outbound = self.channel.outbound(forwarded)?.map(carried);
+        let outbound = self.channel.outbound(forwarded)?;
         if let Some(message) = &outbound {
             self.get_to_remote(Passing::Message(message))?;
         }
@@ -89,8 +79,7 @@ impl LocalChannel for Local {
 
     fn publish(&self, message: Carried) -> Result<(), IpcError> {
         self.put_to_local(Passing::Message(&message))?;
-        let Carried { word, kind, payload, inline } = message;
-        self.channel.publish(&stand_in::Carried { word, kind, payload, inline })
+        self.channel.publish(&message)
     }
 
     fn published(&self) -> u32 {
@@ -102,10 +91,7 @@ impl LocalChannel for Local {
     }
 
     fn withdraw(&self, word: u32) -> Option<Settled> {
-        self.channel.withdraw(word).map(|settled| match settled {
-            stand_in::Settled::Taken => Settled::Taken,
-            stand_in::Settled::Withdrawn => Settled::Withdrawn,
-        })
+        self.channel.withdraw(word)
     }
 
     fn pending_notification(&self) -> Option<(u64, u64)> {
@@ -124,24 +110,24 @@ impl LocalChannel for Local {
         self.channel.notified()
     }
 
-    fn entries(&self) -> Result<Cursor, IpcError> {
+    fn entries(&self) -> Result<Indices, IpcError> {
         match self.role() {
-            Role::Client => self.channel.submissions().map(cursor),
-            Role::Server => self.channel.completions().map(cursor),
+            LocalRole::Client => self.channel.submissions(),
+            LocalRole::Server => self.channel.completions(),
         }
     }
 
     fn confirm(&self, head: u32) {
         match self.role() {
-            Role::Client => self.channel.confirm_submissions(head),
-            Role::Server => self.channel.confirm_completions(head),
+            LocalRole::Client => self.channel.confirm_submissions(head),
+            LocalRole::Server => self.channel.confirm_completions(head),
         }
     }
 
     fn put_count(&self) -> u32 {
         match self.role() {
-            Role::Client => self.channel.completions_put(),
-            Role::Server => self.channel.submissions_put(),
+            LocalRole::Client => self.channel.completions_put(),
+            LocalRole::Server => self.channel.submissions_put(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use abi::{IpcError, NodeId};
 use ipc::stand_in::{LinkState, LocalRole, OpenIn, ProxiedChannel, RequestId, StandInEvent, StandInPort};
-use ipc::{ChannelId, RingSpec, Wait};
+use ipc::{ChannelId, Wait};
 use proxy_link::{Action, Ends, WireChannel};
 
 use crate::inspect::Inspector;
@@ -257,14 +257,13 @@ impl Standing {
     }
 
     fn open_in(&mut self, node: NodeId, channel: WireChannel, ends: Ends, peers: &mut Table) {
-        let ring = ends.ring.map(|ring| RingSpec { entries: ring.entries, arena_bytes: ring.arena_bytes });
         let request = OpenIn {
             dc: ends.dc,
             caller: ends.from,
             node,
             target: ends.to,
             lane: ends.lane,
-            ring,
+            ring: ends.ring,
             peer_channel: channel.number,
             incarnation: ends.incarnation,
         };

@@ -2,18 +2,8 @@
 
 use std::num::NonZeroU64;
 
-use abi::ring::{Completion, Submission};
-use abi::{DcId, Endpoint, IpcError, Lane};
-use wire::RingSpec;
-
-/// Which party of the channel is on this node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// It opened the channel: submissions go out, completions come in.
-    Client,
-    /// The far party opened it: submissions come in, completions go out.
-    Server,
-}
+use abi::ring::{Completion, RingSpec, Submission};
+use abi::{Carried, DcId, Endpoint, Indices, IpcError, Lane, LocalRole, Settled};
 
 /// Who talks to whom over a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,34 +35,10 @@ impl Ends {
     }
 }
 
-/// A message with its own word, see `abi::layout::word`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Carried {
-    pub word: u32,
-    pub kind: i32,
-    pub payload: [u8; abi::Message::PAYLOAD_BYTES],
-    /// At most `abi::limits::INLINE_BYTES_MAX`.
-    pub inline: Vec<u8>,
-}
-
-/// How a message that was to be withdrawn ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settled {
-    Taken,
-    Withdrawn,
-}
-
-/// Entries `head..tail`, modulo 2^32, wait to be consumed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cursor {
-    pub head: u32,
-    pub tail: u32,
-}
-
 /// The memory of a channel, seen from the place of its far party ("we"). Every method reads or writes that memory and
 /// keeps nothing else, so a second life of a proxy sees what the first one saw. An `Err` ends the channel.
 pub trait LocalChannel {
-    fn role(&self) -> Role;
+    fn role(&self) -> LocalRole;
 
     /// The far side has the channel.
     fn mark_open(&self);
@@ -112,7 +78,7 @@ pub trait LocalChannel {
 
     /// Entries of the local party that the far side has not confirmed: submissions of a client, completions of a
     /// server.
-    fn entries(&self) -> Result<Cursor, IpcError>;
+    fn entries(&self) -> Result<Indices, IpcError>;
     /// The far side has everything below `head`.
     fn confirm(&self, head: u32);
     /// Entries we have put so far: the index that the next one gets.

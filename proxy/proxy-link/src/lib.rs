@@ -21,7 +21,7 @@
 //! A peer that was not heard for `suspect` is suspected (told, nothing else happens); after `down` it is given up:
 //! every channel closes with `NoLink`. `down` also runs while the link is `Apart`.
 //!
-//! **States of a channel** ([`relay`]): the opener's is `Opening` until OPENED, the acceptor's is `Asked` until its
+//! **States of a channel** ([`crossing`]): the opener's is `Opening` until OPENED, the acceptor's is `Asked` until its
 //! broker answered, then both are `Open`; `Draining` when the local party is gone but what it had published has not
 //! been sent yet, and `Ending` from CLOSE until the peer's CLOSED. A cut makes `Ending` `Draining` again.
 //!
@@ -41,18 +41,20 @@ pub mod arq;
 mod body;
 mod buffer;
 mod channel;
+mod crossing;
 mod error;
 pub mod limits;
 mod link;
 mod peer;
-mod relay;
 mod tags;
 mod thrift;
 
+pub use abi::ring::RingSpec;
+pub use abi::{Carried, Indices, LocalRole, Settled};
 pub use buffer::{InBuffer, OutBuffer};
-pub use channel::{Carried, Cursor, Ends, LocalChannel, Role, Settled};
+pub use channel::{Ends, LocalChannel};
 pub use error::LinkError;
 pub use link::{Counters, Identity, LinkTimes, Phase};
 pub use peer::{Action, Peer, refusal};
 pub use thrift::{NotPacked, Packer};
-pub use wire::{Hello, Refusal, RingSpec, WireChannel};
+pub use wire::{Hello, Refusal, WireChannel};

@@ -14,8 +14,8 @@ use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
 use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel, State};
 use proptest::prelude::*;
 use proxy_link::{
-    Action, Carried, Cursor, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, Peer, Phase, Refusal,
-    RingSpec, Role, WireChannel,
+    Action, Carried, Ends, Identity, InBuffer, Indices, LinkError, LinkTimes, LocalChannel, LocalRole, Peer, Phase,
+    Refusal, RingSpec, WireChannel,
 };
 
 const NOW: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ fn ring_ends() -> Ends {
     Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: NonZeroU64::new(7) }
 }
 
-fn memory(role: Role) -> SimChannel {
+fn memory(role: LocalRole) -> SimChannel {
     SimChannel(Rc::new(RefCell::new(Memory::new(role))))
 }
 
@@ -72,7 +72,7 @@ fn linked() -> (Peer<SimChannel>, Peer<SimChannel>) {
 
 /// A ring from a process at `a` to a server at `b`, open.
 fn opened(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) -> (WireChannel, SimChannel, SimChannel) {
-    let (client, server) = (memory(Role::Client), memory(Role::Server));
+    let (client, server) = (memory(LocalRole::Client), memory(LocalRole::Server));
     let Ok(channel) = a.open_out(7, ring_ends(), client.clone()) else { panic!("admitted") };
     exchange(a, b, NOW).expect("correct");
     let asked = actions(b).into_iter().find_map(|action| match action {
@@ -123,7 +123,7 @@ fn silent_peer_is_suspected_then_given_up_and_its_channels_end() {
     assert!(matches!(actions(&mut a)[..], [Action::Suspect]));
     assert!(matches!(a.tick(NOW + Duration::from_millis(1000)), Err(LinkError::Silent { .. })));
     assert!(matches!(actions(&mut a)[..], [Action::Forget { .. }, Action::Down]));
-    assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
+    assert!(matches!(a.open_out(8, ring_ends(), memory(LocalRole::Client)), Err((_, IpcError::NoLink))));
 }
 
 /// Whether the peer was given up by what was done: its channels ended, then everybody was told.
@@ -145,7 +145,7 @@ fn peer_that_takes_every_connection_and_lets_nobody_in_is_given_up() {
     });
     assert_eq!(given_up, Some(NOW + Duration::from_millis(3200)));
     assert_eq!(a.phase(), Phase::Greeting);
-    assert!(matches!(a.open_out(8, ring_ends(), memory(Role::Client)), Err((_, IpcError::NoLink))));
+    assert!(matches!(a.open_out(8, ring_ends(), memory(LocalRole::Client)), Err((_, IpcError::NoLink))));
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn peer_that_comes_back_closes_what_the_other_gave_up_and_new_channels_work() {
     exchange(&mut a, &mut b, later).expect("correct");
     assert_eq!(closed(&mut b), Some(IpcError::SourceDied));
     assert!(matches!(actions(&mut a)[..], [Action::Up]));
-    assert!(a.open_out(9, ring_ends(), memory(Role::Client)).is_ok());
+    assert!(a.open_out(9, ring_ends(), memory(LocalRole::Client)).is_ok());
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn next_channel_of_a_pair_waits_behind_an_end_that_is_told_again() {
     let (mut a, mut b) = linked();
     let last = open_talk(&mut a, 1, 7);
     exchange(&mut a, &mut b, NOW).expect("correct");
-    assert!(b.opened_in(last, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    assert!(b.opened_in(last, talk_ends(1), Ok(memory(LocalRole::Server))).is_ok());
     exchange(&mut a, &mut b, NOW).expect("correct");
     actions(&mut b);
     a.closed_here(last, IpcError::Moved);
@@ -475,7 +475,7 @@ fn channel_that_breaks_while_channels_are_compared_ends_on_both_nodes() {
     carry(&mut a, &mut b, NOW).expect("correct");
     // `b` lists it, and finds then that its party lies.
     carry(&mut b, &mut a, NOW).expect("correct");
-    server.0.borrow_mut().completion_cursor = Cursor { head: 1, tail: 1 };
+    server.0.borrow_mut().completion_cursor = Indices { head: 1, tail: 1 };
     actions(&mut b);
     exchange(&mut a, &mut b, NOW).expect("correct");
     assert_eq!(closed(&mut a), Some(IpcError::Corrupt));
@@ -533,7 +533,7 @@ fn peer_that_opens_one_channel_for_ever_and_never_listens_is_cut() {
 #[test]
 fn channel_nobody_can_open_is_closed_with_the_brokers_reason() {
     let (mut a, mut b) = linked();
-    let Ok(channel) = a.open_out(7, ring_ends(), memory(Role::Client)) else { panic!("admitted") };
+    let Ok(channel) = a.open_out(7, ring_ends(), memory(LocalRole::Client)) else { panic!("admitted") };
     exchange(&mut a, &mut b, NOW).expect("correct");
     assert!(b.opened_in(channel, ring_ends(), Err(IpcError::NoSuchEndpoint)).is_ok());
     exchange(&mut a, &mut b, NOW).expect("correct");
@@ -543,11 +543,11 @@ fn channel_nobody_can_open_is_closed_with_the_brokers_reason() {
 #[test]
 fn client_that_dies_before_the_channel_is_open_leaves_nothing_behind() {
     let (mut a, mut b) = linked();
-    let Ok(channel) = a.open_out(7, ring_ends(), memory(Role::Client)) else { panic!("admitted") };
+    let Ok(channel) = a.open_out(7, ring_ends(), memory(LocalRole::Client)) else { panic!("admitted") };
     exchange(&mut a, &mut b, NOW).expect("correct");
     a.closed_here(channel, IpcError::SourceDied);
     exchange(&mut a, &mut b, NOW).expect("correct");
-    assert!(b.opened_in(channel, ring_ends(), Ok(memory(Role::Server))).is_err(), "nobody wants it any more");
+    assert!(b.opened_in(channel, ring_ends(), Ok(memory(LocalRole::Server))).is_err(), "nobody wants it any more");
     assert_eq!((a.channel_count(), b.channel_count()), (0, 0));
 }
 
@@ -640,7 +640,7 @@ fn channel_that_ended_while_the_brokers_answer_was_out_ends_there_too() {
     a.dialled(NOW);
     carry(&mut a, &mut b, NOW).expect("correct");
     assert_eq!(b.phase(), Phase::Resyncing);
-    assert!(b.opened_in(channel, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    assert!(b.opened_in(channel, talk_ends(1), Ok(memory(LocalRole::Server))).is_ok());
     exchange(&mut a, &mut b, NOW).expect("correct");
     assert_eq!((a.phase(), b.phase()), (Phase::Up, Phase::Up));
     assert_eq!(closed(&mut b), Some(IpcError::SourceDied));
@@ -769,12 +769,12 @@ fn talk_ends(opener: u16) -> Ends {
 }
 
 fn open_talk(peer: &mut Peer<SimChannel>, node: u16, number: u64) -> WireChannel {
-    peer.open_out(number, talk_ends(node), memory(Role::Client)).map_err(|(_, error)| error).expect("admitted")
+    peer.open_out(number, talk_ends(node), memory(LocalRole::Client)).map_err(|(_, error)| error).expect("admitted")
 }
 
 /// A channel of messages from a process at `a` to one at `b`, open.
 fn opened_talk(a: &mut Peer<SimChannel>, b: &mut Peer<SimChannel>) -> (WireChannel, SimChannel, SimChannel) {
-    let (client, server) = (memory(Role::Client), memory(Role::Server));
+    let (client, server) = (memory(LocalRole::Client), memory(LocalRole::Server));
     let channel = a.open_out(1, talk_ends(1), client.clone()).map_err(|(_, error)| error).expect("admitted");
     exchange(a, b, NOW).expect("correct");
     assert_eq!(asked(&actions(b)), [channel]);
@@ -827,7 +827,7 @@ fn loser_of_a_glare_hears_of_the_winner_first_and_closes_nothing_itself() {
     assert_eq!(asked(&told), [winner]);
     assert_eq!(told.len(), 1, "the broker ends the loser when it makes the winner");
     a.closed_here(loser, IpcError::EndpointInUse);
-    assert!(a.opened_in(winner, talk_ends(2), Ok(memory(Role::Server))).is_ok());
+    assert!(a.opened_in(winner, talk_ends(2), Ok(memory(LocalRole::Server))).is_ok());
     exchange(&mut a, &mut b, NOW).expect("correct");
     assert!(matches!(actions(&mut a)[..], [Action::Forget { channel, .. }] if channel == loser));
     assert!(actions(&mut b).is_empty());
@@ -878,7 +878,7 @@ fn next_channel_of_a_pair_is_asked_for_behind_the_end_of_the_last() {
     actions(&mut a);
     let last = open_talk(&mut a, 1, 7);
     exchange(&mut a, &mut b, NOW).expect("correct");
-    assert!(b.opened_in(last, talk_ends(1), Ok(memory(Role::Server))).is_ok());
+    assert!(b.opened_in(last, talk_ends(1), Ok(memory(LocalRole::Server))).is_ok());
     exchange(&mut a, &mut b, NOW).expect("correct");
     actions(&mut b);
     a.closed_here(last, IpcError::NotBound);

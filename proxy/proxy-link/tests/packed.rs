@@ -12,8 +12,8 @@ use abi::{DcId, Endpoint, Epoch, Lane, NodeId};
 use memory::{ARENA_BYTES, ENTRIES, Memory, SimChannel};
 use proptest::prelude::*;
 use proxy_link::{
-    Action, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, NotPacked, Packer, Peer, Phase, RingSpec,
-    Role,
+    Action, Ends, Identity, InBuffer, LinkError, LinkTimes, LocalChannel, LocalRole, NotPacked, Packer, Peer, Phase,
+    RingSpec,
 };
 
 const NOW: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ impl World {
     fn new(a_can: Can, b_can: Can) -> World {
         let (mut a, mut b) = (peer(1, 2, a_can), peer(2, 1, b_can));
         let memory = |role| SimChannel(Rc::new(RefCell::new(Memory::new(role))));
-        let (client, server) = (memory(Role::Client), memory(Role::Server));
+        let (client, server) = (memory(LocalRole::Client), memory(LocalRole::Server));
         let ring = Some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
         let ends = Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(1), ring, incarnation: None };
         a.dialled(NOW);

@@ -20,7 +20,7 @@ mod world;
 use packets::Packets;
 use parting::part;
 use pipes::Pipes;
-use proxy_link::Role;
+use proxy_link::LocalRole;
 use seeds::seeds;
 use world::{Link, Weather, World};
 
@@ -87,7 +87,7 @@ fn check(world: &World<impl Link>, seed: u64) {
                     let (posted, seen) = (party.notified[bit], far_party.notifications[bit]);
                     assert!(seen <= posted && (seen > 0) == (posted > 0), "seed {seed}: {posted} posted, {seen} seen");
                 }
-            } else if local.0.borrow().role == Role::Server {
+            } else if local.0.borrow().role == LocalRole::Server {
                 let all: Vec<u64> = (0..world.goal).collect();
                 assert_eq!(party.served, all, "seed {seed}, requests of {channel:?} at {here}");
                 let mut answered = far_party.answered.clone();

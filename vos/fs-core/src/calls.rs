@@ -54,7 +54,7 @@ pub struct Reply {
     pub lease: Vec<u64>,
 }
 
-pub type Answer = Box<dyn FnOnce(Reply) + Send>;
+pub type Responder = Box<dyn FnOnce(Reply) + Send>;
 
 /// Times a change looks again because a name leads elsewhere than before the recall.
 const LOOKS_MAX: u32 = 64;
@@ -103,7 +103,7 @@ pub(crate) struct Job {
 
 impl Fs {
     /// Executes a request on this thread, except for what it has to wait for. `answer` is called once, from any thread.
-    pub fn submit(self: &Arc<Fs>, call: Call, answer: Answer) {
+    pub fn submit(self: &Arc<Fs>, call: Call, answer: Responder) {
         if call.session != 0
             && let Err(errno) = self.check_session(call.session)
         {
@@ -169,7 +169,7 @@ impl Fs {
     }
 
     /// Bytes are kept by whoever reads them, so they are read under a lease.
-    fn begin_read(self: &Arc<Fs>, read: api::Read, call: Call, answer: Answer) {
+    fn begin_read(self: &Arc<Fs>, read: api::Read, call: Call, answer: Responder) {
         let (session, ino) = (call.session, read.ino);
         let pages = if read.marks & api::WRITABLE != 0 { Pages::Changed } else { Pages::Kept };
         let fs = self.clone();
@@ -183,7 +183,7 @@ impl Fs {
         }
     }
 
-    fn run_read(self: &Arc<Fs>, call: &Call, answer: Answer) {
+    fn run_read(self: &Arc<Fs>, call: &Call, answer: Responder) {
         let reply = ops::read(self, call).unwrap_or_else(Reply::failed);
         let (fs, session) = (self.clone(), call.session);
         self.log.after(Box::new(move |result| match result {
@@ -192,7 +192,7 @@ impl Fs {
         }));
     }
 
-    fn deliver(&self, session: u64, mut reply: Reply, answer: Answer) {
+    fn deliver(&self, session: u64, mut reply: Reply, answer: Responder) {
         let inos = std::mem::take(&mut reply.lease);
         self.leases.deliver(session, &inos, |is_held| {
             if is_held {
@@ -202,7 +202,7 @@ impl Fs {
         });
     }
 
-    fn begin_job(self: &Arc<Fs>, call: Call, answer: Answer, run: fn(&Arc<Fs>, Arc<Job>)) {
+    fn begin_job(self: &Arc<Fs>, call: Call, answer: Responder, run: fn(&Arc<Fs>, Arc<Job>)) {
         let mark = Mark { session: call.session, sequence: call.sequence };
         if mark.session == 0 || mark.sequence == 0 {
             return run(self, Job::new(self, call, answer));
@@ -355,7 +355,7 @@ impl Fs {
 }
 
 impl Job {
-    fn new(fs: &Arc<Fs>, call: Call, answer: Answer) -> Arc<Job> {
+    fn new(fs: &Arc<Fs>, call: Call, answer: Responder) -> Arc<Job> {
         let answer = Arc::new(Mutex::new(Some(answer)));
         Arc::new(Job { fs: fs.clone(), call, answer, blocked: Mutex::new(None), looks: AtomicU32::new(0) })
     }

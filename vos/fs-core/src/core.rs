@@ -1,12 +1,12 @@
 //! The file system as one object: what all operations share, and how an operation's changes become permanent.
 //!
-//! [`Fs::transact`] is the only way to change anything: under the engine's lock it collects the changes, applies them
-//! in memory and queues their record, so that the order of application is the order of the log. The answer goes out
-//! when the record was written.
+//! [`Fs::transact`] is the only way to change anything: under the lock of `progress` it collects the changes, applies
+//! them in memory and queues their record, so that the order of application is the order of the log. The answer goes
+//! out when the record was written.
 //!
-//! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `engine`, `blocks`, then the leaves (log,
+//! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `progress`, `blocks`, then the leaves (log,
 //! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while
-//! the device works; the engine's lock may wait for a page of the metadata store.
+//! the device works; the lock of `progress` may wait for a page of the metadata store.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::alloc::{Allocator, Claim, Generation};
 use crate::aside::{self, Aside};
 use crate::cache::Cache;
-use crate::calls::Answer;
+use crate::calls::Responder;
 use crate::device::{BlockDevice, Need};
 use crate::error::{Errno, StoreError};
 use crate::extents::Run;
@@ -94,12 +94,12 @@ pub struct Fs {
     pub(crate) cache: Arc<Cache>,
     pub(crate) readahead: ReadAhead,
     pub(crate) leases: Leases,
-    pub(crate) sessions: Mutex<sessions::Table<Answer>>,
+    pub(crate) sessions: Mutex<sessions::Table<Responder>>,
     pub(crate) waiting: Mutex<Waiting>,
     pub(crate) lingering: Mutex<Lingering>,
     pub(crate) spawn: Spawn,
     pub(crate) now_ms: AtomicU64,
-    engine: Mutex<Engine>,
+    progress: Mutex<Progress>,
     checkpointing: Mutex<()>,
     files: Vec<Mutex<()>>,
     flush: FlushGate,
@@ -110,7 +110,7 @@ pub struct Fs {
     careful_writes: AtomicU32,
 }
 
-pub(crate) struct Engine {
+pub(crate) struct Progress {
     pub counters: Counters,
     /// Number of the last record.
     pub applied: u64,
@@ -176,7 +176,7 @@ impl Fs {
             lingering: Mutex::default(),
             spawn: options.spawn,
             now_ms: AtomicU64::new(options.now_ms),
-            engine: Mutex::new(Engine { counters: found.counters, applied: found.applied }),
+            progress: Mutex::new(Progress { counters: found.counters, applied: found.applied }),
             checkpointing: Mutex::new(()),
             files: (0..FILE_STRIPES).map(|_| Mutex::new(())).collect(),
             flush: FlushGate::default(),
@@ -214,8 +214,8 @@ impl Fs {
         finish: Finish<T>,
         work: impl FnOnce(&mut Txn<'_>) -> Result<T, Errno>,
     ) -> Result<(), (Errno, Finish<T>)> {
-        let mut engine = match self.enter(growth) {
-            Ok(engine) => engine,
+        let mut progress = match self.enter(growth) {
+            Ok(progress) => progress,
             Err(errno) => return Err((errno, finish)),
         };
         // A session ends under this lock: what it holds is given up afterwards, and nothing is added to it.
@@ -224,7 +224,7 @@ impl Fs {
         {
             return Err((errno, finish));
         }
-        let mut txn = Txn::new(&self.store, engine.counters);
+        let mut txn = Txn::new(&self.store, progress.counters);
         let reply = match work(&mut txn) {
             Ok(reply) => reply,
             Err(errno) => return Err((errno, finish)),
@@ -237,12 +237,12 @@ impl Fs {
             return Err((Errno::Io, finish));
         }
         if let Some((mark, reply)) = kept {
-            let entry = locked(&self.sessions).record(mark, engine.applied + 1);
+            let entry = locked(&self.sessions).record(mark, progress.applied + 1);
             if let Some(Err(errno)) = entry.map(|entry| entry.put(&mut txn, &reply)) {
                 return Err((errno, finish));
             }
         }
-        self.apply(&mut engine, txn, Box::new(move |result| finish(result.map(|()| reply))));
+        self.apply(&mut progress, txn, Box::new(move |result| finish(result.map(|()| reply))));
         Ok(())
     }
 
@@ -251,14 +251,14 @@ impl Fs {
         self.transact(Growth::Shrinks, None, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
     }
 
-    fn apply(&self, engine: &mut Engine, mut txn: Txn<'_>, done: Done) {
+    fn apply(&self, progress: &mut Progress, mut txn: Txn<'_>, done: Done) {
         let writes = std::mem::take(&mut txn.writes);
         let record = txn.into_record();
         if record.changes.is_empty() && record.allocated.is_empty() && record.freed.is_empty() {
             return self.log.after(done);
         }
-        engine.applied += 1;
-        engine.counters = record.counters;
+        progress.applied += 1;
+        progress.counters = record.counters;
         {
             let mut blocks = locked(&self.blocks);
             blocks.own(&record.allocated);
@@ -268,8 +268,8 @@ impl Fs {
         self.store.apply(record.changes);
     }
 
-    /// The engine's lock, with room for one record; [`Errno::NoSpace`] when the metadata region is full.
-    fn enter(&self, growth: Growth) -> Result<MutexGuard<'_, Engine>, Errno> {
+    /// The lock of `progress`, with room for one record; [`Errno::NoSpace`] when the metadata region is full.
+    fn enter(&self, growth: Growth) -> Result<MutexGuard<'_, Progress>, Errno> {
         let mut has_tried = false;
         if growth == Growth::Grows {
             self.aside.metadata()?;
@@ -278,12 +278,12 @@ impl Fs {
             if let Some(errno) = self.log.failed() {
                 return Err(errno);
             }
-            let engine = locked(&self.engine);
+            let progress = locked(&self.progress);
             let fits = growth == Growth::Shrinks || self.meta_used() < self.layout.meta_limit();
             if self.log.has_room() && fits {
-                return Ok(engine);
+                return Ok(progress);
             }
-            drop(engine);
+            drop(progress);
             if !fits && has_tried {
                 return Err(Errno::NoSpace);
             }
@@ -307,11 +307,11 @@ impl Fs {
 
     /// Number of the last record.
     pub(crate) fn applied(&self) -> u64 {
-        locked(&self.engine).applied
+        locked(&self.progress).applied
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        locked(&self.engine).counters
+        locked(&self.progress).counters
     }
 
     /// Takes blocks for data; asks for a checkpoint when that frees enough.
@@ -405,10 +405,10 @@ impl Fs {
             return Err(errno);
         }
         let frozen = {
-            let engine = locked(&self.engine);
-            let tail = self.log.tail_for(engine.applied);
+            let progress = locked(&self.progress);
+            let tail = self.log.tail_for(progress.applied);
             let mut blocks = locked(&self.blocks);
-            Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: engine.counters }
+            Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: progress.counters }
         };
         self.written_bytes.store(0, Ordering::Relaxed);
         // What is committed must not name blocks whose data is still on its way.

@@ -27,7 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS};
 use zerocopy::IntoBytes;
 
-use crate::calls::{Answer, Reply};
+use crate::calls::{Reply, Responder};
 
 /// Leases one session may hold; beyond that it caches nothing new.
 const LEASES_PER_SESSION_MAX: usize = 100_000;
@@ -165,7 +165,7 @@ struct Mailbox {
     owed: VecDeque<(u64, Option<u64>, u64)>,
     /// The recall that asks for everything.
     everything: Option<u64>,
-    poll: Option<(usize, Answer)>,
+    poll: Option<(usize, Responder)>,
 }
 
 /// A change, or a reader that needs the only lease.
@@ -324,7 +324,7 @@ impl Leases {
     }
 
     /// Parks an EVENTS request; answers at once when there is something. A second one displaces the first.
-    pub fn poll(&self, session: u64, capacity: usize, answer: Answer) {
+    pub fn poll(&self, session: u64, capacity: usize, answer: Responder) {
         let mut state = self.lock();
         let mailbox = state.mailboxes.entry(session).or_default();
         if let Some((_, old)) = mailbox.poll.replace((capacity, answer)) {

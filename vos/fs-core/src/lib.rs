@@ -50,7 +50,7 @@ mod store;
 pub mod testing;
 mod txn;
 
-pub use calls::{Answer, Call, Reply};
+pub use calls::{Call, Reply, Responder};
 pub use check::{Depth, Finding};
 pub use core::{Fs, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use sessions::{Opened, Opening, Place, Record, Reply, Standing, Step, Table};
 
-use crate::calls::Answer;
+use crate::calls::Responder;
 use crate::core::{Fs, locked};
 use crate::error::Errno;
 use crate::log::GAP_BYTES;
@@ -231,7 +231,7 @@ pub(crate) fn is_unused(inode: &Inode) -> bool {
 }
 
 /// Shared so that parked work can answer from any thread.
-pub(crate) type SharedAnswer = Arc<Mutex<Option<Answer>>>;
+pub(crate) type SharedAnswer = Arc<Mutex<Option<Responder>>>;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vos_api::{Operation, Reply};
 
-use crate::link::Connect;
+use crate::connecting::Connect;
 use crate::op::{Done, Op, SubmitError, Token};
 use crate::session::{Armed, Identity, Session, Size, Waiter};
 
@@ -56,7 +56,7 @@ enum Lead {
 
 /// The answer of a successful operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Answer {
+pub struct Completed {
     pub results: [u64; 4],
     pub data: Vec<u8>,
 }
@@ -78,7 +78,7 @@ impl BlockingSession {
     }
 
     /// Carries an operation out. Waits as long as it takes, over any number of restarts of the server.
-    pub fn call(&self, op: Op<'_>) -> Result<Answer, Errno> {
+    pub fn call(&self, op: Op<'_>) -> Result<Completed, Errno> {
         self.start(op)?.wait()
     }
 
@@ -215,10 +215,10 @@ impl State {
 
 impl Started {
     /// The answer with its data, copied out.
-    pub fn wait(mut self) -> Result<Answer, Errno> {
+    pub fn wait(mut self) -> Result<Completed, Errno> {
         let done = self.take();
         let answer = match done.error {
-            None => Ok(Answer { results: done.results, data: done.data.to_vec() }),
+            None => Ok(Completed { results: done.results, data: done.data.to_vec() }),
             Some(errno) => Err(errno),
         };
         self.session.release(done);

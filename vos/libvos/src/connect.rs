@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use abi::{Endpoint, IpcError};
 use ipc::{Port, RingClient, RingSpec, Wait, Waker};
 
-use crate::link::{ATTEMPT, Connect};
+use crate::connecting::{ATTEMPT, Connect};
 use crate::session::Size;
 
 /// Clones are the same port.

@@ -15,17 +15,17 @@
 
 mod blocking;
 mod connect;
+mod connecting;
 mod disk;
 mod ds;
-mod link;
 mod op;
 mod session;
 mod space;
 
-pub use blocking::{Answer, BlockingSession, Started};
+pub use blocking::{BlockingSession, Completed, Started};
 pub use connect::{PortConnect, SharedPort};
+pub use connecting::{ATTEMPT, Connect};
 pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
-pub use link::{ATTEMPT, Connect};
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};
 pub use session::{Armed, Identity, Session, Size};

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use vos_api::Operation;
 use vos_api::session::{Greeting, Hello};
 
-use crate::link::{Connect, Connecting, Poke};
+use crate::connecting::{Connect, Connecting, Poke};
 use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
 use crate::space::{RANGE_BYTES_MIN, Range, Space};
 
@@ -72,7 +72,7 @@ pub struct Session {
     entries: u32,
     /// What the server said it accepts, at most `entries`.
     in_flight_max: usize,
-    link: Link,
+    stage: Stage,
     /// Here while no helper thread has it.
     connect: Option<Box<dyn Connect>>,
     slots: Vec<Option<Pending>>,
@@ -88,7 +88,7 @@ pub struct Session {
     restarts: u64,
 }
 
-enum Link {
+enum Stage {
     Down(Option<Connecting>),
     Greeting(Arc<RingClient>),
     Up(Arc<RingClient>),
@@ -138,7 +138,7 @@ impl Session {
             next_token: 1,
             entries,
             in_flight_max: entries as usize,
-            link: Link::Down(None),
+            stage: Stage::Down(None),
             connect: Some(connect),
             slots: (0..entries).map(|_| None).collect(),
             free_slots: (0..entries).rev().collect(),
@@ -181,7 +181,7 @@ impl Session {
     }
 
     pub fn is_up(&self) -> bool {
-        matches!(self.link, Link::Up(_))
+        matches!(self.stage, Stage::Up(_))
     }
 
     /// Takes an operation; [`Session::flush`] makes it visible to the server.
@@ -191,7 +191,7 @@ impl Session {
         if span > TRANSFER_BYTES_MAX || !lock(&self.space).could_hold(span) {
             return Err(SubmitError::TooLong);
         }
-        if matches!(self.link, Link::Fenced) {
+        if matches!(self.stage, Stage::Fenced) {
             return Ok(self.refuse());
         }
         if self.order.len() >= self.in_flight_max {
@@ -224,7 +224,7 @@ impl Session {
     /// Makes everything submitted visible to the server. Cheap when there is nothing new.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.unpublished)
-            && let Link::Up(ring) | Link::Greeting(ring) = &self.link
+            && let Stage::Up(ring) | Stage::Greeting(ring) = &self.stage
         {
             ring.publish();
         }
@@ -251,12 +251,12 @@ impl Session {
         if !self.ready.is_empty() {
             return Armed::Work;
         }
-        match &self.link {
-            Link::Up(ring) | Link::Greeting(ring) => match ring.arm() {
+        match &self.stage {
+            Stage::Up(ring) | Stage::Greeting(ring) => match ring.arm() {
                 Arming::Armed => Armed::Sleep,
                 Arming::Ready => Armed::Work,
             },
-            Link::Down(_) | Link::Fenced => Armed::Sleep,
+            Stage::Down(_) | Stage::Fenced => Armed::Sleep,
         }
     }
 
@@ -264,7 +264,7 @@ impl Session {
     pub fn on_ready(&mut self) {
         // Before looking, so that what is set meanwhile wakes us again.
         self.poke.clear();
-        if let Link::Up(ring) | Link::Greeting(ring) = &self.link {
+        if let Stage::Up(ring) | Stage::Greeting(ring) = &self.stage {
             ring.disarm();
         }
         self.advance();
@@ -272,7 +272,7 @@ impl Session {
 
     /// After `ESTALE`: begins a new session with a new number. Caches and handles of the old one are void.
     pub fn renew(&mut self) -> io::Result<()> {
-        if matches!(self.link, Link::Fenced) {
+        if matches!(self.stage, Stage::Fenced) {
             self.id = random_id()?;
             self.next_sequence = 1;
             self.repeats_from = None;
@@ -291,22 +291,22 @@ impl Session {
     }
 
     pub(crate) fn waiter(&self) -> Waiter {
-        match &self.link {
-            Link::Up(ring) | Link::Greeting(ring) => Waiter::Ring(Arc::clone(ring)),
-            Link::Down(_) | Link::Fenced => Waiter::Poke(self.poke.clone()),
+        match &self.stage {
+            Stage::Up(ring) | Stage::Greeting(ring) => Waiter::Ring(Arc::clone(ring)),
+            Stage::Down(_) | Stage::Fenced => Waiter::Poke(self.poke.clone()),
         }
     }
 
     /// Moves the state on as far as it goes without waiting.
     fn advance(&mut self) {
-        if let Link::Down(connecting) = &mut self.link {
+        if let Stage::Down(connecting) = &mut self.stage {
             let Some((ring, connect)) = connecting.as_mut().and_then(Connecting::poll) else { return };
             self.connect = Some(connect);
             self.greet(ring);
         }
         // Bounded by what can be in flight, so that a busy server cannot keep us here.
         for _ in 0..=self.entries {
-            let (Link::Up(ring) | Link::Greeting(ring)) = &self.link else { return };
+            let (Stage::Up(ring) | Stage::Greeting(ring)) = &self.stage else { return };
             match ring.poll() {
                 Ok(Some(completion)) if completion.tag == HELLO_TAG => self.greeted(&completion),
                 Ok(Some(completion)) => self.take(&completion),
@@ -323,7 +323,7 @@ impl Session {
         let watched = epoll::add(&self.epoll, ring.fd(), epoll::EventData::new_u64(1), epoll::EventFlags::IN);
         let sent = ring.submit(&hello).is_ok();
         ring.publish();
-        self.link = Link::Greeting(ring);
+        self.stage = Stage::Greeting(ring);
         if !sent || watched.is_err() {
             self.lost(&"the new ring takes no request");
         }
@@ -338,7 +338,7 @@ impl Session {
     }
 
     fn greeted(&mut self, completion: &Completion) {
-        let Link::Greeting(ring) = &self.link else { return self.lost(&"a second answer to the greeting") };
+        let Stage::Greeting(ring) = &self.stage else { return self.lost(&"a second answer to the greeting") };
         match completion.status {
             0 => {}
             status if status == Errno::STALE.raw_os_error() as u32 => return self.fence(),
@@ -350,13 +350,13 @@ impl Session {
         if greeting.in_flight > 0 {
             self.in_flight_max = greeting.in_flight.min(u64::from(self.entries)) as usize;
         }
-        self.link = Link::Up(Arc::clone(ring));
+        self.stage = Stage::Up(Arc::clone(ring));
         self.resend();
     }
 
     /// Sends everything without a completion over the new ring, in order.
     fn resend(&mut self) {
-        let Link::Up(ring) = &self.link else { return };
+        let Stage::Up(ring) = &self.stage else { return };
         let ring = Arc::clone(ring);
         for &slot in self.order.values() {
             let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { continue };
@@ -368,7 +368,7 @@ impl Session {
     }
 
     fn send(&mut self, submission: &Submission) {
-        let Link::Up(ring) = &self.link else { return };
+        let Stage::Up(ring) = &self.stage else { return };
         match ring.submit(submission) {
             Ok(()) => self.unpublished = true,
             Err(_) => self.lost(&"the ring is full although the operation was within its entries"),
@@ -382,7 +382,7 @@ impl Session {
         let is_answer = place.as_ref().is_some_and(|pending| {
             pending.submission.sequence == completion.sequence && completion.in_bytes <= pending.submission.in_capacity
         });
-        let (true, Link::Up(ring)) = (is_answer, &self.link) else {
+        let (true, Stage::Up(ring)) = (is_answer, &self.stage) else {
             return self.lost(&"a completion does not match its operation");
         };
         let arena = ring.arena().clone();
@@ -411,22 +411,22 @@ impl Session {
     }
 
     fn leave_ring(&mut self) {
-        if let Link::Up(ring) | Link::Greeting(ring) = &self.link {
+        if let Stage::Up(ring) | Stage::Greeting(ring) = &self.stage {
             let _ = epoll::delete(&self.epoll, ring.fd());
         }
         self.unpublished = false;
-        self.link = Link::Down(None);
+        self.stage = Stage::Down(None);
     }
 
     fn reconnect(&mut self) -> io::Result<()> {
         let Some(connect) = self.connect.take() else { return Ok(()) };
-        self.link = Link::Down(Some(Connecting::start(connect, self.poke.clone())?));
+        self.stage = Stage::Down(Some(Connecting::start(connect, self.poke.clone())?));
         Ok(())
     }
 
     fn fence(&mut self) {
         self.leave_ring();
-        self.link = Link::Fenced;
+        self.stage = Stage::Fenced;
         self.poke.set();
         for (token, slot) in std::mem::take(&mut self.order) {
             let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::take) else { continue };
@@ -448,7 +448,7 @@ impl Session {
         if out.is_empty() {
             return Held::Nothing;
         }
-        let (Link::Up(ring) | Link::Greeting(ring)) = &self.link else { return Held::Copy(out.into()) };
+        let (Stage::Up(ring) | Stage::Greeting(ring)) = &self.stage else { return Held::Copy(out.into()) };
         let is_put = ring.arena().copy_in(submission.arena_offset as usize, out).is_ok();
         if is_put && submission.in_capacity == 0 { Held::Arena(ring.arena().clone()) } else { Held::Copy(out.into()) }
     }

@@ -119,8 +119,8 @@ mod tests {
             "pub struct Slot<T>(T);\nstruct Own;\npub(crate) enum Inner {}\npub unsafe trait Plain {}\npub mod gate;\n";
         assert_eq!(declared(text).collect::<Vec<_>>(), ["Slot", "Plain"]);
         assert_eq!(public_modules(text).collect::<Vec<_>>(), ["gate"]);
-        let text = "use a::B;\npub use c::{D, E as F,\n    g::H, i, LIMIT};\npub use j::K;\n";
-        assert_eq!(exported(text).collect::<Vec<_>>(), ["D", "F", "H", "K"]);
+        let text = "use a::Bit;\npub use c::{Dot, Eel as Fox,\n    g::Hat, i, LIMIT};\npub use j::Key;\n";
+        assert_eq!(exported(text).collect::<Vec<_>>(), ["Dot", "Fox", "Hat", "Key"]);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! last has ended, so that everything a killed broker said was taken before its successor asks.
 //!
 //! A record is on the shelf before anybody is told of what it says. Which of two brokers answers a request is settled
-//! by the request's number: see `engine/adopting.rs`.
+//! by the request's number: see `event_loop/adopting.rs`.
 //!
 //! **Versions.** A shelf is of the version of the binary that started it, and what lies on it of the version of the
 //! broker that put it there; both outlive daemons. The first packet of a connection is `HELLO` with the versions of the
@@ -21,7 +21,7 @@
 //! the one before. When there is none in common nothing is taken: the daemon starts a new shelf and replaces the
 //! servers, as when the shelf died too.
 //!
-//! Not here: starting the process (`node/dvsd`), what the records mean to a broker (`engine/`).
+//! Not here: starting the process (`node/dvsd`), what the records mean to a broker (`event_loop/`).
 
 pub(crate) mod outgoing;
 pub(crate) mod record;

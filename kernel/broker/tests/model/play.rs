@@ -23,7 +23,7 @@ fn player(endpoint: Endpoint) -> usize {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum Timing {
     Timed,
     Forever,
 }
@@ -34,12 +34,12 @@ pub enum What {
     Send {
         to: usize,
         message: u64,
-        patience: Patience,
+        timing: Timing,
     },
     Call {
         to: usize,
         message: u64,
-        patience: Patience,
+        timing: Timing,
     },
     Reply {
         to: usize,
@@ -209,12 +209,12 @@ impl Player<'_> {
 
     /// Waits for ever only where that cannot close a ring of more than two: of two with each other, else of the higher
     /// for the lower.
-    fn wait_of_sender(&mut self, to: usize) -> (Wait, Patience) {
+    fn wait_of_sender(&mut self, to: usize) -> (Wait, Timing) {
         let may_last = self.players == 2 || to < self.index;
         if may_last && self.chance.below(2) == 0 {
-            return (Wait::Forever, Patience::Forever);
+            return (Wait::Forever, Timing::Forever);
         }
-        (self.wait(), Patience::Timed)
+        (self.wait(), Timing::Timed)
     }
 
     fn other(&mut self) -> usize {
@@ -228,19 +228,19 @@ impl Player<'_> {
                 let to = self.other();
                 // Who owes an answer and waits for ever for its caller would have it wait for ever too.
                 self.answer_all();
-                let (wait, patience) = self.wait_of_sender(to);
+                let (wait, timing) = self.wait_of_sender(to);
                 let message = self.number();
                 let content = Message::new(SEND).with_word(0, message);
-                let what = What::Send { to, message, patience };
+                let what = What::Send { to, message, timing };
                 self.record(what, |player| done(player.port.send(endpoint(to), &content, wait)));
             }
             2..=3 => {
                 let to = self.other();
                 self.answer_all();
-                let (wait, patience) = self.wait_of_sender(to);
+                let (wait, timing) = self.wait_of_sender(to);
                 let message = self.number();
                 let content = Message::new(REQUEST).with_word(0, message);
-                let what = What::Call { to, message, patience };
+                let what = What::Call { to, message, timing };
                 self.record(what, |player| match player.port.sendrec(endpoint(to), &content, wait) {
                     Ok(reply) => player.took(reply, false),
                     Err(error) => Came::Failed(error),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use ipc::IpcError;
 
-use crate::play::{Call, Came, Patience, What};
+use crate::play::{Call, Came, Timing, What};
 
 /// How often what happened; a check of what never happens checks nothing.
 #[derive(Default, Debug)]
@@ -61,8 +61,8 @@ fn overlap(one: &Call, other: &Call) -> bool {
 impl History<'_> {
     fn is_allowed(&self, call: &Call, seen: &mut Seen) -> Verdict {
         match call.what {
-            What::Send { to, message, patience } => self.send(call, to, message, patience, seen),
-            What::Call { to, message, patience } => self.call(call, to, message, patience, seen),
+            What::Send { to, message, timing } => self.send(call, to, message, timing, seen),
+            What::Call { to, message, timing } => self.call(call, to, message, timing, seen),
             What::Reply { to, message, request } => self.reply(call, to, message, request, seen),
             What::Receive { from } => match call.came {
                 Came::Message { from: source, .. } if from.is_some_and(|wanted| wanted != source) => {
@@ -102,7 +102,7 @@ impl History<'_> {
         }
     }
 
-    fn send(&self, call: &Call, to: usize, message: u64, patience: Patience, seen: &mut Seen) -> Verdict {
+    fn send(&self, call: &Call, to: usize, message: u64, timing: Timing, seen: &mut Seen) -> Verdict {
         let is_taken = self.taken_by(call, to, message)?;
         match call.came {
             // The taker may have died before it could say so in its history: it records each call that returned.
@@ -114,7 +114,7 @@ impl History<'_> {
             Came::Failed(IpcError::SourceDied) => self.failed(call, Some(to), IpcError::SourceDied),
             Came::Failed(_) if is_taken => Err("taken although it failed".into()),
             Came::Failed(IpcError::Deadlock) => self.deadlock(call, to, seen),
-            Came::Failed(IpcError::TimedOut) if patience == Patience::Forever => Err("timed out of for ever".into()),
+            Came::Failed(IpcError::TimedOut) if timing == Timing::Forever => Err("timed out of for ever".into()),
             Came::Failed(error) => {
                 seen.timed_out += u64::from(error == IpcError::TimedOut);
                 seen.deaths += u64::from(error != IpcError::TimedOut);
@@ -124,7 +124,7 @@ impl History<'_> {
         }
     }
 
-    fn call(&self, call: &Call, to: usize, message: u64, patience: Patience, seen: &mut Seen) -> Verdict {
+    fn call(&self, call: &Call, to: usize, message: u64, timing: Timing, seen: &mut Seen) -> Verdict {
         let is_taken = self.taken_by(call, to, message)?;
         match call.came {
             Came::Message { from, message: reply, .. } => {
@@ -143,7 +143,7 @@ impl History<'_> {
             Came::Failed(IpcError::Deadlock) if is_taken => Err("taken although refused".into()),
             Came::Failed(IpcError::Deadlock) => self.deadlock(call, to, seen),
             Came::Failed(IpcError::DestinationDied) if is_taken => Err("taken although it says not".into()),
-            Came::Failed(IpcError::TimedOut) if patience == Patience::Forever => Err("timed out of for ever".into()),
+            Came::Failed(IpcError::TimedOut) if timing == Timing::Forever => Err("timed out of for ever".into()),
             Came::Failed(error) => {
                 seen.deaths += u64::from(error != IpcError::TimedOut);
                 self.failed(call, Some(to), error)
@@ -187,7 +187,7 @@ impl History<'_> {
     fn deadlock(&self, call: &Call, to: usize, seen: &mut Seen) -> Verdict {
         let is_both = self.calls.iter().any(|other| {
             let is_to_us = match other.what {
-                What::Send { to: back, patience: Patience::Forever, .. } => back == call.by,
+                What::Send { to: back, timing: Timing::Forever, .. } => back == call.by,
                 What::Call { to: back, .. } => back == call.by,
                 _ => false,
             };

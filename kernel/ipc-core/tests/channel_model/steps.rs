@@ -2,7 +2,7 @@
 
 use abi::layout::{parked, state, word};
 use ipc_core::wake::{kick, prepare_sleep};
-use ipc_core::{Both, Data, Kind, Patience, Word, both_send, posting, slot};
+use ipc_core::{Both, Data, Kind, Timing, Word, both_send, posting, slot};
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::memory::{As, Channel, MaskOf, Party, Role, SlotOf, Without};
@@ -128,11 +128,11 @@ impl Channel {
     }
 
     pub fn publish_untimed(&self, role: Role, value: u32) {
-        self.publish(role, Word::after(0, Kind::Send, Patience::Untimed, Data::None), value);
+        self.publish(role, Word::after(0, Kind::Send, Timing::Untimed, Data::None), value);
     }
 
     pub fn publish_timed(&self, role: Role, value: u32) -> Word {
-        let word = Word::after(0, Kind::Send, Patience::Timed, Data::None);
+        let word = Word::after(0, Kind::Send, Timing::Timed, Data::None);
         let offer = || self.side(role).state.store(word.in_state(state::OFFERED), Release);
         if self.lacks(Without::OfferBeforeWord) {
             self.publish(role, word, value);
@@ -209,7 +209,7 @@ impl Channel {
     // A slot that is written anew while its receiver copies.
 
     fn request_without_limit(previous: u32) -> Word {
-        Word::after(previous, Kind::Request, Patience::Untimed, Data::None)
+        Word::after(previous, Kind::Request, Timing::Untimed, Data::None)
     }
 
     pub fn publish_anew(&self, role: Role, previous: u32, value: u32) -> u32 {
@@ -237,7 +237,7 @@ impl Channel {
     // Calls.
 
     pub fn publish_request(&self, role: Role, value: u32) -> Word {
-        let word = Word::after(0, Kind::Request, Patience::Timed, Data::None);
+        let word = Word::after(0, Kind::Request, Timing::Timed, Data::None);
         let side = self.side(role);
         side.state.store(word.in_state(state::OFFERED), Release);
         if !self.lacks(Without::ReplyWordBeforeWord) {
@@ -300,7 +300,7 @@ impl Channel {
     }
 
     pub fn send_as_higher(&self, role: Role) -> Slept {
-        let own = Word::after(0, Kind::Send, Patience::Untimed, Data::None);
+        let own = Word::after(0, Kind::Send, Timing::Untimed, Data::None);
         self.publish_untimed(role, 41);
         self.kick(role);
         let sees_peer = || both_send(2, 1, self.offered(role.other())) == Both::GiveWay;

@@ -53,9 +53,9 @@ fn everywhere_in_time(world: &dyn World, case: impl Fn(Cast, Wait) -> bool) {
     let mut witnesses = [world.near_server(Endpoint::RS, 1), world.server(Endpoint::IS, 1)];
     let mut epochs = 1..;
     for places in PLACES {
-        let mut play = |patience| {
+        let mut play = |timing| {
             let cast = cast(world, places, epochs.next().unwrap(), &mut witnesses);
-            let is_in_time = case(cast, patience);
+            let is_in_time = case(cast, timing);
             for witness in &mut witnesses {
                 for endpoint in [DELEGATOR, TARGET, OTHER] {
                     witness.wait4unbind(endpoint, SOON).unwrap();
@@ -316,7 +316,7 @@ pub(super) fn client_learns_that_the_target_of_its_request_died(world: &dyn Worl
 }
 
 pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn World) {
-    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, mut other }, patience| {
+    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, mut other }, timing| {
         let own = client.endpoint();
         let privileges = Privileges { calls: Calls::ALL.without(Calls::DELEGATE), ..Privileges::server() };
         wait_until_known(&mut other, DELEGATOR);
@@ -334,7 +334,7 @@ pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn 
             other.send(DELEGATOR, &Message::new(0), SOON).unwrap();
             let mut delegator = delegating.join().unwrap();
             // The lane ends at the target a moment later.
-            assert!(matches!(target.wait_event(patience), Err(IpcError::TimedOut)));
+            assert!(matches!(target.wait_event(timing), Err(IpcError::TimedOut)));
             let late = target.reply(own, &Message::new(2));
             assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
             // It goes on serving whom it served.
@@ -349,7 +349,7 @@ pub(super) fn client_learns_that_its_delegator_may_delegate_no_more(world: &dyn 
 }
 
 pub(super) fn client_learns_that_its_delegator_died_and_the_target_that_nobody_waits(world: &dyn World) {
-    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, .. }, patience| {
+    everywhere_in_time(world, |Cast { mut client, mut delegator, mut target, .. }, timing| {
         let own = client.endpoint();
         thread::scope(|scope| {
             let calling = scope.spawn(move || client.sendrec(DELEGATOR, &Message::new(1), Wait::Forever));
@@ -359,7 +359,7 @@ pub(super) fn client_learns_that_its_delegator_died_and_the_target_that_nobody_w
             assert_eq!(calling.join().unwrap(), Err(IpcError::SourceDied));
             target.wait4unbind(DELEGATOR, SOON).unwrap();
             // Its channel ends with it, of which it is told a moment later.
-            assert!(matches!(target.wait_event(patience), Err(IpcError::TimedOut)));
+            assert!(matches!(target.wait_event(timing), Err(IpcError::TimedOut)));
             let late = target.reply(own, &Message::new(2));
             assert!(matches!(late, Ok(()) | Err(IpcError::NotWaiting)), "{late:?}");
             late.is_err()

@@ -37,14 +37,14 @@ pub(super) fn sides() -> (Caller, Taker) {
 impl Caller {
     /// Calls `to` until the call is given up after its request was taken.
     pub fn give_up(&self, client: &mut Port, to: Endpoint, message: &Message) {
-        let mut patience = FIRST;
+        let mut timing = FIRST;
         loop {
-            assert_eq!(client.sendrec(to, message, Wait::For(patience)), Err(IpcError::TimedOut));
+            assert_eq!(client.sendrec(to, message, Wait::For(timing)), Err(IpcError::TimedOut));
             self.ended.send(()).unwrap();
             if matches!(self.verdict.recv().unwrap(), Verdict::WasTaken) {
                 return;
             }
-            patience *= 2;
+            timing *= 2;
         }
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Waiting<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Slot {
+enum ChunkState {
     Free,
     /// The chunk's place in the copy.
     Running {
@@ -68,7 +68,7 @@ enum Slot {
 #[derive(Debug)]
 pub(crate) struct CopyLane {
     ring: RingClient,
-    slots: [Slot; COPY_ENTRIES as usize],
+    slots: [ChunkState; COPY_ENTRIES as usize],
 }
 
 /// Requests a small copy is cut into, so that one party copies out while the other copies in.
@@ -93,7 +93,7 @@ struct Progress {
 
 impl CopyLane {
     pub fn new(ring: RingClient) -> CopyLane {
-        CopyLane { ring, slots: [Slot::Free; COPY_ENTRIES as usize] }
+        CopyLane { ring, slots: [ChunkState::Free; COPY_ENTRIES as usize] }
     }
 
     pub fn channel(&self) -> ChannelId {
@@ -109,8 +109,8 @@ impl CopyLane {
         let mut progress = Progress { next: 0, running: 0, begun: false, failed: None };
         let result = self.run_to_end(&mut job, &mut waiting, &mut progress);
         for slot in &mut self.slots {
-            if let Slot::Running { .. } = slot {
-                *slot = Slot::Abandoned;
+            if let ChunkState::Running { .. } = slot {
+                *slot = ChunkState::Abandoned;
             }
         }
         result
@@ -132,7 +132,7 @@ impl CopyLane {
                 return progress.failed.map_or(Ok(()), Err);
             }
             // More to ask, and a slot became free.
-            if !is_asked && self.slots.contains(&Slot::Free) {
+            if !is_asked && self.slots.contains(&ChunkState::Free) {
                 continue;
             }
             self.wait(job, waiting)?;
@@ -151,7 +151,7 @@ impl CopyLane {
             if progress.failed.is_some() || progress.begun && progress.next == job.bytes {
                 break;
             }
-            if *slot != Slot::Free {
+            if *slot != ChunkState::Free {
                 continue;
             }
             let bytes = (job.bytes - progress.next).min(part_bytes(job.bytes)) as u32;
@@ -172,11 +172,11 @@ impl CopyLane {
             };
             // An owner takes a request before it completes it: whoever freed the slot has room in its ring, or lies.
             self.ring.submit(&request.to_submission(tag, arena_offset)).map_err(|_| IpcError::Corrupt)?;
-            *slot = Slot::Running { at, bytes };
+            *slot = ChunkState::Running { at, bytes };
             (progress.next, progress.begun) = (at + u64::from(bytes), true);
             progress.running += 1;
             // As the owner does with what it copies.
-            if !job.local.is_reading() && !self.ring.link().is_peer_parked() {
+            if !job.local.is_reading() && !self.ring.half().is_peer_parked() {
                 self.ring.publish();
             }
         }
@@ -191,10 +191,10 @@ impl CopyLane {
         progress: &mut Progress,
     ) -> Result<(), IpcError> {
         let slot = self.slots.get_mut(completion.tag as usize).ok_or(IpcError::Corrupt)?;
-        let (at, bytes) = match std::mem::replace(slot, Slot::Free) {
-            Slot::Running { at, bytes } => (at as usize, bytes as usize),
-            Slot::Abandoned => return Ok(()),
-            Slot::Free => return Err(IpcError::Corrupt),
+        let (at, bytes) = match std::mem::replace(slot, ChunkState::Free) {
+            ChunkState::Running { at, bytes } => (at as usize, bytes as usize),
+            ChunkState::Abandoned => return Ok(()),
+            ChunkState::Free => return Err(IpcError::Corrupt),
         };
         progress.running -= 1;
         if completion.status != 0 {
@@ -220,7 +220,7 @@ impl CopyLane {
         let ring = &self.ring;
         let look = || ring.has_news().then_some(());
         let Waiting { own_control, budget, deadline, attend } = waiting;
-        match wait_for(ring.link(), own_control, budget, Terms::until(*deadline), attend, look) {
+        match wait_for(ring.half(), own_control, budget, Terms::until(*deadline), attend, look) {
             Ok(()) => Ok(()),
             Err(Stop::TimedOut) => Err(IpcError::TimedOut),
             Err(Stop::PeerGone(Gone::Died | Gone::Replaced(_))) => Err(job.local.owner_died()),

@@ -41,7 +41,7 @@ fn perform(lane: &RingServer, grants: &mut Grants<Arena>, submission: &Submissio
         Request::Write(chunk) => (chunk, Direction::Write),
     };
     let Chunk { grant, offset, bytes, whole_end } = chunk;
-    let incarnation = lane.link().peer_control().incarnation();
+    let incarnation = lane.half().peer_control().incarnation();
     let memory = grants.used(grant, &Use { by: lane.client(), incarnation, wanted, offset, end: whole_end })?;
     let (offset, bytes) = (usize::try_from(offset).map_err(|_| IpcError::OutOfGrant)?, bytes as usize);
     let (arena, arena_offset) = (lane.arena(), submission.arena_offset as usize);

@@ -6,7 +6,7 @@ use abi::delegation::{Limit, Relayed, Request, SLOT_BYTES, head_of, message_of};
 use abi::limits::DELEGATE_ENTRIES;
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError, Message};
-use ipc_core::{ChannelId, Patience};
+use ipc_core::{ChannelId, Timing};
 use ipc_shm::Arena;
 
 use super::{Bits, Outcome, Passed};
@@ -119,11 +119,11 @@ impl Inward {
     }
 
     fn keep(&mut self, submission: &Submission, relayed: Relayed) {
-        let patience = match relayed.limit {
-            Limit::Timed => Patience::Timed,
-            Limit::Untimed => Patience::Untimed,
+        let timing = match relayed.limit {
+            Limit::Timed => Timing::Timed,
+            Limit::Untimed => Timing::Untimed,
         };
-        let passed = Passed { lane: self.lane(), tag: submission.tag, arena_offset: submission.arena_offset, patience };
+        let passed = Passed { lane: self.lane(), tag: submission.tag, arena_offset: submission.arena_offset, timing };
         // In one lane the later request of a client is the newer.
         if let Some(at) = self.came.iter().position(|came| came.client == relayed.client)
             && let Some(older) = self.came.remove(at)

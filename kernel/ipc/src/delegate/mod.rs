@@ -21,8 +21,8 @@ use std::sync::Arc;
 use abi::delegation::SLOT_BYTES;
 use abi::limits::DELEGATE_ENTRIES;
 use abi::{Endpoint, IpcError, Message};
-use ipc_core::{ChannelId, Patience, Word};
-use ipc_shm::Link;
+use ipc_core::{ChannelId, Timing, Word};
+use ipc_shm::ChannelHalf;
 
 pub(crate) use bits::Bits;
 pub(crate) use inward::{Came, Inward};
@@ -56,23 +56,23 @@ pub(crate) struct Passed {
     pub tag: u32,
     pub arena_offset: u32,
     /// Of the client's call.
-    pub patience: Patience,
+    pub timing: Timing,
 }
 
 /// Whom an answer is for.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// The caller of this request, at the other end of a channel of messages.
-    Caller { link: Arc<Link>, channel: ChannelId, request: Word },
+    Caller { half: Arc<ChannelHalf>, channel: ChannelId, request: Word },
     /// Another delegator.
     Delegator(Passed),
 }
 
 impl Origin {
-    pub fn patience(&self) -> Patience {
+    pub fn timing(&self) -> Timing {
         match self {
-            Origin::Caller { request, .. } => request.patience,
-            Origin::Delegator(passed) => passed.patience,
+            Origin::Caller { request, .. } => request.timing,
+            Origin::Delegator(passed) => passed.timing,
         }
     }
 }

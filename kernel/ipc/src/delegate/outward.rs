@@ -6,8 +6,8 @@ use abi::delegation::{Limit, Relayed, Request, SLOT_BYTES, head_of, message_of};
 use abi::limits::{DELEGATE_ENTRIES, INLINE_BYTES_MAX, RELAYS_PER_LANE};
 use abi::ring::Completion;
 use abi::{Endpoint, IpcError, Message};
-use ipc_core::Patience;
-use ipc_shm::Link;
+use ipc_core::Timing;
+use ipc_shm::ChannelHalf;
 
 use super::{Bits, Delegating, Origin, Outcome};
 use crate::ring::RingClient;
@@ -68,9 +68,9 @@ impl Outward {
         if self.relays >= RELAYS_PER_LANE {
             return Err(IpcError::TableFull);
         }
-        let limit = match relay.origin.patience() {
-            Patience::Timed => Limit::Timed,
-            Patience::Untimed => Limit::Untimed,
+        let limit = match relay.origin.timing() {
+            Timing::Timed => Limit::Timed,
+            Timing::Untimed => Limit::Untimed,
         };
         let (tag, arena) = (self.free_entry()?, self.ring.arena());
         let at = tag * SLOT_BYTES;
@@ -93,11 +93,11 @@ impl Outward {
         self.relays > 0
     }
 
-    /// Whether it is the request `request` of the channel `link` that is under way.
-    pub fn relays_from(&self, link: &Link, request: u32) -> bool {
+    /// Whether it is the request `request` of the channel `half` that is under way.
+    pub fn relays_from(&self, half: &ChannelHalf, request: u32) -> bool {
         self.entries.iter().any(|entry| match entry {
-            Entry::Relay(Origin::Caller { link: of, request: its, .. }) => {
-                std::ptr::eq(&**of, link) && its.raw() == request
+            Entry::Relay(Origin::Caller { half: of, request: its, .. }) => {
+                std::ptr::eq(&**of, half) && its.raw() == request
             }
             _ => false,
         })

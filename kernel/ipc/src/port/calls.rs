@@ -4,9 +4,9 @@ use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
 use ipc_core::{Kind, Word, posting};
 
+use super::attached::{Attached, AttachedKey, Use};
 use super::events::{Found, Wanted};
 use super::opening::OPENS_MAX;
-use super::slots::{Slot, SlotKey, Use};
 use super::{Event, Port};
 use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
@@ -64,7 +64,7 @@ impl Port {
     pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         self.check_call(data)?;
         self.beside_watch(|port| {
-            let result = match port.slots.talk_with(to) {
+            let result = match port.attached.talk_with(to) {
                 Some(key) => match port.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)) {
                     Err(Failure::Error(error)) => Err(error),
                     // The request came over a channel that is no more, so its caller waits for nothing there.
@@ -95,13 +95,13 @@ impl Port {
         let mut left = mask;
         for _ in 0..OPENS_MAX {
             let key = self.talk_with(to, Deadline::Never)?;
-            let slot = self.slots.get_mut(key).ok_or(IpcError::NotBound)?;
-            if let Use::Messages(talk) = &slot.usage {
+            let attached = self.attached.get_mut(key).ok_or(IpcError::NotBound)?;
+            if let Use::Messages(talk) = &attached.usage {
                 talk.rights.check_own(Calls::NOTIFY)?;
             }
             // Another channel with the same peer takes its place.
-            let is_replaced = || matches!(gone(&slot.link), Some(Gone::Replaced(_)));
-            left = posting::post(&*slot.link, left, is_replaced);
+            let is_replaced = || matches!(gone(&attached.half), Some(Gone::Replaced(_)));
+            left = posting::post(&*attached.half, left, is_replaced);
             if left == 0 {
                 return Ok(());
             }
@@ -159,7 +159,7 @@ impl Port {
             Ok(key) => key,
             Err(error) => return self.last_bits_of(peer, wanted).ok_or(error),
         };
-        self.slots.heat(key);
+        self.attached.heat(key);
         let mut glares = 0;
         loop {
             if self.lanes.has_requests() && self.take_passed_of(peer) {
@@ -170,27 +170,27 @@ impl Port {
             }
             let wake_ups = WakeUps::Since(self.seen_wakeups);
             let terms = Terms { wake_ups, ..Terms::until(deadline).calling(peer) };
-            let slot = self.slots.get_mut(key).ok_or(IpcError::SourceDied)?;
-            let (link, Use::Messages(talk)) = (slot.link.clone(), &mut slot.usage) else {
+            let attached = self.attached.get_mut(key).ok_or(IpcError::SourceDied)?;
+            let (half, Use::Messages(talk)) = (attached.half.clone(), &mut attached.usage) else {
                 return Err(IpcError::BadEndpoint);
             };
             let expected = Expected::of(peer);
             let look = || {
                 if wanted == Wanted::Everything
-                    && let mask @ 1.. = talk.take_notifications(&link)
+                    && let mask @ 1.. = talk.take_notifications(&half)
                 {
                     return Some(Ok(Seen::Notified(mask)));
                 }
-                match talk.offered(&link) {
+                match talk.offered(&half) {
                     Ok(Some(word)) => Some(Ok(Seen::Offered(word))),
                     Ok(None) if expected.came.get() => Some(Ok(Seen::Relayed)),
-                    Ok(None) => (link.own_closed() != 0).then_some(Ok(Seen::Ended)),
+                    Ok(None) => (half.own_closed() != 0).then_some(Ok(Seen::Ended)),
                     Err(error) => Some(Err(error)),
                 }
             };
-            let (expected, channel) = (Some(&expected), slot.channel);
+            let (expected, channel) = (Some(&expected), attached.channel);
             let mut attend = Attend { lanes: &mut self.lanes, connection: &mut self.connection, channel, expected };
-            let found = wait_for(&link, &self.control, &mut self.budget, terms, &mut attend, look);
+            let found = wait_for(&half, &self.control, &mut self.budget, terms, &mut attend, look);
             match found {
                 Ok(Ok(Seen::Notified(mask))) => return Ok(Offer::Notified(mask)),
                 Ok(Ok(Seen::Offered(word))) => {
@@ -202,7 +202,7 @@ impl Port {
                 Ok(Ok(Seen::Ended)) => {
                     self.settle_ended();
                     key = self.talk_with(peer, deadline)?;
-                    self.slots.heat(key);
+                    self.attached.heat(key);
                 }
                 Ok(Err(error)) => {
                     self.close_slot(key, error);
@@ -220,7 +220,7 @@ impl Port {
                     }
                     // It gave way to the peer's own, which brings the message, or the peer has another owner.
                     key = self.talk_with(peer, deadline)?;
-                    self.slots.heat(key);
+                    self.attached.heat(key);
                 }
                 Err(Stop::Own(IpcError::WokenUp)) => {
                     self.seen_wakeups = self.control.wakeups();
@@ -241,21 +241,21 @@ impl Port {
     }
 
     /// Takes the message that is offered on a channel into the inbox, when it is one that is wanted.
-    pub(super) fn take_message(&mut self, key: SlotKey, wanted: Wanted) -> Result<bool, IpcError> {
-        let Some(slot) = self.slots.get_mut(key) else { return Ok(false) };
-        let Use::Messages(talk) = &mut slot.usage else { return Ok(false) };
-        let Some(word) = talk.offered(&slot.link)? else { return Ok(false) };
+    pub(super) fn take_message(&mut self, key: AttachedKey, wanted: Wanted) -> Result<bool, IpcError> {
+        let Some(attached) = self.attached.get_mut(key) else { return Ok(false) };
+        let Use::Messages(talk) = &mut attached.usage else { return Ok(false) };
+        let Some(word) = talk.offered(&attached.half)? else { return Ok(false) };
         if wanted == Wanted::Requests && word.kind != Kind::Request {
             return Ok(false);
         }
         self.take_offered(key, word)
     }
 
-    fn take_offered(&mut self, key: SlotKey, word: Word) -> Result<bool, IpcError> {
-        let Some(slot) = self.slots.get_mut(key) else { return Ok(false) };
-        let peer = slot.peer;
-        let attend = Attend::of(&mut self.lanes, &mut self.connection, slot.channel);
-        let (parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
+    fn take_offered(&mut self, key: AttachedKey, word: Word) -> Result<bool, IpcError> {
+        let Some(attached) = self.attached.get_mut(key) else { return Ok(false) };
+        let peer = attached.peer;
+        let attend = Attend::of(&mut self.lanes, &mut self.connection, attached.channel);
+        let (parties, talk) = parties(attached, &self.control, self.endpoint, &mut self.budget, attend)?;
         let is_taken = talk.take(&parties, word, &mut self.inbox)?;
         if is_taken && word.kind == Kind::Request && self.lanes.delegating.is_involved() {
             self.forget_passed(peer);
@@ -264,10 +264,10 @@ impl Port {
     }
 
     /// Closes a channel whose peer broke the protocol.
-    pub(super) fn close_slot(&mut self, key: SlotKey, reason: IpcError) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.link.close(reason.code());
-            self.connection.close_channel(slot.channel, reason);
+    pub(super) fn close_slot(&mut self, key: AttachedKey, reason: IpcError) {
+        if let Some(attached) = self.attached.get_mut(key) {
+            attached.half.close(reason.code());
+            self.connection.close_channel(attached.channel, reason);
         }
         self.end_slot(key, reason);
     }
@@ -304,14 +304,14 @@ impl Port {
     /// Runs one call on a channel, and forgets it when it turned out to be over.
     pub(super) fn talk_over<T>(
         &mut self,
-        key: SlotKey,
+        key: AttachedKey,
         call: &impl Fn(&mut Talk, &mut Parties<'_>, &mut Inbox) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         // The call parks in its own way, so the channel must not ring meanwhile; afterwards it is looked at again.
-        let slot = self.slots.heat(key).ok_or(IpcError::NotBound)?;
-        let channel = slot.channel;
+        let attached = self.attached.heat(key).ok_or(IpcError::NotBound)?;
+        let channel = attached.channel;
         let attend = Attend::of(&mut self.lanes, &mut self.connection, channel);
-        let (mut parties, talk) = parties(slot, &self.control, self.endpoint, &mut self.budget, attend)?;
+        let (mut parties, talk) = parties(attached, &self.control, self.endpoint, &mut self.budget, attend)?;
         let result = call(talk, &mut parties, &mut self.inbox);
         match &result {
             Err(Failure::Error(IpcError::Corrupt)) => self.close_slot(key, IpcError::Corrupt),
@@ -350,19 +350,19 @@ enum Seen {
 /// is waited for.
 const AGAIN_MAX: u32 = 1024;
 
-/// Splits a slot into what talks and what it remembers. Moved, it would cost more than it does.
+/// Splits an attached channel into what talks and what it remembers. Moved, it would cost more than it does.
 #[inline(always)]
 fn parties<'a>(
-    slot: &'a mut Slot,
+    attached: &'a mut Attached,
     own_control: &'a ipc_shm::ControlPage,
     own: Endpoint,
     budget: &'a mut ipc_core::Budget,
     attend: Attend<'a>,
 ) -> Result<(Parties<'a>, &'a mut Talk), IpcError> {
-    let (peer, proxied) = (slot.peer, slot.proxied);
-    match &mut slot.usage {
+    let (peer, proxied) = (attached.peer, attached.proxied);
+    match &mut attached.usage {
         Use::Messages(talk) => {
-            Ok((Parties { link: &slot.link, own_control, own, peer, proxied, budget, attend }, talk))
+            Ok((Parties { half: &attached.half, own_control, own, peer, proxied, budget, attend }, talk))
         }
         Use::Ring(_) | Use::Copies(_) | Use::Delegation { .. } => Err(IpcError::BadEndpoint),
     }

@@ -22,10 +22,10 @@ impl Port {
         if to == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
-        let key = self.slots.talk_with(to);
+        let key = self.attached.talk_with(to);
         // Whom the port talked with may be gone; then the grant is for whoever uses it first.
-        let slot = key.and_then(|key| self.slots.get_mut(key)).filter(|slot| gone(&slot.link).is_none());
-        let incarnation = slot.map(|slot| slot.link.peer_control().incarnation());
+        let attached = key.and_then(|key| self.attached.get_mut(key)).filter(|attached| gone(&attached.half).is_none());
+        let incarnation = attached.map(|attached| attached.half.peer_control().incarnation());
         self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
     }
 
@@ -147,7 +147,7 @@ impl Port {
         let open = Open { peer: owner, lane, ring: Some(COPY_SPEC), if_absent: IfAbsent::Fail };
         let answer = self.connection.call(&FromPort::Open(open)).map_err(|error| match error {
             // It was there when it gave the grant.
-            IpcError::NoSuchEndpoint if self.slots.talk_with(owner).is_some() => died,
+            IpcError::NoSuchEndpoint if self.attached.talk_with(owner).is_some() => died,
             error => error,
         })?;
         Ok(CopyLane::new(self.opened_ring(answer.opened()?, owner, COPY_SPEC)?))

@@ -4,8 +4,8 @@ use abi::{Endpoint, IpcError, Lane, Message};
 use broker_api::{FromPort, IfAbsent, Open};
 use ipc_core::{ChannelId, Owed, Verdict, judge};
 
+use super::attached::{AttachedKey, Use};
 use super::events::{Found, News, Wanted};
-use super::slots::{SlotKey, Use};
 use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
 use crate::lanes::{Attend, Purpose};
@@ -36,8 +36,8 @@ impl Port {
         self.lane_to(to)?.relay(Relay { origin, client: of, message, data })?;
         self.lanes.delegating.in_flight += 1;
         if self.lanes.delegating.passed.remove(&of).is_none()
-            && let Some(key) = self.slots.talk_with(of)
-            && let Some(Use::Messages(talk)) = self.slots.get_mut(key).map(|slot| &mut slot.usage)
+            && let Some(key) = self.attached.talk_with(of)
+            && let Some(Use::Messages(talk)) = self.attached.get_mut(key).map(|attached| &mut attached.usage)
         {
             talk.was_relayed();
         }
@@ -118,20 +118,20 @@ impl Port {
             return None;
         }
         let (from, mut mask) = self.lanes.delegating.notified.pop()?;
-        if let Some(key) = self.slots.talk_with(from)
-            && let Some(slot) = self.slots.get_mut(key)
-            && let Use::Messages(talk) = &mut slot.usage
+        if let Some(key) = self.attached.talk_with(from)
+            && let Some(attached) = self.attached.get_mut(key)
+            && let Use::Messages(talk) = &mut attached.usage
         {
-            mask |= talk.take_notifications(&slot.link);
+            mask |= talk.take_notifications(&attached.half);
         }
         Some(Event::Notified { from, mask })
     }
 
     /// A delegate lane's turn.
-    pub(super) fn look_at_delegation(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
-        let Some(lane) = self.slots.get_mut(key).map(|slot| slot.channel) else { return Ok(None) };
+    pub(super) fn look_at_delegation(&mut self, key: AttachedKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
+        let Some(lane) = self.attached.get_mut(key).map(|attached| attached.channel) else { return Ok(None) };
         if self.attend(lane).serve_one(lane) {
-            self.slots.stay_hot(key);
+            self.attached.stay_hot(key);
             self.settle_ended();
         }
         if let Some(reason) = self.lanes.inward(lane).and_then(|lane| lane.broken()) {
@@ -148,7 +148,7 @@ impl Port {
         }
         let waiting = self.lanes.inward(lane).map_or(0, |lane| lane.came.len() as u32);
         let is_taken = waiting > 0 && self.take_passed(lane, |_| true);
-        if let Some(Use::Delegation { turns }) = self.slots.get_mut(key).map(|slot| &mut slot.usage) {
+        if let Some(Use::Delegation { turns }) = self.attached.get_mut(key).map(|attached| &mut attached.usage) {
             // A turn that begins is that of all clients whose requests are there.
             *turns = if *turns == 0 { waiting } else { *turns };
             *turns = if is_taken { *turns - 1 } else { 0 };
@@ -157,8 +157,8 @@ impl Port {
     }
 
     /// What a delegate lane holds.
-    pub(super) fn news_of_delegation(&mut self, key: SlotKey) -> News {
-        let Some(lane) = self.slots.get_mut(key).map(|slot| slot.channel) else { return News::None };
+    pub(super) fn news_of_delegation(&mut self, key: AttachedKey) -> News {
+        let Some(lane) = self.attached.get_mut(key).map(|attached| attached.channel) else { return News::None };
         if self.lanes.has_entries(lane) {
             return News::Wanted;
         }
@@ -177,7 +177,7 @@ impl Port {
     #[inline]
     pub(super) fn settle_lanes(&mut self) {
         for accepted in self.lanes.take_unslotted() {
-            if let Err(error) = self.watch_lane(accepted.channel, accepted.peer, accepted.link, accepted.purpose) {
+            if let Err(error) = self.watch_lane(accepted.channel, accepted.peer, accepted.half, accepted.purpose) {
                 self.connection.close_channel(accepted.channel, error);
             }
         }
@@ -189,15 +189,15 @@ impl Port {
 
     /// Has all lanes looked at: after they were disturbed, or when what is held back may go on.
     pub(super) fn heat_lanes(&mut self) {
-        for key in self.slots.lanes() {
-            self.slots.heat(key);
+        for key in self.attached.lanes() {
+            self.attached.heat(key);
         }
     }
 
     /// Forgets channels that ended while something else was waited for.
     pub(super) fn settle_ended(&mut self) {
         while let Some((channel, reason)) = self.lanes.delegating.ended.pop() {
-            if let Some(key) = self.slots.by_channel(channel) {
+            if let Some(key) = self.attached.by_channel(channel) {
                 self.end_slot(key, reason);
             }
         }
@@ -212,10 +212,10 @@ impl Port {
         &mut self,
         channel: ChannelId,
         peer: Endpoint,
-        link: std::sync::Arc<ipc_shm::Link>,
+        half: std::sync::Arc<ipc_shm::ChannelHalf>,
         purpose: Purpose,
     ) -> Result<(), IpcError> {
-        self.watch(channel, peer, link, Proxied::No, purpose.into()).map(drop)
+        self.watch(channel, peer, half, Proxied::No, purpose.into()).map(drop)
     }
 
     fn attend(&mut self, channel: ChannelId) -> Attend<'_> {
@@ -227,15 +227,15 @@ impl Port {
         if let Some(passed) = self.lanes.delegating.passed.get(&client) {
             return Ok(Origin::Delegator(*passed));
         }
-        let key = self.slots.talk_with(client).ok_or(IpcError::NotWaiting)?;
+        let key = self.attached.talk_with(client).ok_or(IpcError::NotWaiting)?;
         let request = match self.talk_over(key, &|talk, parties, _| talk.request_to_relay(parties)) {
             Ok(request) => request,
             Err(Failure::Error(error)) => return Err(error),
             // It came over a channel that is no more.
             Err(Failure::Again(_)) => return Err(IpcError::NotWaiting),
         };
-        let slot = self.slots.get_mut(key).ok_or(IpcError::NotWaiting)?;
-        Ok(Origin::Caller { link: slot.link.clone(), channel: slot.channel, request })
+        let attached = self.attached.get_mut(key).ok_or(IpcError::NotWaiting)?;
+        Ok(Origin::Caller { half: attached.half.clone(), channel: attached.channel, request })
     }
 
     /// The lane to a target, opened on first use.
@@ -256,7 +256,7 @@ impl Port {
     }
 
     fn open_lane(&mut self, to: Endpoint) -> Result<(), IpcError> {
-        if self.slots.len() >= abi::limits::CHANNELS_PER_PROCESS {
+        if self.attached.len() >= abi::limits::CHANNELS_PER_PROCESS {
             return Err(IpcError::TableFull);
         }
         if let Some(idle) = self.lanes.room_outward()? {
@@ -267,14 +267,14 @@ impl Port {
         let given = self.connection.call(&FromPort::Open(open))?.opened()?;
         let channel = given.offer.channel;
         let ring = self.opened_ring(given, to, DELEGATE_SPEC)?;
-        let link = ring.link().clone();
+        let half = ring.half().clone();
         self.lanes.add_outward(channel, ring);
-        self.watch_lane(channel, to, link, Purpose::Delegation)
+        self.watch_lane(channel, to, half, Purpose::Delegation)
     }
 
     /// Gives up a lane of ours; whatever was under way on it ends.
     fn end_lane(&mut self, channel: ChannelId) {
-        match self.slots.by_channel(channel) {
+        match self.attached.by_channel(channel) {
             Some(key) => self.end_slot(key, IpcError::SourceDied),
             None => self.forget_lane(channel, IpcError::SourceDied),
         }
@@ -308,25 +308,28 @@ impl Port {
         let owed = match self.lanes.delegating.passed.get(&came.client).copied() {
             Some(earlier) if earlier.lane == came.passed.lane => Owed::BySameLane,
             Some(earlier) => match self.lanes.inward(earlier.lane) {
-                Some(lane) if lane.end().is_none() => Owed::Unseen(earlier.patience),
+                Some(lane) if lane.end().is_none() => Owed::Unseen(earlier.timing),
                 _ => Owed::GivenUp,
             },
             None => {
-                let key = self.slots.talk_with(came.client);
-                match key.and_then(|key| self.slots.get_mut(key)).map(|slot| (&slot.usage, &slot.link, slot.proxied)) {
-                    Some((Use::Messages(talk), link, proxied)) => talk.owed(link, proxied),
+                let key = self.attached.talk_with(came.client);
+                match key
+                    .and_then(|key| self.attached.get_mut(key))
+                    .map(|attached| (&attached.usage, &attached.half, attached.proxied))
+                {
+                    Some((Use::Messages(talk), half, proxied)) => talk.owed(half, proxied),
                     _ => Owed::Nothing,
                 }
             }
         };
-        judge(owed, came.passed.patience)
+        judge(owed, came.passed.timing)
     }
 
     /// Remembers a request that was taken, instead of an earlier one of the same client.
     fn owe(&mut self, came: &Came) {
         self.forget_passed(came.client);
-        if let Some(key) = self.slots.talk_with(came.client)
-            && let Some(Use::Messages(talk)) = self.slots.get_mut(key).map(|slot| &mut slot.usage)
+        if let Some(key) = self.attached.talk_with(came.client)
+            && let Some(Use::Messages(talk)) = self.attached.get_mut(key).map(|attached| &mut attached.usage)
         {
             talk.forget_request();
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use abi::IpcError;
 use ipc_core::{Ended, Kind, WaitMode};
 
-use super::slots::{Slot, SlotKey, Use};
+use super::attached::{Attached, AttachedKey, Use};
 use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
 use crate::copy::serve;
 use crate::ring::RingId;
@@ -50,11 +50,11 @@ impl Port {
 
     pub(super) fn wait_for_any(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Found, IpcError> {
         self.waker.get_up();
-        self.slots.get_up();
+        self.attached.get_up();
         self.watch.pause();
         self.take_up_news();
         if self.is_spinning() {
-            self.slots.heat_all();
+            self.attached.heat_all();
         }
         self.unpolled = self.unpolled.saturating_add(1);
         let limit = match (self.is_all_in_memory(), self.is_spinning()) {
@@ -88,12 +88,12 @@ impl Port {
                 return Ok(event);
             }
             // What is hot after arming has news that came to nothing in the look, as a message withdrawn meanwhile.
-            let is_news = !self.slots.hot().is_empty() || self.is_other_news(wanted);
+            let is_news = !self.attached.hot().is_empty() || self.is_other_news(wanted);
             self.poll_descriptors(if is_news { Some(Duration::ZERO) } else { deadline.left() })?;
             if let Some(event) = self.look(wanted) {
                 return Ok(event);
             }
-            if deadline.has_passed() && self.slots.hot().is_empty() {
+            if deadline.has_passed() && self.attached.hot().is_empty() {
                 // Asleep for whoever polls `fd` now.
                 self.waker.fall_asleep();
                 if !self.is_other_news(wanted) {
@@ -106,7 +106,7 @@ impl Port {
 
     /// Makes everything hot that came, or was passed over, since the last wait for anything.
     pub(super) fn take_up_news(&mut self) {
-        self.slots.heat_neglected();
+        self.attached.heat_neglected();
         if self.connection.has_kept_notices() {
             self.take_notices();
         }
@@ -121,12 +121,12 @@ impl Port {
     /// broker, which bumps the event of the own page with every channel it makes, said nothing since the descriptors
     /// were looked at.
     fn is_all_in_memory(&self) -> bool {
-        self.slots.hot().len() == self.slots.len() && self.control.event() == self.polled_event
+        self.attached.hot().len() == self.attached.len() && self.control.event() == self.polled_event
     }
 
     /// Pauses and yields as far as it paid lately.
     fn look_for_a_while(&mut self, wanted: Wanted, deadline: Deadline) -> Option<Found> {
-        if self.slots.hot().is_empty() {
+        if self.attached.hot().is_empty() {
             return None;
         }
         let plan = self.budget.plan();
@@ -170,14 +170,14 @@ impl Port {
             }
         }
         let mut position = 0;
-        while let Some(key) = self.slots.hot().get(position).copied() {
+        while let Some(key) = self.attached.hot().get(position).copied() {
             match self.look_at(key, wanted) {
                 Ok(Some(found)) => {
-                    self.slots.served(position, key);
+                    self.attached.served(position, key);
                     return Some(found);
                 }
                 Ok(None) => {
-                    let is_idle = self.slots.is_idle_after_look(key) && !self.is_spinning();
+                    let is_idle = self.attached.is_idle_after_look(key) && !self.is_spinning();
                     if !is_idle || self.arm(key, wanted) == News::Wanted {
                         position += 1;
                     }
@@ -198,8 +198,8 @@ impl Port {
         if let Some(event) = self.notification_for_another() {
             return Some(event);
         }
-        for position in 0..self.slots.hot().len() {
-            let key = self.slots.hot().get(position).copied()?;
+        for position in 0..self.attached.hot().len() {
+            let key = self.attached.hot().get(position).copied()?;
             if let Some(event) = self.look_for_notification(key) {
                 return Some(event);
             }
@@ -207,21 +207,21 @@ impl Port {
         None
     }
 
-    fn look_for_notification(&mut self, key: SlotKey) -> Option<Event> {
-        let slot = self.slots.get_mut(key)?;
-        let Use::Messages(talk) = &mut slot.usage else { return None };
-        match talk.take_notifications(&slot.link) {
+    fn look_for_notification(&mut self, key: AttachedKey) -> Option<Event> {
+        let attached = self.attached.get_mut(key)?;
+        let Use::Messages(talk) = &mut attached.usage else { return None };
+        match talk.take_notifications(&attached.half) {
             0 => None,
-            mask => Some(Event::Notified { from: slot.peer, mask }),
+            mask => Some(Event::Notified { from: attached.peer, mask }),
         }
     }
 
-    fn look_at(&mut self, key: SlotKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
-        let Some(slot) = self.slots.get_mut(key) else { return Ok(None) };
-        match &slot.usage {
+    fn look_at(&mut self, key: AttachedKey, wanted: Wanted) -> Result<Option<Found>, IpcError> {
+        let Some(attached) = self.attached.get_mut(key) else { return Ok(None) };
+        match &attached.usage {
             Use::Copies(lane) => {
                 if serve(lane, &mut self.lanes.copying.grants) {
-                    self.slots.stay_hot(key);
+                    self.attached.stay_hot(key);
                 }
                 Ok(None)
             }
@@ -230,7 +230,7 @@ impl Port {
             Use::Ring(ring) => match ring.closed_here() {
                 Some(reason) => Err(reason),
                 None if ring.has_submissions() => {
-                    let event = Event::RingReady(RingId(slot.channel.0));
+                    let event = Event::RingReady(RingId(attached.channel.0));
                     Ok(Some(self.found(event)))
                 }
                 None => Ok(None),
@@ -242,35 +242,35 @@ impl Port {
 
     /// Arms every hot channel; one with wanted news stays hot. Dead ones are forgotten.
     pub(super) fn arm_all(&mut self, wanted: Wanted) {
-        let mut keys = self.slots.take_hot();
+        let mut keys = self.attached.take_hot();
         for key in keys.drain(..) {
             if self.arm(key, wanted) == News::None {
-                let gone = self.slots.get_mut(key).and_then(|slot| gone(&slot.link));
+                let gone = self.attached.get_mut(key).and_then(|attached| gone(&attached.half));
                 match gone {
                     Some(gone) => self.end_slot(key, gone.reason(IpcError::SourceDied)),
-                    None => self.slots.doze(key),
+                    None => self.attached.doze(key),
                 }
             }
         }
-        self.slots.give_back(keys);
+        self.attached.give_back(keys);
     }
 
     /// Arms a channel and looks at it once more: with wanted news it is hot again; with other news it will not ring for
     /// them, so the next wait begins with it.
-    fn arm(&mut self, key: SlotKey, wanted: Wanted) -> News {
-        self.slots.arm(key);
+    fn arm(&mut self, key: AttachedKey, wanted: Wanted) -> News {
+        self.attached.arm(key);
         let is_held = self.control.is_held();
-        let Some(slot) = self.slots.get_mut(key) else { return News::None };
-        let news = match slot.usage {
+        let Some(attached) = self.attached.get_mut(key) else { return News::None };
+        let news = match attached.usage {
             Use::Delegation { .. } => self.news_of_delegation(key),
-            _ => news_of(slot, wanted, is_held),
+            _ => news_of(attached, wanted, is_held),
         };
         match news {
             News::None => {}
             News::Wanted => {
-                self.slots.heat(key);
+                self.attached.heat(key);
             }
-            News::Unwanted => self.slots.neglect(key),
+            News::Unwanted => self.attached.neglect(key),
         }
         news
     }
@@ -289,15 +289,15 @@ impl Port {
         let result = self.poller.wait(&mut ready, limit);
         self.waker.get_up();
         if !ready.is_empty() {
-            self.slots.get_up();
+            self.attached.get_up();
         }
         for token in &ready {
             match *token {
                 TOKEN_BROKER => self.take_notices(),
                 TOKEN_WAKER => sys::eventfd::drain(self.waker.fd()),
                 token => {
-                    if let Some(key) = SlotKey::of_token(token) {
-                        self.slots.heat(key);
+                    if let Some(key) = AttachedKey::of_token(token) {
+                        self.attached.heat(key);
                     }
                 }
             }
@@ -325,8 +325,8 @@ pub(super) enum News {
     Unwanted,
 }
 
-fn news_of(slot: &mut Slot, wanted: Wanted, is_held: bool) -> News {
-    let (is_any, is_wanted) = match &mut slot.usage {
+fn news_of(attached: &mut Attached, wanted: Wanted, is_held: bool) -> News {
+    let (is_any, is_wanted) = match &mut attached.usage {
         Use::Copies(lane) => (lane.has_submissions(), lane.has_submissions() && lane.is_closed().is_none()),
         Use::Delegation { .. } => (false, false),
         Use::Ring(ring) => {
@@ -334,8 +334,8 @@ fn news_of(slot: &mut Slot, wanted: Wanted, is_held: bool) -> News {
             (is_any, is_any && wanted == Wanted::Everything)
         }
         Use::Messages(talk) => {
-            let is_notified = talk.has_notifications(&slot.link);
-            let (is_offered, is_taken_now) = match talk.offered(&slot.link) {
+            let is_notified = talk.has_notifications(&attached.half);
+            let (is_offered, is_taken_now) = match talk.offered(&attached.half) {
                 Ok(Some(word)) => (true, !is_held && (wanted != Wanted::Requests || word.kind == Kind::Request)),
                 Ok(None) => (false, false),
                 Err(_) => (true, true),

@@ -7,7 +7,7 @@ use abi::{Endpoint, Epoch, IpcError, NodeId};
 use broker_api::{FromPort, HoldId, Pid};
 
 use super::Port;
-use super::slots::Use;
+use super::attached::Use;
 use crate::connection::Connection;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::own_end;
@@ -118,7 +118,7 @@ impl Port {
     pub(super) fn go_on_if_released(&mut self) {
         if !self.control.is_held() {
             self.hold = Hold::No;
-            self.slots.heat_all();
+            self.attached.heat_all();
         }
     }
 
@@ -127,8 +127,8 @@ impl Port {
         if !self.lanes.delegating.passed.is_empty() || self.lanes.delegating.in_flight > 0 {
             return true;
         }
-        self.slots.any(|slot| match &slot.usage {
-            Use::Messages(talk) => talk.owes_answer(&slot.link, slot.proxied),
+        self.attached.any(|attached| match &attached.usage {
+            Use::Messages(talk) => talk.owes_answer(&attached.half, attached.proxied),
             _ => false,
         })
     }

@@ -11,9 +11,10 @@
 //! - `migrating.rs`: change of owner.
 //! - `naming.rs`: names.
 //! - `opening.rs`: channels and the broker.
-//! - `slots.rs`: which channel is looked at.
+//! - `attached.rs`: which channel is looked at.
 //! - `watch.rs`: what the pollable descriptor promises.
 
+mod attached;
 mod calls;
 mod copying;
 mod delegating;
@@ -22,7 +23,6 @@ mod informing;
 mod migrating;
 mod naming;
 mod opening;
-mod slots;
 mod watch;
 
 use std::collections::VecDeque;
@@ -43,9 +43,9 @@ use crate::talk::Inbox;
 use crate::wait::Wait;
 use crate::waiting::{new_budget, own_end};
 use crate::waker::Waker;
+use attached::AttachedChannels;
 use migrating::Hold;
 pub(crate) use opening::{NO_ROOM, map_channel};
-use slots::Slots;
 use watch::Watch;
 
 /// What `wait_event` reports.
@@ -73,7 +73,7 @@ pub struct Port {
     endpoint: Endpoint,
     epoch: Epoch,
     control: Arc<ControlPage>,
-    slots: Slots,
+    attached: AttachedChannels,
     poller: Poller,
     waker: Waker,
     /// Events not reported yet: rings opened and closed, at most two for each channel, and the one that was found last.
@@ -130,7 +130,7 @@ impl Port {
             epoch,
             lanes: Lanes::new(guard, endpoint, &control),
             control,
-            slots: Slots::default(),
+            attached: AttachedChannels::default(),
             poller,
             waker,
             pending: VecDeque::new(),

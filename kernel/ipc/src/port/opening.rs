@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU32;
 use abi::limits::CHANNELS_PER_PROCESS;
 use abi::{Endpoint, IpcError, Lane, Privileges};
 use broker_api::{FromPort, IfAbsent, Offer, Open, Pid, ToPort};
-use ipc_shm::{ControlPage, Link};
+use ipc_shm::{ChannelHalf, ControlPage};
 use sys::eventfd::Trigger;
 
-use super::slots::{SlotKey, Use};
+use super::attached::{AttachedKey, Use};
 use super::{Event, Port, os};
 use crate::connection::{Given, Notice};
 use crate::descriptors::take_channel_descriptors;
@@ -85,10 +85,10 @@ impl Port {
     /// This port's end of a ring or lane that it opened. When it cannot be mapped, the channel is given back.
     pub(super) fn opened_ring(&mut self, given: Given, peer: Endpoint, spec: RingSpec) -> Result<RingClient, IpcError> {
         let channel = given.offer.channel;
-        let link =
+        let half =
             map_channel(given, Some(spec)).inspect_err(|error| self.connection.close_channel(channel, *error))?;
         Ok(RingClient::new(RingParts {
-            link,
+            half,
             own_control: self.control.clone(),
             guard: self.guard,
             socket: self.connection.shared_socket(),
@@ -109,7 +109,7 @@ impl Port {
 
     /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being
     /// handed over is waited for.
-    pub(super) fn talk_with(&mut self, peer: Endpoint, deadline: Deadline) -> Result<SlotKey, IpcError> {
+    pub(super) fn talk_with(&mut self, peer: Endpoint, deadline: Deadline) -> Result<AttachedKey, IpcError> {
         if peer == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
@@ -150,30 +150,31 @@ impl Port {
     }
 
     /// Forgets a channel; a ring's end is reported.
-    pub(super) fn end_slot(&mut self, key: SlotKey, reason: IpcError) {
-        if let Some(mut slot) = self.slots.remove(key) {
-            let _ = self.poller.remove(slot.link.bell_in());
+    pub(super) fn end_slot(&mut self, key: AttachedKey, reason: IpcError) {
+        if let Some(mut attached) = self.attached.remove(key) {
+            let _ = self.poller.remove(attached.half.bell_in());
             if is_end_of_peer(reason)
-                && let Use::Messages(talk) = &mut slot.usage
+                && let Use::Messages(talk) = &mut attached.usage
             {
                 // Who notifies and ends is heard.
-                self.lanes.delegating.notified.add(slot.peer, talk.take_notifications(&slot.link));
+                self.lanes.delegating.notified.add(attached.peer, talk.take_notifications(&attached.half));
             }
-            if let Use::Copies(_) | Use::Delegation { .. } = slot.usage {
-                self.forget_lane(slot.channel, reason);
+            if let Use::Copies(_) | Use::Delegation { .. } = attached.usage {
+                self.forget_lane(attached.channel, reason);
             }
-            if let (Use::Messages(_), code @ 1..) = (&slot.usage, slot.link.peer_closed()) {
+            if let (Use::Messages(_), code @ 1..) = (&attached.usage, attached.half.peer_closed()) {
                 // The broker may hear of it from the peer later than from us that we open the next.
-                self.connection.close_channel(slot.channel, IpcError::from_code(code));
+                self.connection.close_channel(attached.channel, IpcError::from_code(code));
             }
-            let is_it = |event: &Event| matches!(event, Event::RingOpened(ring) if ring.id() == RingId(slot.channel.0));
+            let is_it =
+                |event: &Event| matches!(event, Event::RingOpened(ring) if ring.id() == RingId(attached.channel.0));
             if let Some(at) = self.pending.iter().position(is_it) {
                 // Nobody has heard of it.
                 self.pending.remove(at);
-            } else if let Use::Ring(_) = slot.usage {
+            } else if let Use::Ring(_) = attached.usage {
                 // An end that was closed on purpose and one that died are the same to the other end.
                 let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
-                self.pending.push_back(Event::RingClosed(RingId(slot.channel.0), reason));
+                self.pending.push_back(Event::RingClosed(RingId(attached.channel.0), reason));
             }
             if self.lanes.has_requests() {
                 self.heat_lanes();
@@ -181,10 +182,10 @@ impl Port {
         }
     }
 
-    fn live_talk(&mut self, peer: Endpoint) -> Option<SlotKey> {
-        let key = self.slots.talk_with(peer)?;
-        let slot = self.slots.get_mut(key)?;
-        match gone(&slot.link) {
+    fn live_talk(&mut self, peer: Endpoint) -> Option<AttachedKey> {
+        let key = self.attached.talk_with(peer)?;
+        let attached = self.attached.get_mut(key)?;
+        match gone(&attached.half) {
             None => Some(key),
             Some(gone) => {
                 self.end_slot(key, gone.reason(IpcError::SourceDied));
@@ -202,7 +203,7 @@ impl Port {
                 let _ = self.adopt_channel(Given { offer, descriptors });
             }
             ToPort::Ended { channel, reason, .. } => {
-                if let Some(key) = self.slots.by_channel(channel) {
+                if let Some(key) = self.attached.by_channel(channel) {
                     self.say_revoked(key, reason);
                     self.end_slot(key, reason);
                 }
@@ -225,61 +226,66 @@ impl Port {
     }
 
     fn has_channel(&self, channel: ipc_core::ChannelId) -> bool {
-        self.slots.by_channel(channel).is_some() || self.lanes.knows(channel)
+        self.attached.by_channel(channel).is_some() || self.lanes.knows(channel)
     }
 
     /// The other end of a ring that was revoked may be a client that reads no notices.
-    fn say_revoked(&mut self, key: SlotKey, reason: IpcError) {
+    fn say_revoked(&mut self, key: AttachedKey, reason: IpcError) {
         if reason == IpcError::Denied
-            && let Some(slot) = self.slots.get_mut(key)
+            && let Some(attached) = self.attached.get_mut(key)
         {
-            slot.link.close(reason.code());
+            attached.half.close(reason.code());
         }
     }
 
     /// Gives a channel its place. One that cannot have any ends: the broker hears it, and the peer where it looks.
-    fn adopt_channel(&mut self, given: Given) -> Result<SlotKey, IpcError> {
+    fn adopt_channel(&mut self, given: Given) -> Result<AttachedKey, IpcError> {
         let offer = given.offer;
         let result = offer.ring.map(RingSpec::check).transpose().and_then(|spec| {
-            let link = Arc::new(map_channel(given, spec)?);
-            self.adopt_link(&offer, link.clone(), spec).inspect_err(|error| link.close(error.code()))
+            let half = Arc::new(map_channel(given, spec)?);
+            self.adopt_link(&offer, half.clone(), spec).inspect_err(|error| half.close(error.code()))
         });
         result.inspect_err(|error| self.connection.close_channel(offer.channel, *error))
     }
 
-    fn adopt_link(&mut self, offer: &Offer, link: Arc<Link>, spec: Option<RingSpec>) -> Result<SlotKey, IpcError> {
-        if self.slots.len() >= CHANNELS_PER_PROCESS {
+    fn adopt_link(
+        &mut self,
+        offer: &Offer,
+        half: Arc<ChannelHalf>,
+        spec: Option<RingSpec>,
+    ) -> Result<AttachedKey, IpcError> {
+        if self.attached.len() >= CHANNELS_PER_PROCESS {
             return Err(IpcError::TableFull);
         }
         let peer = offer.peer;
         let proxied = if offer.proxied.is_some() { Proxied::Yes } else { Proxied::No };
         let usage = match spec {
-            None => Use::Messages(Talk::over(&link, Rights { own: offer.calls.own, peer: offer.calls.peer })),
-            Some(_) if offer.lane.is_reserved() => self.lanes.adopt(offer, link.clone(), &self.connection)?.into(),
+            None => Use::Messages(Talk::over(&half, Rights { own: offer.calls.own, peer: offer.calls.peer })),
+            Some(_) if offer.lane.is_reserved() => self.lanes.adopt(offer, half.clone(), &self.connection)?.into(),
             Some(spec) => {
-                let shared = Arc::new(RingShared { link: link.clone(), closed: AtomicU32::new(0) });
+                let shared = Arc::new(RingShared { half: half.clone(), closed: AtomicU32::new(0) });
                 let socket = self.connection.shared_socket();
                 let server = RingServer::new(shared.clone(), peer, spec, self.guard, socket, offer.channel);
                 self.pending.push_back(Event::RingOpened(server));
                 Use::Ring(shared)
             }
         };
-        self.watch(offer.channel, peer, link, proxied, usage)
+        self.watch(offer.channel, peer, half, proxied, usage)
     }
 
-    /// Gives a channel a slot, and its bell a place in the poller.
+    /// Attaches a channel, and gives its bell a place in the poller.
     pub(super) fn watch(
         &mut self,
         channel: ipc_core::ChannelId,
         peer: Endpoint,
-        link: Arc<Link>,
+        half: Arc<ChannelHalf>,
         proxied: Proxied,
         usage: Use,
-    ) -> Result<SlotKey, IpcError> {
-        let key = self.slots.insert(channel, peer, link.clone(), proxied, usage);
-        if let Err(error) = self.poller.add(link.bell_in(), key.token(), Trigger::Edge) {
+    ) -> Result<AttachedKey, IpcError> {
+        let key = self.attached.insert(channel, peer, half.clone(), proxied, usage);
+        if let Err(error) = self.poller.add(half.bell_in(), key.token(), Trigger::Edge) {
             let error = os(error);
-            self.slots.remove(key);
+            self.attached.remove(key);
             self.forget_lane(channel, error);
             return Err(error);
         }
@@ -312,9 +318,9 @@ impl From<Purpose> for Use {
 pub(crate) const NO_ROOM: IpcError = IpcError::Os(rustix::io::Errno::MFILE.raw_os_error());
 
 /// Maps what the broker handed over with a channel.
-pub(crate) fn map_channel(given: Given, spec: Option<RingSpec>) -> Result<Link, IpcError> {
+pub(crate) fn map_channel(given: Given, spec: Option<RingSpec>) -> Result<ChannelHalf, IpcError> {
     let size = spec.map(RingSpec::size).unwrap_or_default();
     let (files, control) = take_channel_descriptors(given.descriptors).ok_or(NO_ROOM)?;
     let control = Arc::new(ControlPage::of(control).map_err(os)?);
-    Link::map(files, given.offer.role, size, control).map_err(os)
+    ChannelHalf::map(files, given.offer.role, size, control).map_err(os)
 }

@@ -50,7 +50,7 @@ impl Port {
         let Some(wanted) = self.watch.wanted else { return };
         self.take_up_news();
         self.arm_all(wanted);
-        let is_hot = !self.slots.hot().is_empty();
+        let is_hot = !self.attached.hot().is_empty();
         if is_hot || self.woken_up || self.is_other_news(wanted) || own_end(&self.control).is_some() {
             self.waker.ring();
         }

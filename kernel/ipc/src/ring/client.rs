@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
 use ipc_core::{Budget, ChannelId, WaitMode};
-use ipc_shm::{Arena, ControlPage, ForkGuard, Link, Sleep, Woken};
+use ipc_shm::{Arena, ChannelHalf, ControlPage, ForkGuard, Sleep, Woken};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
 use crate::wait::{Deadline, Wait};
@@ -20,7 +20,7 @@ use crate::waiting::{gone, look_awake, nap_within, new_budget, own_end};
 /// loop that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
 #[derive(Debug)]
 pub struct RingClient {
-    link: Arc<Link>,
+    half: Arc<ChannelHalf>,
     own_control: Arc<ControlPage>,
     guard: ForkGuard,
     socket: Arc<OwnedFd>,
@@ -54,7 +54,7 @@ struct Sleeping {
 
 /// What a new ring is made of.
 pub(crate) struct RingParts {
-    pub link: Link,
+    pub half: ChannelHalf,
     pub own_control: Arc<ControlPage>,
     pub guard: ForkGuard,
     pub socket: Arc<OwnedFd>,
@@ -66,14 +66,14 @@ pub(crate) struct RingParts {
 impl RingClient {
     pub(crate) fn new(parts: RingParts) -> RingClient {
         RingClient {
-            arena: parts.link.arena(),
-            submitting: Mutex::new(Submitting { tail: parts.link.own_tail() }),
-            polling: Mutex::new(Polling { head: parts.link.own_head() }),
+            arena: parts.half.arena(),
+            submitting: Mutex::new(Submitting { tail: parts.half.own_tail() }),
+            polling: Mutex::new(Polling { head: parts.half.own_head() }),
             sleeping: Mutex::new(Sleeping { threads: 0 }),
             budget: Mutex::new(new_budget()),
             in_flight: AtomicU32::new(0),
             closed: AtomicU32::new(0),
-            link: Arc::new(parts.link),
+            half: Arc::new(parts.half),
             own_control: parts.own_control,
             guard: parts.guard,
             socket: parts.socket,
@@ -87,8 +87,8 @@ impl RingClient {
         self.channel
     }
 
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(crate) fn half(&self) -> &Arc<ChannelHalf> {
+        &self.half
     }
 
     /// Writes an entry; the server sees it after `publish`. The caller keeps arena ranges of requests in flight
@@ -99,12 +99,12 @@ impl RingClient {
             return Err(RingFull);
         }
         let mut submitting = lock(&self.submitting);
-        let unseen = submitting.tail.wrapping_sub(self.link.peer_head());
+        let unseen = submitting.tail.wrapping_sub(self.half.peer_head());
         if unseen >= self.spec.entries || self.in_flight.load(Ordering::Acquire) >= self.spec.entries {
             return Err(RingFull);
         }
         self.in_flight.fetch_add(1, Ordering::AcqRel);
-        self.link.write_entry(submitting.tail, &submission.to_bytes());
+        self.half.write_entry(submitting.tail, &submission.to_bytes());
         submitting.tail = submitting.tail.wrapping_add(1);
         Ok(())
     }
@@ -112,10 +112,10 @@ impl RingClient {
     /// Shows what was submitted to the server, and wakes it when it sleeps.
     pub fn publish(&self) {
         let submitting = lock(&self.submitting);
-        if self.guard.holds() && self.link.own_tail() != submitting.tail {
-            self.link.set_own_tail(submitting.tail);
+        if self.guard.holds() && self.half.own_tail() != submitting.tail {
+            self.half.set_own_tail(submitting.tail);
             drop(submitting);
-            self.link.kick();
+            self.half.kick();
         }
     }
 
@@ -160,12 +160,12 @@ impl RingClient {
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(IpcError::TimedOut);
             }
-            let seen = self.link.seen(&self.own_control);
+            let seen = self.half.seen(&self.own_control);
             self.begin_sleep();
             let slept = match std::mem::take(&mut is_new) {
                 _ if self.has_news() => Ok(Woken::Look),
-                true => self.link.nap(seen.event, nap_within(left)),
-                false => self.link.sleep(seen, &self.own_control, left),
+                true => self.half.nap(seen.event, nap_within(left)),
+                false => self.half.sleep(seen, &self.own_control, left),
             };
             self.end_sleep();
             slept.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
@@ -184,7 +184,7 @@ impl RingClient {
 
     /// For event loops: readable after [`RingClient::arm`] when there is something to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.link.bell_in()
+        self.half.bell_in()
     }
 
     /// Call before sleeping on `fd`; on `Ready` poll first and do not sleep.
@@ -192,9 +192,9 @@ impl RingClient {
         if self.is_inherited() {
             return Arming::Ready;
         }
-        self.link.prepare_sleep(Sleep::EventFd);
+        self.half.prepare_sleep(Sleep::EventFd);
         if self.has_news() {
-            self.link.prepare_sleep(Sleep::Awake);
+            self.half.prepare_sleep(Sleep::Awake);
             Arming::Ready
         } else {
             Arming::Armed
@@ -206,8 +206,8 @@ impl RingClient {
         if self.is_inherited() {
             return;
         }
-        self.link.prepare_sleep(Sleep::Awake);
-        sys::eventfd::hear(self.link.bell_in());
+        self.half.prepare_sleep(Sleep::Awake);
+        sys::eventfd::hear(self.half.bell_in());
     }
 
     /// Whether this is a forked child of the process that opened the ring. What it wrote would be taken for its
@@ -219,7 +219,7 @@ impl RingClient {
     /// Why the ring ended, when it has. Completions may still be there.
     pub fn is_closed(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
+            0 => gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
             code => Some(IpcError::from_code(code)),
         }
     }
@@ -242,25 +242,25 @@ impl RingClient {
         if self.closed.load(Ordering::Acquire) != 0 {
             return Ok(None);
         }
-        let waiting = self.link.peer_tail().wrapping_sub(polling.head);
+        let waiting = self.half.peer_tail().wrapping_sub(polling.head);
         if waiting == 0 {
             return Ok(None);
         }
         if waiting > self.in_flight.load(Ordering::Acquire) {
             return Err(self.close(IpcError::Corrupt));
         }
-        let completion = Completion::from_bytes(&self.link.read_entry(polling.head));
+        let completion = Completion::from_bytes(&self.half.read_entry(polling.head));
         if completion.in_bytes as usize > self.arena.len() || completion.reserved != 0 {
             return Err(self.close(IpcError::Corrupt));
         }
         polling.head = polling.head.wrapping_add(1);
-        self.link.set_own_head(polling.head);
+        self.half.set_own_head(polling.head);
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
         Ok(Some(completion))
     }
 
     pub(crate) fn has_news(&self) -> bool {
-        self.link.peer_tail() != self.link.own_head() || self.is_closed().is_some()
+        self.half.peer_tail() != self.half.own_head() || self.is_closed().is_some()
     }
 
     fn close(&self, reason: IpcError) -> IpcError {
@@ -271,21 +271,21 @@ impl RingClient {
     fn begin_sleep(&self) {
         let mut sleeping = lock(&self.sleeping);
         sleeping.threads += 1;
-        self.link.prepare_sleep(Sleep::Futex);
+        self.half.prepare_sleep(Sleep::Futex);
     }
 
     fn end_sleep(&self) {
         let mut sleeping = lock(&self.sleeping);
         sleeping.threads -= 1;
         if sleeping.threads == 0 {
-            self.link.prepare_sleep(Sleep::Awake);
+            self.half.prepare_sleep(Sleep::Awake);
         }
     }
 }
 
 impl Drop for RingClient {
     fn drop(&mut self) {
-        goodbye(&self.link, &self.guard, &self.socket, self.channel);
+        goodbye(&self.half, &self.guard, &self.socket, self.channel);
     }
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 use abi::IpcError;
 use ipc_core::ChannelId;
-use ipc_shm::{ForkGuard, Link};
+use ipc_shm::{ChannelHalf, ForkGuard};
 
 use broker_api::{FromPort, Message};
 
@@ -37,14 +37,14 @@ pub enum Arming {
 }
 
 /// Closes one end: the peer sees it in memory, the broker forgets the channel. A forked child says nothing.
-fn goodbye(link: &Link, guard: &ForkGuard, socket: &OwnedFd, channel: ChannelId) {
+fn goodbye(half: &ChannelHalf, guard: &ForkGuard, socket: &OwnedFd, channel: ChannelId) {
     if !guard.holds() {
         return;
     }
-    if link.own_closed() == 0 {
-        link.set_own_closed(IpcError::NotBound.code());
+    if half.own_closed() == 0 {
+        half.set_own_closed(IpcError::NotBound.code());
     }
-    link.kick();
+    half.kick();
     let close = FromPort::Close { channel, reason: IpcError::NotBound };
     // Without a broker there is nobody who needs to forget it.
     let _ = sys::seqpacket::send(socket, &close.to_bytes(0), &[] as &[OwnedFd]);

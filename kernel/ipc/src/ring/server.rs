@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
 use ipc_core::ChannelId;
-use ipc_shm::{Arena, ForkGuard, Link};
+use ipc_shm::{Arena, ChannelHalf, ForkGuard};
 
 use super::{RingId, RingSpec, goodbye};
 use crate::waiting::gone;
@@ -30,7 +30,7 @@ pub struct RingServer {
 /// What the port sees of a ring whose handle is elsewhere.
 #[derive(Debug)]
 pub(crate) struct RingShared {
-    pub link: Arc<Link>,
+    pub half: Arc<ChannelHalf>,
     /// Code of the reason for which this end closed the ring; 0 while it is open.
     pub closed: AtomicU32,
 }
@@ -38,7 +38,7 @@ pub(crate) struct RingShared {
 impl RingShared {
     pub fn end(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied)),
+            0 => gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied)),
             code => Some(IpcError::from_code(code)),
         }
     }
@@ -53,7 +53,7 @@ impl RingShared {
 
     /// Submissions that were not taken.
     pub fn has_submissions(&self) -> bool {
-        self.link.peer_tail() != self.link.own_head()
+        self.half.peer_tail() != self.half.own_head()
     }
 }
 
@@ -76,7 +76,7 @@ impl RingServer {
         socket: Arc<OwnedFd>,
         channel: ChannelId,
     ) -> RingServer {
-        let (head, tail) = (shared.link.own_head(), shared.link.own_tail());
+        let (head, tail) = (shared.half.own_head(), shared.half.own_tail());
         RingServer {
             shared,
             client,
@@ -93,8 +93,8 @@ impl RingServer {
         RingId(self.channel.0)
     }
 
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.shared.link
+    pub(crate) fn half(&self) -> &Arc<ChannelHalf> {
+        &self.shared.half
     }
 
     pub(crate) fn has_submissions(&self) -> bool {
@@ -119,23 +119,23 @@ impl RingServer {
         if !self.guard.holds() {
             return Err(IpcError::NotBound);
         }
-        let link = &self.shared.link;
-        let waiting = link.peer_tail().wrapping_sub(taking.head);
+        let half = &self.shared.half;
+        let waiting = half.peer_tail().wrapping_sub(taking.head);
         if waiting == 0 {
             return self.is_closed().map_or(Ok(None), Err);
         }
         // What was taken and not completed counts too: a client with more than N in flight overruns our completions.
-        let in_flight = taking.head.wrapping_sub(link.own_tail());
+        let in_flight = taking.head.wrapping_sub(half.own_tail());
         // A tail behind what was taken is a huge number, which must not wrap.
         if waiting.saturating_add(in_flight) > self.spec.entries {
             return Err(self.close(IpcError::Corrupt));
         }
-        let submission = Submission::from_bytes(&link.read_entry(taking.head));
+        let submission = Submission::from_bytes(&half.read_entry(taking.head));
         if submission.reserved != 0 || !submission.fits(self.spec.arena_bytes) {
             return Err(self.close(IpcError::Corrupt));
         }
         taking.head = taking.head.wrapping_add(1);
-        link.set_own_head(taking.head);
+        half.set_own_head(taking.head);
         Ok(Some(submission))
     }
 
@@ -148,30 +148,30 @@ impl RingServer {
         if let Some(reason) = self.is_closed() {
             return Err(reason);
         }
-        let link = &self.shared.link;
+        let half = &self.shared.half;
         let mut completing = lock(&self.completing);
-        if completing.tail == link.own_head() {
+        if completing.tail == half.own_head() {
             return Err(IpcError::BadArgument);
         }
-        link.write_entry(completing.tail, &completion.to_bytes());
+        half.write_entry(completing.tail, &completion.to_bytes());
         completing.tail = completing.tail.wrapping_add(1);
         Ok(())
     }
 
     /// Shows completions to the client, and wakes it when it sleeps.
     pub fn publish(&self) {
-        let link = &self.shared.link;
+        let half = &self.shared.half;
         let completing = lock(&self.completing);
-        if self.guard.holds() && link.own_tail() != completing.tail {
-            link.set_own_tail(completing.tail);
+        if self.guard.holds() && half.own_tail() != completing.tail {
+            half.set_own_tail(completing.tail);
             drop(completing);
-            link.kick();
+            half.kick();
         }
     }
 
     /// A handle of the bulk memory, for worker threads.
     pub fn arena(&self) -> Arena {
-        self.shared.link.arena()
+        self.shared.half.arena()
     }
 
     pub fn is_closed(&self) -> Option<IpcError> {
@@ -185,7 +185,7 @@ impl RingServer {
 
     fn close(&self, reason: IpcError) -> IpcError {
         self.shared.closed.store(reason.code(), Ordering::Release);
-        self.shared.link.close(reason.code());
+        self.shared.half.close(reason.code());
         reason
     }
 }
@@ -193,7 +193,7 @@ impl RingServer {
 impl Drop for RingServer {
     fn drop(&mut self) {
         self.shared.closed.store(IpcError::NotBound.code(), Ordering::Release);
-        goodbye(&self.shared.link, &self.guard, &self.socket, self.channel);
+        goodbye(&self.shared.half, &self.guard, &self.socket, self.channel);
     }
 }
 

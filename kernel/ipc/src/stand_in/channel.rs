@@ -8,30 +8,13 @@ use std::sync::Arc;
 
 use abi::layout::state;
 use abi::ring::{Completion, Submission};
-use abi::{Calls, IpcError};
-use ipc_core::{Data, Kind, Patience, Word};
-use ipc_shm::{Arena, Direction, Link};
+use abi::{Calls, Carried, Indices, IpcError, Settled};
+use ipc_core::{Data, Kind, Timing, Word};
+use ipc_shm::{Arena, ChannelHalf, Direction};
 
 use super::ProxiedInfo;
 use crate::talk::{right_for, settle};
 use crate::waiting::gone;
-
-/// A message as it travels. `word` says what it is: see [`abi::layout::word`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Carried {
-    pub word: u32,
-    pub kind: i32,
-    pub payload: [u8; abi::Message::PAYLOAD_BYTES],
-    /// At most `INLINE_BYTES_MAX`. Most messages have none, and cost no allocation.
-    pub inline: Vec<u8>,
-}
-
-/// How a message that was to be withdrawn ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settled {
-    Taken,
-    Withdrawn,
-}
 
 /// What became of the message that was published last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,30 +26,17 @@ enum Last {
     Outstanding,
 }
 
-/// Entries produced and consumed so far, modulo 2^32: `head..tail` wait to be consumed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cursor {
-    pub head: u32,
-    pub tail: u32,
-}
-
-impl Cursor {
-    pub fn waiting(&self) -> u32 {
-        self.tail.wrapping_sub(self.head)
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct ProxiedChannel {
     info: ProxiedInfo,
-    link: Arc<Link>,
+    half: Arc<ChannelHalf>,
     arena: Arena,
 }
 
 impl ProxiedChannel {
-    pub(super) fn new(info: ProxiedInfo, link: Arc<Link>) -> ProxiedChannel {
-        ProxiedChannel { info, arena: link.arena(), link }
+    pub(super) fn new(info: ProxiedInfo, half: Arc<ChannelHalf>) -> ProxiedChannel {
+        ProxiedChannel { info, arena: half.arena(), half }
     }
 
     pub fn info(&self) -> &ProxiedInfo {
@@ -78,86 +48,86 @@ impl ProxiedChannel {
     /// The local party's message that was neither taken nor withdrawn, unless it is the one `forwarded` already. Stays
     /// until `mark_taken` or `settle_withdrawn`.
     pub fn outbound(&self, forwarded: u32) -> Result<Option<Carried>, IpcError> {
-        let link = &self.link;
-        let raw = link.peer_word();
-        if raw == 0 || raw == forwarded || raw == link.own_taken() {
+        let half = &self.half;
+        let raw = half.peer_word();
+        if raw == 0 || raw == forwarded || raw == half.own_taken() {
             return Ok(None);
         }
         let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
         if !self.info.calls.contains(right_for(word.kind)) {
             return Err(IpcError::Corrupt);
         }
-        if word.state_of(link.state(Direction::Peer)) == state::WITHDRAWN {
+        if word.state_of(half.state(Direction::Peer)) == state::WITHDRAWN {
             return Ok(None);
         }
         let mut payload = [0; abi::Message::PAYLOAD_BYTES];
         let mut inline = Vec::new();
-        match link.copy_message(word, &mut payload, &mut inline) {
+        match half.copy_message(word, &mut payload, &mut inline) {
             Some(kind) => Ok(Some(Carried { word: raw, kind, payload, inline })),
             // It was taken back meanwhile, and the next one is there.
-            None if link.peer_word() != raw => Ok(None),
+            None if half.peer_word() != raw => Ok(None),
             None => Err(IpcError::Corrupt),
         }
     }
 
     /// The far party took the message with this word. Nothing happens when it is not outstanding any more.
     pub fn mark_taken(&self, word: u32) {
-        let link = &self.link;
+        let half = &self.half;
         let Some(outstanding) = Word::of(word) else { return };
-        if link.peer_word() != word || link.own_taken() == word {
+        if half.peer_word() != word || half.own_taken() == word {
             return;
         }
         // The local party may ask to withdraw at any moment; its wish comes too late now.
         for wish in [state::OFFERED, state::CANCEL] {
             let (from, to) = (outstanding.in_state(wish), outstanding.in_state(state::TAKEN));
-            if link.exchange_state(Direction::Peer, from, to).is_ok() {
+            if half.exchange_state(Direction::Peer, from, to).is_ok() {
                 break;
             }
         }
-        link.set_own_taken(word);
-        link.kick();
+        half.set_own_taken(word);
+        half.kick();
     }
 
     /// The word of a message that the local party wants to withdraw, or of a request that was taken and whose answer it
     /// does not wait for any more. Stays: who told the far side need not do so again.
     pub fn cancel_requested(&self) -> Option<u32> {
-        let raw = self.link.peer_word();
+        let raw = self.half.peer_word();
         let word = Word::of(raw)?;
-        (word.state_of(self.link.state(Direction::Peer)) == state::CANCEL).then_some(raw)
+        (word.state_of(self.half.state(Direction::Peer)) == state::CANCEL).then_some(raw)
     }
 
     /// The far side withdrew the message with this word (or never got it), or dropped it: a reply whose caller gave up.
     pub fn settle_withdrawn(&self, word: u32) {
         let Some(outstanding) = Word::of(word) else { return };
         if outstanding.kind == Kind::Reply {
-            let is_there = self.link.peer_word() == word && self.link.own_taken() != word;
-            if is_there && settle(&self.link, Direction::Peer, outstanding, state::WITHDRAWN) {
-                self.link.kick();
+            let is_there = self.half.peer_word() == word && self.half.own_taken() != word;
+            if is_there && settle(&self.half, Direction::Peer, outstanding, state::WITHDRAWN) {
+                self.half.kick();
             }
             return;
         }
-        if self.link.own_taken() == word {
+        if self.half.own_taken() == word {
             return;
         }
         let (from, to) = (outstanding.in_state(state::CANCEL), outstanding.in_state(state::WITHDRAWN));
-        if self.link.exchange_state(Direction::Peer, from, to).is_ok() {
-            self.link.kick();
+        if self.half.exchange_state(Direction::Peer, from, to).is_ok() {
+            self.half.kick();
         }
     }
 
     /// The last word of the local party that was marked as taken; 0 for none.
     pub fn acknowledged(&self) -> u32 {
-        self.link.own_taken()
+        self.half.own_taken()
     }
 
     /// The far side has the channel.
     pub fn mark_open(&self) {
-        self.link.set_open();
+        self.half.set_open();
     }
 
     /// Whether it ever had it, as far as was heard here.
     pub fn was_open(&self) -> bool {
-        self.link.was_open()
+        self.half.was_open()
     }
 
     // Messages, remote to local.
@@ -167,92 +137,92 @@ impl ProxiedChannel {
     /// or the one before is neither taken nor withdrawn, which a correct far side never causes: forward `taken` before
     /// the message that follows it.
     pub fn publish(&self, message: &Carried) -> Result<(), IpcError> {
-        let link = &self.link;
+        let half = &self.half;
         let word = Word::of(message.word).ok_or(IpcError::Corrupt)?;
         if word.data != Data::of(&message.inline) {
             return Err(IpcError::Corrupt);
         }
-        if link.own_word() == message.word {
+        if half.own_word() == message.word {
             return Ok(());
         }
         match self.last_published() {
             Last::Outstanding => return Err(IpcError::Corrupt),
             // First, so that the slot is free also for the next proxy when this one is killed here.
-            Last::TakenBack => link.begin_anew(),
+            Last::TakenBack => half.begin_anew(),
             Last::Taken => {}
         }
         if word.kind == Kind::Reply {
             self.win_reply(word)?;
         }
-        if word.patience == Patience::Timed {
-            link.set_state(Direction::Own, word.in_state(state::OFFERED));
-        } else if word.is_misjudged_by(link.state(Direction::Own)) {
-            link.set_state(Direction::Own, state::IDLE);
+        if word.timing == Timing::Timed {
+            half.set_state(Direction::Own, word.in_state(state::OFFERED));
+        } else if word.is_misjudged_by(half.state(Direction::Own)) {
+            half.set_state(Direction::Own, state::IDLE);
         }
         match word.kind {
             Kind::Request => {
-                if word.patience == Patience::Timed {
-                    link.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
+                if word.timing == Timing::Timed {
+                    half.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
                 }
-                link.set_own_awaits(message.word);
+                half.set_own_awaits(message.word);
             }
             // Who sends does not wait for an answer any more.
-            Kind::Send => link.set_own_awaits(0),
+            Kind::Send => half.set_own_awaits(0),
             Kind::Reply => {}
         }
-        link.publish_message(word, message.kind, &message.payload, &message.inline);
-        link.kick();
+        half.publish_message(word, message.kind, &message.payload, &message.inline);
+        half.kick();
         Ok(())
     }
 
     /// The word published last by us; 0 for none.
     pub fn published(&self) -> u32 {
-        self.link.own_word()
+        self.half.own_word()
     }
 
     /// The last word of ours that the local party took; 0 for none.
     pub fn taken(&self) -> u32 {
-        self.link.peer_taken()
+        self.half.peer_taken()
     }
 
     /// The far party wants its message with this word back, or waits for the answer to that request no more. `None`:
     /// the local party is taking it, which `taken` will say in a moment; ask again then. Before that nothing may follow
     /// it.
     pub fn withdraw(&self, word: u32) -> Option<Settled> {
-        let link = &self.link;
+        let half = &self.half;
         let Some(ours) = Word::of(word) else { return Some(Settled::Withdrawn) };
-        if link.own_word() != word {
+        if half.own_word() != word {
             // A later one was published, so it was taken; or it never came here.
-            return Some(if link.own_word() == 0 { Settled::Withdrawn } else { Settled::Taken });
+            return Some(if half.own_word() == 0 { Settled::Withdrawn } else { Settled::Taken });
         }
-        if link.peer_taken() == word {
+        if half.peer_taken() == word {
             // A caller with a limit goes on; one without has only given way.
-            if ours.kind == Kind::Request && ours.patience == Patience::Timed {
-                link.set_own_awaits(0);
+            if ours.kind == Kind::Request && ours.timing == Timing::Timed {
+                half.set_own_awaits(0);
             }
             return Some(Settled::Taken);
         }
-        match ours.patience {
-            Patience::Timed => {
+        match ours.timing {
+            Timing::Timed => {
                 let (from, to) = (ours.in_state(state::OFFERED), ours.in_state(state::WITHDRAWN));
-                match link.exchange_state(Direction::Own, from, to) {
+                match half.exchange_state(Direction::Own, from, to) {
                     Ok(()) => {}
                     Err(found) if found == to => {}
                     Err(_) => return None,
                 }
             }
             // An untimed sender withdraws while the local party is stuck, which may be freed at this moment.
-            Patience::Untimed if ours.kind == Kind::Send => {
-                if !settle(link, Direction::Own, ours, state::WITHDRAWN) {
+            Timing::Untimed if ours.kind == Kind::Send => {
+                if !settle(half, Direction::Own, ours, state::WITHDRAWN) {
                     return None;
                 }
             }
-            Patience::Untimed => link.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
+            Timing::Untimed => half.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
         }
         if ours.kind == Kind::Request {
-            link.set_own_awaits(0);
+            half.set_own_awaits(0);
         }
-        link.kick();
+        half.kick();
         Some(Settled::Withdrawn)
     }
 
@@ -264,42 +234,42 @@ impl ProxiedChannel {
         if !self.info.calls.contains(Calls::NOTIFY) {
             return None;
         }
-        self.link.carried_notification().or_else(|| self.link.carry_notification())
+        self.half.carried_notification().or_else(|| self.half.carry_notification())
     }
 
     /// The far side has posted everything up to this number.
     pub fn confirm_notification(&self, number: u64) {
-        if self.link.carried_notification().is_some_and(|(carried, _)| carried <= number) {
-            self.link.end_carrying();
+        if self.half.carried_notification().is_some_and(|(carried, _)| carried <= number) {
+            self.half.end_carrying();
         }
     }
 
     /// Posts bits of the far party. A number that was posted before is ignored.
     pub fn notify(&self, number: u64, mask: u64) {
-        if number <= self.link.posted_number() {
+        if number <= self.half.posted_number() {
             return;
         }
-        self.link.post_notification(mask);
-        self.link.set_posted_number(number);
-        self.link.kick();
+        self.half.post_notification(mask);
+        self.half.set_posted_number(number);
+        self.half.kick();
     }
 
     /// The number posted last; 0 for none.
     pub fn notified(&self) -> u64 {
-        self.link.posted_number()
+        self.half.posted_number()
     }
 
     // Ring, when the local party is the client.
 
     /// What the local client submitted and the far server's proxy has not confirmed. `Corrupt` when impossible.
-    pub fn submissions(&self) -> Result<Cursor, IpcError> {
+    pub fn submissions(&self) -> Result<Indices, IpcError> {
         self.waiting_entries()
     }
 
     /// The submission at `index` (inside the cursor), its range checked.
     pub fn submission(&self, index: u32) -> Result<Submission, IpcError> {
-        let submission = Submission::from_bytes(&self.link.read_entry(index));
-        if submission.reserved != 0 || !submission.fits(self.link.size().arena_bytes) {
+        let submission = Submission::from_bytes(&self.half.read_entry(index));
+        if submission.reserved != 0 || !submission.fits(self.half.size().arena_bytes) {
             return Err(IpcError::Corrupt);
         }
         Ok(submission)
@@ -318,14 +288,14 @@ impl ProxiedChannel {
 
     /// Completions put so far: the index the next one gets.
     pub fn completions_put(&self) -> u32 {
-        self.link.own_tail()
+        self.half.own_tail()
     }
 
     // Ring, when the local party is the server.
 
     /// Puts a submission (its data was copied into the arena before). Needs `kick`.
     pub fn put_submission(&self, submission: &Submission) -> Result<(), IpcError> {
-        if submission.reserved != 0 || !submission.fits(self.link.size().arena_bytes) {
+        if submission.reserved != 0 || !submission.fits(self.half.size().arena_bytes) {
             return Err(IpcError::Corrupt);
         }
         self.put(&submission.to_bytes())
@@ -333,17 +303,17 @@ impl ProxiedChannel {
 
     /// Submissions put so far: the index the next one gets.
     pub fn submissions_put(&self) -> u32 {
-        self.link.own_tail()
+        self.half.own_tail()
     }
 
     /// What the local server completed and the far client's proxy has not confirmed.
-    pub fn completions(&self) -> Result<Cursor, IpcError> {
+    pub fn completions(&self) -> Result<Indices, IpcError> {
         self.waiting_entries()
     }
 
     pub fn completion(&self, index: u32) -> Result<Completion, IpcError> {
-        let completion = Completion::from_bytes(&self.link.read_entry(index));
-        if completion.reserved != 0 || completion.in_bytes > self.link.size().arena_bytes {
+        let completion = Completion::from_bytes(&self.half.read_entry(index));
+        if completion.reserved != 0 || completion.in_bytes > self.half.size().arena_bytes {
             return Err(IpcError::Corrupt);
         }
         Ok(completion)
@@ -357,7 +327,7 @@ impl ProxiedChannel {
 
     /// Wakes the local party when it sleeps. Once after a batch.
     pub fn kick(&self) {
-        self.link.kick();
+        self.half.kick();
     }
 
     pub fn arena(&self) -> &Arena {
@@ -366,32 +336,32 @@ impl ProxiedChannel {
 
     /// Why the channel ended on the local side, when it has.
     pub fn is_closed(&self) -> Option<IpcError> {
-        gone(&self.link).map(|gone| gone.reason(IpcError::SourceDied))
+        gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied))
     }
 
     fn last_published(&self) -> Last {
-        let link = &self.link;
-        let last = link.own_word();
-        if last == 0 || link.peer_taken() == last {
+        let half = &self.half;
+        let last = half.own_word();
+        if last == 0 || half.peer_taken() == last {
             return Last::Taken;
         }
         match Word::of(last) {
-            Some(word) if word.state_of(link.state(Direction::Own)) == state::WITHDRAWN => Last::TakenBack,
+            Some(word) if word.state_of(half.state(Direction::Own)) == state::WITHDRAWN => Last::TakenBack,
             _ => Last::Outstanding,
         }
     }
 
     /// A reply goes to a caller that still waits for it, and to no other.
     fn win_reply(&self, reply: Word) -> Result<(), IpcError> {
-        let request = Word::of(self.link.peer_awaits()).ok_or(IpcError::NotWaiting)?;
+        let request = Word::of(self.half.peer_awaits()).ok_or(IpcError::NotWaiting)?;
         if !reply.answers(request) {
             return Err(IpcError::NotWaiting);
         }
-        if request.patience == Patience::Untimed {
+        if request.timing == Timing::Untimed {
             return Ok(());
         }
         let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-        match self.link.exchange_reply_state(Direction::Peer, waiting, answered) {
+        match self.half.exchange_reply_state(Direction::Peer, waiting, answered) {
             Ok(()) => Ok(()),
             // Won by a proxy that was killed before it published the reply: the caller waits for it.
             Err(found) if found == answered => Ok(()),
@@ -399,9 +369,9 @@ impl ProxiedChannel {
         }
     }
 
-    fn waiting_entries(&self) -> Result<Cursor, IpcError> {
-        let cursor = Cursor { head: self.link.own_head(), tail: self.link.peer_tail() };
-        if cursor.waiting() > self.link.size().entries { Err(IpcError::Corrupt) } else { Ok(cursor) }
+    fn waiting_entries(&self) -> Result<Indices, IpcError> {
+        let cursor = Indices { head: self.half.own_head(), tail: self.half.peer_tail() };
+        if cursor.waiting() > self.half.size().entries { Err(IpcError::Corrupt) } else { Ok(cursor) }
     }
 
     /// Never backwards and never past what was produced.
@@ -409,17 +379,17 @@ impl ProxiedChannel {
         if let Ok(cursor) = self.waiting_entries()
             && head.wrapping_sub(cursor.head) <= cursor.waiting()
         {
-            self.link.set_own_head(head);
+            self.half.set_own_head(head);
         }
     }
 
     fn put(&self, entry: &[u8; abi::ring::ENTRY_BYTES]) -> Result<(), IpcError> {
-        let tail = self.link.own_tail();
-        if tail.wrapping_sub(self.link.peer_head()) >= self.link.size().entries {
+        let tail = self.half.own_tail();
+        if tail.wrapping_sub(self.half.peer_head()) >= self.half.size().entries {
             return Err(IpcError::Corrupt);
         }
-        self.link.write_entry(tail, entry);
-        self.link.set_own_tail(tail.wrapping_add(1));
+        self.half.write_entry(tail, entry);
+        self.half.set_own_tail(tail.wrapping_add(1));
         Ok(())
     }
 }

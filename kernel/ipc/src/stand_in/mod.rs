@@ -13,7 +13,8 @@ mod channel;
 mod port;
 mod watch;
 
-pub use channel::{Carried, Cursor, ProxiedChannel, Settled};
+pub use abi::{Carried, Indices, LocalRole, Settled};
+pub use channel::ProxiedChannel;
 pub use port::StandInPort;
 
 use std::num::NonZeroU64;
@@ -24,15 +25,6 @@ pub use ipc_core::CROWDED_AFTER;
 use ipc_core::ChannelId;
 
 use crate::RingSpec;
-
-/// Which party of a proxied channel is the local one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LocalRole {
-    /// The local party opened the channel (left): it submits, the proxy completes.
-    Client,
-    /// The remote party opened it: the proxy submits, the local party completes.
-    Server,
-}
 
 /// What the broker says of a proxied channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

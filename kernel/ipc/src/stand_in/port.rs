@@ -8,7 +8,7 @@ use std::time::Duration;
 use abi::{DcId, Endpoint, IpcError, NodeId};
 use broker_api::{FromProxy, Message, ProxiedOffer, ToProxy};
 use ipc_core::{Budget, ChannelId, Ended, posting};
-use ipc_shm::{ControlPage, Link, Role};
+use ipc_shm::{ChannelHalf, ControlPage, Role};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 
 use super::channel::ProxiedChannel;
@@ -191,8 +191,8 @@ impl StandInPort {
     /// Closes one channel: the far party refused or closed it. The local party's calls answer `reason`. The broker
     /// confirms with `Closed`.
     pub fn close(&mut self, channel: ChannelId, reason: IpcError) -> Result<(), IpcError> {
-        if let Some(link) = self.watched.link(channel) {
-            link.close(reason.code());
+        if let Some(half) = self.watched.half(channel) {
+            half.close(reason.code());
         }
         self.post(0, &FromProxy::Close { channel, reason })
     }
@@ -313,7 +313,7 @@ impl StandInPort {
         }
         let was_asked = self.asked.remove(&request).is_some();
         // A restarted broker says again what its predecessor may not have said.
-        let is_known = |offer: &ProxiedOffer| self.watched.link(offer.channel).is_some();
+        let is_known = |offer: &ProxiedOffer| self.watched.half(offer.channel).is_some();
         match &message {
             ToProxy::Opened(offer) if !was_asked || is_known(offer) => return,
             ToProxy::Accepted(offer) if is_known(offer) => return,
@@ -343,16 +343,16 @@ impl StandInPort {
             },
             ToProxy::AllResumed => StandInEvent::AllResumed,
             ToProxy::Ended { channel, reason, .. } => {
-                if let Some(Watched { link, parties, .. }) = self.watched.remove(channel) {
-                    let _ = self.poller.remove(link.bell_in());
+                if let Some(Watched { half, parties, .. }) = self.watched.remove(channel) {
+                    let _ = self.poller.remove(half.bell_in());
                     // The broker cannot write our side; a local party that lives must see the end there.
                     let say_closed = || {
-                        if link.own_closed() == 0 {
-                            link.close(reason.code());
+                        if half.own_closed() == 0 {
+                            half.close(reason.code());
                         }
                     };
                     if reason == IpcError::EndpointInUse {
-                        self.handed_on = Some((parties, posting::close(&*link, say_closed)));
+                        self.handed_on = Some((parties, posting::close(&*half, say_closed)));
                     } else {
                         say_closed();
                     }
@@ -404,17 +404,17 @@ impl StandInPort {
             incarnation: control.incarnation().home.filter(|_| role == LocalRole::Client),
         };
         let size = ring.map(RingSpec::size).unwrap_or_default();
-        let link = Arc::new(Link::map(files, offer.role, size, control).map_err(os)?);
+        let half = Arc::new(ChannelHalf::map(files, offer.role, size, control).map_err(os)?);
         let parties = Parties { dc: info.dc, local: info.local, remote: info.remote, lane: info.lane };
         if let Some((_, mask)) = handed_on.filter(|(of, _)| *of == parties) {
-            link.post_for_peer(mask);
+            half.post_for_peer(mask);
         }
-        let key = self.watched.insert(offer.channel, parties, link.clone());
-        if let Err(error) = self.poller.add(link.bell_in(), key, Trigger::Edge) {
+        let key = self.watched.insert(offer.channel, parties, half.clone());
+        if let Err(error) = self.poller.add(half.bell_in(), key, Trigger::Edge) {
             self.watched.remove(offer.channel);
             return Err(os(error));
         }
-        Ok(ProxiedChannel::new(info, link))
+        Ok(ProxiedChannel::new(info, half))
     }
 }
 

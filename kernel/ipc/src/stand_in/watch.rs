@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use abi::{DcId, Endpoint, Lane};
 use ipc_core::ChannelId;
-use ipc_shm::{Direction, Link, Sleep};
+use ipc_shm::{ChannelHalf, Direction, Sleep};
 
 use crate::waiting::{IDLE_LOOKS_MAX, QUIET_SLEEPS_MAX};
 
@@ -24,14 +24,14 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn of(link: &Link) -> Snapshot {
+    fn of(half: &ChannelHalf) -> Snapshot {
         Snapshot {
-            word: link.peer_word(),
-            taken: link.peer_taken(),
-            notified: link.peer_notified(),
-            tail: link.peer_tail(),
-            closed: link.peer_closed(),
-            state: link.state(Direction::Peer),
+            word: half.peer_word(),
+            taken: half.peer_taken(),
+            notified: half.peer_notified(),
+            tail: half.peer_tail(),
+            closed: half.peer_closed(),
+            state: half.state(Direction::Peer),
         }
     }
 }
@@ -48,7 +48,7 @@ pub(super) struct Parties {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub parties: Parties,
-    pub link: Arc<Link>,
+    pub half: Arc<ChannelHalf>,
     key: u64,
     channel: ChannelId,
     reported: Option<Snapshot>,
@@ -77,11 +77,11 @@ impl WatchList {
     pub const FIRST_KEY: u64 = 16;
 
     /// A new channel is hot, and active once in any case.
-    pub fn insert(&mut self, channel: ChannelId, parties: Parties, link: Arc<Link>) -> u64 {
+    pub fn insert(&mut self, channel: ChannelId, parties: Parties, half: Arc<ChannelHalf>) -> u64 {
         let key = self.next_key.max(WatchList::FIRST_KEY);
         self.next_key = key + 1;
         self.keys.insert(channel, key);
-        self.hot.push(Watched { parties, link, key, channel, reported: None, idle_looks: 0, quiet_sleeps: 0 });
+        self.hot.push(Watched { parties, half, key, channel, reported: None, idle_looks: 0, quiet_sleeps: 0 });
         key
     }
 
@@ -92,10 +92,10 @@ impl WatchList {
         hot.map(|position| self.hot.swap_remove(position)).or_else(|| self.armed.remove(&key))
     }
 
-    pub fn link(&self, channel: ChannelId) -> Option<&Arc<Link>> {
+    pub fn half(&self, channel: ChannelId) -> Option<&Arc<ChannelHalf>> {
         let key = self.keys.get(&channel)?;
         let others = || self.hot.iter().chain(&self.dozing).find(|watched| watched.key == *key);
-        self.armed.get(key).or_else(others).map(|watched| &watched.link)
+        self.armed.get(key).or_else(others).map(|watched| &watched.half)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -105,7 +105,7 @@ impl WatchList {
     /// The proxy is awake: what dozed is hot.
     pub fn get_up(&mut self) {
         for watched in &self.dozing {
-            watched.link.prepare_sleep(Sleep::Awake);
+            watched.half.prepare_sleep(Sleep::Awake);
         }
         self.hot.append(&mut self.dozing);
     }
@@ -113,7 +113,7 @@ impl WatchList {
     /// It rang.
     pub fn heat(&mut self, key: u64) {
         if let Some(watched) = self.armed.remove(&key) {
-            watched.link.prepare_sleep(Sleep::Awake);
+            watched.half.prepare_sleep(Sleep::Awake);
             self.hot.push(watched);
         }
     }
@@ -152,10 +152,10 @@ impl WatchList {
     /// Arms the hot channel at `position`, unless it changed meanwhile: that one is returned, hot.
     fn arm(&mut self, position: usize) -> Option<ChannelId> {
         let watched = self.hot.get_mut(position)?;
-        watched.link.prepare_sleep(Sleep::EventFd);
+        watched.half.prepare_sleep(Sleep::EventFd);
         let was_idle = std::mem::take(&mut watched.idle_looks) > IDLE_LOOKS_MAX;
         if let Some(channel) = watched.look() {
-            watched.link.prepare_sleep(Sleep::Awake);
+            watched.half.prepare_sleep(Sleep::Awake);
             return Some(channel);
         }
         let mut watched = self.hot.swap_remove(position);
@@ -171,7 +171,7 @@ impl WatchList {
 
 impl Watched {
     fn look(&mut self) -> Option<ChannelId> {
-        let now = Snapshot::of(&self.link);
+        let now = Snapshot::of(&self.half);
         if self.reported == Some(now) {
             self.idle_looks += 1;
             return None;

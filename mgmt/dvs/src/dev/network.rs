@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use client::ProcessId;
-use sandbox::links::{LinkError, Links, Mac};
+use sandbox::links::{InterfaceError, Links, Mac};
 
 use super::machine::{MachineError, network_of};
 
@@ -17,7 +17,7 @@ pub enum WireError {
     #[error("cannot reach the network of {0}")]
     Machine(&'static str, #[source] MachineError),
     #[error("cannot set up the network")]
-    Links(#[from] LinkError),
+    Links(#[from] InterfaceError),
 }
 
 /// Whether a node's wire is plugged in.

@@ -20,8 +20,8 @@
 
 mod leases;
 mod pump;
-mod slot;
 mod store;
+mod timed_lock;
 mod watch;
 
 use std::path::PathBuf;
@@ -34,8 +34,8 @@ use crate::engine::{
 };
 use leases::LeaseFiles;
 use pump::{Hub, Pump};
-use slot::Slot;
 use store::Store;
+use timed_lock::TimedLock;
 
 /// Revisions of history kept by default: hours of an ordinary cluster, a few megabytes.
 pub const HISTORY_DEFAULT: u64 = 10_000;
@@ -70,8 +70,8 @@ pub struct LocalEngine {
 }
 
 pub(crate) struct Shared {
-    writer: Slot<Store>,
-    reader: Slot<Store>,
+    writer: TimedLock<Store>,
+    reader: TimedLock<Store>,
     leases: LeaseFiles,
     hub: Hub,
     config: LocalConfig,
@@ -83,7 +83,8 @@ impl LocalEngine {
         let writer = Store::open(&config.path, config.busy, store::Use::Write)?;
         let reader = Store::open(&config.path, config.busy, store::Use::Read)?;
         let hub = Hub::open(&config.volatile_dir)?;
-        let shared = Arc::new(Shared { writer: Slot::new(writer), reader: Slot::new(reader), leases, hub, config });
+        let shared =
+            Arc::new(Shared { writer: TimedLock::new(writer), reader: TimedLock::new(reader), leases, hub, config });
         let pump = Pump::start(Arc::clone(&shared))?;
         Ok(LocalEngine { shared, pump })
     }
@@ -99,7 +100,7 @@ impl Shared {
     /// Runs `work` with the connection and what remains of the time allowed.
     fn with<T>(
         &self,
-        slot: &Slot<Store>,
+        slot: &TimedLock<Store>,
         work: impl FnOnce(&mut Store) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let began = Instant::now();

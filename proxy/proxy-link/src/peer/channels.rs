@@ -3,10 +3,10 @@
 use abi::IpcError;
 use wire::WireChannel;
 
-use super::{Action, Draining, News, Peer, Slot};
+use super::{Action, Draining, Known, News, Peer};
 use crate::channel::{Ends, LocalChannel, Pair};
+use crate::crossing::{Asking, Crossing, Stage};
 use crate::link::{Link, Phase};
-use crate::relay::{Asking, Relay, Stage};
 use crate::{LinkError, limits};
 
 impl<C: LocalChannel> Peer<C> {
@@ -17,13 +17,13 @@ impl<C: LocalChannel> Peer<C> {
     pub fn open_out(&mut self, number: u64, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
         let channel = WireChannel { opener: self.link.me.id, number };
         self.admit(channel, ends, local, |channel, ends, local| {
-            Relay::new(channel, ends, local, Stage::Opening(Asking::Untold))
+            Crossing::new(channel, ends, local, Stage::Opening(Asking::Untold))
         })
     }
 
     /// A channel that a proxy before this one held. Call it before the first connection.
     pub fn resume(&mut self, channel: WireChannel, ends: Ends, local: C) -> Result<WireChannel, (C, IpcError)> {
-        self.admit(channel, ends, local, Relay::resumed)
+        self.admit(channel, ends, local, Crossing::resumed)
     }
 
     fn admit(
@@ -31,16 +31,16 @@ impl<C: LocalChannel> Peer<C> {
         channel: WireChannel,
         ends: Ends,
         local: C,
-        make: impl FnOnce(WireChannel, Ends, C) -> Relay<C>,
+        make: impl FnOnce(WireChannel, Ends, C) -> Crossing<C>,
     ) -> Result<WireChannel, (C, IpcError)> {
         if self.given_up {
             return Err((local, IpcError::NoLink));
         }
-        if self.slots.len() >= limits::CHANNELS_PER_LINK {
+        if self.known.len() >= limits::CHANNELS_PER_LINK {
             return Err((local, IpcError::TableFull));
         }
-        let relay = make(channel, ends, local);
-        self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+        let crossing = make(channel, ends, local);
+        self.known.insert(channel, Known::Crossing(Box::new(crossing)));
         self.active(channel);
         Ok(channel)
     }
@@ -50,17 +50,17 @@ impl<C: LocalChannel> Peer<C> {
     /// # Errors
     /// The peer does not want the channel any more: close it at the broker.
     pub fn opened_in(&mut self, channel: WireChannel, ends: Ends, result: Result<C, IpcError>) -> Result<(), C> {
-        let asked = match self.slots.get(&channel) {
-            Some(Slot::Asked { listed, .. }) => Some(*listed),
+        let asked = match self.known.get(&channel) {
+            Some(Known::Asked { listed, .. }) => Some(*listed),
             _ => None,
         };
         match result {
             Ok(local) if asked.is_some() => {
-                let mut relay = Relay::new(channel, ends, local, Stage::Open);
+                let mut crossing = Crossing::new(channel, ends, local, Stage::Open);
                 // While channels are compared, it may be one that the peer had asked for in an earlier connection and
                 // that ended since.
-                relay.listed = asked == Some(true);
-                self.slots.insert(channel, Slot::Relay(Box::new(relay)));
+                crossing.listed = asked == Some(true);
+                self.known.insert(channel, Known::Crossing(Box::new(crossing)));
                 self.news.push_back(News::Opened(channel, Ok(())));
                 self.active(channel);
                 Ok(())
@@ -68,7 +68,7 @@ impl<C: LocalChannel> Peer<C> {
             Ok(local) => Err(local),
             Err(error) => {
                 if asked.is_some() {
-                    self.slots.remove(&channel);
+                    self.known.remove(&channel);
                     self.news.push_back(News::Opened(channel, Err(error)));
                     self.ask_again_for(ends.pair());
                 }
@@ -79,11 +79,11 @@ impl<C: LocalChannel> Peer<C> {
 
     /// The broker says that the channel ended on this node. What the local party had published is still sent.
     pub fn closed_here(&mut self, channel: WireChannel, reason: IpcError) {
-        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
-            match relay.stage {
+        if let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) {
+            match crossing.stage {
                 Stage::Open => {
-                    relay.stage = Stage::Draining(reason);
-                    self.draining.insert(relay.ends.pair(), Draining { channel, next: None });
+                    crossing.stage = Stage::Draining(reason);
+                    self.draining.insert(crossing.ends.pair(), Draining { channel, next: None });
                 }
                 Stage::Draining(_) | Stage::Ending(_) => {}
                 // The peer may have been asked: it learns by CLOSE that nobody waits any more.
@@ -95,11 +95,11 @@ impl<C: LocalChannel> Peer<C> {
 
     /// The local party of the channel did something.
     pub fn active(&mut self, channel: WireChannel) {
-        if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
-            && !relay.queued
+        if let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel)
+            && !crossing.queued
         {
-            relay.queued = true;
-            match relay.stage {
+            crossing.queued = true;
+            match crossing.stage {
                 Stage::Opening(Asking::Untold) => self.news.push_back(News::Open(channel)),
                 _ => self.ready.push_back(channel),
             }
@@ -108,10 +108,10 @@ impl<C: LocalChannel> Peer<C> {
 
     /// Everything that the local party had published is told: CLOSE follows, and behind it the pair's next OPEN.
     pub(super) fn tell_end(&mut self, channel: WireChannel, reason: IpcError) {
-        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
-        relay.stage = Stage::Ending(reason);
-        relay.queued = false;
-        let pair = relay.ends.pair();
+        let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) else { return };
+        crossing.stage = Stage::Ending(reason);
+        crossing.queued = false;
+        let pair = crossing.ends.pair();
         self.news.push_back(News::Close(channel, reason));
         self.let_next_open(pair, channel);
     }
@@ -137,8 +137,8 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     pub(super) fn hear_closed(&mut self, channel: WireChannel) {
-        if let Some(Slot::Relay(relay)) = self.slots.get(&channel)
-            && let Stage::Ending(reason) = relay.stage
+        if let Some(Known::Crossing(crossing)) = self.known.get(&channel)
+            && let Stage::Ending(reason) = crossing.stage
         {
             self.end_slot(channel, reason, Ended::There);
         }
@@ -146,26 +146,26 @@ impl<C: LocalChannel> Peer<C> {
 
     /// Removes the channel and says so where it is not known.
     pub(super) fn end_slot(&mut self, channel: WireChannel, reason: IpcError, ended: Ended) {
-        let Some(slot) = self.slots.remove(&channel) else { return };
-        keep_body(&mut self.link, channel, &slot);
+        let Some(known) = self.known.remove(&channel) else { return };
+        keep_body(&mut self.link, channel, &known);
         if ended != Ended::There && matches!(self.link.phase, Phase::Resyncing | Phase::Up) {
             self.news.push_back(News::Close(channel, reason));
         }
-        let pair = match &slot {
-            Slot::Asked { ends, .. } => ends.pair(),
-            Slot::Relay(relay) => relay.ends.pair(),
+        let pair = match &known {
+            Known::Asked { ends, .. } => ends.pair(),
+            Known::Crossing(crossing) => crossing.ends.pair(),
         };
-        match slot {
-            Slot::Asked { .. } => self.ask_again_for(pair),
-            Slot::Relay(relay) => self.end_relay(channel, *relay, reason, ended),
+        match known {
+            Known::Asked { .. } => self.ask_again_for(pair),
+            Known::Crossing(crossing) => self.end_relay(channel, *crossing, reason, ended),
         }
         // Behind the CLOSE.
         self.let_next_open(pair, channel);
     }
 
-    fn end_relay(&mut self, channel: WireChannel, relay: Relay<C>, reason: IpcError, ended: Ended) {
+    fn end_relay(&mut self, channel: WireChannel, crossing: Crossing<C>, reason: IpcError, ended: Ended) {
         self.giving_way.retain(|giving_way| *giving_way != channel);
-        let Relay { local, stage, unkicked, .. } = relay;
+        let Crossing { local, stage, unkicked, .. } = crossing;
         if unkicked {
             local.kick();
         }
@@ -178,11 +178,11 @@ impl<C: LocalChannel> Peer<C> {
 }
 
 /// The channel's memory goes, perhaps in the middle of a frame.
-pub(super) fn keep_body<C: LocalChannel>(link: &mut Link, channel: WireChannel, slot: &Slot<C>) {
-    if let (Some(body), Slot::Relay(relay)) = (&mut link.body, slot)
+pub(super) fn keep_body<C: LocalChannel>(link: &mut Link, channel: WireChannel, known: &Known<C>) {
+    if let (Some(body), Known::Crossing(crossing)) = (&mut link.body, known)
         && body.channel == channel
     {
-        body.keep(&relay.local);
+        body.keep(&crossing.local);
     }
 }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 use wire::{Frame, WireChannel};
 
 use super::channels::Ended;
-use super::{News, Peer, Slot};
+use super::{Known, News, Peer};
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
+use crate::crossing::{Asking, Stage, Turn};
 use crate::link::{Class, Phase};
-use crate::relay::{Asking, Stage, Turn};
 
 impl<C: LocalChannel> Peer<C> {
     /// Bytes to send. After sending, call [`Peer::sent`].
@@ -38,8 +38,8 @@ impl<C: LocalChannel> Peer<C> {
     /// The rest of the frame that was put last. `false` when there is no room for all of it.
     fn fill_body(&mut self) -> bool {
         let Some(channel) = self.link.body.as_ref().map(|body| body.channel) else { return true };
-        let local = match self.slots.get(&channel) {
-            Some(Slot::Relay(relay)) => Some(&relay.local),
+        let local = match self.known.get(&channel) {
+            Some(Known::Crossing(crossing)) => Some(&crossing.local),
             _ => None,
         };
         self.link.go_on(local)
@@ -52,15 +52,15 @@ impl<C: LocalChannel> Peer<C> {
         while self.link.body.is_none()
             && let Some(channel) = self.ready.pop_front()
         {
-            let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { continue };
-            if relay.stage == Stage::Opening(Asking::Untold) {
+            let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) else { continue };
+            if crossing.stage == Stage::Opening(Asking::Untold) {
                 // A new connection: it is to be asked for again.
-                relay.queued = false;
+                crossing.queued = false;
                 self.active(channel);
                 continue;
             }
-            match relay.tell(&mut self.link) {
-                Ok(Turn::Idle) => relay.queued = false,
+            match crossing.tell(&mut self.link) {
+                Ok(Turn::Idle) => crossing.queued = false,
                 Ok(Turn::More) => self.ready.push_back(channel),
                 Ok(Turn::Blocked) => {
                     self.ready.push_front(channel);
@@ -103,19 +103,19 @@ impl<C: LocalChannel> Peer<C> {
 
     /// `false` when there is no room.
     fn fill_open(&mut self, channel: WireChannel) -> bool {
-        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return true };
-        if relay.stage != Stage::Opening(Asking::Untold) {
+        let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) else { return true };
+        if crossing.stage != Stage::Opening(Asking::Untold) {
             // The peer listed it: it is open.
-            relay.queued = false;
+            crossing.queued = false;
             self.active(channel);
             return true;
         }
-        if let Some(draining) = self.draining.get_mut(&relay.ends.pair()) {
+        if let Some(draining) = self.draining.get_mut(&crossing.ends.pair()) {
             draining.next = Some(channel);
-        } else if !relay.tell_open(&mut self.link) {
+        } else if !crossing.tell_open(&mut self.link) {
             return false;
         }
-        relay.queued = false;
+        crossing.queued = false;
         true
     }
 }

@@ -7,13 +7,13 @@ use abi::IpcError;
 use wire::{Block, Frame, Next, Packing, RingHead, WireChannel};
 
 use super::channels::Ended;
-use super::{Action, Peer, Slot};
+use super::{Action, Known, Peer};
 use crate::LinkError;
 use crate::body::Incoming;
 use crate::buffer::InBuffer;
 use crate::channel::{Ends, LocalChannel};
+use crate::crossing::Crossing;
 use crate::link::Phase;
-use crate::relay::Relay;
 
 impl<C: LocalChannel> Peer<C> {
     /// Decodes every whole frame in `input` and does what it says; data of a ring's frame is taken as it comes.
@@ -75,10 +75,10 @@ impl<C: LocalChannel> Peer<C> {
     /// Wakes the parties whose entries came.
     fn kick_all(&mut self) {
         while let Some(channel) = self.unkicked.pop() {
-            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel)
-                && std::mem::take(&mut relay.unkicked)
+            if let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel)
+                && std::mem::take(&mut crossing.unkicked)
             {
-                relay.local.kick();
+                crossing.local.kick();
             }
         }
     }
@@ -155,10 +155,10 @@ impl<C: LocalChannel> Peer<C> {
     /// `false` when nobody wants the rest.
     fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
         let channel = incoming.channel;
-        let Some(relay) = listener(&mut self.slots, channel) else { return false };
-        let mut result = relay.local.copy_in(at, piece);
+        let Some(crossing) = listener(&mut self.known, channel) else { return false };
+        let mut result = crossing.local.copy_in(at, piece);
         if result.is_ok() && incoming.left == 0 {
-            result = relay.hear_entry(&incoming.entry);
+            result = crossing.hear_entry(&incoming.entry);
         }
         if result.is_err() || incoming.left == 0 {
             self.heard(channel, result);
@@ -179,7 +179,7 @@ impl<C: LocalChannel> Peer<C> {
         }
         self.link.counters.received_entries += 1;
         let RingHead { channel, entry, data_bytes: left, packing, .. } = *head;
-        let at = listener(&mut self.slots, channel).map(|relay| relay.hear_head(head)).transpose();
+        let at = listener(&mut self.known, channel).map(|crossing| crossing.hear_head(head)).transpose();
         if let Err(error) = at {
             self.heard(channel, Err(error));
         }
@@ -255,16 +255,16 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn hear_data(&mut self, channel: WireChannel, frame: &Frame<'_>) {
-        let Some(relay) = listener(&mut self.slots, channel) else { return };
+        let Some(crossing) = listener(&mut self.known, channel) else { return };
         self.link.counters.received_messages += u64::from(matches!(frame, Frame::Message { .. }));
-        let result = relay.hear(frame);
+        let result = crossing.hear(frame);
         self.heard(channel, result);
     }
 
     /// What follows from having heard something for a channel.
     pub(super) fn heard(&mut self, channel: WireChannel, result: Result<(), IpcError>) {
-        let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) else { return };
-        if relay.unkicked && self.unkicked.last() != Some(&channel) {
+        let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) else { return };
+        if crossing.unkicked && self.unkicked.last() != Some(&channel) {
             self.unkicked.push(channel);
         }
         match result {
@@ -275,9 +275,12 @@ impl<C: LocalChannel> Peer<C> {
 }
 
 /// Who wants what the peer says for a channel. Frames for one that ended here meanwhile are late, not wrong.
-fn listener<C: LocalChannel>(slots: &mut HashMap<WireChannel, Slot<C>>, channel: WireChannel) -> Option<&mut Relay<C>> {
-    match slots.get_mut(&channel) {
-        Some(Slot::Relay(relay)) if !relay.is_ending() => Some(relay),
+fn listener<C: LocalChannel>(
+    known: &mut HashMap<WireChannel, Known<C>>,
+    channel: WireChannel,
+) -> Option<&mut Crossing<C>> {
+    match known.get_mut(&channel) {
+        Some(Known::Crossing(crossing)) if !crossing.is_ending() => Some(crossing),
         _ => None,
     }
 }

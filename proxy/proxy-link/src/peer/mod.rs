@@ -20,9 +20,9 @@ use wire::{Frame, Hello, WireChannel};
 use crate::LinkError;
 use crate::body::Incoming;
 use crate::channel::{Ends, LocalChannel, Pair};
+use crate::crossing::Crossing;
 use crate::limits::PARCELS_MAX;
 use crate::link::{Counters, Identity, Link, LinkTimes, Phase};
-use crate::relay::Relay;
 use crate::thrift::Packer;
 
 /// What the caller has to do.
@@ -53,13 +53,13 @@ pub enum Action<C> {
     Down,
 }
 
-enum Slot<C> {
+enum Known<C> {
     /// Acceptor only: the broker has been asked.
     Asked {
         ends: Ends,
         listed: bool,
     },
-    Relay(Box<Relay<C>>),
+    Crossing(Box<Crossing<C>>),
 }
 
 /// To be told: a channel comes or goes. Told in the order in which this node's broker decided it, because the peer
@@ -85,7 +85,7 @@ struct Draining {
 /// See the crate's head.
 pub struct Peer<C> {
     link: Link,
-    slots: HashMap<WireChannel, Slot<C>>,
+    known: HashMap<WireChannel, Known<C>>,
     /// Channels that may have something to tell; each once.
     ready: VecDeque<WireChannel>,
     news: VecDeque<News>,
@@ -112,7 +112,7 @@ impl<C: LocalChannel> Peer<C> {
     pub fn new(me: Identity, incarnation: Epoch, peer: Identity, times: LinkTimes, now: Duration) -> Peer<C> {
         Peer {
             link: Link::new(me, incarnation, peer, times, now),
-            slots: HashMap::new(),
+            known: HashMap::new(),
             ready: VecDeque::new(),
             news: VecDeque::new(),
             parcels: VecDeque::new(),
@@ -175,7 +175,7 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     pub fn channel_count(&self) -> usize {
-        self.slots.len()
+        self.known.len()
     }
 
     pub fn silence(&self, now: Duration) -> Duration {

@@ -4,38 +4,38 @@ use abi::IpcError;
 use wire::{Frame, WireChannel};
 
 use super::channels::Ended;
-use super::{Action, Draining, Peer, Slot};
+use super::{Action, Draining, Known, Peer};
 use crate::channel::LocalChannel;
+use crate::crossing::Stage;
 use crate::link::{Class, Phase};
-use crate::relay::Stage;
 
 impl<C: LocalChannel> Peer<C> {
     pub(super) fn begin_resync(&mut self) {
-        for (channel, slot) in &mut self.slots {
-            match slot {
-                Slot::Asked { listed, .. } => *listed = false,
-                Slot::Relay(relay) => {
-                    let was_told = matches!(relay.stage, Stage::Ending(_));
-                    relay.restart();
+        for (channel, known) in &mut self.known {
+            match known {
+                Known::Asked { listed, .. } => *listed = false,
+                Known::Crossing(crossing) => {
+                    let was_told = matches!(crossing.stage, Stage::Ending(_));
+                    crossing.restart();
                     if was_told {
-                        self.draining.entry(relay.ends.pair()).or_insert(Draining { channel: *channel, next: None });
+                        self.draining.entry(crossing.ends.pair()).or_insert(Draining { channel: *channel, next: None });
                     }
                 }
             }
         }
         self.giving_way.clear();
-        let open = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Relay(_)));
+        let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Crossing(_)));
         self.unlisted = open.map(|(channel, _)| *channel).collect();
     }
 
     pub(super) fn hear_resync(&mut self, resync: &wire::Resync<'_>) {
         let channel = resync.channel;
-        let result = match self.slots.get_mut(&channel) {
-            Some(Slot::Asked { listed, .. }) => {
+        let result = match self.known.get_mut(&channel) {
+            Some(Known::Asked { listed, .. }) => {
                 *listed = true;
                 Ok(())
             }
-            Some(Slot::Relay(relay)) => relay.apply(resync),
+            Some(Known::Crossing(crossing)) => crossing.apply(resync),
             // It ended here while the link was cut; the peer learns it from our list.
             None => Ok(()),
         };
@@ -46,12 +46,12 @@ impl<C: LocalChannel> Peer<C> {
 
     /// The peer's list is complete: what is not in it has ended there, unless the peer was never asked for it.
     pub(super) fn compare(&mut self) {
-        let gone = |(channel, slot): (&WireChannel, &Slot<C>)| match slot {
-            Slot::Asked { listed, .. } => (!listed).then_some(*channel),
-            Slot::Relay(relay) if relay.listed || matches!(relay.stage, Stage::Opening(_)) => None,
-            Slot::Relay(_) => Some(*channel),
+        let gone = |(channel, known): (&WireChannel, &Known<C>)| match known {
+            Known::Asked { listed, .. } => (!listed).then_some(*channel),
+            Known::Crossing(crossing) if crossing.listed || matches!(crossing.stage, Stage::Opening(_)) => None,
+            Known::Crossing(_) => Some(*channel),
         };
-        let gone: Vec<WireChannel> = self.slots.iter().filter_map(gone).collect();
+        let gone: Vec<WireChannel> = self.known.iter().filter_map(gone).collect();
         for channel in gone {
             self.end_slot(channel, IpcError::SourceDied, Ended::There);
         }
@@ -64,7 +64,7 @@ impl<C: LocalChannel> Peer<C> {
         self.link.go_up();
         (self.suspected, self.given_up) = (false, false);
         self.actions.push_back(Action::Up);
-        let channels: Vec<WireChannel> = self.slots.keys().copied().collect();
+        let channels: Vec<WireChannel> = self.known.keys().copied().collect();
         for channel in channels {
             self.active(channel);
         }
@@ -73,9 +73,9 @@ impl<C: LocalChannel> Peer<C> {
     pub(super) fn fill_resync(&mut self) -> bool {
         let mut tags = Vec::new();
         while let Some(channel) = self.unlisted.last().copied() {
-            if let Some(Slot::Relay(relay)) = self.slots.get_mut(&channel) {
+            if let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) {
                 tags.clear();
-                let resync = relay.resync(&mut tags);
+                let resync = crossing.resync(&mut tags);
                 if !self.link.put(&Frame::Resync(resync), Class::Control) {
                     return true;
                 }

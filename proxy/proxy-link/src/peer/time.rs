@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::channels::keep_body;
-use super::{Action, Peer, Slot};
+use super::{Action, Known, Peer};
 use crate::LinkError;
 use crate::body::Outgoing;
 use crate::channel::LocalChannel;
+use crate::crossing::Stage;
 use crate::link::Phase;
-use crate::relay::Stage;
 
 impl<C: LocalChannel> Peer<C> {
     /// When [`Peer::tick`] has something to do next, if ever. Call `tick` first: what is due already is not counted.
@@ -51,11 +51,11 @@ impl<C: LocalChannel> Peer<C> {
     }
 
     fn tell_lazily(&mut self) {
-        for slot in self.slots.values_mut() {
-            if let Slot::Relay(relay) = slot
-                && relay.stage == Stage::Open
+        for known in self.known.values_mut() {
+            if let Known::Crossing(crossing) = known
+                && crossing.stage == Stage::Open
             {
-                relay.tell_acknowledgements(&mut self.link);
+                crossing.tell_acknowledgements(&mut self.link);
             }
         }
     }
@@ -69,10 +69,10 @@ impl<C: LocalChannel> Peer<C> {
         self.news.clear();
         self.draining.clear();
         self.giving_way.clear();
-        for (channel, slot) in self.slots.drain() {
-            keep_body(&mut self.link, channel, &slot);
-            if let Slot::Relay(relay) = slot {
-                self.actions.push_back(Action::Forget { channel, local: relay.local });
+        for (channel, known) in self.known.drain() {
+            keep_body(&mut self.link, channel, &known);
+            if let Known::Crossing(crossing) = known {
+                self.actions.push_back(Action::Forget { channel, local: crossing.local });
             }
         }
         self.actions.push_back(Action::Down);

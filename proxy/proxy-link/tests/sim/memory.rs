@@ -7,7 +7,7 @@ use std::rc::Rc;
 use abi::IpcError;
 use abi::layout::word;
 use abi::ring::{Completion, Submission};
-use proxy_link::{Carried, Cursor, LocalChannel, Role, Settled};
+use proxy_link::{Carried, Indices, LocalChannel, LocalRole, Settled};
 
 pub const ENTRIES: u32 = 8;
 /// More than the out buffer takes at once, so that the data of a long entry travels in pieces.
@@ -23,7 +23,7 @@ pub enum State {
 
 /// Fields of one writer are grouped: what the proxy writes survives the proxy.
 pub struct Memory {
-    pub role: Role,
+    pub role: LocalRole,
     // Local party's message.
     pub out: Option<Carried>,
     pub out_state: State,
@@ -50,16 +50,16 @@ pub struct Memory {
     // Rings, by index; entries that were overwritten are not found.
     pub submissions: HashMap<u32, Submission>,
     pub completions: HashMap<u32, Completion>,
-    pub submission_cursor: Cursor,
-    pub completion_cursor: Cursor,
+    pub submission_cursor: Indices,
+    pub completion_cursor: Indices,
     pub arena: Vec<u8>,
     pub kicks: u64,
 }
 
 impl Memory {
-    pub fn new(role: Role) -> Memory {
+    pub fn new(role: LocalRole) -> Memory {
         // Indices begin near the wrap, so that every run crosses it.
-        let start = Cursor { head: 0, tail: 0 };
+        let start = Indices { head: 0, tail: 0 };
         Memory {
             role,
             out: None,
@@ -86,10 +86,10 @@ impl Memory {
         }
     }
 
-    fn own_cursor(&mut self) -> &mut Cursor {
+    fn own_cursor(&mut self) -> &mut Indices {
         match self.role {
-            Role::Client => &mut self.submission_cursor,
-            Role::Server => &mut self.completion_cursor,
+            LocalRole::Client => &mut self.submission_cursor,
+            LocalRole::Server => &mut self.completion_cursor,
         }
     }
 }
@@ -98,7 +98,7 @@ impl Memory {
 pub struct SimChannel(pub Rc<RefCell<Memory>>);
 
 impl LocalChannel for SimChannel {
-    fn role(&self) -> Role {
+    fn role(&self) -> LocalRole {
         self.0.borrow().role
     }
 
@@ -206,7 +206,7 @@ impl LocalChannel for SimChannel {
         self.0.borrow().posted
     }
 
-    fn entries(&self) -> Result<Cursor, IpcError> {
+    fn entries(&self) -> Result<Indices, IpcError> {
         Ok(*self.0.borrow_mut().own_cursor())
     }
 
@@ -217,8 +217,8 @@ impl LocalChannel for SimChannel {
     fn put_count(&self) -> u32 {
         let memory = self.0.borrow();
         match memory.role {
-            Role::Client => memory.completion_cursor.tail,
-            Role::Server => memory.submission_cursor.tail,
+            LocalRole::Client => memory.completion_cursor.tail,
+            LocalRole::Server => memory.submission_cursor.tail,
         }
     }
 
@@ -232,7 +232,7 @@ impl LocalChannel for SimChannel {
 
     fn put_submission(&self, submission: &Submission) -> Result<(), IpcError> {
         let mut memory = self.0.borrow_mut();
-        let Cursor { head, tail } = memory.submission_cursor;
+        let Indices { head, tail } = memory.submission_cursor;
         assert!(tail - head < ENTRIES, "the server's ring overflows");
         memory.submissions.insert(tail % ENTRIES, *submission);
         memory.submission_cursor.tail += 1;
@@ -241,7 +241,7 @@ impl LocalChannel for SimChannel {
 
     fn put_completion(&self, completion: &Completion) -> Result<(), IpcError> {
         let mut memory = self.0.borrow_mut();
-        let Cursor { head, tail } = memory.completion_cursor;
+        let Indices { head, tail } = memory.completion_cursor;
         assert!(tail - head < ENTRIES, "the client's ring overflows");
         memory.completions.insert(tail % ENTRIES, *completion);
         memory.completion_cursor.tail += 1;

@@ -4,7 +4,7 @@
 use abi::IpcError;
 use abi::layout::word;
 use abi::ring::Submission;
-use proxy_link::{Role, WireChannel};
+use proxy_link::{LocalRole, WireChannel};
 
 use crate::memory::{ENTRIES, SLOT_BYTES, State};
 use crate::party::{carried, take, value_of};
@@ -69,7 +69,7 @@ impl Stage {
                 memory.out = Some(carried(word, last));
                 (memory.out_state, memory.cancel) = (State::Pending, false);
             }
-            (Some(_), Role::Client) => {
+            (Some(_), LocalRole::Client) => {
                 let tail = memory.submission_cursor.tail;
                 let entry =
                     Submission { sequence: last, out_bytes: 64, in_capacity: SLOT_BYTES, ..Submission::default() };
@@ -77,7 +77,7 @@ impl Stage {
                 memory.submissions.insert(tail % ENTRIES, entry);
                 memory.submission_cursor.tail += 1;
             }
-            (Some(_), Role::Server) => {}
+            (Some(_), LocalRole::Server) => {}
         }
         drop(memory);
         node.parties.remove(&parting.channel);
@@ -93,7 +93,7 @@ impl Stage {
             let value =
                 take(&mut memory).map(|message| value_of(&message)).or(node.parties[channel].received.last().copied());
             assert_eq!(value, Some(last), "seed {seed}: the last message of {channel:?}");
-        } else if memory.role == Role::Server {
+        } else if memory.role == LocalRole::Server {
             assert_eq!(
                 u64::from(memory.submission_cursor.tail),
                 last + 1,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
-use proxy_link::{Action, Cursor, Ends, Identity, InBuffer, LinkTimes, Peer, RingSpec, Role, WireChannel};
+use proxy_link::{Action, Ends, Identity, InBuffer, Indices, LinkTimes, LocalRole, Peer, RingSpec, WireChannel};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
 use crate::party::{Party, begin_to_take, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
@@ -167,7 +167,7 @@ impl Node {
 
     fn answer_opens(&mut self) {
         if let Some((channel, ends)) = self.asked.pop_front() {
-            let local = SimChannel(Rc::new(RefCell::new(Memory::new(Role::Server))));
+            let local = SimChannel(Rc::new(RefCell::new(Memory::new(LocalRole::Server))));
             if self.peer.opened_in(channel, ends, Ok(local.clone())).is_ok() {
                 self.channels.insert(channel, (local, ends));
                 self.parties.entry(channel).or_default();
@@ -260,7 +260,7 @@ impl Stage {
         let ring = (lane > 0).then_some(RingSpec { entries: ENTRIES, arena_bytes: ARENA_BYTES });
         let ends =
             Ends { dc: DcId(1), from: Endpoint::GATE, to: Endpoint::FS, lane: Lane(lane), ring, incarnation: None };
-        let local = SimChannel(Rc::new(RefCell::new(Memory::new(Role::Client))));
+        let local = SimChannel(Rc::new(RefCell::new(Memory::new(LocalRole::Client))));
         let number = u64::from(lane) + 1;
         let Ok(channel) = node.peer.open_out(number, ends, local.clone()) else { panic!("not admitted") };
         node.channels.insert(channel, (local, ends));
@@ -296,8 +296,8 @@ impl Stage {
             let mut memory = local.0.borrow_mut();
             match (ends.ring, memory.role) {
                 (None, _) => talk(&mut memory, party, &mut self.chance, self.goal),
-                (Some(_), Role::Client) => request(&mut memory, party, &mut self.chance, self.goal),
-                (Some(_), Role::Server) => serve(&mut memory, party, &mut self.chance),
+                (Some(_), LocalRole::Client) => request(&mut memory, party, &mut self.chance, self.goal),
+                (Some(_), LocalRole::Server) => serve(&mut memory, party, &mut self.chance),
             }
             drop(memory);
             node.peer.active(channel);
@@ -323,8 +323,8 @@ impl Stage {
                                 .as_ref()
                                 .is_none_or(|m| m.word == memory.taken || memory.inbound_withdrawn)
                     }
-                    (Some(_), Role::Client) => party.answered.len() as u64 == self.goal,
-                    (Some(_), Role::Server) => party.working.is_empty(),
+                    (Some(_), LocalRole::Client) => party.answered.len() as u64 == self.goal,
+                    (Some(_), LocalRole::Server) => party.working.is_empty(),
                 }
             })
         }) && self.nodes.iter().map(|node| node.channels.len()).sum::<usize>() == 8
@@ -384,8 +384,8 @@ fn talk(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u64) 
         // Only the opener asks, as a client does: two that ask each other are a deadlock by definition.
         let flags = match (chance.below(4), memory.role) {
             (0, _) => word::SEND,
-            (1, Role::Client) => word::REQUEST,
-            (2, Role::Client) => word::REQUEST | word::TIMED,
+            (1, LocalRole::Client) => word::REQUEST,
+            (2, LocalRole::Client) => word::REQUEST | word::TIMED,
             _ => word::SEND | word::TIMED,
         };
         party.counted = word::next(party.counted, flags);
@@ -431,7 +431,7 @@ fn request(memory: &mut Memory, party: &mut Party, chance: &mut Chance, goal: u6
     }
     while party.submitted < goal && !chance.one_in(3) {
         let Some(tag) = (0..ENTRIES).find(|tag| !party.under_way.contains_key(tag)) else { return };
-        let Cursor { tail, .. } = memory.submission_cursor;
+        let Indices { tail, .. } = memory.submission_cursor;
         let value = party.submitted;
         let out_bytes = chance.data_bytes();
         let offset = tag * SLOT_BYTES;

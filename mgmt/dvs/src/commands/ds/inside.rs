@@ -38,7 +38,7 @@ pub fn execute(format: Format, request: Option<Request>) -> Outcome {
         None => answer_lines(&store),
         Some(Request::Watch { prefix, after }) => watch(&store, format, &prefix, after.unwrap_or(0)),
         Some(request) => {
-            let patience = Patience::begin();
+            let patience = Reminder::begin();
             let answer = carry_out(&store, &request);
             drop(patience);
             answer.map_err(|refused| refused.failure(&request)).and_then(|answer| show(format, answer))
@@ -67,7 +67,7 @@ fn connect() -> Result<DsClient, Failure> {
 }
 
 /// What the store answered.
-enum Answer {
+enum Found {
     Value(Entry),
     Changed(Changed),
     Listed(Listed),
@@ -132,27 +132,27 @@ impl Refused {
     }
 }
 
-fn carry_out(store: &DsClient, request: &Request) -> Result<Answer, Refused> {
+fn carry_out(store: &DsClient, request: &Request) -> Result<Found, Refused> {
     match request {
         Request::Get { key } => {
             let (value, revision) = store.get(&key.bytes()?)?;
-            Ok(Answer::Value(Entry { key: key.clone(), value: value.into(), revision }))
+            Ok(Found::Value(Entry { key: key.clone(), value: value.into(), revision }))
         }
         Request::Put { key, value, revision } => {
             let revision = store.put(&key.bytes()?, &value.bytes()?, revision.unwrap_or(ANY))?;
-            Ok(Answer::Changed(Changed { key: key.clone(), revision }))
+            Ok(Found::Changed(Changed { key: key.clone(), revision }))
         }
         Request::Delete { key, revision } => {
             let revision = store.delete(&key.bytes()?, revision.unwrap_or(ANY))?;
-            Ok(Answer::Changed(Changed { key: key.clone(), revision }))
+            Ok(Found::Changed(Changed { key: key.clone(), revision }))
         }
         Request::List { prefix, after } => {
             let after = after.as_ref().map(Bytes::bytes).transpose()?.unwrap_or_default();
-            Ok(Answer::Listed(list(store, &prefix.bytes()?, after.into_owned())?))
+            Ok(Found::Listed(list(store, &prefix.bytes()?, after.into_owned())?))
         }
         Request::Publish { topic, value } => {
             let subscribers = store.publish(&topic.bytes()?, &value.bytes()?)?;
-            Ok(Answer::Published(Published { subscribers }))
+            Ok(Found::Published(Published { subscribers }))
         }
         Request::Watch { .. } => Err(Refused::Watch),
     }
@@ -175,25 +175,25 @@ fn list(store: &DsClient, prefix: &[u8], mut after: Vec<u8>) -> Result<Listed, R
     }
 }
 
-fn show(format: Format, answer: Answer) -> Outcome {
+fn show(format: Format, answer: Found) -> Outcome {
     match answer {
-        Answer::Value(entry) => print(|out| {
+        Found::Value(entry) => print(|out| {
             output::one(out, format, &entry, |entry, out| {
                 let value = entry.value.bytes().map_err(io::Error::other)?;
                 out.write_all(&value)
             })
         }),
-        Answer::Changed(changed) => {
+        Found::Changed(changed) => {
             print(|out| output::one(out, format, &changed, |changed, out| writeln!(out, "{}", changed.revision)))
         }
-        Answer::Listed(listed) => {
+        Found::Listed(listed) => {
             let printed = print(|out| output::list(out, format, &listed.entries));
             if let (true, Some(last)) = (listed.more, listed.entries.last()) {
                 say(&format!("there are more keys: --after '{}'", shown(&last.key)));
             }
             printed
         }
-        Answer::Published(published) => print(|out| match format {
+        Found::Published(published) => print(|out| match format {
             Format::Json => line(out, &published),
             Format::Table | Format::Name | Format::Yaml => writeln!(out, "{}", published.subscribers),
         }),
@@ -229,10 +229,10 @@ fn answer_line(store: &DsClient, text: &[u8], out: &mut impl Write) -> io::Resul
         Err(error) => return line(out, &Failed { error: format!("the request makes no sense: {error}") }),
     };
     match carry_out(store, &request) {
-        Ok(Answer::Value(entry)) => line(out, &entry),
-        Ok(Answer::Changed(changed)) => line(out, &changed),
-        Ok(Answer::Listed(listed)) => line(out, &listed),
-        Ok(Answer::Published(published)) => line(out, &published),
+        Ok(Found::Value(entry)) => line(out, &entry),
+        Ok(Found::Changed(changed)) => line(out, &changed),
+        Ok(Found::Listed(listed)) => line(out, &listed),
+        Ok(Found::Published(published)) => line(out, &published),
         Err(refused) => line(out, &Failed { error: refused.to_string() }),
     }
 }
@@ -271,18 +271,18 @@ fn show_event(out: &mut impl Write, format: Format, event: DsEvent) -> io::Resul
 }
 
 /// Says why nothing happens, when nothing happens for long.
-struct Patience {
+struct Reminder {
     _over: Sender<()>,
 }
 
-impl Patience {
-    fn begin() -> Patience {
+impl Reminder {
+    fn begin() -> Reminder {
         let (over, is_over) = channel::<()>();
         std::thread::spawn(move || {
             if is_over.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
                 say(&format!("waiting for the key-value server: dvs dc inspect {}", dc()));
             }
         });
-        Patience { _over: over }
+        Reminder { _over: over }
     }
 }

@@ -6,7 +6,7 @@ use abi::{DcId, IpcError, PairId};
 use ipc_core::table::{Event, Home as TableHome};
 use sys::eventfd::Trigger;
 
-use super::{Engine, Token, Turn};
+use super::{EventLoop, Token, Turn};
 use crate::closer::Waste;
 use crate::command::Command;
 use crate::connection::Party;
@@ -15,7 +15,7 @@ use crate::handle::os;
 use crate::limits::{BACKLOG, DCS_MAX};
 use crate::{BrokerError, ChannelInfo, DcInfo, DcOptions, EndpointInfo, Home, ServerIdentity, Snapshot};
 
-impl Engine {
+impl EventLoop {
     pub(super) fn take_commands(&mut self) -> Turn {
         sys::eventfd::drain(&*self.bell);
         while let Ok(command) = self.commands.try_recv() {

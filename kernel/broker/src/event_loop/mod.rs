@@ -72,7 +72,7 @@ use crate::meters::Meters;
 use crate::shelf::outgoing::Outgoing;
 use crate::{BrokerConfig, Directory};
 
-pub(crate) struct Engine {
+pub(crate) struct EventLoop {
     node: NodeId,
     directory: Box<dyn Directory>,
     commands: Receiver<Command>,
@@ -151,14 +151,14 @@ impl Token {
     }
 }
 
-impl Engine {
-    pub fn new(config: BrokerConfig, commands: Receiver<Command>, bell: Arc<OwnedFd>) -> io::Result<Engine> {
+impl EventLoop {
+    pub fn new(config: BrokerConfig, commands: Receiver<Command>, bell: Arc<OwnedFd>) -> io::Result<EventLoop> {
         let poller = Poller::new()?;
         poller.add(&*bell, Token::Commands.to_u64(), Trigger::Level)?;
         // Names of channels must differ from those of an earlier broker whose channels still live.
         let millis = clock_millis();
         let pairs = config.directory.pairs(config.node).clamp(1, PAIRS_MAX);
-        let mut engine = Engine {
+        let mut event_loop = EventLoop {
             node: config.node,
             directory: config.directory,
             commands,
@@ -189,10 +189,10 @@ impl Engine {
             deaths: 0,
         };
         if let Some(shelf) = config.shelf {
-            engine.adopt(shelf)?;
+            event_loop.adopt(shelf)?;
         }
-        PairId::all(engine.pairs).for_each(|pair| engine.watch_unmanned(pair));
-        Ok(engine)
+        PairId::all(event_loop.pairs).for_each(|pair| event_loop.watch_unmanned(pair));
+        Ok(event_loop)
     }
 
     pub fn run(mut self) {

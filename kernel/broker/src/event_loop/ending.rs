@@ -5,12 +5,12 @@ use broker_api::{ToPort, ToProxy};
 use ipc_core::table::{Channel, Ending, Event, Home, OwnerId};
 use ipc_shm::{Role, ring_line};
 
-use super::Engine;
+use super::EventLoop;
 use crate::closer::Waste;
 use crate::connection::{Connection, Party};
 use crate::container::Kept;
 
-impl Engine {
+impl EventLoop {
     /// The kernel says that the process behind a connection has ended.
     pub(super) fn process_died(&mut self, owner: OwnerId) {
         self.deaths += 1;

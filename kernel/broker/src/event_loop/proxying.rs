@@ -13,14 +13,14 @@ use broker_api::{FromProxy, LinkState, OpenIn, ToProxy};
 use ipc_core::table::{Change, Channel, Ending, Event, Home, LaneWish, OwnerId, Rest, Told};
 use ipc_shm::{ControlWriter, Role};
 
-use super::Engine;
+use super::EventLoop;
 use super::ending::is_refusal;
 use super::opening::{os, proxied};
 use crate::Location;
 use crate::connection::{Packed, Sent};
 use crate::container::Kept;
 
-impl Engine {
+impl EventLoop {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
     pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;

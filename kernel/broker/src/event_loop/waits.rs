@@ -9,9 +9,9 @@ use broker_api::{BetweenBrokers, ToPort, WaitId};
 use ipc_core::table::Home;
 use ipc_core::waits::{Probe, Step, Waiting};
 
-use super::Engine;
+use super::EventLoop;
 
-impl Engine {
+impl EventLoop {
     pub(super) fn wait_told(&mut self, dc: DcId, own: Endpoint, wait: WaitId, peer: Endpoint) -> Result<(), IpcError> {
         let who = Waiting { endpoint: own, serial: wait.0 };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;

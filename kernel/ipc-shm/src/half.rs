@@ -24,16 +24,16 @@ use crate::control::ControlPage;
 use crate::mapping::{Access, Mapping};
 use crate::objects::PartyFiles;
 
-/// Words a sleeper on one link waits for in any case.
+/// Words a sleeper on one channel waits for in any case.
 const OWN_WORDS: usize = 3;
-/// Words of other links that may end a sleep on one link.
+/// Words of other channels that may end a sleep on one.
 pub const OTHERS_MAX: usize = sys::futex::WORDS_MAX - OWN_WORDS;
 const _: () = assert!(OTHERS_MAX >= abi::limits::WORDS_OF_LANES);
 
-/// Another link whose news end a sleep on one link.
+/// Another channel whose news end a sleep on one.
 #[derive(Debug)]
 pub struct Other<'a> {
-    pub link: &'a Link,
+    pub half: &'a ChannelHalf,
     /// Its peer's event, as it was seen.
     pub event: u32,
     /// The event of its peer's control page, when the end of the peer is news too.
@@ -65,7 +65,7 @@ pub enum Direction {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Link {
+pub struct ChannelHalf {
     own: Mapping,
     peer: Mapping,
     shared: Arc<Mapping>,
@@ -78,10 +78,10 @@ pub struct Link {
     peer_control: Arc<ControlPage>,
 }
 
-impl Link {
+impl ChannelHalf {
     /// Maps what the broker handed over. Sizes are checked against `size`; the objects' descriptors are closed.
-    pub fn map(files: PartyFiles, role: Role, size: Size, peer_control: Arc<ControlPage>) -> io::Result<Link> {
-        Ok(Link {
+    pub fn map(files: PartyFiles, role: Role, size: Size, peer_control: Arc<ControlPage>) -> io::Result<ChannelHalf> {
+        Ok(ChannelHalf {
             own: Mapping::of(&files.own, size.side_bytes(), Access::ReadWrite)?,
             peer: Mapping::of(&files.peer, size.side_bytes(), Access::Read)?,
             shared: Arc::new(Mapping::of(&files.shared, size.shared_bytes(), Access::ReadWrite)?),
@@ -260,7 +260,7 @@ impl Link {
 
     // Notifications.
 
-    /// Sets bits for the peer. Needs [`Link::kick`].
+    /// Sets bits for the peer. Needs [`ChannelHalf::kick`].
     pub fn post_notification(&self, mask: u64) {
         // Acquire, for the look whether the channel was closed: see `ipc_core::posting`.
         self.shared.fetch_or_u64(self.notify_offset(Direction::Own), mask, Ordering::AcqRel);
@@ -436,8 +436,8 @@ impl Link {
         let (first, rest) = words.split_at_mut(OWN_WORDS);
         first.copy_from_slice(&self.words(seen, own_control));
         let expected = others.flat_map(|other| {
-            let control = other.peer_control.map(|value| other.link.peer_control.expect(value));
-            [Some(other.link.expect_event(other.event)), control].into_iter().flatten()
+            let control = other.peer_control.map(|value| other.half.peer_control.expect(value));
+            [Some(other.half.expect_event(other.event)), control].into_iter().flatten()
         });
         let mut count = OWN_WORDS;
         for (place, word) in rest.iter_mut().zip(expected) {
@@ -521,7 +521,7 @@ impl Link {
     }
 }
 
-impl Slot for Link {
+impl Slot for ChannelHalf {
     fn clear_word(&self) {
         self.own.store(side::MESSAGE_WORD, 0, Ordering::Relaxed);
     }
@@ -541,7 +541,7 @@ impl Slot for Link {
     }
 }
 
-impl Posting for Link {
+impl Posting for ChannelHalf {
     fn post(&self, bits: u64) {
         self.post_notification(bits);
     }
@@ -564,7 +564,7 @@ fn bounded(limit: Option<Duration>) -> Option<Duration> {
     Some(limit.map_or(SLEEP_LIMIT, |limit| limit.min(SLEEP_LIMIT)))
 }
 
-impl Words for Link {
+impl Words for ChannelHalf {
     #[inline]
     fn peer_parked(&self) -> u32 {
         self.peer.load(side::PARKED, Ordering::Relaxed)

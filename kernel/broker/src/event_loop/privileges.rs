@@ -7,11 +7,11 @@ use abi::ring::RingSpec;
 use abi::{Calls, DcId, Endpoint, IpcError, Lane, Privileges};
 use ipc_core::table::{Channel, Home, OwnerId};
 
-use super::Engine;
+use super::EventLoop;
 use super::opening::ring_of;
 use crate::connection::Bound;
 
-impl Engine {
+impl EventLoop {
     /// Whether `own`, bound here, may open a channel to `to`: of messages, or a ring.
     pub(super) fn may_open(
         &self,

@@ -7,10 +7,10 @@ use abi::{DcId, Endpoint, IpcError};
 use broker_api::{Pid, ToPort};
 use ipc_core::table::{OwnerId, Reservation};
 
-use super::Engine;
+use super::EventLoop;
 use super::requests::BindRequest;
 
-impl Engine {
+impl EventLoop {
     pub(super) fn bind_for(
         &mut self,
         owner: OwnerId,

@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use sys::eventfd::Trigger;
 use sys::seqpacket::Sender;
 
-use super::{Engine, Token};
+use super::{EventLoop, Token};
 use crate::closer::Waste;
 use crate::connection::Party;
 use crate::ledger::{Charge, Cost, Member, Person};
 use crate::limits::{ACCEPT_PAUSE, ACCEPTS_PER_TURN, CONNECTION_DESCRIPTORS, CONNECTIONS_PER_DC};
 
-impl Engine {
+impl EventLoop {
     pub(super) fn accept(&mut self, dc: DcId) {
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(container) = self.containers.get(&dc) else { return };

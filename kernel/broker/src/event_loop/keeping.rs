@@ -11,14 +11,14 @@ use ipc_core::table::{Home, OwnerId, Told};
 use ipc_shm::ChannelFiles;
 use sys::eventfd::Trigger;
 
-use super::{Engine, Token};
+use super::{EventLoop, Token};
 use crate::connection::Party;
 use crate::container::{Container, Kept};
 use crate::shelf::outgoing::Outgoing;
 use crate::shelf::record::{self, Record, key};
 use crate::{BrokerError, Shelf};
 
-impl Engine {
+impl EventLoop {
     /// Another shelf, instead of one that failed: gets everything there is. What it holds already is of nobody.
     pub(super) fn change_shelf(&mut self, shelf: Shelf) -> Result<(), BrokerError> {
         self.connect_shelf(shelf.socket).map_err(|cause| crate::handle::os("watch the shelf", cause))?;
@@ -194,7 +194,7 @@ impl Engine {
     }
 }
 
-/// Apart from the engine's methods, because the descriptors are borrowed from its tables.
+/// Apart from the methods of the loop, because the descriptors are borrowed from its tables.
 fn keep_in(
     shelf: &mut Option<Outgoing>,
     what: impl FnOnce(&mut Outgoing) -> std::io::Result<()>,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use abi::Endpoint;
 use foldhash::fast::RandomState;
 use ipc_core::ChannelId;
-use ipc_shm::{Link, Sleep};
+use ipc_shm::{ChannelHalf, Sleep};
 use slotmap::{Key, KeyData, SlotMap};
 
 use crate::ring::{RingServer, RingShared};
@@ -37,10 +37,10 @@ pub(super) enum Use {
 }
 
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Attached {
     pub channel: ChannelId,
     pub peer: Endpoint,
-    pub link: Arc<Link>,
+    pub half: Arc<ChannelHalf>,
     pub proxied: Proxied,
     pub usage: Use,
     watch: Watch,
@@ -53,43 +53,43 @@ pub(super) struct Slot {
 
 slotmap::new_key_type! {
     /// Names a channel, and no other that gets its place later: a late bell of a channel that is gone names nothing.
-    pub(super) struct SlotKey;
+    pub(super) struct AttachedKey;
 }
 
 /// Tokens below belong to the port itself. A key's version, in its upper half, is never 0.
 const TOKENS_BEGIN: u64 = 1 << 32;
 
-impl SlotKey {
+impl AttachedKey {
     /// Its name in the port's poller.
     pub fn token(self) -> u64 {
         self.data().as_ffi()
     }
 
-    pub fn of_token(token: u64) -> Option<SlotKey> {
+    pub fn of_token(token: u64) -> Option<AttachedKey> {
         (token >= TOKENS_BEGIN).then(|| KeyData::from_ffi(token).into())
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Slots {
-    slots: SlotMap<SlotKey, Slot>,
-    by_peer: HashMap<Endpoint, SlotKey, RandomState>,
+pub(super) struct AttachedChannels {
+    attached: SlotMap<AttachedKey, Attached>,
+    by_peer: HashMap<Endpoint, AttachedKey, RandomState>,
     /// Whom the port talked with last, as in `by_peer`: a call is mostly to the same.
-    latest: Option<(Endpoint, SlotKey)>,
-    by_channel: HashMap<ChannelId, SlotKey, RandomState>,
-    hot: VecDeque<SlotKey>,
+    latest: Option<(Endpoint, AttachedKey)>,
+    by_channel: HashMap<ChannelId, AttachedKey, RandomState>,
+    hot: VecDeque<AttachedKey>,
     /// Empty: room for those that are hot after a sleep.
-    spare: VecDeque<SlotKey>,
+    spare: VecDeque<AttachedKey>,
     /// Armed, and perhaps gone or hot again since.
-    dozing: Vec<SlotKey>,
+    dozing: Vec<AttachedKey>,
     /// Armed although they hold what a wait for something else did not take; each once, however often it rings during
     /// that wait.
-    neglected: Vec<SlotKey>,
+    neglected: Vec<AttachedKey>,
 }
 
-impl Slots {
+impl AttachedChannels {
     pub fn len(&self) -> usize {
-        self.slots.len()
+        self.attached.len()
     }
 
     /// A new channel is hot: its peer may have published already.
@@ -97,16 +97,16 @@ impl Slots {
         &mut self,
         channel: ChannelId,
         peer: Endpoint,
-        link: Arc<Link>,
+        half: Arc<ChannelHalf>,
         proxied: Proxied,
         usage: Use,
-    ) -> SlotKey {
+    ) -> AttachedKey {
         let is_talk = matches!(usage, Use::Messages(_));
         let watch = Watch::Hot;
-        let key = self.slots.insert(Slot {
+        let key = self.attached.insert(Attached {
             channel,
             peer,
-            link,
+            half,
             proxied,
             usage,
             watch,
@@ -123,74 +123,77 @@ impl Slots {
         key
     }
 
-    pub fn remove(&mut self, key: SlotKey) -> Option<Slot> {
-        let slot = self.slots.remove(key)?;
-        self.by_channel.remove(&slot.channel);
-        if self.by_peer.get(&slot.peer) == Some(&key) {
-            self.by_peer.remove(&slot.peer);
+    pub fn remove(&mut self, key: AttachedKey) -> Option<Attached> {
+        let attached = self.attached.remove(key)?;
+        self.by_channel.remove(&attached.channel);
+        if self.by_peer.get(&attached.peer) == Some(&key) {
+            self.by_peer.remove(&attached.peer);
         }
         self.latest = None;
         self.hot.retain(|hot| *hot != key);
-        if slot.is_neglected {
+        if attached.is_neglected {
             self.neglected.retain(|neglected| *neglected != key);
         }
-        Some(slot)
+        Some(attached)
     }
 
     #[inline]
-    pub fn get_mut(&mut self, key: SlotKey) -> Option<&mut Slot> {
-        self.slots.get_mut(key)
+    pub fn get_mut(&mut self, key: AttachedKey) -> Option<&mut Attached> {
+        self.attached.get_mut(key)
     }
 
     /// The channel of messages with `peer`.
     #[inline]
-    pub fn talk_with(&mut self, peer: Endpoint) -> Option<SlotKey> {
+    pub fn talk_with(&mut self, peer: Endpoint) -> Option<AttachedKey> {
         match self.latest {
             Some((latest, key)) if latest == peer => Some(key),
             _ => self.find_talk(peer),
         }
     }
 
-    fn find_talk(&mut self, peer: Endpoint) -> Option<SlotKey> {
+    fn find_talk(&mut self, peer: Endpoint) -> Option<AttachedKey> {
         let key = self.by_peer.get(&peer).copied()?;
         self.latest = Some((peer, key));
         Some(key)
     }
 
-    pub fn any(&self, is_meant: impl Fn(&Slot) -> bool) -> bool {
-        self.slots.values().any(is_meant)
+    pub fn any(&self, is_meant: impl Fn(&Attached) -> bool) -> bool {
+        self.attached.values().any(is_meant)
     }
 
     /// From now on every channel is looked at.
     pub fn heat_all(&mut self) {
-        if self.hot.len() == self.slots.len() {
+        if self.hot.len() == self.attached.len() {
             return;
         }
-        for key in Vec::from_iter(self.slots.keys()) {
+        for key in Vec::from_iter(self.attached.keys()) {
             self.heat(key);
         }
     }
 
     /// The lanes that the library serves by itself.
-    pub fn lanes(&self) -> Vec<SlotKey> {
-        let lanes = self.slots.iter().filter(|(_, slot)| matches!(slot.usage, Use::Copies(_) | Use::Delegation { .. }));
+    pub fn lanes(&self) -> Vec<AttachedKey> {
+        let lanes = self
+            .attached
+            .iter()
+            .filter(|(_, attached)| matches!(attached.usage, Use::Copies(_) | Use::Delegation { .. }));
         lanes.map(|(key, _)| key).collect()
     }
 
-    pub fn by_channel(&self, channel: ChannelId) -> Option<SlotKey> {
+    pub fn by_channel(&self, channel: ChannelId) -> Option<AttachedKey> {
         self.by_channel.get(&channel).copied()
     }
 
     /// The hot channels in turn: the one that was served last comes last.
-    pub fn hot(&self) -> &VecDeque<SlotKey> {
+    pub fn hot(&self) -> &VecDeque<AttachedKey> {
         &self.hot
     }
 
     /// Puts a channel that was served behind the others, unless its turn goes on.
-    pub fn served(&mut self, position: usize, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            (slot.idle_looks, slot.quiet_sleeps) = (0, 0);
-            if let Use::Delegation { turns: 1.. } = slot.usage {
+    pub fn served(&mut self, position: usize, key: AttachedKey) {
+        if let Some(attached) = self.attached.get_mut(key) {
+            (attached.idle_looks, attached.quiet_sleeps) = (0, 0);
+            if let Use::Delegation { turns: 1.. } = attached.usage {
                 return;
             }
         }
@@ -199,45 +202,45 @@ impl Slots {
     }
 
     /// Something was found that is no event of its own.
-    pub fn stay_hot(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            (slot.idle_looks, slot.quiet_sleeps) = (0, 0);
+    pub fn stay_hot(&mut self, key: AttachedKey) {
+        if let Some(attached) = self.attached.get_mut(key) {
+            (attached.idle_looks, attached.quiet_sleeps) = (0, 0);
         }
     }
 
     /// Counts a look that found nothing; `true` when the channel should be armed.
-    pub fn is_idle_after_look(&mut self, key: SlotKey) -> bool {
-        self.slots.get_mut(key).is_some_and(|slot| {
-            slot.idle_looks += 1;
-            slot.idle_looks > IDLE_LOOKS_MAX
+    pub fn is_idle_after_look(&mut self, key: AttachedKey) -> bool {
+        self.attached.get_mut(key).is_some_and(|attached| {
+            attached.idle_looks += 1;
+            attached.idle_looks > IDLE_LOOKS_MAX
         })
     }
 
     /// From now on the channel rings. Look at it once more.
-    pub fn arm(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.link.prepare_sleep(Sleep::EventFd);
-            slot.watch = Watch::Armed;
-            slot.idle_looks = 0;
+    pub fn arm(&mut self, key: AttachedKey) {
+        if let Some(attached) = self.attached.get_mut(key) {
+            attached.half.prepare_sleep(Sleep::EventFd);
+            attached.watch = Watch::Armed;
+            attached.idle_looks = 0;
         }
         self.hot.retain(|hot| *hot != key);
     }
 
     /// All that are hot, to be armed one by one and given back empty.
-    pub fn take_hot(&mut self) -> VecDeque<SlotKey> {
+    pub fn take_hot(&mut self) -> VecDeque<AttachedKey> {
         std::mem::replace(&mut self.hot, std::mem::take(&mut self.spare))
     }
 
     /// Keeps the room for the next sleep.
-    pub fn give_back(&mut self, emptied: VecDeque<SlotKey>) {
+    pub fn give_back(&mut self, emptied: VecDeque<AttachedKey>) {
         self.spare = emptied;
     }
 
     /// An armed channel had no news before this sleep.
-    pub fn doze(&mut self, key: SlotKey) {
-        let Some(slot) = self.slots.get_mut(key) else { return };
-        slot.quiet_sleeps += 1;
-        if slot.quiet_sleeps < QUIET_SLEEPS_MAX {
+    pub fn doze(&mut self, key: AttachedKey) {
+        let Some(attached) = self.attached.get_mut(key) else { return };
+        attached.quiet_sleeps += 1;
+        if attached.quiet_sleeps < QUIET_SLEEPS_MAX {
             self.dozing.push(key);
         }
     }
@@ -246,7 +249,7 @@ impl Slots {
     pub fn get_up(&mut self) {
         let mut dozing = std::mem::take(&mut self.dozing);
         for key in dozing.drain(..) {
-            if self.slots.get(key).is_some_and(|slot| slot.watch == Watch::Armed) {
+            if self.attached.get(key).is_some_and(|attached| attached.watch == Watch::Armed) {
                 self.heat(key);
             }
         }
@@ -255,9 +258,9 @@ impl Slots {
     }
 
     /// An armed channel has news that this wait does not take, and will not ring for them.
-    pub fn neglect(&mut self, key: SlotKey) {
-        if let Some(slot) = self.slots.get_mut(key)
-            && !std::mem::replace(&mut slot.is_neglected, true)
+    pub fn neglect(&mut self, key: AttachedKey) {
+        if let Some(attached) = self.attached.get_mut(key)
+            && !std::mem::replace(&mut attached.is_neglected, true)
         {
             self.neglected.push(key);
         }
@@ -267,22 +270,22 @@ impl Slots {
     #[inline]
     pub fn heat_neglected(&mut self) {
         while let Some(key) = self.neglected.pop() {
-            if let Some(slot) = self.heat(key) {
-                slot.is_neglected = false;
+            if let Some(attached) = self.heat(key) {
+                attached.is_neglected = false;
             }
         }
     }
 
     /// From now on the channel is looked at.
     #[inline]
-    pub fn heat(&mut self, key: SlotKey) -> Option<&mut Slot> {
-        let slot = self.slots.get_mut(key)?;
-        slot.link.prepare_sleep(Sleep::Awake);
-        if slot.watch == Watch::Armed {
-            slot.watch = Watch::Hot;
+    pub fn heat(&mut self, key: AttachedKey) -> Option<&mut Attached> {
+        let attached = self.attached.get_mut(key)?;
+        attached.half.prepare_sleep(Sleep::Awake);
+        if attached.watch == Watch::Armed {
+            attached.watch = Watch::Hot;
             self.hot.push_back(key);
         }
-        Some(slot)
+        Some(attached)
     }
 }
 
@@ -292,33 +295,33 @@ mod tests {
 
     use super::*;
 
-    fn add(slots: &mut Slots, channel: u64) -> SlotKey {
+    fn add(attached: &mut AttachedChannels, channel: u64) -> AttachedKey {
         let size = Size::default();
         let files = ChannelFiles::create(size).unwrap().party(Role::Right).unwrap();
         let page = ControlWriter::create(abi::Epoch(1)).unwrap();
         let control = Arc::new(ControlPage::of(page.reader().unwrap()).unwrap());
-        let link = Arc::new(Link::map(files, Role::Right, size, control).unwrap());
-        slots.insert(ChannelId(channel), Endpoint::FS, link, Proxied::No, Use::Delegation { turns: 0 })
+        let half = Arc::new(ChannelHalf::map(files, Role::Right, size, control).unwrap());
+        attached.insert(ChannelId(channel), Endpoint::FS, half, Proxied::No, Use::Delegation { turns: 0 })
     }
 
     #[test]
     fn channel_that_rings_all_the_time_is_neglected_once() {
-        let mut slots = Slots::default();
-        let keys = [1, 2].map(|channel| add(&mut slots, channel));
+        let mut attached = AttachedChannels::default();
+        let keys = [1, 2].map(|channel| add(&mut attached, channel));
         for _ in 0..10_000 {
             for key in keys {
-                slots.heat(key);
-                slots.arm(key);
-                slots.neglect(key);
+                attached.heat(key);
+                attached.arm(key);
+                attached.neglect(key);
             }
         }
-        assert_eq!(slots.neglected.len(), 2);
-        slots.remove(keys[0]).unwrap();
-        assert_eq!(slots.neglected, [keys[1]]);
-        slots.heat_neglected();
-        assert_eq!(slots.hot(), &[keys[1]]);
-        slots.arm(keys[1]);
-        slots.neglect(keys[1]);
-        assert_eq!(slots.neglected, [keys[1]], "again during the next wait");
+        assert_eq!(attached.neglected.len(), 2);
+        attached.remove(keys[0]).unwrap();
+        assert_eq!(attached.neglected, [keys[1]]);
+        attached.heat_neglected();
+        assert_eq!(attached.hot(), &[keys[1]]);
+        attached.arm(keys[1]);
+        attached.neglect(keys[1]);
+        assert_eq!(attached.neglected, [keys[1]], "again during the next wait");
     }
 }

@@ -9,7 +9,7 @@ use sys::seqpacket::{Received, Sender};
 
 use super::errands::Asker;
 use super::opening::{os, wish_of};
-use super::{Engine, Token};
+use super::{EventLoop, Token};
 use crate::Privileges;
 use crate::connection::{Bound, Packed, Party};
 
@@ -41,7 +41,7 @@ impl BindRequest {
     }
 }
 
-impl Engine {
+impl EventLoop {
     pub(super) fn take_request(
         &mut self,
         owner: OwnerId,

@@ -15,7 +15,7 @@ use broker_api::{Inquiry, ToPort};
 use ipc_core::ChannelId;
 use ipc_core::table::{Binding, Channel, Home, OwnerId};
 
-use super::Engine;
+use super::EventLoop;
 use super::opening::ring_of;
 use crate::container::Container;
 use crate::limits::LOOKS_PER_PAGE;
@@ -35,7 +35,7 @@ struct Found<T> {
     record: T,
 }
 
-impl Engine {
+impl EventLoop {
     pub(super) fn inform(
         &mut self,
         owner: OwnerId,

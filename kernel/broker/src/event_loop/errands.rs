@@ -13,7 +13,7 @@ use broker_api::{Answer, BetweenBrokers, Errand, HoldId, Message, ToPort, ToProx
 use ipc_core::table::{Asking, Home, OwnerId, Place};
 
 use super::requests::Succession;
-use super::{Engine, clock_millis};
+use super::{EventLoop, clock_millis};
 use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
 
 /// Errands under way to other nodes, by the number under which they went.
@@ -131,7 +131,7 @@ impl Errands {
 /// How an errand stands that was begun: done, or to be answered later.
 pub(super) type Progress = Result<Option<Answer>, IpcError>;
 
-impl Engine {
+impl EventLoop {
     /// What a process of this node asks: does it, or has it done.
     pub(super) fn ask_errand(
         &mut self,

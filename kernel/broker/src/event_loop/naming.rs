@@ -10,7 +10,7 @@ use abi::{DcId, Endpoint, EndpointName, IpcError, NodeId};
 use broker_api::{IfAbsent, ToPort};
 use ipc_core::table::{Home, OwnerId};
 
-use super::Engine;
+use super::EventLoop;
 use crate::{Claim, Location};
 
 /// A claim that the directory has not decided yet. One of each connection.
@@ -75,7 +75,7 @@ impl Finds {
     }
 }
 
-impl Engine {
+impl EventLoop {
     pub(super) fn set_name(
         &mut self,
         owner: OwnerId,

@@ -8,9 +8,9 @@ use broker_api::IfAbsent;
 use ipc_core::pairs::{common, pair_of};
 use ipc_core::table::{Awaited, Channel, Home, OwnerId};
 
-use super::Engine;
+use super::EventLoop;
 
-impl Engine {
+impl EventLoop {
     /// How many pairs this node has with another one.
     pub(super) fn pairs_with(&self, node: NodeId) -> u8 {
         match self.pairs {

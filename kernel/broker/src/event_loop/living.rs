@@ -8,13 +8,13 @@ use broker_api::{BetweenBrokers, Errand, ToPort};
 use ipc_core::table::{Awaited, Change, Claim, Effect, Ending, Event, Home, OwnerId, Parting, Place, Told};
 use ipc_shm::{ControlWriter, Life};
 
-use super::Engine;
+use super::EventLoop;
 use super::errands::{Asker, Stage};
 use super::opening::os;
 use super::requests::Succession;
 use crate::container::KeptBinding;
 
-impl Engine {
+impl EventLoop {
     /// Lets something happen to an endpoint. An error refuses it.
     pub(super) fn step(&mut self, dc: DcId, endpoint: Endpoint, event: Event<Asker>) -> Result<(), IpcError> {
         self.step_with(dc, endpoint, event, None)

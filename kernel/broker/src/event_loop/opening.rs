@@ -10,7 +10,7 @@ use ipc_core::ChannelId;
 use ipc_core::table::{Awaited, Channel, Home, LaneWish, OwnerId, Waiter};
 use ipc_shm::{ChannelFiles, Role, Size};
 
-use super::Engine;
+use super::EventLoop;
 use crate::connection::{Connection, Packed, Sent};
 use crate::container::{Container, Kept};
 use crate::ledger::{Charge, Cost, Member};
@@ -24,7 +24,7 @@ pub(super) struct Made {
     pub charge: Option<Charge>,
 }
 
-impl Engine {
+impl EventLoop {
     /// Opens what `own` asked for; its peer is bound, here or elsewhere.
     pub(super) fn open_channel(&mut self, dc: DcId, own: Endpoint, request: u32, open: &Open) -> Result<(), IpcError> {
         self.check_pair(dc, own, open.peer)?;

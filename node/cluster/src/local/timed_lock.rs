@@ -4,20 +4,20 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub struct Slot<T> {
+pub struct TimedLock<T> {
     value: Mutex<Option<T>>,
     returned: Condvar,
 }
 
 /// Gives the value back when dropped.
 pub struct Taken<'a, T> {
-    slot: &'a Slot<T>,
+    slot: &'a TimedLock<T>,
     value: Option<T>,
 }
 
-impl<T> Slot<T> {
-    pub fn new(value: T) -> Slot<T> {
-        Slot { value: Mutex::new(Some(value)), returned: Condvar::new() }
+impl<T> TimedLock<T> {
+    pub fn new(value: T) -> TimedLock<T> {
+        TimedLock { value: Mutex::new(Some(value)), returned: Condvar::new() }
     }
 
     /// `None` when others kept it for `patience`.

@@ -7,7 +7,7 @@ use abi::{DcId, Endpoint, Epoch, HoldId, IpcError, NodeId};
 use broker_api::{Answer, BetweenBrokers, Errand, IfAbsent, Pid};
 use ipc_core::table::{Awaited, Change, Event, Home, OwnerId, Place};
 
-use super::Engine;
+use super::EventLoop;
 use super::errands::{Asker, Progress};
 use super::requests::{BindRequest, Succession};
 
@@ -20,7 +20,7 @@ pub(super) struct Holding {
     node: NodeId,
 }
 
-impl Engine {
+impl EventLoop {
     // ---- The home of the endpoint. Who asks is answered by the machine.
 
     pub(super) fn migration_start(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {

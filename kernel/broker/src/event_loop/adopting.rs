@@ -23,7 +23,7 @@ use ipc_shm::{CHANNEL_DESCRIPTORS, ChannelFiles, ControlWriter, Life};
 use sys::eventfd::Trigger;
 
 use super::opening::lines_of;
-use super::{Engine, Token};
+use super::{EventLoop, Token};
 use crate::connection::{Bound, Connection, Party};
 use crate::container::{Container, Kept, KeptBinding, Origin};
 use crate::ledger::Cost;
@@ -39,7 +39,7 @@ enum Unfinished {
     Ending { dc: DcId, channel: Channel },
 }
 
-impl Engine {
+impl EventLoop {
     pub(super) fn adopt(&mut self, shelf: Shelf) -> io::Result<()> {
         self.connect_shelf(shelf.socket)?;
         let mut held = shelf.held;

@@ -1,8 +1,8 @@
 //! One channel that crosses the link: what of the local memory has been told to the far side, and what the far side
 //! said.
 //!
-//! Everything here except the stage and the open tags can be lost at any moment: [`Relay::restart`] forgets it, RESYNC
-//! brings it back. The rules, for a word or entry `x` of the local party:
+//! Everything here except the stage and the open tags can be lost at any moment: [`Crossing::restart`] forgets it,
+//! RESYNC brings it back. The rules, for a word or entry `x` of the local party:
 //!
 //! - told at most once per connection (`forwarded`, `sent`);
 //! - `mark_taken` and `confirm` only when the far side holds `x`;
@@ -11,13 +11,14 @@
 //! **Acknowledgement is lazy.** TAKEN of a request is implied by its reply, and what was put into a ring is told with
 //! the next entry of the other direction. Only what nobody will imply is told at once; the rest with the next tick.
 
-use abi::IpcError;
 use abi::layout::word;
+use abi::ring::RingSpec;
+use abi::{Carried, IpcError, LocalRole, Settled};
 use wire::frame::OpenTags;
-use wire::{Frame, OpenTag, Resync, RingEntry, RingHead, RingSpec, WireChannel};
+use wire::{Frame, OpenTag, Resync, RingEntry, RingHead, WireChannel};
 
 use crate::body::Outgoing;
-use crate::channel::{Carried, Ends, LocalChannel, Role, Settled};
+use crate::channel::{Ends, LocalChannel};
 use crate::limits;
 use crate::link::{Class, Link};
 use crate::tags::Tags;
@@ -62,7 +63,7 @@ enum Telling {
     All,
 }
 
-pub(crate) struct Relay<C> {
+pub(crate) struct Crossing<C> {
     pub(crate) local: C,
     pub(crate) stage: Stage,
     /// The peer listed the channel in this connection's RESYNC.
@@ -95,11 +96,11 @@ pub(crate) struct Relay<C> {
     pub(crate) queued: bool,
 }
 
-impl<C: LocalChannel> Relay<C> {
-    pub(crate) fn new(wire: WireChannel, ends: Ends, local: C, stage: Stage) -> Relay<C> {
+impl<C: LocalChannel> Crossing<C> {
+    pub(crate) fn new(wire: WireChannel, ends: Ends, local: C, stage: Stage) -> Crossing<C> {
         let put = if ends.ring.is_some() { local.put_count() } else { 0 };
         let sent = if ends.ring.is_some() { local.entries().map_or(0, |cursor| cursor.head) } else { 0 };
-        Relay {
+        Crossing {
             local,
             stage,
             listed: false,
@@ -122,10 +123,10 @@ impl<C: LocalChannel> Relay<C> {
         }
     }
 
-    pub(crate) fn resumed(wire: WireChannel, ends: Ends, local: C) -> Relay<C> {
-        let is_open = local.role() == Role::Server || local.was_open();
+    pub(crate) fn resumed(wire: WireChannel, ends: Ends, local: C) -> Crossing<C> {
+        let is_open = local.role() == LocalRole::Server || local.was_open();
         let stage = if is_open { Stage::Open } else { Stage::Opening(Asking::Untold) };
-        Relay { resumed: true, ..Relay::new(wire, ends, local, stage) }
+        Crossing { resumed: true, ..Crossing::new(wire, ends, local, stage) }
     }
 
     /// A new connection: nothing was told in it.
@@ -367,8 +368,8 @@ impl<C: LocalChannel> Relay<C> {
                 break;
             }
             let sent = match self.local.role() {
-                Role::Client => self.tell_submission(link)?,
-                Role::Server => self.tell_completion(link)?,
+                LocalRole::Client => self.tell_submission(link)?,
+                LocalRole::Server => self.tell_completion(link)?,
             };
             match sent {
                 None if bytes == 0 => return Ok(Turn::Blocked),
@@ -472,8 +473,8 @@ impl<C: LocalChannel> Relay<C> {
     /// The head of an entry came: where its data goes in the arena. Nothing of it can be seen by the local party yet.
     pub(crate) fn hear_head(&mut self, head: &RingHead) -> Result<u32, IpcError> {
         let role = match head.entry {
-            RingEntry::Submission(_) => Role::Server,
-            RingEntry::Completion(_) => Role::Client,
+            RingEntry::Submission(_) => LocalRole::Server,
+            RingEntry::Completion(_) => LocalRole::Client,
         };
         self.expect(role, head.index, head.produced)?;
         match &head.entry {
@@ -513,7 +514,7 @@ impl<C: LocalChannel> Relay<C> {
     }
 
     /// An entry must be the next one, and of the kind that comes in this direction.
-    fn expect(&mut self, role: Role, index: u32, produced: u32) -> Result<(), IpcError> {
+    fn expect(&mut self, role: LocalRole, index: u32, produced: u32) -> Result<(), IpcError> {
         if self.ends.ring.is_none() || self.local.role() != role || index != self.local.put_count() {
             return Err(IpcError::Corrupt);
         }
