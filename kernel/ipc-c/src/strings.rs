@@ -35,7 +35,7 @@ fn of_error(error: IpcError) -> Text {
         IpcError::Denied => text(c"M3_EDENIED", c"privileges do not allow this call or this peer"),
         IpcError::OutOfGrant => text(c"M3_ERANGE", c"the copy lies outside the granted memory"),
         IpcError::BadArgument => text(c"M3_EINVALID", c"a length or argument is out of range"),
-        IpcError::NoLink => text(c"M3_ENOLINK", c"no half to the node of the peer"),
+        IpcError::NoLink => text(c"M3_ENOLINK", c"no link to the node of the peer"),
         IpcError::Fenced => text(c"M3_EFENCED", c"another owner of the endpoint was promoted"),
         IpcError::Corrupt => text(c"M3_ECORRUPT", c"the peer wrote garbage into the channel, which is closed"),
         IpcError::NoBroker => text(c"M3_ENOBROKER", c"the node daemon cannot be reached"),

@@ -19,7 +19,7 @@ const C99: &[&str] = &["-std=gnu99"];
 
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(Library::half)
+    LIBRARY.get_or_init(Library::link)
 }
 
 /// Compiles a test program both ways and runs it in a container of its own.

@@ -13,7 +13,7 @@ fn tests_of_the_python_module_pass() {
         eprintln!("SKIPPED: python3 is not installed");
         return;
     }
-    let library = Library::half();
+    let library = Library::link();
     let container = Container::open();
     let mut command: Command = container.command("python3".as_ref());
     command.args(["-B", "-W", "error", "-m", "unittest", "discover", "--start-directory"]);

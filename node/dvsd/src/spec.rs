@@ -1,7 +1,6 @@
 //! Checks the description of a container, and says what follows from the position of a node in it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
 use std::ops::{Range, RangeInclusive};
 
 use abi::limits::{
@@ -9,6 +8,7 @@ use abi::limits::{
 };
 use mgmt_api::{DcSpec, ErrorBody, ErrorKind, valid_name};
 use rustix::thread::CpuSet;
+use sandbox::overlay::{OverlayError, Subnet};
 
 use crate::kinds::KINDS;
 
@@ -37,8 +37,8 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
             .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
     }
     check_nodes(spec, known_nodes)?;
-    let subnet = Subnet::parse(&spec.subnet)?;
-    if spec.nodes.len() > subnet.hosts() as usize {
+    let last = u8::try_from(spec.nodes.len().saturating_sub(1)).unwrap_or(u8::MAX);
+    if subnet(&spec.subnet)?.address(last).is_err() {
         return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len()))
             .hint("a larger network such as 10.1.0.0/24"));
     }
@@ -188,43 +188,15 @@ fn bad(what: impl Into<String>) -> ErrorBody {
 }
 
 /// A private IPv4 network.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Subnet {
-    pub network: Ipv4Addr,
-    pub prefix: u8,
-}
-
-impl Subnet {
-    pub fn parse(text: &str) -> Result<Subnet, ErrorBody> {
-        let wrong = || bad(format!("{text:?} is not a network")).hint("a private network such as 10.1.0.0/24");
-        let (network, prefix) = text.split_once('/').ok_or_else(wrong)?;
-        let network: Ipv4Addr = network.parse().map_err(|_| wrong())?;
-        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
-        if !(8..=29).contains(&prefix) {
-            return Err(wrong().hint("the prefix is 8 to 29"));
-        }
-        let mask = u32::MAX << (32 - u32::from(prefix));
-        if u32::from(network) & !mask != 0 {
-            return Err(
-                wrong().hint(format!("the network itself is {}/{prefix}", Ipv4Addr::from(u32::from(network) & mask)))
-            );
-        }
-        if network.is_loopback() || network.is_multicast() || network.is_unspecified() || network.octets()[0] >= 240 {
-            return Err(wrong().hint("use a private range"));
-        }
-        Ok(Subnet { network, prefix })
+pub fn subnet(text: &str) -> Result<Subnet, ErrorBody> {
+    let subnet: Subnet = text
+        .parse()
+        .map_err(|error: OverlayError| bad(error.to_string()).hint("a private network such as 10.1.0.0/24"))?;
+    let base = subnet.base();
+    if base.is_loopback() || base.is_multicast() || base.is_unspecified() || base.octets()[0] >= 240 {
+        return Err(bad(format!("{text} cannot be the network of a container")).hint("use a private range"));
     }
-
-    /// Addresses without network and broadcast.
-    pub fn hosts(self) -> u32 {
-        (1_u32 << (32 - u32::from(self.prefix))) - 2
-    }
-
-    /// Of the node at a position, from 0.
-    pub fn address(self, index: usize) -> Ipv4Addr {
-        let index = u32::try_from(index).unwrap_or(u32::MAX - 1).min(self.hosts().saturating_sub(1));
-        Ipv4Addr::from(u32::from(self.network) + index + 1)
-    }
+    Ok(subnet)
 }
 
 /// Endpoints that each node of a container gives to programs when it spans as many as it may.
@@ -329,8 +301,7 @@ mod tests {
 
     #[test]
     fn addresses_and_pids_follow_from_the_position() {
-        let subnet = Subnet::parse("10.1.0.0/24").unwrap();
-        assert_eq!(subnet.address(0).to_string(), "10.1.0.1");
+        assert_eq!(subnet("10.1.0.0/24").unwrap().address(0).unwrap().to_string(), "10.1.0.1");
         assert_eq!((pid_base(0), index_of_pid(65_536 + 7), index_of_pid(1)), (65_536, Some(0), None));
     }
 

@@ -36,8 +36,10 @@ const VNI_MAX: u32 = (1 << 24) - 1;
 pub enum OverlayError {
     #[error("container number {0} is no network number: 1 to {VNI_MAX}")]
     BadNumber(u32),
-    #[error("'{0}' is no IPv4 subnet such as 10.1.0.0/24")]
+    #[error("'{0}' is no IPv4 subnet such as 10.1.0.0/24, with a prefix of 8 to 30 bits")]
     BadSubnet(String),
+    #[error("'{text}' lies in a subnet: the subnet itself is {subnet}")]
+    InSubnet { text: String, subnet: Subnet },
     #[error("the subnet {subnet} has no address for node index {index}")]
     SubnetTooSmall { subnet: Subnet, index: u8 },
     #[error("the interface '{name}' of {underlay} takes {mtu} bytes, too few for a network inside")]
@@ -73,9 +75,12 @@ impl std::str::FromStr for Subnet {
         let (base, bits) = text.split_once('/').ok_or_else(bad)?;
         let base: Ipv4Addr = base.parse().map_err(|_| bad())?;
         let prefix_bits: u8 = bits.parse().map_err(|_| bad())?;
-        let subnet = Subnet { base, prefix_bits };
-        let usable = (8..=30).contains(&prefix_bits) && u32::from(base) & subnet.host_mask() == 0;
-        if usable { Ok(subnet) } else { Err(bad()) }
+        if !(8..=30).contains(&prefix_bits) {
+            return Err(bad());
+        }
+        let itself = Ipv4Addr::from(u32::from(base) & !(u32::MAX >> prefix_bits));
+        let subnet = Subnet { base: itself, prefix_bits };
+        if base == itself { Ok(subnet) } else { Err(OverlayError::InSubnet { text: text.to_owned(), subnet }) }
     }
 }
 

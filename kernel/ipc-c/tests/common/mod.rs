@@ -31,10 +31,10 @@ pub enum Linked {
 
 impl Library {
     /// Links what cargo built together with this test.
-    pub fn half() -> Library {
+    pub fn link() -> Library {
         let directory = tempfile::tempdir().unwrap();
         let mut script = Command::new(source("library.sh"));
-        ok(script.arg("half").arg(archive()).arg(directory.path().join("lib")));
+        ok(script.arg("link").arg(archive()).arg(directory.path().join("lib")));
         Library { directory }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::plan::Part;
 use crate::kinds::{KINDS, Kind, Setting};
 use crate::records::DcRecord;
-use crate::spec::{self, Subnet};
+use crate::spec;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Share {
@@ -41,7 +41,7 @@ impl Share {
             let kind = kinds.iter().find(|kind| kind.name == instance.kind.name())?;
             parts.push(Part::Server(kind, instance.index));
         }
-        let address = Subnet::parse(&spec.subnet).ok()?.address(index);
+        let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
         Some(Share { id: record.id, spec, placement, index, address, pid_base, endpoints, parts })
     }
