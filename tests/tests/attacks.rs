@@ -90,7 +90,8 @@ impl Arena {
         });
         // Red's own gate goes with red's own init.
         let whose = if name == "own_init" { 1.. } else { 0.. };
-        assert_eq!(servers(&self.cluster)[whose.clone()], self.servers[whose], "'{name}' ended a server");
+        let (now, before) = (&servers(&self.cluster)[whose.clone()], &self.servers[whose]);
+        assert!(now == before, "'{name}' ended a server: {before:?} before, {now:?} now{}", self.cluster.logs());
         self.machine.assert_unchanged(name);
         got
     }
