@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::directory::EndpointDirectory;
+use crate::observed::Observed;
 use crate::presence::Presence;
 use crate::proxyctl::ProxyControl;
 use crate::records::NodeRecord;
@@ -25,7 +26,9 @@ pub struct Context {
     pub presence: Mutex<Option<Presence>>,
     /// All nodes ever seen, as the follower knows them.
     pub members: RwLock<BTreeMap<String, NodeRecord>>,
-    /// Counts changes of nodes and containers; whoever waits for one looks at the engine again.
+    /// Containers, and nodes that are alive.
+    pub observed: Mutex<Observed>,
+    /// Counts changes of nodes and containers; whoever waits for one looks at `observed` again.
     pub changes: watch::Sender<u64>,
 }
 
@@ -36,6 +39,10 @@ impl Context {
 
     pub fn lock_presence(&self) -> MutexGuard<'_, Option<Presence>> {
         self.presence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn observed(&self) -> MutexGuard<'_, Observed> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn changed(&self) {

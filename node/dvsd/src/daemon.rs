@@ -133,6 +133,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         directory,
         presence: Mutex::new(None),
         members: Default::default(),
+        observed: Default::default(),
         changes: tokio::sync::watch::Sender::new(0),
         config,
     });

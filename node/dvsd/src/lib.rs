@@ -33,6 +33,7 @@ mod farewell;
 mod kinds;
 mod ledger;
 mod news;
+mod observed;
 mod placer;
 mod presence;
 mod proxyctl;

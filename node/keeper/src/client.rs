@@ -1,6 +1,5 @@
 //! The daemon's side of the control socket. Synchronous; every call has a time limit.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -223,22 +222,6 @@ impl KeeperClient {
             (Answer::Descriptor, Some(fd)) => Ok(Some(fd)),
             (Answer::NotStored, None) => Ok(None),
             _ => Err(self.confused()),
-        }
-    }
-
-    pub fn fetch_all(&self) -> Result<BTreeMap<String, OwnedFd>, KeeperError> {
-        let mut all = BTreeMap::new();
-        loop {
-            let after = all.last_key_value().map(|(key, _): (&String, _)| key.clone());
-            let (answer, fds) = self.ask(&Request::FetchAll { after }, &[])?;
-            let Answer::Stored { keys, more } = answer else { return Err(self.confused()) };
-            if keys.len() != fds.len() || (more && keys.is_empty()) {
-                return Err(self.confused());
-            }
-            all.extend(keys.into_iter().zip(fds));
-            if !more {
-                return Ok(all);
-            }
         }
     }
 

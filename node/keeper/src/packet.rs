@@ -157,7 +157,6 @@ mod tests {
             Request::Resume { pid, pending, session: 7, heard: 9 },
             Request::Signal { pid, signal: -1 },
             Request::Store { key: "gate".to_owned() },
-            Request::FetchAll { after: None },
             Request::MountFuse(FuseOptions::default()),
         ]
     }
@@ -170,7 +169,6 @@ mod tests {
             Answer::Refused(Refusal::Launch { stage: Stage::Exec, errno: libc::ENOENT }),
             Answer::Refused(BadRun::BadVariable("=".to_owned()).into()),
             Answer::Refused(failed),
-            Answer::Stored { keys: vec!["fuse".to_owned()], more: false },
         ]
     }
 

@@ -43,8 +43,6 @@ pub const CONNECTIONS_MAX: usize = 64;
 pub const STORED_MAX: usize = 8192;
 /// Bytes of a stored descriptor's name.
 pub const KEY_BYTES_MAX: usize = 128;
-/// Stored descriptors per answer of `FetchAll`; a message carries at most 16.
-pub const FETCH_PAGE: usize = 14;
 
 /// Versions of this protocol that somebody speaks, the oldest and the newest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -221,9 +219,6 @@ pub(crate) enum Request {
     Fetch {
         key: String,
     },
-    FetchAll {
-        after: Option<String>,
-    },
     Drop {
         key: String,
     },
@@ -258,11 +253,6 @@ pub(crate) enum Answer {
     /// One descriptor comes along.
     Descriptor,
     NotStored,
-    /// One descriptor per key; `more` when the page was full.
-    Stored {
-        keys: Vec<String>,
-        more: bool,
-    },
     /// user, mount, pid, net, ipc, uts, and the pidfd of init.
     Namespaces,
     /// The refusal of a keeper of version 1, and what one of a later version says to who does not greet.

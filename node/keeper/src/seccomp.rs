@@ -5,6 +5,9 @@
 //! only. Calls of a foreign architecture (32-bit, x32) answer "no such call": the numbers would mean others, and what
 //! is refused here would be open there.
 //!
+//! `seccompiler` applies the filter and has its types, but does not compile it: its compiler gives one errno for all
+//! rules of a filter, lets calls of x32 through, and kills a program that makes a call of another architecture.
+//!
 //! | refused | because |
 //! |---|---|
 //! | leases, delegations and directory notes (`fcntl`) | whoever opens a leased file waits up to 45 s, on the node too |

@@ -18,7 +18,7 @@ use crate::list::{self, Known};
 use crate::packet;
 use crate::poll::{Interest, Source, Watched};
 use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
-use crate::protocol::{Answer, FETCH_PAGE, Follow, KEY_BYTES_MAX, OF_A_KEEPER, Request, STORED_MAX, Status, Versions};
+use crate::protocol::{Answer, Follow, KEY_BYTES_MAX, OF_A_KEEPER, Request, STORED_MAX, Status, Versions};
 use crate::refusal::{Refusal, Task};
 use crate::stream::{Audience, Client, Encoding, Token};
 
@@ -71,7 +71,6 @@ impl Keeper {
             Request::Logs { pid, tail_lines, follow } => self.logs(pid, tail_lines, follow),
             Request::Store { key } => self.store(key, fds),
             Request::Fetch { key } => self.fetch(&key),
-            Request::FetchAll { after } => self.fetch_all(after),
             Request::Drop { key } => {
                 self.stored.remove(&key);
                 Ok((Answer::Done, Vec::new()))
@@ -393,19 +392,6 @@ impl Keeper {
             Some(Ok(fd)) => Ok((Answer::Descriptor, vec![fd])),
             Some(Err(error)) => Err(Task::CopyStored.failed()(error)),
         }
-    }
-
-    fn fetch_all(&self, after: Option<String>) -> Answered {
-        use std::ops::Bound;
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut page = self.stored.range((from, Bound::Unbounded));
-        let (mut keys, mut fds) = (Vec::new(), Vec::new());
-        for (key, fd) in page.by_ref().take(FETCH_PAGE) {
-            keys.push(key.clone());
-            fds.push(fd.try_clone().map_err(Task::CopyStored.failed())?);
-        }
-        let more = page.next().is_some();
-        Ok((Answer::Stored { keys, more }, fds))
     }
 
     pub(crate) fn ended_programs(&self) -> Vec<Process> {

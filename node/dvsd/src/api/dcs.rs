@@ -151,9 +151,9 @@ pub async fn delete(
 }
 
 async fn delete_and_wait(api: &Arc<Api>, dc: &str, images: Images) -> Result<(), Failure> {
-    wish(api, dc, Desired::Deleted { images }).await?;
+    let view = wish(api, dc, Desired::Deleted { images }).await?;
     let everywhere_gone =
-        wait_until(api, dc, STOP_LIMIT, |view, alive| match farewell::first_with_remains(view, alive) {
+        wait_until(api, &view, STOP_LIMIT, |view, alive| match farewell::first_with_remains(view, alive) {
             None => Progress::Done,
             Some(node) => Progress::Waiting(format!("node {node} still has a part of it")),
         })
@@ -397,8 +397,9 @@ fn has_failed(view: &DcView) -> bool {
 async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
     demand_all_alive(api, &view, "cannot start").await?;
-    let generation = wish(api, dc, Desired::Running).await?.record.generation;
-    let started = wait_until(api, dc, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
+    let view = wish(api, dc, Desired::Running).await?;
+    let generation = view.record.generation;
+    let started = wait_until(api, &view, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
     started.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 
@@ -463,8 +464,9 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
     if matches!(view.record.desired, Desired::Stopped { .. }) && phase(&view) == DcPhase::Stopped {
         return Ok(api.describe(&view));
     }
-    let generation = wish(api, dc, Desired::Stopped { grace_ms }).await?.record.generation;
-    let stopped = wait_until(api, dc, limit, |view, alive| {
+    let view = wish(api, dc, Desired::Stopped { grace_ms }).await?;
+    let generation = view.record.generation;
+    let stopped = wait_until(api, &view, limit, |view, alive| {
         let down = |node: &String| {
             let share = view.shares.get(node);
             share.is_some_and(|share| share.generation == generation && share.share.phase == DcPhase::Stopped)
@@ -485,24 +487,39 @@ enum Progress {
     Failed(ErrorBody),
 }
 
-/// Looks at each change until `judge` is content. `None`: the container is gone.
+/// The container as it was at `wished` or later, and who is alive, from one moment: what the follower saw, or what the
+/// engine says while the follower is behind.
+async fn observed_since(api: &Arc<Api>, wished: &DcView) -> Result<(Option<DcView>, BTreeSet<String>), Failure> {
+    let name = wished.record.spec.name.clone();
+    {
+        let observed = api.context.observed();
+        let seen = observed.view(&name).filter(|seen| seen.modified >= wished.modified);
+        if seen.is_some() {
+            return Ok((seen, observed.alive.clone()));
+        }
+    }
+    let api = Arc::clone(api);
+    blocking(move || {
+        let alive = nodes::alive(&api.context)?.into_keys().collect();
+        Ok((records::dc_view(&*api.context.engine, &name)?, alive))
+    })
+    .await
+}
+
+/// Looks at each change after `wished` until `judge` is content. `None`: the container is gone.
 async fn wait_until(
     api: &Arc<Api>,
-    dc: &str,
+    wished: &DcView,
     limit: Duration,
     judge: impl Fn(&DcView, &BTreeSet<String>) -> Progress,
 ) -> Result<Option<DcView>, Failure> {
+    let dc = &wished.record.spec.name;
     let mut changes = api.context.changes.subscribe();
     let until = tokio::time::Instant::now() + limit;
     loop {
         // Marked as seen before the look: a change during the look ends the wait at once.
         changes.borrow_and_update();
-        let (also, name) = (Arc::clone(api), dc.to_owned());
-        let looked = blocking(move || {
-            let alive: BTreeSet<String> = nodes::alive(&also.context)?.into_keys().collect();
-            Ok((records::dc_view(&*also.context.engine, &name)?, alive))
-        });
-        let (view, alive) = looked.await?;
+        let (view, alive) = observed_since(api, wished).await?;
         let Some(view) = view else { return Ok(None) };
         let waiting_for = match judge(&view, &alive) {
             Progress::Done => return Ok(Some(view)),
