@@ -7,6 +7,7 @@
 //! Not here: frames between nodes (`contract/wire`), requests of the virtual OS (`contract/vos-api`).
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod copy;
 pub mod delegation;

@@ -21,15 +21,15 @@ impl Message {
     }
 
     /// The `index`-th of seven 64-bit words, little-endian. Panics when `index` is above 6: an error of the program.
+    #[allow(clippy::indexing_slicing, reason = "the promise above: only the program chooses `index`")]
     pub fn word(&self, index: usize) -> u64 {
-        let at = index * 8;
-        u64::from_le_bytes(self.payload[at..at + 8].try_into().expect("eight bytes"))
+        u64::from_le_bytes(self.payload.as_chunks().0[index])
     }
 
-    /// Sets the `index`-th of seven 64-bit words, little-endian.
+    /// Sets the `index`-th of seven 64-bit words, little-endian. Panics as [`Message::word`] does.
+    #[allow(clippy::indexing_slicing, reason = "the promise above: only the program chooses `index`")]
     pub fn set_word(&mut self, index: usize, value: u64) {
-        let at = index * 8;
-        self.payload[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        self.payload.as_chunks_mut().0[index] = value.to_le_bytes();
     }
 
     pub fn with_word(mut self, index: usize, value: u64) -> Message {

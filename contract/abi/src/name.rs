@@ -16,16 +16,16 @@ impl EndpointName {
     /// `None` for what is no name.
     pub fn new(name: &[u8]) -> Option<EndpointName> {
         let is_allowed = |byte: &u8| byte.is_ascii_graphic() && *byte != b'/';
-        if name.is_empty() || name.len() > ENDPOINT_NAME_BYTES_MAX || !name.iter().all(is_allowed) {
+        if name.is_empty() || !name.iter().all(is_allowed) {
             return None;
         }
         let mut bytes = [0; ENDPOINT_NAME_BYTES_MAX];
-        bytes[..name.len()].copy_from_slice(name);
+        bytes.get_mut(..name.len())?.copy_from_slice(name);
         Some(EndpointName { bytes, length: name.len() as u8 })
     }
 
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
+        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
     }
 
     pub fn as_str(&self) -> &str {

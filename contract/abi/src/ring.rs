@@ -142,6 +142,10 @@ fn put_words(out: &mut [u8], words: &[u64]) {
     }
 }
 
+#[allow(
+    clippy::indexing_slicing,
+    reason = "every caller names a place inside the entry, so that the check is compiled away"
+)]
 fn u32_at(bytes: &[u8; ENTRY_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }

@@ -30,6 +30,7 @@
 //! Not here: sockets (`kernel/ipc`, `kernel/broker`), who may ask for what (`kernel/broker`).
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 #[macro_use]
 mod declare;

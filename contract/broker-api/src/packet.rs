@@ -126,6 +126,7 @@ impl Slots {
     }
 
     /// The operation, the request, and the rest; `None` for what is no packet.
+    #[allow(clippy::indexing_slicing, reason = "every place is a number below `PACKET_BYTES`")]
     fn from_bytes(bytes: &[u8]) -> Option<(u16, u32, Slots)> {
         let (packet, body) = bytes.split_first_chunk::<PACKET_BYTES>()?;
         let u16_at = |at: usize| u16::from_le_bytes([packet[at], packet[at + 1]]);

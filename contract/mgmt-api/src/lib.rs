@@ -5,6 +5,7 @@
 //! [`path`]. A failure is any status of 400 and above with an [`ErrorBody`].
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod bytes;
 mod dc;

@@ -81,19 +81,14 @@ impl Decoder {
 
     /// The next whole frame, if it is there.
     pub fn pop(&mut self) -> Result<Option<(Kind, &[u8])>, BadFrame> {
-        let rest = &self.buffer[self.taken..];
-        if rest.len() < HEADER_BYTES {
-            return Ok(None);
-        }
-        let length = usize::from(u16::from_le_bytes([rest[2], rest[3]]));
-        let kind = Kind::from_byte(rest[0]).filter(|_| rest[1] == 0 && length <= PAYLOAD_BYTES_MAX);
-        let Some(kind) = kind else { return Err(BadFrame { kind: rest[0], length }) };
-        if rest.len() < HEADER_BYTES + length {
-            return Ok(None);
-        }
-        let start = self.taken + HEADER_BYTES;
-        self.taken = start + length;
-        Ok(Some((kind, &self.buffer[start..start + length])))
+        let rest = self.buffer.get(self.taken..).unwrap_or_default();
+        let Some((&[kind, reserved, low, high], rest)) = rest.split_first_chunk() else { return Ok(None) };
+        let length = usize::from(u16::from_le_bytes([low, high]));
+        let is_known = |_: &Kind| reserved == 0 && length <= PAYLOAD_BYTES_MAX;
+        let known = Kind::from_byte(kind).filter(is_known).ok_or(BadFrame { kind, length })?;
+        let Some(payload) = rest.get(..length) else { return Ok(None) };
+        self.taken += HEADER_BYTES + length;
+        Ok(Some((known, payload)))
     }
 }
 

@@ -7,6 +7,7 @@
 //! Every ring begins with [`session::Hello`]. See `docs/design/sessions.md` for exactly-once.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod disk;
 pub mod ds;

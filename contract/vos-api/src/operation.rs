@@ -173,6 +173,10 @@ impl<'a> Encoder<'a> {
         self.out
     }
 
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "how many words an operation has is its declaration's, not its caller's"
+    )]
     fn word(&mut self, word: u64) {
         self.out.args[self.next_arg] = word;
         self.next_arg += 1;

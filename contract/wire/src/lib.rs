@@ -18,6 +18,7 @@
 //! Not here: batching, credit, reconnection (`proxy-link`), sockets and encryption (`proxy-host`).
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod block;
 mod codec;

@@ -106,6 +106,7 @@ impl Arena {
     }
 
     /// Appends a range to `data`: what a proxy does with the bytes of a frame.
+    #[allow(clippy::indexing_slicing, reason = "`data` was grown just now")]
     pub fn append_to(&self, offset: usize, bytes: usize, data: &mut Vec<u8>) -> Result<(), OutOfArena> {
         self.place(offset, bytes)?;
         let start = data.len();

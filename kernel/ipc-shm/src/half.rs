@@ -3,6 +3,8 @@
 //! Nothing here decides; what the words mean for a call is in `kernel/ipc`. Names follow `docs/design/channel.md`:
 //! "own" is this party's side, "peer" the other's. A loaded value is whatever the peer left there.
 
+#![allow(clippy::expect_used, reason = "a side was measured when it was mapped: what the layout names lies inside")]
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

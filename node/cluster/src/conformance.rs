@@ -1,6 +1,8 @@
 //! What every back end must do. A case takes a function that opens one more view of the same, initially empty, cluster,
 //! and panics when the engine is wrong.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -163,10 +163,12 @@ impl Plan {
             variables.set("TERM", "xterm-256color");
         }
         for pair in defaults.iter().map(String::as_bytes).chain(asked.iter().map(Vec::as_slice)) {
-            let at = pair.iter().position(|byte| *byte == b'=').filter(|at| *at > 0).ok_or_else(|| {
-                BadRun::BadVariable(String::from_utf8_lossy(pair).chars().take(SHOWN_CHARS_MAX).collect())
-            })?;
-            variables.set(&pair[..at], &pair[at + 1..]);
+            let mut parts = pair.splitn(2, |byte| *byte == b'=');
+            let (Some(name @ [_, ..]), Some(value)) = (parts.next(), parts.next()) else {
+                let shown = String::from_utf8_lossy(pair).chars().take(SHOWN_CHARS_MAX).collect();
+                return Err(BadRun::BadVariable(shown));
+            };
+            variables.set(name, value);
         }
         let path = variables.get(b"PATH").unwrap_or(PATH.as_bytes()).to_owned();
         let nul = |_| BadRun::Nul;

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod authority;
 mod config;

@@ -62,12 +62,8 @@ pub fn ensure(links: &mut Links, interface: &Interface, bounds: &Bounds) -> Resu
 }
 
 /// `struct tcmsg`.
-fn tc_head(index: u32, handle: u32, parent: u32, info: u32) -> [u8; 20] {
-    let mut head = [0; 20];
-    for (at, value) in [(4, index), (8, handle), (12, parent), (16, info)] {
-        head[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    }
-    head
+fn tc_head(index: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+    [0, index, handle, parent, info].map(u32::to_ne_bytes).concat()
 }
 
 /// One instruction of `linux/filter.h`.

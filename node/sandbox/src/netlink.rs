@@ -125,7 +125,7 @@ impl Request {
         self.bytes.extend_from_slice(&(kind | ATTRIBUTE_NESTED).to_ne_bytes());
         fill(self);
         let length = (self.bytes.len() - start) as u16;
-        self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        self.write_at(start, &length.to_ne_bytes());
         self
     }
 
@@ -142,8 +142,16 @@ impl Request {
 
     fn seal(&mut self, sequence: u32) {
         let length = self.bytes.len() as u32;
-        self.bytes[0..4].copy_from_slice(&length.to_ne_bytes());
-        self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        self.write_at(0, &length.to_ne_bytes());
+        self.write_at(8, &sequence.to_ne_bytes());
+    }
+
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "the head and the beginning of an attribute were put before they are known"
+    )]
+    fn write_at(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
 

@@ -70,6 +70,7 @@ impl Tls {
     }
 
     /// For a stream of which the beginning was read already.
+    #[allow(clippy::indexing_slicing, reason = "a window has room for one byte")]
     pub fn begun(end: End, first: u8) -> Tls {
         let mut tls = Tls::new(end);
         tls.received.bytes[0] = first;

@@ -94,6 +94,10 @@ impl Outgoing {
         self.packing
     }
 
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a piece is at most what is left, and what is left at most what is kept"
+    )]
     fn copy_next<C: LocalChannel>(&mut self, piece: &mut [u8], local: Option<&C>) -> Result<(), IpcError> {
         let copied = match (&self.rest, local) {
             (Rest::InArena, Some(local)) => local.copy_out(self.at, piece),

@@ -1,5 +1,7 @@
 //! Buffers of a link: bytes are moved, never initialised twice.
 
+#![allow(clippy::indexing_slicing, reason = "`start` is at most `end`, and `end` at most the bytes that there are")]
+
 use wire::Sink;
 
 use crate::limits;

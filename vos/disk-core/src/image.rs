@@ -101,8 +101,8 @@ impl ImageFile {
     fn write_zeros(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
-            let piece = (end - at).min(ZEROS.len() as u64) as usize;
-            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, &ZEROS[..piece], at))? {
+            let zeros = ZEROS.get(..(end - at) as usize).unwrap_or(&ZEROS);
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, zeros, at))? {
                 0 => return Err(Errno::IO),
                 written => at += written as u64,
             }

@@ -5,8 +5,10 @@
 //!
 //! When a write-back failed once, the kernel has forgotten which pages were lost: from then on every write-back fails.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,13 +17,13 @@ use redb::StorageBackend;
 /// Clones are the same file.
 #[derive(Clone, Debug)]
 pub struct FileStore {
-    file: Arc<OwnedFd>,
+    file: Arc<File>,
     is_poisoned: Arc<AtomicBool>,
 }
 
 impl FileStore {
     pub fn new(file: OwnedFd) -> FileStore {
-        FileStore { file: Arc::new(file), is_poisoned: Arc::new(AtomicBool::new(false)) }
+        FileStore { file: Arc::new(file.into()), is_poisoned: Arc::new(AtomicBool::new(false)) }
     }
 }
 
@@ -31,15 +33,7 @@ impl StorageBackend for FileStore {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < out.len() {
-            match rustix::io::retry_on_intr(|| rustix::io::pread(&*self.file, &mut out[done..], offset + done as u64))?
-            {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                got => done += got,
-            }
-        }
-        Ok(())
+        self.file.read_exact_at(out, offset)
     }
 
     /// Grows with its space: a host that is full refuses here, where the transaction just fails, and not while pages
@@ -68,13 +62,6 @@ impl StorageBackend for FileStore {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < data.len() {
-            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&*self.file, &data[done..], offset + done as u64))? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                got => done += got,
-            }
-        }
-        Ok(())
+        self.file.write_all_at(data, offset)
     }
 }

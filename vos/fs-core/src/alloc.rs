@@ -267,6 +267,10 @@ struct Bitmap {
     blocks: u64,
 }
 
+#[allow(
+    clippy::indexing_slicing,
+    reason = "there are words for whole chunks, and a block and a chunk lie below the last"
+)]
 impl Bitmap {
     fn new(blocks: u64) -> Bitmap {
         let words = blocks.div_ceil(CHUNK_BLOCKS) as usize * CHUNK_WORDS;

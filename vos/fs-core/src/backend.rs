@@ -91,7 +91,8 @@ impl RegionBackend {
         block[16..24].copy_from_slice(&length.turn.to_le_bytes());
         let crc = crc32fast::hash(&block[..24]);
         block[24..28].copy_from_slice(&crc.to_le_bytes());
-        self.device.write(LENGTH_AT[(length.turn % 2) as usize], &block)
+        let [even, odd] = LENGTH_AT;
+        self.device.write(if length.turn.is_multiple_of(2) { even } else { odd }, &block)
     }
 
     fn check(&self, offset: u64, bytes: usize) -> io::Result<()> {
@@ -126,6 +127,7 @@ fn is_aligned(offset: u64, bytes: usize) -> bool {
     offset.is_multiple_of(BLOCK64) && bytes.is_multiple_of(BLOCK)
 }
 
+#[allow(clippy::indexing_slicing, reason = "`around` reads at least the range that it was asked for")]
 impl redb::StorageBackend for RegionBackend {
     fn len(&self) -> io::Result<u64> {
         Ok(locked(&self.length).bytes)

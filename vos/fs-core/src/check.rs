@@ -86,7 +86,7 @@ impl Walk {
         let first = number_of(key, 0).ok_or(Errno::Io)?;
         match tag {
             tag::INODE => _ = self.inodes.insert(first, Inode::decode(value)?),
-            tag::ENTRY => self.take_entry(fs, first, &key[9..], Entry::decode(value)?)?,
+            tag::ENTRY => self.take_entry(fs, first, key.get(9..).unwrap_or_default(), Entry::decode(value)?)?,
             tag::COOKIE => {
                 *self.cookies.entry(first).or_default() += 1;
                 let entry = CookieEntry::decode(value)?;
@@ -151,7 +151,7 @@ impl Walk {
                     self.find(format!("block {} of inode {ino} has a wrong checksum", place.block));
                 }
                 let used = (bytes % BLOCK64) as usize;
-                if position + 1 == end && used != 0 && data[used..].iter().any(|byte| *byte != 0) {
+                if position + 1 == end && used != 0 && data.iter().skip(used).any(|byte| *byte != 0) {
                     self.find(format!("inode {ino} has remains behind its end"));
                 }
             }

@@ -196,6 +196,7 @@ impl Fs {
     }
 
     /// Serialises changes of one file's size and data.
+    #[allow(clippy::indexing_slicing, reason = "a remainder is below the number of stripes")]
     pub(crate) fn lock_file(&self, ino: u64) -> MutexGuard<'_, ()> {
         locked(&self.files[(ino % FILE_STRIPES as u64) as usize])
     }

@@ -50,6 +50,7 @@ impl Window {
     }
 
     /// The pieces of `places[from..to]`, holes left out.
+    #[allow(clippy::indexing_slicing, reason = "`at` is below the number of places, and no piece begins behind it")]
     pub fn pieces(&self, from: usize, to: usize) -> Vec<Piece<'_>> {
         let mut pieces: Vec<Piece<'_>> = Vec::new();
         for at in from..to.min(self.places.len()) {

@@ -126,7 +126,8 @@ impl Layout {
             reserved: [0; 4004],
             crc: 0.into(),
         };
-        block.crc = crc32fast::hash(&block.as_bytes()[..BLOCK - 4]).into();
+        let bytes: [u8; BLOCK] = zerocopy::transmute!(block);
+        block.crc = crc32fast::hash(&bytes[..BLOCK - 4]).into();
         block
     }
 }

@@ -239,11 +239,11 @@ impl Waiting {
 
     /// The request has to wait for these owners. [`Errno::Deadlock`] when they wait for it.
     pub fn block(&mut self, id: u64, table: &Table) -> Result<(), Errno> {
-        let Some(at) = self.requests.iter().position(|parked| parked.id == id) else { return Ok(()) };
-        let wanted = self.requests[at].wanted;
-        self.requests[at].blocked_by = table.blockers(&wanted);
+        let Some(parked) = self.requests.iter_mut().find(|parked| parked.id == id) else { return Ok(()) };
+        let wanted = parked.wanted;
+        parked.blocked_by = table.blockers(&wanted);
         if !wanted.is_flock() && self.closes_circle(wanted.who()) {
-            self.requests.remove(at);
+            self.unpark(id);
             return Err(Errno::Deadlock);
         }
         Ok(())

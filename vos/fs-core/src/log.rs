@@ -264,6 +264,7 @@ impl Log {
     }
 
     /// Gives a batch its place and writes its header.
+    #[allow(clippy::indexing_slicing, reason = "a batch begins with room for its header")]
     fn seal(&self, batch: &mut Vec<u8>, first: u64, records: u32) -> u64 {
         let payload_bytes = (batch.len() - HEADER_BYTES) as u32;
         let payload_crc = crc32fast::hash(&batch[HEADER_BYTES..]);
@@ -389,6 +390,7 @@ struct Batch {
 }
 
 /// The batch whose predecessor ended at `position`.
+#[allow(clippy::indexing_slicing, reason = "`whole` holds a block and the payload behind the header")]
 fn read_batch(
     device: &dyn BlockDevice,
     layout: &Layout,

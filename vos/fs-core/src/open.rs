@@ -179,8 +179,7 @@ fn is_data_there(device: &dyn BlockDevice, layout: &Layout, record: &Record) -> 
             }
             let mut data = vec![0; count as usize * BLOCK];
             device.read(layout.data_offset(start), &mut data)?;
-            for (index, place) in piece.places.iter().flatten().enumerate() {
-                let block = &data[index * BLOCK..(index + 1) * BLOCK];
+            for (place, block) in piece.places.iter().flatten().zip(data.chunks_exact(BLOCK)) {
                 if is_new(place.block) && crc32fast::hash(block) != place.crc {
                     return Ok(false);
                 }

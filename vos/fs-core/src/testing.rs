@@ -33,6 +33,7 @@ impl MemoryDevice {
     }
 
     /// Inverts one byte.
+    #[allow(clippy::indexing_slicing, reason = "a remainder is below the bytes of a block")]
     pub fn damage(&self, offset: u64) {
         let mut blocks = locked(&self.blocks);
         let block = blocks.entry(offset / BLOCK64).or_insert_with(|| vec![0; BLOCK].into());

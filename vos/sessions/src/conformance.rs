@@ -1,6 +1,8 @@
 //! What every store of sessions must do, and exactly-once as a whole: clients that lose rings, servers that die, steps
 //! that fail.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 

@@ -166,9 +166,10 @@ fn has_checksums(data: &Data, crcs: &[u32]) -> bool {
     }
     let mut buffer = [0; PIECE];
     (0..data.len()).step_by(PIECE).zip(crcs.chunks(PIECE / BLOCK)).all(|(at, crcs)| {
-        let piece = &mut buffer[..crcs.len() * BLOCK];
-        let is_copied = data.copy_to(at, piece).is_ok();
-        is_copied && piece.chunks_exact(BLOCK).zip(crcs).all(|(block, crc)| crc32fast::hash(block) == *crc)
+        buffer.get_mut(..crcs.len() * BLOCK).is_some_and(|piece| {
+            let is_copied = data.copy_to(at, piece).is_ok();
+            is_copied && piece.chunks_exact(BLOCK).zip(crcs).all(|(block, crc)| crc32fast::hash(block) == *crc)
+        })
     })
 }
 

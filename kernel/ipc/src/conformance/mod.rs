@@ -3,7 +3,7 @@
 //!
 //! A case panics when the promise is broken. Each wants a fresh [`World`].
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod copies;
 mod deadlocks;

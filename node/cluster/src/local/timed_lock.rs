@@ -41,7 +41,7 @@ impl<T> Drop for Taken<'_, T> {
     }
 }
 
-// The value is there from `take` to `drop`; nothing else empties it.
+#[allow(clippy::expect_used, reason = "the value is there from `take` to `drop`; nothing else empties it")]
 impl<T> Deref for Taken<'_, T> {
     type Target = T;
 
@@ -50,6 +50,7 @@ impl<T> Deref for Taken<'_, T> {
     }
 }
 
+#[allow(clippy::expect_used, reason = "as above")]
 impl<T> DerefMut for Taken<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         self.value.as_mut().expect("present until dropped")

@@ -59,6 +59,7 @@ enum Ahead {
     No,
 }
 
+#[allow(clippy::indexing_slicing, reason = "`out` was cut to the file's end, and each piece of a window to `out`")]
 impl Fs {
     /// Where a range of a file lies, with the checksums of its blocks; `None` when it has holes, begins inside a block
     /// or is still on its way to the volume. No change of others frees the blocks before it has recalled the lease of
@@ -260,10 +261,8 @@ impl Fs {
     fn load_block(&self, ino: u64, block: u64, out: &mut [u8]) -> Result<(), Errno> {
         let Some(window) = self.read_window(ino, block / WINDOW_BLOCKS)? else { return Ok(()) };
         let at = (block % WINDOW_BLOCKS) as usize;
-        match window.places[at] {
-            Some(place) => self.read_blocks(ino, Run { start: place.block, count: 1 }, &window.places[at..=at], out),
-            None => Ok(()),
-        }
+        let Some(places @ [Some(place)]) = window.places.get(at..=at) else { return Ok(()) };
+        self.read_blocks(ino, Run { start: place.block, count: 1 }, places, out)
     }
 }
 
@@ -374,6 +373,7 @@ impl Fs {
     }
 
     /// The blocks around `data`, with what the file has in them beside it.
+    #[allow(clippy::indexing_slicing, reason = "the buffer holds every block that `data` touches")]
     fn fill_blocks<'a>(&self, ino: u64, inode: &Inode, offset: u64, data: &'a [u8]) -> Result<Cow<'a, [u8]>, Errno> {
         let end = offset + data.len() as u64;
         let skip = (offset % BLOCK64) as usize;
@@ -500,6 +500,7 @@ pub(super) fn copy(job: &Arc<Job>, it: CopyRange) -> Result<(), Errno> {
     }
     let mut data = vec![0; bytes as usize];
     let got = job.fs.read_range(source, from, &mut data)?;
+    data.truncate(got);
     // Of the marks the one that both operations have.
-    put(job, target, Position::At(to), &data[..got], it.time_ns.get(), it.marks & api::KILL_SUID)
+    put(job, target, Position::At(to), &data, it.time_ns.get(), it.marks & api::KILL_SUID)
 }

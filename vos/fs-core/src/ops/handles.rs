@@ -176,7 +176,7 @@ impl Fs {
                 }
                 Ok(())
             })?;
-            left = &left[done..];
+            left = left.get(done..).unwrap_or_default();
         }
         Ok(())
     }

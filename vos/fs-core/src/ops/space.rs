@@ -62,7 +62,7 @@ impl Fs {
 
     fn is_mapped(&self, ino: u64, block: u64) -> Result<bool, Errno> {
         let window = self.read_window(ino, block / WINDOW_BLOCKS)?;
-        Ok(window.is_some_and(|window| window.places[(block % WINDOW_BLOCKS) as usize].is_some()))
+        Ok(window.is_some_and(|window| matches!(window.places.get((block % WINDOW_BLOCKS) as usize), Some(Some(_)))))
     }
 
     /// Frees whole windows in one record, as long as more than one record's worth is there.
@@ -293,7 +293,7 @@ impl Fs {
                 }
                 let window = Window::decode(value)?;
                 let at = (block % WINDOW_BLOCKS) as usize;
-                if let Some(free) = window.places[at..].iter().position(Option::is_none) {
+                if let Some(free) = window.places.iter().skip(at).position(Option::is_none) {
                     return Ok(offset.max((block + free as u64) * BLOCK64));
                 }
                 block = (block / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS;

@@ -42,7 +42,7 @@ pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result
     let end = key1(tag::XATTR, ino + 1);
     let mut names = Vec::new();
     for (key, _) in fs.store.scan(&prefix, &end, XATTRS_MAX, From::Start)? {
-        names.extend_from_slice(&key[prefix.len()..]);
+        names.extend_from_slice(key.get(prefix.len()..).ok_or(Errno::Io)?);
         names.push(0);
     }
     sized(names, call.capacity, ino)

@@ -12,6 +12,8 @@
 //! end (their effects count as having happened before the kill), and unbinds. [`Process`] is one that can be killed in
 //! the middle of an effect.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "for tests")]
+
 mod process;
 
 pub use process::{Ended, Process, Program, main};
