@@ -5,6 +5,7 @@ mod fake;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use fake::{Answer, FakeDaemon, Frames};
 use mgmt_api::stream::Kind;
@@ -53,6 +54,26 @@ const PROCESSES_ONE: &str = r#"{"pid":65540,"parent":0,"node":"n1","uid":0,"stat
 const PROCESSES: &str = r#"[
     {"pid":65600,"parent":0,"node":"n1","uid":0,"state":"sleeping","cpu_ms":1250,"memory_bytes":2097152,"start_ms":0,"command":["sleep","100"]},
     {"pid":65601,"parent":0,"node":"n1","uid":33,"state":"exited","cpu_ms":0,"memory_bytes":0,"start_ms":0,"command":["false"],"exit":1}]"#;
+
+#[test]
+fn start_that_waits_for_the_tree_says_so_meanwhile_and_once() {
+    const NOTE: &str = "on n1 the tree of 'shop' waits for n2: there is no link between n1 and n2";
+    let (listed, is_listed) = std::sync::mpsc::channel();
+    let is_listed = std::sync::Mutex::new(is_listed);
+    let daemon = FakeDaemon::start(move |request| {
+        if request.line.starts_with("GET") {
+            listed.send(()).unwrap();
+            return Answer::Note("[]".to_owned(), NOTE);
+        }
+        let is_told = is_listed.lock().unwrap().recv_timeout(Duration::from_secs(20)).is_ok();
+        Answer::Upgrade(Box::new(move |mut frames| {
+            frames.say(Kind::Started, &65_540_u32.to_le_bytes());
+            frames.say(Kind::Exit, &[if is_told { 0 } else { 1 }]);
+        }))
+    });
+    let done = output(&daemon, &["run", "shop", "--", "true"]);
+    assert_eq!((done.status.code(), stderr(&done).matches(NOTE).count()), (Some(0), 1), "{done:?}");
+}
 
 #[test]
 fn list_is_a_table_for_people_and_json_for_programs() {

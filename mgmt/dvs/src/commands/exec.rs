@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 use mgmt_api::{ExecRequest, RootFs};
 
-use super::session::{converse, new_session};
+use super::session::{converse, new_session, opened};
 use super::{Outcome, block_on, daemon, names, ps, run};
 use crate::cli::Global;
 use crate::errors;
@@ -53,7 +53,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     }
     block_on(async {
         let session = new_session()?;
-        let stream = daemon.exec(&dc, &request, session).await.map_err(errors::of_run)?;
+        let stream = opened(&daemon, &dc, daemon.exec(&dc, &request, session)).await.map_err(errors::of_run)?;
         converse(&daemon, &dc, (stream, session), manner, None).await
     })?
 }

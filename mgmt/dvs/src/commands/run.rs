@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 use mgmt_api::{Bytes, RootFs, RunRequest};
 
-use super::session::{self, Input, Manner, converse};
+use super::session::{self, Input, Manner, converse, opened};
 use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
@@ -121,7 +121,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     }
     block_on(async {
         let session = session::new_session()?;
-        let stream = daemon.run(&dc, &request, session).await.map_err(errors::of_run)?;
+        let stream = opened(&daemon, &dc, daemon.run(&dc, &request, session)).await.map_err(errors::of_run)?;
         converse(&daemon, &dc, (stream, session), manner, None).await
     })
     .map_err(|failure: Failure| failure.status(errors::RUN_FAILED))?

@@ -54,7 +54,7 @@ const ENDING_SIGNALS_MAX: usize = 3;
 /// The while: somebody who wants to leave; a program that heeds an occasional Ctrl-C in its own way is another matter.
 const ENDING_SIGNALS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A break that is mended within this is not worth a word.
+/// A break that is mended within this, or a start that takes so long, is not worth a word.
 const QUIET: Duration = Duration::from_millis(1500);
 /// Between two tries to find a daemon.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -62,6 +62,31 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The name of the stream to come.
 pub fn new_session() -> Result<Session, Failure> {
     Session::new().map_err(|cause| local("cannot read random numbers", &cause))
+}
+
+/// Waits for a program's stream. What keeps it waiting is said meanwhile, once: a program that begins in the tree
+/// begins when the tree is there.
+pub async fn opened(
+    daemon: &Client,
+    dc: &str,
+    opening: impl Future<Output = Result<Stream, client::Error>>,
+) -> Result<Stream, client::Error> {
+    let mut opening = pin!(opening);
+    if let Ok(opened) = tokio::time::timeout(QUIET, &mut opening).await {
+        return opened;
+    }
+    let notes = tokio::select! {
+        opened = &mut opening => return opened,
+        listed = daemon.processes(dc) => listed.map(|listed| listed.notes).unwrap_or_default(),
+    };
+    say_notes(&notes);
+    let mut stream = opening.await?;
+    stream.notes.retain(|note| !notes.contains(note));
+    Ok(stream)
+}
+
+fn say_notes(notes: &[String]) {
+    notes.iter().for_each(|note| say(&format!("dvs: {}", printable(note))));
 }
 
 /// Stays with the program and gives back its exit status. `known_pid` when the stream will not say it.
@@ -72,7 +97,7 @@ pub async fn converse(
     manner: Manner,
     known_pid: Option<u32>,
 ) -> Outcome {
-    stream.notes.iter().for_each(|note| say(&format!("dvs: {}", printable(note))));
+    say_notes(&stream.notes);
     let (events_in, events) = pump::event_queue();
     watch_signals(&manner, &events_in).map_err(|cause| local("cannot watch signals", &cause))?;
     let raw = match manner {

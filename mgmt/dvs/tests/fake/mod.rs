@@ -17,6 +17,8 @@ pub struct Request {
 pub enum Answer {
     /// Status and body.
     Say(u16, String),
+    /// A body, and what is said beside it.
+    Note(String, &'static str),
     /// 101, then the frames are the test's business.
     Upgrade(Box<dyn FnOnce(Frames) + Send>),
     /// The connection ends without an answer.
@@ -68,6 +70,10 @@ fn serve(stream: UnixStream, answer: &(dyn Fn(&Request) -> Answer + Send + Sync)
                 body.len()
             );
             let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+        }
+        Answer::Note(body, note) => {
+            let head = format!("HTTP/1.1 200 x\r\ndvs-note: {note}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let _ = stream.write_all(head.as_bytes());
         }
         Answer::Upgrade(talk) => {
             let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: dvs-stream\r\n\r\n";
