@@ -3,7 +3,7 @@
 Each prints one line for whatever it got, and ends by itself; what it started ends with it. It does not say whether it was refused
 rightly: the test does, which looks at the node and at another container.
 """
-import ctypes, errno, fcntl, glob, os, random, resource, signal, socket, struct, sys, threading, time
+import ctypes, errno, fcntl, glob, mmap, os, random, resource, signal, socket, struct, sys, threading, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0
@@ -339,7 +339,95 @@ def socket_buffers():
     children(8, fill)
 
 
+def m3ipc():
+    """The library for M3-IPC, where the test put it."""
+    os.environ["M3IPC_LIBRARY"] = "/dc/m3/libm3ipc.so.0"
+    sys.path.insert(0, "/dc/m3")
+    import m3ipc
+    return m3ipc
+
+
+def accomplice():
+    """On another node: takes what comes, and answers some of it."""
+    lib, rings = m3ipc(), []
+    with lib.Port() as port:
+        print("endpoint", port.endpoint, flush=True)
+        while time.monotonic() < until:
+            try:
+                event = port.wait(0.2)
+                if isinstance(event, lib.RingOpened):
+                    rings = (rings + [event.ring])[-64:]
+                elif isinstance(event, lib.Message) and random.random() < 0.5:
+                    port.reply(event.source, lib.Message(event.type))
+            except lib.M3Error:
+                pass
+
+
+def far(work):
+    """`work` with a port of its own and the number of the accomplice, in many processes."""
+    lib, to, done = m3ipc(), int(sys.argv[3]), mmap.mmap(-1, 4096)
+
+    def one_more():
+        at = os.getpid() % 512 * 8
+        done[at:at + 8] = struct.pack("q", struct.unpack("q", done[at:at + 8])[0] + 1)
+
+    def attack():
+        while time.monotonic() < until:
+            try:
+                with lib.Port() as port:
+                    work(lib, port, to, one_more)
+            except lib.M3Error:
+                pass
+    children(8, attack)
+    print("did", sum(struct.unpack("512q", done[:])), flush=True)
+
+
+def far_arenas():
+    """Memory that two proxies map for the channel, touched to the last page; then the same again, quickly."""
+    def work(lib, port, to, one_more):
+        held = []
+        for size in [256 << 20, 64 << 20, 4 << 20, 1 << 20] * 8:
+            try:
+                ring = port.open_ring(to, 64, size, 1)
+                held.append(ring)
+                for at in range(0, size, 1 << 16):
+                    ring.arena[at] = 1
+                one_more()
+            except lib.M3Error:
+                pass
+        for ring in held:
+            ring.close()
+    far(work)
+
+
+def far_messages():
+    """More than the link carries, to one that answers half of it, and notices that nobody asked for."""
+    def work(lib, port, to, one_more):
+        for number in range(1 << 20):
+            try:
+                port.notify(to, random.getrandbits(63) or 1)
+                port.sendrec(to, lib.Message(number & 0xffff, data=os.urandom(512)), 0.01)
+                one_more()
+            except lib.M3Error:
+                pass
+    far(work)
+
+
+def far_names():
+    """Endpoints that come and go, names for them, and questions for what is nowhere."""
+    def work(lib, port, to, one_more):
+        for what in [lambda: port.set_name("x%d" % random.getrandbits(32)), lambda: port.find("y%d" % random.getrandbits(32), 0),
+                     lambda: port.send(random.randrange(256, 8000), lib.Message(1), 0.01), lambda: port.wait4bind(random.randrange(256, 8000), 0)]:
+            try:
+                what()
+                one_more()
+            except lib.M3Error:
+                pass
+    far(work)
+
+
 ATTACKS = dict(
+    accomplice=accomplice, far_arenas=far_arenas, far_messages=far_messages, far_names=far_names,
     forks=forks, computing=computing, memory=memory, files_in_memory=files_in_memory, kernel_memory=kernel_memory, tree=tree,
     links=links, file_flood=file_flood, terminals=terminals, descriptors=descriptors, connections=connections, watches=watches,
     semaphores=semaphores, logs=logs, signals=signals, own_init=own_init, settings=settings, mounts=mounts, network=network, sockets=socket_buffers,

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod c_library;
 pub mod load;
 pub mod store_load;
 pub mod terminal;
@@ -91,9 +92,11 @@ impl Cluster {
         command
     }
 
-    /// As [`Cluster::command`], for a program that is ended by whoever started it.
+    /// As [`Cluster::command`], for a program that is ended by whoever started it: it heeds interrupts, although jobs
+    /// in the background of a script, as these tests may be, ignore them.
     pub fn command_without_limit<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
-        let mut command = Command::new(dvs_binary());
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT,QUIT").arg(dvs_binary());
         command.args(arguments).env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET");
         command
     }

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::{Cluster, c_library, eventually, is_long_run};
+// Cargo builds the archive of the library together with what imports it.
+use ipc_c as _;
 use serde_json::Value;
 
 const ATTACK: &str = include_str!("../src/attack.py");
@@ -28,23 +30,31 @@ const MEMORY: &str = "256M";
 
 struct Arena {
     cluster: Cluster,
+    /// Where blue is measured; red attacks from the first.
+    probed: &'static str,
+    proxies: [Option<u32>; 2],
     servers: Vec<Value>,
     machine: Machine,
 }
 
 impl Arena {
     fn new() -> Arena {
-        let cluster = Cluster::up(1);
+        Arena::over(1, "n1")
+    }
+
+    fn over(nodes: usize, probed: &'static str) -> Arena {
+        let cluster = Cluster::up(nodes);
         for name in ["red", "blue"] {
-            cluster.container(name, 1, &["--memory", MEMORY, "--pids", "256", "--disk", "64M", "--open-files", "1024"]);
+            let limits = ["--memory", MEMORY, "--pids", "256", "--disk", "64M", "--open-files", "1024"];
+            cluster.container(name, nodes, &[&["--fs-node", "n1", "--disk-node", "n1"][..], &limits].concat());
         }
-        let servers = servers(&cluster);
-        Arena { machine: Machine::now(), cluster, servers }
+        let (servers, proxies) = (servers(&cluster), proxies(&cluster));
+        Arena { machine: Machine::now(), cluster, probed, servers, proxies }
     }
 
     fn probe(&self) -> Duration {
         let begin = Instant::now();
-        self.cluster.sh("blue", "n1", PROBE);
+        self.cluster.sh("blue", self.probed, PROBE);
         begin.elapsed()
     }
 
@@ -55,11 +65,11 @@ impl Arena {
     }
 
     /// What red's root got, line by line.
-    fn attack(&self, name: &str, seconds: f64) -> Vec<String> {
+    fn attack(&self, name: &str, seconds: f64, more: &[&str]) -> Vec<String> {
         let seconds = seconds.to_string();
         let argv = ["run", "red", "--node", "n1", "--", "/usr/bin/python3", "-c", ATTACK, name, &seconds];
         // How it ends is its own affair: many are killed.
-        let done = self.cluster.output(&argv);
+        let done = self.cluster.output(&[&argv, more].concat());
         let text = String::from_utf8_lossy(&done.stdout);
         let mut lines = text.lines().map(str::to_owned);
         let begun = lines.next().is_some_and(|line| line == "begun");
@@ -69,9 +79,13 @@ impl Arena {
 
     /// One attack, with all that is to be true after it. Answers what red's root got.
     fn survive(&self, name: &str, seconds: f64) -> Vec<String> {
+        self.survive_with(name, seconds, &[])
+    }
+
+    fn survive_with(&self, name: &str, seconds: f64, more: &[&str]) -> Vec<String> {
         let before = self.median();
         let (got, during) = std::thread::scope(|scope| {
-            let attack = scope.spawn(|| self.attack(name, seconds));
+            let attack = scope.spawn(|| self.attack(name, seconds, more));
             // Blue goes on meanwhile, if not as fast: red has a right to its share of the machine.
             let during = self.probe();
             (attack.join().expect("attack"), during)
@@ -92,6 +106,7 @@ impl Arena {
         let whose = if name == "own_init" { 1.. } else { 0.. };
         let (now, before) = (&servers(&self.cluster)[whose.clone()], &self.servers[whose]);
         assert!(now == before, "'{name}' ended a server: {before:?} before, {now:?} now{}", self.cluster.logs());
+        assert_eq!(proxies(&self.cluster), self.proxies, "'{name}' ended a proxy{}", self.cluster.logs());
         self.machine.assert_unchanged(name);
         got
     }
@@ -99,8 +114,16 @@ impl Arena {
 
 /// Of both containers: who serves, since when.
 fn servers(cluster: &Cluster) -> Vec<Value> {
-    let of = |name: &str| cluster.json(&["dc", "inspect", name, "-o", "json"])["shares"][0]["servers"].clone();
+    let of = |name: &str| {
+        let inspected = cluster.json(&["dc", "inspect", name, "-o", "json"]);
+        let shares = inspected["shares"].as_array().cloned().unwrap_or_default();
+        Value::Array(shares.into_iter().map(|share| share["servers"].clone()).collect())
+    };
     ["red", "blue"].map(of).to_vec()
+}
+
+fn proxies(cluster: &Cluster) -> [Option<u32>; 2] {
+    ["n1", "n2"].map(|node| cluster.proxy_of(node).map(|(pid, _)| pid))
 }
 
 /// What of the machine a tenant would like to change.
@@ -218,6 +241,29 @@ fn quick_attacks_of_a_tenant_cost_its_neighbour_nothing() {
     assert!(writable.iter().all(|path| is_of_the_container(path)), "{writable:?}");
     assert_refused(&settings, &[]);
     arena.survive("own_init", 1.0);
+}
+
+/// Red is on two nodes and has an accomplice on the other one: what crosses the link is carried by proxies that carry
+/// blue's, too.
+#[test]
+fn attacks_over_two_nodes_cost_the_neighbour_nothing() {
+    let Some(library) = c_library::built() else { return };
+    let arena = Arena::over(2, "n2");
+    arena.cluster.ok(&["import", "red", library.path().to_str().expect("UTF-8"), "/m3"]);
+    let seconds = if is_long_run() { 20.0 } else { 2.0 };
+    let accomplice = ["run", "-d", "red", "--node", "n2", "--", "/usr/bin/python3", "-c", ATTACK, "accomplice", "3600"];
+    for name in ["far_arenas", "far_messages", "far_names"] {
+        let pid = arena.cluster.ok(&accomplice);
+        let number = eventually("the accomplice says its number", RECOVERY, || {
+            let log = arena.cluster.ok(&["logs", "red", pid.trim()]);
+            Some(log.lines().find_map(|line| line.strip_prefix("endpoint "))?.to_owned())
+        });
+        let got = arena.survive_with(name, seconds, &[&number]);
+        let did = got.iter().find_map(|line| line.strip_prefix("did ")?.parse::<u64>().ok());
+        assert!(did.is_some_and(|did| did > 0), "'{name}' did nothing: {got:?}");
+        println!("{name}: {did:?} times");
+        arena.cluster.output(&["kill", "red", pid.trim(), "-s", "KILL"]);
+    }
 }
 
 #[test]
