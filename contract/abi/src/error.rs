@@ -2,155 +2,120 @@
 
 use core::fmt;
 
-/// A situation a caller can act on. The numbers of the published interface are in [`errno`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum IpcError {
+/// An error a line: the number by which it travels between processes, the published number ([`errno`]), what it says.
+macro_rules! errors {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $published:literal: $text:literal;)*) => {
+        /// A situation a caller can act on. The numbers of the published interface are in [`errno`].
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        pub enum IpcError {
+            $($(#[$doc])* $name,)*
+            /// The kernel refused; the number is Linux's errno.
+            Os(i32),
+        }
+
+        impl IpcError {
+            /// Every error but those of the kernel, in the order of their codes.
+            pub const ALL: &[IpcError] = &[$(IpcError::$name,)*];
+
+            /// The number by which this error travels between processes; never 0.
+            pub const fn code(self) -> u32 {
+                match self {
+                    $(IpcError::$name => $code,)*
+                    IpcError::Os(number) => IpcError::OS | (number as u32 & 0xffff),
+                }
+            }
+
+            /// `None`: no error but those of the kernel has this code.
+            pub const fn known(code: u32) -> Option<IpcError> {
+                match code {
+                    $($code => Some(IpcError::$name),)*
+                    _ => None,
+                }
+            }
+
+            const fn published(self) -> i32 {
+                match self {
+                    $(IpcError::$name => $published,)*
+                    IpcError::Os(number) => errno::OS - (number & 0xfff),
+                }
+            }
+        }
+
+        impl fmt::Display for IpcError {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(IpcError::$name => f.write_str($text),)*
+                    IpcError::Os(number) => write!(f, "the kernel refused (errno {number})"),
+                }
+            }
+        }
+    };
+}
+
+errors! {
     /// The caller is not bound, or its binding ended.
-    NotBound,
+    NotBound = 1, -310: "the caller is not bound to an endpoint";
     /// The number is outside the table, or is the caller's own.
-    BadEndpoint,
+    BadEndpoint = 2, -306: "not a valid endpoint for this call";
     /// Nobody is bound to the endpoint. A retry after `wait4bind` is safe.
-    NoSuchEndpoint,
+    NoSuchEndpoint = 3, -304: "nobody is bound to this endpoint";
     /// The number or the name is already somebody else's.
-    EndpointInUse,
+    EndpointInUse = 4, -337: "the endpoint is already bound";
     /// The table of endpoints, channels, lanes or grants is full, or the endpoint has a name already.
-    TableFull,
+    TableFull = 5, -338: "a table is full";
     /// The peer died before it took the message: nothing happened there.
-    DestinationDied,
+    DestinationDied = 6, -109: "the destination died before it took the message";
     /// The peer died while the caller waited for its message or reply. Whether it acted is unknown.
-    SourceDied,
+    SourceDied = 7, -108: "the peer died before it answered";
     /// The time limit passed; the message was withdrawn and will not be delivered.
-    TimedOut,
+    TimedOut = 8, -61: "the time limit passed";
     /// A manager woke the caller.
-    WokenUp,
+    WokenUp = 9, -348: "a manager ended the wait";
     /// `reply` to somebody who does not wait for it.
-    NotWaiting,
+    NotWaiting = 10, -324: "the destination does not wait for this reply";
     /// The peer waits for the caller, directly or over others: the highest endpoint of the circle is refused. A message
     /// was not delivered; a request may have been taken by a peer that something else freed meanwhile.
-    Deadlock,
+    Deadlock = 11, -101: "both sides were sending to each other";
     /// The caller's privileges do not allow this call or this peer.
-    Denied,
+    Denied = 12, -335: "privileges do not allow this call";
     /// A copy outside what its owner granted.
-    OutOfGrant,
+    OutOfGrant = 13, -34: "the copy lies outside the granted memory";
     /// Length or alignment that the call does not take.
-    BadArgument,
+    BadArgument = 14, -339: "a length or argument is out of range";
     /// No link to the peer's node. Whether the peer acted is unknown when the call had been sent.
-    NoLink,
+    NoLink = 15, -307: "no link to the node of the peer";
     /// The caller carries an epoch that is no longer valid: another owner was promoted.
-    Fenced,
+    Fenced = 16, -401: "another owner was promoted; this one's epoch is old";
     /// What the peer wrote into the channel makes no sense; the channel is closed.
-    Corrupt,
+    Corrupt = 17, -60: "the peer wrote garbage into the channel";
     /// The broker cannot be reached; channels that exist go on working. A retry is safe.
-    NoBroker,
+    NoBroker = 18, -318: "the node daemon cannot be reached";
     /// The container is not running here.
-    DcNotRunning,
+    DcNotRunning = 19, -303: "the container is not running on this node";
     /// Nobody ever gave a grant with this number.
-    UnknownGrant,
+    UnknownGrant = 20, -14: "no such grant was ever given";
     /// The grant was taken back, or given to an earlier owner of the copier's number.
-    Revoked,
+    Revoked = 21, -331: "the grant was taken back";
     /// The grant is for reading and the copy writes, or the reverse.
-    WrongDirection,
+    WrongDirection = 22, -13: "the grant does not allow this direction";
     /// The endpoint still owes answers, or is being handed over already. Nothing was done; a retry is safe.
-    Busy,
+    Busy = 23, -317: "the endpoint owes answers or is being handed over";
     /// The endpoint has another owner now, to whom it was handed over: its old owner learns this, and clients of its
     /// rings, whose open requests the old one did not complete. Calls with messages go on with the new owner by
     /// themselves.
-    Moved,
-    /// The kernel refused; the number is Linux's errno.
-    Os(i32),
+    Moved = 24, -332: "the endpoint was handed over to another owner";
 }
 
 impl IpcError {
     /// Kernel errors carry their errno in the low bits of the code.
     const OS: u32 = 1 << 16;
 
-    /// Every error but those of the kernel, in the order of their codes.
-    pub const ALL: &[IpcError] = &[
-        IpcError::NotBound,
-        IpcError::BadEndpoint,
-        IpcError::NoSuchEndpoint,
-        IpcError::EndpointInUse,
-        IpcError::TableFull,
-        IpcError::DestinationDied,
-        IpcError::SourceDied,
-        IpcError::TimedOut,
-        IpcError::WokenUp,
-        IpcError::NotWaiting,
-        IpcError::Deadlock,
-        IpcError::Denied,
-        IpcError::OutOfGrant,
-        IpcError::BadArgument,
-        IpcError::NoLink,
-        IpcError::Fenced,
-        IpcError::Corrupt,
-        IpcError::NoBroker,
-        IpcError::DcNotRunning,
-        IpcError::UnknownGrant,
-        IpcError::Revoked,
-        IpcError::WrongDirection,
-        IpcError::Busy,
-        IpcError::Moved,
-    ];
-
-    /// The number by which this error travels between processes; never 0.
-    pub const fn code(self) -> u32 {
-        match self {
-            IpcError::NotBound => 1,
-            IpcError::BadEndpoint => 2,
-            IpcError::NoSuchEndpoint => 3,
-            IpcError::EndpointInUse => 4,
-            IpcError::TableFull => 5,
-            IpcError::DestinationDied => 6,
-            IpcError::SourceDied => 7,
-            IpcError::TimedOut => 8,
-            IpcError::WokenUp => 9,
-            IpcError::NotWaiting => 10,
-            IpcError::Deadlock => 11,
-            IpcError::Denied => 12,
-            IpcError::OutOfGrant => 13,
-            IpcError::BadArgument => 14,
-            IpcError::NoLink => 15,
-            IpcError::Fenced => 16,
-            IpcError::Corrupt => 17,
-            IpcError::NoBroker => 18,
-            IpcError::DcNotRunning => 19,
-            IpcError::UnknownGrant => 20,
-            IpcError::Revoked => 21,
-            IpcError::WrongDirection => 22,
-            IpcError::Busy => 23,
-            IpcError::Moved => 24,
-            IpcError::Os(number) => IpcError::OS | (number as u32 & 0xffff),
-        }
-    }
-
     /// The reverse of [`IpcError::code`]; a code nobody gave is `Corrupt`.
     pub const fn from_code(code: u32) -> IpcError {
-        match code {
-            1 => IpcError::NotBound,
-            2 => IpcError::BadEndpoint,
-            3 => IpcError::NoSuchEndpoint,
-            4 => IpcError::EndpointInUse,
-            5 => IpcError::TableFull,
-            6 => IpcError::DestinationDied,
-            7 => IpcError::SourceDied,
-            8 => IpcError::TimedOut,
-            9 => IpcError::WokenUp,
-            10 => IpcError::NotWaiting,
-            11 => IpcError::Deadlock,
-            12 => IpcError::Denied,
-            13 => IpcError::OutOfGrant,
-            14 => IpcError::BadArgument,
-            15 => IpcError::NoLink,
-            16 => IpcError::Fenced,
-            18 => IpcError::NoBroker,
-            19 => IpcError::DcNotRunning,
-            20 => IpcError::UnknownGrant,
-            21 => IpcError::Revoked,
-            22 => IpcError::WrongDirection,
-            23 => IpcError::Busy,
-            24 => IpcError::Moved,
-            os if os & IpcError::OS == IpcError::OS && os >> 17 == 0 => IpcError::Os((os & 0xffff) as i32),
-            _ => IpcError::Corrupt,
+        match IpcError::known(code) {
+            Some(error) => error,
+            None if code & IpcError::OS == IpcError::OS && code >> 17 == 0 => IpcError::Os((code & 0xffff) as i32),
+            None => IpcError::Corrupt,
         }
     }
 }
@@ -169,37 +134,11 @@ pub mod errno {
     use super::IpcError;
 
     /// Errors of the kernel are this less their errno.
-    const OS: i32 = -1000;
+    pub(super) const OS: i32 = -1000;
     const OS_LAST: i32 = OS - 4095;
 
     pub const fn published(error: IpcError) -> i32 {
-        match error {
-            IpcError::WrongDirection => -13,
-            IpcError::UnknownGrant => -14,
-            IpcError::OutOfGrant => -34,
-            IpcError::Corrupt => -60,
-            IpcError::TimedOut => -61,
-            IpcError::Deadlock => -101,
-            IpcError::SourceDied => -108,
-            IpcError::DestinationDied => -109,
-            IpcError::DcNotRunning => -303,
-            IpcError::NoSuchEndpoint => -304,
-            IpcError::BadEndpoint => -306,
-            IpcError::NoLink => -307,
-            IpcError::NotBound => -310,
-            IpcError::Busy => -317,
-            IpcError::NoBroker => -318,
-            IpcError::NotWaiting => -324,
-            IpcError::Revoked => -331,
-            IpcError::Moved => -332,
-            IpcError::Denied => -335,
-            IpcError::EndpointInUse => -337,
-            IpcError::TableFull => -338,
-            IpcError::BadArgument => -339,
-            IpcError::WokenUp => -348,
-            IpcError::Fenced => -401,
-            IpcError::Os(number) => OS - (number & 0xfff),
-        }
+        error.published()
     }
 
     /// The reverse; `None` for a number that no error has.
@@ -208,39 +147,6 @@ pub mod errno {
             return Some(IpcError::Os(OS - number));
         }
         IpcError::ALL.iter().copied().find(|error| published(*error) == number)
-    }
-}
-
-impl fmt::Display for IpcError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            IpcError::NotBound => "the caller is not bound to an endpoint",
-            IpcError::BadEndpoint => "not a valid endpoint for this call",
-            IpcError::NoSuchEndpoint => "nobody is bound to this endpoint",
-            IpcError::EndpointInUse => "the endpoint is already bound",
-            IpcError::TableFull => "a table is full",
-            IpcError::DestinationDied => "the destination died before it took the message",
-            IpcError::SourceDied => "the peer died before it answered",
-            IpcError::TimedOut => "the time limit passed",
-            IpcError::WokenUp => "a manager ended the wait",
-            IpcError::NotWaiting => "the destination does not wait for this reply",
-            IpcError::Deadlock => "both sides were sending to each other",
-            IpcError::Denied => "privileges do not allow this call",
-            IpcError::OutOfGrant => "the copy lies outside the granted memory",
-            IpcError::BadArgument => "a length or argument is out of range",
-            IpcError::NoLink => "no link to the node of the peer",
-            IpcError::Fenced => "another owner was promoted; this one's epoch is old",
-            IpcError::Corrupt => "the peer wrote garbage into the channel",
-            IpcError::NoBroker => "the node daemon cannot be reached",
-            IpcError::DcNotRunning => "the container is not running on this node",
-            IpcError::UnknownGrant => "no such grant was ever given",
-            IpcError::Revoked => "the grant was taken back",
-            IpcError::WrongDirection => "the grant does not allow this direction",
-            IpcError::Busy => "the endpoint owes answers or is being handed over",
-            IpcError::Moved => "the endpoint was handed over to another owner",
-            IpcError::Os(number) => return write!(f, "the kernel refused (errno {number})"),
-        };
-        f.write_str(text)
     }
 }
 
