@@ -15,6 +15,7 @@ impl Endpoint {
     /// The first well-known numbers, the same in every container.
     pub const FS: Endpoint = Endpoint(1);
     pub const DS: Endpoint = Endpoint(2);
+    /// Kept for servers that are not written yet: processes (`PM`), reincarnation (`RS`), information (`IS`).
     pub const PM: Endpoint = Endpoint(3);
     pub const RS: Endpoint = Endpoint(4);
     pub const IS: Endpoint = Endpoint(5);

@@ -14,9 +14,8 @@
 //! with [`Released`], or was fenced because it stayed silent for [`RECALL_MS`].
 //!
 //! A [`Read`] waits for changes of others that are under way, and comes with a lease; a [`Write`] leaves the writer
-//! one. They come without
-//! one only when the client has been asked for it and has not said [`Released`] yet (or holds too many): then it drops
-//! the bytes again before it says so.
+//! one. Either comes without a lease only when the client has been asked for it and has not said [`Released`] yet, or
+//! holds too many leases: then the client drops the bytes again before it says [`Released`].
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
 //! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such
@@ -335,9 +334,8 @@ replies! {
 
 /// Flag of [`Write`].
 pub const APPEND: u16 = 1;
-/// Flag of [`Write`]: these bytes were changed earlier, without a word ([`WRITABLE`]). From a client that has been
-/// asked for its lease they come before whatever it was
-/// asked for.
+/// Flag of [`Write`]: these bytes were changed earlier, without a word to the server ([`WRITABLE`]). From a client that
+/// has been asked for its lease, such writes come before whatever change the lease was asked for.
 pub const LATE: u16 = 2;
 /// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses
 /// set-user-id, and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
@@ -345,8 +343,7 @@ pub const KILL_SUID: u16 = 1 << 8;
 /// Flag of [`Read`]: the client can read the volume.
 pub const WHERE: u16 = 1;
 /// Flag of [`Read`]: the client may change what it keeps of the bytes without a word (a file that is mapped and open
-/// for writing). All others give their
-/// leases back first.
+/// for writing). All others give their leases back first.
 pub const WRITABLE: u16 = 2;
 /// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the
 /// disk.

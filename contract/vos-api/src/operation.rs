@@ -10,19 +10,19 @@
 //! ```
 //!
 //! From that follow the number (`GET`), a type with named fields (`Get`) with its codec, and a variant of the server's
-//! `Request`, which clients make and the server takes apart. Where a field travels in the 64 bytes of a ring's entry,
-//! and in the data beside it, its type says ([`Field`]); fields of a kind follow one another in the order of their
-//! declaration.
+//! `Request`, which clients encode and the server decodes. The type of a field decides whether the field travels in the
+//! 64 bytes of a ring's entry or in the data beside it ([`Field`]); fields of a kind follow one another in the order of
+//! their declaration.
 //!
 //! | type | travels in |
 //! |---|---|
 //! | `u64`, `u32` | the next argument |
 //! | [`Third`] | the third argument |
 //! | `u16` | the flags |
-//! | an enum of [`words!`] | one of these two |
+//! | an enum of [`words!`] | the next argument (`u64`) or the flags (`u16`) |
 //! | [`Measured`] | data; its length in the next argument |
-//! | [`Prefixed`] | data, behind its length |
-//! | [`AfterNul`] | the rest of the data, behind a NUL |
+//! | [`Prefixed`] | data, after its length (`u16`, little-endian) |
+//! | [`AfterNul`] | the rest of the data, after a NUL |
 //! | [`U64`], a structure of [`in_data!`] | data |
 //! | `&[u8]` | the rest of the data |
 //!
@@ -65,7 +65,7 @@ pub trait Operation<'a>: Sized {
     fn decode(flags: u16, args: [u64; 3], data: &'a [u8]) -> Option<Self>;
 }
 
-/// The words of a reply, by name. What else there is in its data, the operation says.
+/// The four result words of a reply, by name. The operation's comment says what its reply data holds.
 pub trait Reply: From<[u64; 4]> + Into<[u64; 4]> {
     /// Bytes of reply data that always come.
     const DATA_BYTES: u32 = 0;
@@ -134,7 +134,9 @@ pub enum Errno {
 
 impl Errno {
     /// What every operation may answer: the medium failed, the request makes no sense or has no room for its reply, the
-    /// session is over or has too much in flight, the server has no such operation.
+    /// session is over or has too much in flight, the server has no such operation. `EPROTO` (71) comes besides, to a
+    /// client that breaks the protocol: no greeting, a second one, or a number below
+    /// [`FIRST_SERVICE_OP`](crate::session::FIRST_SERVICE_OP).
     pub const ANY: &'static [Errno] =
         &[Errno::Io, Errno::Invalid, Errno::OutOfRange, Errno::Stale, Errno::TryAgain, Errno::NotSupported];
 
@@ -292,13 +294,13 @@ impl<'a> Field<'a> for Measured<'a> {
     }
 }
 
-/// Bytes behind their length, a u16.
+/// Bytes after their length, a `u16`, little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefixed<'a>(pub &'a [u8]);
 
 impl<'a> Field<'a> for Prefixed<'a> {
     fn put(&self, to: &mut Encoder<'a>) {
-        // Names, which are short; a longer one is refused for its length by who reads it.
+        // A name longer than 65,535 bytes gets a wrong length here. The server refuses it: names end at 255 bytes.
         to.bytes(&u16::try_from(self.0.len()).unwrap_or(u16::MAX).to_le_bytes());
         to.bytes(self.0);
     }
@@ -309,7 +311,7 @@ impl<'a> Field<'a> for Prefixed<'a> {
     }
 }
 
-/// The rest of the data, behind a NUL.
+/// The rest of the data, after a NUL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AfterNul<'a>(pub &'a [u8]);
 

@@ -44,7 +44,9 @@ replies! {
 /// First operation number that is a service's own.
 pub const FIRST_SERVICE_OP: u16 = 16;
 
-/// Sequences that one session may have in flight; a server remembers the replies of as many.
+/// Changing operations that one session may have in flight. A server keeps twice as many replies
+/// (`sessions::REPLIES_KEPT`).
 pub const IN_FLIGHT_MAX: u32 = abi::limits::RING_ENTRIES_MAX;
-/// Sessions one server remembers; the oldest without a ring is forgotten first.
+/// Sessions that one server remembers. When there is no room, one without a ring is forgotten: a fenced one first, then
+/// the one that has been without a ring for longest. When all have rings, HELLO answers `ENOSPC`.
 pub const SESSIONS_MAX: usize = 1024;

@@ -7,8 +7,7 @@
 //! then map them for writing.
 //!
 //! What was recalled lately is contested: other nodes change it, too. Names in a contested directory are not trusted,
-//! so that none has to be taken back
-//! when the next node wants the directory.
+//! so that none has to be taken back when the next node wants the directory.
 //!
 //! The tables are only about being faster or saving a message: a gate that has just adopted a connection begins with
 //! nothing and assumes the worst.

@@ -178,10 +178,9 @@ impl Completer<'_> {
         After::Nothing
     }
 
-    /// Whether the kernel may trust the name for a while; noted before it is told. Not in a directory for which nodes
-    /// take turns: to take
-    /// a name back needs its lock, which one of our own changes may hold while it waits for another node that waits for
-    /// us.
+    /// Whether the kernel may trust the name for a while; noted before the kernel is told. Not in a directory for which
+    /// nodes take turns: taking a name back needs the directory's lock, which one of our own changes may hold while it
+    /// waits for another node that waits for us.
     fn trusts(&mut self, parent: u64, name: Option<&[u8]>) -> bool {
         let Some(name) = name.filter(|_| !self.cache.is_contested(parent, self.now)) else { return false };
         self.names.told(parent, name, self.now);

@@ -27,9 +27,9 @@ pub struct Flight {
     /// The kernel must distrust these names after the answer.
     pub distrusts: bool,
     pub since: Instant,
-    /// The kernel has an answer already.
+    /// The gate has answered the kernel by itself; the server's completion is only cleaned up after.
     pub is_left: bool,
-    /// When it will be given one without the server.
+    /// When the gate answers the kernel by itself, without waiting for the server any longer.
     pub leave_at: Option<Instant>,
 }
 

@@ -39,7 +39,8 @@ use crate::request::{self, Body, Request};
 use crate::state::{HANDLES_MAX, State, StateError};
 use crate::translate::{self, Context, Own, Plan, Step, Then};
 
-/// Requests taken from the kernel and not answered. Fewer than the journal has slots and the server remembers replies.
+/// Requests taken from the kernel and not answered. The bound is below the journal's slots, and below the replies that
+/// the server keeps.
 pub const IN_FLIGHT_MAX: usize = 512;
 /// Of these, locks that wait: the others must be able to pass, an unlock among them.
 const WAITING_LOCKS_MAX: usize = IN_FLIGHT_MAX / 2;

@@ -2,7 +2,7 @@
 //!
 //! One process per container and node, without privileges, started by the node daemon with the descriptor of a
 //! connection that is mounted already ([`main_from_spawn`]). It may be killed at any time: the next one takes the
-//! connection over and programs see a pause. How, is drawn in `docs/design/gate-fuse.md`.
+//! connection over and programs see a pause. `docs/design/gate-fuse.md` says how, and what each file holds.
 //!
 //! Not here: mounting (`node/sandbox`), permissions (the kernel), files (`vos/fs-core`).
 

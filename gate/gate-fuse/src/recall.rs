@@ -4,15 +4,12 @@
 //! theirs.
 //!
 //! An event is carried out when the notifier has done all, and when no read or write of the inode that was under way is
-//! left: its answer came
-//! without a lease, and what it left in the kernel has been dropped, too. Until it is released, further ones of the
-//! inode
-//! are put off ([`Recalls::is_draining`]).
+//! left: its answer came without a lease, and what it left in the kernel has been dropped, too. Until the event is
+//! released, further reads and writes of the inode are put off ([`Recalls::is_draining`]).
 //!
-//! The notifier can hang in the kernel at a lock which one of our own requests holds, while that request waits at the
-//! server for somebody who waits
-//! for us (`docs/design/gate-fuse.md`, *Recall*). Which lock that is says the stage, and with it what is safe to
-//! conclude.
+//! The notifier can hang in the kernel at a lock that one of our own requests holds, while that request waits at the
+//! server for somebody who waits for us (`docs/design/gate-fuse.md`, *Recall*). The stage says which lock that is, and
+//! with it what is safe to conclude.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

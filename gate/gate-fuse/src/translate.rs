@@ -4,8 +4,9 @@
 //! ([`Step::Silent`]), or becomes a [`Plan`]: the operation, whether it changes something, and what to make of its
 //! completion ([`Then`]).
 //!
-//! Requests of two operations have steps; [`plan`] is asked for one step at a time, so that a new gate can go on with
-//! the second. They are: the release of an flock (0 unlock, 1 release).
+//! A request that takes two operations has steps; [`plan`] is asked for one step at a time, so that a new gate can go
+//! on with the second. There is one such request: the release of a file with an flock (step 0 unlocks, step 1
+//! releases).
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use vos_api::fs::{
@@ -77,7 +78,7 @@ pub enum Then {
         /// No other node keeps any of it afterwards.
         alone: bool,
     },
-    /// `end`: where an append was expected to begin.
+    /// `offset`: where the kernel expects the bytes; of an append only a guess.
     Write {
         bytes: u32,
         append: bool,

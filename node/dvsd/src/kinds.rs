@@ -11,16 +11,16 @@ use crate::reconcile::plan::{Part, Stage};
 
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// As in `dc.toml`, and of a server that has no number behind it.
+    /// Its word in `dc.toml`; also the name of the server, where a container has only one of the kind.
     pub name: &'static str,
     pub stands: Stands,
-    /// Number of the first; the others have those behind it.
+    /// Number of the first; the others have the numbers after it.
     pub endpoint: Endpoint,
     /// What must be there on its node before it is started, and as long as it runs.
     pub needs: &'static [Part],
     /// In which stage of going down it ends, and its place within the stage.
     pub ends: (Stage, u8),
-    /// Place among the container's uids; disks have those behind it as well.
+    /// Place among the container's uids; disks have the places after it as well.
     pub uid_slot: u32,
     /// After `dvs`.
     pub arguments: &'static [&'static str],

@@ -1,13 +1,16 @@
 //! The thread that makes changes durable: everything that arrived while the last transaction was written is the next.
 //!
-//! Order of one turn: take a batch, write it, remember replies, announce events, answer. A batch is answered before the
-//! next one is written, in its order, on which the bound of remembered replies relies (`sessions::Table`). A batch
-//! ends after a change of subscriptions, so that changes after it see them.
+//! Order of one turn: take a batch; write it in one transaction, with the replies; announce its events; answer. A batch
+//! is answered before the next one is written, and in its order: the bound of remembered replies relies on this
+//! (`sessions::Table`). A batch ends after a change of subscriptions, so that the changes after it see the new ones.
 //!
-//! When a transaction fails, nobody is answered on a guess: the file is opened again, and every request is answered by
-//! what is found there. When that fails too, the process ends without answering; clients ask its successor.
+//! When a transaction fails, nobody is answered on a guess. The file is opened again, which finds out whether the
+//! transaction took effect. If the host's disk was full, every request is answered by what the file holds now. After
+//! any other failure, or when the file does not open, the process ends without an answer, and clients ask its
+//! successor.
 //!
-//! Locks: `queue`, `sessions`, `watch`; never two of them.
+//! Locks: `queue`, `sessions`, `watch`, never two of these; below `sessions` the store's `database`. `sessions` is held
+//! over reads of the file in one case only: after a failed transaction, when the table is filled again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -95,7 +98,8 @@ impl Drop for Committer {
 
 struct Worker {
     shared: Arc<Shared>,
-    /// What was committed. The loop's own view follows.
+    /// Events and subscriptions as of the last commit. The loop has its own copy (`Watch`), which follows after each
+    /// commit.
     catalog: Catalog,
 }
 
@@ -153,7 +157,8 @@ impl Worker {
         }
     }
 
-    /// Whether a failed batch happened is what the file says when it is opened again.
+    /// Answers a batch whose transaction failed: by what the file holds, when the disk was full. Otherwise ends the
+    /// process.
     fn recover(&mut self, orders: &[Order], requests: Vec<Option<Request>>, error: &StoreError) {
         tracing::error!(error = %Chain(error), changes = orders.len(), "a transaction failed; opening the store again");
         let errno = if error.is_full() { Errno::NOSPC } else { Errno::IO };

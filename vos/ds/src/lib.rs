@@ -5,10 +5,10 @@
 //! - [`Ds`]: the service; a committer thread turns what arrived into one durable transaction after the other.
 //! - [`main_from_spawn`]: the process.
 //!
-//! Every change has a revision and leaves one event. Events are kept, also over a restart, until there are too many
-//! ([`history::EVENTS_MAX`], [`history::BYTES_MAX`]); who comes later is told that events were lost. `NEXT` names the
-//! highest revision the client saw, so that repeating it loses and doubles nothing. A subscription sees the events
-//! above both that revision and its own beginning.
+//! Every change of a key and every message has a revision and leaves one event. Events are kept, also over a restart,
+//! until there are too many ([`history::EVENTS_MAX`], [`history::BYTES_MAX`]); a subscriber that comes later is told
+//! that events were lost. `NEXT` names the highest revision the client saw, so that repeating it loses and doubles
+//! nothing. A subscription sees the events above both that revision and its own beginning.
 //!
 //! Not here: replication.
 

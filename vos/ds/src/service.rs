@@ -1,6 +1,6 @@
 //! The key-value server as a service: what is answered at once, by readers, or by the committer.
 //!
-//! `NEXT` that finds nothing is state (`Watch`), not a blocked thread.
+//! A `NEXT` that finds no events waits in a table (`Watch`), not in a thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,7 +149,7 @@ fn errno_of(refusal: Refusal) -> Errno {
 fn repeat(store: &Store, request: Request, place: Place) {
     match store.reply(request.session(), place) {
         Ok(Some(reply)) => request.answer(&reply),
-        // Pushed out meanwhile: who asks cannot be a client that keeps to the rules.
+        // Dropped meanwhile: a client that keeps to the rules does not ask so late.
         Ok(None) => request.fail(Errno::STALE),
         Err(error) => fail(request, &error),
     }

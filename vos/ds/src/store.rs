@@ -9,6 +9,9 @@
 //! | `replies` | session, order of execution | sequence, reply |
 //! | `counters` | name | number |
 //!
+//! The order of execution is counted over all sessions. Counters: `revision` (of the last change), `order` (of the last
+//! execution), `bytes` (keys and values), `floor` (events up to it were dropped), `subscription` (last number given).
+//!
 //! A batch of changes is one durable transaction: their effects, their events and the replies of their sessions become
 //! permanent together or not at all. After a failed transaction the file is opened again, because whether it took
 //! effect is known only then.
@@ -224,7 +227,7 @@ impl Record for Store {
     fn standings(&self) -> Result<Vec<(u64, Standing)>, StoreError> {
         let transaction = self.read()?;
         let mut standings = BTreeMap::new();
-        // Who has replies is known, also from before there were standings.
+        // A session that has replies is known, also when an earlier version kept no standing for it.
         for row in transaction.open_table(REPLIES).map_err(file)?.iter().map_err(file)? {
             standings.insert(row.map_err(file)?.0.value().0, Standing::Live);
         }
@@ -480,6 +483,7 @@ mod tests {
             Store::open(image, Limits::default()).expect("the store opens")
         });
     }
+
     #[test]
     fn session_of_which_an_earlier_version_kept_replies_alone_is_known() {
         let image = FileStore::new(tempfile::tempfile().expect("temporary file").into());

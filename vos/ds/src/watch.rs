@@ -37,8 +37,8 @@ struct Waiter {
     until: Instant,
 }
 
-/// The recent events and the subscriptions. The committer and the loop have one each, so that neither waits for the
-/// other's work; events are shared.
+/// The recent events and the subscriptions. The committer and the loop have a copy each, so that neither waits for the
+/// other; the bytes of the events are shared (`Arc`).
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     pub history: History,
@@ -169,7 +169,7 @@ impl Watch {
         self.waiters.retain(|_, waiting| !waiting.is_empty());
     }
 
-    /// The session is over: who waits in it gets an answer without events.
+    /// The session is over: a `NEXT` that waits in it is answered without events.
     fn end_session(&mut self, session: u64) {
         for waiter in self.waiters.remove(&session).unwrap_or_default() {
             answer(waiter.request, &Events::default());

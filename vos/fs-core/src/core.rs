@@ -1,7 +1,7 @@
 //! The file system as one object: what all operations share, and how an operation's changes become permanent.
 //!
-//! [`Fs::transact`] is the only way to change anything: under the lock of `progress` it collects the changes, applies
-//! them in memory and queues their record, so that the order of application is the order of the log. The answer goes
+//! [`Fs::transact`] is the only way to change anything. Under the lock of `progress` it collects the changes, queues
+//! their record and applies them in memory, so that the order of application is the order of the log. The answer goes
 //! out when the record was written.
 //!
 //! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `progress`, `blocks`, then the leaves (log,

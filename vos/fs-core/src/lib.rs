@@ -3,24 +3,35 @@
 //! From the bottom:
 //!
 //! - `device`: what a disk promises.
-//! - `layout`, `backend`: where things lie.
+//! - `layout`: where things lie on the volume.
+//! - `backend`: the metadata region as a file for redb.
+//! - `model`: keys and values of the metadata.
 //! - `store`: metadata: redb below, changes in memory above.
 //! - `log`: what makes changes survive.
-//! - `alloc`, `extents`: data blocks.
-//! - `aside`: room for metadata on a disk whose host is full.
-//! - `txn`, `core`: the changes of one operation, and how they become permanent.
+//! - `alloc`: which data blocks are free.
+//! - `extents`: where a file's bytes lie.
+//! - `cache`: clean data blocks in memory.
+//! - `readahead`: what a sequential reader will ask for next.
+//! - `aside`: space that is set aside on the disk before it is written.
+//! - `txn`: the changes of one operation while they are collected.
+//! - `core`: what all operations share, and how their changes become permanent.
 //! - `open`: making and recovering a file system.
 //! - `ops`: the operations.
 //! - `sessions`: who asks.
-//! - `leases`, `locks`: who holds what.
+//! - `leases`: who may keep what in caches.
+//! - `locks`: record locks and flocks.
+//! - `linger`: inodes that have neither a name nor a handle, and stay for a while.
 //! - `calls`: from request to answer.
+//! - `error`: why an operation, or the opening of a volume, failed.
+//! - `check`: walks a volume and says what does not fit together.
+//! - [`testing`]: devices for tests.
 //!
 //! An operation is answered when its record was written to the disk, without a flush: it survives the death of the
 //! server. `FSYNC` flushes. A crash at any point leaves a prefix of the operations that contains everything that was
 //! flushed. `docs/design/fs-format.md` has the format and the argument.
 //!
 //! Not here: the server around it (`vos/fs`), permission checks (the kernel of the client's node makes them), caches of
-//! the clients (`gate/gate-fuse`), replication (`vos/disk`).
+//! the clients (`gate/gate-fuse`). Volumes are not replicated anywhere yet.
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

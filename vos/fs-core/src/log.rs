@@ -1,9 +1,9 @@
 //! The redo log: a ring of batches on the volume, and the queue of what waits to be written there.
 //!
 //! A record is one operation's effect: changed keys, allocated and freed blocks, counters. Records are queued in the
-//! order in which they were applied and written in batches; whoever finds the pen free writes everything that waits
-//! ("leader"), everybody else goes on. A batch is complete when its write returned and all earlier ones did: only one
-//! is under way at a time. Then the operations in it are answered.
+//! order in which they are applied. A thread that finds nobody writing becomes the *leader* and writes everything that
+//! is queued, in batches; all others go on without waiting. A batch is complete when its write returned and all earlier
+//! ones did: only one is under way at a time. Then the operations in it are answered.
 //!
 //! Short data travels with its record: the leader writes the batch and the data of its records at the same time, so
 //! that a small write waits for one round trip to the disk, not two. The record counts only if the data is there, which

@@ -3,8 +3,7 @@
 //! - [`FsService`]: the service; which thread does what, and what time makes due.
 //! - [`main_from_spawn`]: the process.
 //!
-//! Not here: everything that is a file system (`vos/fs-core`), caches of the clients (`gate/gate-fuse`), replication
-//! (`vos/disk`).
+//! Not here: everything that is a file system (`vos/fs-core`), caches of the clients (`gate/gate-fuse`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

@@ -28,7 +28,8 @@ const READAHEAD_THREADS: usize = 4;
 const CAREFUL_WRITES: u32 = 16;
 const CACHE_BYTES: u64 = 64 << 20;
 const META_CACHE_BYTES: usize = 64 << 20;
-/// The disk's ring: sixteen workers and the read-ahead with 1 MiB each, and as much again.
+/// The disk's ring: 1 MiB for each of 16 workers and 4 read-ahead threads, more than twice, so that none waits for
+/// room.
 const DISK_RING: Size = Size { entries: 256, arena_bytes: 48 << 20 };
 /// How often time is told while something depends on it.
 const TICK: Duration = Duration::from_millis(250);

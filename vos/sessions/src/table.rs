@@ -1,19 +1,15 @@
 //! The sessions of one server, in memory.
 //!
-//! A session is `Open` (it has a ring), `Away` (it has none; what it holds stays for a while), `Fenced` (everything it
-//! asks gets `ESTALE`, and its number is remembered) or `Leaving` (the same, until nothing of it is left).
+//! A session is `Live`, `Fenced` (everything it asks gets `ESTALE`, and its number is remembered) or `Leaving` (it gets
+//! `ESTALE` too, and goes when nothing of it is left). A live session without a ring is *away*: what it holds stays for
+//! a while.
 //!
 //! An operation is *in flight* from [`Table::begin`] to [`Table::finish`] and *executed* from [`Table::record`] on; for
-//! a while it is both. Who asks for it again joins what is in flight, or is answered from the record.
+//! a while it is both. A repetition joins an operation that is in flight, or is answered from the record.
 //!
-//! How many replies are kept. A client has at most `N` = [`IN_FLIGHT_MAX`] operations whose completions it has not
-//! taken, takes completions in the order of its ring, and over a new ring repeats first, lower numbers first. Let it
-//! not have taken the completion of an operation that was executed. Behind that one can have been executed: the at most
-//! `N` - 1 others that were in flight at that moment, which a server of several threads may have executed later and
-//! which may have been answered earlier (over a new ring they are repeated earlier when their numbers are lower); and
-//! in place of those, at most `N` - 1 newer ones, because the completion of a newer one comes behind the one that was
-//! not taken. So [`REPLIES_KEPT`] = 2 `N` are enough and `N` are not. The server's part: it answers operations in the
-//! order in which it recorded them. A reply whose operation has no answer yet is kept in any case.
+//! How many replies are kept: [`REPLIES_KEPT`], twice the operations that a client may have in flight, and any reply
+//! that nobody was given yet. `docs/design/sessions.md` proves that these are enough. The server's part: it answers
+//! operations in the order in which it recorded them.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -179,8 +179,8 @@ impl<S: Service> Frame<S> {
     }
 }
 
-/// Servers are asked over rings. Who asks by a message must not wait for ever; a message that asks nothing needs no
-/// reply.
+/// Requests come over rings. A caller that asks by a message would wait for ever without this reply. A sender that
+/// waits for no reply needs none: then the call fails, which does no harm.
 fn refuse(port: &SharedPort, message: &Message) {
     if let Some(from) = message.source {
         let refusal = Message::new(-Errno::NOSYS.raw_os_error());

@@ -5,7 +5,8 @@
 //! - [`Request`]: a client's request, which is also the promise to answer it.
 //! - [`WorkerPool`]: threads for what would block the loop.
 //!
-//! Every server has the same files: `server.rs` (spawn to service), one file for the store, one per group of calls.
+//! Every server has a file `server.rs` (from the spawn record to the service). `disk` and `ds` have the service in
+//! `service.rs`; `fs` has it in `server.rs`, because its operations are in `fs-core`.
 //!
 //! Not here: exactly once over restarts (`vos/sessions`), what a server does (`vos/disk`, `vos/fs`, `vos/ds`), the
 //! client's side (`vos/libvos`).

@@ -1,9 +1,9 @@
 //! One request of a client, which is at the same time the promise to answer it.
 //!
-//! A [`Request`] may be sent to any thread. It is answered once, by [`Request::reply`], [`Request::answer`] or
-//! [`Request::fail`]; one that is dropped unanswered answers `EIO`, so that a bug leaves no client waiting for ever.
-//! Only a server that is ending drops requests silently: its successor is asked again. Answers go straight into the
-//! ring: the answering thread needs neither the loop nor a wake-up of it.
+//! A [`Request`] may be sent to any thread. It is answered once, by [`Request::reply`], [`Request::answer`],
+//! [`Request::fail`] or [`Request::refuse`]; one that is dropped unanswered answers `EIO`, so that a bug leaves no
+//! client waiting for ever. Only a server that is ending drops requests silently: its successor is asked again. Answers
+//! go straight into the ring: the answering thread needs neither the loop nor a wake-up of it.
 //!
 //! The request's bytes lie in memory that the client may change at any time: [`Request::data`] copies them out once,
 //! and only the copy may be parsed. Bulk data goes between a file and the arena without a copy here.

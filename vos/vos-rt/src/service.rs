@@ -98,13 +98,13 @@ impl Handle {
     }
 }
 
-/// In which state a server finds its store.
+/// How the server came to be, as the daemon says. Only logged so far: no server acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     /// The first incarnation.
     Fresh,
     /// An earlier incarnation ended, cleanly or not.
     Restart,
-    /// Another owner is alive or unreachable: fence it by the epoch before serving.
+    /// Another owner may be alive or unreachable.
     TakeOver,
 }

@@ -39,14 +39,14 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Lets something happen that nobody could be told is refused.
+    /// As [`EventLoop::step`], where nobody waits for an answer: a refusal is only logged.
     pub(super) fn happens(&mut self, dc: DcId, endpoint: Endpoint, event: Event<Asker>) {
         if let Err(error) = self.step(dc, endpoint, event) {
             tracing::debug!(%dc, %endpoint, %error, "too late for an endpoint");
         }
     }
 
-    /// What is known at once of how it went.
+    /// Carries one effect out. Returns the events that are known at once, as that a node cannot be reached.
     fn carry_out(
         &mut self,
         dc: DcId,
@@ -96,7 +96,7 @@ impl EventLoop {
         Vec::new()
     }
 
-    /// Who is woken by what follows must find the reason there.
+    /// Writes into the page why the binding is over. This comes first: whoever is woken later reads it there.
     fn end_page(&mut self, dc: DcId, endpoint: Endpoint, ending: Ending) {
         let Some(container) = self.containers.get_mut(&dc) else { return };
         if let Some(kept) = container.bindings.remove(&endpoint) {
@@ -174,8 +174,8 @@ impl EventLoop {
         self.happens(dc, endpoint, event);
     }
 
-    /// A connection whose endpoint has another owner now. Its process may sleep where it sees its page only when it is
-    /// woken.
+    /// Takes the binding from a connection whose endpoint has another owner now, and wakes its process: a process that
+    /// sleeps does not look at its page.
     fn let_go(&mut self, owner: OwnerId) {
         self.take_bound(owner);
         self.send(owner, &ToPort::Hold);

@@ -1,8 +1,8 @@
 //! The broker's thread: one loop over one epoll.
 //!
 //! It owns everything and shares nothing: no locks. Sources are commands of the daemon, listening sockets of
-//! containers, connections, and a pidfd for each bound process. Nothing here blocks (only a full shelf is waited for,
-//! see `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
+//! containers, connections, a pidfd for each bound process, and the socket of the shelf. Nothing here blocks (only a
+//! full shelf is waited for, see `shelf/outgoing.rs`); a peer that sends garbage or does not read is dropped.
 //!
 //! - `accepting.rs`: who may connect.
 //! - `commands.rs`: what the daemon asks.
@@ -89,11 +89,15 @@ pub(crate) struct EventLoop {
     /// Opens that wait until their peer is bound, by connection and request.
     waiting_opens: HashMap<(OwnerId, u32), Open>,
     errands: Errands,
+    /// Claims of a name that the directory has not decided yet.
     claims: HashMap<OwnerId, Claiming>,
+    /// Processes that wait until a manager gives them a number.
     waiting_binds: HashMap<OwnerId, BindRequest>,
+    /// Stand-bys: processes that wait to become the next owner of an endpoint.
     standing_by: HashMap<OwnerId, BindRequest>,
     /// What processes of this node hold on others.
     holding: Vec<Holding>,
+    /// Number of the newest hold.
     last_hold: u32,
     ledger: Ledger,
     meters: Meters,
@@ -108,7 +112,7 @@ pub(crate) struct EventLoop {
     deaths: u64,
 }
 
-/// Whether the loop goes on.
+/// Whether a loop goes on: the broker's, or the one that reads a connection's messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
     GoOn,
@@ -228,7 +232,8 @@ impl EventLoop {
         let owner = OwnerId(self.next_owner);
         self.next_owner += 1;
         sys::seqpacket::ask_for_sender(&socket)?;
-        // Nobody sends the broker any, and to close one may block.
+        // The broker is sent no descriptors. One that came must be closed, and closing may block: so the kernel refuses
+        // them.
         sys::seqpacket::refuse_descriptors(&socket)?;
         self.poller.add(&socket, Token::Connection(owner).to_u64(), Trigger::Level)?;
         let mut connection = Connection::new(socket, party);
@@ -264,7 +269,8 @@ impl EventLoop {
         }
     }
 
-    /// Nobody sends the broker any: who does is dropped. Others of its container too, once there are too many.
+    /// A peer that sends descriptors to the broker is dropped. When a container's members have sent too many, all its
+    /// programs are.
     fn dispose(&mut self, owner: OwnerId, descriptors: Vec<OwnedFd>) {
         self.doom(owner);
         let Some(dc) = self.connections.get(&owner).and_then(Connection::dc) else { return };
@@ -277,7 +283,8 @@ impl EventLoop {
         }
     }
 
-    /// `End`: it takes as long as many others, or was the last.
+    /// Handles one message. `End`: read no more of this connection now, because the message took long (`Inform`) or the
+    /// connection is doomed.
     fn take_message(&mut self, owner: OwnerId, bytes: &[u8], received: Received) -> Turn {
         let taken = match self.connections.get(&owner).map(Connection::dc) {
             None => return Turn::End,

@@ -143,7 +143,12 @@ impl EventLoop {
         Ok(())
     }
 
-    /// With a succession: who stood by for an endpoint that has no owner on this node.
+    /// Binds the process that sent `request`: chooses its number and epoch, makes its page, tells the directory,
+    /// answers. `succession`: the process stood by and takes over from an owner that has let go; `None`: an ordinary
+    /// bind.
+    ///
+    /// `place_program` and `place_server` have asked all that could refuse `Event::Begins`, so nothing is half done
+    /// when the step is made.
     pub(super) fn bind(
         &mut self,
         owner: OwnerId,
@@ -170,7 +175,7 @@ impl EventLoop {
                 (endpoint, epoch, inner_pid, options.program_privileges.clone())
             }
             (Party::Server { identity, .. }, succession) => {
-                // Who stands by, does so for its own number.
+                // A server stands by for its own number only.
                 let is_other_number = wish.map_or(succession.is_some(), |wish| wish != identity.endpoint);
                 if is_other_number || identity.uid.is_some_and(|uid| uid != sender.uid) {
                     return Err(IpcError::Denied);
@@ -194,7 +199,8 @@ impl EventLoop {
             self.drop_kept_reservation(dc, endpoint);
         }
         self.step_with(dc, endpoint, Event::Begins { owner, epoch }, Some(page))?;
-        // In this order: a binding whose connection does not know of it is taken back by a successor.
+        // Binding first, then connection. A broker killed in between leaves a binding that no connection claims: its
+        // successor ends it (`adopting.rs`).
         self.keep_connection(owner);
         // First the directory: whoever hears of the binding from its owner must find it.
         self.directory.bound(dc, endpoint, inner_pid, epoch);
@@ -204,7 +210,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Who waits for a number, or stands by, does so no longer.
+    /// Cancels a bind that waits for its number, or a stand-by.
     fn cancel_bind(&mut self, owner: OwnerId, request: u32) {
         let mut was_waiting = false;
         for waiting in [&mut self.waiting_binds, &mut self.standing_by] {

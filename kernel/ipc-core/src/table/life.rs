@@ -1,10 +1,10 @@
 //! The life of one number of a container on one node: who has it, who will have it, and who waits for that.
 //!
-//! States, events and what each transition has done are drawn in `docs/design/endpoint-life.md`. The machine decides
-//! and remembers; its user carries out the [`Effect`]s in their order, and says what came of them as further events. A
-//! failure that is known at once is an event behind the last effect.
+//! `docs/design/endpoint-life.md` draws states and events, and lists the effects of each transition. The machine
+//! decides and remembers; the broker carries out the [`Effect`]s in their order, and says what came of them as further
+//! events. A failure that is known at once is an event after the last effect.
 //!
-//! Nothing is left of a number that nobody has, but what it must not forget ([`Past`]).
+//! Of a number that nobody has, only its [`Past`] is kept.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -19,7 +19,7 @@ pub trait Asking: Copy + PartialEq + Debug {
     fn is_of_same_party(&self, other: &Self) -> bool;
 }
 
-/// A process that stands by, by its node and its pid in the container.
+/// A stand-by: its node, and its pid in the container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     pub node: NodeId,
@@ -41,7 +41,7 @@ pub enum Event<A> {
         told: Told,
         change: Change,
     },
-    /// A process of that node has spoken, which has it.
+    /// A message of a process of that node has come, as of the one that has the number.
     Speaks {
         node: NodeId,
     },
@@ -123,16 +123,16 @@ pub enum Event<A> {
     },
 }
 
-/// What an event has the user do. In this order.
+/// What the broker has to do because of an event, in the order of the list that [`Number::step`] returns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect<A> {
-    /// The binding's page says so, for ever; what was kept for the binding goes.
+    /// Writes into the binding's page, for ever, why it is over, and drops what is kept for the binding.
     EndPage(Ending),
     /// A binding has begun.
     BeginPage,
-    /// Who has the number is recorded for a successor of the user.
+    /// Records on the shelf who has the number, for the next broker.
     Keep,
-    /// `by` has ended, and needs no telling.
+    /// `by` has ended and is not told; `None`: both parties are told.
     EndChannel {
         channel: Channel,
         by: Option<Endpoint>,
@@ -222,7 +222,7 @@ impl Change {
 /// What a process of another node said last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
-    /// Its channels are closed in order, behind that.
+    /// Its channels are closed after it, in order.
     Comes,
     /// Nobody brings it.
     Lost,
@@ -254,7 +254,7 @@ pub enum Claim {
 pub(super) struct Past {
     /// The highest it ever had here.
     pub epoch: Epoch,
-    /// Where its last migration went from here, and what came of it: who commits may ask twice.
+    /// Where its last migration went from here, and what came of it: an asker may commit twice.
     pub handed: Option<(Place, Result<(), IpcError>)>,
 }
 
@@ -292,10 +292,10 @@ pub(super) struct Transit {
 /// An owner of this node that is to be handed over, as long as that can be taken back.
 #[derive(Clone, Debug)]
 pub(super) struct Hold<A> {
-    /// Tells a late word about an earlier hold apart.
+    /// Tells this hold from an earlier one, of which an answer may come late.
     id: HoldId,
     step: HoldStep<A>,
-    /// On whose behalf: it is taken back with this one's end.
+    /// On whose behalf it is held: when the holder ends, the hold is taken back.
     holder: A,
 }
 
@@ -323,7 +323,7 @@ pub(super) struct Departure<A> {
 
 #[derive(Clone, Debug)]
 enum DepartureStep {
-    Leaving { nodes: BTreeSet<NodeId> },
+    Departing { nodes: BTreeSet<NodeId> },
     Taking,
 }
 
@@ -420,7 +420,7 @@ impl<A> Hold<A> {
         }
     }
 
-    /// Nothing is under way any more. Who waited for it is to be told.
+    /// Back to `Held`: nothing is under way any more. Returns the asker who is to be told.
     fn rest(&mut self) -> Option<A> {
         match std::mem::replace(&mut self.step, HoldStep::Held) {
             HoldStep::Draining { asker } => Some(asker),
@@ -431,7 +431,7 @@ impl<A> Hold<A> {
 }
 
 impl<A: Asking> Number<A> {
-    /// What the event changes and has done. An error refuses it: nothing has changed.
+    /// Carries the event into the state, and returns what is to be done. An error refuses it: nothing has changed.
     pub fn step(&mut self, event: Event<A>, own: Own<'_>) -> Result<Effects<A>, IpcError> {
         match event {
             Event::Begins { owner, epoch } => self.begins(owner, epoch, own),
@@ -480,7 +480,7 @@ impl<A: Asking> Number<A> {
         Ok(self.replace(State::Local { owner, epoch, hold: None }, Change::Promoted, own))
     }
 
-    /// What another node's word is worth that has it.
+    /// Whether to believe that `node` has the number with `epoch`.
     pub fn judge(&self, node: NodeId, epoch: Epoch, told: Told) -> Claim {
         let is_late = self.present.transit().is_some_and(|transit| transit.epoch >= epoch);
         match self.present.binding() {
@@ -516,7 +516,7 @@ impl<A: Asking> Number<A> {
             }
             Claim::Known => {
                 let before = self.present.binding();
-                // What the directory said once is not said less of.
+                // A first message after the directory's word adds nothing: the binding stays `ByDirectory`.
                 let told = before.filter(|known| known.told == Told::ByDirectory).map_or(told, |known| known.told);
                 self.past.epoch = epoch;
                 let left = std::mem::replace(&mut self.present.state, State::Remote { node, epoch, told });
@@ -536,7 +536,7 @@ impl<A: Asking> Number<A> {
             effects.extend(own.end(None, change.reason()));
         }
         effects.push(Effect::BeginPage);
-        // Behind the end of the channels: they are the old owner's.
+        // After the end of the channels: they are the old owner's.
         effects.push(Effect::Keep);
         match std::mem::replace(&mut self.present.state, next) {
             State::Local { owner, hold, .. } => {
@@ -581,7 +581,7 @@ impl<A: Asking> Number<A> {
     fn is_fenced(&mut self, own: Own<'_>) -> Effects<A> {
         let State::Local { owner, .. } = self.present.state else { return Vec::new() };
         let mut effects = self.ends(Ending::Fenced, IpcError::Fenced, own);
-        // Its successor is called the same.
+        // The successor has the same number, so the directory is told of no end.
         effects.retain(|effect| !matches!(effect, Effect::TellUnbound { .. }));
         effects.push(Effect::LetGo(owner));
         effects
@@ -601,7 +601,7 @@ impl<A: Asking> Number<A> {
         vec![Effect::Disappears]
     }
 
-    /// A number of another node is on its leave, perhaps because it is handed over.
+    /// The owner, on another node, has ended or is being handed over: only its last channels are left.
     fn leave_with(&mut self, to: Option<(Transit, Option<A>)>) {
         if let State::Remote { node, epoch, told } | State::Leaving { node, epoch, told, .. } = self.present.state {
             let before = match &mut self.present.state {
@@ -612,8 +612,8 @@ impl<A: Asking> Number<A> {
         }
     }
 
-    /// Ends with its last channel what is leaving, and what only its first message told of: that may have come behind
-    /// the news that it ended.
+    /// Ends a binding that is leaving with its last channel, and also one that is known by its first message alone:
+    /// that message may have come after the news that the process ended.
     fn end_if_left(&mut self, own: Own<'_>) -> Effects<A> {
         if !own.has_none() {
             return Vec::new();
@@ -646,14 +646,14 @@ impl<A: Asking> Number<A> {
                 *holder = asker;
                 Ok(vec![done])
             }
-            // The same request, that comes over another link.
+            // The same request over another link.
             Some(Hold { step: HoldStep::Draining { asker: waiting }, holder, .. }) => {
                 (*waiting, *holder) = (asker, asker);
                 Ok(Vec::new())
             }
             Some(Hold { step: HoldStep::Asking { .. }, .. }) => Err(IpcError::Busy),
             None => {
-                // Who holds itself owes nothing, its library saw to that.
+                // An owner that holds itself owes nothing: its library made sure of that.
                 let is_own = by == Some(*owner);
                 let step = if is_own { HoldStep::Held } else { HoldStep::Draining { asker } };
                 *hold = Some(Hold { id, step, holder: asker });
@@ -774,17 +774,17 @@ impl<A: Asking> Number<A> {
         effects.push(Effect::LetGo(owner));
         self.present.state = State::InTransit(Transit { from: here, epoch });
         let next = Epoch(epoch.0.saturating_add(1));
-        let step = DepartureStep::Leaving { nodes: nodes.clone() };
+        let step = DepartureStep::Departing { nodes: nodes.clone() };
         let departure = Departure { id, from: here, to, epoch: next, privileges, asker, told: nodes, step };
         self.present.departure = Some(departure);
         effects.extend(self.hand_over_if_left());
         effects
     }
 
-    /// One that cannot be reached has no channel with it any more either.
+    /// Also for a node that cannot be reached: it has no channel with the number any more either.
     fn left_by(&mut self, id: HoldId, node: NodeId) -> Effects<A> {
         match &mut self.present.departure {
-            Some(Departure { id: of, step: DepartureStep::Leaving { nodes }, .. }) if *of == id => {
+            Some(Departure { id: of, step: DepartureStep::Departing { nodes }, .. }) if *of == id => {
                 nodes.remove(&node);
                 self.hand_over_if_left().into_iter().collect()
             }
@@ -796,7 +796,7 @@ impl<A: Asking> Number<A> {
     fn hand_over_if_left(&mut self) -> Option<Effect<A>> {
         let departure = self.present.departure.as_mut()?;
         match &departure.step {
-            DepartureStep::Leaving { nodes } if nodes.is_empty() => {}
+            DepartureStep::Departing { nodes } if nodes.is_empty() => {}
             _ => return None,
         }
         departure.step = DepartureStep::Taking;
@@ -866,7 +866,7 @@ impl<A: Asking> Number<A> {
     }
 
     fn transit_ends(&mut self, error: IpcError) -> Effects<A> {
-        // Nobody knows better than its home.
+        // A transit that began here is ended by its own departure alone.
         if self.present.departure.is_some() {
             return Vec::new();
         }
@@ -899,7 +899,7 @@ fn answer<A>(asker: Option<A>, result: Result<(), IpcError>) -> Effects<A> {
     asker.map(|asker| Effect::Answer { asker, result }).into_iter().collect()
 }
 
-/// An owner has ended: so has what was to become of its number.
+/// An owner has ended, and with it the hand-over of its number.
 fn hold_ends<A>(hold: Option<Hold<A>>) -> Effects<A> {
     answer(hold.and_then(|mut hold| hold.rest()), Err(IpcError::DestinationDied))
 }

@@ -1,8 +1,8 @@
 //! The broker's table of one container on one node: who is bound, which channels exist, who waits for whom.
 //!
-//! A number is free, or bound by exactly one owner: a connection of this node (`Local`) or another node (`Remote`). A
-//! binding has an epoch; a number never goes back to a lower one. A channel exists only while both its endpoints are
-//! bound. What becomes of a number, an [`Event`] says, and what is to be done then, its [`Effect`]s: `life.rs`.
+//! A number is free, in transit, or has a binding: a connection of this node has it (`Local`), or another node
+//! (`Remote`). A binding has an epoch; a number never goes back to a lower one. A channel exists only while both its
+//! endpoints have a binding. An [`Event`] says what happened to a number, an [`Effect`] what is to be done: `life.rs`.
 //!
 //! Not here: memory objects, sockets, processes (`kernel/broker`), where endpoints live in the cluster (`node/`).
 
@@ -23,18 +23,18 @@ use abi::limits::{ENDPOINTS_PER_DC, WELL_KNOWN_ENDPOINTS};
 use abi::{Endpoint, Epoch, IpcError, NodeId};
 use life::{Hold, Number, Own, Past, Present, State, Transit};
 
-/// A connection to the broker.
+/// A connection to the broker. Once a process is bound over it, that process is the owner of a number; before, of none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OwnerId(pub u64);
 
-/// Where the process behind a number is.
+/// Where the process that has a number is, as seen from this node. (The *home* of the design pages is a node.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Home {
     Local { owner: OwnerId },
     Remote { node: NodeId },
 }
 
-/// How the broker knows of a remote binding.
+/// How the broker knows of a binding on another node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Told {
     /// By the directory, with its epoch; the only way for local ones.
@@ -145,7 +145,7 @@ impl<A: Asking> DcTable<A> {
         self.present.iter().find(|(_, it)| it.is_awaited_by(asker)).map(|(endpoint, _)| *endpoint)
     }
 
-    /// What another node's word is worth that has the number.
+    /// Whether to believe that `node` has the number with `epoch`.
     pub fn judge(&self, endpoint: Endpoint, node: NodeId, epoch: Epoch, told: Told) -> Claim {
         self.number(endpoint).judge(node, epoch, told)
     }

@@ -22,6 +22,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs server ds       the key-value server of a container
   dvs gate fuse       brings the file server's tree into the container's mount namespace
   dvs proxy           carries messages and data to the other nodes
+  dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs keeper          parent of a container's programs on this node; survives the daemon
 
 Started by `dvs dev`:

@@ -57,8 +57,8 @@ pub enum Far {
     Daemon,
 }
 
-/// Copies until both sides are done. `explain` gives the last word of a stream that
-/// ended without one, from the program's PID, if the stream has said it, and the cause.
+/// Copies until both sides are done. `explain` gives the last word of a stream that ended without one. It gets the
+/// program's PID, if the stream has said it, and the cause.
 pub async fn relay<S: AsyncRead + AsyncWrite>(
     client: Client<S>,
     program: impl AsyncRead + AsyncWrite,

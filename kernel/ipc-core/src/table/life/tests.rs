@@ -176,7 +176,7 @@ fn state_of(table: &DcTable<Asker>) -> String {
         State::InTransit(_) => "in transit",
     };
     let step = present.departure.as_ref().map(|departure| match departure.step {
-        DepartureStep::Leaving { .. } => "departing",
+        DepartureStep::Departing { .. } => "departing",
         DepartureStep::Taking => "taking",
     });
     match step {
