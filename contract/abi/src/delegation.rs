@@ -25,7 +25,7 @@ pub struct Relayed {
     /// Who waits for the reply.
     pub client: Endpoint,
     pub limit: Limit,
-    /// Bytes of data behind the message, at most [`INLINE_BYTES_MAX`].
+    /// Bytes of data after the message, at most [`INLINE_BYTES_MAX`].
     pub data_bytes: u32,
 }
 

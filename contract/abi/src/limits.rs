@@ -5,7 +5,7 @@ pub const ENDPOINTS_PER_DC: u32 = 8192;
 /// Numbers that configuration gives to servers and gates; the broker allocates from here upward.
 pub const WELL_KNOWN_ENDPOINTS: u32 = 256;
 /// What the programs of a container can bind in all, whatever number of nodes it spans. Its nodes share so many; the
-/// numbers behind are for nodes that come later.
+/// numbers after these are for nodes that come later.
 pub const ENDPOINTS_PROMISED: u32 = 4096;
 /// Disks one container may have.
 pub const DISKS_PER_DC: u32 = 32;
@@ -30,7 +30,7 @@ pub const CHANNELS_PER_PROCESS: usize = 4096;
 pub const LANES_PER_PAIR: u16 = 16;
 /// Lanes of rings are 1 up to here.
 pub const RING_LANES_END: u16 = DELEGATE_LANES_END - 2;
-/// Those of delegation lie between, those of copies behind.
+/// Those of delegation lie between, those of copies after them.
 pub const DELEGATE_LANES_END: u16 = LANES_PER_PAIR - 2;
 
 /// Bytes that may travel with a message inside the channel itself.
@@ -64,7 +64,7 @@ pub const PEER_RANGES_MAX: usize = 64;
 /// Bytes of an endpoint's privileges as they travel: three sets of four bytes a range, their lengths, the calls.
 pub const PRIVILEGES_BYTES_MAX: usize = 1024;
 
-/// Bytes that a broker tells another at a time: a packet with privileges behind it.
+/// Bytes that a broker tells another at a time: a packet with privileges after it.
 pub const PARCEL_BYTES_MAX: usize = 72 + PRIVILEGES_BYTES_MAX;
 
 /// Entries of a delegate lane: relays in flight, and the next.

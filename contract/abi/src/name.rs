@@ -7,7 +7,7 @@ use crate::limits::ENDPOINT_NAME_BYTES_MAX;
 /// A name that was checked: 1 to [`ENDPOINT_NAME_BYTES_MAX`] printable ASCII characters, none of them a blank or a `/`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointName {
-    /// 0 behind the name, so that equal names are equal bytes.
+    /// 0 after the name, so that equal names are equal bytes.
     bytes: [u8; ENDPOINT_NAME_BYTES_MAX],
     length: u8,
 }

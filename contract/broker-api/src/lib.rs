@@ -7,7 +7,7 @@
 //! | brokers of two nodes, in parcels that proxies carry | [`BetweenBrokers`] | [`BetweenBrokers`] |
 //!
 //! The first two run over sequenced Unix sockets. Every message is one packet, drawn in `packet.rs`: [`PACKET_BYTES`]
-//! bytes of fixed layout, for some operations a body of at most [`BODY_BYTES_MAX`] behind it, and the descriptors that
+//! bytes of fixed layout, for some operations a body of at most [`BODY_BYTES_MAX`] after it, and the descriptors that
 //! the message declares ([`Message::descriptors`]). A packet that cannot be read is an error of its sender: see
 //! [`Malformed`].
 //!

@@ -21,7 +21,7 @@ use crate::Descriptor;
 
 /// Bytes of a packet.
 pub const PACKET_BYTES: usize = 72;
-/// Bytes behind a packet: the privileges of an endpoint, alone or in a packet from broker to broker; a name; records of
+/// Bytes after a packet: the privileges of an endpoint, alone or in a packet from broker to broker; a name; records of
 /// an answer.
 pub const BODY_BYTES_MAX: usize = PARCEL_BYTES_MAX;
 /// Bytes of the longest message.

@@ -187,7 +187,7 @@ pub struct NodeShare {
     pub address: String,
     /// First PID of the node's range.
     pub pid_base: u32,
-    /// Endpoints that this node gives to programs: the first, and the one behind the last.
+    /// Endpoints that this node gives to programs: the first, and the one after the last.
     pub endpoints: Range<u32>,
     pub servers: Vec<ServerStatus>,
     /// Why it is not running, outermost first.

@@ -160,7 +160,7 @@ operations! {
     ///
     /// With the mark [`WHERE`] the answer may instead say where they lie on the volume, for a client that reads there
     /// itself: it has [`PLACES`], and a number of [`Span`](crate::disk::Span)s of whole blocks, which the reply data
-    /// begins with; behind them a CRC-32 of each block, u32. The bytes are the file's while the lease of this answer
+    /// begins with; after them a CRC-32 of each block, u32. The bytes are the file's while the lease of this answer
     /// lasts and the session changes nothing in them itself. A block without its checksum is not: ask again without the
     /// mark.
     READ = 30: repeatable Read {
@@ -183,7 +183,7 @@ operations! {
     /// All that was completed before is durable when this completes: of `ino`, 0 of the whole tree.
     FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
 
-    /// From behind `cookie` on (0 from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each
+    /// Entries after `cookie` (0: from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each
     /// followed by an [`Attr`] when asked for. "." and ".." are not among them; their cookies, 1 and 2, are left to the
     /// client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
     READDIR = 33: repeatable Readdir { ino: u64, cookie: u64, entries: Entries } -> Page [NoEntry, NotDirectory, Gone];

@@ -13,7 +13,7 @@ use crate::{Sink, WireError, limits};
 /// Head of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// Bytes on the wire behind the head.
+    /// Bytes on the wire after the head.
     pub bytes: usize,
     pub is_stored: bool,
 }

@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         Ok(u64::from_le_bytes(*self.array()?))
     }
 
-    /// Text behind its length in one byte.
+    /// Text after its length in one byte.
     pub(crate) fn text(&mut self, bytes_max: usize, name: &'static str) -> Result<&'a str, WireError> {
         let count = usize::from(self.u8()?);
         if count > bytes_max {

@@ -197,7 +197,7 @@ fn message<'a>(fields: &mut Fields<'a>) -> Result<Frame<'a>, WireError> {
     Ok(Frame::Message { channel, word, kind, payload, inline })
 }
 
-/// The fixed fields of SUBMIT or COMPLETE, behind which `data_bytes` follow.
+/// The fixed fields of SUBMIT or COMPLETE, after which `data_bytes` follow.
 fn ring_head(kind: u8, packing: Packing, fields: &mut Fields<'_>, data_bytes: usize) -> Result<RingHead, WireError> {
     let (channel, index, produced) = (channel(fields)?, fields.u32()?, fields.u32()?);
     let (entry, announced) = match kind {

@@ -23,7 +23,7 @@ pub fn submit_head(
     ring_head(out, kind::SUBMIT, channel, index, produced, &entry.to_bytes(), data);
 }
 
-/// Head and fixed fields of COMPLETE; what follows is as behind [`submit_head`].
+/// Head and fixed fields of COMPLETE; what follows is as after [`submit_head`].
 pub fn complete_head(
     out: &mut impl Sink,
     channel: WireChannel,

@@ -123,7 +123,7 @@ proptest! {
         let _ = Frame::decode(&bytes);
     }
 
-    /// Random bytes rarely pass the head, so that bodies are tried behind a good one.
+    /// Random bytes rarely pass the head, so that bodies are tried after a good one.
     #[test]
     fn arbitrary_bodies_never_panic(kind in 0_u8..=wire::frame::kind::LAST + 1, body in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut bytes = (body.len() as u32).to_le_bytes().to_vec();

@@ -111,7 +111,7 @@ struct Late {
     unique: u64,
     data: Vec<u8>,
     ino: u64,
-    /// Bytes that are dropped behind the answer.
+    /// Bytes that are dropped after the answer.
     last: Option<(u64, u64)>,
 }
 

@@ -55,7 +55,7 @@ pub enum Job {
         bytes: Option<(u64, u64)>,
         /// Without these.
         but: Option<(u64, u64)>,
-        /// The request that is answered behind it.
+        /// The request that is answered after it.
         key: Option<u64>,
     },
     /// All of these, and the names by directory.
@@ -239,7 +239,7 @@ fn drop_all_but(fuse: &OwnedFd, ino: u64, busy: &[(u64, u64)]) {
 }
 
 /// Makes the kernel take the file for at least so long, without asking: some system calls go by what it knows. The
-/// kernel does that when a byte is stored behind the end, before it waits for the page. The byte means nothing and goes
+/// kernel does that when a byte is stored after the end, before it waits for the page. The byte means nothing and goes
 /// with its page.
 fn raise_size(fuse: &OwnedFd, ino: u64, bytes: u64) {
     let Some(last) = bytes.checked_sub(1) else { return };

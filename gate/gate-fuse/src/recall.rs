@@ -141,7 +141,7 @@ impl Under {
         let is_quiet = has_waited || !in_flight.has_bytes(ino);
         match self.stage {
             Stage::Begun | Stage::Settling => false,
-            // What is left is locked by a write of ours that is not answered: who reads it waits for that write.
+            // What is left is locked by a write of ours that is not answered: a reader of it waits for that write.
             Stage::Most => has_waited && are_names_old && in_flight.has_bytes(ino),
             Stage::Pages => are_names_old && is_quiet,
             Stage::Done => is_quiet,

@@ -189,7 +189,7 @@ fn locks_conflict_wait_and_end_with_their_file() {
         let second = waiter.join().expect("thread").expect("the lock is granted");
         assert_eq!(world.server.with_model(|model| model.locks()), 1);
         drop(second);
-        // Closing is asynchronous; another lock attempt comes behind it.
+        // Closing is asynchronous; another lock attempt comes after it.
         let third = File::open(&path).expect("open");
         flock(&third, FlockOperation::LockExclusive).expect("free again");
     });

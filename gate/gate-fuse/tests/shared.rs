@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// What is mapped, and never cut off: what lies behind the end may not be touched.
+/// What is mapped, and never cut off: what lies after the end may not be touched.
 const MAPPED_BYTES: usize = 2 * 4096;
 
 /// One node's program: it has one file open in several ways, and mapped.
@@ -226,7 +226,7 @@ fn file_that_another_node_made_longer_is_longer_for_who_does_not_ask() {
     });
 }
 
-/// The kernel guesses that the append goes behind the end it knows, and holds the page until it is answered.
+/// The kernel guesses that the append goes after the end it knows, and holds the page until it is answered.
 #[test]
 fn append_to_a_file_that_another_node_cut_goes_behind_its_end_and_does_not_hang() {
     in_private_mounts(|| {

@@ -1,8 +1,9 @@
 //! Descriptors that members make the broker hold, and who holds how many.
 //!
 //! The broker shares its process, and so its limit of descriptors, with the daemon. A member pays for what is held for
-//! its sake: its connection, and every channel that it opens for as long as that lives. Who asks for more than its part
-//! is refused with `TableFull`; nobody else notices. Servers pay nothing: the daemon started them, and so many.
+//! its sake: its connection, and every channel that it opens for as long as that lives. A member that asks for more
+//! than its part is refused with `TableFull`; nobody else notices. Servers pay nothing: the daemon started them, and so
+//! many.
 //!
 //! A channel to another node costs memory too, which the proxies fill: that is one more sum of a container.
 //!

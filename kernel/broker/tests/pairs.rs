@@ -84,7 +84,7 @@ impl World {
 
     /// Returns when the broker has read what `pair` said before.
     fn settle(&mut self, pair: usize) {
-        // An answer in order behind everything else.
+        // An answer in order after everything else.
         let nobody = OpenIn {
             dc: DC,
             caller: of_pair(pair as u8, 0),

@@ -491,7 +491,7 @@ fn link_that_is_down_is_down_for_the_next_broker_and_the_others_are_not() {
             assert_eq!(caller.notify(Endpoint::DS, 1), expected, "endpoint {}", caller.endpoint());
         });
     };
-    // An answer in order behind what the proxy said.
+    // An answer in order after what the proxy said.
     let target = callers[0].endpoint();
     let (caller, node, lane) = (Endpoint::DS, NodeId(9), Lane(99));
     let nobody = OpenIn { dc: DC, caller, node, target, lane, ring: None, peer_channel: 1, incarnation: None };

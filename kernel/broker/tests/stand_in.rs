@@ -74,7 +74,7 @@ fn proxy_ends_no_channel_of_others() {
     for reason in [IpcError::TableFull, IpcError::NoLink] {
         proxy.close(channel, reason).unwrap();
     }
-    // An answer in order behind what the proxy said.
+    // An answer in order after what the proxy said.
     let (caller, node, target, lane) = (Endpoint::DS, NodeId(2), Endpoint::PM, Lane::MESSAGES);
     let nobody = OpenIn { dc: DC, caller, node, target, lane, ring: None, peer_channel: 1, incarnation: None };
     proxy.open_in(&nobody).unwrap();

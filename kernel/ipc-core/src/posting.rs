@@ -10,7 +10,7 @@
 //! ```
 //!
 //! All three change the one mask, so one comes first. Bits that were there before the swap are the closer's. A post
-//! behind the swap reads what the swap wrote, and so sees `closed`. No fence is needed, nor does either rely on the one
+//! after the swap reads what the swap wrote, and so sees `closed`. No fence is needed, nor does either rely on the one
 //! of a wake-up.
 
 /// The mask of one direction, as one of its parties reaches it.

@@ -19,9 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::wait::{Deadline, Wait};
 
-/// Notices read and kept during a wait for a peer. The broker keeps those behind them.
+/// Notices read and kept during a wait for a peer. The broker keeps those after them.
 const READ_AHEAD_MAX: usize = 4 * abi::limits::CHANNELS_PER_PROCESS;
-/// Notices kept while an answer is awaited, which comes behind all that the broker has kept.
+/// Notices kept while an answer is awaited, which comes after all that the broker has kept.
 const UNASKED_MAX: usize = 3 * READ_AHEAD_MAX;
 /// Calls without an answer that are remembered: each took twice [`ANSWER_LIMIT`].
 const GIVEN_UP_MAX: usize = 64;

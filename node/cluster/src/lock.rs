@@ -1,8 +1,8 @@
 //! Mutual exclusion and leader election, first come first served.
 //!
-//! Who wants a lock puts `/locks/NAME/LEASE`, bound to its lease; whose key was made first holds it, every other one
-//! watches the key just before its own. The revision that made the key is the fencing token: it rises from holder to
-//! holder. A holder that is stopped, cut off or dead loses the key with its lease and the next one goes on.
+//! A client that wants a lock puts `/locks/NAME/LEASE`, bound to its lease; whose key was made first holds it, every
+//! other one watches the key just before its own. The revision that made the key is the fencing token: it rises from
+//! holder to holder. A holder that is stopped, cut off or dead loses the key with its lease and the next one goes on.
 //!
 //! The lock orders well-behaved holders; only the token, checked where the protected thing is changed, excludes a late
 //! one. For changes in the engine itself that is [`Guard::fence`].

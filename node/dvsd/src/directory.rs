@@ -53,7 +53,7 @@ struct Known {
 #[derive(Default)]
 struct Pending {
     writes: BTreeMap<Key, Write>,
-    /// Each is decided behind the write of its endpoint, whose record it wants there.
+    /// Each is decided after the write of its endpoint, whose record it wants there.
     wishes: BTreeMap<Key, Wish>,
     /// Where the writer was in either table, so that nobody's flood keeps it at its beginning, and in which of the two.
     last_written: Key,
@@ -426,7 +426,7 @@ impl Directory for BrokerSide {
     }
 }
 
-/// The next that may be taken, from the beginning again behind the last one.
+/// The next that may be taken, from the beginning again after the last one.
 fn next_after<T>(table: &BTreeMap<Key, T>, last: Key, may: impl Fn(&Key) -> bool) -> Option<Key> {
     let behind = table.range((Bound::Excluded(last), Bound::Unbounded));
     behind.chain(table.iter()).map(|(key, _)| *key).find(may)

@@ -609,7 +609,7 @@ impl Keeper {
         self.fuse.as_ref().is_some_and(|connection| connection.waiting().is_none_or(|requests| requests > 0))
     }
 
-    /// Who waits for the gate is let go.
+    /// Lets those go who wait for the gate.
     fn cut_off(&self) {
         if let Some(Err(error)) = self.fuse.as_ref().map(Connection::abort) {
             tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");

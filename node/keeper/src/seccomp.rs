@@ -204,7 +204,7 @@ impl Rule {
 }
 
 impl If {
-    /// Goes on behind its last step when it holds, `skip` steps further when not.
+    /// Goes on after its last step when it holds, `skip` steps further when not.
     fn steps(self, skip: u8) -> Vec<sock_filter> {
         let load = |argument: u32| step(LOAD_WORD, 0, 0, OFFSET_ARGUMENTS + 8 * argument);
         match self {

@@ -45,7 +45,7 @@ const SOCKETS_DIVISOR: u64 = 8;
 const PERIOD_US: u64 = 100_000;
 /// Killed processes that do not go within this time are stuck in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
-/// A group without members can be busy for a moment while the kernel cleans up behind the last one.
+/// A group without members can be busy for a moment while the kernel cleans up after the last one.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 /// Whoever removes the last group removes the parent too, perhaps just before a new one is made below it.

@@ -432,7 +432,7 @@ impl Proxy {
         let (Some(connection), Some(entry)) = (self.connections.get_mut(&token), self.peers.get_mut(&node)) else {
             return Ok(Served::Dry);
         };
-        // HELLO came, and ours is to be sent, whether more came behind it or not.
+        // HELLO came, and ours is to be sent, whether more came after it or not.
         Ok(match read_frames(connection, entry, now)? {
             Served::Idle => Served::Dry,
             more => more,

@@ -254,7 +254,7 @@ impl Window {
         self.bytes.get_mut(self.start..self.end).unwrap_or(&mut [])
     }
 
-    /// What is free behind the part in use, which is moved to the front first.
+    /// What is free after the part in use, which is moved to the front first.
     fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

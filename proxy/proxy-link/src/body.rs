@@ -3,7 +3,7 @@
 //! An entry carries up to a megabyte. A frame that was built or awaited as a whole would go to memory and back on both
 //! nodes; a piece of it that is handed on at once stays in the processor's cache. So a frame's head goes ahead, and its
 //! data is copied from the arena when there is room in the out buffer, and into the far arena when it comes. The entry
-//! is put into the far ring behind its last byte.
+//! is put into the far ring after its last byte.
 //!
 //! Lengths are fixed by the head. What a party writes into its arena meanwhile changes the bytes that are sent, nothing
 //! else. Of a frame that was cut in the middle nothing is remembered: the entry was not put, so it is sent again, and

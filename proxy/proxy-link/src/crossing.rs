@@ -430,7 +430,7 @@ impl<C: LocalChannel> Crossing<C> {
         Ok(Some(bytes))
     }
 
-    /// The data behind a head that was put just now; the bytes of the whole frame.
+    /// The data after a head that was put just now; the bytes of the whole frame.
     fn put_data(&mut self, link: &mut Link, data: Outgoing, put: u32) -> Result<usize, IpcError> {
         let bytes = data.left();
         link.put_data(data, &self.local)?;

@@ -10,7 +10,7 @@ pub const BATCH_BYTES: usize = abi::limits::COPY_CHUNK_BYTES as usize + 256;
 pub const RESERVE_BYTES: usize = 4096;
 /// A batch, one more frame of the longest kind that is put as a whole, and the reserve.
 pub const OUT_BYTES: usize = BATCH_BYTES + WHOLE_FRAME_BYTES_MAX + RESERVE_BYTES;
-/// Room for the longest frame that is taken as a whole, and for a read of a good size behind it.
+/// Room for the longest frame that is taken as a whole, and for a read of a good size after it.
 pub const IN_BYTES: usize = 256 * 1024;
 /// Bytes a peer may have under way to us before we gave it credit: bandwidth times delay of 10 Gbit/s and 5 ms, and
 /// more than two longest frames.

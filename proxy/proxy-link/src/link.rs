@@ -321,7 +321,7 @@ impl Link {
         self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
     }
 
-    /// The data behind a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]).
+    /// The data after a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]).
     /// After an error the head is taken back.
     pub(crate) fn put_data<C: LocalChannel>(&mut self, mut body: Outgoing, local: &C) -> Result<(), IpcError> {
         if let Err(error) = self.put_body(&mut body, Some(local)) {

@@ -65,7 +65,7 @@ struct Seen {
 /// The first answer that is not the oracle's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Index of the call; behind the last it is what was left at the end.
+    /// Index of the call; after the last it is what was left at the end.
     pub at: usize,
     pub what: String,
     pub oracle: String,

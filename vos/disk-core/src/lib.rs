@@ -4,7 +4,7 @@
 //! - [`Medium`]: what a volume lies on. [`ImageFile`] is the one there is: a file or block device of the host.
 //! - [`Bulk`]: the client's end of a transfer.
 //!
-//! Not here: the server around it, which thread waits for the medium (`vos/disk`), replication between disks.
+//! Not here: the server around it, which thread waits for the medium (`vos/disk`). Disks are not replicated yet.
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).

@@ -42,7 +42,7 @@ impl Volume {
         self.check_range(offset, u64::from(bytes)).is_ok() && self.medium.read_cached(offset, bytes, into)
     }
 
-    /// Reads several ranges, one behind the other; answers their bytes.
+    /// Reads several ranges, one after the other; answers their bytes.
     pub fn read_spans(&self, spans: &[Span], into: &dyn Bulk) -> Result<u32, Errno> {
         spans.iter().try_fold(0_u32, |at, span| {
             let bytes = self.read_at(span.offset.get(), span.bytes.get(), into, at)?;

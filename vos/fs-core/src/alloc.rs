@@ -35,7 +35,7 @@ pub struct Allocator {
     owned: Bitmap,
     busy: Bitmap,
     free: u64,
-    /// Where the next search begins: behind the last allocation.
+    /// Where the next search begins: after the last allocation.
     cursor: u64,
     generation: Generation,
     freed: Vec<Run>,
@@ -164,7 +164,7 @@ impl Allocator {
         Some(runs)
     }
 
-    /// One run for everything, looked for in a bounded stretch behind the cursor and then at the start.
+    /// One run for everything, looked for in a bounded stretch after the cursor and then at the start.
     fn find_long(&self, count: u64) -> Option<Run> {
         const TRIES: usize = 256;
         for start in [self.cursor, 0] {
@@ -306,7 +306,7 @@ impl Bitmap {
         self.words[from..from + CHUNK_WORDS].iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// The first clear run at or behind `from`, cut to `most`.
+    /// The first clear run at or after `from`, cut to `most`.
     fn next_free(&self, from: u64, most: u64) -> Option<Run> {
         let mut block = from;
         while block < self.blocks {

@@ -212,7 +212,7 @@ impl Leases {
     /// go on because of this is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
         let mut state = self.lock();
-        // Who has been asked for its lease gets its answer: giving back may wait for it.
+        // A session that was asked for its lease gets its answer: it may wait for the answer before it gives back.
         if session == 0 || state.is_asked(session, ino) {
             return Err(resume);
         }
@@ -407,7 +407,7 @@ impl Leases {
         state.satisfied(session, u64::MAX, now_ms)
     }
 
-    /// After a restart: the session may hold anything. Events are numbered from behind `first`, so that a client that
+    /// After a restart: the session may hold anything. Events are numbered from `first` + 1 on, so that a client that
     /// lives on takes them for new.
     pub fn expect_everything(&self, session: u64, first: u64, now_ms: u64) {
         let mut state = self.lock();

@@ -267,7 +267,7 @@ impl Waiting {
         false
     }
 
-    /// Locks of an inode changed: who waits there tries again.
+    /// Locks of an inode changed: the requests that wait there try again.
     #[must_use]
     pub fn wake(&mut self, ino: u64) -> Vec<Resume> {
         self.requests.extract_if(.., |parked| parked.ino == ino).map(|parked| parked.retry).collect()

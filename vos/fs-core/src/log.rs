@@ -328,7 +328,7 @@ impl Log {
         ring.flushed = ring.flushed.max(written);
     }
 
-    /// A checkpoint begins that contains all records up to `applied`: where replay behind it must begin.
+    /// A checkpoint begins that contains all records up to `applied`: where replay after it must begin.
     pub fn tail_for(&self, applied: u64) -> Tail {
         let ring = locked(&self.ring);
         Tail { epoch: ring.epoch, lsn: ring.under_way.unwrap_or(ring.head), applied }
@@ -356,11 +356,11 @@ pub struct Scan {
     pub end: u64,
 }
 
-/// How far behind the end of the old log the new one begins: a batch that the old server had under way when it died
+/// How far after the end of the old log the new one begins: a batch that the old server had under way when it died
 /// may reach the disk late, and must not fall on one of ours.
 pub const GAP_BYTES: u64 = 2 * (BATCH_BYTES_MAX + RECORD_BYTES_MAX) as u64;
 
-/// Reads the unbroken batches behind `tail`.
+/// Reads the unbroken batches after `tail`.
 pub fn scan(device: &dyn BlockDevice, layout: &Layout, tail: Tail) -> Result<Scan, DeviceError> {
     let mut found = Vec::new();
     let mut flushed = tail.applied;

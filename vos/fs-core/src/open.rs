@@ -1,6 +1,6 @@
 //! Making and opening a volume.
 //!
-//! Opening is recovery, always the same way: the last durable checkpoint, then the log's unbroken records behind it in
+//! Opening is recovery, always the same way: the last durable checkpoint, then the log's unbroken records after it in
 //! order. A record that no flush has certainly covered counts only if the data it allocated is there (its checksums
 //! match); the first one that is not ends the replay, so what remains is a prefix of what was done. At the end a new
 //! checkpoint with a new epoch makes the remains of the old log invalid.

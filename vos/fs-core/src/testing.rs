@@ -174,9 +174,9 @@ impl BlockDevice for Recorder {
     }
 }
 
-/// What a volume may hold after a crash behind `steps`: everything before the last flush, and of what came after it
-/// each block for which `survives` says so, in the order of the writes. (A block that is written twice keeps the newest
-/// surviving content: which is every order a device may choose, over enough seeds.)
+/// What a volume may hold after a crash that follows `steps`: everything before the last flush, and of what came after
+/// it each block for which `survives` says so, in the order of the writes. (A block that is written twice keeps the
+/// newest surviving content: which is every order a device may choose, over enough seeds.)
 pub fn after_crash(bytes: u64, steps: &[Step], mut survives: impl FnMut() -> bool) -> MemoryDevice {
     let flushed = steps.iter().rposition(|step| matches!(step, Step::Flush)).map_or(0, |at| at + 1);
     let mut blocks = Blocks::new();

@@ -278,7 +278,7 @@ fn damaged_data_is_eio_not_wrong_bytes() {
     client.write(ino, 0, &[1; 300_000], 1);
     fs.checkpoint().expect("a checkpoint");
     drop((client, fs));
-    // The data region begins behind 64 KiB, 8 MiB of log and 8 MiB of metadata; the file is the first there.
+    // The data region begins after 64 KiB, 8 MiB of log and 8 MiB of metadata; the file is the first there.
     device.damage((64 << 10) + (16 << 20) + 20 * 4096 + 5);
     let fs = open(&device, 2);
     let client = Client { fs, session: 0, sequence: 0 };

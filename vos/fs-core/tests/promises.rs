@@ -214,7 +214,7 @@ fn reader_that_may_change_what_it_keeps_is_the_only_one_and_sees_what_others_had
     two.attr(ino);
     let read = submit(&fs, read_call(&two, api::WRITABLE, ino));
     assert!(read.try_recv().is_err());
-    // What lies behind the end of the file was in the same page, and makes it no longer.
+    // What lies after the end of the file was in the same page, and makes it no longer.
     let call = one.change_call(api::WRITE, api::LATE, [ino, 0, 1], b"mapped, and the rest of the page");
     let late = submit(&fs, call).try_recv().expect("it waits for nobody who waits for it");
     assert_eq!(late.status, 0);

@@ -125,7 +125,7 @@ impl Data {
         self.bytes == 0
     }
 
-    /// Forgets what lies behind the first `bytes`.
+    /// Forgets what lies after the first `bytes`.
     pub fn truncate(&mut self, bytes: usize) {
         self.bytes = self.bytes.min(u32::try_from(bytes).unwrap_or(u32::MAX));
     }

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Both sides count the frames they hear, all but `Session`, and keep those they said until the other confirms them
-//! ([`Kind::Heard`]). After a break each tells how many it has heard, and the other goes on behind that one: nothing is
+//! ([`Kind::Heard`]). After a break each tells how many it has heard, and the other goes on after that one: nothing is
 //! lost, nothing comes twice. Who keeps [`WINDOW_BYTES`] says nothing more until something is confirmed: a program's
 //! output waits, as for a slow reader, and so does a client's input. A keeper never stops to read in a session, because
 //! confirmations come the same way as input; it holds back its own confirmation while the program does not take its
@@ -141,7 +141,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// On a new connection: what the other side has not heard is said again, behind the `opening` of a keeper.
+    /// On a new connection: what the other side has not heard is said again, after the `opening` of a keeper.
     pub fn resume(&mut self, heard: u64, opening: Option<u64>) -> Result<(), Miscounted> {
         if heard < self.confirmed {
             return Err(self.miscounted(heard));

@@ -202,7 +202,7 @@ impl EventLoop {
                 Some(Home::Remote { node }) => node,
                 _ => self.node,
             },
-            // It keeps its name; who calls it waits.
+            // It keeps its name; a process that calls it waits.
             Err(IpcError::Moved) => {
                 let container = self.containers.get(&dc);
                 container.and_then(|it| it.table.left_from(endpoint)).unwrap_or(self.node)

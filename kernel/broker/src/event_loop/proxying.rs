@@ -43,7 +43,7 @@ impl EventLoop {
         self.is_on(dc, endpoint, node, epoch, Change::Promoted);
     }
 
-    /// The far proxy closes its channels in order, behind what it said last; until then it is leaving.
+    /// The far proxy closes its channels in order, after what it said last; until then it is leaving.
     pub(super) fn remote_unbound(&mut self, dc: DcId, endpoint: Endpoint, node: NodeId, epoch: Epoch) {
         let Some(container) = self.containers.get(&dc) else { return };
         let is_carried = container.table.channels().of(endpoint).any(|it| self.links.proxy(it.pair).is_some());
@@ -110,7 +110,7 @@ impl EventLoop {
         match message {
             FromProxy::OpenIn(open) => {
                 if let Err(error) = self.open_in(request, &open, pair) {
-                    // Who was bound for its sake has no other channel.
+                    // An endpoint that was bound for the sake of this channel has no other one.
                     self.loses_channel(open.dc, open.caller);
                     self.answer(owner, request, &ToProxy::Failed { error });
                 }

@@ -107,7 +107,7 @@ pub(crate) struct Channel {
 /// Whether both parties surely know of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Told {
-    /// Tell them again; who knows it already ignores that.
+    /// Tell both parties again; one that knows it already ignores that.
     Perhaps {
         request: u32,
     },

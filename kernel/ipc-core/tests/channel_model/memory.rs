@@ -43,7 +43,7 @@ pub enum Without {
     MasksOr,
     /// The bits are there before the count says so.
     MaskBeforeCount,
-    /// Who posts behind the closer's last look sees what the closer did before.
+    /// A party that posts after the closer's last look sees what the closer did before.
     PostersAcquire,
     ClosersRelease,
     ClosedBeforeLastLook,

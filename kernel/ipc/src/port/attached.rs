@@ -189,7 +189,7 @@ impl AttachedChannels {
         &self.hot
     }
 
-    /// Puts a channel that was served behind the others, unless its turn goes on.
+    /// A channel was served: it goes to the end of the order, unless its turn goes on.
     pub fn served(&mut self, position: usize, key: AttachedKey) {
         if let Some(attached) = self.attached.get_mut(key) {
             (attached.idle_looks, attached.quiet_sleeps) = (0, 0);

@@ -71,7 +71,7 @@ impl Port {
                     Err(Failure::Again(_)) => Err(IpcError::NotWaiting),
                     Ok(()) => Ok(()),
                 },
-                // Who has no channel asked nothing.
+                // A peer without a channel has asked nothing.
                 None => Err(IpcError::NotWaiting),
             };
             match result {

@@ -126,7 +126,7 @@ impl RingServer {
         }
         // What was taken and not completed counts too: a client with more than N in flight overruns our completions.
         let in_flight = taking.head.wrapping_sub(half.own_tail());
-        // A tail behind what was taken is a huge number, which must not wrap.
+        // A tail below what was taken is a huge number, which must not wrap.
         if waiting.saturating_add(in_flight) > self.spec.entries {
             return Err(self.close(IpcError::Corrupt));
         }

@@ -166,7 +166,7 @@ impl ProxiedChannel {
                 }
                 half.set_own_awaits(message.word);
             }
-            // Who sends does not wait for an answer any more.
+            // A party that sends does not wait for an answer any more.
             Kind::Send => half.set_own_awaits(0),
             Kind::Reply => {}
         }

@@ -207,7 +207,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         converse(&daemon, &asked.dc, (stream, session), Manner::Interactive(input), None).await
     })?;
     if wants_raw && io::stdout().is_terminal() {
-        // Values are printed as they are; a prompt should not stand behind one.
+        // Values are printed as they are; a prompt should not stand after one.
         writeln!(io::stdout())?;
     }
     ended.map_err(|failure| failure.status(errors::GENERAL))

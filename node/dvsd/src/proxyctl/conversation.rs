@@ -41,7 +41,7 @@ impl Conversation {
             self.asked = Some(now);
             self.unanswered = self.unanswered.saturating_add(1);
         }
-        // What waits is sent by `hear`, and news are told behind it.
+        // What waits is sent by `hear`, and news are told after it.
         if !self.end.has_room() || (news.is_none() && !is_due) {
             return;
         }

@@ -30,7 +30,7 @@ pub trait Portioned: Serialize + DeserializeOwned {
     fn entries(&self) -> usize;
     /// The same kind of message with the entries from `at` on, which are taken out of this one, and nothing else.
     fn split_off(&mut self, at: usize) -> Self;
-    /// Puts the entries of the next portion behind its own.
+    /// Puts the entries of the next portion after its own.
     fn append(&mut self, next: Self);
 }
 

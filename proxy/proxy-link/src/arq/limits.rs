@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Bytes a receiver holds for its reader, whether in order or behind a hole: 10 Gbit/s over 0.8 ms.
+/// Bytes a receiver holds for its reader, whether in order or after a hole: 10 Gbit/s over 0.8 ms.
 pub const WINDOW_BYTES: usize = 1 << 20;
 /// Bytes a sender holds until they are acknowledged: what the receiver may have, and as much again that waits.
 pub const SEND_BYTES: usize = 2 * WINDOW_BYTES;
@@ -11,7 +11,7 @@ pub const CWND_FIRST: usize = 10;
 pub const CWND_MIN: usize = 4;
 /// Later segments that have arrived when one counts as lost.
 pub const REORDER_MAX: u64 = 3;
-/// Ranges told behind the acknowledged bytes.
+/// Ranges told after the acknowledged bytes.
 pub const RANGES_MAX: usize = 32;
 /// Retransmission time before a round trip was measured, at least (a busy machine's pauses) and at most (a link is
 /// suspected after 300 ms).

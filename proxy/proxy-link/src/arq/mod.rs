@@ -13,7 +13,7 @@
 //! - **Loss** is seen by order of sending: a segment is lost when three that were sent after it have arrived (QUIC's
 //!   packet threshold, RFC 9002 section 6.1.1; a repeated segment counts as sent anew). What no acknowledgement shows
 //!   is lost after the retransmission time, which follows the measured round trip (RFC 6298) and doubles.
-//! - **Selective acknowledgement**: a receiver tells which ranges it holds behind a hole (RFC 2018), so that only holes
+//! - **Selective acknowledgement**: a receiver tells which ranges it holds after a hole (RFC 2018), so that only holes
 //!   are sent again.
 //! - **Room**: the receiver tells how many bytes it still takes ([`limits::WINDOW_BYTES`] at most); the sender keeps
 //!   within that and within its congestion window (slow start, halved once per round trip with a loss, RFC 5681).

@@ -12,7 +12,7 @@
 //! 32  stamp   u32       the sender's clock in microseconds
 //! 36  echo    u32       the stamp that is answered; 0: none
 //! 40  length  u16       bytes of data (a link may pad a packet)
-//! 42  fin     u8        1: the stream ends behind the data
+//! 42  fin     u8        1: the stream ends after the data
 //! 43  ranges  u8        how many follow
 //! 44  ranges  8 each    from, length; both u32, `from` beyond `ack`
 //!     data

@@ -1,4 +1,4 @@
-//! What came: in order for the reader, and what lies behind a hole.
+//! What came: in order for the reader, and what lies after a hole.
 
 use std::collections::{BTreeMap, VecDeque};
 

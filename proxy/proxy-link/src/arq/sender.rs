@@ -50,7 +50,7 @@ enum SegmentState {
     /// With the number of its last transmission.
     Flying(u64),
     Lost,
-    /// It has come, behind a hole.
+    /// It has come, after a hole.
     Arrived,
 }
 

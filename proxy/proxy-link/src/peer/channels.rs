@@ -106,7 +106,7 @@ impl<C: LocalChannel> Peer<C> {
         }
     }
 
-    /// Everything that the local party had published is told: CLOSE follows, and behind it the pair's next OPEN.
+    /// Everything that the local party had published is told: CLOSE follows, and after it the pair's next OPEN.
     pub(super) fn tell_end(&mut self, channel: WireChannel, reason: IpcError) {
         let Some(Known::Crossing(crossing)) = self.known.get_mut(&channel) else { return };
         crossing.stage = Stage::Ending(reason);

@@ -90,7 +90,7 @@ pub struct Peer<C> {
     ready: VecDeque<WireChannel>,
     news: VecDeque<News>,
     parcels: VecDeque<Vec<u8>>,
-    /// The channel of a pair that is `Draining`; the pair's next OPEN goes behind its CLOSE.
+    /// The channel of a pair that is `Draining`; the pair's next OPEN goes after its CLOSE.
     draining: HashMap<Pair, Draining>,
     /// Channels that give way to one of the peer's ([`Asking::GivingWay`]): few, and each for a moment.
     giving_way: Vec<WireChannel>,

@@ -227,7 +227,7 @@ impl Process {
         })
     }
 
-    /// Bytes of the file from the mapping's begin on: more a program must not store (what lies behind the end is
+    /// Bytes of the file from the mapping's begin on: more a program must not store (what lies after the end is
     /// nobody's).
     pub fn room(&self, map: i64) -> i64 {
         let Some(mapped) = &self.maps[map as usize] else { return 0 };

@@ -3,7 +3,7 @@
 //! A write goes to blocks that nobody uses, and a record says that they belong to the file. So the bytes of a file are
 //! never half of one write and half of another, and what a record names is there (or the record does not count: see
 //! `open.rs`). Long data is written first, short data together with the record; until then it is read from the cache,
-//! or waited for. Bytes behind the end of a file inside its last block are zero.
+//! or waited for. Bytes after the end of a file inside its last block are zero.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -431,7 +431,7 @@ impl Prepared {
 /// Where a change of bytes ends.
 pub(super) enum End {
     At(u64),
-    /// So many behind the end of the file.
+    /// So many after the end of the file.
     Appended(u64),
 }
 

@@ -1,5 +1,5 @@
 //! Reading directories. Entries come in the order of their cookies, which are given once and never again: a reader that
-//! goes on behind a cookie sees every entry that was there all the time exactly once. "." and ".." are not among them;
+//! goes on after a cookie sees every entry that was there all the time exactly once. "." and ".." are not among them;
 //! cookies 1 and 2 are left for a gate that adds them.
 
 use vos_api::fs::{self as api, Entries, Readdir};

@@ -146,7 +146,7 @@ fn wipe_step(txn: &mut Txn<'_>, ino: u64) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// The first key behind all that begin with `key`.
+/// The first key after all that begin with `key`.
 fn next(mut key: Key) -> Key {
     while let Some(last) = key.pop() {
         if last < u8::MAX {

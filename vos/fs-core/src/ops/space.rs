@@ -35,7 +35,7 @@ const SCAN_WINDOWS: usize = 256;
 pub(super) struct Cut {
     bytes: u64,
     shrinks: bool,
-    /// The last block with zeros behind the new end.
+    /// The last block with zeros after the new end.
     tail: Option<Prepared>,
     pub taken: Vec<Run>,
 }

@@ -309,7 +309,7 @@ impl Unpacker {
     }
 }
 
-/// Archives older than POSIX have a slash behind the names of directories.
+/// Archives older than POSIX have a slash after the names of directories.
 fn kind_of(entry: &Entry<'_, impl Read>) -> EntryType {
     match entry.header().entry_type() {
         EntryType::Regular if entry.path_bytes().ends_with(b"/") => EntryType::Directory,
