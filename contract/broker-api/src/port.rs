@@ -13,7 +13,8 @@ messages! {
     /// What a port asks and tells. Only a request to be bound, and its cancelling, may come before there is an
     /// endpoint.
     FromPort {
-        /// Binds the sender. Who has no wish may wait until a manager has kept a number for it. Answered by `Bound`.
+        /// Binds the sender. A sender without a wish may wait until a manager has kept a number for it. Answered by
+        /// `Bound`.
         1 Bind { endpoint: Option<Endpoint> = own, if_absent: IfAbsent = waits };
         2 Unbind;
         /// Answered by `Opened`.

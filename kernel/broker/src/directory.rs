@@ -34,8 +34,8 @@ pub trait Directory: Send {
     /// A process of this node, which was `bound`, wants to be called `name`. First come, first served, wherever they
     /// are: `EndpointInUse` when somebody else has the name, `TableFull` when the endpoint has another. Asked again, it
     /// says the same again. The name ends with `unbound`; an owner that was `bound` without that before is a successor,
-    /// and called as the one before. `lost`: the node of who has the name, when no link leads there; if the daemon
-    /// knows too that it is gone, so is the name.
+    /// and called as the one before. `lost`: the node of the endpoint that has the name, when no link leads there; if
+    /// the daemon knows too that it is gone, so is the name.
     fn claim(
         &mut self,
         _dc: DcId,

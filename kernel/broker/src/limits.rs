@@ -52,7 +52,7 @@ const _: () = assert!(DESCRIPTORS_OF_DC < DESCRIPTORS_OF_ALL && DESCRIPTORS_OF_A
 pub const CONNECTION_DESCRIPTORS: usize = 3;
 /// Of a channel between two processes of this node: its lines.
 pub const LINES_DESCRIPTORS: usize = 2;
-/// Of a channel to another node: all of it, and the page of who is there.
+/// Of a channel to another node: all of it, and the page of the endpoint there.
 pub const PROXIED_DESCRIPTORS: usize = ipc_shm::CHANNEL_DESCRIPTORS + 1;
 /// Bytes of the arenas of channels to other nodes that the members of one container have open: four of the largest, or
 /// a thousand of a mebibyte. A proxy fills them, and belongs to no container that could be charged.

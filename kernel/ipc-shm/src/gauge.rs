@@ -1,4 +1,4 @@
-//! What the parties of a channel count in their sides, read by who is neither.
+//! What the parties of a channel count in their sides, read by a process that is neither.
 //!
 //! The words are there for the parties' own sake: nobody writes one more, and nobody is disturbed by a look. Each party
 //! writes its side alone, so a reading says what that party claims. But one that never had its side can close the

@@ -1,5 +1,5 @@
-//! What the engine's follower has seen of containers and nodes. Who waits for a change looks here instead of reading
-//! the engine anew at each one. It may be behind: who must know whether something is, or is gone, reads the engine.
+//! What the engine's follower has seen of containers and nodes. A waiter for a change looks here instead of reading
+//! the engine anew at each one. It may be behind: whoever must know whether something is, or is gone, reads the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -33,7 +33,7 @@ pub enum Before {
 pub struct Wish {
     pub epoch: Epoch,
     pub name: EndpointName,
-    /// The node of who has the name, when no link leads there.
+    /// The node of the endpoint that has the name, when no link leads there.
     pub lost: Option<NodeId>,
 }
 

@@ -26,7 +26,7 @@ use sys::without::Feature;
 
 use crate::packet::{self, PacketError};
 
-/// Building a mount tree takes milliseconds; who waits this long has a keeper that hangs.
+/// Building a mount tree takes milliseconds; a start that takes this long has a keeper that hangs.
 const ORDER_LIMIT: Duration = Duration::from_secs(60);
 /// Forks per second that no machine reaches.
 const FORKS_PER_SECOND: u32 = 200_000;

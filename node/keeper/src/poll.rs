@@ -111,7 +111,7 @@ impl Watched {
         let data = epoll::EventData::new_u64(self.token);
         match (self.interest, interest) {
             (old, new) if old == new => return Ok(()),
-            // Out altogether: the kernel reports a hang-up even to who waits for nothing.
+            // Out altogether: the kernel reports a hang-up even to a poll that waits for nothing.
             (_, Interest::Nothing) => epoll::delete(&self.poll, &self.fd)?,
             (Interest::Nothing, _) => epoll::add(&self.poll, &self.fd, data, interest.flags())?,
             _ => epoll::modify(&self.poll, &self.fd, data, interest.flags())?,

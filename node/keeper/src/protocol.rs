@@ -15,10 +15,10 @@
 //! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream |
 //!
 //! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own
-//! alone. What is added so that who does not know it ignores it without harm (a field with a default) needs no new
-//! version; a new request or answer, or another meaning, does, and is said only to who speaks that version. So a node
-//! is updated version by version, containers going on; who leaves one out stops its containers with the daemon that
-//! started them, first.
+//! alone. What is added so that a side that does not know it ignores it without harm (a field with a default) needs no
+//! new version; a new request or answer, or another meaning, does, and is said only to who speaks that version. So a
+//! node is updated version by version, containers going on; whoever leaves one out stops its containers with the daemon
+//! that started them, first.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -255,7 +255,7 @@ pub(crate) enum Answer {
     NotStored,
     /// user, mount, pid, net, ipc, uts, and the pidfd of init.
     Namespaces,
-    /// The refusal of a keeper of version 1, and what one of a later version says to who does not greet.
+    /// The refusal of a keeper of version 1, and what one of a later version says to a client that does not greet.
     Failed(ErrorBody),
 }
 

@@ -50,7 +50,7 @@ pub enum Audience {
 pub enum Gone {
     /// All that there was to say is said, and confirmed where that is usual.
     Done,
-    /// It broke. Who has a session may come back.
+    /// It broke. A client that has a session may come back.
     Broken,
     /// The client does not speak the protocol.
     Misspoke,

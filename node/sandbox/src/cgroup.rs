@@ -8,8 +8,8 @@
 //! ```
 //!
 //! They are below the mount of version 2, or below each controller's mount of version 1 (hosts mix them: a version 2
-//! mount without controllers counts for nothing). Only the inmost have members. Who has too little memory is killed
-//! within its own group. Programs do not see groups at all; nothing of them is mounted in a container.
+//! mount without controllers counts for nothing). Only the inmost have members. A process that has too little memory is
+//! killed within its own group. Programs do not see groups at all; nothing of them is mounted in a container.
 //!
 //! Not here: which limits a container has, reservations and their admission (later: VTM).
 

@@ -13,8 +13,8 @@ struct Open {
     in_capacity: u32,
 }
 
-/// Bounded by the ring: the client cannot have more requests under way than entries, and who breaks that loses the
-/// channel ([`Tags::insert`] refuses).
+/// Bounded by the ring: the client cannot have more requests under way than entries, and a client that breaks that
+/// loses the channel ([`Tags::insert`] refuses).
 #[derive(Default, Debug)]
 pub(crate) struct Tags {
     open: HashMap<u32, Open>,

@@ -4,8 +4,8 @@
 //! survive a restart. Requests that wait are state of this life only: their sessions send them again.
 //!
 //! An owner whose top bit is set is a flock; it conflicts with flocks only. Deadlock is looked for among record locks:
-//! a request that would close a circle of waiting owners is refused. Flocks need no such look: who wants another kind
-//! and cannot have it at once loses what it has first, see [`Table::give_up`].
+//! a request that would close a circle of waiting owners is refused. Flocks need no such look: an owner that wants
+//! another kind and cannot have it at once loses what it has first, see [`Table::give_up`].
 
 use std::collections::{HashMap, HashSet};
 

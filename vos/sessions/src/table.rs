@@ -84,7 +84,7 @@ impl From<Refusal> for Errno {
 pub enum Begun<W> {
     /// Execute it, and answer it after [`Table::finish`].
     Execute(W),
-    /// It is under way: who waits for this repetition is answered together with the first.
+    /// It is under way: this repetition is answered together with the first.
     Joined,
     /// Executed before: the reply lies there.
     Executed(W, Place),
@@ -184,8 +184,8 @@ impl<W> Table<W> {
         Ok(table)
     }
 
-    /// Puts what the store knows in the place of what was thought to be recorded: after a step of which nobody knows
-    /// whether it happened. Rings, and what is in flight, stay; who was leaving has not left.
+    /// Replaces what was thought to be recorded by what the store knows, after a step of which nobody knows whether it
+    /// happened. Rings, and what is in flight, stay; a session that was leaving has not left.
     pub fn reload<R: Record>(&mut self, record: &R, now_ms: u64) -> Result<(), R::Error> {
         for session in self.sessions.values_mut() {
             session.order.clear();
@@ -229,7 +229,8 @@ impl<W> Table<W> {
         Ok(Opened { highest: 0, leaving })
     }
 
-    /// Chooses who leaves when the table is full: first who was fenced, then who is away for longest.
+    /// Chooses the session that leaves when the table is full: a fenced one first, then the one without a ring for
+    /// longest.
     fn make_room(&mut self) -> Result<Option<u64>, Refusal> {
         if self.sessions.len() < SESSIONS_MAX {
             return Ok(None);
@@ -299,7 +300,7 @@ impl<W> Table<W> {
         Some(Entry { session: mark.session, is_first, place: Place { order, sequence: mark.sequence }, dropped })
     }
 
-    /// The operation has its reply, or none: answers who waits for it besides the first.
+    /// The operation has its reply, or none. Returns those that wait for it besides the first.
     pub fn finish(&mut self, mark: Mark) -> Vec<W> {
         let session = self.sessions.get_mut(&mark.session);
         session.and_then(|session| session.in_flight.remove(&mark.sequence)).unwrap_or_default()

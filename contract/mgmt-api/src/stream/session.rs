@@ -14,10 +14,10 @@
 //!
 //! Both sides count the frames they hear, all but `Session`, and keep those they said until the other confirms them
 //! ([`Kind::Heard`]). After a break each tells how many it has heard, and the other goes on after that one: nothing is
-//! lost, nothing comes twice. Who keeps [`WINDOW_BYTES`] says nothing more until something is confirmed: a program's
-//! output waits, as for a slow reader, and so does a client's input. A keeper never stops to read in a session, because
-//! confirmations come the same way as input; it holds back its own confirmation while the program does not take its
-//! input.
+//! lost, nothing comes twice. A side that keeps [`WINDOW_BYTES`] says nothing more until something is confirmed: a
+//! program's output waits, as for a slow reader, and so does a client's input. A keeper never stops to read in a
+//! session, because confirmations come the same way as input; it holds back its own confirmation while the program does
+//! not take its input.
 //!
 //! A session has no half-closed connection: input ends by an empty `Stdin`, a client goes by `Leave`, which the daemon
 //! that saw it die says in its stead. Any other end of a connection is a break.

@@ -1,10 +1,10 @@
 //! What concerns one endpoint and is done by the broker of its node: here, or by another broker that is asked.
 //!
 //! An errand that went to another node is told again whenever the link to it came up, by another pair of proxies when
-//! that takes over, and to every new proxy: what was lost on the way is not known. Who was asked remembers what it
-//! answered last, so that what comes again is not done again, unless its broker was replaced: every errand may be done
-//! twice. It ends with its answer, with the last link (`NoLink`), or when its asker gives it up. The asker's rights
-//! were checked by its own broker; brokers believe each other, as their nodes do.
+//! that takes over, and to every new proxy: what was lost on the way is not known. The broker that was asked remembers
+//! its last answers, so that an errand that comes again is not done again, unless that broker was replaced: every
+//! errand may be done twice. It ends with its answer, with the last link (`NoLink`), or when its asker gives it up. The
+//! asker's rights were checked by its own broker; brokers believe each other, as their nodes do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

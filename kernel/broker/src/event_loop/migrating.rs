@@ -21,7 +21,7 @@ pub(super) struct Holding {
 }
 
 impl EventLoop {
-    // ---- The home of the endpoint. Who asks is answered by the machine.
+    // ---- The home of the endpoint. The state machine answers the asker.
 
     pub(super) fn migration_start(&mut self, asker: Asker, dc: DcId, endpoint: Endpoint) -> Progress {
         self.last_hold = self.last_hold.checked_add(1).unwrap_or(1);
@@ -40,7 +40,7 @@ impl EventLoop {
         self.step(dc, endpoint, Event::Commit { asker, to, behind }).map(|()| None)
     }
 
-    /// The asker does not wait any longer. Whether it had asked for a hand-over.
+    /// The asker does not wait any longer. Returns whether it had asked for a hand-over.
     pub(super) fn cancel_migration(&mut self, dc: DcId, asker: Asker) -> bool {
         let awaited = self.containers.get(&dc).and_then(|container| container.table.awaited_by(&asker));
         if let Some(endpoint) = awaited {
@@ -127,7 +127,7 @@ impl EventLoop {
 
     pub(super) fn take_over(&mut self, dc: DcId, endpoint: Endpoint, pid: Pid, succession: Succession) -> Progress {
         let Some(owner) = self.stands_by(dc, endpoint, pid) else {
-            // Asked twice.
+            // Asked twice: it has taken over already.
             let is_done = self.pid_behind(dc, endpoint) == Some(pid) && self.epoch_of(dc, endpoint) >= succession.epoch;
             return if is_done { Ok(Some(Answer::Done)) } else { Err(IpcError::NoSuchEndpoint) };
         };

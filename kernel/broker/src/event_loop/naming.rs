@@ -103,7 +103,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// The node of who has the name, when no link leads there.
+    /// The node of the endpoint that has the name, when no link leads there.
     fn lost_holder(&mut self, dc: DcId, name: EndpointName) -> Option<NodeId> {
         let holder = self.directory.named(dc, name)?;
         match self.directory.locate(dc, holder) {

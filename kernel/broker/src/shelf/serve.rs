@@ -14,7 +14,7 @@ const OF_A_SHELF: Versions = SPOKEN;
 /// By key: a record, which means nothing here, and its descriptors.
 type Held = BTreeMap<Vec<u8>, (Vec<u8>, Vec<OwnedFd>)>;
 
-/// Serves the brokers that come to `listener`, for ever. Who may connect, the socket's mode says.
+/// Serves the brokers that come to `listener`, for ever. The socket's mode says who may connect.
 pub fn serve(listener: OwnedFd) -> io::Result<()> {
     let mut held = Held::new();
     loop {

@@ -13,7 +13,7 @@ use abi::{Endpoint, Epoch, HoldId, IpcError, NodeId, Pid, Privileges};
 
 use super::{Binding, Channel, Channels, Home, OwnerId, Told};
 
-/// Who asked for something, and is to hear what came of it.
+/// An asker: asked for something, and is to be told what came of it.
 pub trait Asking: Copy + PartialEq + Debug {
     /// Whether both are requests of one party.
     fn is_of_same_party(&self, other: &Self) -> bool;

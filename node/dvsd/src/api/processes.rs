@@ -259,7 +259,7 @@ fn no_such_process(dc: &str, pid: u32) -> Failure {
     words::no_such_process(dc, pid).into()
 }
 
-/// What a keeper did not do, to who asked about processes there are.
+/// What a keeper did not do, for a caller that asked about processes there are.
 fn about(dc: &str, error: KeeperError) -> Failure {
     Asked { dc, run: None }.failed(error)
 }
@@ -307,7 +307,7 @@ impl Incoming {
 
 // ---- here
 
-/// Starts or attaches on a node, this one or another. Who waits shall know for what.
+/// Starts or attaches on a node, this one or another. A caller that waits is told for what.
 async fn answer_at(
     api: &Arc<Api>,
     view: &DcView,

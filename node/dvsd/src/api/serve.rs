@@ -134,7 +134,7 @@ async fn greet(
 struct Strangers(VecDeque<(Instant, JoinHandle<()>)>);
 
 impl Strangers {
-    /// Waits until another one may come; who comes meanwhile waits in the kernel.
+    /// Waits until another one may come; a client that comes meanwhile waits in the kernel.
     async fn make_room(&mut self) {
         self.0.retain(|(_, handshake)| !handshake.is_finished());
         if self.0.len() < STRANGERS_MAX {

@@ -34,7 +34,7 @@ pub(super) struct Making<'a> {
     pub name: &'a [u8],
     /// Of a symbolic link.
     pub target: &'a [u8],
-    /// What becomes of a file that exists, for who opens it.
+    /// What becomes of a file that exists when it is opened.
     opens: Option<Existing>,
 }
 
