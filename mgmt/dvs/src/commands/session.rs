@@ -54,8 +54,10 @@ const ENDING_SIGNALS_MAX: usize = 3;
 /// The while: somebody who wants to leave; a program that heeds an occasional Ctrl-C in its own way is another matter.
 const ENDING_SIGNALS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A break that is mended within this, or a start that takes so long, is not worth a word.
+/// A break that is mended within this is not worth a word.
 const QUIET: Duration = Duration::from_millis(1500);
+/// Nor is a start that takes so long: whether a node can be reached is known within three seconds.
+const QUIET_START: Duration = Duration::from_secs(4);
 /// Between two tries to find a daemon.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -72,7 +74,7 @@ pub async fn opened(
     opening: impl Future<Output = Result<Stream, client::Error>>,
 ) -> Result<Stream, client::Error> {
     let mut opening = pin!(opening);
-    if let Ok(opened) = tokio::time::timeout(QUIET, &mut opening).await {
+    if let Ok(opened) = tokio::time::timeout(QUIET_START, &mut opening).await {
         return opened;
     }
     let notes = tokio::select! {
