@@ -122,6 +122,11 @@ impl Volume {
     pub fn file(&self) -> String {
         format!("{}.img", self.name)
     }
+
+    /// Beside the image: the highest epoch of who may change it.
+    pub fn fence_file(&self) -> String {
+        format!("{}.fence", self.name)
+    }
 }
 
 /// What a node has for containers.

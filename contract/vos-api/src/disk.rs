@@ -4,7 +4,8 @@
 //! it was submitted survive loss of power. Reads and writes may be repeated (idempotent), so none has a sequence.
 //! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
 //! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE`
-//! the epoch is old.
+//! the owner has a successor: another one of a later epoch greeted, now or before the disk was started again, or the
+//! ring was replaced by a newer one of the same endpoint.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,7 +1,8 @@
 //! Key-value store with publish and subscribe. Keys are 1 to 255 bytes, values at most 64 KiB.
 //!
 //! Every change has a revision, one count for the whole store; a completed change is durable. Errors: `ENOENT`,
-//! `EEXIST`/`ESTALE` (a compare failed), `EINVAL`, `ENOSPC` (store or subscription limit).
+//! `EEXIST`/`ESTALE` (a compare failed; of every operation when the session was fenced), `EINVAL`, `ENOSPC` (store or
+//! subscription limit).
 
 use crate::operation::{Empty, Measured, operations, replies};
 

@@ -18,9 +18,10 @@
 //! holds too many leases: then the client drops the bytes again before it says [`Released`].
 //!
 //! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
-//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session. `EIDRM`: there is no such
-//! inode any more; `ENOENT` is said of names alone. An inode without name and handle goes some seconds later, so that
-//! who has just looked its name up still finds it.
+//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session (or, if the greeting says that
+//! an epoch is old, learn the placement of today). `EIDRM`: there is no such inode any more; `ENOENT` is said of names
+//! alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds
+//! it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

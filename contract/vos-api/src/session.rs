@@ -6,22 +6,24 @@
 //! of their sequences, all operations that have no completion. The server answers one it executed already from its
 //! record of the session, and executes the others: each is applied exactly once.
 //!
+//! `HELLO` says of which placements the client knows ([`Epochs`]), for every request of its ring. A server that knows
+//! of other ones answers `ESTALE` with [`Outdated`].
+//!
 //! A completion promises that the operation survives the death of the server process (not of the disk's power: that
 //! is what the flush operations are for).
 
-use crate::operation::{Empty, operations, replies};
+use crate::operation::{Decoder, Empty, Encoder, Field, operations, replies};
 
 operations! {
     enum Request;
 
-    /// A client opened a ring. May be repeated over each new one.
+    /// A client opened a ring. May be repeated over each new one. `EPERM`: a program said an epoch.
     HELLO = 1: repeatable Hello {
         session: u64,
         /// Everything up to it has been completed; the server may forget.
         acknowledged: u64,
-        /// The client's capability bits: none yet.
-        capabilities: u64,
-    } -> Greeting [NoSpace];
+        epochs: Epochs,
+    } -> Greeting [NoSpace, NotPermitted];
 
     /// Ends the session for good: the server forgets it and releases its locks and leases.
     GOODBYE = 2: repeatable Goodbye {} -> Empty [NoSpace];
@@ -30,8 +32,8 @@ operations! {
 replies! {
     /// What a server says of itself and of the session.
     Greeting {
-        /// The server's incarnation.
-        epoch,
+        /// Of the server.
+        incarnation,
         /// Highest sequence that it has executed.
         highest,
         /// Requests in flight that it accepts; 0 for as many as the ring holds.
@@ -39,6 +41,36 @@ replies! {
         /// Of the service.
         service
     };
+
+    /// Words of the `ESTALE` that answers a greeting. Both 0: the session was fenced or forgotten.
+    Outdated {
+        /// Epoch of the server's own placement, when the client said another one.
+        server,
+        /// The highest epoch of who the client is, when the client said a lower one.
+        own
+    };
+}
+
+/// Epochs of placements (`docs/design/placement.md`), as a client was told them when it started; 0 when it was told
+/// none, which is all that a program may say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Epochs {
+    /// Of the server.
+    pub server: u32,
+    /// Of the client itself.
+    pub own: u32,
+}
+
+/// Both in one argument.
+impl Field<'_> for Epochs {
+    fn put(&self, to: &mut Encoder<'_>) {
+        (u64::from(self.own) << 32 | u64::from(self.server)).put(to);
+    }
+
+    fn take(from: &mut Decoder<'_>) -> Option<Epochs> {
+        let both = u64::take(from)?;
+        Some(Epochs { server: both as u32, own: (both >> 32) as u32 })
+    }
 }
 
 /// First operation number that is a service's own.

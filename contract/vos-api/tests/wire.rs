@@ -32,8 +32,10 @@ fn check<'a, O: Operation<'a> + PartialEq + std::fmt::Debug>(
 fn operations_of_sessions_and_disks_lie_where_they_always_did() {
     use Class::Repeatable;
     use disk::{Allocate, Discard, Durability, Flush, Info, Need, Read, Readv, Write};
-    let hello = session::Hello { session: 5, acknowledged: 6, capabilities: 0 };
-    check(hello, (1, 0, [5, 6, 0], &[]), Repeatable);
+    let hello = |server, own| session::Hello { session: 5, acknowledged: 6, epochs: session::Epochs { server, own } };
+    check(hello(0, 0), (1, 0, [5, 6, 0], &[]), Repeatable);
+    check(hello(7, 8), (1, 0, [5, 6, 0x8_0000_0007], &[]), Repeatable);
+    check(hello(u32::MAX, 0), (1, 0, [5, 6, 0xffff_ffff], &[]), Repeatable);
     check(session::Goodbye {}, (2, 0, [0; 3], &[]), Repeatable);
     check(Info {}, (16, 0, [0; 3], &[]), Repeatable);
     check(Read { offset: 4096, bytes: 8192 }, (17, 0, [4096, 8192, 0], &[]), Repeatable);
@@ -138,6 +140,9 @@ fn locks_and_events_lie_where_they_always_did() {
 fn words_of_replies_lie_where_they_always_did() {
     let info = disk::VolumeInfo::from([1, 2, 3, 4]);
     assert_eq!((info.bytes, info.block_bytes, info.flags, info.epoch), (1, 2, 3, 4));
+    let greeting = session::Greeting { incarnation: 1, highest: 2, in_flight: 3, service: 4 };
+    assert_eq!(<[u64; 4]>::from(greeting), [1, 2, 3, 4]);
+    assert_eq!(<[u64; 4]>::from(session::Outdated { server: 1, own: 2 }), [1, 2, 0, 0]);
     assert_eq!(<[u64; 4]>::from(fs::Written { bytes: 1, size: 2 }), [1, 2, 0, 0]);
     assert_eq!(<[u64; 4]>::from(fs::Attributes {}), [0; 4]);
     assert_eq!(<fs::Created as vos_api::Reply>::DATA_BYTES, 72);

@@ -3,7 +3,7 @@
 //!
 //! The shape is that of a ring: operations go in, completions come out in any order. A backend keeps an operation until
 //! it has its completion, across restarts of the server: the gate never repeats by itself. Only [`Event::SessionLost`]
-//! is the gate's to act on.
+//! and [`Event::Outdated`] are the gate's to act on.
 
 pub mod session;
 mod volume;
@@ -11,6 +11,7 @@ mod volume;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use libvos::Fenced;
 use vos_api::Encoded;
 
 /// One operation of `vos_api::fs`.
@@ -51,6 +52,8 @@ pub enum Event<D> {
     Done(Done<D>),
     /// The server does not know the session any more (fenced or forgotten). Operations in flight get no completion.
     SessionLost,
+    /// What this gate was told of placements is old; the session goes on with a gate that knows better.
+    Outdated(Fenced),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

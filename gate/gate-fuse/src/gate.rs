@@ -20,6 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime};
 
+use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vos_api::fs::{Events, Released, Waits};
@@ -73,6 +74,9 @@ pub enum GateError {
     State(#[from] StateError),
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The next gate, which is told the placement of today, goes on with the session.
+    #[error("the fs server does not take this gate")]
+    Outdated(#[source] Fenced),
     #[error("the notifier thread cannot be started")]
     Notifier(#[source] std::io::Error),
     #[error("waiting failed")]
@@ -530,6 +534,7 @@ impl<B: Backend> Gate<B> {
             match self.backend.poll() {
                 None => break,
                 Some(Event::SessionLost) => self.begin_anew()?,
+                Some(Event::Outdated(why)) => return Err(GateError::Outdated(why)),
                 // ESTALE is said of the session, never of a file.
                 Some(Event::Done(done)) if done.status == libc::ESTALE as u32 => self.begin_anew()?,
                 Some(Event::Done(done)) => self.complete(&done)?,

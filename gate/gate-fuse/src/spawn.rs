@@ -2,14 +2,15 @@
 //!
 //! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs`
 //! (endpoint of the fs server, default [`Endpoint::FS`]), `disk` (endpoint of its disk; without it every read goes
-//! through the fs server), `entries` and `arena_bytes` of the ring to the fs server.
+//! through the fs server), `fs_epoch` and `disk_epoch` (of their placements), `entries` and `arena_bytes` of the ring
+//! to the fs server.
 
 use std::error::Error;
 use std::process::ExitCode;
 
 use abi::Endpoint;
 use ipc::Port;
-use libvos::{PortConnect, SharedPort, Size};
+use libvos::{Epochs, PortConnect, SharedPort, Size};
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::{Spawn, SpawnError};
 use tracing_subscriber::EnvFilter;
@@ -47,6 +48,8 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let endpoint = Endpoint::new(number).ok_or_else(|| SpawnError::BadOption("endpoint".to_owned()))?;
     let server = spawn.option_as("fs", Endpoint::from_u64)?.unwrap_or(Endpoint::FS);
     let disk = spawn.option_as("disk", Endpoint::from_u64)?;
+    let told = |option| spawn.option_epoch(option).map(|server| Epochs { server, own: spawn.placement_epoch });
+    let (fs_epochs, disk_epochs) = (told("fs_epoch")?, told("disk_epoch")?);
     let size = size_option(&spawn)?;
     let fuse = spawn.take_fd("fuse").ok_or(SpawnError::Missing("fuse"))?;
     let state = spawn.take_fd("state").ok_or(SpawnError::Missing("state"))?;
@@ -57,9 +60,9 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let port = SharedPort::new(Port::from_socket(broker, Some(endpoint))?);
     let disk = disk.map(|disk| PortConnect::new(port.clone(), disk, DISK_SIZE));
     let connector: Connector = Box::new(move || Box::new(PortConnect::new(port.clone(), server, size)));
-    let mut backend = SessionBackend::new(connector, size)?;
+    let mut backend = SessionBackend::new(connector, size)?.told(fs_epochs);
     if let Some(disk) = disk {
-        backend = backend.reading_from(Box::new(disk), DISK_SIZE)?;
+        backend = backend.reading_from(Box::new(disk), DISK_SIZE, disk_epochs)?;
     }
     let mut gate = Gate::new(fuse, state, backend)?;
     restrict_system_calls(SYSTEM_CALLS)?;

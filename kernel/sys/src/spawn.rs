@@ -50,6 +50,8 @@ pub struct Spawn {
     pub endpoint: Option<u32>,
     /// Incarnation of the role, raised by the daemon at each start.
     pub epoch: u64,
+    /// Epoch of its placement, the same at each start there; 0 for what is not placed.
+    pub placement_epoch: u32,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
     pub options: Map<String, Value>,
@@ -69,6 +71,8 @@ struct Record {
     broker_fd: Option<RawFd>,
     #[serde(default)]
     epoch: u64,
+    #[serde(default)]
+    placement_epoch: u32,
     #[serde(default)]
     fds: BTreeMap<String, RawFd>,
     #[serde(default)]
@@ -112,6 +116,7 @@ impl Spawn {
             dc_name: record.dc_name,
             endpoint: record.endpoint,
             epoch: record.epoch,
+            placement_epoch: record.placement_epoch,
             uid: record.uid,
             gid: record.gid,
             options: record.options,
@@ -149,6 +154,11 @@ impl Spawn {
     pub fn option_as<T>(&self, name: &str, convert: impl FnOnce(u64) -> Option<T>) -> Result<Option<T>, SpawnError> {
         let Some(number) = self.option_u64(name)? else { return Ok(None) };
         convert(number).map(Some).ok_or_else(|| SpawnError::BadOption(name.to_owned()))
+    }
+
+    /// The epoch of a placement among the options, 0 when absent.
+    pub fn option_epoch(&self, name: &str) -> Result<u32, SpawnError> {
+        Ok(self.option_as(name, |number| u32::try_from(number).ok())?.unwrap_or(0))
     }
 
     /// A text among the options, `None` when absent.
@@ -198,10 +208,10 @@ mod tests {
     fn record_hands_over_each_descriptor_once() {
         let fd = std::fs::File::open("/dev/null").expect("open").into_raw_fd();
         let text = format!(
-            r#"{{"dc":7,"dc_name":"shop","endpoint":16,"epoch":3,"fds":{{"image":{fd}}},"options":{{"bytes":4096}},"node":"n1"}}"#
+            r#"{{"dc":7,"dc_name":"shop","endpoint":16,"epoch":3,"placement_epoch":2,"fds":{{"image":{fd}}},"options":{{"bytes":4096}},"node":"n1"}}"#
         );
         let mut spawn = Spawn::from_json(&text).expect("valid");
-        assert_eq!((spawn.dc, spawn.endpoint, spawn.epoch), (Some(7), Some(16), 3));
+        assert_eq!((spawn.dc, spawn.endpoint, spawn.epoch, spawn.placement_epoch), (Some(7), Some(16), 3, 2));
         assert_eq!(spawn.option_u64("bytes").expect("number"), Some(4096));
         assert_eq!(spawn.fields.get("node").and_then(Value::as_str), Some("n1"));
         assert!(spawn.take_fd("image").is_some());

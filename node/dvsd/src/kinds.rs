@@ -46,6 +46,8 @@ pub enum Stands {
 pub enum Setting {
     /// The endpoint of the first of a kind.
     EndpointOf(&'static str),
+    /// The epoch in which the first of a kind was placed.
+    EpochOf(&'static str),
     DiskBytes,
     /// Position of the node in the container.
     NodeIndex,
@@ -55,6 +57,8 @@ pub enum Setting {
 pub enum Source {
     /// The image of its disk.
     Disk,
+    /// The file beside the image that keeps the epoch of the disk's owner.
+    Fence,
     /// A file of its own beside the images of disks.
     Store,
     /// What the keeper holds under this name.
@@ -78,7 +82,7 @@ pub static KINDS: &[Kind] = &[
         uid_slot: 8,
         arguments: &["server", "disk"],
         options: &[("bytes", Setting::DiskBytes), ("owner", Setting::EndpointOf("fs"))],
-        descriptors: &[("image", Source::Disk)],
+        descriptors: &[("image", Source::Disk), ("fence", Source::Fence)],
     },
     Kind {
         name: "fs",
@@ -88,7 +92,7 @@ pub static KINDS: &[Kind] = &[
         ends: (Stage::Settled, 0),
         uid_slot: 0,
         arguments: &["server", "fs"],
-        options: &[("disk", Setting::EndpointOf("disk"))],
+        options: &[("disk", Setting::EndpointOf("disk")), ("disk_epoch", Setting::EpochOf("disk"))],
         descriptors: &[],
     },
     Kind {
@@ -112,7 +116,9 @@ pub static KINDS: &[Kind] = &[
         arguments: &["gate", "fuse"],
         options: &[
             ("fs", Setting::EndpointOf("fs")),
+            ("fs_epoch", Setting::EpochOf("fs")),
             ("disk", Setting::EndpointOf("disk")),
+            ("disk_epoch", Setting::EpochOf("disk")),
             ("node_index", Setting::NodeIndex),
         ],
         descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],

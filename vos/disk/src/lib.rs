@@ -3,8 +3,9 @@
 //! - [`Disk`]: the service; who waits for which thread.
 //! - [`main_from_spawn`]: the process.
 //!
-//! A completed write is in the host's page cache and survives the death of this process: nothing is kept here, so
-//! nothing needs recovery, and every operation may be repeated.
+//! A completed write is in the host's page cache and survives the death of this process, and every operation may be
+//! repeated, so nothing needs recovery. One number is kept beside the image: the fence, the highest epoch of the
+//! volume's owner ([`KeptFence`]).
 //!
 //! Not here: what a volume is and what it lies on (`vos/disk-core`).
 
@@ -13,9 +14,11 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod fence;
 mod rings;
 mod server;
 mod service;
 
+pub use fence::KeptFence;
 pub use server::main_from_spawn;
 pub use service::{Disk, WORKERS};

@@ -1,7 +1,8 @@
 //! The disk server's process: from its spawn record to a service and back.
 //!
-//! Spawn record: descriptor `image`; options `bytes` (size the volume must have), `read_only` (1) and `owner` (the one
-//! endpoint that may change the volume; without it everybody may).
+//! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
+//! `bytes` (size the volume must have), `read_only` (1) and `owner` (the one endpoint that may change the volume;
+//! without it everybody may).
 
 use std::process::ExitCode;
 
@@ -9,6 +10,7 @@ use abi::Endpoint;
 use disk_core::{Access, Image, ImageFile, Volume};
 use vos_rt::{Boot, Failure, Kind, SpawnError, run};
 
+use crate::fence::KeptFence;
 use crate::service::Disk;
 
 const KIND: Kind = Kind {
@@ -31,8 +33,9 @@ fn open(boot: &mut Boot) -> Result<Disk, Failure> {
     let volume = Volume::new(ImageFile::open(Image { file, bytes, access })?);
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let disk = Disk::new(volume, boot.spawn.epoch)?;
+    let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     Ok(match boot.spawn.option_as("owner", Endpoint::from_u64)? {
-        Some(owner) => disk.owned_by(owner),
+        Some(owner) => disk.owned_by(owner, fence),
         None => disk,
     })
 }

@@ -20,6 +20,7 @@ use vos_api::disk::{BLOCK_BYTES, READ_ONLY, Read, Request as Ask, SPANS_MAX, Spa
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
+use crate::fence::KeptFence;
 use crate::rings::{Rings, Ticket};
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
@@ -44,6 +45,7 @@ pub struct Disk {
     epoch: u64,
     /// Who may change the volume; `None` for everybody.
     owner: Option<Endpoint>,
+    fence: KeptFence,
     /// Until then writes go to the pool.
     slow_until: Option<Instant>,
 }
@@ -52,12 +54,13 @@ impl Disk {
     pub fn new(volume: Volume, epoch: u64) -> Result<Disk, PoolError> {
         let pool = WorkerPool::new("disk", WORKERS)?;
         let (volume, flusher, rings) = (Arc::new(volume), Arc::default(), Arc::default());
-        Ok(Disk { volume, flusher, rings, pool, epoch, owner: None, slow_until: None })
+        Ok(Disk { volume, flusher, rings, pool, epoch, owner: None, fence: KeptFence::default(), slow_until: None })
     }
 
-    /// Changes are taken from this endpoint alone; everybody who may open a ring reads.
-    pub fn owned_by(self, owner: Endpoint) -> Disk {
-        Disk { owner: Some(owner), ..self }
+    /// Changes are taken from this endpoint alone, and only in the highest epoch it ever said; everybody who may open a
+    /// ring reads.
+    pub fn owned_by(self, owner: Endpoint, fence: KeptFence) -> Disk {
+        Disk { owner: Some(owner), fence, ..self }
     }
 
     /// Finishes what was taken and brings everything to the medium.
@@ -127,14 +130,23 @@ impl Disk {
 }
 
 impl Service for Disk {
-    fn opened(&mut self, client: ClientId, from: Endpoint, _hello: &Hello) -> HelloReply {
+    /// Raising the fence waits for the medium, once for each change of the owner: nothing of the new owner may come
+    /// before it, and readers can wait as long.
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        if self.owner == Some(from)
+            && let Err(refused) = self.fence.hear(hello.epochs.own)
+        {
+            return refused;
+        }
         self.rings.opened(from, client);
         HelloReply::STATELESS
     }
 
     fn submit(&mut self, request: Request) {
-        // The client of a ring that was replaced asks again over the new one.
-        let Some(ticket) = self.rings.begin(request.from(), request.client()) else { return request.fail(Errno::IO) };
+        // Who still asks over a ring that was replaced was replaced as well, or has asked again over the new one.
+        let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
+            return request.fail(Errno::STALE);
+        };
         let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
             Ok(asked) => asked,
             Err(why) => return request.refuse(why),

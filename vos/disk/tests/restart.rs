@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use abi::Endpoint;
-use libvos::{DiskClient, Durability, Op, Size};
+use libvos::{DiskClient, Durability, Epochs, Fenced, Op, Size};
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
 use vos_api::disk::{READV, Span};
 use vos_rt::testkit::{Ended, Process, Program, World};
 use zerocopy::IntoBytes;
@@ -26,6 +26,14 @@ fn main() -> std::process::ExitCode {
             ),
             ("scattered_blocks_come_in_one_transfer", scattered_blocks_come_in_one_transfer),
             ("who_does_not_own_the_volume_only_reads_it", who_does_not_own_the_volume_only_reads_it),
+            (
+                "owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed",
+                owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed,
+            ),
+            (
+                "server_that_was_left_behind_ends_and_clients_go_on_at_its_successor",
+                server_that_was_left_behind_ends_and_clients_go_on_at_its_successor,
+            ),
             ("large_transfers_are_split_and_come_back_whole", large_transfers_are_split_and_come_back_whole),
         ],
     )
@@ -45,11 +53,11 @@ impl Image {
 }
 
 fn start(world: &World, image: &Image) -> Process {
-    world.start(Program {
-        endpoint: Endpoint::DISK,
-        image: Some(image.open()),
-        options: json!({ "bytes": BLOCKS * BLOCK as u64 }),
-    })
+    world.start(program(vec![("image", image.open())], json!({ "bytes": BLOCKS * BLOCK as u64 })))
+}
+
+fn program(fds: Vec<(&'static str, OwnedFd)>, options: Value) -> Program {
+    Program { endpoint: Endpoint::DISK, fds, options, epoch: 1 }
 }
 
 /// What block `index` holds after its `version`-th write: every 8 bytes say so.
@@ -145,7 +153,7 @@ fn scattered_blocks_come_in_one_transfer() {
 fn who_does_not_own_the_volume_only_reads_it() {
     let (world, image) = (World::new(), Image::new());
     let options = json!({ "bytes": BLOCKS * BLOCK as u64, "owner": Endpoint::FS.number() });
-    let server = world.start(Program { endpoint: Endpoint::DISK, image: Some(image.open()), options });
+    let server = world.start(program(vec![("image", image.open())], options));
     let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
     assert_eq!(client.write(0, &[1; BLOCK], Durability::Server), Err(Errno::ACCESS));
     assert_eq!(client.discard(0, BLOCK as u64), Err(Errno::ACCESS));
@@ -153,12 +161,68 @@ fn who_does_not_own_the_volume_only_reads_it() {
     assert_eq!(server.terminate(), Ended::Exit(0));
 }
 
+fn owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed() {
+    let (world, image, fence) = (World::new(), Image::new(), Image::new());
+    let start = || {
+        let options = json!({ "bytes": BLOCKS * BLOCK as u64, "owner": Endpoint::FS.number() });
+        world.start(program(vec![("image", image.open()), ("fence", fence.open())], options))
+    };
+    let port = world.port(Endpoint::FS, 1);
+    let owner = |own| DiskClient::new(world.blocking_as(port.clone(), Endpoint::DISK, SIZE, Epochs { server: 1, own }));
+    let server = start();
+    let (old, write) = (owner(1), |owner: &DiskClient, version| owner.write(0, &block(0, version), Durability::Server));
+    assert_eq!(write(&old, 1), Ok(()));
+    let new = owner(2);
+    assert_eq!(new.read(0, BLOCK), Ok(block(0, 1)));
+    assert_eq!(write(&old, 2), Err(Errno::STALE));
+    assert_eq!(old.discard(0, BLOCK as u64), Err(Errno::STALE));
+    server.kill();
+    let server = start();
+    for (late, told) in [(owner(0), 0), (owner(1), 1), (old, 1)] {
+        assert_eq!(write(&late, 3), Err(Errno::STALE));
+        assert_eq!(late.session().fenced(), Some(Fenced::Replaced { told, now: 2 }));
+    }
+    assert_eq!(new.read(0, BLOCK), Ok(block(0, 1)), "nothing of it has landed");
+    assert_eq!(write(&new, 4), Ok(()), "a restart changes nothing for who has the epoch of today");
+    assert!(new.session().restarts() > 0);
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}
+
+fn server_that_was_left_behind_ends_and_clients_go_on_at_its_successor() {
+    let (world, image) = (World::new(), Image::new());
+    let start = |epoch| {
+        let options = json!({ "bytes": BLOCKS * BLOCK as u64 });
+        world.start(Program { epoch, ..program(vec![("image", image.open())], options) })
+    };
+    let client = |server| {
+        let epochs = Epochs { server, own: 0 };
+        DiskClient::new(world.blocking_as(world.client_port(), Endpoint::DISK, SIZE, epochs))
+    };
+    let write = |client: &DiskClient, index| client.write(index * BLOCK as u64, &block(index, 1), Durability::Server);
+    let (left, plain, old, new) = (start(1), client(0), client(1), client(2));
+    assert_eq!((write(&plain, 0), write(&old, 1)), (Ok(()), Ok(())));
+    let server = std::thread::scope(|scope| {
+        let newer = scope.spawn(|| write(&new, 2));
+        assert_eq!(left.wait(), Ended::Exit(1));
+        let server = start(2);
+        assert_eq!(newer.join().expect("no panic"), Ok(()));
+        server
+    });
+    assert_eq!((write(&plain, 3), plain.session().restarts()), (Ok(()), 1));
+    assert_eq!(write(&old, 4), Err(Errno::STALE));
+    assert_eq!(old.session().fenced(), Some(Fenced::ServerMoved { told: 1, now: 2 }));
+    for (index, version) in [(0, 1), (1, 1), (2, 1), (3, 1)] {
+        assert_eq!(plain.read(index * BLOCK as u64, BLOCK), Ok(block(index, version)), "block {index}");
+    }
+    assert_eq!(plain.read(4 * BLOCK as u64, BLOCK), Ok(vec![0; BLOCK]));
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}
+
 fn large_transfers_are_split_and_come_back_whole() {
     const BYTES: u64 = 8 << 20;
     let (world, image) = (World::new(), Image::new());
     let options = json!({ "bytes": BYTES });
-    let program = Program { endpoint: Endpoint::DISK, image: Some(image.open()), options };
-    let server = world.start(program);
+    let server = world.start(program(vec![("image", image.open())], options));
     // An arena that cannot hold a whole call at once.
     let client = DiskClient::new(world.blocking(Endpoint::DISK, Size { entries: 8, arena_bytes: 2 << 20 }));
     assert_eq!(client.info().map(|info| (info.bytes, info.epoch)), Ok((BYTES, 1)));

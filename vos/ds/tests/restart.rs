@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use abi::Endpoint;
-use libvos::{DsClient, DsEvent, EventKind, Size};
+use libvos::{DsClient, DsEvent, Epochs, EventKind, Fenced, Size};
 use rustix::io::Errno;
 use serde_json::json;
 use vos_api::ds::{ABSENT, ANY};
@@ -27,6 +27,7 @@ fn main() -> std::process::ExitCode {
                 "conditions_listings_subscriptions_and_messages_work_as_the_contract_says",
                 conditions_listings_subscriptions_and_messages_work_as_the_contract_says,
             ),
+            ("program_that_says_an_enormous_epoch_ends_no_server", program_that_says_an_enormous_epoch_ends_no_server),
         ],
     )
 }
@@ -46,7 +47,7 @@ impl Image {
 
 fn start(world: &World, image: &Image) -> Process {
     let options = json!({});
-    world.start(Program { endpoint: Endpoint::DS, image: Some(image.open()), options })
+    world.start(Program { endpoint: Endpoint::DS, fds: vec![("image", image.open())], options, epoch: 1 })
 }
 
 fn client(world: &World) -> DsClient {
@@ -127,6 +128,23 @@ fn watch(client: &DsClient, begin: u64) -> Vec<DsEvent> {
             all.push(event);
         }
     }
+}
+
+fn program_that_says_an_enormous_epoch_ends_no_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("m3ipc");
+    let (world, image) = (World::listening(&socket), Image::new());
+    let server = start(&world, &image);
+    let program = |epochs| world.blocking_as(World::program_port(&socket), Endpoint::DS, SIZE, epochs);
+    for (server, own) in [(u32::MAX, 0), (0, u32::MAX), (2, 0)] {
+        let hostile = program(Epochs { server, own });
+        assert_eq!(DsClient::new(hostile.clone()).put(b"a", b"1", ANY), Err(Errno::STALE));
+        assert_eq!(hostile.fenced(), Some(Fenced::NotPermitted));
+    }
+    let honest = program(Epochs::default());
+    assert!(DsClient::new(honest.clone()).put(b"a", b"2", ABSENT).is_ok());
+    assert_eq!(honest.restarts(), 0);
+    assert_eq!(server.terminate(), Ended::Exit(0));
 }
 
 fn conditions_listings_subscriptions_and_messages_work_as_the_contract_says() {

@@ -1,6 +1,7 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
-//! Spawn record: options `disk` (endpoint number of the volume), `cache_bytes` (clean data kept in memory).
+//! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
+//! (clean data kept in memory).
 //!
 //! The loop only hands over: workers execute. What never waits (events, releases, cancellations) the loop does itself.
 //! Checkpoints and everything that depends on time are jobs of the same workers, started by the loop's tick.
@@ -12,13 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use abi::Endpoint;
-use libvos::{BlockingSession, DiskClient, Durability, Identity, PortConnect, Size};
+use libvos::{BlockingSession, DiskClient, Epochs, Identity, PortConnect, Size};
 use rustix::io::Errno as Os;
 use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
-use fs_core::device::{BlockDevice, DeviceError, Need};
+use fs_core::device::BlockDevice;
 use fs_core::{Call, Fs, Options, Reply};
+
+use crate::disk::DiskDevice;
 
 const KIND: Kind = Kind { name: "fs", system_calls: &[] };
 
@@ -45,60 +48,10 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let disk = boot.spawn.option_as("disk", Endpoint::from_u64)?.unwrap_or(Endpoint::DISK);
     let cache_bytes = boot.spawn.option_u64("cache_bytes")?.unwrap_or(CACHE_BYTES);
     let connect = PortConnect::new(boot.port.clone(), disk, DISK_RING);
-    let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity::default())?;
-    let device = Disk::open(DiskClient::new(session))?;
+    let epochs = Epochs { server: boot.spawn.option_epoch("disk_epoch")?, own: boot.spawn.placement_epoch };
+    let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity { epochs, ..Identity::default() })?;
+    let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
     FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())
-}
-
-/// A virtual disk as the device below.
-struct Disk {
-    client: DiskClient,
-    bytes: u64,
-}
-
-impl Disk {
-    fn open(client: DiskClient) -> Result<Disk, Failure> {
-        let info = client.info()?;
-        Ok(Disk { client, bytes: info.bytes })
-    }
-}
-
-fn device_error(errno: Os) -> DeviceError {
-    DeviceError(errno.raw_os_error())
-}
-
-impl BlockDevice for Disk {
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.client.read_into(offset, out).map_err(device_error)
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        self.client.write(offset, data, Durability::Server).map_err(device_error)
-    }
-
-    fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
-        self.client.write_together(writes, Durability::Server).map_err(device_error)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.client.flush().map_err(device_error)
-    }
-
-    fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), DeviceError> {
-        match self.client.allocate(offset, bytes, need) {
-            // Its host cannot: a write may fail there.
-            Err(Os::OPNOTSUPP) => Ok(()),
-            answered => answered.map_err(device_error),
-        }
-    }
-
-    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.client.discard(offset, bytes).map_err(device_error)
-    }
 }
 
 /// The file system as a service.

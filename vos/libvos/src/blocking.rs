@@ -21,7 +21,7 @@ use vos_api::{Operation, Reply};
 
 use crate::connecting::Connect;
 use crate::op::{Done, Op, SubmitError, Token};
-use crate::session::{Armed, Identity, Session, Size, Waiter};
+use crate::session::{Armed, Fenced, Identity, Session, Size, Waiter};
 
 /// Many threads' session with one server. Clones are the same session.
 #[derive(Clone)]
@@ -109,6 +109,11 @@ impl BlockingSession {
     /// Rings opened after the first one.
     pub fn restarts(&self) -> u64 {
         self.lock().session.restarts()
+    }
+
+    /// Why everything answers `ESTALE`; `None` as long as the session goes on.
+    pub fn fenced(&self) -> Option<Fenced> {
+        self.lock().session.fenced()
     }
 
     /// The session number.

@@ -29,4 +29,5 @@ pub use connecting::{ATTEMPT, Connect};
 pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};
-pub use session::{Armed, Identity, Session, Size};
+pub use session::{Armed, Fenced, Identity, Session, Size};
+pub use vos_api::session::Epochs;

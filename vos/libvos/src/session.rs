@@ -1,9 +1,10 @@
 //! A session with a server, for programs that have an event loop of their own.
 //!
-//! A session is `Down` (a ring is being opened in the background), `Greeting` (HELLO was sent), `Up`, or `Fenced` (the
-//! server forgot us: everything answers `ESTALE` until the caller begins a new session). Callers submit in every
-//! state; what has no completion when a ring ends is kept and sent again, in order, over the next one. They see
-//! nothing of it but the time it takes.
+//! A session is `Down` (a ring is being opened in the background), `Greeting` (HELLO was sent), `Up`, or `Fenced` (it
+//! must not go on, [`Fenced`] says why: everything answers `ESTALE` until the caller begins a new session). Callers
+//! submit in every state; what has no completion when a ring ends is kept and sent again, in order, over the next one.
+//! They see nothing of it but the time it takes. A server that was left behind is one that died: the ring ends, and
+//! the next one leads to its successor.
 //!
 //! Request data stays in the arena of the ring it was put into; mappings live as long as we hold them. Where a server
 //! may put reply data over it, a copy is kept.
@@ -22,7 +23,7 @@ use ipc::{Arena, Arming, RingClient, RingSpec};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use vos_api::Operation;
-use vos_api::session::{Greeting, Hello};
+use vos_api::session::{Epochs, Greeting, Hello, Outdated};
 
 use crate::connecting::{Connect, Connecting, Poke};
 use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
@@ -40,6 +41,30 @@ pub struct Identity {
     pub next_sequence: u64,
     /// The lowest sequence that may come again as [`Sequenced::As`]: the server must remember from there on.
     pub repeats_from: Option<u64>,
+    /// What we were told of placements; nothing, for a program.
+    pub epochs: Epochs,
+}
+
+/// Why a session must not go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fenced {
+    #[error("the server ended the session, or forgot it")]
+    Forgotten,
+    #[error("the server was placed anew: its epoch is {now}, and we were told {told}")]
+    ServerMoved { told: u32, now: u64 },
+    #[error("we were placed anew: our epoch is {now}, and this process was told {told}")]
+    Replaced { told: u32, now: u64 },
+    #[error("epochs are not for programs to say")]
+    NotPermitted,
+    #[error("no thread can be started to open a ring")]
+    NoThread,
+}
+
+impl Fenced {
+    /// Whether a new session can go on where this one ended; if not, what we were told of placements is old or wrong.
+    pub fn is_renewable(self) -> bool {
+        matches!(self, Fenced::Forgotten | Fenced::NoThread)
+    }
 }
 
 /// Requests in flight and arena of a session's rings.
@@ -68,6 +93,7 @@ pub struct Session {
     id: u64,
     next_sequence: u64,
     repeats_from: Option<u64>,
+    epochs: Epochs,
     next_token: u64,
     entries: u32,
     /// What the server said it accepts, at most `entries`.
@@ -92,7 +118,7 @@ enum Stage {
     Down(Option<Connecting>),
     Greeting(Arc<RingClient>),
     Up(Arc<RingClient>),
-    Fenced,
+    Fenced(Fenced),
 }
 
 struct Pending {
@@ -135,6 +161,7 @@ impl Session {
             id: identity.session.map_or_else(random_id, Ok)?,
             next_sequence: identity.next_sequence.max(1),
             repeats_from: identity.repeats_from,
+            epochs: identity.epochs,
             next_token: 1,
             entries,
             in_flight_max: entries as usize,
@@ -184,6 +211,14 @@ impl Session {
         matches!(self.stage, Stage::Up(_))
     }
 
+    /// Why everything answers `ESTALE`; `None` as long as the session goes on.
+    pub fn fenced(&self) -> Option<Fenced> {
+        match self.stage {
+            Stage::Fenced(why) => Some(why),
+            Stage::Down(_) | Stage::Greeting(_) | Stage::Up(_) => None,
+        }
+    }
+
     /// Takes an operation; [`Session::flush`] makes it visible to the server.
     pub fn submit(&mut self, op: Op<'_>) -> Result<Token, SubmitError> {
         let out_bytes = u32::try_from(op.out.len()).map_err(|_| SubmitError::TooLong)?;
@@ -191,7 +226,7 @@ impl Session {
         if span > TRANSFER_BYTES_MAX || !lock(&self.space).could_hold(span) {
             return Err(SubmitError::TooLong);
         }
-        if matches!(self.stage, Stage::Fenced) {
+        if self.fenced().is_some() {
             return Ok(self.refuse());
         }
         if self.order.len() >= self.in_flight_max {
@@ -256,7 +291,7 @@ impl Session {
                 Arming::Armed => Armed::Sleep,
                 Arming::Ready => Armed::Work,
             },
-            Stage::Down(_) | Stage::Fenced => Armed::Sleep,
+            Stage::Down(_) | Stage::Fenced(_) => Armed::Sleep,
         }
     }
 
@@ -270,9 +305,10 @@ impl Session {
         self.advance();
     }
 
-    /// After `ESTALE`: begins a new session with a new number. Caches and handles of the old one are void.
+    /// After `ESTALE`: begins a new session with a new number ([`Fenced::is_renewable`]). Caches and handles of the old
+    /// one are void.
     pub fn renew(&mut self) -> io::Result<()> {
-        if matches!(self.stage, Stage::Fenced) {
+        if self.fenced().is_some() {
             self.id = random_id()?;
             self.next_sequence = 1;
             self.repeats_from = None;
@@ -293,7 +329,7 @@ impl Session {
     pub(crate) fn waiter(&self) -> Waiter {
         match &self.stage {
             Stage::Up(ring) | Stage::Greeting(ring) => Waiter::Ring(Arc::clone(ring)),
-            Stage::Down(_) | Stage::Fenced => Waiter::Poke(self.poke.clone()),
+            Stage::Down(_) | Stage::Fenced(_) => Waiter::Poke(self.poke.clone()),
         }
     }
 
@@ -317,7 +353,7 @@ impl Session {
     }
 
     fn greet(&mut self, ring: RingClient) {
-        let hello = Hello { session: self.id, acknowledged: self.acknowledged(), capabilities: 0 }.encode();
+        let hello = Hello { session: self.id, acknowledged: self.acknowledged(), epochs: self.epochs }.encode();
         let hello = Submission { tag: HELLO_TAG, op: hello.op, args: hello.args, ..Submission::default() };
         let ring = Arc::new(ring);
         let watched = epoll::add(&self.epoll, ring.fd(), epoll::EventData::new_u64(1), epoll::EventFlags::IN);
@@ -339,19 +375,32 @@ impl Session {
 
     fn greeted(&mut self, completion: &Completion) {
         let Stage::Greeting(ring) = &self.stage else { return self.lost(&"a second answer to the greeting") };
-        match completion.status {
-            0 => {}
-            status if status == Errno::STALE.raw_os_error() as u32 => return self.fence(),
-            status => return self.lost(&format!("the greeting was answered with errno {status}")),
+        if completion.status != 0 {
+            return self.unwelcome(completion);
         }
         let greeting = Greeting::from(completion.results);
         self.restarts += u64::from(self.incarnation != 0);
-        self.incarnation = greeting.epoch.max(1);
+        self.incarnation = greeting.incarnation.max(1);
         if greeting.in_flight > 0 {
             self.in_flight_max = greeting.in_flight.min(u64::from(self.entries)) as usize;
         }
         self.stage = Stage::Up(Arc::clone(ring));
         self.resend();
+    }
+
+    fn unwelcome(&mut self, completion: &Completion) {
+        let errno = Errno::from_raw_os_error(errno_of(completion.status));
+        let (told, Outdated { server, own }) = (self.epochs, completion.results.into());
+        match errno {
+            Errno::PERM => self.fence(Fenced::NotPermitted),
+            Errno::STALE if server > u64::from(told.server) => {
+                self.fence(Fenced::ServerMoved { told: told.server, now: server });
+            }
+            Errno::STALE if own > u64::from(told.own) => self.fence(Fenced::Replaced { told: told.own, now: own }),
+            Errno::STALE if (server, own) == (0, 0) => self.fence(Fenced::Forgotten),
+            Errno::STALE => self.lost(&"the server was left behind"),
+            _ => self.lost(&format!("the greeting was answered with {errno}")),
+        }
     }
 
     /// Sends everything without a completion over the new ring, in order.
@@ -406,7 +455,7 @@ impl Session {
         if let Err(error) = self.reconnect() {
             // No thread can be started: give the caller an answer rather than silence.
             tracing::error!(%error, "cannot open a new ring");
-            self.fence();
+            self.fence(Fenced::NoThread);
         }
     }
 
@@ -424,9 +473,10 @@ impl Session {
         Ok(())
     }
 
-    fn fence(&mut self) {
+    fn fence(&mut self, why: Fenced) {
+        tracing::warn!(session = self.id, %why, "the session must not go on");
         self.leave_ring();
-        self.stage = Stage::Fenced;
+        self.stage = Stage::Fenced(why);
         self.poke.set();
         for (token, slot) in std::mem::take(&mut self.order) {
             let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::take) else { continue };

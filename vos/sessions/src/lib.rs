@@ -4,6 +4,7 @@
 //!   what is answered from the record, and whose turn it is to be forgotten.
 //! - [`Record`], [`Step`]: the store below it. A reply becomes permanent in the same atomic step as the effect.
 //! - [`Reply`]: what is recorded.
+//! - [`Tenure`], [`Fence`]: whether a greeting's epochs are those of today.
 //! - [`conformance`]: the cases that every store must pass, and the whole of it against clients that lose rings and
 //!   servers.
 //!
@@ -15,10 +16,12 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod conformance;
+mod epoch;
 mod record;
 mod reply;
 mod table;
 
+pub use epoch::{Fence, Judgement, Speaker, Tenure, Unwelcome};
 pub use record::{Place, Record, Standing, Step};
 pub use reply::{REPLY_BYTES_MAX, Reply};
 pub use table::{Begun, End, Entry, Mark, Opened, Opening, REPLIES_KEPT, Refusal, Table};

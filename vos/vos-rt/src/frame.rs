@@ -4,6 +4,9 @@
 //! [`Request`]s. It knows of each ring whether its client greeted; HELLO and GOODBYE end here. Answers do not pass
 //! through this loop.
 //!
+//! A server that learns that it has a successor executes nothing more and answers nothing more, as if it had been
+//! killed: its clients ask the successor, so that none of them is told of a failure.
+//!
 //! A ring with more than [`TURN_REQUESTS`] waiting submissions gets its next turn after the others had theirs. A ring
 //! whose client breaks the protocol is dropped; the client learns it and opens another one.
 
@@ -17,6 +20,7 @@ use abi::{Endpoint, IpcError, Message};
 use ipc::{Event, RingId, RingServer, Wait};
 use libvos::SharedPort;
 use rustix::io::Errno;
+use sessions::{Speaker, Tenure, Unwelcome};
 use vos_api::Operation;
 use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, Greeting, HELLO, Hello};
 
@@ -31,13 +35,22 @@ pub const TURN_REQUESTS: usize = 64;
 pub enum FrameError {
     #[error("the server's port does not work any more")]
     Port(#[source] IpcError),
+    #[error("this server was placed in epoch {own}, and a client knows epoch {successor}: another one is in its place")]
+    LeftBehind { own: u32, successor: u32 },
 }
 
 /// Serves until `handle` says stop, and gives the service back so that it can finish what it took and store what it
-/// holds. Requests it cannot answer any more it may drop: its successor will be asked again.
-pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Handle) -> Result<S, FrameError> {
-    let life = handle.life();
-    let mut frame = Frame { service, epoch, life, rings: HashMap::new(), busy: VecDeque::new(), next_client: 1 };
+/// holds. Requests it cannot answer any more it may drop: its successor will be asked again. `epoch` is the
+/// incarnation.
+pub fn serve<S: Service>(
+    port: &SharedPort,
+    epoch: u64,
+    tenure: Tenure,
+    service: S,
+    handle: &Handle,
+) -> Result<S, FrameError> {
+    let (life, rings, busy) = (handle.life(), HashMap::new(), VecDeque::new());
+    let mut frame = Frame { service, epoch, tenure, life, rings, busy, next_client: 1 };
     while !handle.is_stopping() {
         let event = match port.turn(|port| port.wait_event(frame.wait())) {
             Ok(event) => Some(event),
@@ -48,6 +61,9 @@ pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Han
             frame.dispatch(port, event);
         }
         frame.turn();
+        if let Some(successor) = frame.tenure.successor() {
+            return Err(FrameError::LeftBehind { own: frame.tenure.epoch(), successor });
+        }
         frame.service.tick(Instant::now());
     }
     frame.life.end();
@@ -57,6 +73,7 @@ pub fn serve<S: Service>(port: &SharedPort, epoch: u64, service: S, handle: &Han
 struct Frame<S> {
     service: S,
     epoch: u64,
+    tenure: Tenure,
     life: Arc<Life>,
     rings: HashMap<RingId, Ring>,
     /// Rings that may have submissions, each once.
@@ -159,15 +176,26 @@ impl<S: Service> Frame<S> {
     }
 
     fn request(&mut self, id: RingId, submission: Submission) {
+        if self.life.is_cut() {
+            return;
+        }
         let Some(ring) = self.rings.get_mut(&id) else { return };
         let hello = Hello::decode(submission.flags, submission.args, &[]);
         match (submission.op, hello, ring.session) {
             (HELLO, Some(hello), None) => {
-                let reply = self.service.opened(ring.client, ring.cell.from, &hello);
+                let by = if ring.cell.from.is_well_known() { Speaker::Server } else { Speaker::Program };
+                let reply = match self.tenure.hear(hello.epochs, by) {
+                    Ok(()) => self.service.opened(ring.client, ring.cell.from, &hello),
+                    Err(Unwelcome::NotPermitted) => HelloReply::Refused(Errno::PERM),
+                    Err(Unwelcome::Stale(outdated)) => HelloReply::Outdated(outdated),
+                };
                 if matches!(reply, HelloReply::Welcome { .. }) {
                     ring.session = Some(hello.session);
                 }
                 ring.cell.complete(&greeting(&submission, &reply, self.epoch));
+                if self.tenure.successor().is_some() {
+                    self.life.cut();
+                }
             }
             (op, _, Some(session)) if op == GOODBYE || op >= FIRST_SERVICE_OP => {
                 let request = Request::new(submission, ring.client, session, Arc::clone(&ring.cell));
@@ -192,9 +220,10 @@ fn greeting(submission: &Submission, reply: &HelloReply, epoch: u64) -> Completi
     let (status, results) = match *reply {
         HelloReply::Welcome { highest, in_flight, service } => {
             let in_flight = u64::from(in_flight.min(RING_ENTRIES_MAX));
-            (0, Greeting { epoch, highest, in_flight, service }.into())
+            (0, Greeting { incarnation: epoch, highest, in_flight, service }.into())
         }
         HelloReply::Refused(errno) => (errno.raw_os_error() as u32, [0; 4]),
+        HelloReply::Outdated(outdated) => (Errno::STALE.raw_os_error() as u32, outdated.into()),
     };
     Completion { tag: submission.tag, status, sequence: submission.sequence, epoch, results, ..Completion::default() }
 }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use abi::Endpoint;
 use ipc::Port;
 use libvos::SharedPort;
+use sessions::Tenure;
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::{Spawn, SpawnError};
 
@@ -71,14 +72,15 @@ fn try_run<S: Service>(
     let handle = Handle::new(port.waker());
     stop_on_signal(signals, handle.clone())?;
 
-    let epoch = spawn.epoch;
+    let (epoch, tenure) = (spawn.epoch, Tenure::new(spawn.placement_epoch));
     let start = start_of(&spawn)?;
     let mut boot = Boot { spawn, endpoint, start, port: port.clone(), handle: handle.clone() };
     let service = make(&mut boot)?;
     restrict_system_calls(kind.system_calls)?;
     boot.spawn.ready();
-    tracing::info!(dc = boot.spawn.dc, dc_name = boot.spawn.dc_name, %endpoint, epoch, ?start, "serving");
-    let service = serve(&port, epoch, service, &handle)?;
+    let placement_epoch = tenure.epoch();
+    tracing::info!(dc = boot.spawn.dc, dc_name = boot.spawn.dc_name, %endpoint, epoch, placement_epoch, ?start, "serving");
+    let service = serve(&port, epoch, tenure, service, &handle)?;
     close(service)?;
     tracing::info!("ended");
     Ok(())

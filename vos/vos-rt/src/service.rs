@@ -7,7 +7,7 @@ use std::time::Instant;
 use abi::Endpoint;
 use ipc::Waker;
 use rustix::io::Errno;
-use vos_api::session::Hello;
+use vos_api::session::{Hello, Outdated};
 
 use crate::request::{ClientId, Life, Request};
 
@@ -24,6 +24,8 @@ pub enum HelloReply {
     },
     /// `ESTALE`: the session was forgotten.
     Refused(Errno),
+    /// `ESTALE`: the epochs are not those of today.
+    Outdated(Outdated),
 }
 
 impl HelloReply {

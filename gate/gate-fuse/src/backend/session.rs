@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use libvos::{Armed, Connect, Data, Identity, Sequenced, Session, Size, SubmitError};
+use libvos::{Armed, Connect, Data, Epochs, Identity, Sequenced, Session, Size, SubmitError};
 use rustix::event::epoll;
 use vos_api::fs::{READ, Read, WHERE, WHERE_BYTES_MIN};
 use vos_api::{Class, Operation};
@@ -18,6 +18,7 @@ pub type Connector = Box<dyn FnMut() -> Box<dyn Connect>>;
 pub struct SessionBackend {
     connector: Connector,
     size: Size,
+    epochs: Epochs,
     session: Option<Session>,
     /// Where long reads go by themselves, if the container has a disk that this gate knows.
     volume: Option<Volume>,
@@ -37,6 +38,7 @@ impl SessionBackend {
         Ok(SessionBackend {
             connector,
             size,
+            epochs: Epochs::default(),
             session: None,
             volume: None,
             asked: HashMap::new(),
@@ -46,9 +48,14 @@ impl SessionBackend {
         })
     }
 
+    /// What the gate was told of the fs server's placement.
+    pub fn told(self, epochs: Epochs) -> SessionBackend {
+        SessionBackend { epochs, ..self }
+    }
+
     /// Long reads go to this disk, by what the fs server says of it.
-    pub fn reading_from(mut self, disk: Box<dyn Connect>, size: Size) -> io::Result<SessionBackend> {
-        let volume = Volume::open(disk, size)?;
+    pub fn reading_from(mut self, disk: Box<dyn Connect>, size: Size, epochs: Epochs) -> io::Result<SessionBackend> {
+        let volume = Volume::open(disk, size, epochs)?;
         watch(&self.epoll, volume.fd())?;
         self.volume = Some(volume);
         Ok(self)
@@ -67,7 +74,11 @@ impl SessionBackend {
 
     fn poll_session(&mut self) -> Option<Event<Data>> {
         loop {
-            let done = self.session.as_mut()?.complete()?;
+            let session = self.session.as_mut()?;
+            let done = session.complete()?;
+            if let Some(why) = session.fenced().filter(|why| !why.is_renewable()) {
+                return Some(Event::Outdated(why));
+            }
             match (self.asked.remove(&done.token), &mut self.volume) {
                 (Some(asked), Some(volume)) if volume::is_told(&done) => volume.read(asked, &done),
                 _ => return Some(self.done(done)),
@@ -119,6 +130,7 @@ impl Backend for SessionBackend {
             session: Some(start.session),
             next_sequence: start.next_sequence,
             repeats_from: Some(start.acknowledged + 1),
+            epochs: self.epochs,
         };
         let session = Session::open((self.connector)(), self.size, identity);
         let session = session.and_then(|session| watch(&self.epoll, session.fd()).map(|()| session));

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use libvos::{Armed, Connect, Data, Done, Identity, Session, Size, SubmitError, Token};
+use libvos::{Armed, Connect, Data, Done, Epochs, Identity, Session, Size, SubmitError, Token};
 use vos_api::disk::{BLOCK_BYTES, Readv, SPANS_MAX, Span};
 use vos_api::fs::{LEASE, PLACES, Read, ReadReply};
 use vos_api::{Class, Operation};
@@ -58,8 +58,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub fn open(connect: Box<dyn Connect>, size: Size) -> io::Result<Volume> {
-        let session = Session::open(connect, size, Identity::default())?;
+    pub fn open(connect: Box<dyn Connect>, size: Size, epochs: Epochs) -> io::Result<Volume> {
+        let session = Session::open(connect, size, Identity { epochs, ..Identity::default() })?;
         Ok(Volume { session, reading: HashMap::new(), waiting: VecDeque::new(), again: VecDeque::new() })
     }
 

@@ -6,9 +6,9 @@ use super::*;
 use crate::kernel::OpenIn;
 use crate::state::Handle;
 
-/// Takes everything, completes nothing.
+/// Takes everything, completes nothing; ends as its events say.
 #[derive(Default)]
-struct Notes(Vec<u16>);
+struct Notes(Vec<u16>, Option<Event<Vec<u8>>>);
 
 impl Backend for Notes {
     type Data = Vec<u8>;
@@ -23,7 +23,7 @@ impl Backend for Notes {
     }
 
     fn poll(&mut self) -> Option<Event<Vec<u8>>> {
-        None
+        self.1.take()
     }
 
     fn recalled(&mut self, _ino: Option<u64>) {}
@@ -54,6 +54,15 @@ fn open_request(unique: u64) -> Vec<u8> {
     let len = (size_of::<InHeader>() + size_of::<OpenIn>()) as u32;
     let head = InHeader { len, opcode: opcode::OPEN, unique, nodeid: 5, ..InHeader::default() };
     [head.as_bytes(), OpenIn::default().as_bytes()].concat()
+}
+
+#[test]
+fn gate_whose_placement_is_old_ends_and_leaves_session_and_open_files_to_the_next() {
+    let (_kernel, mut gate) = gate_with_open_files(3);
+    let (session, why) = (gate.state.session(), Fenced::ServerMoved { told: 1, now: 2 });
+    gate.backend.1 = Some(Event::Outdated(why));
+    assert!(matches!(gate.take_completions(), Err(GateError::Outdated(told)) if told == why));
+    assert_eq!((gate.state.session(), gate.state.open_files()), (session, 3));
 }
 
 #[test]

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
-use disk::Disk;
+use disk::{Disk, KeptFence};
 use disk_core::{Access, Image, Volume};
 use fs::FsService;
 use fs_core::device::{BlockDevice, DeviceError};
 use gate_fuse::backend::session::SessionBackend;
-use libvos::{PortConnect, SharedPort, Size};
+use libvos::{Epochs, PortConnect, SharedPort, Size};
 use vos_rt::testkit::{self, Server};
 use vos_rt::{ClientId, Hello, HelloReply, Request, Service};
 
@@ -140,7 +140,7 @@ fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<Atomic
     world.serve(Endpoint::DISK, move |_| {
         let image = Image { file, bytes: None, access: Access::ReadWrite };
         let volume = Volume::new(disk_core::ImageFile::open(image).expect("an image"));
-        let disk = Disk::new(volume, 1).expect("threads").owned_by(Endpoint::FS);
+        let disk = Disk::new(volume, 1).expect("threads").owned_by(Endpoint::FS, KeptFence::default());
         ReadersDisk { disk, reads }
     })
 }
@@ -161,5 +161,5 @@ pub fn backend(broker: OwnedFd) -> SessionBackend {
         move || -> Box<dyn libvos::Connect> { Box::new(PortConnect::new(port.clone(), Endpoint::FS, size)) };
     let disk = Box::new(PortConnect::new(disk_port, Endpoint::DISK, disk_size));
     let backend = SessionBackend::new(Box::new(connector), size).expect("a backend");
-    backend.reading_from(disk, disk_size).expect("a session with the disk")
+    backend.reading_from(disk, disk_size, Epochs::default()).expect("a session with the disk")
 }

@@ -408,6 +408,7 @@ impl Parts {
         let missing = || format!("{part:?} is no server");
         let Part::Server(kind, index) = part else { return Err(missing().into()) };
         let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
+        let placement_epoch = self.share.instance(part).ok_or_else(missing)?.epoch;
         let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
         let options = self.share.options(part).ok_or_else(missing)?;
         let engine = &*self.context.engine;
@@ -421,6 +422,7 @@ impl Parts {
         let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
         let mut fields = self.fields();
         fields.insert("endpoint".to_owned(), json!(endpoint.number()));
+        fields.insert("placement_epoch".to_owned(), json!(placement_epoch));
         Ok(Role {
             name,
             program: None,
@@ -443,9 +445,11 @@ impl Parts {
         let Part::Server(kind, _) = part else { return Ok(BTreeMap::new()) };
         let open = |source: Source| match source {
             Source::Disk => {
-                let volume = self.share.instance(part).and_then(|it| it.volume.as_ref()).ok_or("no such disk")?;
+                let volume = self.volume(part)?;
                 Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
             }
+            // Disks of earlier versions have none yet.
+            Source::Fence => Ok(self.open_image(&self.volume(part)?.fence_file(), None, Image::Made)?.into()),
             Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
             Source::Keeper(key) => {
                 let held = self.keeper()?.fetch(key)?;
@@ -453,6 +457,10 @@ impl Parts {
             }
         };
         kind.descriptors.iter().map(|(role, source)| Ok(((*role).to_owned(), open(*source)?))).collect()
+    }
+
+    fn volume(&self, part: &Part) -> Result<&Volume, Problem> {
+        Ok(self.share.instance(part).and_then(|one| one.volume.as_ref()).ok_or("no such disk")?)
     }
 
     fn fields(&self) -> Map<String, Value> {

@@ -76,10 +76,10 @@ impl Share {
         let Part::Server(kind, _) = part else { return None };
         let mut options = Map::new();
         for (name, setting) in kind.options {
+            let first = |kind: &str| self.placement.instances.iter().find(|one| one.kind.name() == kind);
             let value = match setting {
-                Setting::EndpointOf(kind) => {
-                    json!(self.placement.instances.iter().find(|one| one.kind.name() == *kind)?.endpoint)
-                }
+                Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),
+                Setting::EpochOf(kind) => json!(first(kind)?.epoch),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
                 Setting::NodeIndex => json!(self.index),
             };
@@ -110,6 +110,19 @@ mod tests {
         assert_eq!(share(kept).unwrap().endpoints, 2304..4352);
         assert_eq!(share(json!({})).unwrap().endpoints, 381..506);
         assert_eq!(share(json!({ "endpoints": [{ "start": 256, "end": 2304 }] })), None, "nothing is made up");
+    }
+
+    #[test]
+    fn who_asks_a_server_is_told_the_epoch_of_its_placement() {
+        let mut share = share(json!({})).unwrap();
+        let epochs = |share: &Share, kind| {
+            let options = share.options(&crate::kinds::server(kind)).unwrap_or_default();
+            ["fs_epoch", "disk_epoch"].map(|option| options.get(option).and_then(Value::as_u64))
+        };
+        share.placement.instances.iter_mut().for_each(|one| one.epoch = 10 + u64::from(one.endpoint));
+        let of = |kind| share.placement.first(&kind).map(|one| one.epoch);
+        let (fs, disk) = (of(mgmt_api::ServerKind::FS), of(mgmt_api::ServerKind::DISK));
+        assert_eq!((epochs(&share, "gate"), epochs(&share, "fs")), ([fs, disk], [None, disk]));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod process;
 
 pub use process::{Ended, Process, Program, main};
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -28,6 +29,8 @@ use abi::{DcId, Endpoint, Epoch, IpcError};
 use broker::{Broker, BrokerConfig, DcOptions, ServerIdentity};
 use ipc::Port;
 use libvos::{BlockingSession, Identity, PortConnect, Session, SharedPort, Size};
+use sessions::Tenure;
+use vos_api::session::Epochs;
 
 use crate::frame::serve;
 use crate::service::{Handle, Service};
@@ -64,9 +67,18 @@ impl Default for World {
 
 impl World {
     pub fn new() -> World {
+        World::with(DcOptions::default())
+    }
+
+    /// One to which programs come over a socket.
+    pub fn listening(socket: &Path) -> World {
+        World::with(DcOptions { listen: Some(socket.to_owned()), ..DcOptions::default() })
+    }
+
+    fn with(options: DcOptions) -> World {
         let broker = Broker::start(BrokerConfig::local()).expect("the broker starts");
         let dc = DcId(1);
-        broker.add_dc(dc, DcOptions::default()).expect("a new container");
+        broker.add_dc(dc, options).expect("a new container");
         World { broker, dc, next_client: AtomicU64::new(1), next_epoch: AtomicU64::new(1) }
     }
 
@@ -100,6 +112,11 @@ impl World {
         self.port(Endpoint::new(number).expect("few clients"), 1)
     }
 
+    /// A port of a program, which came over the socket.
+    pub fn program_port(socket: &Path) -> SharedPort {
+        SharedPort::new(Port::connect(socket, None).expect("room for a program"))
+    }
+
     /// The next incarnation number, higher than all before.
     pub fn next_epoch(&self) -> u64 {
         self.next_epoch.fetch_add(1, Ordering::Relaxed)
@@ -119,7 +136,8 @@ impl World {
         let run = move || {
             let service = make(&start);
             let _ = made.send(());
-            serve(&start.port, epoch, service, &start.handle).expect("the loop runs until it is stopped")
+            serve(&start.port, epoch, Tenure::new(0), service, &start.handle)
+                .expect("the loop runs until it is stopped")
         };
         let thread = std::thread::Builder::new().name("server".to_owned()).spawn(run).expect("a thread");
         // An error means that `make` panicked, which joining the thread shows.
@@ -133,8 +151,14 @@ impl World {
     }
 
     pub fn blocking(&self, server: Endpoint, size: Size) -> BlockingSession {
-        let connect = PortConnect::new(self.client_port(), server, size);
-        BlockingSession::open(Box::new(connect), size, Identity::default()).expect("a session")
+        self.blocking_as(self.client_port(), server, size, Epochs::default())
+    }
+
+    /// Of somebody who was told epochs.
+    pub fn blocking_as(&self, port: SharedPort, server: Endpoint, size: Size, epochs: Epochs) -> BlockingSession {
+        let connect = PortConnect::new(port, server, size);
+        let identity = Identity { epochs, ..Identity::default() };
+        BlockingSession::open(Box::new(connect), size, identity).expect("a session")
     }
 }
 
@@ -146,6 +170,11 @@ impl<S> Server<S> {
     /// Ends the loop in order; the service comes back to be closed.
     pub fn stop(mut self) -> S {
         self.handle.stop();
+        self.join().expect("a thread that was not joined yet")
+    }
+
+    /// Waits until it ends by itself.
+    pub fn ended(mut self) -> S {
         self.join().expect("a thread that was not joined yet")
     }
 

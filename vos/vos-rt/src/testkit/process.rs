@@ -43,9 +43,10 @@ pub fn main(server: fn() -> ExitCode, tests: &[(&str, fn())]) -> ExitCode {
 /// What to start.
 pub struct Program {
     pub endpoint: Endpoint,
-    /// Handed over as role `image`.
-    pub image: Option<OwnedFd>,
+    pub fds: Vec<(&'static str, OwnedFd)>,
     pub options: Value,
+    /// Epoch of its placement.
+    pub epoch: u32,
 }
 
 /// A server process. Killed when dropped.
@@ -68,16 +69,15 @@ impl World {
         let identity = ServerIdentity::new(program.endpoint, Epoch(epoch));
         let broker = self.broker().server_socket(self.dc(), identity).expect("a socket of the broker");
         let (ready, say_ready) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
-        let mut fds = serde_json::Map::new();
-        if let Some(image) = &program.image {
-            fds.insert("image".to_owned(), json!(image.as_raw_fd()));
-        }
+        let fds = program.fds.iter().map(|(role, fd)| ((*role).to_owned(), json!(fd.as_raw_fd())));
+        let fds: serde_json::Map<String, Value> = fds.collect();
         let spawn = json!({
             "dc": self.dc().0, "dc_name": "test", "endpoint": program.endpoint.number(), "epoch": epoch,
             "broker_fd": broker.as_raw_fd(), "ready_fd": say_ready.as_raw_fd(), "fds": fds, "options": program.options,
+            "placement_epoch": program.epoch,
         });
         let mut inherit = vec![broker.as_fd(), say_ready.as_fd()];
-        inherit.extend(program.image.iter().map(AsFd::as_fd));
+        inherit.extend(program.fds.iter().map(|(_, fd)| fd.as_fd()));
         let process = start(&spawn, &inherit);
         drop((broker, say_ready));
         let mut byte = [0_u8; 1];
@@ -121,9 +121,18 @@ impl Process {
         self.end(Signal::TERM)
     }
 
+    /// Waits until it ends by itself.
+    pub fn wait(self) -> Ended {
+        self.reap()
+    }
+
     fn end(&self, signal: Signal) -> Ended {
         // It may have ended by itself, which its status tells.
         let _ = sys::pidfd::signal(&self.pidfd, signal);
+        self.reap()
+    }
+
+    fn reap(&self) -> Ended {
         self.is_over.store(true, Ordering::Relaxed);
         let wait = || waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
         let status = rustix::io::retry_on_intr(wait).expect("our child").expect("it ended");
