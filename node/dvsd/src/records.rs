@@ -21,7 +21,6 @@ use crate::kinds::KINDS;
 use crate::ledger::Accounts;
 use crate::placer;
 use crate::reconcile::plan::Stage;
-use crate::spec;
 use abi::EndpointName;
 use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
 use mgmt_api::{DcSpec, NodeShare, Placement};
@@ -101,7 +100,7 @@ pub struct DcRecord {
     /// Counts starts and stops, so that an old share is not taken for an answer to the newest wish.
     pub generation: u64,
     pub created_s: u64,
-    /// Endpoints that each of its nodes gives to programs, in the order of its nodes. None: `spec::earlier_endpoints`.
+    /// Endpoints that each of its nodes gives to programs, in the order of its nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Range<u32>>,
 }
@@ -135,7 +134,7 @@ impl From<StoredDc> for DcRecord {
 impl DcRecord {
     /// Endpoints that the node at a position gives to programs.
     pub fn endpoints_of(&self, index: usize) -> Option<Range<u32>> {
-        if self.endpoints.is_empty() { spec::earlier_endpoints(index) } else { self.endpoints.get(index).cloned() }
+        self.endpoints.get(index).cloned()
     }
 }
 
