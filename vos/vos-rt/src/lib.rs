@@ -30,7 +30,7 @@ pub use frame::{FrameError, TURN_REQUESTS, serve};
 pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
 pub use request::{ClientId, Request, answer_all};
 pub use run::{Boot, Failure, Kind, run};
-pub use service::{Handle, HelloReply, Service, Start};
+pub use service::{Handle, HelloReply, Service};
 pub use sessions::{Fence, Judgement, Reply, Tenure};
 pub use sys::spawn::{Spawn, SpawnError, VARIABLE as SPAWN_VARIABLE};
 pub use vos_api::session::Hello;

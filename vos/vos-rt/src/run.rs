@@ -16,7 +16,7 @@ use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::{Spawn, SpawnError};
 
 use crate::frame::{endpoint_of, serve};
-use crate::service::{Handle, Service, Start};
+use crate::service::{Handle, Service};
 
 /// Any reason why a server does not start; printed with its causes.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -26,7 +26,6 @@ pub struct Boot {
     /// Options and descriptors of this server.
     pub spawn: Spawn,
     pub endpoint: Endpoint,
-    pub start: Start,
     /// For sessions of this server with others: `libvos::PortConnect`.
     pub port: SharedPort,
     /// For threads of the service that must wake or stop the loop.
@@ -73,26 +72,16 @@ fn try_run<S: Service>(
     stop_on_signal(signals, handle.clone())?;
 
     let (epoch, tenure) = (spawn.epoch, Tenure::new(spawn.placement_epoch));
-    let start = start_of(&spawn)?;
-    let mut boot = Boot { spawn, endpoint, start, port: port.clone(), handle: handle.clone() };
+    let mut boot = Boot { spawn, endpoint, port: port.clone(), handle: handle.clone() };
     let service = make(&mut boot)?;
     restrict_system_calls(kind.system_calls)?;
     boot.spawn.ready();
     let placement_epoch = tenure.epoch();
-    tracing::info!(dc = boot.spawn.dc, dc_name = boot.spawn.dc_name, %endpoint, epoch, placement_epoch, ?start, "serving");
+    tracing::info!(dc = boot.spawn.dc, dc_name = boot.spawn.dc_name, %endpoint, epoch, placement_epoch, "serving");
     let service = serve(&port, epoch, tenure, service, &handle)?;
     close(service)?;
     tracing::info!("ended");
     Ok(())
-}
-
-fn start_of(spawn: &Spawn) -> Result<Start, SpawnError> {
-    Ok(match spawn.option_str("start")? {
-        Some("take_over") => Start::TakeOver,
-        Some(_) => return Err(SpawnError::BadOption("start".to_owned())),
-        None if spawn.epoch <= 1 => Start::Fresh,
-        None => Start::Restart,
-    })
 }
 
 fn stop_on_signal(signals: OwnedFd, handle: Handle) -> std::io::Result<()> {

@@ -99,14 +99,3 @@ impl Handle {
         self.stop.load(Ordering::Acquire)
     }
 }
-
-/// How the server came to be, as the daemon says. Only logged so far: no server acts on it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
-    /// The first incarnation.
-    Fresh,
-    /// An earlier incarnation ended, cleanly or not.
-    Restart,
-    /// Another owner may be alive or unreachable.
-    TakeOver,
-}
