@@ -11,11 +11,23 @@ impl<'a> Bytes<'a> {
         self.take(1).first().copied().unwrap_or(0)
     }
 
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
     pub fn u32(&mut self) -> u32 {
-        let mut four = [0; 4];
-        let taken = self.take(4);
-        four[..taken.len()].copy_from_slice(taken);
-        u32::from_le_bytes(four)
+        u32::from_le_bytes(self.array())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    pub fn array<const BYTES: usize>(&mut self) -> [u8; BYTES] {
+        let mut array = [0; BYTES];
+        let taken = self.take(BYTES);
+        array[..taken.len()].copy_from_slice(taken);
+        array
     }
 
     pub fn take(&mut self, count: usize) -> &'a [u8] {

@@ -1,4 +1,4 @@
-//! What comes from outside M3-IPC and is not to be believed, each as a function of arbitrary bytes that must return: no
+//! What comes from outside and is not to be believed, each as a function of arbitrary bytes that must return: no
 //! panic, no hang, nothing allocated without a bound.
 //!
 //! | target | the bytes are |
@@ -9,6 +9,10 @@
 //! | [`messages`], [`requests`], [`completions`] | what a peer writes into a channel while the library makes calls on it |
 //! | [`stand_in`] | what a member writes into a channel to another node while its proxy carries it |
 //! | [`link`] | a peer proxy, after or instead of its greeting |
+//! | [`fuse`] | a request of the kernel to the gate of files, and what the fs server answers |
+//! | [`image`], [`log`] | what lies on a volume of files or in its log, and calls of clients behind it |
+//! | [`keeper`] | one packet between a daemon and a keeper |
+//! | [`bodies`], [`streams`] | a body of the REST API, the frames of a program's stream |
 //!
 //! The same functions run under libFuzzer (`fuzz/libfuzzer`) and, over seeds of [`corpus`] and their mutations, in
 //! `tests/smoke.rs`.
@@ -20,14 +24,20 @@ mod bytes;
 mod channel;
 pub mod corpus;
 mod engine;
+mod fuse;
 mod link;
+mod management;
 mod member;
 mod stand_in;
+mod volume;
 
 pub use channel::{completions, messages, requests};
 pub use engine::engine;
+pub use fuse::fuse;
 pub use link::link;
+pub use management::{bodies, keeper, streams};
 pub use stand_in::stand_in;
+pub use volume::{image, log};
 
 use broker_api::{BetweenBrokers, FromPort, FromProxy, Message, ToPort, ToProxy};
 use wire::Frame;
@@ -44,6 +54,12 @@ pub const TARGETS: &[Target] = &[
     ("completions", completions, corpus::completions),
     ("stand_in", stand_in, corpus::stand_in),
     ("link", link, corpus::link),
+    ("fuse", fuse, fuse::corpus),
+    ("image", image, volume::images),
+    ("log", log, volume::logs),
+    ("keeper", keeper, management::keeper_corpus),
+    ("bodies", bodies, management::body_corpus),
+    ("streams", streams, management::stream_corpus),
 ];
 
 /// Runs one target. Panics when there is none of the name.

@@ -14,6 +14,7 @@
 pub mod backend;
 mod cache;
 mod complete;
+mod dry;
 mod flight;
 mod gate;
 mod init;
@@ -26,6 +27,7 @@ mod spawn;
 mod state;
 mod translate;
 
+pub use dry::DryGate;
 pub use gate::{Counters, End, Gate, GateError};
 pub use spawn::main_from_spawn;
 pub use state::STATE_BYTES;

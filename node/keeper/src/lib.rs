@@ -40,7 +40,7 @@ mod work;
 
 pub use client::{KeeperClient, KeeperError, NamespaceFds, StreamEnd};
 pub use keeper::FUSE_KEY;
-pub use packet::PacketError;
+pub use packet::{PacketError, read_packet};
 pub use protocol::{FuseOptions, KeeperOptions, Status, VERSIONS, Versions};
 pub use refusal::{BadRun, Refusal, Stage, Task};
 

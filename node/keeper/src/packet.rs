@@ -10,7 +10,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::protocol::{IN_MEMFD, INLINE, INLINE_BYTES_MAX, JSON_BYTES_MAX};
+use mgmt_api::ExecRequest;
+
+use crate::launch::Plan;
+use crate::protocol::{Answer, IN_MEMFD, INLINE, INLINE_BYTES_MAX, JSON_BYTES_MAX, Request};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PacketError {
@@ -93,6 +96,19 @@ fn parse<T: DeserializeOwned>(packet: &[u8], mut fds: Vec<OwnedFd>) -> Result<(T
         }
         Some(_) => Err(PacketError::BadForm),
     }
+}
+
+/// Takes a packet without descriptors for a request and for an answer, with the plan of the program that it runs;
+/// answers what it took it for, written again.
+pub fn read_packet(packet: &[u8]) -> [Option<Vec<u8>>; 2] {
+    let request = parse::<Request>(packet, Vec::new()).ok().map(|(request, _)| request);
+    if let Some(Request::Run { run, .. } | Request::Exec { exec: ExecRequest { run, .. }, .. }) = &request {
+        let _ = Plan::check(run, "", &[]);
+    }
+    let answer = parse::<Answer>(packet, Vec::new()).ok().map(|(answer, _)| answer);
+    let written = |json: Vec<u8>| [&[INLINE][..], &json].concat();
+    [request.and_then(|it| serde_json::to_vec(&it).ok()), answer.and_then(|it| serde_json::to_vec(&it).ok())]
+        .map(|json| json.map(written))
 }
 
 /// The next packet, waiting for it until `until`.

@@ -4,12 +4,14 @@
 //! and trusts the length when it opens. Growing costs nothing; only a write beyond the region fails.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::aside::Aside;
+use crate::core::locked;
 use crate::device::{BLOCK, BLOCK64, BlockDevice, Need};
 use crate::error::OpenError;
 use crate::layout::{LENGTH_AT, Layout};
+use crate::model::Reader;
 
 const LENGTH_MAGIC: [u8; 8] = *b"DVSFSlen";
 
@@ -34,10 +36,6 @@ impl std::fmt::Debug for RegionBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RegionBackend").field("start", &self.start).field("bytes", &self.bytes).finish()
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RegionBackend {
@@ -117,10 +115,8 @@ fn decode_length(block: &[u8; BLOCK]) -> Option<Length> {
     if block[..8] != LENGTH_MAGIC || crc != crc32fast::hash(&block[..24]) {
         return None;
     }
-    Some(Length {
-        bytes: u64::from_le_bytes(block[8..16].try_into().ok()?),
-        turn: u64::from_le_bytes(block[16..24].try_into().ok()?),
-    })
+    let mut reader = Reader(&block[8..24]);
+    Some(Length { bytes: reader.u64()?, turn: reader.count()? })
 }
 
 fn is_aligned(offset: u64, bytes: usize) -> bool {

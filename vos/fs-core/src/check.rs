@@ -9,7 +9,7 @@ use crate::core::{Fs, locked};
 use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{WINDOW_BLOCKS, Window};
-use crate::model::{CookieEntry, Entry, Inode, number_of, tag};
+use crate::model::{CookieEntry, Entry, Inode, number_of, tag, window_of};
 use crate::store::{From, Key};
 
 /// Something that is not as it should be, in words.
@@ -101,7 +101,7 @@ impl Walk {
                 *self.handles.entry(ino).or_default() += 1;
             }
             tag::ORPHAN => self.orphans.push(first),
-            _ => self.take_window(fs, depth, first, number_of(key, 1).ok_or(Errno::Io)?, &Window::decode(value)?)?,
+            _ => self.take_window(fs, depth, first, window_of(key).ok_or(Errno::Io)?, &Window::decode(value)?)?,
         }
         Ok(())
     }

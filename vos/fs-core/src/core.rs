@@ -237,6 +237,10 @@ impl Fs {
             tracing::error!("an operation's record would have {weight} bytes");
             return Err((Errno::Io, finish));
         }
+        if !txn.freed.iter().all(|run| self.layout.has(*run)) {
+            tracing::error!("an operation would free blocks outside the volume");
+            return Err((Errno::Io, finish));
+        }
         if let Some((mark, reply)) = kept {
             let entry = locked(&self.sessions).record(mark, progress.applied + 1);
             if let Some(Err(errno)) = entry.map(|entry| entry.put(&mut txn, &reply)) {
@@ -534,19 +538,85 @@ impl State {
 
     pub fn decode(bytes: &[u8]) -> Result<State, StoreError> {
         let mut reader = crate::model::Reader(bytes);
-        let mut next = || reader.u64().ok_or(StoreError::Damaged("checkpoint record"));
-        Ok(State {
-            tail: Tail { epoch: next()?, lsn: next()?, applied: next()? },
-            counters: Counters { next_ino: next()?, next_handle: next()?, inodes: next()? },
-            meta_bytes: next()? as i64,
-        })
+        let mut state = || {
+            Some(State {
+                tail: Tail { epoch: reader.u64()?, lsn: reader.count()?, applied: reader.count()? },
+                counters: Counters::decode(&mut reader)?,
+                meta_bytes: reader.u64()? as i64,
+            })
+        };
+        state().ok_or(StoreError::Damaged("checkpoint record"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::OpenError;
+    use crate::extents::{Place, Window};
+    use crate::log::Record;
+    use crate::model::{Inode, key2};
     use crate::testing::MemoryDevice;
+
+    #[test]
+    fn number_that_one_more_would_overflow_is_damage() {
+        let tail = Tail { epoch: u64::MAX, lsn: 0, applied: 0 };
+        let state = State { tail, counters: Counters::default(), meta_bytes: -1 };
+        assert_eq!(State::decode(&state.encode()).ok(), Some(state));
+        for (lsn, applied, next_ino) in [(u64::MAX, 0, 0), (0, u64::MAX, 0), (0, 0, u64::MAX)] {
+            let counters = Counters { next_ino, ..Counters::default() };
+            let state = State { tail: Tail { lsn, applied, ..tail }, counters, ..state };
+            assert!(State::decode(&state.encode()).is_err(), "{state:?}");
+        }
+        let inode = Inode { links: u32::MAX / 2, next_cookie: u64::MAX / 2, ..Inode::default() };
+        assert_eq!(Inode::decode(&inode.encode()).ok(), Some(inode.clone()));
+        for damaged in [
+            Inode { bytes: u64::MAX, ..inode.clone() },
+            Inode { blocks: u64::MAX, ..inode.clone() },
+            Inode { links: u32::MAX, ..inode.clone() },
+            Inode { next_cookie: u64::MAX, ..inode.clone() },
+        ] {
+            assert!(Inode::decode(&damaged.encode()).is_err(), "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn part_of_a_file_that_no_file_reaches_is_found_and_not_computed_with() {
+        let device = Arc::new(MemoryDevice::new(crate::layout::VOLUME_BYTES_MIN));
+        let fs = Fs::open(device, Options::inline(1)).expect("the volume opens");
+        let mut window = Window::default();
+        window.set(0, Some(Place { block: 0, crc: 0 }));
+        let put = |txn: &mut Txn<'_>| {
+            txn.put(key2(tag::EXTENTS, vos_api::fs::ROOT, u64::MAX), window.encode());
+            Ok(())
+        };
+        fs.transact_quietly(put).expect("it is stored");
+        assert_eq!(fs.check(crate::Depth::Metadata), Err(Errno::Io));
+    }
+
+    #[test]
+    fn block_outside_the_volume_is_not_freed() {
+        let device = Arc::new(MemoryDevice::new(crate::layout::VOLUME_BYTES_MIN));
+        let fs = Fs::open(device, Options::inline(1)).expect("the volume opens");
+        let freed = fs.transact_quietly(|txn| {
+            txn.free_block(1 << 40);
+            Ok(())
+        });
+        assert_eq!(freed, Err(Errno::Io));
+        fs.checkpoint().expect("a checkpoint");
+    }
+
+    #[test]
+    fn record_that_names_the_same_blocks_again_and_again_is_damage() {
+        let device = Arc::new(MemoryDevice::new(crate::layout::VOLUME_BYTES_MIN));
+        let fs = Fs::open(device.clone(), Options::inline(1)).expect("the volume opens");
+        let all = Run { start: 0, count: fs.layout.data_blocks };
+        let record = Record { freed: vec![all; 1000], counters: fs.counters(), ..Record::default() };
+        fs.log.push(&record, Vec::new(), Box::new(|_| ()));
+        fs.log.settle().expect("it is written");
+        fs.sync().expect("it is flushed");
+        assert!(matches!(Fs::open(device, Options::inline(2)), Err(OpenError::Damaged(_))));
+    }
 
     #[test]
     fn operation_whose_record_is_too_large_was_not_executed_for_its_session_either() {

@@ -5,6 +5,8 @@ use crate::error::StoreError;
 use crate::model::Reader;
 
 pub const WINDOW_BLOCKS: u64 = 256;
+/// No volume has more: where a block lies in bytes does not overflow.
+const BLOCKS_MAX: u64 = 1 << 48;
 
 /// Neighbouring blocks of the data region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,7 +102,8 @@ impl Window {
         for _ in 0..reader.u16()? {
             let (at, count, start) = (reader.u16()? as usize, reader.u16()? as usize, reader.u64()?);
             for index in 0..count {
-                let place = Place { block: start.checked_add(index as u64)?, crc: reader.u32()? };
+                let block = start.checked_add(index as u64).filter(|block| *block < BLOCKS_MAX)?;
+                let place = Place { block, crc: reader.u32()? };
                 *window.places.get_mut(at + index)? = Some(place);
             }
         }

@@ -16,8 +16,9 @@
 //! Locks: `queue`, then `ring`; `unwritten` is a leaf. None is held while the device works.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
+use crate::core::locked;
 use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError};
 use crate::error::Errno;
 use crate::extents::Run;
@@ -42,6 +43,12 @@ pub struct Counters {
     pub next_ino: u64,
     pub next_handle: u64,
     pub inodes: u64,
+}
+
+impl Counters {
+    pub fn decode(reader: &mut Reader<'_>) -> Option<Counters> {
+        Some(Counters { next_ino: reader.count()?, next_handle: reader.count()?, inodes: reader.count()? })
+    }
 }
 
 /// The effect of one operation.
@@ -107,10 +114,6 @@ pub struct Tail {
     pub lsn: u64,
     /// Records up to and including this number are in the checkpoint.
     pub applied: u64,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Log {
@@ -426,7 +429,7 @@ fn parse_header(block: &[u8], epoch: u64, lsn: u64, previous: u64) -> Option<(Ba
     if head != [MAGIC, epoch, lsn, previous] {
         return None;
     }
-    let (first, flushed) = (reader.u64()?, reader.u64()?);
+    let (first, flushed) = (reader.count()?, reader.u64()?);
     let (payload_bytes, records, payload_crc) = (reader.u32()? as usize, reader.u32()?, reader.u32()?);
     if reader.u32()? != crc32fast::hash(block.get(..60)?) || payload_bytes > BATCH_BYTES_MAX + RECORD_BYTES_MAX {
         return None;
@@ -466,7 +469,7 @@ impl Record {
     }
 
     fn decode(reader: &mut Reader<'_>) -> Option<Record> {
-        let counters = Counters { next_ino: reader.u64()?, next_handle: reader.u64()?, inodes: reader.u64()? };
+        let counters = Counters::decode(reader)?;
         let (allocated, freed, changes) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let mut record = Record { counters, ..Default::default() };
         for _ in 0..allocated {

@@ -2,12 +2,13 @@
 //!
 //! Numbers in keys are big-endian, so that they sort; numbers in values are little-endian.
 
-use vos_api::fs::Attr;
+use vos_api::fs::{Attr, FILE_BYTES_MAX};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::device::BLOCK64;
 use crate::error::StoreError;
+use crate::extents::WINDOW_BLOCKS;
 use crate::store::Key;
 
 /// First byte of every key.
@@ -48,6 +49,11 @@ pub fn key_name(tag: u8, number: u64, name: &[u8]) -> Key {
     let mut key = key1(tag, number);
     key.extend_from_slice(name);
     key
+}
+
+/// The window that a key of `EXTENTS` names; `None` for one that no file reaches.
+pub fn window_of(key: &[u8]) -> Option<u64> {
+    number_of(key, 1).filter(|number| *number <= FILE_BYTES_MAX / BLOCK64 / WINDOW_BLOCKS)
 }
 
 /// The `at`-th number of a key.
@@ -143,7 +149,7 @@ impl Inode {
 
     pub fn decode(bytes: &[u8]) -> Result<Inode, StoreError> {
         let stored = InodeBytes::read_from_bytes(bytes).map_err(|_| StoreError::Damaged("inode"))?;
-        Ok(Inode {
+        let inode = Inode {
             mode: stored.mode.get(),
             links: stored.links.get(),
             uid: stored.uid.get(),
@@ -158,7 +164,15 @@ impl Inode {
             parent: stored.parent.get(),
             next_cookie: stored.next_cookie.get(),
             entries: stored.entries.get(),
-        })
+        };
+        if inode.is_countable() { Ok(inode) } else { Err(StoreError::Damaged("inode")) }
+    }
+
+    /// Nobody counts as far as what would overflow soon.
+    fn is_countable(&self) -> bool {
+        let are_sizes = self.bytes <= FILE_BYTES_MAX && self.blocks <= FILE_BYTES_MAX / BLOCK64;
+        let are_claims = self.links.max(self.opens) <= u32::MAX / 2;
+        are_sizes && are_claims && self.entries.max(self.next_cookie) <= NUMBER_MAX
     }
 
     pub fn attr(&self, ino: u64) -> Attr {
@@ -229,6 +243,9 @@ impl CookieEntry {
     }
 }
 
+/// What is counted up stays below, or it was damaged: one more must not overflow.
+pub const NUMBER_MAX: u64 = u64::MAX / 2;
+
 /// Takes numbers from the front of bytes.
 pub struct Reader<'a>(pub &'a [u8]);
 
@@ -249,5 +266,10 @@ impl<'a> Reader<'a> {
 
     pub fn u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    /// Something that is counted up.
+    pub fn count(&mut self) -> Option<u64> {
+        self.u64().filter(|number| *number <= NUMBER_MAX)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::core::locked;
 use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError, Need};
 
 const EIO: DeviceError = DeviceError(5);
@@ -17,10 +18,6 @@ type Blocks = BTreeMap<u64, Arc<[u8]>>;
 pub struct MemoryDevice {
     bytes: u64,
     blocks: Mutex<Blocks>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryDevice {

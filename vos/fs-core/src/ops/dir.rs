@@ -27,7 +27,7 @@ pub(super) fn readdir(fs: &Fs, call: &Call, Readdir { ino, cookie, entries }: Re
     }
     let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino] };
     let mut from = key2(tag::COOKIE, ino, cookie.saturating_add(1));
-    let to = key1(tag::COOKIE, ino + 1);
+    let to = key1(tag::COOKIE, ino.saturating_add(1));
     loop {
         let found = fs.store.scan(&from, &to, SCAN_ENTRIES, From::Start)?;
         for (key, value) in &found {

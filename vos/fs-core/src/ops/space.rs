@@ -14,7 +14,7 @@ use crate::core::{Fs, Growth, locked};
 use crate::device::BLOCK64;
 use crate::error::Errno;
 use crate::extents::{Run, WINDOW_BLOCKS, Window};
-use crate::model::{key2, number_of, tag};
+use crate::model::{key2, number_of, tag, window_of};
 use crate::ops::attr::kill_set_id_if_asked;
 use crate::ops::data::{Position, Prepared, WINDOW_BYTES, Writing};
 use crate::store::From;
@@ -80,7 +80,7 @@ impl Fs {
                 window.places.iter().flatten().for_each(|place| txn.free_block(place.block));
                 let number = number_of(&key, 1).ok_or(Errno::Io)?;
                 if size == Size::Follows {
-                    inode.bytes = inode.bytes.min(number * WINDOW_BYTES);
+                    inode.bytes = inode.bytes.min(number.saturating_mul(WINDOW_BYTES));
                 }
                 txn.delete(key);
             }
@@ -272,7 +272,7 @@ impl Fs {
         let from = key2(tag::EXTENTS, ino, first / WINDOW_BLOCKS);
         // Stored windows are not empty; only the first may have its data before the offset.
         for (key, value) in self.store.scan(&from, &key2(tag::EXTENTS, ino, u64::MAX), 2, From::Start)? {
-            let base = number_of(&key, 1).ok_or(Errno::Io)? * WINDOW_BLOCKS;
+            let base = window_of(&key).ok_or(Errno::Io)? * WINDOW_BLOCKS;
             let window = Window::decode(&value)?;
             let used = window.places.iter().enumerate().filter(|(_, place)| place.is_some());
             if let Some(block) = used.map(|(at, _)| base + at as u64).find(|block| *block >= first) {

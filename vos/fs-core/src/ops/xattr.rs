@@ -39,7 +39,7 @@ pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result
     fs.leases.register(call.session, ino);
     fs.read_inode(ino)?;
     let prefix = key1(tag::XATTR, ino);
-    let end = key1(tag::XATTR, ino + 1);
+    let end = key1(tag::XATTR, ino.saturating_add(1));
     let mut names = Vec::new();
     for (key, _) in fs.store.scan(&prefix, &end, XATTRS_MAX, From::Start)? {
         names.extend_from_slice(key.get(prefix.len()..).ok_or(Errno::Io)?);
@@ -76,7 +76,8 @@ pub(super) fn set(job: &Arc<Job>, it: Setxattr<'_>) -> Result<(), Errno> {
             (true, CREATE) => return Err(Errno::Exists),
             (false, REPLACE) => return Err(Errno::NoData),
             (false, _) => {
-                let all = txn.scan_stored(&key1(tag::XATTR, ino), &key1(tag::XATTR, ino + 1), XATTRS_MAX)?;
+                let all =
+                    txn.scan_stored(&key1(tag::XATTR, ino), &key1(tag::XATTR, ino.saturating_add(1)), XATTRS_MAX)?;
                 if all.len() >= XATTRS_MAX {
                     return Err(Errno::NoSpace);
                 }
