@@ -19,6 +19,7 @@ use ipc::descriptors::take_channel_descriptors;
 use ipc::{
     Completion, DELEGATE_SPEC, Endpoint, Epoch, Event, IpcError, Message, Port, RingSpec, Source, Submission, Wait,
 };
+use ipc_core::Words;
 use ipc_shm::{ChannelHalf, ControlPage};
 
 const SOON: Wait = Wait::For(Duration::from_secs(10));

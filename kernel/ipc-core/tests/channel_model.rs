@@ -1,11 +1,11 @@
 //! The words of a channel under every order that the memory model allows: what `docs/design/channel.md` says of
 //! sleeping, taking, withdrawing, copying, replying, both sending, notifying, closing and rings, each with the fewest
-//! steps that can go wrong.
+//! parties and steps that can go wrong.
 //!
-//! The steps are those of `kernel/ipc` (`talk.rs`, `waiting.rs`) and `kernel/ipc-shm` (`link.rs`), over memory that
-//! loom watches; the steps around a fence (`wake`, `slot`), those of `posting`, and the words are the real ones of this
-//! crate. Every fence, exchange and order that a step relies on can be left out ([`Without`]): loom must then find an
-//! order in which the promise is broken. Together: each is needed, and what is there suffices.
+//! The steps, words and orders are those of this crate, which `kernel/ipc` makes over the memory of `kernel/ipc-shm`;
+//! here they are made over memory that loom watches. Every fence, exchange and order that a step relies on can be left
+//! out ([`Without`]): loom must then find an order in which the promise is broken. Together: each is needed, and what
+//! is there suffices.
 
 #[path = "channel_model/memory.rs"]
 mod memory;
@@ -14,90 +14,112 @@ mod steps;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use abi::layout::Role::{Left, Right};
+use ipc_core::words::Fence;
+use ipc_core::{Kind, Timing, posting};
 use loom::sync::Arc;
 use loom::thread;
-use memory::{Channel, Role, Without};
+use memory::{Channel, Party, Place, Step, Without, parties};
 use steps::{Slept, Taken};
 
 /// Whether the promise of `model` can be broken without that.
 fn breaks(without: Without, model: impl Fn(Arc<Channel>) + Send + Sync + 'static) -> bool {
-    let run = move || loom::model(move || model(Arc::new(Channel::new(without))));
+    breaks_within(None, without, model)
+}
+
+/// The same in those orders in which a party that could go on is interrupted at most so many times.
+fn breaks_within(
+    interruptions_max: Option<usize>,
+    without: Without,
+    model: impl Fn(Arc<Channel>) + Send + Sync + 'static,
+) -> bool {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = interruptions_max;
+    let run = move || builder.check(move || model(Arc::new(Channel::new(without))));
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
 fn holds_only_with_all_of(model: fn(Arc<Channel>), needed: &[Without]) {
-    assert!(!breaks(Without::Nothing, model), "the promise is broken with everything in place");
+    holds_within(None, model, needed);
+}
+
+fn holds_within(interruptions_max: Option<usize>, model: fn(Arc<Channel>), needed: &[Without]) {
+    let breaks = |without| breaks_within(interruptions_max, without, model);
+    assert!(!breaks(Without::Nothing), "the promise is broken with everything in place");
     for without in needed {
-        assert!(breaks(*without, model), "nobody misses it: {without:?}");
+        assert!(breaks(*without), "nobody misses it: {without:?}");
     }
 }
 
+const PUBLISHERS_FENCE: Without = Without::Fence(Fence::Publisher);
+const SLEEPERS_FENCE: Without = Without::Fence(Fence::Sleeper);
+/// What left publishes releases what it wrote before.
+const PUBLICATION: Without = Without::Release(Left, Place::Word);
+const TAKERS_EXCHANGE: Without = Without::OneStep(Right, Step::Exchange(Place::State));
+const WITHDRAWERS_EXCHANGE: Without = Without::OneStep(Left, Step::Exchange(Place::State));
+
 /// The peer publishes and the broker says that the peer died, both while this party goes to sleep on the two words.
 fn two_publishers(channel: Arc<Channel>) {
-    let (peer, broker) = (channel.clone(), channel.clone());
-    let threads = [thread::spawn(move || peer.publish_plain(Role::Left)), thread::spawn(move || broker.say_dead())];
-    let slept = channel.sleep_on_both(Role::Right);
+    let (peer, party) = parties(channel.clone());
+    let broker = channel.clone();
+    let threads = [thread::spawn(move || peer.publish_anything()), thread::spawn(move || broker.say_dead())];
+    let slept = party.sleep_on_both();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     if let Slept::While(seen) = slept {
-        let news = (channel.has_word(Role::Left), channel.is_dead());
-        assert_ne!(channel.seen(Role::Right), seen, "asleep for ever over {news:?}");
+        let news = (party.has_word(), channel.is_dead());
+        assert_ne!(party.seen(), seen, "asleep for ever over {news:?}");
     }
 }
 
 /// The peer alone: nobody else wakes who missed it.
 fn one_publisher(channel: Arc<Channel>) {
-    let peer = channel.clone();
-    is_woken_by(channel, move || peer.publish_plain(Role::Left));
+    let (peer, party) = parties(channel);
+    is_woken_by(&party, Party::sleep_on_both, move || peer.publish_anything());
 }
 
 fn one_death(channel: Arc<Channel>) {
-    let broker = channel.clone();
-    is_woken_by(channel, move || broker.say_dead());
+    let (_, party) = parties(channel.clone());
+    is_woken_by(&party, Party::sleep_on_both, move || channel.say_dead());
 }
 
-fn is_woken_by(channel: Arc<Channel>, publish: impl FnOnce() + Send + 'static) {
+fn is_woken_by(party: &Party, sleep: fn(&Party) -> Slept, publish: impl FnOnce() + Send + 'static) {
     let publishing = thread::spawn(publish);
-    let slept = channel.sleep_on_both(Role::Right);
+    let slept = sleep(party);
     publishing.join().unwrap();
     if let Slept::While(seen) = slept {
-        assert_ne!(channel.seen(Role::Right), seen, "asleep for ever");
+        assert_ne!(party.seen(), seen, "asleep for ever");
     }
 }
 
 #[test]
 fn sleeper_hears_of_every_publication() {
     use Without::*;
-    holds_only_with_all_of(one_publisher, &[PublishersFence, SleepersFence, EventBeforeLook]);
+    holds_only_with_all_of(one_publisher, &[PUBLISHERS_FENCE, SLEEPERS_FENCE, EventBeforeLook]);
     holds_only_with_all_of(one_death, &[EventBeforeLook, PageBeforeItsEvent]);
     holds_only_with_all_of(two_publishers, &[EventBeforeLook]);
 }
 
 /// A short sleep on the peer's event, which ends by itself, and then the long one.
 fn one_publisher_to_who_napped(channel: Arc<Channel>) {
-    let peer = channel.clone();
-    let publishing = thread::spawn(move || peer.publish_plain(Role::Left));
-    let slept = channel.nap_and_sleep(Role::Right);
-    publishing.join().unwrap();
-    if let Slept::While(seen) = slept {
-        assert_ne!(channel.seen(Role::Right), seen, "asleep for ever");
-    }
+    let (peer, party) = parties(channel);
+    is_woken_by(&party, Party::nap_and_sleep, move || peer.publish_anything());
 }
 
 /// A channel dozes; its party is woken by another, looks, and arms it again.
 fn one_publisher_to_who_dozed(channel: Arc<Channel>) {
-    let peer = channel.clone();
-    let publishing = thread::spawn(move || peer.publish_plain(Role::Left));
-    let has_heard = channel.doze_and_arm(Role::Right);
+    let (peer, party) = parties(channel);
+    let publishing = thread::spawn(move || peer.publish_anything());
+    let has_heard = party.doze_and_arm();
     publishing.join().unwrap();
-    assert!(has_heard || channel.has_rung(Role::Left), "asleep over a message whose bell never rang");
+    assert!(has_heard || party.has_heard_a_ring(), "asleep over a message whose bell never rang");
 }
 
 /// The fence of the sleep before does not count for this one, nor is it missed.
 #[test]
 fn sleeper_that_slept_before_hears_of_every_publication() {
     use Without::*;
-    holds_only_with_all_of(one_publisher_to_who_napped, &[PublishersFence, SleepersFence, EventBeforeLook]);
-    holds_only_with_all_of(one_publisher_to_who_dozed, &[PublishersFence, SleepersFence]);
+    holds_only_with_all_of(one_publisher_to_who_napped, &[PUBLISHERS_FENCE, SLEEPERS_FENCE, EventBeforeLook]);
+    holds_only_with_all_of(one_publisher_to_who_dozed, &[PUBLISHERS_FENCE, SLEEPERS_FENCE]);
     assert!(!breaks(EarlierFence, one_publisher_to_who_napped));
     assert!(!breaks(EarlierFence, one_publisher_to_who_dozed));
 }
@@ -105,17 +127,17 @@ fn sleeper_that_slept_before_hears_of_every_publication() {
 /// One waiter for anything over two channels with a bell each; both peers publish.
 #[test]
 fn sleeper_over_two_bells_hears_of_each() {
-    for (without, is_broken) in
-        [(Without::Nothing, false), (Without::PublishersFence, true), (Without::SleepersFence, true)]
-    {
+    for (without, is_broken) in [(Without::Nothing, false), (PUBLISHERS_FENCE, true), (SLEEPERS_FENCE, true)] {
         let run = move || {
             loom::model(move || {
                 let channels = [Arc::new(Channel::new(without)), Arc::new(Channel::new(without))];
-                let threads = channels.clone().map(|channel| thread::spawn(move || channel.publish_plain(Role::Left)));
-                let is_quiet = channels.iter().all(|channel| !channel.arm_and_look(Role::Right));
+                let waiter = channels.clone().map(|channel| Party::of(channel, Right));
+                let threads =
+                    channels.map(|channel| thread::spawn(move || Party::of(channel, Left).publish_anything()));
+                let is_quiet = waiter.iter().all(|party| !party.arm_and_look());
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
-                for channel in channels {
-                    assert!(!is_quiet || channel.has_rung(Role::Left), "asleep over a message whose bell never rang");
+                for party in waiter {
+                    assert!(!is_quiet || party.has_heard_a_ring(), "asleep over a message whose bell never rang");
                 }
             });
         };
@@ -123,15 +145,15 @@ fn sleeper_over_two_bells_hears_of_each() {
     }
 }
 
-/// A timed sender withdraws while the receiver takes: they agree, and what is taken is whole.
-fn timed_send(channel: Arc<Channel>) {
-    let receiver = channel.clone();
-    let receiving = thread::spawn(move || receiver.take_timed(Role::Left));
-    let word = channel.publish_timed(Role::Left, 42);
-    let is_withdrawn = channel.withdraw(Role::Left, word);
+/// A sender takes its message back while the receiver takes it: they agree, and what is taken is whole.
+fn withdrawn_send(channel: Arc<Channel>, timing: Timing) {
+    let (sender, receiver) = parties(channel);
+    let receiving = thread::spawn(move || receiver.receive());
+    let word = sender.send(timing, 42);
+    let is_withdrawn = sender.take_back(word);
     if is_withdrawn {
         // The slot is free again.
-        channel.write_line(Role::Left, 7);
+        sender.own().write_line(7);
     }
     match receiving.join().unwrap() {
         Taken::Message(value) => {
@@ -143,41 +165,34 @@ fn timed_send(channel: Arc<Channel>) {
     }
 }
 
-#[test]
-fn timed_message_is_taken_or_withdrawn_and_both_know() {
-    use Without::*;
-    holds_only_with_all_of(timed_send, &[TakersExchange, WithdrawersExchange, OfferBeforeWord, PublicationRelease]);
+/// Its limit passed.
+fn timed_send(channel: Arc<Channel>) {
+    withdrawn_send(channel, Timing::Timed);
 }
 
-/// A sender without a limit is told to give way while the receiver takes: they agree.
+/// A broker told it to give way.
 fn untimed_send(channel: Arc<Channel>) {
-    let receiver = channel.clone();
-    let receiving = thread::spawn(move || receiver.take_unless_given_way(Role::Left));
-    channel.publish_untimed(Role::Left, 42);
-    let is_withdrawn = channel.give_way(Role::Left);
-    if is_withdrawn {
-        channel.write_line(Role::Left, 7);
-    }
-    match receiving.join().unwrap() {
-        Taken::Message(value) => assert!(!is_withdrawn && value == 42, "taken and withdrawn"),
-        Taken::Lost => assert!(is_withdrawn, "neither taken nor withdrawn"),
-        Taken::Nothing => {}
-    }
+    withdrawn_send(channel, Timing::Untimed);
+}
+
+#[test]
+fn timed_message_is_taken_or_withdrawn_and_both_know() {
+    let offer_before_word = Without::Order(Place::State, Place::Word);
+    holds_only_with_all_of(timed_send, &[TAKERS_EXCHANGE, WITHDRAWERS_EXCHANGE, offer_before_word, PUBLICATION]);
 }
 
 #[test]
 fn message_whose_sender_gives_way_is_taken_or_withdrawn_and_both_know() {
-    use Without::*;
-    holds_only_with_all_of(untimed_send, &[TakersExchange, WithdrawersExchange, PublicationRelease]);
+    holds_only_with_all_of(untimed_send, &[TAKERS_EXCHANGE, WITHDRAWERS_EXCHANGE, PUBLICATION]);
 }
 
 /// An untimed sender overwrites its line when, and only when, the receiver has copied it.
 fn next_message(channel: Arc<Channel>) {
-    let receiver = channel.clone();
-    let receiving = thread::spawn(move || receiver.take_untimed(Role::Left));
-    channel.publish_untimed(Role::Left, 42);
-    if channel.is_taken(Role::Left) {
-        channel.write_line(Role::Left, 7);
+    let (sender, receiver) = parties(channel);
+    let receiving = thread::spawn(move || receiver.receive());
+    let word = sender.send(Timing::Untimed, 42);
+    if sender.is_taken(word) {
+        sender.own().write_line(7);
     }
     if let Taken::Message(value) = receiving.join().unwrap() {
         assert_eq!(value, 42, "overwritten while it was copied");
@@ -187,16 +202,17 @@ fn next_message(channel: Arc<Channel>) {
 #[test]
 fn line_is_free_when_it_was_copied_and_not_before() {
     use Without::*;
-    holds_only_with_all_of(next_message, &[PublicationRelease, CopyBeforeTaken, TakenRelease, TakenAcquire]);
+    let taken = [Release(Right, Place::Taken), Acquire(Left, Place::Taken)];
+    holds_only_with_all_of(next_message, &[PUBLICATION, CopyBeforeTaken, taken[0], taken[1]]);
 }
 
 /// A caller takes a request without a limit back and writes the next, while the receiver, which cannot know, copies.
 fn request_written_anew(channel: Arc<Channel>) {
-    let receiver = channel.clone();
-    let receiving = thread::spawn(move || receiver.copy_request(Role::Left));
-    let first = channel.publish_anew(Role::Left, 0, 41);
-    channel.publish_anew(Role::Left, first, 42);
-    if let Some((counter, value)) = receiving.join().unwrap() {
+    let (sender, receiver) = parties(channel);
+    let receiving = thread::spawn(move || receiver.copy_request());
+    sender.request_and_request_anew();
+    if let Some((word, value)) = receiving.join().unwrap() {
+        let counter = word.raw() >> abi::layout::word::FLAG_BITS;
         assert_eq!(value, 40 + counter, "copied for another than it is");
     }
 }
@@ -204,22 +220,21 @@ fn request_written_anew(channel: Arc<Channel>) {
 #[test]
 fn request_that_is_replaced_while_it_is_copied_is_not_taken_for_either() {
     use Without::*;
-    let needed = [WordCleared, FenceBeforeAnew, FenceAfterCopy, PublicationRelease];
+    let needed = [WordCleared, Fence(self::Fence::Anew), Fence(self::Fence::Copied), PUBLICATION];
     holds_only_with_all_of(request_written_anew, &needed);
 }
 
 /// A timed caller gives up while its server answers: the reply comes, or the server learns that nobody waits.
 fn timed_call(channel: Arc<Channel>) {
-    let server = channel.clone();
-    let serving = thread::spawn(move || server.take_and_reply(Role::Left, 43));
-    let word = channel.publish_request(Role::Left, 42);
-    let has_given_up = channel.give_up_call(Role::Left, word);
-    let has_replied = serving.join().unwrap();
-    match has_replied {
+    let (caller, server) = parties(channel);
+    let serving = thread::spawn(move || server.take_and_reply(43));
+    let request = caller.publish(0, Kind::Request, Timing::Timed, 42);
+    let has_given_up = caller.give_up_call(request);
+    match serving.join().unwrap() {
         None => {}
         Some(true) => {
             assert!(!has_given_up, "answered a caller that gave up");
-            assert_eq!(channel.line(Role::Right), 43);
+            assert_eq!(caller.reply_to(request), Some(43));
         }
         Some(false) => assert!(has_given_up, "a caller waits for a reply that was refused"),
     }
@@ -228,60 +243,44 @@ fn timed_call(channel: Arc<Channel>) {
 #[test]
 fn reply_is_taken_or_refused_and_both_know() {
     use Without::*;
-    holds_only_with_all_of(
-        timed_call,
-        &[
-            RepliersExchange,
-            CallersExchange,
-            TakersExchange,
-            WithdrawersExchange,
-            ReplyWordBeforeWord,
-            AwaitsBeforeWord,
-        ],
-    );
+    let repliers_exchange = OneStep(Right, Step::Exchange(Place::Reply));
+    let callers_exchange = OneStep(Left, Step::Exchange(Place::Reply));
+    let before_word = [Order(Place::Reply, Place::Word), Order(Place::Awaits, Place::Word)];
+    holds_only_with_all_of(timed_call, &[repliers_exchange, callers_exchange, before_word[0], before_word[1]]);
+    holds_only_with_all_of(timed_call, &[TAKERS_EXCHANGE, WITHDRAWERS_EXCHANGE]);
 }
 
 /// Both send at once: the higher gives way, nobody sleeps for ever, and the lower never sees the message that was taken
 /// back.
 fn both_send(channel: Arc<Channel>) {
-    let high = channel.clone();
-    let sending = thread::spawn(move || high.send_as_higher(Role::Right));
-    let slept = channel.send_as_lower(Role::Left);
-    let higher = sending.join().unwrap();
-    match higher {
-        Slept::While(seen) => {
-            assert!(
-                channel.seen(Role::Right) != seen
-                    || matches!(slept, Slept::While(own) if own != channel.seen(Role::Left)),
-                "both are asleep for ever"
-            );
-        }
-        Slept::No => {}
+    let (low, high) = parties(channel.clone());
+    let sending = thread::spawn(move || high.send_as_higher());
+    let lower = low.send_as_lower();
+    if let Slept::While(seen) = sending.join().unwrap() {
+        let is_lower_woken = matches!(lower.slept, Slept::While(own) if own != low.seen());
+        assert!(Party::of(channel, Right).seen() != seen || is_lower_woken, "both are asleep for ever");
     }
-    assert!(!channel.lower_took_what_was_withdrawn(), "a message that was taken back was taken");
+    assert!(!lower.sees_withdrawn, "a message that was taken back was taken");
 }
 
 #[test]
 fn one_of_two_that_send_to_each_other_gives_way() {
     use Without::*;
-    holds_only_with_all_of(
-        both_send,
-        &[PublishersFence, SleepersFence, TakenRelease, TakenAcquire, WithdrawnBeforeTaken],
-    );
+    let taken = [Release(Right, Place::Taken), Acquire(Left, Place::Taken)];
+    holds_within(Some(4), both_send, &[PUBLISHERS_FENCE, SLEEPERS_FENCE, taken[0], taken[1], WithdrawnBeforeTaken]);
 }
 
 /// Two bits are posted one after the other while the receiver looks: each arrives once.
 fn notifications(channel: Arc<Channel>) {
-    let receiver = channel.clone();
+    let (poster, receiver) = parties(channel.clone());
     let taking = thread::spawn(move || {
         let mut seen = 0;
-        let bits = receiver.take_notifications(Role::Left, &mut seen);
-        (bits, seen)
+        (posting::take(&receiver, &mut seen), seen)
     });
-    channel.notify(Role::Left, 0b01);
-    channel.notify(Role::Left, 0b10);
+    poster.notify(0b01);
+    poster.notify(0b10);
     let (first, mut seen) = taking.join().unwrap();
-    let second = channel.take_notifications(Role::Left, &mut seen);
+    let second = posting::take(&Party::of(channel, Right), &mut seen);
     assert_eq!(first & second, 0, "a bit came twice");
     assert_eq!(first | second, 0b11, "a bit is lost");
 }
@@ -289,15 +288,16 @@ fn notifications(channel: Arc<Channel>) {
 #[test]
 fn every_bit_that_is_posted_arrives_once() {
     use Without::*;
-    holds_only_with_all_of(notifications, &[MasksExchange, MasksOr, MaskBeforeCount]);
+    let mask_before_count = Order(Place::Mask, Place::Notified);
+    holds_only_with_all_of(notifications, &[OneStep(Right, Step::Take), OneStep(Left, Step::Post), mask_before_count]);
 }
 
 /// A bit is posted while the receiver closes the channel, in which another lies.
 fn post_and_close(channel: Arc<Channel>) {
-    channel.post_and_look(Role::Left, 0b01);
-    let closer = channel.clone();
-    let closing = thread::spawn(move || closer.close_and_take(Role::Right));
-    let left = channel.post_and_look(Role::Left, 0b10);
+    let (poster, closer) = parties(channel);
+    poster.post_and_look(0b01);
+    let closing = thread::spawn(move || closer.close_and_take());
+    let left = poster.post_and_look(0b10);
     let taken = closing.join().unwrap();
     assert_eq!(taken & left, 0, "a bit comes twice");
     assert_eq!(taken | left, 0b11, "a bit is lost");
@@ -306,17 +306,18 @@ fn post_and_close(channel: Arc<Channel>) {
 #[test]
 fn every_bit_in_a_channel_that_is_closed_is_handed_on_by_one_of_the_two() {
     use Without::*;
-    let needed = [PostersAcquire, ClosersRelease, ClosedBeforeLastLook, MasksExchange, RecallInOneStep];
-    holds_only_with_all_of(post_and_close, &needed);
+    let mask = [Acquire(Left, Place::Mask), Release(Right, Place::Mask)];
+    let steps = [OneStep(Right, Step::Take), OneStep(Left, Step::Recall)];
+    holds_only_with_all_of(post_and_close, &[mask[0], mask[1], steps[0], steps[1], ClosedBeforeLastLook]);
 }
 
 /// An entry is put into a ring, taken, and its place used again.
 fn ring(channel: Arc<Channel>) {
-    let consumer = channel.clone();
-    let consuming = thread::spawn(move || consumer.take_entry(Role::Left));
-    channel.put_entry(Role::Left, 42);
-    if channel.is_entry_consumed(Role::Left) {
-        channel.write_line(Role::Left, 7);
+    let (producer, consumer) = parties(channel);
+    let consuming = thread::spawn(move || consumer.take_entry());
+    producer.put_entry(42);
+    if producer.is_entry_consumed() {
+        producer.own().write_line(7);
     }
     if let Some(value) = consuming.join().unwrap() {
         assert_eq!(value, 42, "not the entry that was put");
@@ -326,5 +327,7 @@ fn ring(channel: Arc<Channel>) {
 #[test]
 fn entry_of_a_ring_is_whole() {
     use Without::*;
-    holds_only_with_all_of(ring, &[TailRelease, TailAcquire, HeadRelease, HeadAcquire]);
+    let tail = [Release(Left, Place::Tail), Acquire(Right, Place::Tail)];
+    let head = [Release(Right, Place::Head), Acquire(Left, Place::Head)];
+    holds_only_with_all_of(ring, &[tail[0], tail[1], head[0], head[1]]);
 }

@@ -1,24 +1,23 @@
-//! A channel as one of its parties holds it: every word of the layout by name, and the protocol of sleeping and waking.
+//! A channel as one of its parties holds it: the memory for [`ipc_core::words`], the message line, entries of the ring,
+//! and sleeping.
 //!
-//! Nothing here decides; what the words mean for a call is in `kernel/ipc`. Names follow `docs/design/channel.md`:
-//! "own" is this party's side, "peer" the other's. A loaded value is whatever the peer left there.
+//! Nothing here decides: the steps of the protocol are in `ipc-core`, the calls in `kernel/ipc`. Names follow
+//! `docs/design/channel.md`: "own" is this party's side, "peer" the other's.
 
 #![allow(clippy::expect_used, reason = "a side was measured when it was mapped: what the layout names lies inside")]
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use abi::Message;
 use abi::layout::{Role, Size, parked, shared, side};
 use abi::limits::INLINE_BYTES_MAX;
 use abi::ring::ENTRY_BYTES;
-use ipc_core::posting::Posting;
-use ipc_core::slot::{self, Slot};
-use ipc_core::wake::{self, Words};
-use ipc_core::{Data, Word};
+use ipc_core::words::{Fence, Memory, Object};
+use ipc_core::{Data, Word, Words};
 use sys::futex::{Expected, Woken};
 
 use crate::arena::Arena;
@@ -46,24 +45,6 @@ pub struct Other<'a> {
 /// and the kernel lets whoever maps a word move its sleepers to another word (FUTEX_REQUEUE), where the broker's wake
 /// does not find them.
 const SLEEP_LIMIT: Duration = Duration::from_secs(10);
-
-/// How a party sleeps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sleep {
-    /// Not at all: it looks by itself.
-    Awake,
-    Futex,
-    EventFd,
-}
-
-/// Whose direction a state word belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// Messages of this party.
-    Own,
-    /// Messages of the peer.
-    Peer,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -115,20 +96,10 @@ impl ChannelHalf {
 
     // The message line.
 
+    /// Writes the line and the inline data; nobody sees them before the word is published. `data` is at most
+    /// INLINE_BYTES_MAX bytes, and there is some exactly when the word says so.
     #[inline]
-    pub fn peer_word(&self) -> u32 {
-        self.peer.load(side::MESSAGE_WORD, Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn own_word(&self) -> u32 {
-        self.own.load(side::MESSAGE_WORD, Ordering::Relaxed)
-    }
-
-    /// Writes the line and the inline data, then publishes with Release. `data` is at most INLINE_BYTES_MAX bytes, and
-    /// there is some exactly when the word says so.
-    #[inline]
-    pub fn publish_message(&self, word: Word, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
+    pub fn write_line(&self, word: Word, kind: i32, payload: &[u8; Message::PAYLOAD_BYTES], data: &[u8]) {
         self.own.store(side::MESSAGE_KIND, kind as u32, Ordering::Relaxed);
         for (index, bytes) in payload.chunks_exact(8).enumerate() {
             let mut eight = [0; 8];
@@ -138,231 +109,19 @@ impl ChannelHalf {
         if word.data == Data::Inline {
             self.write_inline(data);
         }
-        self.own.store(side::MESSAGE_WORD, word.raw(), Ordering::Release);
     }
 
-    /// Before the next message is published although the last was not taken, but taken back: its receiver may be
-    /// copying it.
-    #[cold]
-    pub fn begin_anew(&self) {
-        slot::begin_anew(self);
-    }
-
-    /// Copies the peer's message and answers its kind: nothing of it is to be believed. `None` when the inline data
-    /// cannot be, or when the message is not, or no more, the one with this word.
+    /// Copies the peer's message and answers its kind: nothing of it is to be believed, not even that it is one message
+    /// (`ipc_core::slot`). `None` when there cannot be so much inline data.
     #[inline]
-    pub fn copy_message(
-        &self,
-        word: Word,
-        payload: &mut [u8; Message::PAYLOAD_BYTES],
-        data: &mut Vec<u8>,
-    ) -> Option<i32> {
-        slot::copy_whole(self, word.raw(), || {
-            let kind = self.copy_line(payload);
-            self.copy_inline(word.data, data).then_some(kind)
-        })?
-    }
-
-    #[inline]
-    fn copy_line(&self, payload: &mut [u8; Message::PAYLOAD_BYTES]) -> i32 {
+    pub fn copy_line(&self, word: Word, payload: &mut [u8; Message::PAYLOAD_BYTES], data: &mut Vec<u8>) -> Option<i32> {
         self.peer.copy_out(side::MESSAGE_PAYLOAD, payload).expect("the payload lies inside its side");
-        self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32
-    }
-
-    /// Copies the inline data that belongs to the peer's message; `false` when there cannot be so much.
-    #[inline]
-    fn copy_inline(&self, kind: Data, data: &mut Vec<u8>) -> bool {
+        let kind = self.peer.load(side::MESSAGE_KIND, Ordering::Relaxed) as i32;
         data.clear();
-        kind == Data::None || self.read_inline(data)
-    }
-
-    #[inline]
-    pub fn own_taken(&self) -> u32 {
-        self.own.load(side::TAKEN, Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn set_own_taken(&self, word: u32) {
-        self.own.store(side::TAKEN, word, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn peer_taken(&self) -> u32 {
-        self.peer.load(side::TAKEN, Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn own_awaits(&self) -> u32 {
-        self.own.load(side::AWAITS, Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn set_own_awaits(&self, word: u32) {
-        self.own.store(side::AWAITS, word, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn peer_awaits(&self) -> u32 {
-        self.peer.load(side::AWAITS, Ordering::Acquire)
-    }
-
-    /// The code of the reason for which the peer closed the channel; 0 while it is open.
-    #[inline]
-    pub fn peer_closed(&self) -> u32 {
-        self.peer.load(side::CLOSED, Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn own_closed(&self) -> u32 {
-        self.own.load(side::CLOSED, Ordering::Relaxed)
-    }
-
-    pub fn set_own_closed(&self, code: u32) {
-        self.own.store(side::CLOSED, code, Ordering::Release);
-    }
-
-    /// Says in memory why this party closes the channel, and wakes the peer.
-    pub fn close(&self, code: u32) {
-        self.set_own_closed(code);
-        self.kick();
-    }
-
-    // State words, writable by both.
-
-    #[inline]
-    pub fn state(&self, direction: Direction) -> u32 {
-        self.shared.load(self.state_offset(direction), Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn set_state(&self, direction: Direction, value: u32) {
-        self.shared.store(self.state_offset(direction), value, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn exchange_state(&self, direction: Direction, current: u32, new: u32) -> Result<(), u32> {
-        self.shared.compare_exchange(self.state_offset(direction), current, new)
-    }
-
-    /// The reply word of this party as a caller (`Own`), or of the peer as a caller (`Peer`).
-    #[inline]
-    pub fn reply_state(&self, caller: Direction) -> u32 {
-        self.shared.load(self.reply_offset(caller), Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn set_reply_state(&self, caller: Direction, value: u32) {
-        self.shared.store(self.reply_offset(caller), value, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn exchange_reply_state(&self, caller: Direction, current: u32, new: u32) -> Result<(), u32> {
-        self.shared.compare_exchange(self.reply_offset(caller), current, new)
-    }
-
-    // Notifications.
-
-    /// Sets bits for the peer. Needs [`ChannelHalf::kick`].
-    pub fn post_notification(&self, mask: u64) {
-        // Acquire, for the look whether the channel was closed: see `ipc_core::posting`.
-        self.shared.fetch_or_u64(self.notify_offset(Direction::Own), mask, Ordering::AcqRel);
-        let posted = self.own.load(side::NOTIFIED, Ordering::Relaxed).wrapping_add(1);
-        self.own.store(side::NOTIFIED, posted, Ordering::Release);
-    }
-
-    /// Changes whenever the peer posted.
-    #[inline]
-    pub fn peer_notified(&self) -> u32 {
-        self.peer.load(side::NOTIFIED, Ordering::Acquire)
-    }
-
-    pub fn take_notifications(&self) -> u64 {
-        self.shared.swap_u64(self.notify_offset(Direction::Peer), 0, Ordering::AcqRel)
-    }
-
-    /// Puts bits where the peer puts those it posts.
-    pub fn post_for_peer(&self, mask: u64) {
-        self.shared.fetch_or_u64(self.notify_offset(Direction::Peer), mask, Ordering::Release);
-    }
-
-    // Notifications that a proxy carries. Its own side keeps what it has under way, so that one that is killed loses
-    // none.
-
-    /// The number and the bits under way from the peer, when there are any.
-    pub fn carried_notification(&self) -> Option<(u64, u64)> {
-        let bits = self.own.load_u64(side::CARRIED_BITS, Ordering::Relaxed);
-        (bits != 0).then(|| (self.own.load_u64(side::CARRIED_NUMBER, Ordering::Relaxed), bits))
-    }
-
-    /// Takes the peer's bits under way, with the next number. Kept first, cleared then: killed in between, they come
-    /// twice.
-    pub fn carry_notification(&self) -> Option<(u64, u64)> {
-        let at = self.notify_offset(Direction::Peer);
-        let bits = self.shared.load_u64(at, Ordering::Acquire);
-        if bits == 0 {
-            return None;
-        }
-        let number = self.own.load_u64(side::CARRIED_NUMBER, Ordering::Relaxed) + 1;
-        self.own.store_u64(side::CARRIED_NUMBER, number, Ordering::Relaxed);
-        self.own.store_u64(side::CARRIED_BITS, bits, Ordering::Release);
-        self.shared.fetch_and_u64(at, !bits, Ordering::AcqRel);
-        Some((number, bits))
-    }
-
-    /// The bits under way have arrived.
-    pub fn end_carrying(&self) {
-        self.own.store_u64(side::CARRIED_BITS, 0, Ordering::Release);
-    }
-
-    /// The number of the last notification of the far side that was posted here.
-    pub fn posted_number(&self) -> u64 {
-        self.own.load_u64(side::POSTED_NUMBER, Ordering::Relaxed)
-    }
-
-    /// A proxy's: the far side has the channel.
-    pub fn set_open(&self) {
-        self.own.store(side::OPENED, 1, Ordering::Release);
-    }
-
-    pub fn was_open(&self) -> bool {
-        self.own.load(side::OPENED, Ordering::Acquire) != 0
-    }
-
-    pub fn set_posted_number(&self, number: u64) {
-        self.own.store_u64(side::POSTED_NUMBER, number, Ordering::Release);
+        (word.data == Data::None || self.read_inline(data)).then_some(kind)
     }
 
     // The ring.
-
-    #[inline]
-    pub fn own_tail(&self) -> u32 {
-        self.own.load(side::RING_TAIL, Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn set_own_tail(&self, tail: u32) {
-        self.own.store(side::RING_TAIL, tail, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn peer_tail(&self) -> u32 {
-        self.peer.load(side::RING_TAIL, Ordering::Acquire)
-    }
-
-    #[inline]
-    pub fn own_head(&self) -> u32 {
-        self.own.load(side::RING_HEAD, Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn set_own_head(&self, head: u32) {
-        self.own.store(side::RING_HEAD, head, Ordering::Release);
-    }
-
-    #[inline]
-    pub fn peer_head(&self) -> u32 {
-        self.peer.load(side::RING_HEAD, Ordering::Acquire)
-    }
 
     /// Writes the entry with this index into the own ring; nobody sees it before `set_own_tail`.
     pub fn write_entry(&self, index: u32, entry: &[u8; ENTRY_BYTES]) {
@@ -381,35 +140,7 @@ impl ChannelHalf {
         Self::entry_of(&self.own, self.entry_offset(index))
     }
 
-    // Sleeping and waking.
-
-    /// Wakes the peer if it sleeps. After every publication.
-    #[inline]
-    pub fn kick(&self) {
-        wake::kick(self);
-    }
-
-    /// Whether the peer sleeps or polls in a wait, as far as one can see.
-    #[inline]
-    pub fn is_peer_parked(&self) -> bool {
-        self.peer.load(side::PARKED, Ordering::Relaxed) != parked::AWAKE
-    }
-
-    #[inline]
-    pub fn peer_event(&self) -> u32 {
-        self.peer.load(side::EVENT, Ordering::Acquire)
-    }
-
-    /// Says how this party is about to sleep. Look at everything once more before sleeping.
-    #[inline]
-    pub fn prepare_sleep(&self, sleep: Sleep) {
-        let word = match sleep {
-            Sleep::Awake => parked::AWAKE,
-            Sleep::Futex => parked::FUTEX,
-            Sleep::EventFd => parked::EVENTFD,
-        };
-        wake::prepare_sleep(self, word);
-    }
+    // Sleeping.
 
     /// A short sleep while the peer's event is this. What anybody else says is seen afterwards.
     pub fn nap(&self, event: u32, limit: Duration) -> io::Result<Woken> {
@@ -468,6 +199,15 @@ impl ChannelHalf {
         self.bell_in.as_fd()
     }
 
+    #[inline]
+    fn object(&self, object: Object) -> &Mapping {
+        match object {
+            Object::Own => &self.own,
+            Object::Peer => &self.peer,
+            Object::Shared => &self.shared,
+        }
+    }
+
     fn write_inline(&self, data: &[u8]) {
         let data = data.get(..INLINE_BYTES_MAX).unwrap_or(data);
         self.own.store(side::INLINE_BYTES, data.len() as u32, Ordering::Relaxed);
@@ -481,30 +221,6 @@ impl ChannelHalf {
         }
         data.resize(bytes, 0);
         self.peer.copy_out(side::INLINE, data).is_some()
-    }
-
-    #[inline]
-    fn state_offset(&self, direction: Direction) -> usize {
-        match (self.role, direction) {
-            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::STATE_FROM_LEFT,
-            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::STATE_FROM_RIGHT,
-        }
-    }
-
-    #[inline]
-    fn reply_offset(&self, caller: Direction) -> usize {
-        match (self.role, caller) {
-            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::REPLY_TO_LEFT,
-            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::REPLY_TO_RIGHT,
-        }
-    }
-
-    #[inline]
-    fn notify_offset(&self, direction: Direction) -> usize {
-        match (self.role, direction) {
-            (Role::Left, Direction::Own) | (Role::Right, Direction::Peer) => shared::NOTIFY_FROM_LEFT,
-            (Role::Right, Direction::Own) | (Role::Left, Direction::Peer) => shared::NOTIFY_FROM_RIGHT,
-        }
     }
 
     /// `None` on a channel without a ring.
@@ -523,70 +239,60 @@ impl ChannelHalf {
     }
 }
 
-impl Slot for ChannelHalf {
-    fn clear_word(&self) {
-        self.own.store(side::MESSAGE_WORD, 0, Ordering::Relaxed);
-    }
-
-    fn release_fence(&self) {
-        fence(Ordering::Release);
+impl Memory for ChannelHalf {
+    #[inline]
+    fn role(&self) -> Role {
+        self.role
     }
 
     #[inline]
-    fn load_word(&self) -> u32 {
-        self.peer_word()
+    fn load(&self, object: Object, at: usize, order: Ordering) -> u32 {
+        self.object(object).load(at, order)
     }
 
     #[inline]
-    fn acquire_fence(&self) {
-        fence(Ordering::Acquire);
-    }
-}
-
-impl Posting for ChannelHalf {
-    fn post(&self, bits: u64) {
-        self.post_notification(bits);
-    }
-
-    fn wake(&self) {
-        self.kick();
-    }
-
-    /// Not to be called in a channel that goes on.
-    fn recall(&self, bits: u64) -> u64 {
-        self.shared.fetch_and_u64(self.notify_offset(Direction::Own), !bits, Ordering::AcqRel) & bits
-    }
-
-    fn take(&self) -> u64 {
-        self.take_notifications()
-    }
-}
-
-fn bounded(limit: Option<Duration>) -> Option<Duration> {
-    Some(limit.map_or(SLEEP_LIMIT, |limit| limit.min(SLEEP_LIMIT)))
-}
-
-impl Words for ChannelHalf {
-    #[inline]
-    fn peer_parked(&self) -> u32 {
-        self.peer.load(side::PARKED, Ordering::Relaxed)
+    fn store(&self, object: Object, at: usize, value: u32, order: Ordering) {
+        self.object(object).store(at, value, order);
     }
 
     #[inline]
-    fn set_own_parked(&self, how: u32) {
-        // The peer reads this line at every message: writing what stands there would take it away.
-        if self.own.load(side::PARKED, Ordering::Relaxed) != how {
-            self.own.store(side::PARKED, how, Ordering::Relaxed);
-        }
+    fn increment(&self, at: usize, order: Ordering) {
+        self.own.fetch_add(at, 1, order);
     }
 
     #[inline]
-    fn fence(&self) {
-        fence(Ordering::SeqCst);
+    fn exchange(&self, at: usize, current: u32, new: u32) -> Result<(), u32> {
+        self.shared.compare_exchange(at, current, new)
     }
 
-    fn bump_event(&self) {
-        self.own.fetch_add(side::EVENT, 1, Ordering::Release);
+    #[inline]
+    fn load_u64(&self, object: Object, at: usize, order: Ordering) -> u64 {
+        self.object(object).load_u64(at, order)
+    }
+
+    #[inline]
+    fn store_u64(&self, object: Object, at: usize, value: u64, order: Ordering) {
+        self.object(object).store_u64(at, value, order);
+    }
+
+    #[inline]
+    fn or_u64(&self, at: usize, bits: u64, order: Ordering) -> u64 {
+        self.shared.fetch_or_u64(at, bits, order)
+    }
+
+    #[inline]
+    fn and_u64(&self, at: usize, bits: u64, order: Ordering) -> u64 {
+        self.shared.fetch_and_u64(at, bits, order)
+    }
+
+    #[inline]
+    fn swap_u64(&self, at: usize, value: u64, order: Ordering) -> u64 {
+        self.shared.swap_u64(at, value, order)
+    }
+
+    #[inline]
+    fn fence(&self, fence: Fence) {
+        std::sync::atomic::fence(fence.order());
     }
 
     fn wake_peer(&self, how: u32) {
@@ -595,6 +301,10 @@ impl Words for ChannelHalf {
             _ => sys::futex::wake_all(self.own.address_u32(side::EVENT)),
         }
     }
+}
+
+fn bounded(limit: Option<Duration>) -> Option<Duration> {
+    Some(limit.map_or(SLEEP_LIMIT, |limit| limit.min(SLEEP_LIMIT)))
 }
 
 /// What a sleeper saw before its last look.

@@ -28,7 +28,7 @@ pub use arena::{Arena, OutOfArena};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
 pub use gauge::{Gauge, Reading};
-pub use half::{ChannelHalf, Direction, Other, Seen, Sleep};
+pub use half::{ChannelHalf, Other, Seen};
 pub use mapping::{Access, Mapping};
 pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, ring_line};
 pub use sys::futex::Woken;

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU32;
 use abi::limits::{COPIERS_PER_ENDPOINT, DELEGATES_PER_ENDPOINT, DELEGATORS_PER_ENDPOINT};
 use abi::{Endpoint, IpcError, Lane};
 use broker_api::Offer;
-use ipc_core::ChannelId;
-use ipc_shm::{ChannelHalf, ControlPage, ForkGuard, Other, Sleep};
+use ipc_core::{ChannelId, Sleep, Words};
+use ipc_shm::{ChannelHalf, ControlPage, ForkGuard, Other};
 
 use crate::connection::{Connection, Given};
 use crate::copy::{COPY_SPEC, Copying, serve};

@@ -1,15 +1,14 @@
-//! Messages over one channel: the sender's, the receiver's, the caller's and the replier's part of
-//! `docs/design/channel.md`.
+//! Messages over one channel: what a party remembers, and the waits between the steps of [`ipc_core::exchange`].
 //!
 //! A party has at most one message outstanding. `send` and `sendrec` do not return before their message was taken,
 //! withdrawn or lost with the peer, so that only a reply may still lie untaken when the next message is written.
 
 use std::time::Duration;
 
-use abi::layout::{state, word};
-use abi::{Calls, Endpoint, IpcError, Message};
-use ipc_core::{Both, Budget, Data, Kind, Owed, Timing, Word, both_send};
-use ipc_shm::{ChannelHalf, ControlPage, Direction};
+use abi::{Calls, Endpoint, IpcError, Message, Settled};
+use ipc_core::exchange::{self, Numbers, Proxied, Replied, Sending};
+use ipc_core::{Budget, Data, Kind, Owed, Timing, Word, Words, posting, slot};
+use ipc_shm::{ChannelHalf, ControlPage};
 
 use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
@@ -17,9 +16,6 @@ use crate::waiting::{Failure, Stop, Terms, gone, wait_for};
 
 /// How long a peer may take between winning a state word and what must follow at once; longer is a broken peer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
-
-/// Exchanges of a state word that may fail: an honest peer changes it once.
-const SETTLE_TRIES_MAX: u32 = 16;
 
 /// What a party remembers of its talk with one peer.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +50,6 @@ impl Rights {
     }
 }
 
-/// The right that a message of this kind needs.
-pub(crate) fn right_for(kind: Kind) -> Calls {
-    match kind {
-        Kind::Send => Calls::SEND,
-        Kind::Request => Calls::SENDREC,
-        Kind::Reply => Calls::NONE,
-    }
-}
-
 /// What is owed to the peer.
 #[derive(Clone, Copy, Debug)]
 enum Owes {
@@ -88,29 +75,16 @@ pub(crate) struct Parties<'a> {
     pub own_control: &'a ControlPage,
     pub own: Endpoint,
     pub peer: Endpoint,
-    /// A proxy plays the peer: withdrawing has to be asked for.
     pub proxied: Proxied,
     pub budget: &'a mut Budget,
     pub attend: Attend<'a>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Proxied {
-    No,
-    Yes,
-}
-
-/// What a waiting sender saw.
-enum Seen {
-    Taken,
-    GiveWay,
-}
-
-/// What a waiting caller saw.
-enum Reply {
-    Published(Word),
-    GiveWay,
-    Corrupt,
+impl Parties<'_> {
+    #[inline]
+    fn numbers(&self) -> Numbers {
+        Numbers { own: self.own.number(), peer: self.peer.number() }
+    }
 }
 
 impl Talk {
@@ -129,57 +103,21 @@ impl Talk {
     /// The peer's message that can be taken now, if its kind is wanted.
     #[inline]
     pub fn offered(&mut self, half: &ChannelHalf) -> Result<Option<Word>, IpcError> {
-        let raw = half.peer_word();
-        if raw == self.seen || raw == 0 {
-            return Ok(None);
-        }
-        let word = Word::of(raw).ok_or(IpcError::Corrupt)?;
-        if !self.rights.peer.contains(right_for(word.kind)) {
-            return Err(IpcError::Corrupt);
-        }
-        let said = half.state(Direction::Peer);
-        let is_over = word.timing == Timing::Untimed && word.kind != Kind::Reply && word.is_before(said);
-        if is_over || word.state_of(said) == state::WITHDRAWN {
-            self.seen = raw;
-            return Ok(None);
-        }
-        if word.kind == Kind::Reply {
-            self.seen = raw;
-            pass_over(half, raw);
-            return Ok(None);
-        }
-        Ok(Some(word))
+        exchange::offered(half, &mut self.seen, self.rights.peer)
     }
 
     /// Takes an offered message; `false` when its sender withdrew it first.
     pub fn take(&mut self, parties: &Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<bool, IpcError> {
-        let half = parties.half;
-        if !win_message(half, word) {
-            self.seen = word.raw();
-            return Ok(false);
-        }
-        match copy(half, word, parties.peer, inbox) {
-            // Given up at this moment, and the next is there: `win_message` does not decide about it.
-            Err(IpcError::Corrupt) if is_replaced_request(half, word) => {
-                self.seen = word.raw();
-                return Ok(false);
-            }
-            copied => copied?,
-        }
+        let is_taken = take_into(inbox, parties, word)?;
         self.seen = word.raw();
-        half.set_own_taken(word.raw());
-        if word.kind == Kind::Request {
+        if is_taken && word.kind == Kind::Request {
             if let Owes::Relayed(_) = self.owes {
-                self.learn_own(half);
+                self.learn_own(parties.half);
             }
             self.owes = Owes::Seen(word);
             self.know_reply_taken(parties);
         }
-        // A caller waits for the reply, not for this; everybody else does.
-        if word.kind == Kind::Send || parties.proxied == Proxied::Yes {
-            half.kick();
-        }
-        Ok(true)
+        Ok(is_taken)
     }
 
     pub fn send(
@@ -204,18 +142,12 @@ impl Talk {
         let word = Word::after(self.counted, Kind::Send, patience_of(deadline), Data::of(data));
         self.publish(parties, word, message, data);
         let half = parties.half;
-        let (own, peer) = (parties.own.number(), parties.peer.number());
-        let look = || {
-            if half.peer_taken() == word.raw() {
-                return Some(Seen::Taken);
-            }
-            pass_over_reply(half, self.seen);
-            give_way(half, self.seen, word, own, peer).then_some(Seen::GiveWay)
-        };
+        let (seen, numbers) = (self.seen, parties.numbers());
+        let look = || exchange::sent(half, seen, word, numbers);
         let terms = Terms::until(deadline).calling(parties.peer);
         match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
-            Ok(Seen::Taken) => Ok(()),
-            Ok(Seen::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
+            Ok(Sending::Taken) => Ok(()),
+            Ok(Sending::GiveWay) | Err(Stop::Deadlock) => match self.give_up(parties, word)? {
                 Settled::Taken => Ok(()),
                 Settled::Withdrawn => Err(IpcError::Deadlock.into()),
             },
@@ -259,9 +191,9 @@ impl Talk {
     ) -> Result<(), Failure> {
         loop {
             return match self.await_reply(parties, word, deadline) {
-                Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
-                Ok(Reply::Corrupt) => Err(IpcError::Corrupt.into()),
-                Ok(Reply::GiveWay) => match self.give_up(parties, word)? {
+                Ok(Replied::Published(reply)) => self.take_reply(parties, reply, inbox),
+                Ok(Replied::Corrupt) => Err(IpcError::Corrupt.into()),
+                Ok(Replied::GiveWay) => match self.give_up(parties, word)? {
                     // It was taken while we gave way: then its reply comes, when the peer has it.
                     Settled::Taken => continue,
                     Settled::Withdrawn => Err(IpcError::Deadlock.into()),
@@ -298,10 +230,7 @@ impl Talk {
             }
             freed?;
         }
-        if request.timing == Timing::Timed {
-            let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-            half.exchange_reply_state(Direction::Peer, waiting, answered).map_err(|_| IpcError::NotWaiting)?;
-        }
+        exchange::win_reply(half, request).map_err(|_| IpcError::NotWaiting)?;
         self.publish(parties, Word::reply_to(request, Data::of(data)), message, data);
         Ok(())
     }
@@ -314,10 +243,7 @@ impl Talk {
         }
         let Some(word) = Word::of(self.own) else { return true };
         let half = parties.half;
-        let look = || match half.peer_taken() == word.raw() {
-            true => Some(Settled::Taken),
-            false => (word.state_of(half.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
-        };
+        let look = || exchange::left_slot(half, word);
         let terms = Terms::until(Deadline::after(Wait::For(SETTLE_LIMIT)));
         let settled = wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look);
         // Where nothing is heard of it the caller waited when it was last heard of.
@@ -401,38 +327,20 @@ impl Talk {
 
     /// What a peer posted that may not is never looked at.
     pub fn has_notifications(&self, half: &ChannelHalf) -> bool {
-        half.peer_notified() != self.notified && self.rights.peer.contains(Calls::NOTIFY)
+        posting::is_posted(half, self.notified) && self.rights.peer.contains(Calls::NOTIFY)
     }
 
     /// Bits the peer posted since the last look; 0 for none.
     pub fn take_notifications(&mut self, half: &ChannelHalf) -> u64 {
-        if !self.has_notifications(half) {
-            return 0;
-        }
-        self.notified = half.peer_notified();
-        half.take_notifications()
+        if self.has_notifications(half) { posting::take(half, &mut self.notified) } else { 0 }
     }
 
     fn publish(&mut self, parties: &Parties<'_>, word: Word, message: &Message, data: &[u8]) {
-        let (half, kind) = (parties.half, word.kind);
-        if word.timing == Timing::Timed {
-            half.set_state(Direction::Own, word.in_state(state::OFFERED));
-            if kind == Kind::Request {
-                half.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
-            }
-        } else if word.is_misjudged_by(half.state(Direction::Own)) {
-            // What the word said of another message, with this counter or one that looks later.
-            half.set_state(Direction::Own, state::IDLE);
-        }
-        if kind == Kind::Request {
-            half.set_own_awaits(word.raw());
-        }
         (self.own, self.is_free) = (word.raw(), false);
-        if kind != Kind::Reply {
+        if word.kind != Kind::Reply {
             self.counted = word.raw();
         }
-        half.publish_message(word, message.kind, &message.payload, data);
-        half.kick();
+        publish(parties.half, word, message, data);
     }
 
     /// A caller took the last reply before it asks again. A proxy may tell us later, and keeps its slot until it did.
@@ -448,17 +356,14 @@ impl Talk {
     }
 
     fn await_taking(&mut self, parties: &mut Parties<'_>, deadline: Deadline) -> Result<(), Failure> {
-        let (half, last) = (parties.half, self.own);
-        let Some(word) = Word::of(last) else { return Ok(()) };
-        let look = || match half.peer_taken() == last {
-            true => Some(Settled::Taken),
-            false => (word.state_of(half.state(Direction::Own)) == state::WITHDRAWN).then_some(Settled::Withdrawn),
-        };
+        let half = parties.half;
+        let Some(word) = Word::of(self.own) else { return Ok(()) };
+        let look = || exchange::left_slot(half, word);
         let terms = Terms::until(deadline);
         match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
             Ok(Settled::Taken) => Ok(()),
             Ok(Settled::Withdrawn) => {
-                half.begin_anew();
+                slot::begin_anew(half);
                 Ok(())
             }
             Err(Stop::TimedOut) => Err(IpcError::TimedOut.into()),
@@ -468,45 +373,25 @@ impl Talk {
         }
     }
 
-    fn await_reply(&mut self, parties: &mut Parties<'_>, word: Word, deadline: Deadline) -> Result<Reply, Stop> {
+    fn await_reply(&mut self, parties: &mut Parties<'_>, word: Word, deadline: Deadline) -> Result<Replied, Stop> {
         let half = parties.half;
-        let seen = self.seen;
-        let (own, peer) = (parties.own.number(), parties.peer.number());
-        let look = || {
-            let raw = half.peer_word();
-            if raw == seen || raw == 0 {
-                return None;
-            }
-            match Word::of(raw) {
-                Some(reply) if reply.answers(word) => Some(Reply::Published(reply)),
-                Some(reply) if reply.kind == Kind::Reply => {
-                    pass_over(half, raw);
-                    None
-                }
-                Some(_) if give_way(half, seen, word, own, peer) => Some(Reply::GiveWay),
-                Some(_) => None,
-                None => Some(Reply::Corrupt),
-            }
-        };
+        let (seen, numbers) = (self.seen, parties.numbers());
+        let look = || exchange::replied(half, seen, word, numbers);
         let terms = Terms::until(deadline).calling(parties.peer);
         wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look)
     }
 
     fn take_reply(&mut self, parties: &Parties<'_>, reply: Word, inbox: &mut Inbox) -> Result<(), Failure> {
-        copy(parties.half, reply, parties.peer, inbox)?;
+        take_into(inbox, parties, reply)?;
         self.seen = reply.raw();
         self.is_free = true;
-        parties.half.set_own_taken(reply.raw());
-        if parties.proxied == Proxied::Yes {
-            parties.half.kick();
-        }
         Ok(())
     }
 
     /// The replier won: its reply follows at once, or it is broken or dies.
     fn late_reply(&mut self, parties: &mut Parties<'_>, word: Word, inbox: &mut Inbox) -> Result<(), Failure> {
         match self.await_reply(parties, word, Deadline::after(Wait::For(SETTLE_LIMIT))) {
-            Ok(Reply::Published(reply)) => self.take_reply(parties, reply, inbox),
+            Ok(Replied::Published(reply)) => self.take_reply(parties, reply, inbox),
             Err(Stop::PeerGone(gone)) => Err(gone.or_died(IpcError::SourceDied)),
             Err(Stop::Own(error)) => Err(error.into()),
             Ok(_) | Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt.into()),
@@ -518,59 +403,19 @@ impl Talk {
         if self.give_up(parties, word)? == Settled::Withdrawn {
             return Err(IpcError::TimedOut.into());
         }
-        let (waiting, given_up) = (word.in_state(state::OFFERED), word.in_state(state::WITHDRAWN));
-        match parties.half.exchange_reply_state(Direction::Own, waiting, given_up) {
-            Ok(()) => {
-                if parties.proxied == Proxied::Yes {
-                    self.tell_given_up(parties.half, word);
-                }
-                Err(IpcError::TimedOut.into())
-            }
-            Err(_) => self.late_reply(parties, word, inbox),
+        if exchange::give_up_reply(parties.half, word, parties.proxied) {
+            return Err(IpcError::TimedOut.into());
         }
-    }
-
-    /// The request was taken, and its answer is not waited for any more. The far side is asked to withdraw it, which it
-    /// cannot, and knows.
-    fn tell_given_up(&self, half: &ChannelHalf, word: Word) {
-        let (taken, cancel) = (word.in_state(state::TAKEN), word.in_state(state::CANCEL));
-        if half.exchange_state(Direction::Own, taken, cancel).is_ok() {
-            half.kick();
-        }
+        self.late_reply(parties, word, inbox)
     }
 
     /// Takes a message back, or learns that it was taken.
     fn give_up(&mut self, parties: &mut Parties<'_>, word: Word) -> Result<Settled, Failure> {
         let half = parties.half;
-        let wish = match parties.proxied {
-            Proxied::No => state::WITHDRAWN,
-            Proxied::Yes => state::CANCEL,
-        };
-        match word.timing {
-            // A peer that was stuck may be freed at this moment.
-            Timing::Untimed if word.kind == Kind::Send && parties.proxied == Proxied::No => {
-                if !settle(half, Direction::Own, word, wish) {
-                    return Ok(Settled::Taken);
-                }
-            }
-            // The proxy settles it; and who takes a request that is withdrawn at this moment finds nobody to answer.
-            Timing::Untimed => half.set_state(Direction::Own, word.in_state(wish)),
-            Timing::Timed => {
-                let won = half.exchange_state(Direction::Own, word.in_state(state::OFFERED), word.in_state(wish));
-                if won.is_err() {
-                    return Ok(Settled::Taken);
-                }
-            }
+        if let Some(settled) = exchange::take_back(half, word, parties.proxied) {
+            return Ok(settled);
         }
-        if parties.proxied == Proxied::No {
-            return Ok(Settled::Withdrawn);
-        }
-        half.kick();
-        let look = || match word.state_of(half.state(Direction::Own)) {
-            state::TAKEN => Some(Settled::Taken),
-            state::WITHDRAWN => Some(Settled::Withdrawn),
-            _ => (half.peer_taken() == word.raw()).then_some(Settled::Taken),
-        };
+        let look = || exchange::settled(half, word);
         // The proxy settles it, or reports the link as down, after which the page is dead.
         let terms = Terms::until(Deadline::Never);
         match wait_for(half, parties.own_control, parties.budget, terms, &mut parties.attend, look) {
@@ -580,58 +425,6 @@ impl Talk {
             Err(Stop::TimedOut | Stop::Deadlock) => Err(IpcError::Corrupt.into()),
         }
     }
-}
-
-/// A reply that nobody waits for: its caller's wait ended for another reason. Taking it frees the slot of the replier,
-/// who may sleep until it is free.
-#[cold]
-fn pass_over(half: &ChannelHalf, reply: u32) {
-    if half.own_taken() != reply {
-        half.set_own_taken(reply);
-        half.kick();
-    }
-}
-
-fn pass_over_reply(half: &ChannelHalf, seen: u32) {
-    let raw = half.peer_word();
-    if raw != seen && raw & word::KIND_MASK == word::REPLY {
-        pass_over(half, raw);
-    }
-}
-
-/// Whether the request, which has no limit, lies there no more.
-#[cold]
-fn is_replaced_request(half: &ChannelHalf, word: Word) -> bool {
-    word.kind == Kind::Request && word.timing == Timing::Untimed && half.peer_word() != word.raw()
-}
-
-/// Agrees with the sender that the message is taken. `false` when it was withdrawn first.
-fn win_message(half: &ChannelHalf, word: Word) -> bool {
-    match (word.kind, word.timing) {
-        (Kind::Send | Kind::Request, Timing::Timed) => {
-            let (offered, taken) = (word.in_state(state::OFFERED), word.in_state(state::TAKEN));
-            half.exchange_state(Direction::Peer, offered, taken).is_ok()
-        }
-        (Kind::Send, Timing::Untimed) => settle(half, Direction::Peer, word, state::TAKEN),
-        // Its sender waits for the answer in any case.
-        (Kind::Request, Timing::Untimed) | (Kind::Reply, _) => true,
-    }
-}
-
-/// Brings an untimed message to its end, which both parties try in their own way; nothing was said of it before.
-/// `false` when the other was first.
-pub(crate) fn settle(half: &ChannelHalf, direction: Direction, word: Word, end: u32) -> bool {
-    let mut found = half.state(direction);
-    for _ in 0..SETTLE_TRIES_MAX {
-        if word.is_misjudged_by(found) {
-            break;
-        }
-        match half.exchange_state(direction, found, word.in_state(end)) {
-            Ok(()) => return true,
-            Err(now) => found = now,
-        }
-    }
-    found == word.in_state(end)
 }
 
 /// Whether the peer waits for an answer, and so takes no message of ours.
@@ -649,12 +442,12 @@ pub(crate) fn answer_relayed(half: &ChannelHalf, request: Word, message: &Messag
     if !claim_reply(half, request) {
         return;
     }
-    let word = Word::reply_to(request, Data::of(data));
-    if word.state_of(half.state(Direction::Own)) != state::IDLE {
-        half.set_state(Direction::Own, state::IDLE);
-    }
-    half.publish_message(word, message.kind, &message.payload, data);
-    half.kick();
+    publish(half, Word::reply_to(request, Data::of(data)), message, data);
+}
+
+#[inline]
+fn publish(half: &ChannelHalf, word: Word, message: &Message, data: &[u8]) {
+    exchange::publish(half, word, || half.write_line(word, message.kind, &message.payload, data));
 }
 
 /// Whether the caller of a request that was relayed waits for its answer. It cannot give up any more afterwards.
@@ -663,18 +456,7 @@ pub(crate) fn claim_reply(half: &ChannelHalf, request: Word) -> bool {
     if !is_latest || half.own_closed() != 0 || gone(half).is_some() {
         return false;
     }
-    if request.timing == Timing::Untimed {
-        return true;
-    }
-    let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-    half.exchange_reply_state(Direction::Peer, waiting, answered).is_ok()
-}
-
-/// How a message that was to be withdrawn ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Settled {
-    Taken,
-    Withdrawn,
+    exchange::win_reply(half, request).is_ok()
 }
 
 /// What the death of a peer means that was not seen to take the message. Over a proxy it may have taken it and died
@@ -693,27 +475,20 @@ fn patience_of(deadline: Deadline) -> Timing {
     }
 }
 
-/// Whether the peer sends to us while we send to it, and we are the one to give way.
-fn give_way(half: &ChannelHalf, seen: u32, own_word: Word, own: u32, peer: u32) -> bool {
-    let raw = half.peer_word();
-    if raw == seen || half.peer_taken() == own_word.raw() {
-        return false;
-    }
-    let word = Word::of(raw);
-    let said = half.state(Direction::Peer);
-    let is_over = word.is_some_and(|word| word.state_of(said) == state::WITHDRAWN || word.is_before(said));
-    !is_over && both_send(own, peer, word) == Both::GiveWay
-}
-
-/// Copies the peer's message and checks that it did not change meanwhile.
+/// Takes a message into the inbox; `false` when its sender withdrew it first.
 #[inline]
-fn copy(half: &ChannelHalf, word: Word, source: Endpoint, inbox: &mut Inbox) -> Result<(), IpcError> {
+fn take_into(inbox: &mut Inbox, parties: &Parties<'_>, word: Word) -> Result<bool, IpcError> {
+    let (half, mut is_copied) = (parties.half, false);
     let Inbox { message, data } = inbox;
-    message.source = Some(source);
-    let Some(kind) = half.copy_message(word, &mut message.payload, data) else {
-        data.clear();
-        return Err(IpcError::Corrupt);
+    let copy = || {
+        is_copied = true;
+        message.source = Some(parties.peer);
+        message.kind = half.copy_line(word, &mut message.payload, data)?;
+        Some(())
     };
-    message.kind = kind;
-    Ok(())
+    let taken = exchange::take(half, word, parties.proxied, copy);
+    if is_copied && taken != Ok(Some(())) {
+        data.clear();
+    }
+    Ok(taken?.is_some())
 }

@@ -4,8 +4,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, WaitMode};
-use ipc_shm::{ChannelHalf, ControlPage, Life, Sleep};
+use ipc_core::wake::fall_asleep;
+use ipc_core::{Budget, CROWDED_AFTER, Cpus, Ended, Sleep, WaitMode, Words};
+use ipc_shm::{ChannelHalf, ControlPage, Life, Seen};
 
 use crate::errors::CHANNEL_ENDS;
 use crate::lanes::Attend;
@@ -234,14 +235,12 @@ fn nap<T>(half: &ChannelHalf, deadline: Deadline, look: &mut impl FnMut() -> Opt
     if limit.is_zero() {
         return Ok(None);
     }
-    let event = half.peer_event();
-    half.prepare_sleep(Sleep::Futex);
-    let mut outcome = Ok(look());
-    if let Ok(None) = outcome
-        && gone(half).is_none()
-    {
-        outcome = half.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
-    }
+    let last_look = |_: &u32| look().map(Some).or_else(|| gone(half).map(|_| None));
+    let event = match fall_asleep(half, Sleep::Futex, || half.peer_event(), last_look) {
+        Ok(found) => return Ok(found),
+        Err(event) => event,
+    };
+    let outcome = half.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
     half.prepare_sleep(Sleep::Awake);
     outcome
 }
@@ -256,27 +255,29 @@ fn sleep_for<T>(
 ) -> Option<Result<T, Stop>> {
     let mut untold = terms.waits_for.map(|peer| (peer, Deadline::after(Wait::For(UNTOLD))));
     loop {
-        let seen = half.seen(own);
-        attend.take_news(seen.own_control);
-        half.prepare_sleep(Sleep::Futex);
-        attend.prepare_sleep();
-        let is_served = attend.serve();
-        let limit = terms.deadline.left();
-        let ended = || attend.ended().map(|error| Err(Stop::PeerGone(Gone::For(error))));
-        let outcome = match last_look(half, own, terms.wake_ups, look).or_else(ended) {
-            None if limit.is_some_and(|left| left.is_zero()) => Some(Err(Stop::TimedOut)),
-            None if is_served => None,
-            None if attend.is_refused() => Some(Err(Stop::Deadlock)),
-            None => {
-                let limit = tell_wait(&mut untold, attend).or(limit);
-                match half.sleep_among(seen, own, attend.sleeping_on(), limit) {
-                    Ok(_) => None,
-                    Err(error) => Some(Err(Stop::Own(os(&error)))),
-                }
+        let (mut is_served, mut limit) = (false, None);
+        let last_look = |seen: &Seen| {
+            attend.take_news(seen.own_control);
+            attend.prepare_sleep();
+            is_served = attend.serve();
+            limit = terms.deadline.left();
+            let ended = || attend.ended().map(|error| Err(Stop::PeerGone(Gone::For(error))));
+            match last_look(half, own, terms.wake_ups, look).or_else(ended) {
+                None if limit.is_some_and(|left| left.is_zero()) => Some(Some(Err(Stop::TimedOut))),
+                None if is_served => Some(None),
+                None if attend.is_refused() => Some(Some(Err(Stop::Deadlock))),
+                found => found.map(Some),
             }
-            some => some,
         };
-        half.prepare_sleep(Sleep::Awake);
+        let outcome = match fall_asleep(half, Sleep::Futex, || half.seen(own), last_look) {
+            Ok(outcome) => outcome,
+            Err(seen) => {
+                let limit = tell_wait(&mut untold, attend).or(limit);
+                let slept = half.sleep_among(seen, own, attend.sleeping_on(), limit);
+                half.prepare_sleep(Sleep::Awake);
+                slept.err().map(|error| Err(Stop::Own(os(&error))))
+            }
+        };
         attend.end_sleep();
         if outcome.is_some() || is_served {
             return outcome;

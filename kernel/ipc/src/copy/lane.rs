@@ -7,7 +7,7 @@ use abi::copy::{Chunk, Request};
 use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
 use abi::ring::Completion;
 use abi::{GrantId, IpcError};
-use ipc_core::{Budget, ChannelId};
+use ipc_core::{Budget, ChannelId, Words};
 use ipc_shm::{Arena, ControlPage};
 
 use crate::lanes::Attend;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use abi::Endpoint;
 use foldhash::fast::RandomState;
-use ipc_core::ChannelId;
-use ipc_shm::{ChannelHalf, Sleep};
+use ipc_core::{ChannelId, Proxied, Sleep, Words};
+use ipc_shm::ChannelHalf;
 use slotmap::{Key, KeyData, SlotMap};
 
 use crate::ring::{RingServer, RingShared};
-use crate::talk::{Proxied, Talk};
+use crate::talk::Talk;
 use crate::waiting::{IDLE_LOOKS_MAX, QUIET_SLEEPS_MAX};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
 
 use abi::limits::INLINE_BYTES_MAX;
 use abi::{Calls, Endpoint, IpcError, Message, Source};
-use ipc_core::{Kind, Word, posting};
+use ipc_core::{Kind, Word, Words, posting};
 
 use super::attached::{Attached, AttachedKey, Use};
 use super::events::{Found, Wanted};

@@ -2,14 +2,13 @@
 
 use abi::{Endpoint, IpcError, Lane, Message};
 use broker_api::{FromPort, IfAbsent, Open};
-use ipc_core::{ChannelId, Owed, Verdict, judge};
+use ipc_core::{ChannelId, Owed, Proxied, Verdict, judge};
 
 use super::attached::{AttachedKey, Use};
 use super::events::{Found, News, Wanted};
 use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
 use crate::lanes::{Attend, Purpose};
-use crate::talk::Proxied;
 use crate::waiting::Failure;
 
 impl Port {

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 use abi::limits::CHANNELS_PER_PROCESS;
 use abi::{Endpoint, IpcError, Lane, Privileges};
 use broker_api::{FromPort, IfAbsent, Offer, Open, Pid, ToPort};
+use ipc_core::{Proxied, Words};
 use ipc_shm::{ChannelHalf, ControlPage};
 use sys::eventfd::Trigger;
 
@@ -15,7 +16,7 @@ use crate::connection::{Given, Notice};
 use crate::descriptors::take_channel_descriptors;
 use crate::lanes::Purpose;
 use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
-use crate::talk::{Proxied, Rights, Talk};
+use crate::talk::{Rights, Talk};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
 

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_core::{Budget, ChannelId, WaitMode};
-use ipc_shm::{Arena, ChannelHalf, ControlPage, ForkGuard, Sleep, Woken};
+use ipc_core::wake::fall_asleep;
+use ipc_core::{Budget, ChannelId, Sleep, WaitMode, Words};
+use ipc_shm::{Arena, ChannelHalf, ControlPage, ForkGuard, Woken};
 
 use super::{Arming, RingFull, RingSpec, goodbye};
 use crate::wait::{Deadline, Wait};
@@ -192,12 +193,9 @@ impl RingClient {
         if self.is_inherited() {
             return Arming::Ready;
         }
-        self.half.prepare_sleep(Sleep::EventFd);
-        if self.has_news() {
-            self.half.prepare_sleep(Sleep::Awake);
-            Arming::Ready
-        } else {
-            Arming::Armed
+        match fall_asleep(&*self.half, Sleep::EventFd, || (), |()| self.has_news().then_some(())) {
+            Ok(()) => Arming::Ready,
+            Err(()) => Arming::Armed,
         }
     }
 

@@ -12,7 +12,7 @@ pub(crate) use server::RingShared;
 use std::os::fd::OwnedFd;
 
 use abi::IpcError;
-use ipc_core::ChannelId;
+use ipc_core::{ChannelId, Words};
 use ipc_shm::{ChannelHalf, ForkGuard};
 
 use broker_api::{FromPort, Message};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
-use ipc_core::ChannelId;
+use ipc_core::{ChannelId, Words};
 use ipc_shm::{Arena, ChannelHalf, ForkGuard};
 
 use super::{RingId, RingSpec, goodbye};

@@ -9,22 +9,12 @@ use std::sync::Arc;
 use abi::layout::state;
 use abi::ring::{Completion, Submission};
 use abi::{Calls, Carried, Indices, IpcError, Settled};
-use ipc_core::{Data, Kind, Timing, Word};
-use ipc_shm::{Arena, ChannelHalf, Direction};
+use ipc_core::exchange::{self, Proxied, right_for, settle};
+use ipc_core::{Data, Direction, Kind, Timing, Word, Words, slot};
+use ipc_shm::{Arena, ChannelHalf};
 
 use super::ProxiedInfo;
-use crate::talk::{right_for, settle};
 use crate::waiting::gone;
-
-/// What became of the message that was published last.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Last {
-    /// Or there was none.
-    Taken,
-    /// The local party may be copying it.
-    TakenBack,
-    Outstanding,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -62,7 +52,7 @@ impl ProxiedChannel {
         }
         let mut payload = [0; abi::Message::PAYLOAD_BYTES];
         let mut inline = Vec::new();
-        match half.copy_message(word, &mut payload, &mut inline) {
+        match slot::copy_whole(&**half, raw, || half.copy_line(word, &mut payload, &mut inline)) {
             Some(kind) => Ok(Some(Carried { word: raw, kind, payload, inline })),
             // It was taken back meanwhile, and the next one is there.
             None if half.peer_word() != raw => Ok(None),
@@ -101,7 +91,7 @@ impl ProxiedChannel {
         let Some(outstanding) = Word::of(word) else { return };
         if outstanding.kind == Kind::Reply {
             let is_there = self.half.peer_word() == word && self.half.own_taken() != word;
-            if is_there && settle(&self.half, Direction::Peer, outstanding, state::WITHDRAWN) {
+            if is_there && settle(&*self.half, Direction::Peer, outstanding, state::WITHDRAWN) {
                 self.half.kick();
             }
             return;
@@ -145,33 +135,23 @@ impl ProxiedChannel {
         if half.own_word() == message.word {
             return Ok(());
         }
-        match self.last_published() {
-            Last::Outstanding => return Err(IpcError::Corrupt),
-            // First, so that the slot is free also for the next proxy when this one is killed here.
-            Last::TakenBack => half.begin_anew(),
-            Last::Taken => {}
+        match Word::of(half.own_word()).map(|last| exchange::left_slot(&**half, last)) {
+            Some(None) => return Err(IpcError::Corrupt),
+            // First, so that the slot is free also for the next proxy when this one is killed here: the local party may
+            // be copying what was taken back.
+            Some(Some(Settled::Withdrawn)) => slot::begin_anew(&**half),
+            Some(Some(Settled::Taken)) | None => {}
         }
         if word.kind == Kind::Reply {
             self.win_reply(word)?;
         }
-        if word.timing == Timing::Timed {
-            half.set_state(Direction::Own, word.in_state(state::OFFERED));
-        } else if word.is_misjudged_by(half.state(Direction::Own)) {
-            half.set_state(Direction::Own, state::IDLE);
+        // A party that sends does not wait for an answer any more.
+        if word.kind == Kind::Send {
+            half.set_own_awaits(0);
         }
-        match word.kind {
-            Kind::Request => {
-                if word.timing == Timing::Timed {
-                    half.set_reply_state(Direction::Own, word.in_state(state::OFFERED));
-                }
-                half.set_own_awaits(message.word);
-            }
-            // A party that sends does not wait for an answer any more.
-            Kind::Send => half.set_own_awaits(0),
-            Kind::Reply => {}
-        }
-        half.publish_message(word, message.kind, &message.payload, &message.inline);
-        half.kick();
+        exchange::publish(&**half, word, || {
+            half.write_line(word, message.kind, &message.payload, &message.inline);
+        });
         Ok(())
     }
 
@@ -202,22 +182,8 @@ impl ProxiedChannel {
             }
             return Some(Settled::Taken);
         }
-        match ours.timing {
-            Timing::Timed => {
-                let (from, to) = (ours.in_state(state::OFFERED), ours.in_state(state::WITHDRAWN));
-                match half.exchange_state(Direction::Own, from, to) {
-                    Ok(()) => {}
-                    Err(found) if found == to => {}
-                    Err(_) => return None,
-                }
-            }
-            // An untimed sender withdraws while the local party is stuck, which may be freed at this moment.
-            Timing::Untimed if ours.kind == Kind::Send => {
-                if !settle(half, Direction::Own, ours, state::WITHDRAWN) {
-                    return None;
-                }
-            }
-            Timing::Untimed => half.set_state(Direction::Own, ours.in_state(state::WITHDRAWN)),
+        if exchange::take_back(&**half, ours, Proxied::No) == Some(Settled::Taken) {
+            return None;
         }
         if ours.kind == Kind::Request {
             half.set_own_awaits(0);
@@ -339,32 +305,16 @@ impl ProxiedChannel {
         gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied))
     }
 
-    fn last_published(&self) -> Last {
-        let half = &self.half;
-        let last = half.own_word();
-        if last == 0 || half.peer_taken() == last {
-            return Last::Taken;
-        }
-        match Word::of(last) {
-            Some(word) if word.state_of(half.state(Direction::Own)) == state::WITHDRAWN => Last::TakenBack,
-            _ => Last::Outstanding,
-        }
-    }
-
     /// A reply goes to a caller that still waits for it, and to no other.
     fn win_reply(&self, reply: Word) -> Result<(), IpcError> {
         let request = Word::of(self.half.peer_awaits()).ok_or(IpcError::NotWaiting)?;
         if !reply.answers(request) {
             return Err(IpcError::NotWaiting);
         }
-        if request.timing == Timing::Untimed {
-            return Ok(());
-        }
-        let (waiting, answered) = (request.in_state(state::OFFERED), request.in_state(state::TAKEN));
-        match self.half.exchange_reply_state(Direction::Peer, waiting, answered) {
+        match exchange::win_reply(&*self.half, request) {
             Ok(()) => Ok(()),
             // Won by a proxy that was killed before it published the reply: the caller waits for it.
-            Err(found) if found == answered => Ok(()),
+            Err(found) if found == request.in_state(state::TAKEN) => Ok(()),
             Err(_) => Err(IpcError::NotWaiting),
         }
     }

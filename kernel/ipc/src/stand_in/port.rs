@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use abi::{DcId, Endpoint, IpcError, NodeId};
 use broker_api::{FromProxy, Message, ProxiedOffer, ToProxy};
-use ipc_core::{Budget, ChannelId, Ended, posting};
+use ipc_core::{Budget, ChannelId, Ended, Words, posting};
 use ipc_shm::{ChannelHalf, ControlPage, Role};
 use sys::eventfd::{Poller, Trigger, WriteInterest};
 

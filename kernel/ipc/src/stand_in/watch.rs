@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use abi::{DcId, Endpoint, Lane};
-use ipc_core::ChannelId;
-use ipc_shm::{ChannelHalf, Direction, Sleep};
+use ipc_core::{ChannelId, Direction, Sleep, Words};
+use ipc_shm::ChannelHalf;
 
 use crate::waiting::{IDLE_LOOKS_MAX, QUIET_SLEEPS_MAX};
 
