@@ -102,7 +102,7 @@ pub extern "C" fn m3_version() -> *const c_char {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use ipc::errors;
+    use ipc::errors::{self, ErrorSet};
 
     use super::*;
 
@@ -141,23 +141,40 @@ mod tests {
         tags.flat_map(|tag| tag.split(" , Dv ")).map(str::to_owned).collect()
     }
 
-    fn names<'a>(calls: impl IntoIterator<Item = &'a [IpcError]>) -> BTreeSet<String> {
-        let errors = calls.into_iter().flatten();
-        errors.map(|error| of_error(*error).name.to_str().unwrap().to_owned()).collect()
+    fn names(errors: impl IntoIterator<Item = IpcError>) -> BTreeSet<String> {
+        errors.into_iter().map(|error| of_error(error).name.to_str().unwrap().to_owned()).collect()
     }
 
     #[test]
     fn manual_pages_list_what_the_calls_answer() {
-        let messages =
-            [errors::SEND, errors::SENDREC, errors::REPLY, errors::NOTIFY, errors::RECEIVE_ANY, errors::RECEIVE_FROM];
-        // The library's own: a pointer that is none, and a port that is in use.
-        let of_library = ["M3_EINVALID", "M3_EBUSY"].map(str::to_owned);
-        let mut expected = names(messages);
-        expected.extend(of_library.clone());
-        assert_eq!(listed(include_str!("../man/m3_send.3")), expected);
+        use errors as of;
+        let pages: [(&str, &[ErrorSet]); 8] = [
+            (
+                include_str!("../man/m3_send.3"),
+                &[of::SEND, of::SENDREC, of::REPLY, of::NOTIFY, of::RECEIVE_ANY, of::RECEIVE_FROM],
+            ),
+            (include_str!("../man/m3_connect.3"), &[of::BIND_LATER, of::GETEP, of::WAIT4BIND, of::SET_NAME, of::FIND]),
+            (include_str!("../man/m3_ring.3"), &[of::OPEN_RING, of::RING, of::RING_WAIT]),
+            (include_str!("../man/m3_grant.3"), &[of::GRANT, of::REVOKE, of::COPY]),
+            (include_str!("../man/m3_relay.3"), &[of::RELAY, of::NOTIFY_FOR]),
+            (include_str!("../man/m3_set_privileges.3"), &[of::MANAGE, of::PRIVILEGES, of::BIND_FOR]),
+            (
+                include_str!("../man/m3_migration_start.3"),
+                &[of::BIND_LATER, of::MIGRATION_START, of::MIGRATION_COMMIT, of::MIGRATION_ROLLBACK, of::PROMOTE],
+            ),
+            (include_str!("../man/m3_dc_info.3"), &[of::DC_INFO, of::ENDPOINT_INFO, of::LIST_INFO]),
+        ];
+        // The library's own: a pointer that is none, a number that is no endpoint, and a port that is in use.
+        let of_library = [IpcError::BadArgument, IpcError::BadEndpoint];
+        let busy = || "M3_EBUSY".to_owned();
+        for (page, calls) in pages {
+            let mut expected = names(calls.iter().flat_map(|call| call.iter()).chain(of_library));
+            expected.insert(busy());
+            assert_eq!(listed(page), expected, "{}", page.lines().find(|line| line.starts_with(".Dt")).unwrap());
+        }
         // Of one peer: "also fails as m3_receive".
-        let mut expected = names([errors::RECEIVE_ANY, &[IpcError::SourceDied]]);
-        expected.extend(of_library);
+        let mut expected = names(of::RECEIVE_ANY.iter().chain([IpcError::SourceDied, IpcError::BadArgument]));
+        expected.insert(busy());
         assert_eq!(listed(include_str!("../man/m3_wait.3")), expected);
     }
 

@@ -17,6 +17,7 @@ use ipc_shm::{ChannelHalf, ControlPage, ForkGuard, Other};
 use crate::connection::{Connection, Given};
 use crate::copy::{COPY_SPEC, Copying, serve};
 use crate::delegate::{DELEGATE_SPEC, Delegating, Inward, Origin, Outward, told_to_client};
+use crate::errors::heard;
 use crate::ring::{RingClient, RingServer, RingShared, RingSpec};
 use crate::talk::{answer_relayed, claim_reply};
 
@@ -346,7 +347,7 @@ impl Attend<'_> {
 
     /// Whether the broker said that the channel ended: nothing in memory says so when it may be used no more.
     pub fn ended(&self) -> Option<IpcError> {
-        self.connection.ended(self.channel)
+        self.connection.ended(self.channel).map(heard)
     }
 
     pub fn tell_wait(&mut self, peer: Endpoint) {

@@ -12,6 +12,7 @@ use abi::{DcId, Endpoint, IpcError, NodeId, PairId};
 use broker_api::{Answer, BetweenBrokers, Errand, HoldId, Message, ToPort, ToProxy};
 use ipc_core::table::{Asking, Home, OwnerId, Place};
 
+use super::proxying::Resolved;
 use super::requests::Succession;
 use super::{EventLoop, clock_millis};
 use crate::limits::{ANSWERS_KEPT, ERRANDS_MAX};
@@ -173,10 +174,8 @@ impl EventLoop {
         if self.containers.get(&dc).is_some_and(|container| container.table.is_migrating(endpoint)) {
             return Ok(None);
         }
-        match self.resolve(dc, endpoint) {
-            // Handed over at this moment.
-            Err(IpcError::Moved) => return Err(IpcError::Busy),
-            result => result?,
+        if self.resolve(dc, endpoint)? == Resolved::InTransit {
+            return Err(IpcError::Busy);
         }
         match self.home(dc, endpoint) {
             Some(Home::Remote { node }) => Ok(Some(node)),

@@ -17,6 +17,7 @@ use ipc_core::table::{Binding, Channel, Home, OwnerId};
 
 use super::EventLoop;
 use super::opening::ring_of;
+use super::proxying::Resolved;
 use crate::container::Container;
 use crate::limits::LOOKS_PER_PAGE;
 
@@ -92,9 +93,8 @@ impl EventLoop {
     }
 
     fn endpoint_described(&mut self, dc: DcId, endpoint: Endpoint) -> Result<EndpointInfo, IpcError> {
-        match self.resolve(dc, endpoint) {
-            Err(IpcError::Moved) => return Err(IpcError::Busy),
-            result => result?,
+        if self.resolve(dc, endpoint)? == Resolved::InTransit {
+            return Err(IpcError::Busy);
         }
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let binding = container.table.binding(endpoint).ok_or(IpcError::NoSuchEndpoint)?;

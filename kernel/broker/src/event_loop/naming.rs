@@ -11,6 +11,7 @@ use broker_api::{IfAbsent, ToPort};
 use ipc_core::table::{Home, OwnerId};
 
 use super::EventLoop;
+use super::proxying::Resolved;
 use crate::{Claim, Location};
 
 /// A claim that the directory has not decided yet. One of each connection.
@@ -197,19 +198,16 @@ impl EventLoop {
     /// Who has the name, and on which node it is: while it is handed over, where it was.
     fn look_up(&mut self, dc: DcId, name: EndpointName) -> Result<(Endpoint, NodeId), IpcError> {
         let endpoint = self.directory.named(dc, name).ok_or(IpcError::NoSuchEndpoint)?;
-        let node = match self.resolve(dc, endpoint) {
-            Ok(()) => match self.home(dc, endpoint) {
+        let node = match self.resolve(dc, endpoint)? {
+            Resolved::Bound => match self.home(dc, endpoint) {
                 Some(Home::Remote { node }) => node,
                 _ => self.node,
             },
             // It keeps its name; a process that calls it waits.
-            Err(IpcError::Moved) => {
+            Resolved::InTransit => {
                 let container = self.containers.get(&dc);
                 container.and_then(|it| it.table.left_from(endpoint)).unwrap_or(self.node)
             }
-            // The directory will hear of it.
-            Err(IpcError::Fenced) => return Err(IpcError::NoSuchEndpoint),
-            Err(error) => return Err(error),
         };
         Ok((endpoint, node))
     }

@@ -9,6 +9,7 @@ use ipc_core::pairs::{common, pair_of};
 use ipc_core::table::{Awaited, Channel, Home, OwnerId};
 
 use super::EventLoop;
+use super::proxying::Resolved;
 
 impl EventLoop {
     /// How many pairs this node has with another one.
@@ -32,12 +33,15 @@ impl EventLoop {
     }
 
     /// Makes sure that an endpoint is bound in the table, and that the pair is not down by which `own` talks with it.
-    pub(super) fn reach(&mut self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<(), IpcError> {
-        self.resolve(dc, to)?;
+    pub(super) fn reach(&mut self, dc: DcId, own: Endpoint, to: Endpoint) -> Result<Resolved, IpcError> {
+        let resolved = self.resolve(dc, to)?;
+        if resolved == Resolved::InTransit {
+            return Ok(resolved);
+        }
         if self.give_up_abandoned(dc, to) {
             return Err(IpcError::NoLink);
         }
-        self.check_pair(dc, own, to)
+        self.check_pair(dc, own, to).map(|()| resolved)
     }
 
     /// With one pair, whose proxy is expected no more: also the node of an endpoint is given up that this broker has

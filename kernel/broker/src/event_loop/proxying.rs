@@ -20,20 +20,32 @@ use crate::Location;
 use crate::connection::{Packed, Sent};
 use crate::container::Kept;
 
+/// Where an endpoint was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Resolved {
+    Bound,
+    /// It is being handed over: who wants it waits.
+    InTransit,
+}
+
 impl EventLoop {
     /// Makes sure that an endpoint is bound in the table, asking the directory for those of other nodes.
-    pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<(), IpcError> {
+    pub(super) fn resolve(&mut self, dc: DcId, endpoint: Endpoint) -> Result<Resolved, IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         if container.table.left_from(endpoint).is_some() {
-            return Err(IpcError::Moved);
+            return Ok(Resolved::InTransit);
         }
         if container.table.binding(endpoint).is_some() && !container.table.is_leaving(endpoint) {
-            return Ok(());
+            return Ok(Resolved::Bound);
         }
         match self.directory.locate(dc, endpoint) {
             Location::Remote { node, .. } if self.is_node_down(node) => Err(IpcError::NoLink),
             Location::Remote { node, epoch } => {
-                self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, Change::Promoted)
+                match self.bind_remote(dc, endpoint, node, epoch, Told::ByDirectory, Change::Promoted) {
+                    // That one is of the past: the directory will hear of the next.
+                    Err(IpcError::Fenced) => Err(IpcError::NoSuchEndpoint),
+                    result => result.map(|()| Resolved::Bound),
+                }
             }
             Location::Local | Location::Unknown => Err(IpcError::NoSuchEndpoint),
         }
@@ -281,7 +293,7 @@ impl EventLoop {
             awaited.extend(container.table.waiters().awaited_endpoints().into_iter().map(|endpoint| (*dc, endpoint)));
         }
         for (dc, endpoint) in awaited {
-            if self.resolve(dc, endpoint).is_ok() {
+            if self.resolve(dc, endpoint) == Ok(Resolved::Bound) {
                 self.appeared(dc, endpoint);
             }
         }

@@ -9,6 +9,7 @@ use sys::seqpacket::{Received, Sender};
 
 use super::errands::Asker;
 use super::opening::{os, wish_of};
+use super::proxying::Resolved;
 use super::{EventLoop, Token};
 use crate::Privileges;
 use crate::connection::{Bound, Packed, Party};
@@ -92,14 +93,14 @@ impl EventLoop {
             }
             FromPort::Open(open) => self.open(owner, dc, own, request, open)?,
             FromPort::AwaitBound { peer } => match self.reach(dc, own, peer) {
-                Ok(()) => self.answer(owner, request, &ToPort::Done),
-                Err(IpcError::NoSuchEndpoint | IpcError::NoLink | IpcError::Moved) => {
+                Ok(Resolved::Bound) => self.answer(owner, request, &ToPort::Done),
+                Ok(Resolved::InTransit) | Err(IpcError::NoSuchEndpoint | IpcError::NoLink) => {
                     self.add_waiter(owner, dc, peer, request, Awaited::Bound)?;
                 }
                 Err(error) => return Err(error),
             },
             FromPort::AwaitUnbound { peer } => {
-                if self.resolve(dc, peer).is_err_and(|error| error != IpcError::Moved) {
+                if self.resolve(dc, peer).is_err() {
                     self.answer(owner, request, &ToPort::Done);
                 } else {
                     self.add_waiter(owner, dc, peer, request, Awaited::Unbound)?;
@@ -245,17 +246,14 @@ impl EventLoop {
             (_, None) => {}
         }
         match self.reach(dc, own, to) {
-            Ok(()) => self.open_channel(dc, own, request, &open),
-            Err(error) => {
-                let may_come = matches!(error, IpcError::NoSuchEndpoint | IpcError::NoLink);
-                if error != IpcError::Moved && !(may_come && open.if_absent == IfAbsent::Wait) {
-                    return Err(error);
-                }
-                self.add_waiter(owner, dc, to, request, Awaited::Bound)?;
-                self.waiting_opens.insert((owner, request), open);
-                Ok(())
-            }
+            Ok(Resolved::Bound) => return self.open_channel(dc, own, request, &open),
+            Ok(Resolved::InTransit) => {}
+            Err(IpcError::NoSuchEndpoint | IpcError::NoLink) if open.if_absent == IfAbsent::Wait => {}
+            Err(error) => return Err(error),
         }
+        self.add_waiter(owner, dc, to, request, Awaited::Bound)?;
+        self.waiting_opens.insert((owner, request), open);
+        Ok(())
     }
 
     fn add_waiter(

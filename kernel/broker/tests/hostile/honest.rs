@@ -120,7 +120,8 @@ fn serve(server: &mut Port, honest: Endpoint, rings: &mut HashMap<RingId, RingSe
                 counts.taken.fetch_add(u64::from(answer_some(ring)) * u64::from(!is_honest), Ordering::Relaxed);
             }
         }
-        Ok(Event::RingClosed(id, _)) => {
+        Ok(Event::RingClosed(id, reason)) => {
+            assert!(ipc::errors::RING.contains(&reason), "{reason:?}");
             counts.ended_rings.fetch_add(1, Ordering::Relaxed);
             rings.remove(&id);
         }

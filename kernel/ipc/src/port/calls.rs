@@ -8,6 +8,7 @@ use super::attached::{Attached, AttachedKey, Use};
 use super::events::{Found, Wanted};
 use super::opening::OPENS_MAX;
 use super::{Event, Port};
+use crate::errors;
 use crate::lanes::{Attend, Expected};
 use crate::talk::{Inbox, Parties, Talk};
 use crate::wait::{Deadline, Wait};
@@ -15,23 +16,23 @@ use crate::waiting::{Failure, Gone, Replaced, Stop, Terms, WakeUps, gone, wait_f
 
 impl Port {
     /// Sends and waits until the peer has taken the message. To a peer that waits for our reply it is the reply.
-    /// Errors: [`errors::SEND`](crate::errors::SEND).
+    /// Errors: [`errors::SEND`].
     pub fn send(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<(), IpcError> {
         self.send_inline(to, message, &[], wait)
     }
 
     /// `send` with up to [`INLINE_BYTES_MAX`] bytes of data.
     pub fn send_inline(&mut self, to: Endpoint, message: &Message, data: &[u8], wait: Wait) -> Result<(), IpcError> {
-        self.beside_watch(|port| {
+        errors::SEND.only(self.beside_watch(|port| {
             if port.lanes.delegating.is_involved() && port.owes_passed(to) {
                 port.check_call(data)?;
                 return port.answer_passed(to, message, data);
             }
             port.with_talk(to, data, wait, |talk, parties, _, deadline| talk.send(parties, message, data, deadline))
-        })
+        }))
     }
 
-    /// Sends a request and waits for its reply. Errors: [`errors::SENDREC`](crate::errors::SENDREC).
+    /// Sends a request and waits for its reply. Errors: [`errors::SENDREC`].
     pub fn sendrec(&mut self, to: Endpoint, message: &Message, wait: Wait) -> Result<Message, IpcError> {
         self.sendrec_inline(to, message, &[], wait)
     }
@@ -44,28 +45,34 @@ impl Port {
         data: &[u8],
         wait: Wait,
     ) -> Result<Message, IpcError> {
-        self.beside_watch(|port| {
+        errors::SENDREC.only(self.beside_watch(|port| {
             if port.lanes.delegating.is_involved() && port.owes_passed(to) {
                 return Err(IpcError::Deadlock);
             }
             port.with_talk(to, data, wait, |talk, parties, inbox, deadline| {
                 talk.sendrec(parties, message, data, deadline, inbox)
             })
-        })?;
+        }))?;
         Ok(self.inbox.message)
     }
 
     /// Answers the request that was taken from `to` last. Never blocks. Errors:
-    /// [`errors::REPLY`](crate::errors::REPLY).
+    /// [`errors::REPLY`].
     pub fn reply(&mut self, to: Endpoint, message: &Message) -> Result<(), IpcError> {
         self.reply_inline(to, message, &[])
     }
 
     pub fn reply_inline(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
+        errors::REPLY.only(self.reply_checked(to, message, data))
+    }
+
+    fn reply_checked(&mut self, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
         self.check_call(data)?;
         self.beside_watch(|port| {
             let result = match port.attached.talk_with(to) {
                 Some(key) => match port.talk_over(key, &|talk, parties, _| talk.reply(parties, message, data)) {
+                    // By the broker's word, which knows nothing of the call.
+                    Err(Failure::Error(IpcError::SourceDied)) => Err(IpcError::DestinationDied),
                     Err(Failure::Error(error)) => Err(error),
                     // The request came over a channel that is no more, so its caller waits for nothing there.
                     Err(Failure::Again(_)) => Err(IpcError::NotWaiting),
@@ -82,10 +89,10 @@ impl Port {
     }
 
     /// Sets bits at `to`. Never waits for `to`; only the broker is asked, the first time. Errors:
-    /// [`errors::NOTIFY`](crate::errors::NOTIFY).
+    /// [`errors::NOTIFY`].
     pub fn notify(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.beside_watch(|port| port.post(to, mask))
+        errors::NOTIFY.only(self.beside_watch(|port| port.post(to, mask)))
     }
 
     fn post(&mut self, to: Endpoint, mask: u64) -> Result<(), IpcError> {
@@ -109,31 +116,29 @@ impl Port {
         Err(IpcError::DestinationDied)
     }
 
-    /// Takes a message. Notifications stay for `wait_event`. Errors:
-    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY) from anybody,
-    /// [`errors::RECEIVE_FROM`](crate::errors::RECEIVE_FROM) from one peer.
+    /// Takes a message. Notifications stay for `wait_event`. Errors: [`errors::RECEIVE_ANY`] from anybody,
+    /// [`errors::RECEIVE_FROM`] from one peer.
     pub fn receive(&mut self, source: Source, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
         match source {
             Source::Any => self.receive_any(Wanted::Messages, wait),
-            Source::From(peer) => match self.beside_watch(|port| port.receive_from(peer, Wanted::Messages, wait))? {
+            Source::From(peer) => match self.receive_from(peer, Wanted::Messages, wait)? {
                 Offer::Message | Offer::Notified(_) => Ok(self.inbox.message),
             },
         }
     }
 
     /// [`Port::wait_event`] for the messages and notifications of one peer; all else stays. Errors:
-    /// [`errors::RECEIVE_FROM`](crate::errors::RECEIVE_FROM).
+    /// [`errors::RECEIVE_FROM`].
     pub fn wait_event_from(&mut self, peer: Endpoint, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
-        match self.beside_watch(|port| port.receive_from(peer, Wanted::Everything, wait))? {
+        match self.receive_from(peer, Wanted::Everything, wait)? {
             Offer::Message => Ok(Event::Message(self.inbox.message)),
             Offer::Notified(mask) => Ok(Event::Notified { from: peer, mask }),
         }
     }
 
-    /// Takes the next request of anybody; plain messages stay. Errors:
-    /// [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
+    /// Takes the next request of anybody; plain messages stay. Errors: [`errors::RECEIVE_ANY`].
     pub fn rcvrqst(&mut self, wait: Wait) -> Result<Message, IpcError> {
         self.check_bound()?;
         self.receive_any(Wanted::Requests, wait)
@@ -142,7 +147,7 @@ impl Port {
     fn receive_any(&mut self, wanted: Wanted, wait: Wait) -> Result<Message, IpcError> {
         let deadline = Deadline::after(wait);
         loop {
-            if self.wait_for_any(wanted, deadline)? == Found::Message {
+            if errors::RECEIVE_ANY.only(self.wait_for_any(wanted, deadline))? == Found::Message {
                 return Ok(self.inbox.message);
             }
         }
@@ -150,6 +155,10 @@ impl Port {
 
     /// A message is then in the inbox.
     fn receive_from(&mut self, peer: Endpoint, wanted: Wanted, wait: Wait) -> Result<Offer, IpcError> {
+        errors::RECEIVE_FROM.only(self.beside_watch(|port| port.take_from(peer, wanted, wait)))
+    }
+
+    fn take_from(&mut self, peer: Endpoint, wanted: Wanted, wait: Wait) -> Result<Offer, IpcError> {
         let deadline = Deadline::after(wait);
         if self.lanes.delegating.is_involved() {
             self.begin_call();

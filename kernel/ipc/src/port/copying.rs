@@ -2,11 +2,11 @@
 
 use abi::limits::VCOPY_BYTES_MAX;
 use abi::{Direction, Endpoint, GrantId, IpcError, Lane};
-use broker_api::{FromPort, IfAbsent, Open};
 use ipc_shm::Arena;
 
 use super::{Port, os};
 use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
+use crate::errors;
 use crate::lanes::Attend;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
@@ -16,7 +16,7 @@ const THIRD_PARTY_BYTES: usize = 1 << 20;
 
 impl Port {
     /// Lends `memory` to one endpoint. Whatever the peer does with it happens while this port waits in a call. `memory`
-    /// may be [`Arena::private`], the arena of a ring, or a part of one.
+    /// may be [`Arena::private`], the arena of a ring, or a part of one. Errors: [`errors::GRANT`].
     pub fn grant(&mut self, to: Endpoint, memory: &Arena, direction: Direction) -> Result<GrantId, IpcError> {
         self.check_bound()?;
         if to == self.endpoint {
@@ -26,17 +26,18 @@ impl Port {
         // Whom the port talked with may be gone; then the grant is for whoever uses it first.
         let attached = key.and_then(|key| self.attached.get_mut(key)).filter(|attached| gone(&attached.half).is_none());
         let incarnation = attached.map(|attached| attached.half.peer_control().incarnation());
-        self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone())
+        let given = self.lanes.copying.grants.give(to, incarnation, direction, memory.len() as u64, memory.clone());
+        errors::GRANT.only(given)
     }
 
-    /// Takes a grant back: from now on nothing touches its memory.
+    /// Takes a grant back: from now on nothing touches its memory. Errors: [`errors::REVOKE`].
     pub fn revoke(&mut self, grant: GrantId) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.lanes.copying.grants.revoke(grant).map(drop)
+        errors::REVOKE.only(self.lanes.copying.grants.revoke(grant).map(drop))
     }
 
     /// Copies `bytes` bytes between granted memory of two endpoints, of which one may be this one. At most
-    /// [`VCOPY_BYTES_MAX`]. Its errors are those of `docs/design/copy.md`; repeating it is safe.
+    /// [`VCOPY_BYTES_MAX`]. Errors: [`errors::COPY`]; repeating it is safe.
     pub fn vcopy(&mut self, from: Place, to: Place, bytes: usize, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let deadline = Deadline::after(wait);
@@ -59,7 +60,7 @@ impl Port {
         }
     }
 
-    /// Copies from a peer's granted memory.
+    /// Copies from a peer's granted memory. Errors, as of all copies: [`errors::COPY`].
     pub fn copy_from(&mut self, from: Place, into: &mut [u8], wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let bytes = into.len();
@@ -91,7 +92,7 @@ impl Port {
     }
 
     fn copy(&mut self, part: Part, local: Local<'_>, deadline: Deadline) -> Result<(), IpcError> {
-        self.beside_watch(|port| port.copy_over_lane(part, local, deadline))
+        errors::COPY.only(self.beside_watch(|port| port.copy_over_lane(part, local, deadline)))
     }
 
     fn copy_over_lane(&mut self, part: Part, local: Local<'_>, deadline: Deadline) -> Result<(), IpcError> {
@@ -144,13 +145,12 @@ impl Port {
         // Those to owners that are gone, to whom nobody may copy again.
         self.lanes.copying.lanes.retain(|_, lane| !lane.is_closed());
         let lane = Lane::copies(self.endpoint, owner);
-        let open = Open { peer: owner, lane, ring: Some(COPY_SPEC), if_absent: IfAbsent::Fail };
-        let answer = self.connection.call(&FromPort::Open(open)).map_err(|error| match error {
+        match self.open_lane_to(owner, lane, COPY_SPEC) {
+            Ok(ring) => Ok(CopyLane::new(ring)),
             // It was there when it gave the grant.
-            IpcError::NoSuchEndpoint if self.attached.talk_with(owner).is_some() => died,
-            error => error,
-        })?;
-        Ok(CopyLane::new(self.opened_ring(answer.opened()?, owner, COPY_SPEC)?))
+            Err(IpcError::NoSuchEndpoint) if self.attached.talk_with(owner).is_some() => Err(died),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -1,28 +1,28 @@
 //! Calls that concern requests passed on and notifications on behalf of others.
 
 use abi::{Endpoint, IpcError, Lane, Message};
-use broker_api::{FromPort, IfAbsent, Open};
 use ipc_core::{ChannelId, Owed, Proxied, Verdict, judge};
 
 use super::attached::{AttachedKey, Use};
 use super::events::{Found, News, Wanted};
 use super::{Event, Port};
 use crate::delegate::{Came, DELEGATE_SPEC, Origin, Outward, Relay};
+use crate::errors;
 use crate::lanes::{Attend, Purpose};
 use crate::waiting::Failure;
 
 impl Port {
     /// Passes the request that was taken from `of` last on to `to`, which sees it as a request of `of`; its reply
     /// reaches `of` as the reply to the call it made here, whenever this port waits in a call or begins one. Only for
-    /// servers. Never waits for `to`. After an error the request is still to be answered here; errors are those of
-    /// `docs/design/delegation.md`.
+    /// servers. Never waits for `to`. After an error the request is still to be answered here. Errors:
+    /// [`errors::RELAY`].
     pub fn relay(&mut self, of: Endpoint, to: Endpoint, message: &Message) -> Result<(), IpcError> {
         self.relay_inline(of, to, message, &[])
     }
 
     /// `relay` with up to [`abi::limits::INLINE_BYTES_MAX`] bytes of data.
     pub fn relay_inline(&mut self, of: Endpoint, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
-        self.beside_watch(|port| port.relay_request(of, to, message, data))
+        errors::RELAY.only(self.beside_watch(|port| port.relay_request(of, to, message, data)))
     }
 
     fn relay_request(&mut self, of: Endpoint, to: Endpoint, message: &Message, data: &[u8]) -> Result<(), IpcError> {
@@ -44,7 +44,7 @@ impl Port {
     }
 
     /// Sets bits at `to` in the name of `source`. Only for servers. Never waits for `to`; only the broker is asked, the
-    /// first time.
+    /// first time. Errors: [`errors::NOTIFY_FOR`].
     pub fn notify_for(&mut self, source: Endpoint, to: Endpoint, mask: u64) -> Result<(), IpcError> {
         if source == self.endpoint {
             return self.notify(to, mask);
@@ -53,11 +53,11 @@ impl Port {
         if source == to {
             return Err(IpcError::BadEndpoint);
         }
-        self.beside_watch(|port| {
+        errors::NOTIFY_FOR.only(self.beside_watch(|port| {
             port.begin_call();
             port.lane_to(to)?.notify(source, mask);
             Ok(())
-        })
+        }))
     }
 
     /// Serves the lanes, as every call of one that has relays under way does.
@@ -229,6 +229,7 @@ impl Port {
         let key = self.attached.talk_with(client).ok_or(IpcError::NotWaiting)?;
         let request = match self.talk_over(key, &|talk, parties, _| talk.request_to_relay(parties)) {
             Ok(request) => request,
+            Err(Failure::Error(IpcError::SourceDied)) => return Err(IpcError::DestinationDied),
             Err(Failure::Error(error)) => return Err(error),
             // It came over a channel that is no more.
             Err(Failure::Again(_)) => return Err(IpcError::NotWaiting),
@@ -261,12 +262,8 @@ impl Port {
         if let Some(idle) = self.lanes.room_outward()? {
             self.end_lane(idle);
         }
-        let lane = Lane::delegation(self.endpoint, to);
-        let open = Open { peer: to, lane, ring: Some(DELEGATE_SPEC), if_absent: IfAbsent::Fail };
-        let given = self.connection.call(&FromPort::Open(open))?.opened()?;
-        let channel = given.offer.channel;
-        let ring = self.opened_ring(given, to, DELEGATE_SPEC)?;
-        let half = ring.half().clone();
+        let ring = self.open_lane_to(to, Lane::delegation(self.endpoint, to), DELEGATE_SPEC)?;
+        let (channel, half) = (ring.channel(), ring.half().clone());
         self.lanes.add_outward(channel, ring);
         self.watch_lane(channel, to, half, Purpose::Delegation)
     }

@@ -12,6 +12,7 @@ use ipc_core::{Ended, Kind, WaitMode};
 use super::attached::{Attached, AttachedKey, Use};
 use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
 use crate::copy::serve;
+use crate::errors;
 use crate::ring::RingId;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{SPIN_BATCH, Went, Yields, gone, own_end};
@@ -32,12 +33,12 @@ pub(super) enum Wanted {
 impl Port {
     /// The next thing that concerns this endpoint: notifications first, then channels in turn. `TimedOut` when nothing
     /// came in time, `WokenUp` when a manager ended the wait; a lost broker is not reported here, existing channels go
-    /// on. Errors: [`errors::RECEIVE_ANY`](crate::errors::RECEIVE_ANY).
+    /// on. Errors: [`errors::RECEIVE_ANY`].
     pub fn wait_event(&mut self, wait: Wait) -> Result<Event, IpcError> {
         self.check_bound()?;
         let deadline = Deadline::after(wait);
         loop {
-            match self.wait_for_any(Wanted::Everything, deadline)? {
+            match errors::RECEIVE_ANY.only(self.wait_for_any(Wanted::Everything, deadline))? {
                 Found::Message => return Ok(Event::Message(self.inbox.message)),
                 Found::Pending => {
                     if let Some(event) = self.pending.pop_front() {

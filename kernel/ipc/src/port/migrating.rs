@@ -9,6 +9,7 @@ use broker_api::{FromPort, HoldId, Pid};
 use super::Port;
 use super::attached::Use;
 use crate::connection::Connection;
+use crate::errors;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::own_end;
 
@@ -23,7 +24,7 @@ pub(super) enum Hold {
 impl Port {
     /// Connects as [`Port::connect`] does, as a backup of `endpoint`, and waits until the endpoint is handed over to
     /// this process ([`Port::migration_commit`]) or this process is promoted ([`Port::promote`]). Then it is its owner,
-    /// with the next epoch.
+    /// with the next epoch. Errors: [`errors::BIND_LATER`].
     pub fn stand_by(path: &Path, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         Port::stand_by_over(socket, endpoint, wait)
@@ -32,7 +33,7 @@ impl Port {
     /// [`Port::stand_by`] over a socket that the daemon handed over.
     pub fn stand_by_over(broker: OwnedFd, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let answer = connection.call_waiting(&FromPort::StandBy { endpoint }, wait)?;
+        let answer = errors::BIND_LATER.only(connection.call_waiting(&FromPort::StandBy { endpoint }, wait))?;
         Port::bound(connection, answer)
     }
 
@@ -40,14 +41,15 @@ impl Port {
     /// Returns when nothing that the owner took is unanswered, which the owner's library says when the owner waits for
     /// messages; an owner that holds itself must owe nothing (`Busy`). `TimedOut` when that took too long: the endpoint
     /// goes on then. Doing it again is safe; `Busy` while somebody else does it. It ends with
-    /// [`Port::migration_commit`], with [`Port::migration_rollback`], or with the caller.
+    /// [`Port::migration_commit`], with [`Port::migration_rollback`], or with the caller. Errors:
+    /// [`errors::MIGRATION_START`].
     pub fn migration_start(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let is_own = endpoint == self.endpoint;
         if is_own && self.owes_answers() {
             return Err(IpcError::Busy);
         }
-        let result = self.ask_waiting(&FromPort::MigrationStart { endpoint }, wait).map(drop);
+        let result = self.ask_waiting(errors::MIGRATION_START, &FromPort::MigrationStart { endpoint }, wait).map(drop);
         match result {
             Ok(()) if is_own => self.hold = Hold::Drained(self.control.hold()),
             Err(IpcError::TimedOut | IpcError::NoBroker) => drop(self.migration_rollback(endpoint)),
@@ -60,19 +62,21 @@ impl Port {
     /// of `node` that stands by for it. Returns when that is its owner. `BadArgument` when it is not held (a broker
     /// that was killed lets go), `NoSuchEndpoint` when nobody stands by there: it stays held. `DestinationDied` when
     /// the new owner died at that moment: the number is free. `TimedOut` and `NoLink`: whether it happened is unknown;
-    /// asking again is safe.
+    /// asking again is safe. Errors: [`errors::MIGRATION_COMMIT`].
     pub fn migration_commit(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
         let (node, pid) = place(node, pid)?;
-        self.ask_waiting(&FromPort::MigrationCommit { endpoint, node, pid }, wait).map(drop)
+        let commit = FromPort::MigrationCommit { endpoint, node, pid };
+        self.ask_waiting(errors::MIGRATION_COMMIT, &commit, wait).map(drop)
     }
 
     /// Lets `endpoint` go on where it is, as if nothing had happened. Doing it again is safe; `Busy` when it is on its
-    /// way already.
+    /// way already. Errors: [`errors::MIGRATION_ROLLBACK`].
     pub fn migration_rollback(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
         self.beside_watch(|port| {
-            port.connection.call(&FromPort::MigrationRollback { endpoint })?;
+            let rollback = FromPort::MigrationRollback { endpoint };
+            errors::MIGRATION_ROLLBACK.only(port.connection.call(&rollback))?;
             if endpoint == port.endpoint {
                 port.go_on_if_released();
             }
@@ -83,11 +87,11 @@ impl Port {
     /// Of a manager: makes the process `pid` (inside the container) of `node`, which stands by for `endpoint`, its
     /// owner, without asking the one before, who is dead or cannot be reached; everybody who hears of it refuses that
     /// one from then on. `epoch` is the number of this decision, higher than any before: `Fenced` when it is not.
-    /// `NoSuchEndpoint` when nobody stands by there.
+    /// `NoSuchEndpoint` when nobody stands by there. Errors: [`errors::PROMOTE`].
     pub fn promote(&mut self, endpoint: Endpoint, node: NodeId, pid: i32, epoch: Epoch) -> Result<(), IpcError> {
         self.check_bound()?;
         let (node, pid) = place(node, pid)?;
-        self.ask(&FromPort::Promote { endpoint, node, pid, epoch }).map(drop)
+        self.ask(errors::PROMOTE, &FromPort::Promote { endpoint, node, pid, epoch }).map(drop)
     }
 
     /// Before the port sleeps: a held one that owes nothing says so once.

@@ -37,6 +37,7 @@ use ipc_shm::{ControlPage, ForkGuard};
 use sys::eventfd::{Poller, Trigger};
 
 use crate::connection::{Connection, Notice};
+use crate::errors;
 use crate::lanes::Lanes;
 use crate::ring::{RingId, RingServer};
 use crate::talk::Inbox;
@@ -59,7 +60,7 @@ pub enum Event {
     RingOpened(RingServer),
     /// The ring has submissions that were not taken. Reported again at every wait until they are.
     RingReady(RingId),
-    /// The client closed the ring, died or cannot be reached, or wrote garbage. Final.
+    /// The client closed the ring, died or cannot be reached, or wrote garbage ([`errors::RING`]). Final.
     RingClosed(RingId, IpcError),
     /// A [`Waker`] of this port was used.
     Woken,
@@ -99,19 +100,22 @@ const TOKEN_BROKER: u64 = 0;
 const TOKEN_WAKER: u64 = 1;
 
 impl Port {
-    /// Binds over a socket that the daemon handed over. `None` takes the number the daemon foresaw.
+    /// Binds over a socket that the daemon handed over. `None` takes the number the daemon foresaw. Errors:
+    /// [`errors::BIND`].
     pub fn from_socket(broker: OwnedFd, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let answer = connection.call(&FromPort::Bind { endpoint, if_absent: IfAbsent::Fail })?;
+        let bind = FromPort::Bind { endpoint, if_absent: IfAbsent::Fail };
+        let answer = errors::BIND.only(connection.call(&bind))?;
         Port::bound(connection, answer)
     }
 
     /// Connects as [`Port::connect`] does and waits until a manager has bound this process: [`Port::bind_for`].
+    /// Errors: [`errors::BIND_LATER`].
     pub fn connect_when_bound(path: &Path, wait: Wait) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         let mut connection = Connection::new(socket);
         let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait };
-        let answer = connection.call_waiting(&bind, wait)?;
+        let answer = errors::BIND_LATER.only(connection.call_waiting(&bind, wait))?;
         Port::bound(connection, answer)
     }
 
@@ -146,7 +150,8 @@ impl Port {
         })
     }
 
-    /// Binds over the container's socket, `/run/dvs/…` inside. `None` lets the broker choose a number.
+    /// Binds over the container's socket, `/run/dvs/…` inside. `None` lets the broker choose a number. Errors:
+    /// [`errors::BIND`].
     pub fn connect(path: &Path, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         for _ in 1..CONNECTS_MAX {
             match Port::connect_once(path, endpoint) {
@@ -184,12 +189,13 @@ impl Port {
 
     /// Gives the endpoint up; channels end at once. `NoBroker` when the broker did not say within two seconds that it
     /// did so: the endpoint ends then as soon as the broker is there again, or is known to be gone with this process.
+    /// Errors: [`errors::UNBIND`].
     pub fn unbind(mut self) -> Result<(), IpcError> {
         self.check_bound()?;
         match self.connection.say_goodbye() {
             // Done by a broker that died before it said so.
             Ok(()) | Err(IpcError::NotBound) => Ok(()),
-            Err(error) => Err(error),
+            Err(error) => errors::UNBIND.only(Err(error)),
         }
     }
 

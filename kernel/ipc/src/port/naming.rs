@@ -4,6 +4,7 @@ use abi::{Endpoint, EndpointName, IpcError, NodeId};
 use broker_api::{FromPort, IfAbsent, ToPort};
 
 use super::Port;
+use crate::errors;
 use crate::wait::Wait;
 
 impl Port {
@@ -11,16 +12,16 @@ impl Port {
     /// same. A name is 1 to [`abi::limits::ENDPOINT_NAME_BYTES_MAX`] printable ASCII characters without blanks and `/`
     /// (`BadArgument`); an endpoint has one at most (`TableFull`). `EndpointInUse` when another one has it, on
     /// whichever node. Asking again is safe; `TimedOut`, after ten seconds, and `NoBroker`: whether it is called so is
-    /// unknown.
+    /// unknown. Errors: [`errors::SET_NAME`].
     pub fn set_name(&mut self, name: &str) -> Result<(), IpcError> {
         self.check_bound()?;
         let name = checked(name)?;
-        self.ask(&FromPort::SetName { name }).map(drop)
+        self.ask(errors::SET_NAME, &FromPort::SetName { name }).map(drop)
     }
 
     /// The endpoint of the container that is called `name`, on whichever node; waits until there is one that can be
     /// reached. Without waiting `NoSuchEndpoint` when nobody is known here to be called so, `NoLink` when its node
-    /// cannot be reached. `TableFull` when too many wait on this node.
+    /// cannot be reached. `TableFull` when too many wait on this node. Errors: [`errors::FIND`].
     pub fn find(&mut self, name: &str, wait: Wait) -> Result<Endpoint, IpcError> {
         self.find_place(name, wait).map(|(endpoint, _)| endpoint)
     }
@@ -31,8 +32,8 @@ impl Port {
         let name = checked(name)?;
         let answer = match wait {
             // Answered at once, so it is given the time for that.
-            Wait::NoWait => self.ask(&FromPort::Find { name, if_absent: IfAbsent::Fail }),
-            wait => self.ask_waiting(&FromPort::Find { name, if_absent: IfAbsent::Wait }, wait),
+            Wait::NoWait => self.ask(errors::FIND, &FromPort::Find { name, if_absent: IfAbsent::Fail }),
+            wait => self.ask_waiting(errors::FIND, &FromPort::Find { name, if_absent: IfAbsent::Wait }, wait),
         }?;
         match answer.message {
             ToPort::Found { endpoint, node: Some(node) } => Ok((endpoint, node)),

@@ -14,51 +14,54 @@ use super::attached::{AttachedKey, Use};
 use super::{Event, Port, os};
 use crate::connection::{Given, Notice};
 use crate::descriptors::take_channel_descriptors;
+use crate::errors::{self, ErrorSet};
 use crate::lanes::Purpose;
-use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec};
+use crate::ring::{RingClient, RingId, RingParts, RingServer, RingShared, RingSpec, why_closed};
 use crate::talk::{Rights, Talk};
 use crate::wait::{Deadline, Wait};
 use crate::waiting::gone;
 
 impl Port {
-    /// The endpoint of a process of the container, by its pid inside the container.
+    /// The endpoint of a process of the container, by its pid inside the container. Errors: [`errors::GETEP`].
     pub fn getep(&mut self, pid: i32) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
         let pid = Pid::new(pid).ok_or(IpcError::NoSuchEndpoint)?;
-        self.ask(&FromPort::GetEndpoint { pid })?.found()
+        self.ask(errors::GETEP, &FromPort::GetEndpoint { pid })?.found()
     }
 
-    /// Waits until somebody is bound to `endpoint`.
+    /// Waits until somebody is bound to `endpoint`. Errors: [`errors::WAIT4BIND`].
     pub fn wait4bind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.ask_waiting(&FromPort::AwaitBound { peer: endpoint }, wait).map(drop)
+        self.ask_waiting(errors::WAIT4BIND, &FromPort::AwaitBound { peer: endpoint }, wait).map(drop)
     }
 
-    /// Waits until nobody is bound to `endpoint`.
+    /// Waits until nobody is bound to `endpoint`. Errors: [`errors::WAIT4BIND`].
     pub fn wait4unbind(&mut self, endpoint: Endpoint, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.ask_waiting(&FromPort::AwaitUnbound { peer: endpoint }, wait).map(drop)
+        self.ask_waiting(errors::WAIT4BIND, &FromPort::AwaitUnbound { peer: endpoint }, wait).map(drop)
     }
 
-    /// Of a manager: ends the wait of `endpoint` in `receive`, `rcvrqst` or `wait_event` with `WokenUp`.
+    /// Of a manager: ends the wait of `endpoint` in `receive`, `rcvrqst` or `wait_event` with `WokenUp`. Errors:
+    /// [`errors::MANAGE`].
     pub fn wakeup(&mut self, endpoint: Endpoint) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.ask(&FromPort::WakeUp { endpoint }).map(drop)
+        self.ask(errors::MANAGE, &FromPort::WakeUp { endpoint }).map(drop)
     }
 
     /// Of a manager: binds another process of this node, `pid` inside the container, to a number, or to a free one. The
     /// process has it when it connects, without asking for it; until then nobody else gets it. It is given back when
     /// this endpoint ends. Doing it again is safe. `EndpointInUse` when the number or the process has another already.
+    /// Errors: [`errors::BIND_FOR`].
     pub fn bind_for(&mut self, pid: i32, endpoint: Option<Endpoint>) -> Result<Endpoint, IpcError> {
         self.check_bound()?;
         let pid = Pid::new(pid).ok_or(IpcError::BadArgument)?;
-        self.ask(&FromPort::BindFor { pid, endpoint })?.found()
+        self.ask(errors::BIND_FOR, &FromPort::BindFor { pid, endpoint })?.found()
     }
 
-    /// What `endpoint` may do, and who may call it.
+    /// What `endpoint` may do, and who may call it. Errors: [`errors::PRIVILEGES`].
     pub fn privileges(&mut self, endpoint: Endpoint) -> Result<Privileges, IpcError> {
         self.check_bound()?;
-        match self.ask(&FromPort::GetPrivileges { endpoint })?.message {
+        match self.ask(errors::PRIVILEGES, &FromPort::GetPrivileges { endpoint })?.message {
             ToPort::Privileges { privileges, .. } => Ok(privileges),
             _ => Err(IpcError::NoBroker),
         }
@@ -66,20 +69,21 @@ impl Port {
 
     /// Of a manager: what `endpoint` may do from now on. Channels that this forbids, and channels of messages whose
     /// calls it changes, end before this returns: calls under way over them answer `Denied`, and whether the peer acted
-    /// is unknown. Doing it again is safe.
+    /// is unknown. Doing it again is safe. Errors: [`errors::MANAGE`].
     pub fn set_privileges(&mut self, endpoint: Endpoint, privileges: &Privileges) -> Result<(), IpcError> {
         self.check_bound()?;
-        self.ask(&FromPort::SetPrivileges { endpoint, privileges: privileges.clone() }).map(drop)
+        let set = FromPort::SetPrivileges { endpoint, privileges: privileges.clone() };
+        self.ask(errors::MANAGE, &set).map(drop)
     }
 
-    /// Opens a ring to `to`, waiting until it is bound.
+    /// Opens a ring to `to`, waiting until it is bound. Errors: [`errors::OPEN_RING`].
     pub fn open_ring(&mut self, to: Endpoint, spec: RingSpec, wait: Wait) -> Result<RingClient, IpcError> {
         self.check_bound()?;
         let spec = spec.check()?;
         let if_absent = if wait == Wait::NoWait { IfAbsent::Fail } else { IfAbsent::Wait };
         // Lane 0: any that is free.
         let open = Open { peer: to, lane: Lane::MESSAGES, ring: Some(spec), if_absent };
-        let given = self.ask_waiting(&FromPort::Open(open), wait)?.opened()?;
+        let given = self.ask_waiting(errors::OPEN_RING, &FromPort::Open(open), wait)?.opened()?;
         self.opened_ring(given, to, spec)
     }
 
@@ -99,13 +103,36 @@ impl Port {
         }))
     }
 
-    /// Asks the broker for what it does at once.
-    pub(super) fn ask(&mut self, request: &FromPort) -> Result<Notice<ToPort>, IpcError> {
-        self.beside_watch(|port| port.connection.call(request))
+    /// A lane for the library's own use, to an endpoint that is there.
+    pub(super) fn open_lane_to(&mut self, peer: Endpoint, lane: Lane, spec: RingSpec) -> Result<RingClient, IpcError> {
+        let open = FromPort::Open(Open { peer, lane, ring: Some(spec), if_absent: IfAbsent::Fail });
+        let answer = match self.connection.call(&open) {
+            // It is there: an earlier call gave it up, and its answer came before this one.
+            Err(IpcError::EndpointInUse) => {
+                self.take_notices();
+                self.connection.call(&open)
+            }
+            answer => answer,
+        };
+        let given =
+            answer.map_err(|error| if error == IpcError::EndpointInUse { IpcError::TableFull } else { error })?;
+        self.opened_ring(given.opened()?, peer, spec)
     }
 
-    pub(super) fn ask_waiting(&mut self, request: &FromPort, wait: Wait) -> Result<Notice<ToPort>, IpcError> {
-        self.beside_watch(|port| port.connection.call_waiting(request, wait))
+    /// Asks the broker for what it does at once. `of`: the errors of the call.
+    #[track_caller]
+    pub(super) fn ask(&mut self, of: ErrorSet, request: &FromPort) -> Result<Notice<ToPort>, IpcError> {
+        of.only(self.beside_watch(|port| port.connection.call(request)))
+    }
+
+    #[track_caller]
+    pub(super) fn ask_waiting(
+        &mut self,
+        of: ErrorSet,
+        request: &FromPort,
+        wait: Wait,
+    ) -> Result<Notice<ToPort>, IpcError> {
+        of.only(self.beside_watch(|port| port.connection.call_waiting(request, wait)))
     }
 
     /// The channel of messages with `peer`, opened on first contact. A dead one is replaced. An endpoint that is being
@@ -173,9 +200,7 @@ impl Port {
                 // Nobody has heard of it.
                 self.pending.remove(at);
             } else if let Use::Ring(_) = attached.usage {
-                // An end that was closed on purpose and one that died are the same to the other end.
-                let reason = if reason == IpcError::NotBound { IpcError::SourceDied } else { reason };
-                self.pending.push_back(Event::RingClosed(RingId(attached.channel.0), reason));
+                self.pending.push_back(Event::RingClosed(RingId(attached.channel.0), why_closed(reason)));
             }
             if self.lanes.has_requests() {
                 self.heat_lanes();

@@ -13,9 +13,10 @@ use ipc_core::wake::fall_asleep;
 use ipc_core::{Budget, ChannelId, Sleep, WaitMode, Words};
 use ipc_shm::{Arena, ChannelHalf, ControlPage, ForkGuard, Woken};
 
-use super::{Arming, RingFull, RingSpec, goodbye};
+use super::{Arming, RingFull, RingSpec, end_of_peer, goodbye};
+use crate::errors;
 use crate::wait::{Deadline, Wait};
-use crate::waiting::{gone, look_awake, nap_within, new_budget, own_end};
+use crate::waiting::{look_awake, nap_within, new_budget, own_end};
 
 /// Submits requests and takes their completions. May be shared by threads: several may submit, poll and wait; an event
 /// loop that sleeps on `fd` must be the only one that waits. The ring closes when this is dropped.
@@ -121,7 +122,7 @@ impl RingClient {
     }
 
     /// The next completion, if there is one. After an error the ring is closed for good; completions that were
-    /// published before the server died still come first.
+    /// published before the server died still come first. Errors: [`errors::RING`].
     pub fn poll(&self) -> Result<Option<Completion>, IpcError> {
         if self.is_inherited() {
             return Err(IpcError::NotBound);
@@ -131,12 +132,13 @@ impl RingClient {
             None => match self.is_closed() {
                 None => Ok(None),
                 // It may have been published between the two looks.
-                Some(reason) => self.take_completion()?.map(Some).ok_or(reason),
+                Some(reason) => errors::RING.only(self.take_completion()?.map(Some).ok_or(reason)),
             },
         }
     }
 
-    /// Waits until `poll` has something to say, adaptively. `TimedOut` when nothing came, `NotBound` in a forked child.
+    /// Waits until `poll` has something to say, adaptively. `TimedOut` when nothing came, `NotBound` in a forked child:
+    /// [`errors::RING_WAIT`].
     pub fn wait(&self, wait: Wait) -> Result<(), IpcError> {
         if self.is_inherited() {
             return Err(IpcError::NotBound);
@@ -217,7 +219,7 @@ impl RingClient {
     /// Why the ring ended, when it has. Completions may still be there.
     pub fn is_closed(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied)).or_else(|| own_end(&self.own_control)),
+            0 => end_of_peer(&self.half).or_else(|| own_end(&self.own_control)),
             code => Some(IpcError::from_code(code)),
         }
     }

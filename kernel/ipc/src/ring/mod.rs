@@ -17,6 +17,9 @@ use ipc_shm::{ChannelHalf, ForkGuard};
 
 use broker_api::{FromPort, Message};
 
+use crate::errors;
+use crate::waiting::gone;
+
 /// Names a ring within this process's port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RingId(pub u64);
@@ -34,6 +37,17 @@ pub enum Arming {
     Armed,
     /// Something is there already (or the ring is closed): look first; the descriptor is not armed.
     Ready,
+}
+
+/// Why the other end of a ring is said to have closed it. One that was closed on purpose and one that died are the same
+/// to this end.
+pub(crate) fn why_closed(reason: IpcError) -> IpcError {
+    if reason == IpcError::Moved { reason } else { errors::heard(reason) }
+}
+
+/// Why a ring has ended for its other end.
+fn end_of_peer(half: &ChannelHalf) -> Option<IpcError> {
+    gone(half).map(|gone| why_closed(gone.reason(IpcError::SourceDied)))
 }
 
 /// Closes one end: the peer sees it in memory, the broker forgets the channel. A forked child says nothing.

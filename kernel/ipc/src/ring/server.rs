@@ -11,8 +11,8 @@ use abi::{Endpoint, IpcError};
 use ipc_core::{ChannelId, Words};
 use ipc_shm::{Arena, ChannelHalf, ForkGuard};
 
-use super::{RingId, RingSpec, goodbye};
-use crate::waiting::gone;
+use super::{RingId, RingSpec, end_of_peer, goodbye};
+use crate::errors;
 
 /// Takes requests of one client and completes them. May be shared by threads. The ring closes when this is dropped.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct RingShared {
 impl RingShared {
     pub fn end(&self) -> Option<IpcError> {
         match self.closed.load(Ordering::Acquire) {
-            0 => gone(&self.half).map(|gone| gone.reason(IpcError::SourceDied)),
+            0 => end_of_peer(&self.half),
             code => Some(IpcError::from_code(code)),
         }
     }
@@ -110,7 +110,7 @@ impl RingServer {
         self.spec
     }
 
-    /// The next request, its range checked against the arena. An error is final.
+    /// The next request, its range checked against the arena. An error is final: [`errors::RING`].
     pub fn next(&self) -> Result<Option<Submission>, IpcError> {
         let mut taking = lock(&self.taking);
         if let Some(reason) = self.shared.closed_here() {
@@ -122,7 +122,7 @@ impl RingServer {
         let half = &self.shared.half;
         let waiting = half.peer_tail().wrapping_sub(taking.head);
         if waiting == 0 {
-            return self.is_closed().map_or(Ok(None), Err);
+            return errors::RING.only(self.is_closed().map_or(Ok(None), Err));
         }
         // What was taken and not completed counts too: a client with more than N in flight overruns our completions.
         let in_flight = taking.head.wrapping_sub(half.own_tail());
@@ -140,13 +140,13 @@ impl RingServer {
     }
 
     /// Writes a completion; the client sees it after `publish`. One for each submission: one more is `BadArgument`.
-    /// After the ring was closed it goes nowhere, with the reason.
+    /// After the ring was closed it goes nowhere, with the reason: [`errors::RING`].
     pub fn complete(&self, completion: &Completion) -> Result<(), IpcError> {
         if !self.guard.holds() {
             return Err(IpcError::NotBound);
         }
         if let Some(reason) = self.is_closed() {
-            return Err(reason);
+            return errors::RING.only(Err(reason));
         }
         let half = &self.shared.half;
         let mut completing = lock(&self.completing);
