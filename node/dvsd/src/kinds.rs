@@ -238,6 +238,7 @@ mod tests {
         let placement = placer::place(&wish, with_echo(), &Accounts::new()).unwrap();
         let record = json!({
             "id": 7, "spec": wish, "placement": placement, "desired": { "kind": "running" }, "generation": 1, "created_s": 0,
+            "endpoints": crate::spec::share_endpoints(2),
         });
         let share = Share::with_kinds(&serde_json::from_value(record).unwrap(), node, with_echo()).unwrap();
         let echo =
@@ -270,7 +271,7 @@ mod tests {
         let wish = wish(json!({}));
         let record = json!({
             "id": 7, "placement": placer::place(&wish, with_echo(), &Accounts::new()).unwrap(), "spec": wish, "desired": { "kind": "running" },
-            "generation": 1, "created_s": 0,
+            "generation": 1, "created_s": 0, "endpoints": crate::spec::share_endpoints(2),
         });
         let record = serde_json::from_value(record).unwrap();
         assert_eq!(Share::of(&record, "n2"), None);
