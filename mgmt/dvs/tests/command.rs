@@ -2,7 +2,7 @@
 
 mod fake;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,21 +58,27 @@ const PROCESSES: &str = r#"[
 #[test]
 fn start_that_waits_for_the_tree_says_so_meanwhile_and_once() {
     const NOTE: &str = "on n1 the tree of 'shop' waits for n2: there is no link between n1 and n2";
-    let (listed, is_listed) = std::sync::mpsc::channel();
-    let is_listed = std::sync::Mutex::new(is_listed);
+    let (read, is_read) = std::sync::mpsc::channel();
+    let is_read = Mutex::new(is_read);
     let daemon = FakeDaemon::start(move |request| {
         if request.line.starts_with("GET") {
-            listed.send(()).unwrap();
             return Answer::Note("[]".to_owned(), NOTE);
         }
-        let is_told = is_listed.lock().unwrap().recv_timeout(Duration::from_secs(20)).is_ok();
+        // The program starts when somebody has read the note.
+        let is_read = is_read.lock().unwrap().recv_timeout(Duration::from_secs(20)).is_ok();
         Answer::Upgrade(Box::new(move |mut frames| {
             frames.say(Kind::Started, &65_540_u32.to_le_bytes());
-            frames.say(Kind::Exit, &[if is_told { 0 } else { 1 }]);
+            frames.say(Kind::Exit, &[if is_read { 0 } else { 1 }]);
         }))
     });
-    let done = output(&daemon, &["run", "shop", "--", "true"]);
-    assert_eq!((done.status.code(), stderr(&done).matches(NOTE).count()), (Some(0), 1), "{done:?}");
+    let mut run = dvs(Some(&daemon), &["run", "shop", "--", "true"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut messages = BufReader::new(run.stderr.take().unwrap());
+    let mut said = String::new();
+    messages.read_line(&mut said).unwrap();
+    assert!(said.contains(NOTE), "{said}");
+    read.send(()).unwrap();
+    messages.read_to_string(&mut said).unwrap();
+    assert_eq!((run.wait().unwrap().code(), said.matches(NOTE).count()), (Some(0), 1), "{said}");
 }
 
 #[test]
