@@ -171,8 +171,8 @@ pub enum EventKind {
     Delete,
 }
 
-/// Why the engine did not answer. `Busy` and `Unreachable`: nothing happened, a retry is safe. `Unknown`: read before
-/// repeating.
+/// Why the engine did not answer. `Busy`, `Full` and `Unreachable`: nothing happened, a retry is safe. `Unknown`: read
+/// before repeating.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -196,6 +196,8 @@ pub enum EngineError {
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the engine did not say whether the transaction happened")]
     Unknown(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the engine has no space left")]
+    Full(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the engine's storage failed")]
     Storage(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("what is stored under {0:?} cannot be understood")]

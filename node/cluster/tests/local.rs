@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster::conformance::{self, Open};
@@ -41,7 +42,7 @@ fn slow_watcher_learns_that_history_was_compacted() {
 }
 
 #[test]
-fn engine_goes_on_when_its_file_system_is_full() {
+fn engine_goes_on_when_its_file_system_is_full_and_readers_never_pause() {
     let place = in_memory();
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(place.path()).status();
     if !rustix::process::geteuid().is_root() || !mounted.is_ok_and(|status| status.success()) {
@@ -54,9 +55,22 @@ fn engine_goes_on_when_its_file_system_is_full() {
         let mut filling = std::fs::File::create(place.path().join("filling")).unwrap();
         let full = std::io::copy(&mut std::io::repeat(7), &mut filling).unwrap_err();
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
-        for round in 0..2000 {
-            engine.transact(&[], &[Op::put(format!("/k{}", round % 50), vec![b'v'; 500])]).unwrap();
-        }
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    let reader = LocalEngine::open(config(place.path())).unwrap();
+                    while !is_over.load(Ordering::Relaxed) {
+                        reader.list("/").unwrap();
+                    }
+                });
+            }
+            let written = (0..2000).try_for_each(|round| {
+                engine.transact(&[], &[Op::put(format!("/k{}", round % 50), vec![b'v'; 500])]).map(drop)
+            });
+            is_over.store(true, Ordering::Relaxed);
+            written.unwrap();
+        });
         engine.renew(lease).unwrap();
         assert!(engine.read("/k0").unwrap().is_some());
     });

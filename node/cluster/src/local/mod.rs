@@ -110,6 +110,14 @@ impl Shared {
         work(&mut store)
     }
 
+    /// Runs `work` with the connection that writes; a second time, with the log begun anew, where there was no space.
+    fn write<T>(&self, mut work: impl FnMut(&mut Store) -> Result<T, EngineError>) -> Result<T, EngineError> {
+        self.with(&self.writer, |store| match work(store) {
+            Err(EngineError::Full(_)) => store.begin_log_anew().and_then(|()| work(store)),
+            done => done,
+        })
+    }
+
     /// Ends leases that are overdue and says when the next one will be.
     fn reap(&self) -> Result<Option<Duration>, EngineError> {
         let now = crate::boot_clock();
@@ -124,8 +132,7 @@ impl Shared {
         }
         for lease in overdue {
             // Checked again under the lock: another daemon may have reaped it, its holder may have renewed it.
-            let ended =
-                self.with(&self.writer, |store| store.end_lease(lease, || self.leases.close_if_overdue(lease)))?;
+            let ended = self.write(|store| store.end_lease(lease, || self.leases.close_if_overdue(lease)))?;
             if ended {
                 tracing::debug!(%lease, "lease ended");
                 self.hub.changed();
@@ -149,7 +156,7 @@ impl Engine for LocalEngine {
     fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
         store::check_transaction(compares, ops)?;
         let shared = &self.shared;
-        let outcome = shared.with(&shared.writer, |store| {
+        let outcome = shared.write(|store| {
             store.transact(compares, ops, shared.config.history, |lease| shared.leases.is_running(lease))
         })?;
         if matches!(outcome, Outcome::Done(_)) && !ops.is_empty() {
@@ -169,7 +176,7 @@ impl Engine for LocalEngine {
         }
         let shared = &self.shared;
         // The file first, inside the transaction: nobody may see a lease without its deadline.
-        let lease = shared.with(&shared.writer, |store| store.grant(|lease| shared.leases.create(lease, ttl)))?;
+        let lease = shared.write(|store| store.grant(|lease| shared.leases.create(lease, ttl)))?;
         shared.hub.changed();
         Ok(lease)
     }
@@ -180,7 +187,7 @@ impl Engine for LocalEngine {
 
     fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
         let shared = &self.shared;
-        let ended = shared.with(&shared.writer, |store| store.end_lease(lease, || shared.leases.close(lease)))?;
+        let ended = shared.write(|store| store.end_lease(lease, || shared.leases.close(lease)))?;
         if ended {
             shared.hub.changed();
         }

@@ -107,7 +107,9 @@ impl Store {
         let mut step = |sql: &str| {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             transaction.execute_batch(sql)?;
-            transaction.commit()
+            transaction.commit()?;
+            // Readers may be in the way of what SQLite moves to the file by itself.
+            begin_log_anew(&self.connection)
         };
         // In two transactions: pages that one alone took and freed would not be written. Others that open the file do
         // the same.
@@ -130,6 +132,12 @@ impl Store {
     pub fn set_patience(&mut self, patience: Duration) -> Result<(), EngineError> {
         self.patience = patience.max(Duration::from_millis(1));
         self.connection.busy_timeout(self.patience).map_err(|error| self.told(error))
+    }
+
+    /// Moves everything from the log to the file, so that the next transaction writes at the log's beginning. SQLite
+    /// does so by itself where no reader is in the way at that moment; this waits for the readers.
+    pub fn begin_log_anew(&self) -> Result<(), EngineError> {
+        begin_log_anew(&self.connection).map_err(|error| self.told(error))
     }
 
     pub fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
@@ -282,6 +290,10 @@ impl Store {
     }
 }
 
+fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
+}
+
 pub fn check_transaction(compares: &[Compare], ops: &[Op]) -> Result<(), EngineError> {
     bounded("a transaction", compares.len().max(ops.len()), OPS_PER_TRANSACTION_MAX)?;
     compares.iter().try_for_each(|compare| check_key(compare.key()))?;
@@ -423,6 +435,8 @@ fn end_of(prefix: &str) -> String {
 fn tell(error: rusqlite::Error, path: &Path, patience: Duration) -> EngineError {
     if is_busy(&error) {
         EngineError::Busy { waited_ms: millis(patience), pid: writer_of(path) }
+    } else if is_full(&error) {
+        EngineError::Full(Box::new(error))
     } else {
         EngineError::Storage(Box::new(error))
     }
