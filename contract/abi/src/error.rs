@@ -152,6 +152,13 @@ pub mod errno {
 
 impl core::error::Error for IpcError {}
 
+/// What the kernel refused; an error that is not the kernel's has number 0.
+impl From<std::io::Error> for IpcError {
+    fn from(error: std::io::Error) -> IpcError {
+        IpcError::Os(error.raw_os_error().unwrap_or(0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{IpcError, errno};

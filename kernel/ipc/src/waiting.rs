@@ -240,7 +240,7 @@ fn nap<T>(half: &ChannelHalf, deadline: Deadline, look: &mut impl FnMut() -> Opt
         Ok(found) => return Ok(found),
         Err(event) => event,
     };
-    let outcome = half.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(os(&error)));
+    let outcome = half.nap(event, limit).map(|_| look()).map_err(|error| Stop::Own(error.into()));
     half.prepare_sleep(Sleep::Awake);
     outcome
 }
@@ -275,7 +275,7 @@ fn sleep_for<T>(
                 let limit = tell_wait(&mut untold, attend).or(limit);
                 let slept = half.sleep_among(seen, own, attend.sleeping_on(), limit);
                 half.prepare_sleep(Sleep::Awake);
-                slept.err().map(|error| Err(Stop::Own(os(&error))))
+                slept.err().map(|error| Err(Stop::Own(error.into())))
             }
         };
         attend.end_sleep();
@@ -283,10 +283,6 @@ fn sleep_for<T>(
             return outcome;
         }
     }
-}
-
-fn os(error: &std::io::Error) -> IpcError {
-    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }
 
 /// Tells the broker of a wait that has become long, and answers its questions about it, after a look that found

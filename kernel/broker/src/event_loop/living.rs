@@ -10,7 +10,6 @@ use ipc_shm::{ControlWriter, Life};
 
 use super::EventLoop;
 use super::errands::{Asker, Stage};
-use super::opening::os;
 use super::requests::Succession;
 use crate::container::KeptBinding;
 
@@ -225,7 +224,7 @@ impl EventLoop {
         let page = match container.table.judge(endpoint, node, epoch, told) {
             Claim::Refused => return Err(IpcError::Fenced),
             Claim::Known => None,
-            Claim::New => Some(ControlWriter::stand_in(epoch).map_err(os)?),
+            Claim::New => Some(ControlWriter::stand_in(epoch)?),
         };
         self.step_with(dc, endpoint, Event::IsElsewhere { node, epoch, told, change }, page)
     }

@@ -47,7 +47,7 @@ impl EventLoop {
         let Made { channel, files, charge } = made;
         let notices = self.notices(dc, &channel, &files, request, far)?;
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
-        let copies = files.try_clone().map_err(os)?;
+        let copies = files.try_clone()?;
         let meter = self.meters.over(&files, &channel);
         let kept = match channel.proxied {
             Some(_) => Kept::Proxied { files, far, charge, meter },
@@ -163,7 +163,7 @@ impl EventLoop {
         let lane = container.table.lane_for(left, right, wish)?;
         let Size { entries, arena_bytes } = size;
         let channel = Channel { id, left, right, lane, entries, arena_bytes, proxied, pair };
-        let files = ChannelFiles::create(size).map_err(os)?;
+        let files = ChannelFiles::create(size)?;
         container.table.open(channel)?;
         self.channels_made += 1;
         Ok(Made { channel, files, charge })
@@ -221,7 +221,7 @@ impl EventLoop {
         };
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
         let page = container.page(peer).ok_or(IpcError::NoSuchEndpoint)?;
-        Ok(channel_descriptors(files.party(role).map_err(os)?, page.reader().map_err(os)?))
+        Ok(channel_descriptors(files.party(role)?, page.reader()?))
     }
 
     pub(super) fn forget_channel(&mut self, dc: DcId, channel: ipc_core::ChannelId) {
@@ -295,10 +295,6 @@ pub(super) fn wish_of(open: &Open) -> LaneWish {
 /// `None` of a channel of messages.
 pub(super) fn ring_of(channel: &Channel) -> Option<RingSpec> {
     (channel.entries > 0).then_some(RingSpec { entries: channel.entries, arena_bytes: channel.arena_bytes })
-}
-
-pub(super) fn os(error: std::io::Error) -> IpcError {
-    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }
 
 fn remote_node(container: &Container, endpoint: Endpoint) -> Option<NodeId> {

@@ -15,7 +15,7 @@ use ipc_shm::{ControlWriter, Role};
 
 use super::EventLoop;
 use super::ending::is_refusal;
-use super::opening::{os, proxied};
+use super::opening::proxied;
 use crate::Location;
 use crate::connection::{Packed, Sent};
 use crate::container::Kept;
@@ -202,7 +202,7 @@ impl EventLoop {
             Some(page) if page.home_serial() == Some(home) => {}
             Some(page) if page.home_serial().is_none() => page.set_home_serial(home),
             _ => {
-                let page = ControlWriter::stand_in(binding.epoch).map_err(os)?;
+                let page = ControlWriter::stand_in(binding.epoch)?;
                 page.set_home_serial(home);
                 if let Some(kept) = container.bindings.get_mut(&caller) {
                     kept.page = page;

@@ -8,7 +8,7 @@ use sys::eventfd::Trigger;
 use sys::seqpacket::{Received, Sender};
 
 use super::errands::Asker;
-use super::opening::{os, wish_of};
+use super::opening::wish_of;
 use super::proxying::Resolved;
 use super::{EventLoop, Token};
 use crate::Privileges;
@@ -159,7 +159,7 @@ impl EventLoop {
         let BindRequest { dc, request, endpoint: wish, inner_pid, sender, received } = request;
         let pidfd = match received.sender_pidfd {
             Some(pidfd) => pidfd,
-            None => sys::pidfd::open(sender.pid).map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?,
+            None => sys::pidfd::open(sender.pid)?,
         };
         let container = self.containers.get_mut(&dc).ok_or(IpcError::DcNotRunning)?;
         let connection = self.connections.get_mut(&owner).ok_or(IpcError::NotBound)?;
@@ -191,9 +191,9 @@ impl EventLoop {
             (Party::Proxy { .. }, _) => return Err(IpcError::Denied),
         };
         let is_reserved = table.reservations().of_process(inner_pid) == Some(endpoint);
-        let page = ControlWriter::create(epoch).map_err(os)?;
-        let reader = page.reader().map_err(os)?;
-        self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level).map_err(os)?;
+        let page = ControlWriter::create(epoch)?;
+        let reader = page.reader()?;
+        self.poller.add(&pidfd, Token::Process(owner).to_u64(), Trigger::Level)?;
         connection.bound = Some(Bound { endpoint, pid: sender.pid, inner_pid, pidfd, privileges });
         if is_reserved {
             table.reservations_mut().remove(endpoint);
@@ -226,7 +226,7 @@ impl EventLoop {
 
     fn say_bound(&mut self, owner: OwnerId, dc: DcId, own: Endpoint, request: u32) -> Result<(), IpcError> {
         let container = self.containers.get(&dc).ok_or(IpcError::DcNotRunning)?;
-        let page = container.page(own).ok_or(IpcError::NotBound)?.reader().map_err(os)?;
+        let page = container.page(own).ok_or(IpcError::NotBound)?.reader()?;
         let epoch = container.table.binding(own).ok_or(IpcError::NotBound)?.epoch;
         let bound = ToPort::Bound { dc, endpoint: own, epoch };
         self.send_packed(owner, Packed::new(request, &bound, vec![page]));

@@ -4,7 +4,7 @@ use abi::limits::VCOPY_BYTES_MAX;
 use abi::{Direction, Endpoint, GrantId, IpcError, Lane};
 use ipc_shm::Arena;
 
-use super::{Port, os};
+use super::Port;
 use crate::copy::{COPY_SPEC, CopyLane, Job, Local, Place, Waiting};
 use crate::errors;
 use crate::lanes::Attend;
@@ -122,7 +122,7 @@ impl Port {
     /// one covers goes last.
     fn copy_as_third_party(&mut self, from: Part, to: Part, deadline: Deadline) -> Result<(), IpcError> {
         let bytes = from.bytes;
-        let memory = Arena::private(bytes.clamp(1, THIRD_PARTY_BYTES)).map_err(os)?;
+        let memory = Arena::private(bytes.clamp(1, THIRD_PARTY_BYTES))?;
         // Nothing is copied too: then the grants are checked.
         let parts = bytes.div_ceil(THIRD_PARTY_BYTES).max(1);
         let is_backwards = (from.place.owner, from.place.grant) == (to.place.owner, to.place.grant)

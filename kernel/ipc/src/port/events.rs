@@ -10,7 +10,7 @@ use abi::IpcError;
 use ipc_core::{Ended, Kind, WaitMode};
 
 use super::attached::{Attached, AttachedKey, Use};
-use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER, os};
+use super::{Event, Port, TOKEN_BROKER, TOKEN_WAKER};
 use crate::copy::serve;
 use crate::errors;
 use crate::ring::RingId;
@@ -304,7 +304,7 @@ impl Port {
             }
         }
         self.ready = ready;
-        result.map_err(os)
+        result.map_err(IpcError::from)
     }
 }
 

@@ -122,11 +122,11 @@ impl Port {
     fn bound(connection: Connection, answer: Notice<ToPort>) -> Result<Port, IpcError> {
         let ToPort::Bound { endpoint, epoch, .. } = answer.message else { return Err(IpcError::NoBroker) };
         let control = answer.descriptors.into_iter().next().ok_or(IpcError::NoBroker)?;
-        let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
-        poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
-        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
-        let guard = ForkGuard::new().map_err(os)?;
-        let control = Arc::new(ControlPage::of(control).map_err(os)?);
+        let (poller, waker) = (Poller::new()?, Waker::new()?);
+        poller.add(connection.socket(), TOKEN_BROKER, Trigger::Level)?;
+        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level)?;
+        let guard = ForkGuard::new()?;
+        let control = Arc::new(ControlPage::of(control)?);
         Ok(Port {
             guard,
             connection,
@@ -242,8 +242,4 @@ impl Port {
         }
         own_end(&self.control).map_or(Ok(()), Err)
     }
-}
-
-fn os(error: std::io::Error) -> IpcError {
-    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }

@@ -11,7 +11,7 @@ use ipc_shm::{ChannelHalf, ControlPage};
 use sys::eventfd::Trigger;
 
 use super::attached::{AttachedKey, Use};
-use super::{Event, Port, os};
+use super::{Event, Port};
 use crate::connection::{Given, Notice};
 use crate::descriptors::take_channel_descriptors;
 use crate::errors::{self, ErrorSet};
@@ -310,7 +310,7 @@ impl Port {
     ) -> Result<AttachedKey, IpcError> {
         let key = self.attached.insert(channel, peer, half.clone(), proxied, usage);
         if let Err(error) = self.poller.add(half.bell_in(), key.token(), Trigger::Edge) {
-            let error = os(error);
+            let error = IpcError::from(error);
             self.attached.remove(key);
             self.forget_lane(channel, error);
             return Err(error);
@@ -347,6 +347,6 @@ pub(crate) const NO_ROOM: IpcError = IpcError::Os(rustix::io::Errno::MFILE.raw_o
 pub(crate) fn map_channel(given: Given, spec: Option<RingSpec>) -> Result<ChannelHalf, IpcError> {
     let size = spec.map(RingSpec::size).unwrap_or_default();
     let (files, control) = take_channel_descriptors(given.descriptors).ok_or(NO_ROOM)?;
-    let control = Arc::new(ControlPage::of(control).map_err(os)?);
-    ChannelHalf::map(files, given.offer.role, size, control).map_err(os)
+    let control = Arc::new(ControlPage::of(control)?);
+    ChannelHalf::map(files, given.offer.role, size, control).map_err(IpcError::from)
 }

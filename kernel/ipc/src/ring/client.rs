@@ -5,7 +5,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
@@ -13,7 +13,7 @@ use ipc_core::wake::fall_asleep;
 use ipc_core::{Budget, ChannelId, Sleep, WaitMode, Words};
 use ipc_shm::{Arena, ChannelHalf, ControlPage, ForkGuard, Woken};
 
-use super::{Arming, RingFull, RingSpec, end_of_peer, goodbye};
+use super::{Arming, RingFull, RingSpec, end_of_peer, goodbye, lock};
 use crate::errors;
 use crate::wait::{Deadline, Wait};
 use crate::waiting::{look_awake, nap_within, new_budget, own_end};
@@ -171,7 +171,7 @@ impl RingClient {
                 false => self.half.sleep(seen, &self.own_control, left),
             };
             self.end_sleep();
-            slept.map_err(|error| IpcError::Os(error.raw_os_error().unwrap_or(0)))?;
+            slept?;
         }
         Ok(())
     }
@@ -287,9 +287,4 @@ impl Drop for RingClient {
     fn drop(&mut self) {
         goodbye(&self.half, &self.guard, &self.socket, self.channel);
     }
-}
-
-/// A panic of another thread leaves counters whole: each is changed in one step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,6 +10,7 @@ pub use server::RingServer;
 pub(crate) use server::RingShared;
 
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use abi::IpcError;
 use ipc_core::{ChannelId, Words};
@@ -62,4 +63,9 @@ fn goodbye(half: &ChannelHalf, guard: &ForkGuard, socket: &OwnedFd, channel: Cha
     let close = FromPort::Close { channel, reason: IpcError::NotBound };
     // Without a broker there is nobody who needs to forget it.
     let _ = sys::seqpacket::send(socket, &close.to_bytes(0), &[] as &[OwnedFd]);
+}
+
+/// A panic of another thread leaves counters whole: each is changed in one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

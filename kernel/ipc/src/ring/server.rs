@@ -4,14 +4,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use abi::ring::{Completion, Submission};
 use abi::{Endpoint, IpcError};
 use ipc_core::{ChannelId, Words};
 use ipc_shm::{Arena, ChannelHalf, ForkGuard};
 
-use super::{RingId, RingSpec, end_of_peer, goodbye};
+use super::{RingId, RingSpec, end_of_peer, goodbye, lock};
 use crate::errors;
 
 /// Takes requests of one client and completes them. May be shared by threads. The ring closes when this is dropped.
@@ -195,9 +195,4 @@ impl Drop for RingServer {
         self.shared.closed.store(IpcError::NotBound.code(), Ordering::Release);
         goodbye(&self.shared.half, &self.guard, &self.socket, self.channel);
     }
-}
-
-/// A panic of another thread leaves counters whole: each is changed in one step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

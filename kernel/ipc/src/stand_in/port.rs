@@ -67,9 +67,9 @@ impl StandInPort {
     /// `AllResumed`.
     pub fn from_socket(broker: OwnedFd) -> Result<StandInPort, IpcError> {
         let line = Line::new(broker);
-        let (poller, waker) = (Poller::new().map_err(os)?, Waker::new().map_err(os)?);
-        poller.add(line.socket(), TOKEN_BROKER, Trigger::Level).map_err(os)?;
-        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level).map_err(os)?;
+        let (poller, waker) = (Poller::new()?, Waker::new()?);
+        poller.add(line.socket(), TOKEN_BROKER, Trigger::Level)?;
+        poller.add(waker.fd(), TOKEN_WAKER, Trigger::Level)?;
         Ok(StandInPort {
             line,
             poller,
@@ -221,7 +221,7 @@ impl StandInPort {
     }
 
     fn watch_broker(&self, interest: WriteInterest) -> Result<(), IpcError> {
-        self.poller.set_writable_interest(self.line.socket(), TOKEN_BROKER, interest).map_err(os)
+        self.poller.set_writable_interest(self.line.socket(), TOKEN_BROKER, interest).map_err(IpcError::from)
     }
 
     fn look_for_a_while(&mut self) -> Result<Option<StandInEvent>, IpcError> {
@@ -286,7 +286,7 @@ impl StandInPort {
             }
         }
         self.ready = ready;
-        result.map_err(os)
+        result.map_err(IpcError::from)
     }
 
     fn take_notices(&mut self) {
@@ -388,7 +388,7 @@ impl StandInPort {
     ) -> Result<ProxiedChannel, IpcError> {
         let ring = offer.ring.map(RingSpec::check).transpose()?;
         let (files, control) = take_channel_descriptors(descriptors).ok_or(crate::port::NO_ROOM)?;
-        let control = Arc::new(ControlPage::of(control).map_err(os)?);
+        let control = Arc::new(ControlPage::of(control)?);
         let role = if offer.role == Role::Right { LocalRole::Client } else { LocalRole::Server };
         let info = ProxiedInfo {
             channel: offer.channel,
@@ -404,7 +404,7 @@ impl StandInPort {
             incarnation: control.incarnation().home.filter(|_| role == LocalRole::Client),
         };
         let size = ring.map(RingSpec::size).unwrap_or_default();
-        let half = Arc::new(ChannelHalf::map(files, offer.role, size, control).map_err(os)?);
+        let half = Arc::new(ChannelHalf::map(files, offer.role, size, control)?);
         let parties = Parties { dc: info.dc, local: info.local, remote: info.remote, lane: info.lane };
         if let Some((_, mask)) = handed_on.filter(|(of, _)| *of == parties) {
             half.post_for_peer(mask);
@@ -412,12 +412,8 @@ impl StandInPort {
         let key = self.watched.insert(offer.channel, parties, half.clone());
         if let Err(error) = self.poller.add(half.bell_in(), key, Trigger::Edge) {
             self.watched.remove(offer.channel);
-            return Err(os(error));
+            return Err(error.into());
         }
         Ok(ProxiedChannel::new(info, half))
     }
-}
-
-fn os(error: std::io::Error) -> IpcError {
-    IpcError::Os(error.raw_os_error().unwrap_or(0))
 }
