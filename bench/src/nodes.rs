@@ -10,13 +10,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use abi::{DcId, Endpoint, Epoch, NodeId};
 use broker::{Broker, BrokerConfig, DcOptions, Directory, Location, Privileges};
+use parking_lot::Mutex;
 use pki::{Authority, NodeRequest, Validity};
 use proxy_host::control::{FromProxy, LinkState, PeerAddress, ToProxy};
 use proxy_host::transport::Encryption;
@@ -104,15 +105,11 @@ impl Register {
     fn say(&self, endpoint: Endpoint, epoch: Epoch, is_bound: bool) {
         let _ = self.news.send(News { node: self.own, endpoint, epoch, is_bound });
     }
-
-    fn places(&self) -> std::sync::MutexGuard<'_, HashMap<Endpoint, (NodeId, Epoch, i32)>> {
-        self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 impl Directory for Register {
     fn locate(&mut self, _: DcId, endpoint: Endpoint) -> Location {
-        match self.places().get(&endpoint) {
+        match self.places.lock().get(&endpoint) {
             Some((node, epoch, _)) if *node != self.own => Location::Remote { node: *node, epoch: *epoch },
             Some(_) => Location::Local,
             None => Location::Unknown,
@@ -120,16 +117,16 @@ impl Directory for Register {
     }
 
     fn find(&mut self, _: DcId, pid: i32) -> Option<Endpoint> {
-        self.places().iter().find(|(_, place)| place.2 == pid).map(|(endpoint, _)| *endpoint)
+        self.places.lock().iter().find(|(_, place)| place.2 == pid).map(|(endpoint, _)| *endpoint)
     }
 
     fn bound(&mut self, _: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
-        self.places().insert(endpoint, (self.own, epoch, pid));
+        self.places.lock().insert(endpoint, (self.own, epoch, pid));
         self.say(endpoint, epoch, true);
     }
 
     fn unbound(&mut self, _: DcId, endpoint: Endpoint, epoch: Epoch) {
-        self.places().remove(&endpoint);
+        self.places.lock().remove(&endpoint);
         self.say(endpoint, epoch, false);
     }
 }

@@ -2,9 +2,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::Cluster;
 
@@ -30,14 +32,10 @@ struct Heard {
 }
 
 impl Heard {
-    fn lock(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Listens until the program has closed its output.
     fn listen(&self, output: impl Read) {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let mut said = self.lock();
+            let mut said = self.said.lock();
             match (line.split(' ').collect::<Vec<_>>().as_slice(), &mut said.summary) {
                 (_, Some(summary)) => summary.push(line),
                 (["summary"], none) => *none = Some(Vec::new()),
@@ -49,7 +47,7 @@ impl Heard {
             }
             self.more.notify_all();
         }
-        self.lock().has_ended = true;
+        self.said.lock().has_ended = true;
         self.more.notify_all();
     }
 }
@@ -84,7 +82,7 @@ impl Load {
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
                         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                            heard.lock().other.push(line);
+                            heard.said.lock().other.push(line);
                         }
                     });
                     heard.listen(stdout);
@@ -105,13 +103,13 @@ impl Load {
     }
 
     pub fn operations(&self) -> u64 {
-        self.heard.lock().operations
+        self.heard.said.lock().operations
     }
 
     /// Waits until it said `lines` more times that it went on. Panics when it ended, or when `limit` passes.
     pub fn await_more(&self, cluster: &Cluster, lines: u64, limit: Duration) {
         let deadline = Instant::now() + limit;
-        let mut said = self.heard.lock();
+        let mut said = self.heard.said.lock();
         let mut last = said.operations;
         let mut left = lines;
         while left > 0 {
@@ -122,7 +120,7 @@ impl Load {
                 drop(said);
                 panic!("{what} on {} (seed {}): {seen:?}{}", self.directory, self.seed, cluster.logs());
             }
-            said = self.heard.more.wait_timeout(said, deadline - now).unwrap_or_else(PoisonError::into_inner).0;
+            self.heard.more.wait_for(&mut said, deadline - now);
             if said.operations > last {
                 last = said.operations;
                 left -= 1;
@@ -161,7 +159,7 @@ impl Load {
         if let Some(listener) = self.listener.take() {
             listener.join().expect("the listener does not panic");
         }
-        self.heard.lock().clone()
+        self.heard.said.lock().clone()
     }
 }
 

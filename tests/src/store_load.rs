@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{Cluster, eventually};
@@ -187,7 +188,7 @@ impl Watcher {
 
     /// It must have seen these, each once, in order, and nothing else.
     fn expect(&self, wanted: &Seen) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         while seen.last().map(|(_, _, revision)| *revision) < wanted.last().map(|(_, _, revision)| *revision) {
             match self.events.recv_timeout(ANSWER) {
                 Ok(line) => {

@@ -9,9 +9,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use sys::without::{Feature, without};
@@ -137,7 +138,7 @@ impl Worker {
     fn run(&self) {
         loop {
             // One thread at a time waits for a job, the others for their turn.
-            let job = self.todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let job = self.todo.lock().recv();
             let Ok(job) = job else { return };
             self.carry_out(job);
         }

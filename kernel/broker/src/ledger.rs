@@ -10,9 +10,10 @@
 //! A [`Charge`] lies beside what it pays for and ends with it, so nobody can forget to give back.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use abi::{DcId, IpcError};
+use parking_lot::Mutex;
 
 use crate::limits::{
     ARENA_BYTES_OF_DC, DESCRIPTOR_PARTS, DESCRIPTORS_OF_ALL, DESCRIPTORS_OF_DC, DESCRIPTORS_OF_PROCESS,
@@ -111,7 +112,7 @@ impl Ledger {
 
     /// `TableFull` when the member, or somebody it is part of, would hold too much.
     pub fn charge(&self, member: Member, cost: Cost) -> Result<Charge, IpcError> {
-        let held = locked(&self.held);
+        let held = self.held.lock();
         let has_room = |(holder, count): (Holder, usize)| {
             let sum = held.get(&holder).copied().unwrap_or(0).saturating_add(count);
             sum <= holder.limit(self.limit)
@@ -130,7 +131,7 @@ impl Ledger {
 impl Charge {
     fn new(member: Member, cost: Cost, held: Held) -> Charge {
         {
-            let mut sums = locked(&held);
+            let mut sums = held.lock();
             member.bill(cost).for_each(|(holder, count)| *sums.entry(holder).or_default() += count);
         }
         Charge { member, cost, held }
@@ -144,7 +145,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let mut sums = locked(&self.held);
+        let mut sums = self.held.lock();
         for (holder, count) in self.member.bill(self.cost) {
             if let Some(sum) = sums.get_mut(&holder) {
                 *sum = sum.saturating_sub(count);
@@ -154,10 +155,6 @@ impl Drop for Charge {
             }
         }
     }
-}
-
-fn locked(held: &Held) -> MutexGuard<'_, HashMap<Holder, usize>> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -217,6 +214,6 @@ mod tests {
         drop(charges);
         assert!(ledger.charge(member(1, 5, 77), Cost::of_descriptors(PART)).is_ok());
         drop(more);
-        assert!(locked(&ledger.held).is_empty());
+        assert!(ledger.held.lock().is_empty());
     }
 }

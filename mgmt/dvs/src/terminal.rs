@@ -5,9 +5,10 @@
 //! taken by the pump, which returns; nothing can be done about SIGKILL.
 
 use std::io::{self, Stdin};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 use mgmt_api::TerminalSize;
+use parking_lot::Mutex;
 use rustix::termios::{self, OptionalActions, Termios};
 
 /// What terminals had for forty years when nobody says anything else.
@@ -35,7 +36,7 @@ pub fn make_raw() -> io::Result<Option<RawTerminal>> {
     let mut raw = original.clone();
     raw.make_raw();
     install_hook();
-    *ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(original);
+    *ORIGINAL.lock() = Some(original);
     let guard = RawTerminal { _private: () };
     termios::tcsetattr(&stdin, OptionalActions::Drain, &raw)?;
     Ok(Some(guard))
@@ -56,7 +57,7 @@ pub fn size() -> TerminalSize {
 }
 
 fn restore() {
-    let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let original = ORIGINAL.lock().take();
     if let Some(original) = original {
         // Nobody is left to tell when it fails: the terminal is gone.
         let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &original);

@@ -1,10 +1,12 @@
 //! Follows all keys of a prefix in a thread of its own: first everything, then every change; everything again when the
 //! watch lost track. The consumer sees a sequence of states, never a gap.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::engine::{Canceller, Engine, EngineError, Entry, Event};
 
@@ -93,7 +95,7 @@ impl Control {
 
     fn arm(&self, canceller: Canceller) {
         // Either `stop` finds the canceller here, or we find that it is stopping.
-        *self.canceller.lock().unwrap_or_else(PoisonError::into_inner) = Some(canceller.clone());
+        *self.canceller.lock() = Some(canceller.clone());
         if self.is_stopping() {
             canceller.cancel();
         }
@@ -101,16 +103,16 @@ impl Control {
 
     fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        if let Some(canceller) = &*self.canceller.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(canceller) = &*self.canceller.lock() {
             canceller.cancel();
         }
         self.stopped.notify_all();
     }
 
     fn pause(&self) {
-        let canceller = self.canceller.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut canceller = self.canceller.lock();
         if !self.is_stopping() {
-            let _ = self.stopped.wait_timeout(canceller, RETRY);
+            self.stopped.wait_for(&mut canceller, RETRY);
         }
     }
 }

@@ -3,9 +3,11 @@
 //! It is `Running` until a renewal is refused or the clock passes the last renewal plus ttl; then `Lost`, for ever. The
 //! clock decides even when the thread cannot run (a stopped process finds its lease lost the moment it goes on).
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::boot_clock;
 use crate::engine::{Engine, EngineError, LeaseId};
@@ -65,13 +67,13 @@ impl KeptLease {
 
     /// Whether its keys can be relied on to exist now.
     pub fn is_running(&self) -> bool {
-        self.state.lock().lasts_until > boot_clock()
+        self.state.inner.lock().lasts_until > boot_clock()
     }
 
     /// Waits until it is lost; false after `timeout`.
     pub fn wait_lost(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
-        let mut inner = self.state.lock();
+        let mut inner = self.state.inner.lock();
         loop {
             let left_of_lease = inner.lasts_until.saturating_sub(boot_clock());
             if left_of_lease.is_zero() {
@@ -81,14 +83,14 @@ impl KeptLease {
                 return false;
             };
             let wait = left.min(left_of_lease + Duration::from_millis(1));
-            inner = self.state.changed.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
+            self.state.changed.wait_for(&mut inner, wait);
         }
     }
 }
 
 impl Drop for KeptLease {
     fn drop(&mut self) {
-        self.state.lock().stopping = true;
+        self.state.inner.lock().stopping = true;
         self.state.changed.notify_all();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -102,16 +104,12 @@ impl Drop for KeptLease {
 }
 
 impl State {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn keep(&self, engine: &dyn Engine, id: LeaseId, ttl: Duration) {
         let pause = ttl / RENEWALS_PER_TTL;
         while self.pause(pause) {
             let before = boot_clock();
             let renewed = engine.renew(id);
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             if inner.lasts_until <= before {
                 // It passed while we could not run; others may own its keys by now.
                 inner.lasts_until = Duration::ZERO;
@@ -132,12 +130,12 @@ impl State {
     /// False when it is to stop.
     fn pause(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         while !inner.stopping {
             let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
                 return true;
             };
-            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut inner, left);
         }
         false
     }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
 use broker::Broker;
 use cluster::{Engine, LeaseId};
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::config::Config;
@@ -34,15 +35,7 @@ pub struct Context {
 
 impl Context {
     pub fn lease(&self) -> Option<LeaseId> {
-        self.lock_presence().as_ref().and_then(Presence::lease)
-    }
-
-    pub fn lock_presence(&self) -> MutexGuard<'_, Option<Presence>> {
-        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn observed(&self) -> MutexGuard<'_, Observed> {
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.presence.lock().as_ref().and_then(Presence::lease)
     }
 
     pub fn changed(&self) {
@@ -50,7 +43,7 @@ impl Context {
     }
 
     pub fn member(&self, node: &str) -> Option<NodeRecord> {
-        self.members.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+        self.members.read().get(node).cloned()
     }
 
     /// Where encapsulated frames for a node go.

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::NodeId;
@@ -18,6 +18,7 @@ use cluster::Engine;
 use cluster::follow::Follower;
 use cluster::local::{LocalConfig, LocalEngine};
 use mgmt_api::Capacity;
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
@@ -146,7 +147,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let reconciler = Arc::new(Reconciler::new(&context));
     let also = Arc::clone(&reconciler);
     let presence = Presence::start(&engine, &context.config.node, move || also.report_again())?;
-    *context.lock_presence() = Some(presence);
+    *context.presence.lock() = Some(presence);
     let mut news = News::new(&context, &reconciler);
     let follower = Follower::start(&engine, "/", move |change| news.take(change)).map_err(DaemonError::Thread)?;
 
@@ -168,7 +169,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     reconciler.stop();
     context.proxy.stop();
     drop(watching);
-    drop(context.lock_presence().take());
+    drop(context.presence.lock().take());
     let _ = fs::remove_file(&context.config.socket);
     served
 }
@@ -263,7 +264,7 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             let is_well = problems.is_empty() && unreachable.is_empty();
             let pause = if is_well { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
             let health = NodeHealth { problems, unreachable };
-            if let Some(presence) = &*context.lock_presence() {
+            if let Some(presence) = &*context.presence.lock() {
                 presence.report(health.clone());
             }
             if let Err(error) = farewell::finish_deletions(&*context.engine) {

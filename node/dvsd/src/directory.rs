@@ -20,13 +20,14 @@ mod tests;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use abi::{DcId, Endpoint, EndpointName, Epoch, IpcError, NodeId};
 use broker::{Broker, Claim, Directory, Home, Location, Names, Snapshot};
 use cluster::Engine;
+use parking_lot::{Condvar, Mutex};
 
 use crate::records::{EndpointRecord, NodeRecord};
 use crate::registry::{self, Before, Key, Wish, Write};
@@ -134,7 +135,7 @@ impl EndpointDirectory {
     /// Whoever wants a name hears from it what became of that.
     pub fn attach(&self, broker: &Arc<Broker>) {
         let known: Vec<_> = {
-            let mut pending = lock(&self.shared.pending);
+            let mut pending = self.shared.pending.lock();
             pending.broker = Some(Arc::downgrade(broker));
             pending.names.iter().collect()
         };
@@ -145,13 +146,13 @@ impl EndpointDirectory {
 
     /// Members of the cluster, this node among them.
     pub fn learned_members(&self, members: &BTreeMap<String, NodeRecord>) {
-        *lock(&self.shared.pairs) = members.values().map(|member| (NodeId(member.id), member.pairs)).collect();
+        *self.shared.pairs.lock() = members.values().map(|member| (NodeId(member.id), member.pairs)).collect();
     }
 
     /// What the broker took over from its predecessor. An endpoint of another node that the follower does not list
     /// ended meanwhile: that shows only if it was known.
     pub fn remember(&self, taken_over: &Snapshot) {
-        let mut known = lock(&self.shared.known);
+        let mut known = self.shared.known.lock();
         for info in &taken_over.dcs {
             for endpoint in &info.endpoints {
                 if let Home::Remote { node } = endpoint.home {
@@ -165,7 +166,7 @@ impl EndpointDirectory {
     /// The follower saw a record.
     pub fn learned(&self, broker: &Broker, key: Key, record: EndpointRecord) {
         let Some((dc, endpoint)) = ids(key) else { return };
-        let before = lock(&self.shared.known).records.insert(key, record);
+        let before = self.shared.known.lock().records.insert(key, record);
         self.learned_name(key, (dc, endpoint), record);
         if record.node == self.shared.own.0 || before == Some(record) {
             return;
@@ -179,16 +180,16 @@ impl EndpointDirectory {
     fn learned_name(&self, key: Key, (dc, endpoint): (DcId, Endpoint), record: EndpointRecord) {
         if record.node == self.shared.own.0 {
             // What is written of this node's own is known already, unless it was another's until now.
-            let arrived = lock(&self.shared.known).names.of(dc, endpoint);
+            let arrived = self.shared.known.lock().names.of(dc, endpoint);
             if let Some(name) = arrived.filter(|name| record.name == Some(*name)) {
                 self.shared.is_called(key, Epoch(record.epoch), name);
             }
-            lock(&self.shared.known).names.end(dc, endpoint);
+            self.shared.known.lock().names.end(dc, endpoint);
             return;
         }
         // First here, then gone there: in between, it is known from both.
-        lock(&self.shared.known).names.set(dc, endpoint, record.name);
-        let mut pending = lock(&self.shared.pending);
+        self.shared.known.lock().names.set(dc, endpoint, record.name);
+        let mut pending = self.shared.pending.lock();
         pending.names.end(dc, endpoint);
         let taken = record.name.and_then(|name| pending.names.holder(dc, name));
         if let Some(before) = taken {
@@ -200,13 +201,13 @@ impl EndpointDirectory {
     pub fn forgot(&self, broker: &Broker, key: Key) {
         let Some((dc, endpoint)) = ids(key) else { return };
         let before = {
-            let mut known = lock(&self.shared.known);
+            let mut known = self.shared.known.lock();
             known.names.end(dc, endpoint);
             known.records.remove(&key)
         };
         let Some(before) = before.filter(|before| before.node != self.shared.own.0) else { return };
         // One that was this node's may have been called something at the moment it left.
-        lock(&self.shared.pending).names.end(dc, endpoint);
+        self.shared.pending.lock().names.end(dc, endpoint);
         if let Err(error) = broker.remote_unbound(dc, endpoint, NodeId(before.node), Epoch(before.epoch)) {
             tracing::trace!(%dc, %endpoint, %error, "remote endpoint not taken away");
         }
@@ -215,14 +216,17 @@ impl EndpointDirectory {
     /// The follower listed everything anew.
     pub fn learned_all(&self, broker: &Broker, all: &HashMap<Key, EndpointRecord>) {
         let gone: Vec<Key> =
-            lock(&self.shared.known).records.keys().filter(|key| !all.contains_key(key)).copied().collect();
+            self.shared.known.lock().records.keys().filter(|key| !all.contains_key(key)).copied().collect();
         gone.into_iter().for_each(|key| self.forgot(broker, key));
         all.iter().for_each(|(key, record)| self.learned(broker, *key, *record));
     }
 
     /// A container begins here: tells the broker what is known of its endpoints elsewhere.
     pub fn introduce(&self, broker: &Broker, dc: u32) {
-        let known: Vec<_> = lock(&self.shared.known)
+        let known: Vec<_> = self
+            .shared
+            .known
+            .lock()
             .records
             .iter()
             .filter(|(key, _)| key.0 == dc)
@@ -239,7 +243,7 @@ impl EndpointDirectory {
 
 impl Drop for EndpointDirectory {
     fn drop(&mut self) {
-        lock(&self.shared.pending).stopping = true;
+        self.shared.pending.lock().stopping = true;
         self.shared.added.notify_all();
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
@@ -258,9 +262,9 @@ impl Shared {
                 Work::Decide(key, wish) => self.decide(engine, key, wish, broker),
             };
             if failed {
-                let pending = lock(&self.pending);
+                let mut pending = self.pending.lock();
                 if !pending.stopping {
-                    drop(self.added.wait_timeout(pending, RETRY).unwrap_or_else(PoisonError::into_inner));
+                    self.added.wait_for(&mut pending, RETRY);
                 }
             }
         }
@@ -282,7 +286,7 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(dc = key.0, endpoint = key.1, %error, "cannot write where an endpoint lives");
                 let has_ended = matches!(write, Write::Unbound(_) | Write::Bound { before: Before::Ended, .. });
-                match lock(&self.pending).writes.entry(key) {
+                match self.pending.lock().writes.entry(key) {
                     Entry::Vacant(place) => {
                         place.insert(write);
                     }
@@ -306,7 +310,7 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(dc = key.0, endpoint = key.1, %error, "cannot write what an endpoint is called");
                 // A newer one counts.
-                lock(&self.pending).wishes.entry(key).or_insert(wish);
+                self.pending.lock().wishes.entry(key).or_insert(wish);
                 return true;
             }
         };
@@ -322,7 +326,7 @@ impl Shared {
     /// An endpoint of this node has a name, unless it ended meanwhile.
     fn is_called(&self, key: Key, epoch: Epoch, name: EndpointName) {
         let Some((dc, endpoint)) = ids(key) else { return };
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         if !pending.has_ended(key, epoch) {
             pending.names.set(dc, endpoint, Some(name));
         }
@@ -330,7 +334,7 @@ impl Shared {
 
     /// Waits for something to do; `None` when it is time to end (what is pending then is swept at the next start).
     fn next(&self) -> Option<(Work, Option<Arc<Broker>>)> {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         loop {
             if pending.stopping {
                 return None;
@@ -338,14 +342,14 @@ impl Shared {
             if let Some(work) = pending.next_work() {
                 return Some((work, pending.broker.as_ref().and_then(Weak::upgrade)));
             }
-            pending = self.added.wait(pending).unwrap_or_else(PoisonError::into_inner);
+            self.added.wait(&mut pending);
         }
     }
 }
 
 impl Directory for BrokerSide {
     fn locate(&mut self, dc: DcId, endpoint: Endpoint) -> Location {
-        match lock(&self.0.known).records.get(&(dc.0, endpoint.number())) {
+        match self.0.known.lock().records.get(&(dc.0, endpoint.number())) {
             // Ours, but not bound any more, or the broker would not ask.
             Some(record) if record.node != self.0.own.0 => {
                 Location::Remote { node: NodeId(record.node), epoch: Epoch(record.epoch) }
@@ -356,7 +360,7 @@ impl Directory for BrokerSide {
 
     fn bound(&mut self, dc: DcId, endpoint: Endpoint, pid: i32, epoch: Epoch) {
         let key = (dc.0, endpoint.number());
-        let mut pending = lock(&self.0.pending);
+        let mut pending = self.0.pending.lock();
         let before = match pending.writes.get(&key) {
             Some(Write::Unbound(_) | Write::Bound { before: Before::Ended, .. }) => Before::Ended,
             _ => Before::Predecessor,
@@ -366,7 +370,7 @@ impl Directory for BrokerSide {
     }
 
     fn find(&mut self, dc: DcId, pid: i32) -> Option<Endpoint> {
-        let known = lock(&self.0.known);
+        let known = self.0.known.lock();
         let found = known
             .records
             .iter()
@@ -377,13 +381,13 @@ impl Directory for BrokerSide {
     fn unbound(&mut self, dc: DcId, endpoint: Endpoint, epoch: Epoch) {
         let key = (dc.0, endpoint.number());
         {
-            let mut pending = lock(&self.0.pending);
+            let mut pending = self.0.pending.lock();
             pending.writes.insert(key, Write::Unbound(epoch));
             pending.wishes.remove(&key);
             pending.names.end(dc, endpoint);
         }
         self.0.added.notify_all();
-        let mut known = lock(&self.0.known);
+        let mut known = self.0.known.lock();
         // A successor elsewhere, of whom the broker has not heard yet, keeps it.
         let has_successor = |record: &EndpointRecord| record.node != self.0.own.0 && record.epoch > epoch.0;
         if !known.records.get(&key).is_some_and(has_successor) {
@@ -399,7 +403,7 @@ impl Directory for BrokerSide {
         name: EndpointName,
         lost: Option<NodeId>,
     ) -> Result<Claim, IpcError> {
-        let mut pending = lock(&self.0.pending);
+        let mut pending = self.0.pending.lock();
         match (pending.names.of(dc, endpoint), pending.names.holder(dc, name)) {
             (Some(own), _) if own == name => return Ok(Claim::Granted),
             (Some(_), _) => return Err(IpcError::TableFull),
@@ -412,17 +416,17 @@ impl Directory for BrokerSide {
     }
 
     fn named(&mut self, dc: DcId, name: EndpointName) -> Option<Endpoint> {
-        let own = lock(&self.0.pending).names.holder(dc, name);
-        own.or_else(|| lock(&self.0.known).names.holder(dc, name))
+        let own = self.0.pending.lock().names.holder(dc, name);
+        own.or_else(|| self.0.known.lock().names.holder(dc, name))
     }
 
     fn name_of(&mut self, dc: DcId, endpoint: Endpoint) -> Option<EndpointName> {
-        let own = lock(&self.0.pending).names.of(dc, endpoint);
-        own.or_else(|| lock(&self.0.known).names.of(dc, endpoint))
+        let own = self.0.pending.lock().names.of(dc, endpoint);
+        own.or_else(|| self.0.known.lock().names.of(dc, endpoint))
     }
 
     fn pairs(&self, node: NodeId) -> u8 {
-        lock(&self.0.pairs).get(&node).copied().unwrap_or(1)
+        self.0.pairs.lock().get(&node).copied().unwrap_or(1)
     }
 }
 
@@ -441,8 +445,4 @@ fn say(broker: &Broker, dc: DcId, endpoint: Endpoint, name: EndpointName, result
 
 fn ids((dc, endpoint): Key) -> Option<(DcId, Endpoint)> {
     Some((DcId(dc), Endpoint::new(endpoint)?))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 //! Runs on the follower's thread alone; calls nothing that waits for a container, a child or the network.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cluster::follow::Change;
 use cluster::{Entry, Event, EventKind};
@@ -49,11 +49,11 @@ impl News {
                 observed.put(&entry.key, &entry.value, entry.modified);
             }
         }
-        *self.context.members.write().unwrap_or_else(PoisonError::into_inner) = members;
+        *self.context.members.write() = members;
         self.tell_proxy();
         self.context.directory.learned_all(&self.context.broker, &endpoints);
         let (names, existing) = (observed.names(), observed.ids());
-        *self.context.observed() = observed;
+        *self.context.observed.lock() = observed;
         names.iter().for_each(|name| self.order(name));
         self.reconciler.retain(&existing);
         if !std::mem::replace(&mut self.cleaned, true) {
@@ -87,7 +87,7 @@ impl News {
     fn take_member(&mut self, event: &Event) {
         let name = event.key.trim_start_matches(MEMBERS).to_owned();
         {
-            let mut members = self.context.members.write().unwrap_or_else(PoisonError::into_inner);
+            let mut members = self.context.members.write();
             match &event.kind {
                 EventKind::Put { value, .. } => {
                     members.extend(understood(&event.key, value).map(|record| (name, record)))
@@ -99,7 +99,7 @@ impl News {
     }
 
     fn tell_proxy(&self) {
-        let members = self.context.members.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let members = self.context.members.read().clone();
         // First the broker's side: a link that comes or goes is judged by how many there are.
         self.context.directory.learned_members(&members);
         self.context.proxy.set_peers(&members, &self.context.config);
@@ -108,19 +108,19 @@ impl News {
     /// Numbers, incarnations and locks concern nobody here.
     fn take_observed(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::Put { value, .. } => self.context.observed().put(&event.key, value, event.revision),
-            EventKind::Delete => self.context.observed().delete(&event.key),
+            EventKind::Put { value, .. } => self.context.observed.lock().put(&event.key, value, event.revision),
+            EventKind::Delete => self.context.observed.lock().delete(&event.key),
         }
         let Some(DcKey::Record(name) | DcKey::Share { dc: name, .. }) = parse_dc_key(&event.key) else { return };
         self.order(name);
         if matches!((parse_dc_key(&event.key), &event.kind), (Some(DcKey::Record(_)), EventKind::Delete)) {
-            let existing = self.context.observed().ids();
+            let existing = self.context.observed.lock().ids();
             self.reconciler.retain(&existing);
         }
     }
 
     fn order(&self, name: &str) {
-        let order = self.context.observed().order(name);
+        let order = self.context.observed.lock().order(name);
         order.into_iter().for_each(|order| self.reconciler.order(order));
     }
 }

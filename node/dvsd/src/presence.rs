@@ -3,13 +3,14 @@
 //! The lease says that the daemon lives, nothing more: containers go on without it. When the lease is lost (the machine
 //! was suspended, the engine was away) a new one is taken and everybody who puts leased keys is told to put them again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cluster::lease::KeptLease;
 use cluster::{Engine, EngineError, LeaseId, Op};
+use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::records::{self, NodeHealth, NodeRecord};
@@ -104,12 +105,12 @@ impl Presence {
 
     /// `None` while there is none.
     pub fn lease(&self) -> Option<LeaseId> {
-        lock(&self.shared.lease).as_ref().filter(|lease| lease.is_running()).map(|lease| lease.id())
+        self.shared.lease.lock().as_ref().filter(|lease| lease.is_running()).map(|lease| lease.id())
     }
 
     /// Tells the cluster what is not well here.
     pub fn report(&self, health: NodeHealth) {
-        let changed = std::mem::replace(&mut *lock(&self.shared.health), health.clone()) != health;
+        let changed = std::mem::replace(&mut *self.shared.health.lock(), health.clone()) != health;
         if let (true, Some(lease)) = (changed, self.lease())
             && let Err(error) = self.shared.put(lease)
         {
@@ -126,7 +127,7 @@ impl Drop for Presence {
         {
             tracing::error!("the presence thread had panicked");
         }
-        lock(&self.shared.lease).take();
+        self.shared.lease.lock().take();
     }
 }
 
@@ -134,12 +135,12 @@ impl Shared {
     fn come_alive(&self) -> Result<Arc<KeptLease>, EngineError> {
         let lease = KeptLease::hold(&self.engine, LEASE)?;
         self.put(lease.id())?;
-        *lock(&self.lease) = Some(Arc::clone(&lease));
+        *self.lease.lock() = Some(Arc::clone(&lease));
         Ok(lease)
     }
 
     fn put(&self, lease: LeaseId) -> Result<(), EngineError> {
-        let health = lock(&self.health).clone();
+        let health = self.health.lock().clone();
         self.engine
             .transact(&[], &[Op::put_leased(records::node_key(&self.node), records::encode(&health), lease)])
             .map(|_| ())
@@ -164,10 +165,6 @@ impl Shared {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn cpu_list() -> String {

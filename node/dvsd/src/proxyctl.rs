@@ -12,13 +12,14 @@ mod links;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use abi::PairId;
 use abi::limits::PAIRS_MAX;
 use mgmt_api::{LinkInfo, LinkState};
+use parking_lot::Mutex;
 use proxy_host::control::{self, FromProxy, PeerAddress, Said};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
@@ -214,19 +215,19 @@ impl OneControl {
             .name("proxyctl".to_owned())
             .spawn(move || keeper.run())
             .map_err(ProxyError::Thread)?;
-        *lock(&self.thread) = Some(thread);
+        *self.thread.lock() = Some(thread);
         Ok(())
     }
 
     fn set_peers(&self, peers: Vec<PeerAddress>, cut_off: Option<String>) {
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared.inner.lock();
         (inner.peers, inner.cut_off) = (Some(peers), cut_off);
         drop(inner);
         sys::eventfd::signal(&self.shared.bell);
     }
 
     fn links(&self) -> Vec<LinkInfo> {
-        let inner = self.shared.lock();
+        let inner = self.shared.inner.lock();
         match inner.silent_since {
             None => inner.links.clone(),
             Some(since) => inner.links.iter().map(|link| links::said_long_ago(link, since.elapsed())).collect(),
@@ -234,19 +235,19 @@ impl OneControl {
     }
 
     fn problem(&self) -> Option<String> {
-        let inner = self.shared.lock();
+        let inner = self.shared.inner.lock();
         let silent = inner.silent_since.map(|_| "it does not answer".to_owned());
         let problem = inner.problem.clone().or(silent);
         problem.or_else(|| inner.complaint.clone()).or_else(|| inner.cut_off.clone())
     }
 
     fn tell_to_stop(&self) {
-        self.shared.lock().stopping = true;
+        self.shared.inner.lock().stopping = true;
         sys::eventfd::signal(&self.shared.bell);
     }
 
     fn join(&self) {
-        if let Some(thread) = lock(&self.thread).take()
+        if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("the proxy's thread had panicked");
@@ -255,10 +256,6 @@ impl OneControl {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
-    }
-
     fn heard(&self, pair: PairId, said: FromProxy) {
         // One that is alone is complained of by who replaces it.
         if !said.is_alone {
@@ -266,7 +263,7 @@ impl Shared {
             self.complain(refused);
         }
         let links = said.links.into_iter().map(|link| links::info(pair, link)).collect();
-        self.lock().links = links;
+        self.inner.lock().links = links;
     }
 
     /// Says once what is the matter, until it is something else.
@@ -274,7 +271,7 @@ impl Shared {
         if let Some(text) = &mut complaint {
             control::shorten(text);
         }
-        let changed = std::mem::replace(&mut self.lock().complaint, complaint.clone()) != complaint;
+        let changed = std::mem::replace(&mut self.inner.lock().complaint, complaint.clone()) != complaint;
         if let Some(complaint) = complaint.filter(|_| changed) {
             tracing::warn!(complaint, "the proxy is not well");
         }
@@ -301,7 +298,7 @@ struct ProxySupervisor {
 impl ProxySupervisor {
     fn run(mut self) {
         loop {
-            if self.shared.lock().stopping {
+            if self.shared.inner.lock().stopping {
                 return;
             }
             self.process.look(Instant::now());
@@ -384,7 +381,7 @@ impl ProxySupervisor {
 
     fn converse(&mut self) {
         let Some(conversation) = &mut self.conversation else { return };
-        let peers = self.shared.lock().peers.clone();
+        let peers = self.shared.inner.lock().peers.clone();
         conversation.speak(peers.as_ref(), Instant::now());
         if self.process.standing() == Standing::Coming {
             conversation.excuse(Instant::now());
@@ -428,7 +425,7 @@ impl ProxySupervisor {
             _ => Some(self.process.problem().unwrap_or("the proxy is starting").to_owned()),
         };
         let is_ready = problem.is_none();
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared.inner.lock();
         inner.silent_since = match &self.conversation {
             Some(conversation) => conversation.silent_since().filter(|_| is_ready),
             // It has closed its end.
@@ -457,10 +454,6 @@ impl ProxySupervisor {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -470,7 +463,7 @@ mod tests {
         let proxies = ProxyControl::new(2).unwrap();
         let says = |refused: Option<&str>| {
             for proxy in &proxies.proxies {
-                proxy.shared.lock().problem = None;
+                proxy.shared.inner.lock().problem = None;
             }
             let refused = refused.map(str::to_owned);
             let shared = &proxies.proxies[1].shared;

@@ -7,9 +7,9 @@
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sys::child::{ForkError, Forked, Parentage, exit_now, fork};
@@ -104,7 +104,7 @@ static UNBURIED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 fn bury(child: OwnedFd, limit: Duration) {
     let timeout = Timespec::try_from(limit).ok();
     while poll(&mut [PollFd::new(&child, PollFlags::IN)], timeout.as_ref()) == Err(rustix::io::Errno::INTR) {}
-    let mut unburied = UNBURIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut unburied = UNBURIED.lock();
     unburied.push(child);
     unburied.retain(|child| {
         match waitid(WaitId::PidFd(child.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {

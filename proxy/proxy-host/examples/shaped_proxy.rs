@@ -17,10 +17,11 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::IpcError;
+use parking_lot::Mutex;
 use proxy_host::inspect::{Inspector, Passing};
 use proxy_host::transport::{Stream, Target, Tcp, Transport};
 use proxy_host::{Parts, ProxyError};
@@ -83,10 +84,6 @@ impl Shaped {
             poller: Arc::clone(&self.poller),
         }))
     }
-
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Transport for Shaped {
@@ -119,12 +116,12 @@ impl Transport for Shaped {
 
     fn turn(&mut self) -> io::Result<()> {
         // Streams are asked after this; who still may not send says so again.
-        self.waiting().until = None;
+        self.waiting.lock().until = None;
         Ok(())
     }
 
     fn due(&self) -> Option<Instant> {
-        self.waiting().until
+        self.waiting.lock().until
     }
 
     fn system_calls(&self) -> &'static [i64] {
@@ -151,7 +148,7 @@ impl Write for ShapedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let now = Instant::now();
         if self.free_at > now + BURST {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             waiting.until = Some(waiting.until.map_or(self.free_at, |until| until.min(self.free_at)));
             return Err(io::ErrorKind::WouldBlock.into());
         }

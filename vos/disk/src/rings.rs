@@ -9,9 +9,10 @@
 //! for an older request waits for one that a thread has already taken.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use abi::Endpoint;
+use parking_lot::{Condvar, Mutex};
 use vos_rt::ClientId;
 
 #[derive(Default)]
@@ -37,7 +38,7 @@ pub struct Ticket {
 
 impl Rings {
     pub fn opened(&self, from: Endpoint, client: ClientId) {
-        let mut seats = self.lock();
+        let mut seats = self.seats.lock();
         let seat = seats.entry(from).or_insert(Seat { newest: client, is_open: true, running: 0, older: 0 });
         if seat.newest != client {
             seat.older += std::mem::take(&mut seat.running);
@@ -47,7 +48,7 @@ impl Rings {
     }
 
     pub fn closed(&self, client: ClientId) {
-        let mut seats = self.lock();
+        let mut seats = self.seats.lock();
         if let Some(seat) = seats.values_mut().find(|seat| seat.newest == client) {
             seat.is_open = false;
         }
@@ -56,14 +57,10 @@ impl Rings {
 
     /// A request begins; `None` when its ring was replaced.
     pub fn begin(self: &Arc<Rings>, from: Endpoint, client: ClientId) -> Option<Ticket> {
-        let mut seats = self.lock();
+        let mut seats = self.seats.lock();
         let seat = seats.get_mut(&from).filter(|seat| seat.newest == client)?;
         seat.running += 1;
         Some(Ticket { rings: Arc::clone(self), from, client })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Endpoint, Seat>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,14 +74,14 @@ impl Ticket {
     /// Whether requests of older rings are still under way. Once they are not, they never are again for this request,
     /// unless its own ring is replaced too.
     pub fn must_wait(&self) -> bool {
-        self.is_behind(&self.rings.lock())
+        self.is_behind(&self.rings.seats.lock())
     }
 
     /// Returns when the requests of older rings have ended.
     pub fn wait(&self) {
-        let mut seats = self.rings.lock();
+        let mut seats = self.rings.seats.lock();
         while self.is_behind(&seats) {
-            seats = self.rings.ended.wait(seats).unwrap_or_else(PoisonError::into_inner);
+            self.rings.ended.wait(&mut seats);
         }
     }
 
@@ -97,7 +94,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut seats = self.rings.lock();
+        let mut seats = self.rings.seats.lock();
         let Some(seat) = seats.get_mut(&self.from) else { return };
         if seat.newest == self.client {
             seat.running = seat.running.saturating_sub(1);
@@ -152,6 +149,6 @@ mod tests {
         let last = rings.begin(Endpoint::FS, ClientId(1)).unwrap();
         rings.closed(ClientId(1));
         drop(last);
-        assert!(rings.lock().is_empty());
+        assert!(rings.seats.lock().is_empty());
     }
 }

@@ -10,11 +10,12 @@
 //! Lock order: `Flusher::waiting` is a leaf.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use disk_core::{Access, Bulk, Durability, Volume};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use vos_api::disk::{BLOCK_BYTES, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, VolumeInfo, Write};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
@@ -230,7 +231,7 @@ enum Joined {
 
 impl Flusher {
     fn join(&self, request: Request) -> Joined {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         waiting.requests.push(request);
         if std::mem::replace(&mut waiting.is_running, true) { Joined::Running } else { Joined::First }
     }
@@ -239,7 +240,7 @@ impl Flusher {
     fn run(&self, volume: &Volume) {
         loop {
             let requests = {
-                let mut waiting = self.lock();
+                let mut waiting = self.waiting.lock();
                 waiting.is_running = !waiting.requests.is_empty();
                 std::mem::take(&mut waiting.requests)
             };
@@ -249,9 +250,5 @@ impl Flusher {
             let result = volume.flush();
             requests.into_iter().for_each(|request| answer(request, result.map(|()| 0)));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,9 +13,10 @@
 //! over reads of the file in one case only: after a failed transaction, when the table is filled again.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use sessions::{Record, Reply, Table};
 use vos_rt::{AbortOnPanic, Request, answer_all};
@@ -41,8 +42,8 @@ pub struct Committer {
 /// What the loop and the committer share.
 pub struct Shared {
     pub store: Store,
-    sessions: Mutex<Table<Request>>,
-    watch: Mutex<Watch>,
+    pub sessions: Mutex<Table<Request>>,
+    pub watch: Mutex<Watch>,
     queue: Mutex<Queue>,
     arrived: Condvar,
 }
@@ -51,16 +52,6 @@ pub struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     is_closing: bool,
-}
-
-impl Shared {
-    pub fn sessions(&self) -> MutexGuard<'_, Table<Request>> {
-        lock(&self.sessions)
-    }
-
-    pub fn watch(&self) -> MutexGuard<'_, Watch> {
-        lock(&self.watch)
-    }
 }
 
 impl Committer {
@@ -80,7 +71,7 @@ impl Committer {
 
     /// Hands a change over. The queue is bounded by what rings hold in flight.
     pub fn hand_over(&self, job: Job) {
-        lock(&self.shared.queue).jobs.push_back(job);
+        self.shared.queue.lock().jobs.push_back(job);
         self.shared.arrived.notify_one();
     }
 }
@@ -88,7 +79,7 @@ impl Committer {
 impl Drop for Committer {
     /// What was handed over is committed first.
     fn drop(&mut self) {
-        lock(&self.shared.queue).is_closing = true;
+        self.shared.queue.lock().is_closing = true;
         self.shared.arrived.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -118,12 +109,12 @@ impl Worker {
 
     /// The next batch, `None` when the server is ending and nothing is left.
     fn take(&self) -> Option<Vec<Job>> {
-        let mut queue = lock(&self.shared.queue);
+        let mut queue = self.shared.queue.lock();
         while queue.jobs.is_empty() {
             if queue.is_closing {
                 return None;
             }
-            queue = self.shared.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.shared.arrived.wait(&mut queue);
         }
         let room = queue.jobs.len().min(BATCH_MAX);
         let ends = queue.jobs.iter().take(room).position(|job| job.order.change.touches_subscriptions());
@@ -134,14 +125,14 @@ impl Worker {
     /// The batch is durable: tell everybody.
     fn settle(&mut self, orders: &[Order], requests: Vec<Option<Request>>, outcomes: Vec<Outcome>) {
         let mut answers = Vec::with_capacity(requests.len());
-        let mut watch = self.shared.watch();
+        let mut watch = self.shared.watch.lock();
         for (order, outcome) in orders.iter().zip(&outcomes) {
             self.catalog.take_in(order, outcome);
             watch.take_in(order, outcome);
         }
         watch.announce();
         drop(watch);
-        let mut sessions = self.shared.sessions();
+        let mut sessions = self.shared.sessions.lock();
         for ((order, request), outcome) in orders.iter().zip(requests).zip(outcomes) {
             answers.push((request, sessions.finish(order.mark()), outcome.reply));
             if order.change == Change::EndSession {
@@ -173,13 +164,13 @@ impl Worker {
         };
         self.catalog = catalog.clone();
         {
-            let mut watch = self.shared.watch();
+            let mut watch = self.shared.watch.lock();
             watch.catalog = catalog;
             watch.announce();
         }
         for (order, request) in orders.iter().zip(requests) {
             let (place, others) = {
-                let mut sessions = self.shared.sessions();
+                let mut sessions = self.shared.sessions.lock();
                 (sessions.executed(order.mark()), sessions.finish(order.mark()))
             };
             let stored = place.and_then(|place| self.shared.store.reply(order.session, place).ok().flatten());
@@ -192,14 +183,9 @@ impl Worker {
 
     fn reload(&self) -> Result<Catalog, StoreError> {
         self.shared.store.reopen()?;
-        self.shared.sessions().reload(&self.shared.store, 0)?;
+        self.shared.sessions.lock().reload(&self.shared.store, 0)?;
         self.shared.store.load()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The committer ends the process when it panics.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An error with its causes, on one line of the log.

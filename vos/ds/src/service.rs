@@ -58,7 +58,7 @@ impl Ds {
             Ok(change) => change,
             Err(errno) => return request.fail(errno),
         };
-        let begun = self.shared.sessions().begin(mark, request);
+        let begun = self.shared.sessions.lock().begin(mark, request);
         match begun {
             Begun::Execute(request) => {
                 let order = Order { session: mark.session, sequence: mark.sequence, change };
@@ -79,7 +79,7 @@ impl Ds {
             return request.fail(Errno::INVAL);
         };
         let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
-        self.shared.watch().next(request, seen, until);
+        self.shared.watch.lock().next(request, seen, until);
     }
 
     fn read(&self, request: Request, work: impl FnOnce(&Store, Request) + Send + 'static) {
@@ -90,7 +90,7 @@ impl Ds {
     }
 
     fn end_session(&self, session: u64, request: Option<Request>) {
-        self.shared.sessions().refuse(session, End::Forget);
+        self.shared.sessions.lock().refuse(session, End::Forget);
         self.committer.hand_over(Job { order: Order { session, sequence: 0, change: Change::EndSession }, request });
     }
 }
@@ -98,7 +98,7 @@ impl Ds {
 impl Service for Ds {
     fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
         let Hello { session, acknowledged, .. } = *hello;
-        let opened = self.shared.sessions().open(Opening { session, acknowledged, now_ms: self.now_ms() });
+        let opened = self.shared.sessions.lock().open(Opening { session, acknowledged, now_ms: self.now_ms() });
         match opened {
             Ok(opened) => {
                 self.clients.insert(client, hello.session);
@@ -122,9 +122,9 @@ impl Service for Ds {
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.shared.watch().forget(client);
+        self.shared.watch.lock().forget(client);
         if let Some(session) = self.clients.remove(&client) {
-            self.shared.sessions().detach(session, self.now_ms());
+            self.shared.sessions.lock().detach(session, self.now_ms());
         }
     }
 
@@ -133,11 +133,11 @@ impl Service for Ds {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.shared.watch().deadline()
+        self.shared.watch.lock().deadline()
     }
 
     fn tick(&mut self, now: Instant) {
-        self.shared.watch().expire(now);
+        self.shared.watch.lock().expire(now);
     }
 }
 

@@ -17,8 +17,9 @@
 //! effect is known only then.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use redb::{
     Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata, Table,
     TableDefinition, WriteTransaction,
@@ -104,14 +105,14 @@ impl Store {
 
     /// Opens the file anew, which finds out what the last transaction did.
     pub fn reopen(&self) -> Result<(), StoreError> {
-        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        let mut database = self.database.write();
         *database = None;
         *database = Some(Arc::new(open_database(&self.file)?));
         Ok(())
     }
 
     fn database(&self) -> Result<Arc<Database>, StoreError> {
-        self.database.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or(StoreError::Closed)
+        self.database.read().clone().ok_or(StoreError::Closed)
     }
 
     fn read(&self) -> Result<ReadTransaction, StoreError> {
@@ -327,13 +328,13 @@ impl<'t> Open<'t> {
             Change::Subscribe { prefix, revision } => self.subscribe(order.session, prefix, *revision, catalog)?,
             Change::Unsubscribe { subscription } => self.unsubscribe(order.session, *subscription)?,
             Change::EndSession => {
-                let places = lock(sessions).clear(order.session, usize::MAX);
+                let places = sessions.lock().clear(order.session, usize::MAX);
                 self.end_session(order.session, places)?;
                 return Ok(Outcome::default());
             }
         };
         self.order += 1;
-        let entry = lock(sessions).record(order.mark(), self.order);
+        let entry = sessions.lock().record(order.mark(), self.order);
         entry.map_or(Ok(()), |entry| entry.put(self, &outcome.reply.to_bytes()))?;
         Ok(outcome)
     }
@@ -444,10 +445,6 @@ fn check(condition: u64, old: Option<(u64, u64)>, exists: Errno) -> Result<(), E
 
 fn failed(errno: Errno) -> Outcome {
     Outcome { reply: Reply::failed(errno.raw_os_error() as u32), ..Outcome::default() }
-}
-
-fn lock<W>(sessions: &Mutex<Sessions<W>>) -> std::sync::MutexGuard<'_, Sessions<W>> {
-    sessions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn file(error: impl Into<redb::Error>) -> StoreError {

@@ -1,9 +1,9 @@
 //! The store against a model: seeded changes, repeated and interrupted by openings of the file.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 
 use ds::{Catalog, Change, FileStore, Limits, Order, Outcome, Store};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use sessions::{Begun, Mark, Opening, Record, Reply, Table};
 use vos_api::ds::{ABSENT, ANY};
@@ -38,7 +38,7 @@ fn table(store: &Store) -> Mutex<Table<()>> {
 }
 
 fn stored(store: &Store, table: &Mutex<Table<()>>, session: u64, sequence: u64) -> Option<Reply> {
-    let place = table.lock().expect("lock").executed(Mark { session, sequence })?;
+    let place = table.lock().executed(Mark { session, sequence })?;
     store.reply(session, place).expect("readable")
 }
 
@@ -185,7 +185,7 @@ fn transaction_that_was_never_committed_leaves_nothing() {
     assert_eq!(copy.get(b"k").expect("get"), Some((1, vec![1])));
     let table = self::table(&copy);
     assert_eq!(stored(&copy, &table, 1, 1).map(|reply| reply.status), Some(0));
-    let mut table = table.into_inner().expect("nobody panicked");
+    let mut table = table.into_inner();
     assert_eq!(table.begin(Mark { session: 1, sequence: 2 }, ()), Begun::Execute(()));
 }
 

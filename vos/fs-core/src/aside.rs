@@ -14,8 +14,10 @@
 //! On a disk that has all its space this costs one request per chunk and life of the server.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::device::{BLOCK64, BlockDevice, DeviceError, Need};
 use crate::error::Errno;
@@ -158,12 +160,12 @@ impl Aside {
     }
 
     pub fn has_piece(&self, piece: u64) -> bool {
-        self.lock().get((piece / 64) as usize).is_some_and(|word| word & (1 << (piece % 64)) != 0)
+        self.pieces.lock().get((piece / 64) as usize).is_some_and(|word| word & (1 << (piece % 64)) != 0)
     }
 
     fn pieces(&self, pieces: Range<u64>, need: Need) -> Result<(), Errno> {
         self.allocate(pieces.start * PIECE_BLOCKS, (pieces.end * PIECE_BLOCKS).min(self.layout.data_blocks), need)?;
-        let mut known = self.lock();
+        let mut known = self.pieces.lock();
         for piece in pieces {
             if let Some(word) = known.get_mut((piece / 64) as usize) {
                 *word |= 1 << (piece % 64);
@@ -175,10 +177,6 @@ impl Aside {
     fn allocate(&self, first: u64, end: u64, need: Need) -> Result<(), Errno> {
         let bytes = (end - first) * BLOCK64;
         self.device.allocate(self.layout.data_offset(first), bytes, need).map_err(refused)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

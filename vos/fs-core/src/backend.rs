@@ -4,10 +4,11 @@
 //! and trusts the length when it opens. Growing costs nothing; only a write beyond the region fails.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::aside::Aside;
-use crate::core::locked;
 use crate::device::{BLOCK, BLOCK64, BlockDevice, Need};
 use crate::error::OpenError;
 use crate::layout::{LENGTH_AT, Layout};
@@ -51,7 +52,7 @@ impl RegionBackend {
         for turn in 1..=2 {
             backend.write_length(Length { bytes: 0, turn })?;
         }
-        locked(&backend.length).turn = 2;
+        backend.length.lock().turn = 2;
         backend.device.flush()?;
         Ok(backend)
     }
@@ -126,7 +127,7 @@ fn is_aligned(offset: u64, bytes: usize) -> bool {
 #[allow(clippy::indexing_slicing, reason = "`around` reads at least the range that it was asked for")]
 impl redb::StorageBackend for RegionBackend {
     fn len(&self) -> io::Result<u64> {
-        Ok(locked(&self.length).bytes)
+        Ok(self.length.lock().bytes)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
@@ -141,7 +142,7 @@ impl redb::StorageBackend for RegionBackend {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        let mut length = locked(&self.length);
+        let mut length = self.length.lock();
         // What is cut off must read as zeros should the file grow again.
         if bytes < length.bytes && bytes < self.bytes {
             let from = bytes.div_ceil(BLOCK64) * BLOCK64;
@@ -170,7 +171,7 @@ impl redb::StorageBackend for RegionBackend {
         if is_aligned(offset, data.len()) {
             return Ok(self.device.write(self.start + offset, data)?);
         }
-        let _guard = locked(&self.partial);
+        let _guard = self.partial.lock();
         let (first, mut buffer) = self.around(offset, data.len())?;
         let skip = (offset - first) as usize;
         buffer[skip..skip + data.len()].copy_from_slice(data);

@@ -4,7 +4,9 @@
 //! are handed out again ([`Cache::forget`]). Entries never overlap.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::device::BLOCK;
 use crate::extents::Run;
@@ -99,9 +101,9 @@ impl Cache {
 
     /// Whole blocks, waiting for a load that brings them.
     fn parts(&self, run: Run) -> Option<Vec<Part>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.loading.iter().any(|load| overlaps(*load, run)) {
-            state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.loaded.wait(&mut state);
         }
         let mut parts = Vec::new();
         let mut block = run.start;
@@ -116,7 +118,7 @@ impl Cache {
 
     /// Memory to load `bytes` into, with anything in it.
     pub fn buffer(&self, bytes: usize) -> Vec<u8> {
-        let spare = if bytes < SPARE_BYTES_MIN { None } else { self.lock().spares.pop() };
+        let spare = if bytes < SPARE_BYTES_MIN { None } else { self.state.lock().spares.pop() };
         let mut buffer = spare.unwrap_or_default();
         buffer.resize(bytes, 0);
         buffer
@@ -124,7 +126,7 @@ impl Cache {
 
     /// Claims a load, unless its first block is here or somebody loads it already.
     pub fn begin_load(&self, run: Run) -> Option<Loading<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.find(run.start).is_some() || state.loading.iter().any(|load| overlaps(*load, run)) {
             return None;
         }
@@ -137,7 +139,7 @@ impl Cache {
         if data.len() > self.bytes_max {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.remove(Run { start, count: (data.len() / BLOCK) as u64 });
         state.clock += 1;
         let used = state.clock;
@@ -155,20 +157,16 @@ impl Cache {
 
     /// The blocks get new content.
     pub fn forget(&self, runs: &[Run]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for run in runs {
             state.remove(*run);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        self.cache.lock().loading.remove(&self.run);
+        self.cache.state.lock().loading.remove(&self.run);
         self.cache.loaded.notify_all();
     }
 }

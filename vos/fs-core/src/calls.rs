@@ -6,15 +6,16 @@
 //!
 //! A change that waits is a [`Job`] in a table, not a blocked thread.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use sessions::{Begun, Record};
 use vos_api::fs::{self as api, Request, Waits};
 use vos_api::{Class, Unreadable};
 
 use crate::cache::Part;
-use crate::core::{Fs, Growth, locked};
+use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::leases::{Blocked, Change, Go, Pages, Touch, When, Woken};
 use crate::locks::{Held, Table, UNLOCK};
@@ -142,9 +143,9 @@ impl Fs {
     pub fn tick(self: &Arc<Fs>, now_ms: u64) {
         self.now_ms.store(now_ms, Ordering::Relaxed);
         let mut doomed = self.leases.silent(now_ms);
-        let blockers = locked(&self.waiting).blockers();
+        let blockers = self.waiting.lock().blockers();
         {
-            let table = locked(&self.sessions);
+            let table = self.sessions.lock();
             doomed.extend(blockers.into_iter().filter(|session| table.is_away(*session, api::RECALL_MS, now_ms)));
             doomed.extend(table.away_for(AWAY_MS_MAX, now_ms));
         }
@@ -207,7 +208,7 @@ impl Fs {
         if mark.session == 0 || mark.sequence == 0 {
             return run(self, Job::new(self, call, answer));
         }
-        let begun = locked(&self.sessions).begin(mark, answer);
+        let begun = self.sessions.lock().begin(mark, answer);
         match begun {
             Begun::Execute(answer) => run(self, Job::new(self, call, answer)),
             Begun::Joined => (),
@@ -232,7 +233,7 @@ impl Fs {
         };
         let blocked = self.leases.begin_change(session, &touch);
         let number = blocked.number;
-        *locked(&job.blocked) = Some((touch.clone(), blocked));
+        *job.blocked.lock() = Some((touch.clone(), blocked));
         let (fs, waiting) = (self.clone(), job.clone());
         let resume = Box::new(move |go| fs.execute(waiting, go));
         let (parked, woken) = self.leases.wait(number, Change { session, touch: &touch, when }, self.now(), resume);
@@ -243,7 +244,7 @@ impl Fs {
     }
 
     fn execute(self: &Arc<Fs>, job: Arc<Job>, go: Go) {
-        let Some((touch, blocked)) = locked(&job.blocked).take() else { return job.fail(Errno::Io) };
+        let Some((touch, blocked)) = job.blocked.lock().take() else { return job.fail(Errno::Io) };
         let result = match go {
             Go::On => job.check_session().and_then(|()| ops::change(&job, &touch)),
             Go::Fenced => Err(Errno::Stale),
@@ -297,7 +298,7 @@ impl Fs {
 
     fn park(self: &Arc<Fs>, job: &Arc<Job>, ino: u64, wanted: Held) -> Result<u64, Errno> {
         let (fs, again, cancelled) = (self.clone(), job.clone(), job.clone());
-        locked(&self.waiting).park(
+        self.waiting.lock().park(
             ino,
             wanted,
             job.call.sequence,
@@ -321,7 +322,7 @@ impl Fs {
                 return Err(Errno::TryAgain);
             }
             // While it was parked somebody else may have taken it up, or cancelled it.
-            if parked.is_some_and(|id| !locked(&self.waiting).unpark(id)) {
+            if parked.is_some_and(|id| !self.waiting.lock().unpark(id)) {
                 is_taken = true;
                 return Err(Errno::TryAgain);
             }
@@ -338,7 +339,7 @@ impl Fs {
             (Err(_), ..) if is_taken => (),
             (Err(_), parked, Some(table)) => self.lock_conflict(job, parked, &table),
             (Err(errno), parked, None) => {
-                if parked.is_none_or(|id| locked(&self.waiting).unpark(id)) {
+                if parked.is_none_or(|id| self.waiting.lock().unpark(id)) {
                     job.fail(errno);
                 }
             }
@@ -347,7 +348,7 @@ impl Fs {
 
     fn lock_conflict(self: &Arc<Fs>, job: &Arc<Job>, parked: Option<u64>, table: &Table) {
         let Some(id) = parked else { return job.fail(Errno::TryAgain) };
-        let outcome = locked(&self.waiting).block(id, table);
+        let outcome = self.waiting.lock().block(id, table);
         if let Err(errno) = outcome {
             job.fail(errno);
         }
@@ -392,8 +393,8 @@ impl Job {
 
     fn conclude(&self, result: Result<Reply, Errno>) {
         let reply = result.unwrap_or_else(Reply::failed);
-        let others = self.mark().map(|mark| locked(&self.fs.sessions).finish(mark)).unwrap_or_default();
-        let own = locked(&self.answer).take();
+        let others = self.mark().map(|mark| self.fs.sessions.lock().finish(mark)).unwrap_or_default();
+        let own = self.answer.lock().take();
         for answer in own.into_iter().chain(others) {
             self.fs.deliver(self.call.session, reply.clone(), answer);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use vos_api::fs::ROOT;
 
-use crate::core::{Fs, locked};
+use crate::core::Fs;
 use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{WINDOW_BLOCKS, Window};
@@ -141,7 +141,7 @@ impl Walk {
             if let Some(other) = self.blocks.insert(place.block, ino) {
                 self.find(format!("block {} belongs to inodes {other} and {ino}", place.block));
             }
-            if !locked(&fs.blocks).is_owned(place.block) {
+            if !fs.blocks.lock().is_owned(place.block) {
                 self.find(format!("block {} of inode {ino} counts as free", place.block));
             }
             if depth == Depth::Data {
@@ -206,7 +206,7 @@ impl Walk {
     }
 
     fn compare_space(&mut self, fs: &Fs) {
-        let owned = locked(&fs.blocks).owned_blocks();
+        let owned = fs.blocks.lock().owned_blocks();
         let used = self.blocks.len() as u64;
         if owned != used {
             self.find(format!("{owned} blocks count as used, {used} are"));

@@ -8,8 +8,10 @@
 //! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while
 //! the device works; the lock of `progress` may wait for a page of the metadata store.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::alloc::{Allocator, Claim, Generation};
 use crate::aside::{self, Aside};
@@ -154,10 +156,6 @@ struct FlushState {
     failed: bool,
 }
 
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Fs {
     pub(crate) fn new(device: Arc<dyn BlockDevice>, options: Options, found: Found) -> Fs {
         let cache = Arc::new(Cache::new(options.cache_bytes));
@@ -198,12 +196,12 @@ impl Fs {
     /// Serialises changes of one file's size and data.
     #[allow(clippy::indexing_slicing, reason = "a remainder is below the number of stripes")]
     pub(crate) fn lock_file(&self, ino: u64) -> MutexGuard<'_, ()> {
-        locked(&self.files[(ino % FILE_STRIPES as u64) as usize])
+        self.files[(ino % FILE_STRIPES as u64) as usize].lock()
     }
 
     /// Blocks freed from now on keep their content until this is dropped.
     pub(crate) fn generation(&self) -> Generation {
-        locked(&self.blocks).generation()
+        self.blocks.lock().generation()
     }
 
     /// Changes something. On success `finish` is called with `work`'s answer as soon as the record is written (by
@@ -242,7 +240,7 @@ impl Fs {
             return Err((Errno::Io, finish));
         }
         if let Some((mark, reply)) = kept {
-            let entry = locked(&self.sessions).record(mark, progress.applied + 1);
+            let entry = self.sessions.lock().record(mark, progress.applied + 1);
             if let Some(Err(errno)) = entry.map(|entry| entry.put(&mut txn, &reply)) {
                 return Err((errno, finish));
             }
@@ -265,7 +263,7 @@ impl Fs {
         progress.applied += 1;
         progress.counters = record.counters;
         {
-            let mut blocks = locked(&self.blocks);
+            let mut blocks = self.blocks.lock();
             blocks.own(&record.allocated);
             blocks.disown(&record.freed);
         }
@@ -283,7 +281,7 @@ impl Fs {
             if let Some(errno) = self.log.failed() {
                 return Err(errno);
             }
-            let progress = locked(&self.progress);
+            let progress = self.progress.lock();
             let fits = growth == Growth::Shrinks || self.meta_used() < self.layout.meta_limit();
             if self.log.has_room() && fits {
                 return Ok(progress);
@@ -312,11 +310,11 @@ impl Fs {
 
     /// Number of the last record.
     pub(crate) fn applied(&self) -> u64 {
-        locked(&self.progress).applied
+        self.progress.lock().applied
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        locked(&self.progress).counters
+        self.progress.lock().counters
     }
 
     /// Takes blocks for data; asks for a checkpoint when that frees enough.
@@ -326,7 +324,7 @@ impl Fs {
         }
         for attempt in 0..2 {
             let pending = {
-                let mut blocks = locked(&self.blocks);
+                let mut blocks = self.blocks.lock();
                 let taken = blocks.take(count, claim);
                 let pending = blocks.pending();
                 drop(blocks);
@@ -350,7 +348,7 @@ impl Fs {
     fn have_space(&self, runs: Vec<Run>, claim: Claim) -> Result<Vec<Run>, Errno> {
         let need = if claim == Claim::Emergency { Need::Server } else { Need::Users };
         let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
-        let mut blocks = locked(&self.blocks);
+        let mut blocks = self.blocks.lock();
         blocks.give_back(&runs);
         // After a restart nothing is known of what has its space; most of it lies at the start.
         blocks.rewind();
@@ -363,7 +361,7 @@ impl Fs {
     }
 
     pub(crate) fn give_back(&self, runs: &[Run]) {
-        locked(&self.blocks).give_back(runs);
+        self.blocks.lock().give_back(runs);
     }
 
     /// Whether the data of a write may travel with its record.
@@ -390,9 +388,9 @@ impl Fs {
     pub fn needs_time(&self) -> bool {
         self.is_dirty()
             || self.leases.has_waiters()
-            || !locked(&self.waiting).is_empty()
-            || locked(&self.sessions).has_away()
-            || locked(&self.lingering).needs_time()
+            || !self.waiting.lock().is_empty()
+            || self.sessions.lock().has_away()
+            || self.lingering.lock().needs_time()
     }
 
     /// Whether a checkpoint should be made without waiting for its time.
@@ -405,14 +403,14 @@ impl Fs {
     /// Moves everything applied so far from the log into the metadata store, durably, so that the log's space and
     /// freed blocks can be used again. Operations go on meanwhile.
     pub fn checkpoint(&self) -> Result<(), Errno> {
-        let _alone = locked(&self.checkpointing);
+        let _alone = self.checkpointing.lock();
         if let Some(errno) = self.log.failed() {
             return Err(errno);
         }
         let frozen = {
-            let progress = locked(&self.progress);
+            let progress = self.progress.lock();
             let tail = self.log.tail_for(progress.applied);
-            let mut blocks = locked(&self.blocks);
+            let mut blocks = self.blocks.lock();
             Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: progress.counters }
         };
         self.written_bytes.store(0, Ordering::Relaxed);
@@ -431,7 +429,7 @@ impl Fs {
             }
         };
         self.log.advance(frozen.tail);
-        locked(&self.blocks).thaw();
+        self.blocks.lock().thaw();
         Ok(())
     }
 
@@ -447,7 +445,7 @@ impl Fs {
 
     fn flush_shared(&self) -> Result<(), Errno> {
         let gate = &self.flush;
-        let mut state = locked(&gate.state);
+        let mut state = gate.state.lock();
         // A flush that is running may have begun before our writes: only a later one counts.
         let wanted = state.begun + 1;
         loop {
@@ -458,7 +456,7 @@ impl Fs {
                 return Ok(());
             }
             if state.is_running {
-                state = gate.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                gate.ended.wait(&mut state);
                 continue;
             }
             state.is_running = true;
@@ -467,7 +465,7 @@ impl Fs {
             drop(state);
             let written = self.log.written();
             let result = self.device.flush();
-            state = locked(&gate.state);
+            state = gate.state.lock();
             state.is_running = false;
             match result {
                 Ok(()) => {

@@ -22,8 +22,8 @@
 //! ([`Leases::deliver`]) can never be overtaken by the event that takes the lease back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS};
 use zerocopy::IntoBytes;
 
@@ -196,13 +196,9 @@ struct Reader {
 }
 
 impl Leases {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if session != 0 && !state.places.contains_key(&ino) {
             state.hold(session, ino);
         }
@@ -211,7 +207,7 @@ impl Leases {
     /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can
     /// go on because of this is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // A session that was asked for its lease gets its answer: it may wait for the answer before it gives back.
         if session == 0 || state.is_asked(session, ino) {
             return Err(resume);
@@ -240,12 +236,12 @@ impl Leases {
 
     /// The session opens the inode once more.
     pub fn opened(&self, session: u64, ino: u64) {
-        *self.lock().open.entry(ino).or_default().entry(session).or_default() += 1;
+        *self.state.lock().open.entry(ino).or_default().entry(session).or_default() += 1;
     }
 
     /// The session closes the inode once.
     pub fn closed(&self, session: u64, ino: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(sessions) = state.open.get_mut(&ino) else { return };
         if let Some(count) = sessions.get_mut(&session) {
             *count -= 1;
@@ -260,18 +256,18 @@ impl Leases {
 
     /// Whether the session could keep what it is told of this inode, if it were answered now.
     pub fn holds(&self, session: u64, ino: u64) -> bool {
-        self.lock().holds(session, ino)
+        self.state.lock().holds(session, ino)
     }
 
     /// Calls `answer` with whether all of `inos` may be kept, in order with the session's events.
     pub fn deliver(&self, session: u64, inos: &[u64], answer: impl FnOnce(bool)) {
-        let state = self.lock();
+        let state = self.state.lock();
         answer(session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino)));
     }
 
     /// Enters a change; [`Leases::wait`] follows.
     pub fn begin_change(&self, session: u64, touch: &Touch) -> Blocked {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.last_number += 1;
         let number = state.last_number;
         for ino in &touch.inos {
@@ -285,7 +281,7 @@ impl Leases {
     ///
     /// Asking and waiting are one step: somebody who got a lease in between would be waited for, and never asked.
     pub fn wait(&self, number: u64, change: Change<'_>, now_ms: u64, resume: Resume) -> (Result<(), Resume>, Woken) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Change { session, touch, when } = change;
         let woken = state.recall(session, touch, when, now_ms);
         let needs = state.needs(session, touch, when);
@@ -300,7 +296,7 @@ impl Leases {
     /// The change was applied or given up.
     #[must_use]
     pub fn end_change(&self, blocked: Blocked, now_ms: u64) -> Woken {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for ino in &blocked.inos {
             let Some(place) = state.places.get_mut(ino) else { continue };
             place.under_way.remove(&blocked.number);
@@ -316,7 +312,7 @@ impl Leases {
 
     /// Grants a lease on what a change of the session itself made or left, while the change runs.
     pub fn grant_own(&self, session: u64, ino: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let others = state.holders.get(&ino).is_some_and(|holders| holders.keys().any(|holder| *holder != session));
         if session != 0 && !others && !state.is_running_for_others(session, ino) {
             state.hold(session, ino);
@@ -325,7 +321,7 @@ impl Leases {
 
     /// Parks an EVENTS request; answers at once when there is something. A second one displaces the first.
     pub fn poll(&self, session: u64, capacity: usize, answer: Responder) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mailbox = state.mailboxes.entry(session).or_default();
         if let Some((_, old)) = mailbox.poll.replace((capacity, answer)) {
             old(Reply::failed(crate::error::Errno::Interrupted));
@@ -335,7 +331,7 @@ impl Leases {
 
     /// A new ring of the session: what an older one took and did not release comes again, in order.
     pub fn redeliver(&self, session: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(mailbox) = state.mailboxes.get_mut(&session) else { return };
         // The older ring's request must not swallow them.
         drop(mailbox.poll.take());
@@ -346,14 +342,14 @@ impl Leases {
 
     /// The ring is gone, and the parked request with it.
     pub fn drop_poll(&self, session: u64) {
-        let poll = self.lock().mailboxes.get_mut(&session).and_then(|mailbox| mailbox.poll.take());
+        let poll = self.state.lock().mailboxes.get_mut(&session).and_then(|mailbox| mailbox.poll.take());
         drop(poll);
     }
 
     /// The session dropped what its events up to `recall` named. Answers what can go on now.
     #[must_use]
     pub fn released(&self, session: u64, recall: u64, now_ms: u64) -> Woken {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut returned = Vec::new();
         if let Some(mailbox) = state.mailboxes.get_mut(&session) {
             while let Some((number, ino, _)) = mailbox.owed.front().copied() {
@@ -379,7 +375,7 @@ impl Leases {
     /// The session is gone: what it has parked ends. Its leases stay until [`Leases::forget`].
     #[must_use]
     pub fn end_parked(&self, session: u64) -> Woken {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let of_session = state.waiters.iter().filter(|(_, waiter)| waiter.session == session);
         let numbers: Vec<u64> = of_session.map(|(number, _)| *number).collect();
         let mut resumes: Vec<Resume> =
@@ -392,7 +388,7 @@ impl Leases {
     /// The session is gone; its leases with it. Answers what can go on now.
     #[must_use]
     pub fn forget(&self, session: u64, now_ms: u64) -> Woken {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.holders.retain(|_, holders| {
             holders.remove(&session);
             !holders.is_empty()
@@ -410,7 +406,7 @@ impl Leases {
     /// After a restart: the session may hold anything. Events are numbered from `first` + 1 on, so that a client that
     /// lives on takes them for new.
     pub fn expect_everything(&self, session: u64, first: u64, now_ms: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mailbox = state.mailboxes.entry(session).or_default();
         mailbox.next_recall = mailbox.next_recall.max(first);
         mailbox.is_kept = true;
@@ -419,17 +415,17 @@ impl Leases {
 
     /// From now on the session may hold leases.
     pub fn admit(&self, session: u64) {
-        self.lock().mailboxes.entry(session).or_default().is_kept = true;
+        self.state.lock().mailboxes.entry(session).or_default().is_kept = true;
     }
 
     /// Whether a change waits for a session.
     pub fn has_waiters(&self) -> bool {
-        !self.lock().waiters.is_empty()
+        !self.state.lock().waiters.is_empty()
     }
 
     /// Sessions that changes wait for and that stayed silent for too long.
     pub fn silent(&self, now_ms: u64) -> Vec<u64> {
-        let state = self.lock();
+        let state = self.state.lock();
         let is_silent = |session: &u64| {
             let mailbox = state.mailboxes.get(session);
             let since = mailbox.and_then(|mailbox| mailbox.owed.front().map(|(_, _, since)| *since));

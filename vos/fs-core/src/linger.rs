@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::core::{Fs, locked};
+use crate::core::Fs;
 use crate::error::Errno;
 use crate::model::Inode;
 
@@ -105,18 +105,18 @@ impl Fs {
     /// An operation took the last claim on an inode, and is in the log or on its way there.
     pub(crate) fn linger(&self, orphan: Option<Orphan>) {
         let Some(orphan) = orphan else { return };
-        let excess = locked(&self.lingering).add(orphan, self.now());
+        let excess = self.lingering.lock().add(orphan, self.now());
         self.reap_or_leave(&excess);
     }
 
     /// Somebody opened the inode, by a name that it had.
     pub(crate) fn claim(&self, ino: u64) {
-        locked(&self.lingering).claim(ino);
+        self.lingering.lock().claim(ino);
     }
 
     /// Removes those whose time is over.
     pub(crate) fn reap_due(&self, now_ms: u64) {
-        let due = locked(&self.lingering).due(now_ms);
+        let due = self.lingering.lock().due(now_ms);
         if !due.is_empty() {
             self.reap_or_leave(&due);
             self.log.drive();
@@ -125,7 +125,7 @@ impl Fs {
 
     /// Removes all, because there is no space left. `false`: there were none.
     pub(crate) fn reap_lingering(&self) -> Result<bool, Errno> {
-        let all = locked(&self.lingering).take_all();
+        let all = self.lingering.lock().take_all();
         self.reap(&all)?;
         Ok(!all.is_empty())
     }

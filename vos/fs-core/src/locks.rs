@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use vos_api::fs::Lock;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::core::{Fs, locked};
+use crate::core::Fs;
 use crate::error::Errno;
 use crate::model::{Reader, key, key1, number_of, tag};
 use crate::store::From;
@@ -295,14 +295,14 @@ impl Waiting {
 impl Fs {
     /// Lets those try again who wait for locks on an inode.
     pub(crate) fn wake_lockers(&self, ino: u64) {
-        let retries = locked(&self.waiting).wake(ino);
+        let retries = self.waiting.lock().wake(ino);
         for retry in retries {
             (self.spawn)(retry);
         }
     }
 
     pub(crate) fn cancel_waiting(&self, session: u64, sequence: Option<u64>) {
-        let cancels = locked(&self.waiting).cancel(session, sequence);
+        let cancels = self.waiting.lock().cancel(session, sequence);
         cancels.into_iter().for_each(|cancel| cancel());
     }
 

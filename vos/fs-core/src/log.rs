@@ -16,9 +16,10 @@
 //! Locks: `queue`, then `ring`; `unwritten` is a leaf. None is held while the device works.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
-use crate::core::locked;
+use parking_lot::{Condvar, Mutex};
+
 use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError};
 use crate::error::Errno;
 use crate::extents::Run;
@@ -149,8 +150,8 @@ impl Log {
     }
 
     fn used_bytes(&self) -> u64 {
-        let queue = locked(&self.queue);
-        let ring = locked(&self.ring);
+        let queue = self.queue.lock();
+        let ring = self.ring.lock();
         // Each batch is rounded up to blocks; batches are at least half full when many wait.
         let batches = queue.queued_bytes / (BATCH_BYTES_MAX as u64 / 2) + 1;
         ring.head - ring.tail + queue.queued_bytes + batches * 2 * BLOCK64
@@ -159,26 +160,26 @@ impl Log {
     /// Queues a record and its data. The caller serialises this with applying the record, and applies it afterwards.
     pub fn push(&self, record: &Record, writes: Vec<DataWrite>, done: Done) {
         let encoded = record.encode();
-        locked(&self.unwritten).extend(writes.iter().map(|(offset, data)| (*offset, data.len() as u64)));
-        let mut queue = locked(&self.queue);
+        self.unwritten.lock().extend(writes.iter().map(|(offset, data)| (*offset, data.len() as u64)));
+        let mut queue = self.queue.lock();
         queue.queued_bytes += encoded.len() as u64;
         queue.items.push_back(Item { record: Some(encoded), writes, done: Some(done) });
     }
 
     /// Whether data in this range of the device is still to be written: wait with [`Log::settle`] before reading it.
     pub fn is_unwritten(&self, offset: u64, bytes: u64) -> bool {
-        let unwritten = locked(&self.unwritten);
+        let unwritten = self.unwritten.lock();
         unwritten.range(..offset + bytes).next_back().is_some_and(|(start, bytes)| start + bytes > offset)
     }
 
     pub fn has_unwritten(&self) -> bool {
-        !locked(&self.unwritten).is_empty()
+        !self.unwritten.lock().is_empty()
     }
 
     /// Calls `done` when everything queued so far is written; at once when it is already.
     pub fn after(&self, done: Done) {
         let failed = {
-            let mut queue = locked(&self.queue);
+            let mut queue = self.queue.lock();
             if queue.failed.is_none() && (queue.is_writing || !queue.items.is_empty()) {
                 queue.items.push_back(Item { record: None, writes: Vec::new(), done: Some(done) });
                 return;
@@ -216,7 +217,7 @@ impl Log {
 
     #[allow(clippy::type_complexity)]
     fn begin_batch(&self) -> Option<(Option<(u64, Vec<u8>)>, Vec<Item>)> {
-        let mut queue = locked(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.is_writing || queue.items.is_empty() {
             return None;
         }
@@ -256,7 +257,7 @@ impl Log {
     /// Everything waits for something that will never be written.
     fn fail(&self, items: Vec<Item>, errno: Errno) {
         let rest = {
-            let mut queue = locked(&self.queue);
+            let mut queue = self.queue.lock();
             queue.is_writing = false;
             queue.queued_bytes = 0;
             std::mem::take(&mut queue.items)
@@ -272,7 +273,7 @@ impl Log {
         let payload_bytes = (batch.len() - HEADER_BYTES) as u32;
         let payload_crc = crc32fast::hash(&batch[HEADER_BYTES..]);
         batch.resize(batch.len().next_multiple_of(BLOCK), 0);
-        let mut ring = locked(&self.ring);
+        let mut ring = self.ring.lock();
         let previous = ring.head;
         let place = ring.head % self.bytes;
         let skip = if place + batch.len() as u64 > self.bytes { self.bytes - place } else { 0 };
@@ -293,14 +294,14 @@ impl Log {
     }
 
     fn end_batch(&self, items: &[Item], result: Result<(), Errno>) {
-        let mut queue = locked(&self.queue);
-        let mut ring = locked(&self.ring);
+        let mut queue = self.queue.lock();
+        let mut ring = self.ring.lock();
         queue.is_writing = false;
         ring.under_way = None;
         match result {
             Ok(()) => {
                 ring.written += items.iter().filter(|item| item.record.is_some()).count() as u64;
-                let mut unwritten = locked(&self.unwritten);
+                let mut unwritten = self.unwritten.lock();
                 items.iter().flat_map(|item| &item.writes).for_each(|(offset, _)| _ = unwritten.remove(offset));
             }
             Err(errno) => queue.failed = Some(errno),
@@ -309,37 +310,37 @@ impl Log {
     }
 
     pub fn failed(&self) -> Option<Errno> {
-        locked(&self.queue).failed
+        self.queue.lock().failed
     }
 
     /// Refuses everything from now on.
     pub fn poison(&self, errno: Errno) {
-        locked(&self.queue).failed.get_or_insert(errno);
+        self.queue.lock().failed.get_or_insert(errno);
     }
 
     /// Records written so far: what a flush that begins now makes durable.
     pub fn written(&self) -> u64 {
-        locked(&self.ring).written
+        self.ring.lock().written
     }
 
     pub fn flushed(&self) -> u64 {
-        locked(&self.ring).flushed
+        self.ring.lock().flushed
     }
 
     pub fn set_flushed(&self, written: u64) {
-        let mut ring = locked(&self.ring);
+        let mut ring = self.ring.lock();
         ring.flushed = ring.flushed.max(written);
     }
 
     /// A checkpoint begins that contains all records up to `applied`: where replay after it must begin.
     pub fn tail_for(&self, applied: u64) -> Tail {
-        let ring = locked(&self.ring);
+        let ring = self.ring.lock();
         Tail { epoch: ring.epoch, lsn: ring.under_way.unwrap_or(ring.head), applied }
     }
 
     /// The checkpoint is durable.
     pub fn advance(&self, tail: Tail) {
-        let mut ring = locked(&self.ring);
+        let mut ring = self.ring.lock();
         ring.tail = ring.tail.max(tail.lsn);
     }
 }

@@ -4,13 +4,14 @@
 //! read up to [`AHEAD_BYTES_MAX`]. Loads may be dropped at any time: a reader that finds nothing reads for itself.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
 
 use crate::alloc::Generation;
 use crate::cache::Cache;
-use crate::core::locked;
 use crate::device::{BLOCK, BlockDevice};
 use crate::extents::{Place, Run};
 use crate::layout::Layout;
@@ -70,7 +71,7 @@ impl ReadAhead {
     /// A read happened: the range to load now, if any.
     pub fn next(&self, ino: u64, offset: u64, bytes: u64) -> Option<(u64, u64)> {
         self.sender.as_ref()?;
-        let mut streams = locked(&self.streams);
+        let mut streams = self.streams.lock();
         let end = offset + bytes;
         let Some(stream) = streams.get_mut(&ino) else {
             if streams.len() >= STREAMS_MAX {
@@ -115,7 +116,7 @@ impl Drop for ReadAhead {
 
 fn load_all(device: &dyn BlockDevice, layout: &Layout, cache: &Cache, receiver: &Mutex<Receiver<Load>>) {
     loop {
-        let Ok(load) = locked(receiver).recv() else { return };
+        let Ok(load) = receiver.lock().recv() else { return };
         let Some(loading) = cache.begin_load(load.run) else { continue };
         let mut data = cache.buffer(load.run.count as usize * BLOCK);
         if device.read(layout.data_offset(load.run.start), &mut data).is_err() {

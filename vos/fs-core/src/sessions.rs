@@ -5,12 +5,13 @@
 //! needed what it held, or away too long. The reply of an executed operation is part of its log record. Failures are
 //! not recorded: executing them again changes nothing that was promised.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sessions::{Opened, Opening, Place, Record, Reply, Standing, Step, Table};
 
 use crate::calls::Responder;
-use crate::core::{Fs, locked};
+use crate::core::Fs;
 use crate::error::Errno;
 use crate::log::GAP_BYTES;
 use crate::model::{Inode, Reader, key, key1, key2, number_of, tag};
@@ -39,7 +40,7 @@ impl Fs {
         if session == 0 {
             return Err(Errno::Invalid);
         }
-        let mut table = locked(&self.sessions);
+        let mut table = self.sessions.lock();
         let opened = table.open(Opening { session, acknowledged, now_ms: self.now() })?;
         self.leases.redeliver(session);
         Ok(opened)
@@ -70,7 +71,7 @@ impl Fs {
     /// A ring of the session closed. What it holds stays, in case it comes back.
     pub fn detach(&self, session: u64) {
         // As long as there is a ring, the parked request is that one's.
-        if locked(&self.sessions).detach(session, self.now()) {
+        if self.sessions.lock().detach(session, self.now()) {
             self.leases.drop_poll(session);
         }
     }
@@ -81,13 +82,13 @@ impl Fs {
     }
 
     pub(crate) fn check_session(&self, session: u64) -> Result<(), Errno> {
-        if locked(&self.sessions).is_live(session) { Ok(()) } else { Err(Errno::Stale) }
+        if self.sessions.lock().is_live(session) { Ok(()) } else { Err(Errno::Stale) }
     }
 
     /// Releases everything a session holds: leases, locks, handles.
     pub fn end_session(&self, session: u64, end: End) -> Result<(), Errno> {
         {
-            let mut table = locked(&self.sessions);
+            let mut table = self.sessions.lock();
             if end == End::Fence && table.is_refused(session) {
                 return Ok(());
             }
@@ -100,7 +101,7 @@ impl Fs {
         self.drop_handles_of(session)?;
         let mut is_last = false;
         while !is_last {
-            let places = locked(&self.sessions).clear(session, STEP_KEYS);
+            let places = self.sessions.lock().clear(session, STEP_KEYS);
             is_last = places.len() < STEP_KEYS;
             self.transact_quietly(|txn| {
                 places.into_iter().try_for_each(|place| txn.drop_reply(session, place))?;
@@ -112,7 +113,7 @@ impl Fs {
             })?;
         }
         if end == End::Forget {
-            locked(&self.sessions).forget(session);
+            self.sessions.lock().forget(session);
         }
         self.log.drive();
         // Only now may others act on what it held.
@@ -152,7 +153,7 @@ impl Fs {
                 self.leases.expect_everything(session, first_recall, now);
             }
         }
-        *locked(&self.sessions) = table;
+        *self.sessions.lock() = table;
         Ok(())
     }
 

@@ -8,8 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
 
 use crate::error::StoreError;
@@ -59,7 +60,7 @@ impl Store {
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let base = {
-            let layers = self.read();
+            let layers = self.layers.read();
             if let Some(change) = layers.active.get(key) {
                 return Ok(change.clone());
             }
@@ -96,7 +97,7 @@ impl Store {
         // The nearest key at which some layer was cut off: nothing beyond it is known.
         let mut cut: Option<Key> = None;
         let base = {
-            let layers = self.read();
+            let layers = self.layers.read();
             if let Some(frozen) = &layers.frozen {
                 collect(frozen, from, to, limit, end, &mut merged, &mut cut);
             }
@@ -140,7 +141,7 @@ impl Store {
 
     /// Lays the changes of one operation over what is there.
     pub fn apply(&self, changes: impl IntoIterator<Item = (Key, Change)>) {
-        let mut layers = self.write();
+        let mut layers = self.layers.write();
         for (key, change) in changes {
             layers.active_bytes += key.len() + change.as_ref().map_or(0, Vec::len) + ENTRY_OVERHEAD;
             layers.active.insert(key, change);
@@ -149,12 +150,12 @@ impl Store {
 
     /// Bytes that the next checkpoint may add, counted generously.
     pub fn active_bytes(&self) -> usize {
-        self.read().active_bytes
+        self.layers.read().active_bytes
     }
 
     /// Sets the changes made so far aside for [`Store::commit`]. No second freeze before that.
     pub fn freeze(&self) -> Arc<Changes> {
-        let mut layers = self.write();
+        let mut layers = self.layers.write();
         debug_assert!(layers.frozen.is_none());
         let frozen = Arc::new(std::mem::take(&mut layers.active));
         layers.active_bytes = 0;
@@ -183,18 +184,10 @@ impl Store {
         }
         write.commit()?;
         let base = Arc::new(open_base(&self.db)?);
-        let mut layers = self.write();
+        let mut layers = self.layers.write();
         layers.base = base;
         layers.frozen = None;
         Ok(grown)
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Layers> {
-        self.layers.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Layers> {
-        self.layers.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

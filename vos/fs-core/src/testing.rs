@@ -1,10 +1,11 @@
 //! Devices for tests: memory, a recorder of everything that was written and flushed, one that fails.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
 
-use crate::core::locked;
+use parking_lot::Mutex;
+
 use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError, Need};
 
 const EIO: DeviceError = DeviceError(5);
@@ -32,7 +33,7 @@ impl MemoryDevice {
     /// Inverts one byte.
     #[allow(clippy::indexing_slicing, reason = "a remainder is below the bytes of a block")]
     pub fn damage(&self, offset: u64) {
-        let mut blocks = locked(&self.blocks);
+        let mut blocks = self.blocks.lock();
         let block = blocks.entry(offset / BLOCK64).or_insert_with(|| vec![0; BLOCK].into());
         let mut bytes = block.to_vec();
         bytes[(offset % BLOCK64) as usize] ^= 0xff;
@@ -69,7 +70,7 @@ impl BlockDevice for MemoryDevice {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.check(offset, out.len())?;
-        let blocks = locked(&self.blocks);
+        let blocks = self.blocks.lock();
         for (index, part) in out.chunks_exact_mut(BLOCK).enumerate() {
             match blocks.get(&(offset / BLOCK64 + index as u64)) {
                 Some(block) => part.copy_from_slice(block),
@@ -81,7 +82,7 @@ impl BlockDevice for MemoryDevice {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.check(offset, data.len())?;
-        put(&mut locked(&self.blocks), offset, split(data));
+        put(&mut self.blocks.lock(), offset, split(data));
         Ok(())
     }
 
@@ -91,7 +92,7 @@ impl BlockDevice for MemoryDevice {
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         self.check(offset, bytes as usize)?;
-        wipe(&mut locked(&self.blocks), offset, bytes);
+        wipe(&mut self.blocks.lock(), offset, bytes);
         Ok(())
     }
 }
@@ -124,11 +125,11 @@ impl Recorder {
     }
 
     pub fn note(&self, number: u64) {
-        locked(&self.steps).push(Step::Note(number));
+        self.steps.lock().push(Step::Note(number));
     }
 
     pub fn steps(&self) -> Vec<Step> {
-        locked(&self.steps).clone()
+        self.steps.lock().clone()
     }
 }
 
@@ -142,7 +143,7 @@ impl BlockDevice for Recorder {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let mut steps = locked(&self.steps);
+        let mut steps = self.steps.lock();
         self.memory.write(offset, data)?;
         steps.push(Step::Write { offset, blocks: split(data) });
         Ok(())
@@ -152,19 +153,19 @@ impl BlockDevice for Recorder {
     /// other.
     fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
         let mut writes = writes.to_vec();
-        if !locked(&self.steps).len().is_multiple_of(2) {
+        if !self.steps.lock().len().is_multiple_of(2) {
             writes.reverse();
         }
         writes.iter().try_for_each(|(offset, data)| self.write(*offset, data))
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        locked(&self.steps).push(Step::Flush);
+        self.steps.lock().push(Step::Flush);
         Ok(())
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
-        let mut steps = locked(&self.steps);
+        let mut steps = self.steps.lock();
         self.memory.discard(offset, bytes)?;
         steps.push(Step::Discard { offset, bytes });
         Ok(())
@@ -216,12 +217,12 @@ impl SparseDevice {
 
     /// Somebody else takes what the host has left.
     pub fn fill_host(&self) {
-        let taken = locked(&self.taken).len();
+        let taken = self.taken.lock().len();
         self.room.store(taken as i64, Ordering::SeqCst);
     }
 
     fn take(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
-        let mut taken = locked(&self.taken);
+        let mut taken = self.taken.lock();
         let blocks = offset / BLOCK64..(offset + bytes) / BLOCK64;
         let fresh: Vec<u64> = blocks.filter(|block| !taken.contains(block)).collect();
         // As ever when room was taken away meanwhile: what needs no more of it succeeds.
@@ -256,7 +257,7 @@ impl BlockDevice for SparseDevice {
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
-        let mut taken = locked(&self.taken);
+        let mut taken = self.taken.lock();
         (offset / BLOCK64..(offset + bytes) / BLOCK64).for_each(|block| _ = taken.remove(&block));
         self.memory.discard(offset, bytes)
     }

@@ -12,9 +12,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ipc::Wait;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vos_api::{Operation, Reply};
@@ -153,7 +154,7 @@ impl BlockingSession {
     fn step<'a>(&'a self, mut state: MutexGuard<'a, State>, lead: Lead) -> MutexGuard<'a, State> {
         if state.lead != Lead::Free {
             state.sleepers += 1;
-            state = self.inner.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.inner.changed.wait(&mut state);
             state.sleepers -= 1;
             return state;
         }
@@ -187,7 +188,7 @@ impl BlockingSession {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.state.lock()
     }
 }
 

@@ -7,11 +7,12 @@
 //! Lock order: `claims`, then `port`; neither is held while the other is waited for, except that `claims` is never
 //! locked inside a port call.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use abi::{Endpoint, IpcError};
 use ipc::{Port, RingClient, RingSpec, Wait, Waker};
+use parking_lot::{Condvar, Mutex};
 
 use crate::connecting::{ATTEMPT, Connect};
 use crate::session::Size;
@@ -43,10 +44,10 @@ impl SharedPort {
 
     /// Uses the port for a short call.
     pub fn with<R>(&self, call: impl FnOnce(&mut Port) -> R) -> R {
-        *lock(&self.shared.claims) += 1;
+        *self.shared.claims.lock() += 1;
         self.shared.waker.wake();
-        let result = call(&mut lock(&self.shared.port));
-        let mut claims = lock(&self.shared.claims);
+        let result = call(&mut self.shared.port.lock());
+        let mut claims = self.shared.claims.lock();
         *claims -= 1;
         if *claims == 0 {
             self.shared.served.notify_all();
@@ -57,17 +58,13 @@ impl SharedPort {
     /// Uses the port for one turn of the loop that waits on it, after all claims were served.
     pub fn turn<R>(&self, call: impl FnOnce(&mut Port) -> R) -> R {
         self.shared.has_loop.store(true, Ordering::Relaxed);
-        let mut claims = lock(&self.shared.claims);
+        let mut claims = self.shared.claims.lock();
         while *claims > 0 {
-            claims = self.shared.served.wait(claims).unwrap_or_else(PoisonError::into_inner);
+            self.shared.served.wait(&mut claims);
         }
         drop(claims);
-        call(&mut lock(&self.shared.port))
+        call(&mut self.shared.port.lock())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens rings to one server through a shared port.

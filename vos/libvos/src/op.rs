@@ -1,8 +1,9 @@
 //! What a caller asks for and what it gets.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ipc::Arena;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use vos_api::{Class, Encoded};
 
@@ -162,7 +163,7 @@ impl Drop for Data {
         if let Some(place) = &mut self.place
             && let Some(range) = place.range.take()
         {
-            place.space.lock().unwrap_or_else(PoisonError::into_inner).free(range);
+            place.space.lock().free(range);
         }
     }
 }

@@ -15,11 +15,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use abi::limits::{ARENA_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use abi::ring::{Completion, Submission};
 use ipc::{Arena, Arming, RingClient, RingSpec};
+use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use vos_api::Operation;
@@ -223,7 +224,7 @@ impl Session {
     pub fn submit(&mut self, op: Op<'_>) -> Result<Token, SubmitError> {
         let out_bytes = u32::try_from(op.out.len()).map_err(|_| SubmitError::TooLong)?;
         let span = out_bytes.max(op.in_capacity);
-        if span > TRANSFER_BYTES_MAX || !lock(&self.space).could_hold(span) {
+        if span > TRANSFER_BYTES_MAX || !self.space.lock().could_hold(span) {
             return Err(SubmitError::TooLong);
         }
         if self.fenced().is_some() {
@@ -233,7 +234,7 @@ impl Session {
             return Err(SubmitError::Full);
         }
         let slot = *self.free_slots.last().ok_or(SubmitError::Full)?;
-        let range = lock(&self.space).take(span).ok_or(SubmitError::Full)?;
+        let range = self.space.lock().take(span).ok_or(SubmitError::Full)?;
         self.free_slots.pop();
         let submission = Submission {
             tag: slot,
@@ -481,7 +482,7 @@ impl Session {
         for (token, slot) in std::mem::take(&mut self.order) {
             let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::take) else { continue };
             self.free_slots.push(slot);
-            lock(&self.space).free(pending.range);
+            self.space.lock().free(pending.range);
             self.ready.push_back(stale(token, pending.submission.sequence));
         }
     }
@@ -551,8 +552,4 @@ fn random_id() -> io::Result<u64> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     // 0 means "no session" to some readers of logs and stores.
     Ok(u64::from_le_bytes(bytes).max(1))
-}
-
-fn lock(space: &Mutex<Space>) -> MutexGuard<'_, Space> {
-    space.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,8 +7,10 @@
 //! store, while one that limps on may lie.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::RINGS_MAX;
 
@@ -37,6 +39,7 @@ pub struct WorkerPool {
 
 #[derive(Default)]
 struct Shared {
+    /// Nothing panics while it holds this lock: jobs run outside it.
     state: Mutex<State>,
     work: Condvar,
 }
@@ -65,7 +68,7 @@ impl WorkerPool {
 
     /// Hands a job to the next free thread.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) -> Result<(), PoolError> {
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.state.lock();
         if state.jobs.len() >= JOBS_MAX {
             return Err(PoolError::Full);
         }
@@ -79,7 +82,7 @@ impl WorkerPool {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        lock(&self.shared).closing = true;
+        self.shared.state.lock().closing = true;
         self.shared.work.notify_all();
         let this_thread = std::thread::current().id();
         for thread in self.threads.drain(..) {
@@ -99,7 +102,7 @@ fn work(shared: &Shared) {
 }
 
 fn take(shared: &Shared) -> Option<Job> {
-    let mut state = lock(shared);
+    let mut state = shared.state.lock();
     loop {
         if let Some(job) = state.jobs.pop_front() {
             return Some(job);
@@ -108,14 +111,9 @@ fn take(shared: &Shared) -> Option<Job> {
             return None;
         }
         state.idle += 1;
-        state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        shared.work.wait(&mut state);
         state.idle -= 1;
     }
-}
-
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
-    // Nothing panics while it holds this lock: jobs run outside it.
-    shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the process when the thread that holds it unwinds; the message was printed by the panic hook.

@@ -7,10 +7,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use abi::ring::{Completion, ENTRY_BYTES, Submission};
 use gate_fuse::backend::{Backend, BackendError, Done, Event, Op, Refused, Start, Token};
+use parking_lot::Mutex;
 use vos_api::{fs, session};
 
 use super::model::{Model, Outcome, Reply, Session, failed};
@@ -51,7 +52,7 @@ impl Server {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(stream) = stream else { return };
-                if lock(&for_links).stopped {
+                if for_links.lock().stopped {
                     return;
                 }
                 let shared = Arc::clone(&for_links);
@@ -62,26 +63,26 @@ impl Server {
     }
 
     pub fn with_model<R>(&self, look: impl FnOnce(&mut Model) -> R) -> R {
-        look(&mut lock(&self.shared).model)
+        look(&mut self.shared.lock().model)
     }
 
     pub fn waiting_locks(&self) -> usize {
-        lock(&self.shared).waiting.len()
+        self.shared.lock().waiting.len()
     }
 
     /// From now on operations wait, as for a server whose disk is lost.
     pub fn go_away(&self) {
-        lock(&self.shared).away = Some(Vec::new());
+        self.shared.lock().away = Some(Vec::new());
     }
 
     /// Operations that wait for the server to come back, by their codes.
     pub fn unanswered(&self) -> Vec<u16> {
-        lock(&self.shared).away.iter().flatten().map(|(_, submission, _)| submission.op).collect()
+        self.shared.lock().away.iter().flatten().map(|(_, submission, _)| submission.op).collect()
     }
 
     /// Executes what waited, in order.
     pub fn come_back(&self) {
-        let mut shared = lock(&self.shared);
+        let mut shared = self.shared.lock();
         for (link, submission, data) in shared.away.take().unwrap_or_default() {
             shared.take(link, submission, data);
         }
@@ -89,7 +90,7 @@ impl Server {
 
     /// Forgets all sessions and cuts nothing: the gates learn it from the next answer.
     pub fn fence_all(&self) {
-        let mut shared = lock(&self.shared);
+        let mut shared = self.shared.lock();
         for session in shared.model.sessions() {
             shared.model.fence(session);
         }
@@ -99,20 +100,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        lock(&self.shared).stopped = true;
+        self.shared.lock().stopped = true;
         let _ = UnixStream::connect(&self.path);
     }
-}
-
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn serve(shared: &Mutex<Shared>, stream: UnixStream) {
     let mut reader = stream.try_clone().expect("clone of a socket");
     let mut link = 0;
     while let Ok((submission, data)) = receive(&mut reader) {
-        let mut shared = lock(shared);
+        let mut shared = shared.lock();
         if submission.op == session::HELLO {
             let [session, acknowledged, _] = submission.args;
             let known = shared.model.hello(session, acknowledged);
@@ -128,7 +125,7 @@ fn serve(shared: &Mutex<Shared>, stream: UnixStream) {
             shared.take(link, submission, data);
         }
     }
-    let mut shared = lock(shared);
+    let mut shared = shared.lock();
     shared.links.retain(|other| other.id != link);
     shared.waiting.retain(|(other, ..)| *other != link);
 }

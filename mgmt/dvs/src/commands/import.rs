@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use client::Client;
 use mgmt_api::{TREE, in_tree};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -234,11 +235,11 @@ async fn show(progress: &Progress) {
 
 /// The first bytes of what the unpacking process complains about.
 #[derive(Clone, Default)]
-struct Complaints(Arc<std::sync::Mutex<Vec<u8>>>);
+struct Complaints(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Complaints {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut text = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut text = self.0.lock();
         let room = COMPLAINTS_BYTES_MAX.saturating_sub(text.len()).min(bytes.len());
         text.extend_from_slice(bytes.get(..room).unwrap_or_default());
         Ok(bytes.len())
@@ -250,7 +251,7 @@ impl io::Write for Complaints {
 
 impl Complaints {
     fn text(&self) -> String {
-        let text = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let text = self.0.lock();
         String::from_utf8_lossy(&text).into_owned()
     }
 }

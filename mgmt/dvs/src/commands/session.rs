@@ -4,12 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use client::{Client, Session, Stream};
 use mgmt_api::stream::session::RESUME_LIMIT;
 use mgmt_api::{ErrorKind, TerminalSize};
+use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -200,7 +201,7 @@ fn watch_signals(manner: &Manner, events: &mpsc::Sender<Event>) -> io::Result<()
         }
         let impatience = Arc::clone(&impatience);
         forward(kind, events.clone(), move || {
-            let mut impatience = impatience.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut impatience = impatience.lock();
             if impatience.is_enough(Instant::now()) { Event::GiveUp } else { event }
         })?;
     }

@@ -4,11 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify;
 
@@ -52,20 +53,20 @@ impl Hub {
     }
 
     pub fn wake(&self) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.count.lock() += 1;
         self.moved.notify_all();
     }
 
     pub fn count(&self) -> u64 {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.count.lock()
     }
 
     /// Returns when the count is no longer `seen`, or at `until`.
     pub fn wait(&self, seen: u64, until: Instant) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.count.lock();
         while *count == seen {
             let Some(left) = until.checked_duration_since(Instant::now()) else { return };
-            count = self.moved.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.moved.wait_for(&mut count, left);
         }
     }
 }

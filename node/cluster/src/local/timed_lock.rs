@@ -1,8 +1,9 @@
 //! A value that one thread uses at a time, waited for with a limit: a mutex would let one stuck call hang all others.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 pub struct TimedLock<T> {
     value: Mutex<Option<T>>,
@@ -23,20 +24,20 @@ impl<T> TimedLock<T> {
     /// `None` when others kept it for `patience`.
     pub fn take(&self, patience: Duration) -> Option<Taken<'_, T>> {
         let until = Instant::now() + patience;
-        let mut value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut value = self.value.lock();
         loop {
             if let Some(found) = value.take() {
                 return Some(Taken { slot: self, value: Some(found) });
             }
             let left = until.checked_duration_since(Instant::now())?;
-            value = self.returned.wait_timeout(value, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.returned.wait_for(&mut value, left);
         }
     }
 }
 
 impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
-        *self.slot.value.lock().unwrap_or_else(PoisonError::into_inner) = self.value.take();
+        *self.slot.value.lock() = self.value.take();
         self.slot.returned.notify_one();
     }
 }

@@ -168,7 +168,7 @@ async fn delete_and_wait(api: &Arc<Api>, dc: &str, images: Images) -> Result<(),
 pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ChannelInfo>>, Failure> {
     let id = api.dc(&dc).await?.record.id;
     let channels = blocking(move || {
-        let nodes = api.context.members.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let nodes = api.context.members.read().clone();
         match api.context.broker.channels(abi::DcId(id)) {
             Ok(channels) => Ok((channels, nodes)),
             // It has no part here.
@@ -492,7 +492,7 @@ enum Progress {
 async fn observed_since(api: &Arc<Api>, wished: &DcView) -> Result<(Option<DcView>, BTreeSet<String>), Failure> {
     let name = wished.record.spec.name.clone();
     {
-        let observed = api.context.observed();
+        let observed = api.context.observed.lock();
         let seen = observed.view(&name).filter(|seen| seen.modified >= wished.modified);
         if seen.is_some() {
             return Ok((seen, observed.alive.clone()));

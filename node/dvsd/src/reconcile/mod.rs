@@ -12,9 +12,10 @@ mod worker;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 pub use worker::remembered;
 
 use crate::context::Context;
@@ -48,7 +49,7 @@ impl Inbox {
     }
 
     fn change(&self, change: impl FnOnce(&mut InboxInner)) {
-        change(&mut lock(&self.inner));
+        change(&mut self.inner.lock());
         sys::eventfd::signal(&self.bell);
     }
 }
@@ -77,7 +78,7 @@ impl Reconciler {
             return;
         }
         let id = order.record.id;
-        let mut workers = lock(&self.workers);
+        let mut workers = self.workers.lock();
         if workers.get(&id).is_some_and(|worker| worker.thread.is_finished()) {
             workers.remove(&id);
         }
@@ -111,7 +112,7 @@ impl Reconciler {
     /// These containers exist; whatever else is here is to go.
     pub fn retain(&self, existing: &[u32]) {
         let gone: Vec<Arc<Inbox>> = {
-            let workers = lock(&self.workers);
+            let workers = self.workers.lock();
             workers
                 .iter()
                 .filter(|(id, _)| !existing.contains(id))
@@ -150,14 +151,14 @@ impl Reconciler {
 
     /// The node has a new lease: reports are to be made again.
     pub fn report_again(&self) {
-        for worker in lock(&self.workers).values() {
+        for worker in self.workers.lock().values() {
             worker.inbox.change(|inner| inner.report_again = true);
         }
     }
 
     /// Ends the workers; what they made goes on.
     pub fn stop(&self) {
-        let workers: Vec<Worker> = lock(&self.workers).drain().map(|(_, worker)| worker).collect();
+        let workers: Vec<Worker> = self.workers.lock().drain().map(|(_, worker)| worker).collect();
         for worker in &workers {
             worker.inbox.change(|inner| inner.stopping = true);
         }
@@ -175,8 +176,4 @@ impl Reconciler {
             std::thread::Builder::new().name(format!("dc-{id}")).spawn(move || worker::run(&context, &also))?;
         Ok(Worker { name: name.to_owned(), inbox, thread })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

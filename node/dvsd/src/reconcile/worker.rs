@@ -11,7 +11,7 @@ use mgmt_api::{DcPhase, NodeShare, ServerStatus};
 use super::parts::{self, History, Parts};
 use super::plan::{self, Action, Stage, Standing, Wish};
 use super::share::Share;
-use super::{Inbox, Order, lock};
+use super::{Inbox, Order};
 use crate::config::Config;
 use crate::context::Context;
 use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
@@ -36,7 +36,7 @@ pub fn run(context: &Arc<Context>, inbox: &Inbox) {
     let mut worker: Option<Working> = None;
     loop {
         let (order, report_again) = {
-            let mut inner = lock(&inbox.inner);
+            let mut inner = inbox.inner.lock();
             if inner.stopping {
                 return;
             }

@@ -7,9 +7,10 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use proxy_link::arq::{Packet, Received, Session, Sessions, State, refusal};
 use sys::packet::{self, HEAD_BYTES, Mac};
 
@@ -59,20 +60,12 @@ impl Eth {
         Ok(Eth { shared: Arc::new(Mutex::new(core)), socket, own })
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
-        lock(&self.shared)
-    }
-
     fn stream(&self, id: u32) -> Box<dyn Stream> {
         Box::new(EthStream { shared: Arc::clone(&self.shared), id })
     }
 }
 
 /// One thread uses it, so nobody ever waits here.
-fn lock(shared: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Six bytes in hexadecimal with colons between.
 pub fn parse_mac(text: &str) -> Option<Mac> {
     let mut mac = [0; 6];
@@ -105,7 +98,7 @@ impl Transport for Eth {
 
     fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
         let peer = parse_mac(target.address).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut core = self.core();
+        let mut core = self.shared.lock();
         let now = core.now();
         let id = core.sessions.dial(peer, now)?;
         core.flush(id);
@@ -114,7 +107,7 @@ impl Transport for Eth {
     }
 
     fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
-        let id = self.core().sessions.accept().ok_or(io::ErrorKind::WouldBlock)?;
+        let id = self.shared.lock().sessions.accept().ok_or(io::ErrorKind::WouldBlock)?;
         Ok(self.stream(id))
     }
 
@@ -123,7 +116,7 @@ impl Transport for Eth {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        let mut core = self.core();
+        let mut core = self.shared.lock();
         let touched = core.take_frames()?;
         let now = core.now();
         let due = core.sessions.tick(now);
@@ -134,7 +127,7 @@ impl Transport for Eth {
     }
 
     fn due(&self) -> Option<Instant> {
-        let core = self.core();
+        let core = self.shared.lock();
         core.sessions.due().map(|due| core.origin + due)
     }
 
@@ -230,7 +223,7 @@ struct EthStream {
 
 impl EthStream {
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> io::Result<T>) -> io::Result<T> {
-        let mut core = lock(&self.shared);
+        let mut core = self.shared.lock();
         let session = core.sessions.get_mut(self.id).ok_or(io::ErrorKind::NotConnected)?;
         let result = work(session)?;
         core.flush(self.id);
@@ -256,7 +249,7 @@ impl Write for EthStream {
 
 impl Stream for EthStream {
     fn established(&mut self) -> Option<io::Result<()>> {
-        let core = lock(&self.shared);
+        let core = self.shared.lock();
         match core.sessions.get(self.id).map(Session::state) {
             Some(State::Dialling) => None,
             Some(State::Open | State::Closing) => Some(Ok(())),
@@ -270,13 +263,13 @@ impl Stream for EthStream {
     }
 
     fn round_trip(&self) -> Option<Duration> {
-        lock(&self.shared).sessions.get(self.id).and_then(Session::round_trip)
+        self.shared.lock().sessions.get(self.id).and_then(Session::round_trip)
     }
 }
 
 impl Drop for EthStream {
     fn drop(&mut self) {
-        let mut core = lock(&self.shared);
+        let mut core = self.shared.lock();
         let now = core.now();
         core.sessions.release(self.id, now);
         // What was written is delivered for a while, from `turn`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vos_api::fs::{self as api, Getattr, Setattr, valid};
 
 use crate::calls::{Call, Job, Reply};
-use crate::core::{Fs, Growth, locked};
+use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::model::{GROUP_EXECUTE, Inode, KIND_MASK, SET_GID, SET_UID};
 use crate::ops::names::attr_reply;
@@ -102,9 +102,9 @@ fn kill_set_id(inode: &mut Inode) {
 
 pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
     // What lingers makes room as soon as that is needed.
-    let (lingering, lingering_blocks) = locked(&fs.lingering).sizes();
+    let (lingering, lingering_blocks) = fs.lingering.lock().sizes();
     let (blocks, free) = {
-        let blocks = locked(&fs.blocks);
+        let blocks = fs.blocks.lock();
         (blocks.blocks(), blocks.available().saturating_add(lingering_blocks).min(blocks.blocks()))
     };
     // Files that linger are not there for anybody who counts.

@@ -10,7 +10,7 @@ use vos_api::fs::{self as api, Fallocate, Lseek, Offset};
 
 use crate::alloc::Claim;
 use crate::calls::{Call, Job, Reply};
-use crate::core::{Fs, Growth, locked};
+use crate::core::{Fs, Growth};
 use crate::device::BLOCK64;
 use crate::error::Errno;
 use crate::extents::{Run, WINDOW_BLOCKS, Window};
@@ -178,7 +178,7 @@ pub(super) fn fallocate(job: &Arc<Job>, it: Fallocate) -> Result<(), Errno> {
 /// Data is never written in place, so blocks set aside would not help: it is enough that there are some.
 fn reserve(job: &Arc<Job>, it: Fallocate, grow_to: Option<u64>) -> Result<(), Errno> {
     let fs = &job.fs;
-    let is_short = || locked(&fs.blocks).available() < it.bytes / BLOCK64;
+    let is_short = || fs.blocks.lock().available() < it.bytes / BLOCK64;
     if is_short() && (!fs.reap_lingering()? || is_short()) {
         return Err(Errno::NoSpace);
     }

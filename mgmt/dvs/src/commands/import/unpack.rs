@@ -27,11 +27,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use clap::Args;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, futimens, utimensat};
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -460,7 +461,7 @@ impl Makers {
     }
 
     fn give(&self, work: Work) {
-        self.shared.lock().under_way.insert(work.path.clone());
+        self.shared.state.lock().under_way.insert(work.path.clone());
         // Fails only when no thread is left, and they stay as long as we do.
         if let Some(Err(refused)) = self.queue.as_ref().map(|queue| queue.send(work)) {
             self.shared.done(&refused.0.path, Err(io::ErrorKind::BrokenPipe.into()));
@@ -469,22 +470,22 @@ impl Makers {
 
     /// Waits until no file is under way.
     fn settle(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while !state.under_way.is_empty() {
-            state = self.shared.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.idle.wait(&mut state);
         }
     }
 
     /// Waits, if this name is under way, or something below it.
     fn settle_name(&self, path: &Path) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while state.under_way.iter().any(|busy| busy.starts_with(path)) {
-            state = self.shared.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.idle.wait(&mut state);
         }
     }
 
     fn failed(&self, path: &Path, error: &io::Error) {
-        self.shared.lock().failed(path, error);
+        self.shared.state.lock().failed(path, error);
     }
 
     fn end(mut self) -> u64 {
@@ -492,17 +493,13 @@ impl Makers {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        self.shared.lock().failures
+        self.shared.state.lock().failures
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn done(&self, path: &Path, result: io::Result<()>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Err(error) = result {
             state.failed(path, &error);
         }
@@ -523,7 +520,7 @@ impl State {
 
 fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
     loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = queue.lock().recv();
         let Ok(work) = next else { return };
         let result = make_file(shared, &work);
         shared.done(&work.path, result);

@@ -22,9 +22,10 @@ pub mod limits;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustls_pki_types::CertificateDer;
 
 use self::connection::Number;
@@ -51,10 +52,6 @@ impl Quic {
         Ok(Quic { shared: Arc::new(Mutex::new(core)), socket, local, credentials })
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
-        lock(&self.shared)
-    }
-
     fn stream(&self, number: Number) -> Box<dyn Stream> {
         Box::new(QuicStream { shared: Arc::clone(&self.shared), number })
     }
@@ -71,10 +68,6 @@ impl Quic {
 }
 
 /// One thread uses it, so nobody ever waits here.
-fn lock(shared: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Transport for Quic {
     fn name(&self) -> &'static str {
         "quic"
@@ -98,12 +91,12 @@ impl Transport for Quic {
     fn dial(&mut self, target: Target<'_>) -> io::Result<Box<dyn Stream>> {
         let address = self.parse(target.address)?;
         let name = self.credentials.dns_name_of(target.node);
-        let number = self.core().dial(address, &name)?;
+        let number = self.shared.lock().dial(address, &name)?;
         Ok(self.stream(number))
     }
 
     fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
-        let number = self.core().accept().ok_or(io::ErrorKind::WouldBlock)?;
+        let number = self.shared.lock().accept().ok_or(io::ErrorKind::WouldBlock)?;
         Ok(self.stream(number))
     }
 
@@ -112,11 +105,11 @@ impl Transport for Quic {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        self.core().turn(Instant::now())
+        self.shared.lock().turn(Instant::now())
     }
 
     fn due(&self) -> Option<Instant> {
-        self.core().due()
+        self.shared.lock().due()
     }
 
     /// Datagrams are sent and received by calls that every process may make.
@@ -132,13 +125,13 @@ struct QuicStream {
 
 impl Read for QuicStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        lock(&self.shared).with(self.number, |connection| connection.read(buffer))?
+        self.shared.lock().with(self.number, |connection| connection.read(buffer))?
     }
 }
 
 impl Write for QuicStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        lock(&self.shared).with(self.number, |connection| connection.write(bytes))?
+        self.shared.lock().with(self.number, |connection| connection.write(bytes))?
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -148,7 +141,7 @@ impl Write for QuicStream {
 
 impl Stream for QuicStream {
     fn established(&mut self) -> Option<io::Result<()>> {
-        lock(&self.shared).look(self.number, |connection| connection.established()).unwrap_or_else(|e| Some(Err(e)))
+        self.shared.lock().look(self.number, |connection| connection.established()).unwrap_or_else(|e| Some(Err(e)))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -156,17 +149,17 @@ impl Stream for QuicStream {
     }
 
     fn round_trip(&self) -> Option<Duration> {
-        lock(&self.shared).look(self.number, |connection| connection.round_trip()).ok().flatten()
+        self.shared.lock().look(self.number, |connection| connection.round_trip()).ok().flatten()
     }
 
     fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
-        lock(&self.shared).look(self.number, |connection| connection.peer_certificate()).ok().flatten()
+        self.shared.lock().look(self.number, |connection| connection.peer_certificate()).ok().flatten()
     }
 }
 
 impl Drop for QuicStream {
     fn drop(&mut self) {
-        lock(&self.shared).let_go(self.number);
+        self.shared.lock().let_go(self.number);
     }
 }
 

@@ -127,7 +127,7 @@ fn bytes_arrive_as_they_were_sent_both_ways_and_the_end_behind_them() {
     assert!(end.is_ok_and(|bytes| bytes.is_empty()) && got == last);
     drop(far);
     until(&mut [&mut a, &mut b], |transports| {
-        transports.iter().all(|transport| transport.core().is_empty()).then_some(())
+        transports.iter().all(|transport| transport.shared.lock().is_empty()).then_some(())
     });
 }
 
@@ -156,7 +156,7 @@ fn node_with_another_name_or_of_another_cluster_is_not_let_in() {
     assert!(b.accept().is_err());
     drop((wrong_name, refused));
     until(&mut [&mut a, &mut b, &mut stranger], |transports| {
-        transports.iter().all(|transport| transport.core().is_empty()).then_some(())
+        transports.iter().all(|transport| transport.shared.lock().is_empty()).then_some(())
     });
 }
 

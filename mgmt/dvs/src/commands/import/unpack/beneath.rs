@@ -11,8 +11,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
 use rustix::io::Errno;
 
@@ -47,11 +48,11 @@ impl Beneath {
         if path.as_os_str().is_empty() {
             return Ok(self.root.clone());
         }
-        if let Some(directory) = self.lock().get(path) {
+        if let Some(directory) = self.directories.lock().get(path) {
             return Ok(directory.clone());
         }
         let directory = Arc::new(make_way(&self.root, path, Links::Refused)?);
-        let mut directories = self.lock();
+        let mut directories = self.directories.lock();
         if directories.len() >= DIRECTORIES_MAX {
             directories.clear();
         }
@@ -82,15 +83,11 @@ impl Beneath {
             Err(Errno::ISDIR | Errno::PERM) => {
                 unlinkat(parent, name, AtFlags::REMOVEDIR)?;
                 // It may be open here, and nothing can be made in it any more.
-                self.lock().clear();
+                self.directories.lock().clear();
                 Ok(())
             }
             other => Ok(other?),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<File>>> {
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
