@@ -28,6 +28,8 @@ sqlite3:likewise
 redis-server:likewise, with its command line
 redis-tools:likewise
 postgresql:likewise
+etcd-server:the cluster engine of several machines
+etcd-client:asks it beside DVS
 strace:shows that the message path makes no system calls
 busybox-static:a small root file system
 debootstrap:a Debian root file system (long tests only)

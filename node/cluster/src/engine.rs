@@ -1,5 +1,6 @@
 //! The trait, its values, its errors and its bounds.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use std::time::Duration;
 pub const KEY_BYTES_MAX: usize = 256;
 /// Bytes of a value. etcd refuses requests above 1.5 MiB.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Comparisons, and operations, of one transaction. etcd's default is 128.
-pub const OPS_PER_TRANSACTION_MAX: usize = 128;
+/// Comparisons, and operations, of one transaction. etcd's default is 128, of which the back end needs one.
+pub const OPS_PER_TRANSACTION_MAX: usize = 127;
 /// Entries one `list` may return: all endpoints of a busy cluster fit.
 pub const LIST_ENTRIES_MAX: usize = 100_000;
 /// Leases alive at a time: a few for each node, one for each lock held.
@@ -171,8 +172,8 @@ pub enum EventKind {
     Delete,
 }
 
-/// Why the engine did not answer. `Busy`, `Full` and `Unreachable`: nothing happened, a retry is safe. `Unknown`: read
-/// before repeating.
+/// Why the engine did not answer. `Unknown`: read before repeating. With any other, nothing happened, and where the
+/// reason passes (`Busy`, `Full`, `NoQuorum`, `Unreachable`), a retry is safe.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -192,6 +193,12 @@ pub enum EngineError {
     BadTtl(Duration),
     #[error("{what} has {count}, the limit is {limit}")]
     TooMany { what: &'static str, count: usize, limit: usize },
+    #[error("too few members of the engine are there to decide anything")]
+    NoQuorum(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the engine and this node do not accept each other's certificates")]
+    Untrusted(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the engine does not allow this node to do that")]
+    Denied(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the engine cannot be reached")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the engine did not say whether the transaction happened")]
@@ -204,17 +211,28 @@ pub enum EngineError {
     BadValue(String),
 }
 
+impl EngineError {
+    /// The engine is away, and may come back: what is known of it is all there is until then.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, EngineError::NoQuorum(_) | EngineError::Unreachable(_))
+    }
+}
+
 fn holder(pid: Option<u32>) -> String {
     pid.map(|pid| format!(" by process {pid}")).unwrap_or_default()
 }
 
-/// A cluster engine. Every call blocks at most a bound the back end states, and may be made from any thread.
-pub trait Engine: Send + Sync {
+/// What can be looked up: in an engine, or in what a daemon knows of it ([`crate::known`]).
+pub trait Lookup {
     fn read(&self, key: &str) -> Result<Option<Entry>, EngineError>;
 
     /// All keys that begin with `prefix`.
     fn list(&self, prefix: &str) -> Result<Listing, EngineError>;
+}
 
+/// A cluster engine. Every call blocks at most a bound the back end states, and may be made from any thread. What it
+/// answers to a look-up is not older than the question.
+pub trait Engine: Lookup + Send + Sync {
     /// All of `ops` when all of `compares` hold, else nothing. Linearisable.
     fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError>;
 
@@ -266,6 +284,26 @@ pub fn check_prefix(prefix: &str) -> Result<(), EngineError> {
     let good =
         prefix.starts_with('/') && prefix.len() <= KEY_BYTES_MAX && prefix.bytes().all(|byte| byte.is_ascii_graphic());
     if good { Ok(()) } else { Err(EngineError::BadKey(prefix.chars().take(KEY_BYTES_MAX).collect())) }
+}
+
+pub fn check_transaction(compares: &[Compare], ops: &[Op]) -> Result<(), EngineError> {
+    bounded("a transaction", compares.len().max(ops.len()), OPS_PER_TRANSACTION_MAX)?;
+    compares.iter().try_for_each(|compare| check_key(compare.key()))?;
+    let mut named = HashSet::new();
+    for op in ops {
+        check_key(op.key())?;
+        if !named.insert(op.key()) {
+            return Err(EngineError::KeyNamedTwice(op.key().to_owned()));
+        }
+        if let Op::Put { value, .. } = op {
+            bounded("a value", value.len(), VALUE_BYTES_MAX)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn bounded(what: &'static str, count: usize, limit: usize) -> Result<(), EngineError> {
+    if count > limit { Err(EngineError::TooMany { what, count, limit }) } else { Ok(()) }
 }
 
 /// Time since boot, sleep included: the clock of leases. Steps of the wall clock do not touch it.

@@ -7,9 +7,11 @@
 //! - [`lock`]: mutual exclusion and leader election, first come first served, each holder with a fencing token;
 //! - [`group`]: members and agreed, numbered views;
 //! - [`allocate`]: numbers nobody else has;
-//! - [`follow`]: a list that keeps itself current.
+//! - [`follow`]: a list that keeps itself current;
+//! - [`known`]: answers while the engine is away, from what was followed.
 //!
-//! Back ends: [`local`] (one machine, a SQLite file). [`conformance`] holds the cases that every back end must pass.
+//! Back ends: [`local`] (one machine, a SQLite file), [`etcd`] (several machines). [`conformance`] holds the cases that
+//! every back end must pass.
 //!
 //! A lease that expired is not mutual exclusion: whoever acts on the strength of a lock carries its token
 //! ([`Revision`]) and the resource refuses older ones. Not here: what daemons store (`node/dvsd`), how a lost node is
@@ -23,14 +25,16 @@
 pub mod allocate;
 pub mod conformance;
 mod engine;
+pub mod etcd;
 pub mod follow;
 pub mod group;
+pub mod known;
 pub mod lease;
 pub mod local;
 pub mod lock;
 
 pub use engine::{
     Canceller, Compare, Conflict, Engine, EngineError, Entry, Event, EventKind, KEY_BYTES_MAX, LEASES_MAX,
-    LIST_ENTRIES_MAX, LeaseId, Listing, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, TTL_MAX, TTL_MIN,
+    LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, TTL_MAX, TTL_MIN,
     VALUE_BYTES_MAX, Watch, boot_clock, check_key, check_prefix,
 };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cluster::local::{LocalConfig, LocalEngine};
-use cluster::{Engine, Op, Outcome};
+use cluster::{Engine, Lookup, Op, Outcome};
 
 #[test]
 fn engine_of_november_2026_has_its_keys_and_takes_new_ones() {

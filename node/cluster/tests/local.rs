@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cluster::conformance::{self, Open};
 use cluster::lease::KeptLease;
 use cluster::local::{LocalConfig, LocalEngine};
-use cluster::{Compare, Engine, EngineError, Op, Outcome, Revision, lock};
+use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision, lock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 

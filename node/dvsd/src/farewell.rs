@@ -65,6 +65,7 @@ pub fn finish_deletions(engine: &dyn Engine) -> Result<(), EngineError> {
 
 #[cfg(test)]
 mod tests {
+    use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
     use mgmt_api::{DcPhase, NodeShare};
 

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use abi::limits::DCS_PER_CLUSTER;
-use cluster::{Compare, Engine, EngineError, Op, Outcome, Revision};
+use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::{Capacity, DiskStore, ErrorBody, ErrorKind, Promise, Volume};
 
 use crate::config::Config;
@@ -117,7 +117,7 @@ fn ledger_key(node: &str) -> String {
     format!("{LEDGER}{node}")
 }
 
-pub fn accounts(engine: &dyn Engine) -> Result<Accounts, EngineError> {
+pub fn accounts(engine: &dyn Lookup) -> Result<Accounts, EngineError> {
     let mut accounts = Accounts::new();
     for entry in engine.list(CAPACITY)?.entries {
         let node = entry.key.trim_start_matches(CAPACITY).to_owned();

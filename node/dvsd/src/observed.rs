@@ -86,7 +86,7 @@ pub fn understood<T: DeserializeOwned>(key: &str, value: &[u8]) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
-    use cluster::Engine;
+    use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
 
     use super::*;

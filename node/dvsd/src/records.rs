@@ -22,7 +22,7 @@ use crate::ledger::Accounts;
 use crate::placer;
 use crate::reconcile::plan::Stage;
 use abi::EndpointName;
-use cluster::{Compare, Engine, EngineError, Entry, Op, Outcome, Revision};
+use cluster::{Compare, Engine, EngineError, Entry, Lookup, Op, Outcome, Revision};
 use mgmt_api::{DcSpec, NodeShare, Placement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -254,13 +254,13 @@ pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-pub fn read<T: DeserializeOwned>(engine: &dyn Engine, key: &str) -> Result<Option<(T, Revision)>, EngineError> {
+pub fn read<T: DeserializeOwned>(engine: &dyn Lookup, key: &str) -> Result<Option<(T, Revision)>, EngineError> {
     let Some(entry) = engine.read(key)? else { return Ok(None) };
     Ok(Some((decode(&entry)?, entry.modified)))
 }
 
 /// All nodes that were ever here, by name.
-pub fn members(engine: &dyn Engine) -> Result<BTreeMap<String, NodeRecord>, EngineError> {
+pub fn members(engine: &dyn Lookup) -> Result<BTreeMap<String, NodeRecord>, EngineError> {
     let entries = engine.list(MEMBERS)?.entries;
     entries.iter().map(|entry| decode(entry).map(|record: NodeRecord| (record.name.clone(), record))).collect()
 }
@@ -281,7 +281,7 @@ impl DcView {
     }
 }
 
-pub fn dc_views(engine: &dyn Engine) -> Result<BTreeMap<String, DcView>, EngineError> {
+pub fn dc_views(engine: &dyn Lookup) -> Result<BTreeMap<String, DcView>, EngineError> {
     let mut views = BTreeMap::new();
     // Records come before their shares in the order of keys: "/dcs/a" < "/dcs/a/shares/n1".
     for entry in engine.list(DCS)?.entries {
@@ -301,7 +301,7 @@ pub fn dc_views(engine: &dyn Engine) -> Result<BTreeMap<String, DcView>, EngineE
     Ok(views)
 }
 
-pub fn dc_view(engine: &dyn Engine, dc: &str) -> Result<Option<DcView>, EngineError> {
+pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineError> {
     // The prefix also matches longer names; few.
     let mut found: Option<DcView> = None;
     for entry in engine.list(&dc_key(dc))?.entries {

@@ -160,6 +160,7 @@ pub fn sweep(engine: &dyn Engine, own: NodeId, keep: impl Fn(u32, u32) -> bool) 
 
 #[cfg(test)]
 mod tests {
+    use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
 
     use super::*;

@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{
-    Compare, Engine, EngineError, Entry, LeaseId, Listing, Op, Outcome, Revision, TTL_MAX, TTL_MIN, Watch, check_key,
-    check_prefix,
+    Compare, Engine, EngineError, Entry, LeaseId, Listing, Lookup, Op, Outcome, Revision, TTL_MAX, TTL_MIN, Watch,
+    check_key, check_prefix, check_transaction,
 };
 use leases::LeaseFiles;
 use pump::{Hub, Pump};
@@ -142,7 +142,7 @@ impl Shared {
     }
 }
 
-impl Engine for LocalEngine {
+impl Lookup for LocalEngine {
     fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
         check_key(key)?;
         self.shared.with(&self.shared.reader, |store| store.read(key))
@@ -152,9 +152,11 @@ impl Engine for LocalEngine {
         check_prefix(prefix)?;
         self.shared.with(&self.shared.reader, |store| store.list(prefix))
     }
+}
 
+impl Engine for LocalEngine {
     fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
-        store::check_transaction(compares, ops)?;
+        check_transaction(compares, ops)?;
         let shared = &self.shared;
         let outcome = shared.write(|store| {
             store.transact(compares, ops, shared.config.history, |lease| shared.leases.is_running(lease))

@@ -7,7 +7,6 @@
 //! leases(lease)                            deadlines are in memory-backed files
 //! ```
 
-use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, Trans
 use super::millis;
 use crate::engine::{
     Compare, Conflict, EngineError, Entry, Event, EventKind, LEASES_MAX, LIST_ENTRIES_MAX, LeaseId, Listing,
-    OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, VALUE_BYTES_MAX, check_key,
+    OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, bounded,
 };
 
 /// Of the tables; a file of another one is refused.
@@ -292,26 +291,6 @@ impl Store {
 
 fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
-}
-
-pub fn check_transaction(compares: &[Compare], ops: &[Op]) -> Result<(), EngineError> {
-    bounded("a transaction", compares.len().max(ops.len()), OPS_PER_TRANSACTION_MAX)?;
-    compares.iter().try_for_each(|compare| check_key(compare.key()))?;
-    let mut named = HashSet::new();
-    for op in ops {
-        check_key(op.key())?;
-        if !named.insert(op.key()) {
-            return Err(EngineError::KeyNamedTwice(op.key().to_owned()));
-        }
-        if let Op::Put { value, .. } = op {
-            bounded("a value", value.len(), VALUE_BYTES_MAX)?;
-        }
-    }
-    Ok(())
-}
-
-fn bounded(what: &'static str, count: usize, limit: usize) -> Result<(), EngineError> {
-    if count > limit { Err(EngineError::TooMany { what, count, limit }) } else { Ok(()) }
 }
 
 fn apply(transaction: &Transaction<'_>, before: Revision, ops: &[Op]) -> rusqlite::Result<Revision> {

@@ -1,0 +1,374 @@
+//! One connection to one of the members, for everything that this node asks of etcd: HTTP/2 carries calls and watches
+//! beside each other.
+//!
+//! A connection is `Absent` or `Open`; an `Open` one has a number. Whoever meets a fault of a connection reports its
+//! number, and only if that one is still open it is dropped and the next call tries the next member: many calls that
+//! fail together cost one change of member.
+//!
+//! What a call may meet is a [`Fault`]; it says whether the request can have been carried out. Not here: whether a call
+//! is repeated (`caller.rs`).
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::{EtcdConfig, Member};
+
+/// A member that says nothing for twice this has lost its connection.
+const ALIVE_EVERY: Duration = Duration::from_secs(2);
+/// To connect, and to shake hands.
+const DIAL: Duration = Duration::from_secs(1);
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The request was not sent.
+    #[error("no member can be reached")]
+    Unsent(#[source] DialError),
+    /// Whether the request was carried out is not known, or it was not and may be sent again.
+    #[error("the connection to {member} failed, or no answer came in time")]
+    Lost {
+        member: Member,
+        #[source]
+        cause: LostCause,
+    },
+    /// The member, or its cluster, does not serve for now.
+    #[error("the member {member} cannot serve")]
+    NoQuorum {
+        member: Member,
+        #[source]
+        said: Said,
+    },
+    /// An answer: repeating the request changes nothing.
+    #[error("etcd refuses")]
+    Refused(#[source] Said),
+}
+
+impl Fault {
+    /// One of the two sides does not take the other one's certificate.
+    pub fn is_about_certificates(&self) -> bool {
+        matches!(self, Fault::Unsent(DialError::Certificate { .. }))
+    }
+}
+
+/// How a member answers what it does not do, told in its own words alone.
+#[derive(Debug)]
+pub struct Said(Box<Status>);
+
+impl Said {
+    pub fn code(&self) -> Code {
+        self.0.code()
+    }
+
+    pub fn words(&self) -> &str {
+        self.0.message()
+    }
+}
+
+impl From<Status> for Said {
+    fn from(status: Status) -> Said {
+        Said(Box::new(status))
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.words())
+    }
+}
+
+impl std::error::Error for Said {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LostCause {
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    #[error(transparent)]
+    Said(Said),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error("{member} cannot be reached")]
+    Network {
+        member: Member,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("{member} and this node do not accept each other's certificates")]
+    Certificate {
+        member: Member,
+        #[source]
+        cause: rustls::Error,
+    },
+    #[error("{member} does not speak as etcd does")]
+    Protocol {
+        member: Member,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// What is open, as calls use it.
+#[derive(Clone)]
+pub struct Open {
+    pub number: u64,
+    pub member: Member,
+    pub channel: Channel,
+    refusal: Refusal,
+}
+
+pub struct Connection {
+    config: Arc<EtcdConfig>,
+    state: tokio::sync::Mutex<State>,
+    /// Why the last attempt with each member failed: told when all fail.
+    refused: Mutex<Option<String>>,
+}
+
+struct State {
+    open: Option<Open>,
+    next: usize,
+    number: u64,
+}
+
+impl Connection {
+    pub fn new(config: Arc<EtcdConfig>) -> Connection {
+        // Nodes begin with different members, so that no member serves them all.
+        let next = config.first_member;
+        Connection {
+            config,
+            state: tokio::sync::Mutex::new(State { open: None, next, number: 0 }),
+            refused: Mutex::new(None),
+        }
+    }
+
+    /// What is open, or the first member from the next one on that answers.
+    pub async fn open(&self) -> Result<Open, DialError> {
+        let mut state = self.state.lock().await;
+        if let Some(open) = &state.open {
+            return Ok(open.clone());
+        }
+        let members = &self.config.members;
+        let mut failure = None;
+        for _ in 0..members.len() {
+            let Some(member) = members.get(state.next % members.len()) else { break };
+            match dial(member, &self.config).await {
+                Ok((channel, refusal)) => {
+                    state.number += 1;
+                    let open = Open { number: state.number, member: member.clone(), channel, refusal };
+                    tracing::debug!(%member, "connected to etcd");
+                    *self.refused.lock() = None;
+                    state.open = Some(open.clone());
+                    return Ok(open);
+                }
+                Err(error) => {
+                    state.next = state.next.wrapping_add(1);
+                    // A certificate that is refused is the news; that another member is down beside it is not.
+                    if !matches!(failure, Some(DialError::Certificate { .. })) {
+                        failure = Some(error);
+                    }
+                }
+            }
+        }
+        let failure = failure.unwrap_or_else(|| DialError::Network {
+            member: Member { host: "etcd".to_owned(), port: 0 },
+            cause: std::io::Error::other("it has no members"),
+        });
+        let said = chain(&failure);
+        if self.refused.lock().replace(said.clone()).as_ref() != Some(&said) {
+            tracing::warn!(error = said, "etcd cannot be reached");
+        }
+        Err(failure)
+    }
+
+    /// The connection of this number is no good: the next call uses another member.
+    pub async fn leave(&self, number: u64) {
+        let mut state = self.state.lock().await;
+        if state.open.as_ref().is_some_and(|open| open.number == number) {
+            state.open = None;
+            state.next = state.next.wrapping_add(1);
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said = format!("{said}: {error}");
+        cause = error.source();
+    }
+    said
+}
+
+async fn dial(member: &Member, config: &EtcdConfig) -> Result<(Channel, Refusal), DialError> {
+    let network = |cause| DialError::Network { member: member.clone(), cause };
+    let stream = within(TcpStream::connect((member.host.as_str(), member.port))).await.map_err(network)?;
+    stream.set_nodelay(true).map_err(network)?;
+    let Some(tls) = &config.tls else { return Ok((speak(member, stream).await?, Refusal::default())) };
+    let certificate = |cause: std::io::Error| match refusal_in(&cause) {
+        Some(refusal) => refused_by(member, &refusal),
+        None => network(cause),
+    };
+    let name = ServerName::try_from(member.host.clone()).map_err(|error| network(std::io::Error::other(error)))?;
+    let connector = TlsConnector::from(Arc::clone(tls));
+    let stream = within(connector.connect(name, stream)).await.map_err(certificate)?;
+    let refusal = Refusal::default();
+    let channel = speak(member, Witness { stream, refusal: Arc::clone(&refusal) }).await;
+    match refusal.get() {
+        Some(error) => Err(refused_by(member, error)),
+        None => channel.map(|channel| (channel, refusal)),
+    }
+}
+
+async fn within<T>(attempt: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
+    tokio::time::timeout(DIAL, attempt).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// HTTP/2 over a stream that is there. The channel has this stream alone: when it ends, the channel does.
+async fn speak<S>(member: &Member, stream: S) -> Result<Channel, DialError>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let failed =
+        |cause: Box<dyn std::error::Error + Send + Sync>| DialError::Protocol { member: member.clone(), cause };
+    let endpoint = Endpoint::from_shared(format!("http://{member}"))
+        .map_err(|error| failed(error.into()))?
+        .http2_keep_alive_interval(ALIVE_EVERY)
+        .keep_alive_timeout(ALIVE_EVERY)
+        .keep_alive_while_idle(true);
+    let mut only = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_: http::Uri| {
+        std::future::ready(only.take().ok_or_else(|| std::io::Error::other("the connection has ended")))
+    });
+    let spoken = tokio::time::timeout(DIAL, endpoint.connect_with_connector(connector)).await;
+    match spoken {
+        Ok(channel) => channel.map_err(|error| failed(error.into())),
+        Err(_) => Err(failed("no answer in time".into())),
+    }
+}
+
+/// Why a member does not take this node's certificate, once it has said so.
+type Refusal = Arc<OnceLock<rustls::Error>>;
+
+/// A stream over TLS that remembers a refusal. With TLS 1.3 this side begins to write before the member has looked at
+/// its certificate: a member that refuses it says so, closes, and the next write fails of a closed connection. What it
+/// said can still be read then. HTTP/2 makes a text of it.
+struct Witness {
+    stream: TlsStream<TcpStream>,
+    refusal: Refusal,
+}
+
+impl Witness {
+    fn remember(&self, error: &std::io::Error) {
+        if let Some(refusal) = refusal_in(error) {
+            let _ = self.refusal.set(refusal);
+        }
+    }
+
+    fn look_after_failure<T>(&mut self, done: &Poll<std::io::Result<T>>, context: &mut Context<'_>) {
+        let mut space = [0; 256];
+        if let Poll::Ready(Err(error)) = done {
+            self.remember(error);
+            let read = Pin::new(&mut self.stream).poll_read(context, &mut ReadBuf::new(&mut space));
+            if let Poll::Ready(Err(error)) = read {
+                self.remember(&error);
+            }
+        }
+    }
+}
+
+impl AsyncRead for Witness {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let done = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if let Poll::Ready(Err(error)) = &done {
+            self.remember(error);
+        }
+        done
+    }
+}
+
+impl AsyncWrite for Witness {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.look_after_failure(&done, context);
+        done
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let done = Pin::new(&mut self.stream).poll_flush(context);
+        self.look_after_failure(&done, context);
+        done
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+fn refused_by(member: &Member, error: &rustls::Error) -> DialError {
+    DialError::Certificate { member: member.clone(), cause: error.clone() }
+}
+
+fn refusal_in(error: &std::io::Error) -> Option<rustls::Error> {
+    let tls = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    is_about_certificates(tls).then(|| tls.clone())
+}
+
+fn is_about_certificates(error: &rustls::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    match error {
+        rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => true,
+        rustls::Error::AlertReceived(alert) => matches!(
+            alert,
+            Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+                | Alert::CertificateRequired
+        ),
+        _ => false,
+    }
+}
+
+/// What a status that a call ended with says about the request. The texts are those of etcd's `rpctypes/error.go`.
+pub fn fault(open: &Open, status: Status) -> Fault {
+    if let Some(refusal) = open.refusal.get() {
+        return Fault::Unsent(refused_by(&open.member, refusal));
+    }
+    let (member, said) = (open.member.clone(), status.message());
+    match status.code() {
+        // Before anything is proposed, by the member's own look at whether it has a leader.
+        Code::Unavailable if said == "etcdserver: no leader" => Fault::NoQuorum { member, said: status.into() },
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
+            Fault::Lost { member, cause: LostCause::Said(Said::from(status)) }
+        }
+        Code::ResourceExhausted if said == "etcdserver: too many requests" => {
+            Fault::NoQuorum { member, said: status.into() }
+        }
+        _ => Fault::Refused(status.into()),
+    }
+}

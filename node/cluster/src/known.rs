@@ -1,0 +1,209 @@
+//! Look-ups that are answered also while the engine is away: then from what a daemon has followed.
+//!
+//! The engine is `Present` or `Away`. While it is `Present` it is asked, so an answer is not older than its question.
+//! A look-up that meets its absence makes it `Away`; from then on the mirror answers at once, and only
+//! [`Answers::probe`] asks the engine, until it answers again. Nothing is decided from the mirror: changes are
+//! transactions, and they are refused meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::engine::{Engine, EngineError, Entry, EventKind, Listing, Lookup, Revision};
+use crate::follow::Change;
+
+/// What a follower of all keys was told.
+#[derive(Default)]
+pub struct Mirror {
+    state: RwLock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None`: nothing was told yet.
+    entries: Option<BTreeMap<String, Entry>>,
+    revision: Revision,
+}
+
+impl Mirror {
+    pub fn take(&self, change: &Change) {
+        let mut state = self.state.write();
+        match change {
+            Change::All(entries) => {
+                state.revision = entries.iter().map(|entry| entry.modified).max().unwrap_or_default();
+                state.entries = Some(entries.iter().map(|entry| (entry.key.clone(), entry.clone())).collect());
+            }
+            Change::One(event) => {
+                state.revision = event.revision;
+                let Some(entries) = &mut state.entries else { return };
+                match &event.kind {
+                    EventKind::Put { value, created, lease } => {
+                        let (key, modified) = (event.key.clone(), event.revision);
+                        let entry = Entry { key, value: value.clone(), created: *created, modified, lease: *lease };
+                        entries.insert(event.key.clone(), entry);
+                    }
+                    EventKind::Delete => drop(entries.remove(&event.key)),
+                }
+            }
+            Change::Unknown(_) => (),
+        }
+    }
+}
+
+impl Lookup for Mirror {
+    fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
+        let state = self.state.read();
+        Ok(state.entries.as_ref().ok_or_else(nothing_known)?.get(key).cloned())
+    }
+
+    fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
+        let state = self.state.read();
+        let entries = state.entries.as_ref().ok_or_else(nothing_known)?;
+        let from = entries.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
+        Ok(Listing { revision: state.revision, entries: from.map(|(_, entry)| entry.clone()).collect() })
+    }
+}
+
+fn nothing_known() -> EngineError {
+    EngineError::Unreachable("nothing was heard of it yet".into())
+}
+
+/// The engine, or what is known of it.
+pub struct Answers {
+    engine: Arc<dyn Engine>,
+    pub mirror: Mirror,
+    away_since: Mutex<Option<Instant>>,
+}
+
+impl Answers {
+    pub fn new(engine: Arc<dyn Engine>) -> Answers {
+        Answers { engine, mirror: Mirror::default(), away_since: Mutex::new(None) }
+    }
+
+    /// For how long the engine has been away; `None`: it answers, as far as anybody asked.
+    pub fn away_for(&self) -> Option<Duration> {
+        self.away_since.lock().map(|since| since.elapsed())
+    }
+
+    /// Asks the engine itself, whatever was known.
+    pub fn probe(&self, key: &str) -> Result<(), EngineError> {
+        self.noted(self.engine.read(key)).map(drop)
+    }
+
+    fn answer<T>(&self, look_up: impl Fn(&dyn Lookup) -> Result<T, EngineError>) -> Result<T, EngineError> {
+        if self.away_for().is_none() {
+            match self.noted(look_up(&*self.engine)) {
+                Err(error) if error.is_absence() => (),
+                answered => return answered,
+            }
+        }
+        look_up(&self.mirror)
+    }
+
+    fn noted<T>(&self, answered: Result<T, EngineError>) -> Result<T, EngineError> {
+        let is_away = answered.as_ref().is_err_and(EngineError::is_absence);
+        let mut since = self.away_since.lock();
+        *since = if is_away { since.or_else(|| Some(Instant::now())) } else { None };
+        answered
+    }
+}
+
+impl Lookup for Answers {
+    fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
+        self.answer(|lookup| lookup.read(key))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
+        self.answer(|lookup| lookup.list(prefix))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::engine::{Compare, LeaseId, Op, Outcome, Watch};
+    use crate::follow::Follower;
+    use crate::local::{LocalConfig, LocalEngine};
+
+    /// An engine that can be taken away.
+    struct Absent {
+        engine: LocalEngine,
+        is_away: AtomicBool,
+    }
+
+    impl Absent {
+        fn answer<T>(&self, answer: Result<T, EngineError>) -> Result<T, EngineError> {
+            if self.is_away.load(Ordering::Relaxed) {
+                Err(EngineError::NoQuorum("one of three".into()))
+            } else {
+                answer
+            }
+        }
+    }
+
+    impl Lookup for Absent {
+        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
+            self.answer(self.engine.read(key))
+        }
+        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
+            self.answer(self.engine.list(prefix))
+        }
+    }
+
+    impl Engine for Absent {
+        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
+            self.engine.transact(compares, ops)
+        }
+        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
+            self.engine.watch(prefix, after)
+        }
+        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
+            self.engine.grant(ttl)
+        }
+        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.engine.renew(lease)
+        }
+        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.engine.revoke(lease)
+        }
+    }
+
+    #[test]
+    fn what_was_followed_is_answered_while_the_engine_is_away_and_the_engine_when_it_is_back() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let absent = Arc::new(Absent { engine: LocalEngine::open(config).unwrap(), is_away: AtomicBool::new(false) });
+        let engine: Arc<dyn Engine> = absent.clone();
+        let answers = Arc::new(Answers::new(Arc::clone(&engine)));
+        absent.is_away.store(true, Ordering::Relaxed);
+        assert!(answers.read("/a/1").is_err(), "nothing is known");
+        absent.is_away.store(false, Ordering::Relaxed);
+        answers.probe("/a/1").unwrap();
+
+        engine.transact(&[], &[Op::put("/a/1", "1"), Op::put("/a/2", "1"), Op::put("/b", "1")]).unwrap();
+        let (also, (heard, is_heard)) = (Arc::clone(&answers), std::sync::mpsc::channel());
+        let follower = Follower::start(&engine, "/", move |change| {
+            also.mirror.take(&change);
+            let _ = heard.send(());
+        });
+        is_heard.recv().unwrap();
+        engine.transact(&[], &[Op::put("/a/1", "2"), Op::delete("/a/2")]).unwrap();
+        is_heard.recv().unwrap();
+        is_heard.recv().unwrap();
+        let present = (answers.read("/a/1").unwrap(), answers.list("/a/").unwrap());
+
+        absent.is_away.store(true, Ordering::Relaxed);
+        assert_eq!((answers.read("/a/1").unwrap(), answers.list("/a/").unwrap()), present);
+        assert_eq!(answers.read("/a/2").unwrap(), None);
+        assert!(answers.away_for().is_some() && answers.probe("/a/1").is_err());
+        absent.is_away.store(false, Ordering::Relaxed);
+        assert!(answers.away_for().is_some(), "only a probe finds that it is back");
+        answers.probe("/a/1").unwrap();
+        assert!(answers.away_for().is_none());
+        drop(follower);
+    }
+}
