@@ -84,6 +84,16 @@ impl Cluster {
         self.directory.path()
     }
 
+    /// Where the daemon of a node listens.
+    pub fn socket_of(&self, node: &str) -> PathBuf {
+        let records = files_ending(self.directory.path(), "cluster.json");
+        let record = std::fs::read(records.first().expect("a cluster")).expect("its record");
+        let record: Value = serde_json::from_slice(&record).expect("JSON");
+        let nodes = record["nodes"].as_array().expect("nodes");
+        let found = nodes.iter().find(|one| one["name"] == node).expect("the node");
+        PathBuf::from(found["socket"].as_str().expect("a socket"))
+    }
+
     /// `dvs` with these arguments, aimed at this cluster, ended after two minutes.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("timeout");

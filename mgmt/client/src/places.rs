@@ -89,12 +89,19 @@ pub struct DevCluster {
     /// What carries the links between its nodes; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    /// How many of the nodes, from the first on, run a member of etcd; 0: the engine is a file of this machine.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub etcd_members: usize,
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<u8>,
     /// Holds the network namespace with the bridge that joins the nodes.
     pub hub: Option<ProcessId>,
     pub nodes: Vec<DevNode>,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// One simulated machine of it.
@@ -202,6 +209,7 @@ mod tests {
             boot_id: String::new(),
             program: "/dvs".into(),
             transport: None,
+            etcd_members: 0,
             pairs: None,
             hub: None,
             nodes: vec![node("n1"), node("n2")],

@@ -133,5 +133,7 @@ pub enum Command {
     #[command(hide = true)]
     Shelf,
     #[command(hide = true)]
+    Etcd,
+    #[command(hide = true)]
     Keeper,
 }

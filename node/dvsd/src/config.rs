@@ -9,6 +9,7 @@ use abi::limits::PAIRS_MAX;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::engine::{EtcdChoice, EtcdSettings, EtcdSettingsError};
 use crate::transports::{self, LinkSettings, Transport};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
@@ -53,6 +54,8 @@ pub struct Settings {
     pub engine: Option<PathBuf>,
     /// Memory-backed directory of the local engine, shared by its daemons. `RUN_DIR/engine`.
     pub engine_volatile: Option<PathBuf>,
+    /// The engine is etcd instead; in the file only.
+    pub etcd: Option<EtcdSettings>,
     /// `ca.crt`, `node.crt`, `node.key`. `STATE_DIR/tls`.
     pub tls_dir: Option<PathBuf>,
     /// A `tracing` filter: `info`, `dvsd=debug`.
@@ -82,6 +85,7 @@ pub struct Config {
     pub vxlan_port: u16,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
+    pub etcd: Option<EtcdChoice>,
     pub tls_dir: PathBuf,
     pub log: String,
 }
@@ -114,6 +118,8 @@ pub enum ConfigError {
     BadName { setting: &'static str, name: String },
     #[error("other nodes cannot reach {0}: say the setting 'advertise'")]
     NoAddress(IpAddr),
+    #[error("the cluster engine cannot be as it is described")]
+    Etcd(#[from] EtcdSettingsError),
     #[error("a node needs at least one transport")]
     NoTransport,
     #[error("the setting 'pairs' is 1 to {PAIRS_MAX}, not {0}")]
@@ -167,6 +173,7 @@ impl Settings {
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
+            etcd: None,
             tls_dir: path("DVS_TLS_DIR"),
             log: get("DVS_LOG"),
         })
@@ -195,6 +202,7 @@ impl Settings {
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
+            etcd: over.etcd.or(self.etcd),
             tls_dir: over.tls_dir.or(self.tls_dir),
             log: over.log.or(self.log),
         }
@@ -209,9 +217,13 @@ impl Settings {
         if advertise.is_unspecified() {
             return Err(ConfigError::NoAddress(advertise));
         }
+        let node = named("node", self.node.unwrap_or_else(host_name))?;
+        let cluster = named("cluster", self.cluster.unwrap_or_else(|| "dvs".to_owned()))?;
+        let tls_dir = self.tls_dir.unwrap_or_else(|| state_dir.join("tls"));
         let config = Config {
-            node: named("node", self.node.unwrap_or_else(host_name))?,
-            cluster: named("cluster", self.cluster.unwrap_or_else(|| "dvs".to_owned()))?,
+            etcd: self.etcd.map(|etcd| etcd.settle(&node, &cluster, advertise, &tls_dir)).transpose()?,
+            node,
+            cluster,
             socket: self.socket.unwrap_or_else(|| run_dir.join("dvsd.sock")),
             listen,
             advertise,
@@ -228,7 +240,7 @@ impl Settings {
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
-            tls_dir: self.tls_dir.unwrap_or_else(|| state_dir.join("tls")),
+            tls_dir,
             log: self.log.unwrap_or_else(|| "info".to_owned()),
             state_dir,
             run_dir,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use broker::Broker;
+use cluster::known::Answers;
 use cluster::{Engine, LeaseId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -19,6 +20,8 @@ use crate::records::NodeRecord;
 pub struct Context {
     pub config: Config,
     pub engine: Arc<dyn Engine>,
+    /// For look-ups of people: also while the engine is away.
+    pub answers: Answers,
     pub node: NodeRecord,
     pub broker: Arc<Broker>,
     pub directory: EndpointDirectory,

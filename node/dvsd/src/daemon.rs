@@ -1,8 +1,8 @@
 //! Start and stop of the daemon.
 //!
-//! Order of the start: directories and logs, engine, certificates, listening sockets (their ports are registered), node
-//! record, shelf, broker, proxy, follower and workers, lease, and last the API: who can ask gets answers. The stop goes
-//! backwards and ends nothing that belongs to a container.
+//! Order of the start: directories and logs, this node's member of the engine, engine, certificates, listening sockets
+//! (their ports are registered), node record, shelf, broker, proxy, follower and workers, lease, and last the API: who
+//! can ask gets answers. The stop goes backwards and ends nothing that belongs to a container.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use abi::NodeId;
 use broker::limits::UNMANNED_MAX;
 use broker::{Broker, BrokerConfig};
-use cluster::Engine;
 use cluster::follow::Follower;
-use cluster::local::{LocalConfig, LocalEngine};
+use cluster::known::Answers;
 use mgmt_api::Capacity;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener};
@@ -28,8 +27,10 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::descriptors;
 use crate::directory::EndpointDirectory;
+use crate::engine;
 use crate::farewell;
 use crate::ledger;
+use crate::member::{self, MemberError};
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
@@ -64,6 +65,10 @@ pub enum DaemonError {
     Descriptors(#[source] std::io::Error),
     #[error("the cluster engine cannot be opened")]
     Engine(#[source] cluster::EngineError),
+    #[error("the cluster engine cannot be opened")]
+    Open(#[from] engine::OpenError),
+    #[error("this node's member of the cluster engine cannot be looked after")]
+    Member(#[from] MemberError),
     #[error("the cluster engine cannot be used")]
     Format(#[from] records::FormatError),
     #[error("the node's certificates cannot be used")]
@@ -92,7 +97,8 @@ pub enum DaemonError {
 pub fn run(config: Config) -> Result<(), DaemonError> {
     descriptors::allow_most().map_err(DaemonError::Descriptors)?;
     make_directories(&config)?;
-    let engine = open_engine(&config)?;
+    let member = member::look_after(&config)?;
+    let engine = engine::open(&config)?;
     records::adopt_format(&*engine)?;
     let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);
     let connector = remote::connector(pki::client_config(&config.tls_dir)?);
@@ -129,6 +135,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let context = Arc::new(Context {
         proxy: ProxyControl::new(config.pairs).map_err(DaemonError::Thread)?,
         engine: Arc::clone(&engine),
+        answers: Answers::new(Arc::clone(&engine)),
         node,
         broker,
         directory,
@@ -170,6 +177,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     context.proxy.stop();
     drop(watching);
     drop(context.presence.lock().take());
+    drop(member);
     let _ = fs::remove_file(&context.config.socket);
     served
 }
@@ -189,11 +197,6 @@ fn make_directories(config: &Config) -> Result<(), DaemonError> {
         fs::create_dir_all(parent).map_err(|cause| DaemonError::Directory { path: parent.to_owned(), cause })?;
     }
     Ok(())
-}
-
-fn open_engine(config: &Config) -> Result<Arc<dyn Engine>, DaemonError> {
-    let local = LocalConfig::new(&config.engine, &config.engine_volatile);
-    Ok(Arc::new(LocalEngine::open(local).map_err(DaemonError::Engine)?))
 }
 
 fn listen(config: &Config) -> Result<std::net::TcpListener, DaemonError> {

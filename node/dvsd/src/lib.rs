@@ -30,9 +30,11 @@ mod context;
 mod daemon;
 mod descriptors;
 mod directory;
+mod engine;
 mod farewell;
 mod kinds;
 mod ledger;
+mod member;
 mod news;
 mod observed;
 mod placer;
@@ -84,6 +86,17 @@ pub fn shelf_main_from_spawn() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             sys::log::say_causes(format_args!("dvs: the shelf ended"), &*error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `dvs etcd`: the node's member of the cluster engine.
+pub fn etcd_main_from_spawn() -> ExitCode {
+    match member::become_from_spawn() {
+        Ok(never) => match never {},
+        Err(error) => {
+            sys::log::say_causes(format_args!("dvs: the member of etcd did not start"), &*error);
             ExitCode::FAILURE
         }
     }

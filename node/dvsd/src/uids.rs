@@ -1,6 +1,7 @@
 //! Which host uids belong to what. Gids are the same numbers.
 //!
 //! ```text
+//! 899,997                      members of etcd
 //! 899,998                      shelves
 //! 899,999                      proxies
 //! 900,000 + 64 × dc + slot     servers and gates of container dc
@@ -9,6 +10,7 @@
 
 use abi::limits::UIDS_PER_DC;
 
+pub const ETCD: u32 = 899_997;
 pub const SHELF: u32 = 899_998;
 pub const PROXY: u32 = 899_999;
 const SERVERS: u32 = 900_000;

@@ -33,7 +33,14 @@ dvsd.toml:
   rate = 1000000
   [links.n2]                       where the link with one node differs
   transports = [\"tcp\"]
-  tls = false")]
+  tls = false
+  [etcd]                           the cluster engine is etcd, not a file of this machine
+  members = [\"192.0.2.11:2379\", \"192.0.2.12:2379\", \"192.0.2.13:2379\"]
+  tls_dir = \"/etc/dvs/etcd\"       ca.crt, node.crt, node.key, where they are not the cluster's
+  user = \"dvs\"                    a user of etcd, where it has users
+  password_file = \"/etc/dvs/etcd-password\"
+  [etcd.serve]                     this node runs a member
+  peers = { n1 = \"192.0.2.11:2380\", n2 = \"192.0.2.12:2380\", n3 = \"192.0.2.13:2380\" }")]
 pub struct Options {
     /// Settings in TOML.
     #[arg(short, long, value_name = "FILE")]

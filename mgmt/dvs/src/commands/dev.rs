@@ -51,6 +51,7 @@ pub enum Command {
 Examples:
   dvs dev up
   dvs dev up --nodes 5 --name big
+  dvs dev up --engine etcd             a cluster engine on three of the nodes instead of a file
   dvs dev up --transport unix          links over Unix sockets instead of the simulated network")]
 pub struct UpOptions {
     /// How many nodes, named n1, n2 …
@@ -65,12 +66,23 @@ pub struct UpOptions {
     /// What carries the links between nodes [default: tcp].
     #[arg(long, value_enum)]
     transport: Option<Transport>,
+    /// Where the cluster keeps what it decides [default: local].
+    #[arg(long, value_enum)]
+    engine: Option<EngineChoice>,
     /// Links between each two nodes, each with a proxy of its own on either [default: 1].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
     pairs: Option<u8>,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
     daemon: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum EngineChoice {
+    /// One file for all nodes.
+    Local,
+    /// A member of etcd on one, three or five of the nodes, as a cluster of several machines has it.
+    Etcd,
 }
 
 /// Names of `dvsd`'s setting `transports`.
@@ -205,6 +217,10 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
         name,
         nodes: options.nodes,
         transport: options.transport.map(Transport::name),
+        engine: match options.engine {
+            Some(EngineChoice::Etcd) => up::EngineKind::Etcd,
+            Some(EngineChoice::Local) | None => up::EngineKind::Local,
+        },
         pairs: options.pairs,
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),

@@ -23,6 +23,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs gate fuse       brings the file server's tree into the container's mount namespace
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
+  dvs etcd            becomes the node's member of etcd; survives the daemon
   dvs keeper          parent of a container's programs on this node; survives the daemon
 
 Started by `dvs dev`:
@@ -91,6 +92,10 @@ pub fn shelf() -> ExitCode {
     machinery::shelf()
 }
 
+pub fn etcd() -> ExitCode {
+    machinery::etcd()
+}
+
 pub fn keeper() -> ExitCode {
     machinery::keeper()
 }
@@ -121,6 +126,10 @@ mod machinery {
         dvsd::shelf_main_from_spawn()
     }
 
+    pub fn etcd() -> ExitCode {
+        dvsd::etcd_main_from_spawn()
+    }
+
     pub fn keeper() -> ExitCode {
         keeper::main_from_spawn()
     }
@@ -142,6 +151,10 @@ mod machinery {
     }
 
     pub fn shelf() -> ExitCode {
+        absent()
+    }
+
+    pub fn etcd() -> ExitCode {
         absent()
     }
 

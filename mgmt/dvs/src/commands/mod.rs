@@ -55,6 +55,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Gate(gate) => Ok(internal::gate(gate)),
         Command::Proxy => Ok(internal::proxy()),
         Command::Shelf => Ok(internal::shelf()),
+        Command::Etcd => Ok(internal::etcd()),
         Command::Keeper => Ok(internal::keeper()),
     }
 }

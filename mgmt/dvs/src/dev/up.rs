@@ -1,5 +1,6 @@
 //! `dvs dev up`: make a cluster, or nothing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -23,6 +24,9 @@ const ASK_PAUSE: Duration = Duration::from_millis(10);
 /// Longest path of a Unix socket, without its final NUL; the daemon has longer ones of its own below the same
 /// directory.
 const SOCKET_PATH_BYTES_MAX: usize = 107 - "/dcs/16777215/keeper.sock".len();
+/// Where members of etcd are reached: each node is a machine of its own.
+const ETCD_CLIENT_PORT: u16 = 2379;
+const ETCD_PEER_PORT: u16 = 2380;
 /// Last lines of a daemon's log that are shown when it does not come up.
 const LOG_LINES: usize = 6;
 
@@ -97,12 +101,35 @@ pub struct Wish<'a> {
     pub nodes: u16,
     /// What carries links; the daemon's default when absent.
     pub transport: Option<&'static str>,
+    /// Of the cluster engine.
+    pub engine: EngineKind,
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     pub pairs: Option<u8>,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
     /// How long to wait until all nodes are ready.
     pub patience: Duration,
+}
+
+/// Where the cluster's decisions lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EngineKind {
+    /// A file that all daemons of this machine open.
+    Local,
+    /// Members of etcd on the nodes, as a cluster of several machines has them.
+    Etcd,
+}
+
+impl EngineKind {
+    /// An odd number: one more would survive no more.
+    fn members(self, nodes: u16) -> usize {
+        match (self, nodes) {
+            (EngineKind::Local, _) => 0,
+            (EngineKind::Etcd, 0..=2) => 1,
+            (EngineKind::Etcd, 3..=4) => 3,
+            (EngineKind::Etcd, _) => 5,
+        }
+    }
 }
 
 /// Makes a cluster. On failure everything that was made is removed again.
@@ -182,6 +209,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         boot_id: processes::boot_id(),
         program: program.map_err(UpError::Program)?,
         transport: wish.transport.map(str::to_owned),
+        etcd_members: wish.engine.members(wish.nodes),
         pairs: wish.pairs,
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
@@ -272,25 +300,54 @@ struct DaemonFile<'a> {
     pairs: Option<u8>,
     ethernet: &'a str,
     log: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd: Option<EtcdTable>,
 }
 
-/// How the nodes of a cluster are joined.
-struct Links {
+/// `[etcd]`: all members are nodes of the cluster.
+#[derive(Serialize)]
+struct EtcdTable {
+    members: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serve: Option<ServeTable>,
+}
+
+#[derive(Serialize)]
+struct ServeTable {
+    peers: BTreeMap<String, String>,
+}
+
+impl EtcdTable {
+    fn of(cluster: &DevCluster, index: usize) -> Option<EtcdTable> {
+        let members = cluster.nodes.get(..cluster.etcd_members).filter(|members| !members.is_empty())?;
+        let at = |node: &DevNode, port: u16| format!("{}:{port}", node.address);
+        let peers = || members.iter().map(|node| (node.name.clone(), at(node, ETCD_PEER_PORT))).collect();
+        Some(EtcdTable {
+            members: members.iter().map(|node| at(node, ETCD_CLIENT_PORT)).collect(),
+            serve: (index < members.len()).then(|| ServeTable { peers: peers() }),
+        })
+    }
+}
+
+/// What a node is told of its cluster.
+struct Joined {
     transport: Option<String>,
     pairs: Option<u8>,
+    etcd: Option<EtcdTable>,
 }
 
 /// Writes the settings of a node and starts its daemon in its machine.
 pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
-    let (cluster_name, links) =
-        (cluster.name.clone(), Links { transport: cluster.transport.clone(), pairs: cluster.pairs });
+    let cluster_name = cluster.name.clone();
+    let joined =
+        Joined { transport: cluster.transport.clone(), pairs: cluster.pairs, etcd: EtcdTable::of(cluster, index) };
     let program = cluster.program.to_string_lossy().into_owned();
     let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
     let failed = |source| UpError::Daemon { node: node.name.clone(), source };
     for directory in [&node.run_dir, &node.state_dir] {
         make_dir(directory)?;
     }
-    write_settings(places, &cluster_name, &links, node)?;
+    write_settings(places, &cluster_name, joined, node)?;
     let machine = node.machine.ok_or(MachineError::Gone).map_err(failed)?;
     let config = node.config.to_string_lossy().into_owned();
     let argv = [program.as_str(), "daemon", "--config", config.as_str()];
@@ -302,7 +359,7 @@ pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> 
     save(places, cluster)
 }
 
-fn write_settings(places: &Places, cluster: &str, links: &Links, node: &DevNode) -> Result<(), UpError> {
+fn write_settings(places: &Places, cluster: &str, joined: Joined, node: &DevNode) -> Result<(), UpError> {
     let settings = DaemonFile {
         node: &node.name,
         cluster,
@@ -314,10 +371,11 @@ fn write_settings(places: &Places, cluster: &str, links: &Links, node: &DevNode)
         engine: places.dev_state(cluster).join("engine.db"),
         engine_volatile: places.dev_run(cluster).join("engine"),
         tls_dir: node.state_dir.join("tls"),
-        transports: links.transport.as_deref().map(|transport| vec![transport]),
-        pairs: links.pairs,
+        transports: joined.transport.as_deref().map(|transport| vec![transport]),
+        pairs: joined.pairs,
         ethernet: network::INSIDE,
         log: "info",
+        etcd: joined.etcd,
     };
     let write = |source| UpError::Write { path: node.config.clone(), source };
     let text = toml::to_string(&settings).map_err(|cause| write(io::Error::other(cause)))?;

@@ -15,7 +15,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -137,8 +136,6 @@ pub struct Open {
 pub struct Connection {
     config: Arc<EtcdConfig>,
     state: tokio::sync::Mutex<State>,
-    /// Why the last attempt with each member failed: told when all fail.
-    refused: Mutex<Option<String>>,
 }
 
 struct State {
@@ -151,11 +148,7 @@ impl Connection {
     pub fn new(config: Arc<EtcdConfig>) -> Connection {
         // Nodes begin with different members, so that no member serves them all.
         let next = config.first_member;
-        Connection {
-            config,
-            state: tokio::sync::Mutex::new(State { open: None, next, number: 0 }),
-            refused: Mutex::new(None),
-        }
+        Connection { config, state: tokio::sync::Mutex::new(State { open: None, next, number: 0 }) }
     }
 
     /// What is open, or the first member from the next one on that answers.
@@ -173,7 +166,6 @@ impl Connection {
                     state.number += 1;
                     let open = Open { number: state.number, member: member.clone(), channel, refusal };
                     tracing::debug!(%member, "connected to etcd");
-                    *self.refused.lock() = None;
                     state.open = Some(open.clone());
                     return Ok(open);
                 }
@@ -190,10 +182,6 @@ impl Connection {
             member: Member { host: "etcd".to_owned(), port: 0 },
             cause: std::io::Error::other("it has no members"),
         });
-        let said = chain(&failure);
-        if self.refused.lock().replace(said.clone()).as_ref() != Some(&said) {
-            tracing::warn!(error = said, "etcd cannot be reached");
-        }
         Err(failure)
     }
 
@@ -205,16 +193,6 @@ impl Connection {
             state.next = state.next.wrapping_add(1);
         }
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        said = format!("{said}: {error}");
-        cause = error.source();
-    }
-    said
 }
 
 async fn dial(member: &Member, config: &EtcdConfig) -> Result<(Channel, Refusal), DialError> {

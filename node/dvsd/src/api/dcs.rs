@@ -540,6 +540,7 @@ async fn wait_until(
 
 #[cfg(test)]
 mod tests {
+    use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
     use mgmt_api::ServerState;
     use serde_json::json;

@@ -33,6 +33,23 @@ impl From<EngineError> for Failure {
             EngineError::Unreachable(_) | EngineError::LeaseGone(_) => {
                 (ErrorKind::Unavailable, "again; if it stays so, dvs node ls and the daemon's log")
             }
+            EngineError::NoQuorum(_) => (
+                ErrorKind::Unavailable,
+                "more of the engine's members must run; programs go on meanwhile. dvs node ls and etcd's log",
+            ),
+            EngineError::Unknown(_) => {
+                (ErrorKind::Unavailable, "look whether it happened, then again: the engine's answer was lost")
+            }
+            EngineError::Full(_) => (
+                ErrorKind::Unavailable,
+                "room where the engine's file is; with etcd: compact, defragment, disarm its alarm",
+            ),
+            EngineError::Untrusted(_) => {
+                (ErrorKind::Unavailable, "certificates of this node and of the engine: dvs node cert")
+            }
+            EngineError::Denied(_) => {
+                (ErrorKind::Unavailable, "the rights of the node's user of etcd for the cluster's keys")
+            }
             EngineError::BadKey(_) | EngineError::TooMany { .. } => (ErrorKind::BadRequest, "shorter or fewer names"),
             _ => (ErrorKind::Internal, "the daemon's log"),
         };

@@ -30,10 +30,19 @@ pub async fn ready(State(api): State<Arc<Api>>) -> Result<(StatusCode, Json<Heal
     Ok((status, Json(Health { ok: problems.is_empty(), problems })))
 }
 
+/// What is known of the cluster is as old as that.
+pub fn engine_away(context: &Context) -> Option<String> {
+    let away = context.answers.away_for()?;
+    Some(format!(
+        "the cluster engine does not answer; what is shown is {} s old, and nothing can be changed",
+        away.as_secs()
+    ))
+}
+
 /// One line for each part of the daemon that is not well. Asks the parts, so it may wait.
 pub fn problems(context: &Context) -> Vec<String> {
     let mut problems = Vec::new();
-    if let Err(error) = context.engine.read(&crate::records::member_key(&context.config.node)) {
+    if let Err(error) = context.answers.probe(&crate::records::member_key(&context.config.node)) {
         problems.push(format!("engine: {error}"));
     }
     if context.lease().is_none() {

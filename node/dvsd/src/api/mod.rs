@@ -98,14 +98,14 @@ impl Api {
             if !mgmt_api::valid_name(&name) {
                 return Err(failure::no_such_dc(&name));
             }
-            records::dc_view(&*api.context.engine, &name)?.ok_or_else(|| failure::no_such_dc(&name))
+            records::dc_view(&api.context.answers, &name)?.ok_or_else(|| failure::no_such_dc(&name))
         })
         .await
     }
 
     pub async fn dcs(self: &Arc<Self>) -> Result<BTreeMap<String, DcView>, Failure> {
         let api = Arc::clone(self);
-        blocking(move || Ok(records::dc_views(&*api.context.engine)?)).await
+        blocking(move || Ok(records::dc_views(&api.context.answers)?)).await
     }
 }
 

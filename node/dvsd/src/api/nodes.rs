@@ -8,12 +8,12 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method};
-use cluster::EngineError;
+use cluster::{EngineError, Lookup};
 use mgmt_api::{ErrorKind, LinkState, Node, NodeState, path};
 
 use super::failure::{Failure, failure};
 use super::remote::Question;
-use super::{Api, blocking, is_forwarded, parse, read_body};
+use super::{Api, blocking, health, is_forwarded, parse, read_body};
 use crate::context::Context;
 use crate::ledger;
 use crate::records::{self, MEMBERS, NODES, NodeHealth, NodeRecord};
@@ -73,7 +73,7 @@ fn free_for_images(context: &Context) -> Option<u64> {
 
 /// Whether a node's daemon lives, and what it says of itself.
 pub fn alive(context: &Context) -> Result<BTreeMap<String, NodeHealth>, EngineError> {
-    let entries = context.engine.list(NODES)?.entries;
+    let entries = context.answers.list(NODES)?.entries;
     entries.iter().map(|entry| Ok((entry.key.trim_start_matches(NODES).to_owned(), records::decode(entry)?))).collect()
 }
 
@@ -115,11 +115,14 @@ fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
 }
 
 fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
-    let alive = alive(context)?;
+    let mut alive = alive(context)?;
+    if let Some(own) = alive.get_mut(&context.config.node) {
+        own.problems.extend(health::engine_away(context));
+    }
     let reached = context.proxy.link_states();
-    let dcs = records::dc_views(&*context.engine)?;
-    let accounts = ledger::accounts(&*context.engine)?;
-    let members = context.engine.list(MEMBERS)?.entries;
+    let dcs = records::dc_views(&context.answers)?;
+    let accounts = ledger::accounts(&context.answers)?;
+    let members = context.answers.list(MEMBERS)?.entries;
     members
         .iter()
         .map(|entry| {

@@ -81,8 +81,8 @@ impl Api {
             let waits = |node: &String| Some(format!("on {node} {}", sight.tree_waits(&view, node)?));
             Ok(nodes.iter().filter(is_there).filter_map(waits).collect())
         });
-        // Without an engine there is nothing to tell.
-        found.await.unwrap_or_default()
+        let found: Vec<String> = found.await.unwrap_or_default();
+        super::health::engine_away(&self.context).into_iter().chain(found).collect()
     }
 }
 

@@ -1,0 +1,198 @@
+//! The member of etcd that this node runs: a process of its own, in the daemon's care.
+//!
+//! It goes on when the daemon ends, as containers do, and the next daemon adopts it: a daemon that is replaced costs
+//! the cluster no member. `dvs etcd` (started by the daemon, never typed) gives up all privileges and becomes etcd; so
+//! the process that the daemon knows is etcd itself.
+//!
+//! What it needs to read, its certificate above all, lies beside its data, owned by its user, and is written again at
+//! each start of the daemon: etcd reads certificates anew for each connection.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use sys::harden::{Identity, give_up_privileges};
+use sys::launch::PidNamespace;
+use sys::spawn::Spawn;
+
+use crate::config::Config;
+use crate::engine::{EtcdChoice, Serve};
+use crate::reconcile::plan::Standing;
+use crate::spawn::Role;
+use crate::state::StateError;
+use crate::supervise::{OnAdoption, Problem, Supervised};
+use crate::waiting;
+
+const NAME: &str = "etcd";
+/// Logs are looked after so often.
+const IDLE: Duration = Duration::from_secs(30);
+/// Between two starts: one that cannot serve, because its address is taken or its directory is another member's, ends
+/// soon.
+const PACE: Duration = Duration::from_secs(2);
+/// Revisions of history that members keep: as many as the local engine.
+const HISTORY: u64 = 10_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    #[error("the member of etcd that an earlier daemon started cannot be looked for")]
+    Earlier(#[from] StateError),
+    #[error("cannot write {}", .path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("no thread or descriptor")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The thread that looks after the member. Dropped, it ends; the member goes on.
+pub struct Watching {
+    stop: Arc<(AtomicBool, OwnedFd)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::SeqCst);
+        sys::eventfd::signal(&self.stop.1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of etcd's member had panicked");
+        }
+    }
+}
+
+/// Starts the member, or takes over the one that runs. `None`: this node has none.
+pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
+    let Some((etcd, serve)) = config.etcd.as_ref().and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
+        return Ok(None);
+    };
+    let home = config.state_dir.join(NAME);
+    prepare(&home, etcd)?;
+    let process = Supervised::adopt(NAME, &config.run_dir, &config.state_dir.join("log"), OnAdoption::GoesOn)?;
+    let arguments = arguments(config, etcd, serve, &home);
+    let program = serve.program.clone();
+    let stop = Arc::new((AtomicBool::new(false), sys::eventfd::create().map_err(MemberError::Thread)?));
+    let also = Arc::clone(&stop);
+    let thread = std::thread::Builder::new()
+        .name(NAME.to_owned())
+        .spawn(move || run(process, &program, &arguments, &also.0, &also.1))
+        .map_err(MemberError::Thread)?;
+    Ok(Some(Watching { stop, thread: Some(thread) }))
+}
+
+fn run(mut process: Supervised, program: &Path, arguments: &[String], stop: &AtomicBool, bell: &OwnedFd) {
+    let mut not_before = Instant::now();
+    while !stop.load(Ordering::SeqCst) {
+        process.look(Instant::now());
+        let is_absent = process.standing() == Standing::Absent;
+        if is_absent && Instant::now() >= not_before {
+            not_before = Instant::now() + PACE;
+            process.start(|restarts| Ok::<Role, Problem>(role(program, arguments, restarts)));
+        }
+        let due = if is_absent { not_before } else { process.due().unwrap_or_else(|| Instant::now() + IDLE) };
+        waiting::until_readable(process.descriptors().chain([bell.as_fd()]), due);
+        crate::spawn::bound_log(&process.log_path());
+    }
+}
+
+fn role(program: &Path, arguments: &[String], restarts: u64) -> Role {
+    Role {
+        name: NAME.to_owned(),
+        program: None,
+        arguments: vec!["etcd"],
+        fields: Map::new(),
+        options: json!({ "program": program, "arguments": arguments }),
+        broker: None,
+        fds: BTreeMap::new(),
+        uid: Some(crate::uids::ETCD),
+        environment: Vec::new(),
+        cpus: None,
+        pid_namespace: PidNamespace::Own,
+        group: None,
+        epoch: restarts + 1,
+        restarts,
+    }
+}
+
+/// The directory of the member's data and certificates, for its user alone.
+fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<(), MemberError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |cause: std::io::Error| MemberError::Write { path, cause }
+    };
+    let own = |path: &Path| {
+        std::os::unix::fs::chown(path, Some(crate::uids::ETCD), Some(crate::uids::ETCD)).map_err(failed(path))
+    };
+    let data = home.join("data");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&data).map_err(failed(&data))?;
+    own(home)?;
+    own(&data)?;
+    let Some(tls) = &etcd.tls_dir else { return Ok(()) };
+    for name in [pki::CA_CERT, pki::NODE_CERT, pki::NODE_KEY] {
+        let (from, to, draft) = (tls.join(name), home.join(name), home.join(format!(".{name}.new")));
+        let bytes = fs::read(&from).map_err(failed(&from))?;
+        let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft);
+        written.and_then(|mut file| std::io::Write::write_all(&mut file, &bytes)).map_err(failed(&draft))?;
+        own(&draft)?;
+        fs::rename(&draft, &to).map_err(failed(&to))?;
+    }
+    Ok(())
+}
+
+fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> Vec<String> {
+    let scheme = if etcd.tls_dir.is_some() { "https" } else { "http" };
+    let url = |host: &str, port: u16| format!("{scheme}://{}", cluster::etcd::Member { host: host.to_owned(), port });
+    let address = serve.address.to_string();
+    let (client, peer) = (url(&address, serve.client_port), url(&address, serve.peer_port));
+    let peers: Vec<String> =
+        serve.peers.iter().map(|(name, member)| format!("{name}={}", url(&member.host, member.port))).collect();
+    let mut arguments = vec![
+        format!("--name={}", config.node),
+        format!("--data-dir={}", home.join("data").display()),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster={}", peers.join(",")),
+        format!("--initial-cluster-token={}", config.cluster),
+        "--auto-compaction-mode=revision".to_owned(),
+        format!("--auto-compaction-retention={HISTORY}"),
+        "--logger=zap".to_owned(),
+        "--log-outputs=stderr".to_owned(),
+    ];
+    if etcd.tls_dir.is_some() {
+        for kind in ["", "peer-"] {
+            arguments.push(format!("--{kind}cert-file={}", home.join(pki::NODE_CERT).display()));
+            arguments.push(format!("--{kind}key-file={}", home.join(pki::NODE_KEY).display()));
+            arguments.push(format!("--{kind}trusted-ca-file={}", home.join(pki::CA_CERT).display()));
+            arguments.push(format!("--{kind}client-cert-auth"));
+        }
+    }
+    arguments
+}
+
+/// The process itself, as started by the daemon: becomes etcd.
+pub fn become_from_spawn() -> Result<std::convert::Infallible, Problem> {
+    let mut spawn = Spawn::from_env()?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let program = spawn.options.get("program").and_then(text).ok_or("the spawn record lacks the program")?;
+    let arguments = spawn.options.get("arguments").and_then(Value::as_array).ok_or("it lacks the arguments")?;
+    let arguments: Vec<String> = arguments.iter().filter_map(text).collect();
+    give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
+    // Whether it serves the engine's client learns; from here on the process is etcd.
+    spawn.ready();
+    let failed = Command::new(&program).args(&arguments).env_remove(sys::spawn::VARIABLE).exec();
+    Err(format!("cannot start {program}: {failed} (Debian: etcd-server)").into())
+}
