@@ -15,6 +15,9 @@ use crate::layout::{LENGTH_AT, Layout};
 use crate::model::Reader;
 
 const LENGTH_MAGIC: [u8; 8] = *b"DVSFSlen";
+/// A store of which every page lies in the region is at most twice as long. A number that is much larger is none that
+/// redb wrote, and redb would take memory for all of it.
+const GROWN_MOST: u64 = 4;
 
 pub struct RegionBackend {
     device: Arc<dyn BlockDevice>,
@@ -66,7 +69,8 @@ impl RegionBackend {
                 newest = newest.filter(|known| known.turn > length.turn).or(Some(length));
             }
         }
-        let length = newest.filter(|length| length.bytes > 0).ok_or(OpenError::Length)?;
+        let most = layout.meta_bytes.saturating_mul(GROWN_MOST);
+        let length = newest.filter(|length| (1..=most).contains(&length.bytes)).ok_or(OpenError::Length)?;
         aside.store_has(length.bytes);
         aside.own_again()?;
         Ok(RegionBackend::new(device, layout, aside, length))
@@ -142,6 +146,9 @@ impl redb::StorageBackend for RegionBackend {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
+        if bytes > self.bytes.saturating_mul(GROWN_MOST) {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "the metadata region is full"));
+        }
         let mut length = self.length.lock();
         // What is cut off must read as zeros should the file grow again.
         if bytes < length.bytes && bytes < self.bytes {

@@ -243,6 +243,22 @@ fn one_damaged_superblock_is_mended_two_are_reported() {
 }
 
 #[test]
+fn length_that_no_store_has_is_refused_before_memory_is_taken_for_it() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    drop(open(&device, 1));
+    for at in [8 * 4096, 9 * 4096] {
+        let mut record = [0; 4096];
+        record[..8].copy_from_slice(b"DVSFSlen");
+        record[8..16].copy_from_slice(&(1_u64 << 50).to_le_bytes());
+        record[16..24].copy_from_slice(&1000_u64.to_le_bytes());
+        let crc = crc32fast::hash(&record[..24]);
+        record[24..28].copy_from_slice(&crc.to_le_bytes());
+        device.write(at, &record).expect("memory");
+    }
+    assert!(matches!(Fs::open(device, Options::inline(2)), Err(OpenError::Length)));
+}
+
+#[test]
 fn damaged_volume_gives_an_error_or_opens_soundly_but_never_panics() {
     let pristine = || {
         let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
