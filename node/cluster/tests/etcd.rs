@@ -185,6 +185,45 @@ fn attempt_of_a_call_without_an_answer_changes_nothing_after_the_next_call() {
 }
 
 #[test]
+fn attempt_of_a_call_without_an_answer_changes_nothing_after_the_next_call_met_a_conflict() {
+    with_a_relay(Duration::from_millis(500), |relay, engine, other| {
+        let lock = || engine.transact(&[Compare::Absent { key: "/lock".into() }], &[Op::put("/lock", "mine")]);
+        assert!(matches!(lock(), Err(EngineError::Unknown(_))));
+        done(other.transact(&[], &[Op::put("/lock", "theirs")]));
+        assert!(matches!(lock().unwrap(), Outcome::Conflict(_)));
+        done(other.transact(&[], &[Op::delete("/lock")]));
+        arrives_without_effect(relay, other, "/lock", None);
+    });
+}
+
+#[test]
+fn watch_ends_with_its_engine() {
+    if !is_installed() {
+        return;
+    }
+    let members = Members::start(1, Security::Plain, &[]);
+    let engine = members.open();
+    let mut watch = engine.watch("/", Revision(0)).unwrap();
+    done(engine.transact(&[], &[Op::put("/a", "1")]));
+    assert!(watch.recv(SOON).unwrap().is_some());
+    drop(engine);
+    assert!(matches!(watch.recv(SOON), Err(EngineError::Cancelled)));
+}
+
+#[test]
+fn transaction_that_no_member_would_take_is_refused_before_it_is_sent() {
+    if !is_installed() {
+        return;
+    }
+    let members = Members::start(1, Security::Plain, &[]);
+    let engine = members.open();
+    let value = vec![0; cluster::VALUE_BYTES_MAX];
+    done(engine.transact(&[], &[Op::put("/a", &*value)]));
+    let both = engine.transact(&[], &[Op::put("/a", &*value), Op::put("/b", &*value)]);
+    assert!(matches!(both, Err(EngineError::TooMany { .. })), "{both:?}");
+}
+
+#[test]
 fn watch_goes_on_without_gap_or_repetition_while_members_die_and_stop() {
     if !is_installed() {
         return;
@@ -346,8 +385,10 @@ fn full_engine_is_an_error_of_its_own_and_serves_again_with_room() {
     assert!(matches!(full, Some(EngineError::Full(_))), "{full:?}");
     assert!(engine.read("/f/0").unwrap().is_some(), "what is there can be read");
     // Deleting is allowed; room comes from compaction and defragmentation, by the hand of an operator.
+    // Also by one who comes now.
+    done(members.open().transact(&[], &[Op::delete("/f/0")]));
     let revision =
-        done(engine.transact(&[], &(0..60).map(|index| Op::delete(format!("/f/{index}"))).collect::<Vec<_>>()));
+        done(engine.transact(&[], &(1..60).map(|index| Op::delete(format!("/f/{index}"))).collect::<Vec<_>>()));
     members.etcdctl(0, &["compact", &revision.to_string()]).expect("compacted");
     members.etcdctl(0, &["defrag"]).expect("defragmented");
     members.etcdctl(0, &["alarm", "disarm"]).expect("disarmed");

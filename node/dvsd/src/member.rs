@@ -4,13 +4,21 @@
 //! the cluster no member. `dvs etcd` (started by the daemon, never typed) gives up all privileges and becomes etcd; so
 //! the process that the daemon knows is etcd itself.
 //!
-//! What it needs to read, its certificate above all, lies beside its data, owned by its user, and is written again at
-//! each start of the daemon: etcd reads certificates anew for each connection.
+//! ```text
+//! STATE_DIR/etcd        root, 0711        so nobody but root can put a link where root writes
+//! STATE_DIR/etcd/tls    root, etcd 0750   copies of the certificates, 0640; written again at each start of the daemon
+//! STATE_DIR/etcd/data   etcd, 0700
+//! ```
+//!
+//! Etcd reads its certificate anew for each connection, and the authority's once. A member that was started with other
+//! arguments or another authority than the settings say now is replaced; one that the settings do not have any more is
+//! ended.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,6 +46,8 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Between two starts: one that cannot serve, because its address is taken or its directory is another member's, ends
 /// soon.
 const PACE: Duration = Duration::from_secs(2);
+/// To give up leading, and to close its files.
+const GRACE: Duration = Duration::from_secs(5);
 /// Revisions of history that members keep: as many as the local engine.
 const HISTORY: u64 = 10_000;
 
@@ -75,13 +85,18 @@ impl Drop for Watching {
 
 /// Starts the member, or takes over the one that runs. `None`: this node has none.
 pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
+    let (run_dir, log_dir) = (&config.run_dir, config.state_dir.join("log"));
     let Some((etcd, serve)) = config.etcd.as_ref().and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
+        Supervised::adopt(NAME, run_dir, &log_dir, OnAdoption::GoesOn)?.end(GRACE)?;
         return Ok(None);
     };
     let home = config.state_dir.join(NAME);
-    prepare(&home, etcd)?;
-    let process = Supervised::adopt(NAME, &config.run_dir, &config.state_dir.join("log"), OnAdoption::GoesOn)?;
+    let authority = prepare(&home, etcd)?;
     let arguments = arguments(config, etcd, serve, &home);
+    let process = Supervised::adopt_if(NAME, run_dir, &log_dir, |pid| {
+        let is_same = authority == Authority::AsBefore && arguments_of(pid).as_ref() == Some(&arguments);
+        if is_same { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced }
+    })?;
     let program = serve.program.clone();
     let stop = Arc::new((AtomicBool::new(false), sys::eventfd::create().map_err(MemberError::Thread)?));
     let also = Arc::clone(&stop);
@@ -92,10 +107,22 @@ pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
     Ok(Some(Watching { stop, thread: Some(thread) }))
 }
 
+/// Of a process that became etcd, without its own name.
+fn arguments_of(pid: i32) -> Option<Vec<String>> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = line.strip_suffix(&[0])?.split(|byte| *byte == 0).skip(1);
+    Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
 fn run(mut process: Supervised, program: &Path, arguments: &[String], stop: &AtomicBool, bell: &OwnedFd) {
     let mut not_before = Instant::now();
     while !stop.load(Ordering::SeqCst) {
         process.look(Instant::now());
+        if process.standing() == Standing::Stale
+            && let Err(error) = process.end(GRACE)
+        {
+            tracing::warn!(%error, "the member that runs cannot be ended");
+        }
         let is_absent = process.standing() == Standing::Absent;
         if is_absent && Instant::now() >= not_before {
             not_before = Instant::now() + PACE;
@@ -126,29 +153,41 @@ fn role(program: &Path, arguments: &[String], restarts: u64) -> Role {
     }
 }
 
-/// The directory of the member's data and certificates, for its user alone.
-fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<(), MemberError> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Authority {
+    AsBefore,
+    Another,
+}
+
+/// Makes the directories, and copies the certificates.
+fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<Authority, MemberError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |cause: std::io::Error| MemberError::Write { path, cause }
     };
-    let own = |path: &Path| {
-        std::os::unix::fs::chown(path, Some(crate::uids::ETCD), Some(crate::uids::ETCD)).map_err(failed(path))
+    let directory = |path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>| {
+        let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+        made.and_then(|()| chown(path, owner, group)).map_err(failed(path))
     };
-    let data = home.join("data");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&data).map_err(failed(&data))?;
-    own(home)?;
-    own(&data)?;
-    let Some(tls) = &etcd.tls_dir else { return Ok(()) };
+    let (tls_dir, data) = (home.join("tls"), home.join("data"));
+    let uid = Some(crate::uids::ETCD);
+    directory(home, 0o711, Some(0), Some(0))?;
+    directory(&data, 0o700, uid, uid)?;
+    let Some(tls) = &etcd.tls_dir else { return Ok(Authority::AsBefore) };
+    directory(&tls_dir, 0o750, Some(0), uid)?;
+    let mut authority = Authority::AsBefore;
     for name in [pki::CA_CERT, pki::NODE_CERT, pki::NODE_KEY] {
-        let (from, to, draft) = (tls.join(name), home.join(name), home.join(format!(".{name}.new")));
+        let (from, to, draft) = (tls.join(name), tls_dir.join(name), tls_dir.join(format!(".{name}.new")));
         let bytes = fs::read(&from).map_err(failed(&from))?;
-        let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft);
-        written.and_then(|mut file| std::io::Write::write_all(&mut file, &bytes)).map_err(failed(&draft))?;
-        own(&draft)?;
+        if name == pki::CA_CERT && fs::read(&to).is_ok_and(|before| before != bytes) {
+            authority = Authority::Another;
+        }
+        let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&draft);
+        written.and_then(|mut file| file.write_all(&bytes)).map_err(failed(&draft))?;
+        chown(&draft, Some(0), uid).map_err(failed(&draft))?;
         fs::rename(&draft, &to).map_err(failed(&to))?;
     }
-    Ok(())
+    Ok(authority)
 }
 
 fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> Vec<String> {
@@ -174,9 +213,9 @@ fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> 
     ];
     if etcd.tls_dir.is_some() {
         for kind in ["", "peer-"] {
-            arguments.push(format!("--{kind}cert-file={}", home.join(pki::NODE_CERT).display()));
-            arguments.push(format!("--{kind}key-file={}", home.join(pki::NODE_KEY).display()));
-            arguments.push(format!("--{kind}trusted-ca-file={}", home.join(pki::CA_CERT).display()));
+            arguments.push(format!("--{kind}cert-file={}", home.join("tls").join(pki::NODE_CERT).display()));
+            arguments.push(format!("--{kind}key-file={}", home.join("tls").join(pki::NODE_KEY).display()));
+            arguments.push(format!("--{kind}trusted-ca-file={}", home.join("tls").join(pki::CA_CERT).display()));
             arguments.push(format!("--{kind}client-cert-auth"));
         }
     }

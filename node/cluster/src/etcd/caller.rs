@@ -15,9 +15,9 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::connection::{Connection, Fault, LostCause, Open, Said, fault};
+use super::connection::{Connection, DialError, Fault, LostCause, Open, Said, fault};
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
-use super::{EtcdConfig, PAGE_ENTRIES};
+use super::{EtcdConfig, Member, PAGE_ENTRIES};
 use crate::engine::{EngineError, VALUE_BYTES_MAX};
 
 /// Between two attempts; a member that is about to be elected needs about a second.
@@ -25,6 +25,9 @@ const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MOST: Duration = Duration::from_millis(300);
 /// Of one answer: a page of the largest entries.
 const ANSWER_BYTES_MAX: usize = PAGE_ENTRIES * (VALUE_BYTES_MAX + 4096);
+
+/// What etcd says when its quota is used up.
+pub const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 const AUTHENTICATE: Method = Method::one("/etcdserverpb.Auth/Authenticate");
 
@@ -71,11 +74,26 @@ impl Caller {
         M: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let mut attempts = Attempts::new(&self.config);
+        self.repeat_within(Attempts::new(&self.config), method, message).await
+    }
+
+    /// The same, as a part of something that has begun before.
+    pub async fn repeat_within<M, A>(
+        &self,
+        mut attempts: Attempts,
+        method: Method,
+        message: &M,
+    ) -> Result<A, EngineError>
+    where
+        M: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
         loop {
             match self.once(method, message.clone(), attempts.left()).await {
                 Ok(answer) => return Ok(answer),
-                Err(fault) if attempts.are_over(&fault) || !attempts.again().await => return Err(unreachable(fault)),
+                Err(fault) if attempts.are_over(&fault) || !attempts.again().await => {
+                    return Err(unreachable(attempts.reason(fault)));
+                }
                 Err(_) => (),
             }
         }
@@ -87,8 +105,13 @@ impl Caller {
         M: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let open = self.connection.open().await.map_err(Fault::Unsent)?;
-        match self.ask_as_user(&open, method, message, left.min(self.config.attempt)).await {
+        let opened = tokio::time::timeout(left, self.connection.open()).await;
+        let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
+        let patience = left.min(self.config.attempt);
+        let asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)).await;
+        let asked = asked
+            .unwrap_or_else(|_| Err(Fault::Lost { member: open.member.clone(), cause: LostCause::Late(patience) }));
+        match asked {
             Err(fault @ (Fault::Lost { .. } | Fault::NoQuorum { .. } | Fault::Unsent(_))) => {
                 self.connection.leave(open.number).await;
                 Err(fault)
@@ -201,22 +224,43 @@ pub struct Attempts {
     /// Members that were asked and did not take the certificate, or whose own was not taken.
     distrust: usize,
     members: usize,
+    /// A member that was reached, and what it said of the cluster.
+    no_quorum: Option<(Member, Said)>,
 }
 
 impl Attempts {
     pub fn new(config: &EtcdConfig) -> Attempts {
         let until = Instant::now() + config.patience;
-        Attempts { until, pause: PAUSE_FIRST, distrust: 0, members: config.members.len() }
+        Attempts { until, pause: PAUSE_FIRST, distrust: 0, members: config.members.len(), no_quorum: None }
+    }
+
+    /// For what has to be asked besides: as long as one attempt at least.
+    pub fn for_a_part(&self, config: &EtcdConfig) -> Attempts {
+        let until = self.until.max(Instant::now() + config.attempt);
+        Attempts { until, pause: PAUSE_FIRST, distrust: 0, members: self.members, no_quorum: None }
     }
 
     /// Whether sending it again would change nothing: it was refused, or no member trusts this node.
     pub fn are_over(&mut self, fault: &Fault) -> bool {
         self.distrust += usize::from(fault.is_about_certificates());
+        if let Fault::NoQuorum { member, said } = fault {
+            self.no_quorum = Some((member.clone(), said.clone()));
+        }
         matches!(fault, Fault::Refused(_)) || self.distrust >= self.members
     }
 
     pub fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// What is told at the end: that too few members are there, rather than that the last one tried was not.
+    pub fn reason(&mut self, last: Fault) -> Fault {
+        match (last, self.no_quorum.take()) {
+            (Fault::Unsent(error), Some((member, said))) if !matches!(*error, DialError::Certificate { .. }) => {
+                Fault::NoQuorum { member, said }
+            }
+            (last, _) => last,
+        }
     }
 
     /// Pauses; false when the time is over.
@@ -246,7 +290,7 @@ pub fn wait<T: Send + 'static>(
 /// What a request that was certainly not carried out, or may be repeated, ended with.
 pub fn unreachable(fault: Fault) -> EngineError {
     match fault {
-        Fault::Unsent(error @ super::connection::DialError::Certificate { .. }) => {
+        Fault::Unsent(error) if matches!(*error, DialError::Certificate { .. }) => {
             EngineError::Untrusted(Box::new(error))
         }
         Fault::NoQuorum { .. } => EngineError::NoQuorum(Box::new(fault)),
@@ -267,7 +311,7 @@ pub fn refused(said: Said) -> EngineError {
         Code::InvalidArgument if words.contains("authentication failed") || words.contains("user name is empty") => {
             EngineError::Denied(Box::new(said))
         }
-        Code::ResourceExhausted => EngineError::Full(Box::new(said)),
+        _ if words == NO_SPACE => EngineError::Full(Box::new(said)),
         _ => EngineError::Storage(Box::new(said)),
     }
 }

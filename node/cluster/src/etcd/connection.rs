@@ -12,12 +12,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint};
@@ -25,8 +26,12 @@ use tonic::{Code, Status};
 
 use super::{EtcdConfig, Member};
 
-/// A member that says nothing for twice this has lost its connection.
-const ALIVE_EVERY: Duration = Duration::from_secs(2);
+/// Members end connections that ask more often than every 5 s whether anybody is there.
+const ALIVE_EVERY: Duration = Duration::from_millis(5500);
+/// A member that does not answer that within this has lost its connection.
+const ALIVE_LIMIT: Duration = Duration::from_millis(2500);
+/// Whoever asks within this after all members failed is told the same: many callers cost one round of attempts.
+const FAILED_FOR: Duration = Duration::from_millis(300);
 /// To connect, and to shake hands.
 const DIAL: Duration = Duration::from_secs(1);
 
@@ -35,7 +40,7 @@ const DIAL: Duration = Duration::from_secs(1);
 pub enum Fault {
     /// The request was not sent.
     #[error("no member can be reached")]
-    Unsent(#[source] DialError),
+    Unsent(#[source] Arc<DialError>),
     /// Whether the request was carried out is not known, or it was not and may be sent again.
     #[error("the connection to {member} failed, or no answer came in time")]
     Lost {
@@ -58,12 +63,12 @@ pub enum Fault {
 impl Fault {
     /// One of the two sides does not take the other one's certificate.
     pub fn is_about_certificates(&self) -> bool {
-        matches!(self, Fault::Unsent(DialError::Certificate { .. }))
+        matches!(self, Fault::Unsent(error) if matches!(**error, DialError::Certificate { .. }))
     }
 }
 
 /// How a member answers what it does not do, told in its own words alone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Said(Box<Status>);
 
 impl Said {
@@ -124,6 +129,14 @@ pub enum DialError {
     },
 }
 
+impl DialError {
+    /// Others were trying members for so long.
+    pub fn late() -> DialError {
+        let member = Member { host: "etcd".to_owned(), port: 0 };
+        DialError::Network { member, cause: std::io::ErrorKind::TimedOut.into() }
+    }
+}
+
 /// What is open, as calls use it.
 #[derive(Clone)]
 pub struct Open {
@@ -131,6 +144,16 @@ pub struct Open {
     pub member: Member,
     pub channel: Channel,
     refusal: Refusal,
+    /// Closed when somebody met a fault of the connection.
+    left: watch::Receiver<()>,
+}
+
+impl Open {
+    /// Waits until the connection is no good any more for somebody.
+    pub async fn is_left(&self) {
+        let mut left = self.left.clone();
+        while left.changed().await.is_ok() {}
+    }
 }
 
 pub struct Connection {
@@ -139,23 +162,28 @@ pub struct Connection {
 }
 
 struct State {
-    open: Option<Open>,
+    /// With what closes `Open::left` when it is dropped.
+    open: Option<(Open, watch::Sender<()>)>,
     next: usize,
     number: u64,
+    failed: Option<(Instant, Arc<DialError>)>,
 }
 
 impl Connection {
     pub fn new(config: Arc<EtcdConfig>) -> Connection {
         // Nodes begin with different members, so that no member serves them all.
         let next = config.first_member;
-        Connection { config, state: tokio::sync::Mutex::new(State { open: None, next, number: 0 }) }
+        Connection { config, state: tokio::sync::Mutex::new(State { open: None, next, number: 0, failed: None }) }
     }
 
     /// What is open, or the first member from the next one on that answers.
-    pub async fn open(&self) -> Result<Open, DialError> {
+    pub async fn open(&self) -> Result<Open, Arc<DialError>> {
         let mut state = self.state.lock().await;
-        if let Some(open) = &state.open {
+        if let Some((open, _)) = &state.open {
             return Ok(open.clone());
+        }
+        if let Some((_, error)) = state.failed.as_ref().filter(|(since, _)| since.elapsed() < FAILED_FOR) {
+            return Err(Arc::clone(error));
         }
         let members = &self.config.members;
         let mut failure = None;
@@ -164,9 +192,10 @@ impl Connection {
             match dial(member, &self.config).await {
                 Ok((channel, refusal)) => {
                     state.number += 1;
-                    let open = Open { number: state.number, member: member.clone(), channel, refusal };
+                    let (leaving, left) = watch::channel(());
+                    let open = Open { number: state.number, member: member.clone(), channel, refusal, left };
                     tracing::debug!(%member, "connected to etcd");
-                    state.open = Some(open.clone());
+                    state.open = Some((open.clone(), leaving));
                     return Ok(open);
                 }
                 Err(error) => {
@@ -182,13 +211,15 @@ impl Connection {
             member: Member { host: "etcd".to_owned(), port: 0 },
             cause: std::io::Error::other("it has no members"),
         });
+        let failure = Arc::new(failure);
+        state.failed = Some((Instant::now(), Arc::clone(&failure)));
         Err(failure)
     }
 
     /// The connection of this number is no good: the next call uses another member.
     pub async fn leave(&self, number: u64) {
         let mut state = self.state.lock().await;
-        if state.open.as_ref().is_some_and(|open| open.number == number) {
+        if state.open.as_ref().is_some_and(|(open, _)| open.number == number) {
             state.open = None;
             state.next = state.next.wrapping_add(1);
         }
@@ -229,7 +260,7 @@ where
     let endpoint = Endpoint::from_shared(format!("http://{member}"))
         .map_err(|error| failed(error.into()))?
         .http2_keep_alive_interval(ALIVE_EVERY)
-        .keep_alive_timeout(ALIVE_EVERY)
+        .keep_alive_timeout(ALIVE_LIMIT)
         .keep_alive_while_idle(true);
     let mut only = Some(TokioIo::new(stream));
     let connector = tower::service_fn(move |_: http::Uri| {
@@ -335,13 +366,17 @@ fn is_about_certificates(error: &rustls::Error) -> bool {
 /// What a status that a call ended with says about the request. The texts are those of etcd's `rpctypes/error.go`.
 pub fn fault(open: &Open, status: Status) -> Fault {
     if let Some(refusal) = open.refusal.get() {
-        return Fault::Unsent(refused_by(&open.member, refusal));
+        return Fault::Unsent(Arc::new(refused_by(&open.member, refusal)));
     }
     let (member, said) = (open.member.clone(), status.message());
     match status.code() {
         // Before anything is proposed, by the member's own look at whether it has a leader.
         Code::Unavailable if said == "etcdserver: no leader" => Fault::NoQuorum { member, said: status.into() },
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
+            Fault::Lost { member, cause: LostCause::Said(Said::from(status)) }
+        }
+        // Not etcd's own words: of the connection, or of HTTP/2.
+        Code::ResourceExhausted if !said.starts_with("etcdserver: ") => {
             Fault::Lost { member, cause: LostCause::Said(Said::from(status)) }
         }
         Code::ResourceExhausted if said == "etcdserver: too many requests" => {

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::engine::{
     Compare, Engine, EngineError, Entry, LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, Op, Outcome, Revision, TTL_MAX,
-    TTL_MIN, Watch, check_key, check_prefix, check_transaction,
+    TTL_MIN, Watch, bounded, check_key, check_prefix, check_transaction,
 };
 use caller::{Caller, Method, wait};
 use messages as m;
@@ -40,6 +40,10 @@ const RANGE: Method = Method::one("/etcdserverpb.KV/Range");
 const KEEP_ALIVE: Method = Method::first_of_stream("/etcdserverpb.Lease/LeaseKeepAlive");
 const REVOKE: Method = Method::one("/etcdserverpb.Lease/LeaseRevoke");
 
+/// Members refuse requests of more than 1.5 MiB, unless they were told otherwise; frames and comparisons take some of
+/// it.
+const BYTES_PER_TRANSACTION_MAX: usize = 1_400_000;
+const _: () = assert!(crate::engine::VALUE_BYTES_MAX + crate::engine::KEY_BYTES_MAX < BYTES_PER_TRANSACTION_MAX);
 /// Entries of one answer to a list.
 const PAGE_ENTRIES: usize = 256;
 /// How long a call lasts at most, by default: a change of leader takes one to two seconds.
@@ -249,6 +253,11 @@ impl Lookup for EtcdEngine {
 impl Engine for EtcdEngine {
     fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
         check_transaction(compares, ops)?;
+        let bytes = |op: &Op| match op {
+            Op::Put { key, value, .. } => key.len() + value.len(),
+            Op::Delete { key } => key.len(),
+        };
+        bounded("what a transaction writes, in bytes,", ops.iter().map(bytes).sum(), BYTES_PER_TRANSACTION_MAX)?;
         let (compares, ops, markers) = (compares.to_vec(), ops.to_vec(), Arc::clone(&self.markers));
         self.call(|caller, keys| async move { transaction::transact(&caller, &keys, &markers, &compares, &ops).await })
     }

@@ -17,9 +17,9 @@
 //! ```
 //!
 //! All attempts of one call compare the same revision, and whichever happens changes it: at most one does, and none can
-//! happen after a later call of the same marker has. The marker of a call that ended without an answer is read before
-//! it is used again. A node has as many markers as transactions at the same time; they hang on a lease of the node's
-//! and go when it is gone for a minute.
+//! happen after a later call of the same marker has. The marker of a call that ended without an answer is used first by
+//! the next call, which changes it before anything else. A node has as many markers as transactions at the same time;
+//! they hang on a lease of the node's and go when it is gone for a minute.
 //!
 //! A transaction that only deletes writes the marker where one of its keys exists: one that deletes nothing changes
 //! nothing, also not the revision. From the second attempt on it always writes the marker, because only that keeps an
@@ -31,7 +31,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tonic::Code;
 
-use super::caller::{Attempts, Caller, Method, refused, unreachable};
+use super::caller::{Attempts, Caller, Method, NO_SPACE, refused, unreachable};
 use super::connection::{Fault, Said};
 use super::messages::{
     self as m, CompareResult, CompareTarget, Operand, PutRequest, RangeRequest, Request, RequestOp, Response,
@@ -60,6 +60,8 @@ pub struct Markers {
     made: AtomicI64,
     /// 0: none was granted yet.
     lease: AtomicI64,
+    /// Held while a lease is granted: a second one would have nobody who keeps it.
+    granting: tokio::sync::Mutex<()>,
     calls: AtomicI64,
 }
 
@@ -67,6 +69,8 @@ struct Marker {
     key: Vec<u8>,
     /// What an attempt compares; 0: it does not exist. `None`: must be read first.
     revision: Option<i64>,
+    /// An attempt of a call that ended without an answer may still come.
+    is_doubtful: bool,
 }
 
 /// What one answer says, and of which revision the marker is then.
@@ -83,6 +87,7 @@ impl Markers {
             free: Mutex::new(Vec::new()),
             made: AtomicI64::new(0),
             lease: AtomicI64::new(0),
+            granting: tokio::sync::Mutex::new(()),
             calls: AtomicI64::new(0),
         })
     }
@@ -92,11 +97,15 @@ impl Markers {
     }
 
     fn take(&self, keys: &Keys) -> Marker {
-        if let Some(marker) = self.free.lock().pop() {
-            return marker;
+        let mut free = self.free.lock();
+        // A doubtful one first: the sooner it is used, the sooner no attempt comes any more.
+        let place = free.iter().position(|marker| marker.is_doubtful).or_else(|| free.len().checked_sub(1));
+        if let Some(place) = place {
+            return free.swap_remove(place);
         }
+        drop(free);
         let number = self.made.fetch_add(1, Ordering::Relaxed);
-        Marker { key: keys.marker(self.view, number), revision: Some(0) }
+        Marker { key: keys.marker(self.view, number), revision: Some(0), is_doubtful: false }
     }
 
     fn name_a_call(&self) -> Vec<u8> {
@@ -119,6 +128,7 @@ pub async fn transact(
     }
     let mut marker = markers.take(keys);
     let done = attempt_all(caller, keys, markers, &mut marker, compares, ops).await;
+    marker.is_doubtful |= matches!(done, Err(EngineError::Unknown(_)));
     markers.free.lock().push(marker);
     done
 }
@@ -134,28 +144,33 @@ async fn attempt_all(
     let call = markers.name_a_call();
     let mut attempts = Attempts::new(&caller.config);
     let began = boot_clock();
+    // All attempts of a call write their marker with one lease: with another one, an attempt could happen after the
+    // marker of an earlier one has gone.
+    let mut lease = markers.lease_for(caller, &attempts, ops).await?;
+    if marker.is_doubtful {
+        settle(caller, marker, &attempts, &call, lease).await?;
+    }
     // The fault of an attempt that may have happened, or may yet.
     let mut doubt: Option<Fault> = None;
     loop {
         if doubt.is_some() && boot_clock().saturating_sub(began) > MARKERS_TTL / 2 {
             return Err(unknown(doubt));
         }
-        let lease = match markers.lease() {
-            Some(lease) => lease,
-            None => renew_lease(caller, markers).await?,
-        };
         let compared = match marker.revision.take() {
             Some(revision) => revision,
-            None => read_marker(caller, marker).await?,
+            None => read_marker(caller, marker, &attempts).await.map_err(|error| or_unknown(&mut doubt, error))?.0,
         };
         let form = if doubt.is_none() { Form::FirstAttempt } else { Form::Repeated };
         let asked = request(keys, compares, ops, (&*marker, compared, &call, lease), form);
         let left = attempts.left();
         match caller.once(TXN, asked, left).await {
-            Ok(answer) => match understand(keys, compares, &call, compared, answer)? {
+            Ok(answer) => match understand(keys, compares, &call, compared, answer)
+                .map_err(|error| or_unknown(&mut doubt, error))?
+            {
                 Answer::Outcome(Outcome::Conflict(conflict), _) if doubt.is_some() => {
-                    return close(caller, marker, compared, &call, lease, doubt)
+                    return close(caller, marker, &attempts, compared, &call, lease)
                         .await
+                        .ok_or_else(|| unknown(doubt))
                         .map(|happened| happened.map_or(Outcome::Conflict(conflict), Outcome::Done));
                 }
                 Answer::Outcome(outcome, revision) => {
@@ -167,20 +182,35 @@ async fn attempt_all(
                 Answer::MarkerMoved(now) => marker.revision = Some(now),
             },
             Err(Fault::Refused(said)) if is_lease_gone(&said) => {
-                if is_running(caller, lease).await? {
-                    let Some(lost) = first_lost_lease(caller, ops).await? else { return Err(refused(said)) };
+                let runs = is_running(caller, lease, &attempts).await.map_err(|error| or_unknown(&mut doubt, error))?;
+                if !runs {
+                    // The markers that hung on it are gone.
                     if doubt.is_some() {
-                        let happened = close(caller, marker, compared, &call, lease, doubt).await?;
-                        return happened.map(Outcome::Done).ok_or(lost);
+                        return Err(unknown(doubt));
                     }
-                    marker.revision = Some(compared);
-                    return Err(lost);
+                    lease = markers.replace(caller, &attempts, lease).await?;
+                    continue;
                 }
-                // The markers that hung on it are gone.
+                let lost =
+                    first_lost_lease(caller, ops, &attempts).await.map_err(|error| or_unknown(&mut doubt, error))?;
                 if doubt.is_some() {
-                    return Err(unknown(doubt));
+                    let happened = close(caller, marker, &attempts, compared, &call, lease).await;
+                    let happened = happened.ok_or_else(|| unknown(doubt))?;
+                    return happened.map(Outcome::Done).ok_or_else(|| lost.unwrap_or_else(|| refused(said)));
                 }
-                renew_lease(caller, markers).await?;
+                marker.revision = Some(compared);
+                return Err(lost.unwrap_or_else(|| refused(said)));
+            }
+            // A member that finds the quota used up may have carried the transaction out all the same.
+            Err(Fault::Refused(said)) if said.words() == NO_SPACE => {
+                let Ok((now, name)) = read_marker(caller, marker, &attempts).await else {
+                    return Err(EngineError::Unknown(Box::new(said)));
+                };
+                marker.revision = Some(now);
+                if name == call {
+                    return Ok(Outcome::Done(revision_of(now)));
+                }
+                return Err(if doubt.is_some() { unknown(doubt) } else { refused(said) });
             }
             Err(fault) if attempts.are_over(&fault) => {
                 return Err(if doubt.is_some() { unknown(doubt) } else { unreachable(fault) });
@@ -195,22 +225,24 @@ async fn attempt_all(
                         return Err(unknown(doubt));
                     }
                 } else if !attempts.again().await {
-                    return Err(if doubt.is_some() { unknown(doubt) } else { unreachable(fault) });
+                    let reason = attempts.reason(fault);
+                    return Err(if doubt.is_some() { unknown(doubt) } else { unreachable(reason) });
                 }
             }
         }
     }
 }
 
-/// Sees to it that no attempt of this call happens any more, by changing the marker. `Some`: one had happened.
+/// Sees to it that no attempt of a call happens any more, by changing the marker. `Some(Some(…))`: one had happened, at
+/// this revision; `None`: that could not be found out.
 async fn close(
     caller: &Caller,
     marker: &mut Marker,
+    attempts: &Attempts,
     compared: i64,
     call: &[u8],
     lease: i64,
-    doubt: Option<Fault>,
-) -> Result<Option<Revision>, EngineError> {
+) -> Option<Option<Revision>> {
     let closed = [call, b"-closed"].concat();
     let put = PutRequest { key: marker.key.clone(), value: closed.clone(), lease };
     let asked = TxnRequest {
@@ -218,20 +250,45 @@ async fn close(
         success: vec![RequestOp { request: Some(Request::Put(put)) }],
         failure: vec![read(marker.key.clone())],
     };
-    let Ok(answer) = caller.repeat::<_, TxnResponse>(TXN, &asked).await else { return Err(unknown(doubt)) };
+    let attempts = attempts.for_a_part(&caller.config);
+    let answer: TxnResponse = caller.repeat_within(attempts, TXN, &asked).await.ok()?;
     if answer.succeeded {
         marker.revision = answer.header.map(|header| header.revision);
-        return Ok(None);
+        return Some(None);
     }
-    let Some(found) = values_read(answer).pop().flatten() else { return Err(unknown(doubt)) };
+    let found = values_read(answer).pop().flatten()?;
     marker.revision = Some(found.mod_revision);
     if found.value == call {
-        Ok(Some(revision_of(found.mod_revision)))
+        Some(Some(revision_of(found.mod_revision)))
     } else if found.value == closed {
-        Ok(None)
+        Some(None)
     } else {
-        Err(unknown(doubt))
+        None
     }
+}
+
+/// Before a marker is used of which an attempt may still come: after this none does. Nothing of `call` has begun.
+async fn settle(
+    caller: &Caller,
+    marker: &mut Marker,
+    attempts: &Attempts,
+    call: &[u8],
+    lease: i64,
+) -> Result<(), EngineError> {
+    // An attempt that comes between the two changes the marker, and the second look finds that.
+    for _ in 0..2 {
+        let (now, _) = read_marker(caller, marker, attempts).await?;
+        if close(caller, marker, attempts, now, call, lease).await.is_some() {
+            marker.is_doubtful = false;
+            return Ok(());
+        }
+    }
+    Err(EngineError::Unreachable("what an earlier transaction left open cannot be closed".into()))
+}
+
+/// What failed beside an attempt that may have happened.
+fn or_unknown(doubt: &mut Option<Fault>, error: EngineError) -> EngineError {
+    if doubt.is_some() { unknown(doubt.take()) } else { error }
 }
 
 fn unknown(doubt: Option<Fault>) -> EngineError {
@@ -241,24 +298,53 @@ fn unknown(doubt: Option<Fault>) -> EngineError {
     }
 }
 
-async fn read_marker(caller: &Caller, marker: &Marker) -> Result<i64, EngineError> {
+/// Its revision, and the name of the call that wrote it.
+async fn read_marker(caller: &Caller, marker: &Marker, attempts: &Attempts) -> Result<(i64, Vec<u8>), EngineError> {
     let asked = RangeRequest { key: marker.key.clone(), ..RangeRequest::default() };
-    let found: m::RangeResponse = caller.repeat(super::RANGE, &asked).await?;
-    Ok(found.kvs.first().map_or(0, |kv| kv.mod_revision))
+    let attempts = attempts.for_a_part(&caller.config);
+    let mut found: m::RangeResponse = caller.repeat_within(attempts, super::RANGE, &asked).await?;
+    Ok(found.kvs.pop().map_or((0, Vec::new()), |kv| (kv.mod_revision, kv.value)))
 }
 
-async fn renew_lease(caller: &Caller, markers: &Markers) -> Result<i64, EngineError> {
-    let lease = grant(caller, MARKERS_TTL).await?;
-    markers.lease.store(lease, Ordering::Relaxed);
-    Ok(lease)
+impl Markers {
+    /// The lease for a call's marker. Where the quota is used up there may be none, and deleting must go on: then the
+    /// marker has no lease, and stays.
+    async fn lease_for(&self, caller: &Caller, attempts: &Attempts, ops: &[Op]) -> Result<i64, EngineError> {
+        if let Some(lease) = self.lease() {
+            return Ok(lease);
+        }
+        match self.replace(caller, attempts, 0).await {
+            Err(EngineError::Full(_)) if only_deletes(ops) => Ok(0),
+            granted => granted,
+        }
+    }
+
+    /// Another lease than this one; the one that somebody else has got meanwhile, if so.
+    async fn replace(&self, caller: &Caller, attempts: &Attempts, ended: i64) -> Result<i64, EngineError> {
+        let _one = self.granting.lock().await;
+        if let Some(lease) = self.lease().filter(|lease| *lease != ended) {
+            return Ok(lease);
+        }
+        let lease = grant_within(caller, attempts.for_a_part(&caller.config), MARKERS_TTL).await?;
+        self.lease.store(lease, Ordering::Relaxed);
+        Ok(lease)
+    }
+}
+
+fn only_deletes(ops: &[Op]) -> bool {
+    ops.iter().all(|op| matches!(op, Op::Delete { .. }))
 }
 
 /// A lease whose number we choose, so that asking twice grants it once.
 pub async fn grant(caller: &Caller, ttl: Duration) -> Result<i64, EngineError> {
+    grant_within(caller, Attempts::new(&caller.config), ttl).await
+}
+
+async fn grant_within(caller: &Caller, attempts: Attempts, ttl: Duration) -> Result<i64, EngineError> {
     let id = lease_number(random()?);
     let ttl_seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
     let asked = m::LeaseGrantRequest { ttl_seconds, id };
-    match caller.repeat::<_, m::LeaseResponse>(GRANT, &asked).await {
+    match caller.repeat_within::<_, m::LeaseResponse>(attempts, GRANT, &asked).await {
         Ok(granted) => Ok(granted.id),
         // An earlier attempt did it.
         Err(EngineError::Storage(status)) if says(&*status, "etcdserver: lease already exists") => Ok(id),
@@ -274,16 +360,21 @@ fn is_lease_gone(said: &Said) -> bool {
     said.code() == Code::NotFound && said.words() == "etcdserver: requested lease not found"
 }
 
-async fn is_running(caller: &Caller, lease: i64) -> Result<bool, EngineError> {
-    let left: m::LeaseResponse = caller.repeat(TIME_TO_LIVE, &m::LeaseRequest { id: lease }).await?;
+async fn is_running(caller: &Caller, lease: i64, attempts: &Attempts) -> Result<bool, EngineError> {
+    let attempts = attempts.for_a_part(&caller.config);
+    let left: m::LeaseResponse = caller.repeat_within(attempts, TIME_TO_LIVE, &m::LeaseRequest { id: lease }).await?;
     Ok(left.ttl_seconds > 0)
 }
 
 /// Which of the caller's leases has ended.
-async fn first_lost_lease(caller: &Caller, ops: &[Op]) -> Result<Option<EngineError>, EngineError> {
+async fn first_lost_lease(
+    caller: &Caller,
+    ops: &[Op],
+    attempts: &Attempts,
+) -> Result<Option<EngineError>, EngineError> {
     for op in ops {
         if let Op::Put { lease: Some(lease), .. } = op
-            && !is_running(caller, signed(*lease)).await?
+            && !is_running(caller, signed(*lease), attempts).await?
         {
             return Ok(Some(EngineError::LeaseGone(*lease)));
         }
@@ -315,9 +406,8 @@ fn request(
     let mut effects: Vec<RequestOp> = ops.iter().map(|op| effect(keys, op)).collect();
     let put = PutRequest { key: marker.key.clone(), value: call.to_vec(), lease };
     effects.push(RequestOp { request: Some(Request::Put(put)) });
-    let only_deletes = ops.iter().all(|op| matches!(op, Op::Delete { .. }));
     let is_small = compare.len() + effects.len() <= ETCD_OPS_MAX;
-    let success = if only_deletes && is_small && form == Form::FirstAttempt {
+    let success = if only_deletes(ops) && is_small && form == Form::FirstAttempt {
         let absent = ops.iter().map(|op| exists(keys, op.key(), CompareResult::Equal)).collect();
         let inner = TxnRequest { compare: absent, success: Vec::new(), failure: effects };
         vec![RequestOp { request: Some(Request::Txn(inner)) }]

@@ -53,6 +53,8 @@ enum End {
     Cancelled,
     Compacted(Revision),
     Error(Option<EngineError>),
+    /// Its task has ended.
+    Gone,
 }
 
 impl EtcdWatch {
@@ -71,6 +73,7 @@ impl EtcdWatch {
             key,
             range_end,
             reached: after.0.try_into().unwrap_or(i64::MAX),
+            was_denied: false,
             shared: Arc::clone(&shared),
         };
         let task = runtime.spawn(follow.run()).abort_handle();
@@ -106,6 +109,7 @@ impl Watch for EtcdWatch {
                 continue;
             }
             match &mut queue.end {
+                Some(End::Gone) => return Err(EngineError::Cancelled),
                 Some(End::Compacted(up_to)) => return Err(EngineError::Compacted { up_to: *up_to }),
                 Some(End::Error(error)) => {
                     let again = || EngineError::Storage("the watch has ended with an error".into());
@@ -170,7 +174,16 @@ struct Follow {
     range_end: Vec<u8>,
     /// All up to here was handed on.
     reached: i64,
+    /// With the last token.
+    was_denied: bool,
     shared: Arc<Shared>,
+}
+
+/// The engine may be dropped before its watches.
+impl Drop for Follow {
+    fn drop(&mut self) {
+        self.shared.end(End::Gone);
+    }
 }
 
 /// Why a stream is over for good.
@@ -222,9 +235,17 @@ impl Follow {
             }
         };
         loop {
-            match answers.message().await {
+            let answer = tokio::select! {
+                answer = answers.message() => answer,
+                // Somebody else met its fault: this side would notice later.
+                () = open.is_left() => return Ok(()),
+            };
+            match answer {
                 Ok(Some(answer)) if answer.canceled => return self.cancelled(&open, answer).await,
-                Ok(Some(answer)) => self.take(answer).await,
+                Ok(Some(answer)) => {
+                    self.was_denied = false;
+                    self.take(answer).await;
+                }
                 Ok(None) => return Ok(()),
                 Err(status) => return self.broken(&open, status).await,
             }
@@ -241,15 +262,22 @@ impl Follow {
         self.shared.hand_on(events, revision_of(reached)).await;
     }
 
-    async fn cancelled(&self, open: &Open, answer: WatchResponse) -> Result<(), Over> {
+    async fn cancelled(&mut self, open: &Open, answer: WatchResponse) -> Result<(), Over> {
         if answer.compact_revision > 0 {
             return Err(Over::Compacted(answer.compact_revision));
         }
-        if answer.cancel_reason.contains("permission denied") {
-            return Err(Over::Refused(refused(tonic::Status::permission_denied(answer.cancel_reason).into())));
-        }
-        if answer.cancel_reason.contains("invalid auth token") {
+        let reason = &answer.cancel_reason;
+        if reason.contains("invalid auth token") || reason.contains("revision of auth store is old") {
             self.caller.forget_token();
+            return Ok(());
+        }
+        if reason.contains("permission denied") {
+            // Some versions say so of a token that has ended.
+            self.caller.forget_token();
+            if self.caller.config.user.is_none() || std::mem::replace(&mut self.was_denied, true) {
+                let denied = tonic::Status::permission_denied(answer.cancel_reason);
+                return Err(Over::Refused(refused(denied.into())));
+            }
             return Ok(());
         }
         // No leader: another member may have one.
