@@ -357,12 +357,13 @@ pub fn leader_is_known_and_succeeded(open: Open<'_>) {
 
 pub fn views_are_numbered_alike_for_all_observers(open: Open<'_>) {
     let engine = arc(open);
-    let (lease, short) = (KeptLease::hold(&engine, LONG_TTL).unwrap(), engine.grant(TTL).unwrap());
+    let lease = KeptLease::hold(&engine, LONG_TTL).unwrap();
     let mut observers: Vec<Observer> = (0..3).map(|_| Observer::new(&arc(open), "g")).collect();
     let _a = group::join(&lease, "g", "a", "").unwrap();
     assert!(matches!(group::join(&lease, "g", "a", ""), Err(group::GroupError::NameTaken { .. })));
     let first: Vec<_> = observers.iter_mut().map(|observer| observer.next_view(SOON).unwrap().unwrap()).collect();
     assert!(first.iter().all(|view| *view == first[0] && view.number == 1 && view.members.len() == 1), "{first:?}");
+    let short = engine.grant(TTL).unwrap();
     done(engine.transact(&[], &[Op::put_leased("/groups/g/members/b", "", short)]));
     for observer in &mut observers {
         let view = observer.next_view(SOON).unwrap().unwrap();

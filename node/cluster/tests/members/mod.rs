@@ -23,7 +23,7 @@ use tempfile::TempDir;
 /// A member that has not begun to serve by then never will.
 const STARTED: Duration = Duration::from_secs(30);
 /// Several cases run at a time, each with an etcd of its own.
-const AT_A_TIME: usize = 3;
+const AT_A_TIME: usize = 2;
 const PASSWORD: &str = "a password";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
