@@ -8,7 +8,7 @@ host=x86_64-unknown-linux-gnu
 # What cargo-fuzz sets: coverage for libFuzzer, and assertions.
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Cdebug-assertions -Ccodegen-units=1 -Ctarget-feature=-crt-static" \
-    cargo +nightly build --quiet --release --target "$host" --bin "$target"
+    cargo build --quiet --release --target "$host" --bin "$target"
 corpus="target/corpus/$target"
 mkdir -p "$corpus"
 # As the runtime of a Rust program does before main, which libFuzzer's main is not: the broker writes to pipes nobody reads any more.
