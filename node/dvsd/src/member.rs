@@ -22,9 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -37,7 +35,7 @@ use crate::engine::{EtcdChoice, Serve};
 use crate::reconcile::plan::Standing;
 use crate::spawn::Role;
 use crate::state::StateError;
-use crate::supervise::{OnAdoption, Problem, Supervised};
+use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
 use crate::waiting;
 
 const NAME: &str = "etcd";
@@ -65,24 +63,6 @@ pub enum MemberError {
     Thread(#[source] std::io::Error),
 }
 
-/// The thread that looks after the member. Dropped, it ends; the member goes on.
-pub struct Watching {
-    stop: Arc<(AtomicBool, OwnedFd)>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.stop.0.store(true, Ordering::SeqCst);
-        sys::eventfd::signal(&self.stop.1);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of etcd's member had panicked");
-        }
-    }
-}
-
 /// Starts the member, or takes over the one that runs. `None`: this node has none.
 pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
     let (run_dir, log_dir) = (&config.run_dir, config.state_dir.join("log"));
@@ -98,13 +78,8 @@ pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
         if is_same { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced }
     })?;
     let program = serve.program.clone();
-    let stop = Arc::new((AtomicBool::new(false), sys::eventfd::create().map_err(MemberError::Thread)?));
-    let also = Arc::clone(&stop);
-    let thread = std::thread::Builder::new()
-        .name(NAME.to_owned())
-        .spawn(move || run(process, &program, &arguments, &also.0, &also.1))
-        .map_err(MemberError::Thread)?;
-    Ok(Some(Watching { stop, thread: Some(thread) }))
+    let watching = Watching::start(NAME, move |stop, bell| run(process, &program, &arguments, stop, bell));
+    watching.map(Some).map_err(MemberError::Thread)
 }
 
 /// Of a process that became etcd, without its own name.

@@ -11,7 +11,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Shelf};
@@ -26,7 +25,7 @@ use crate::descriptors;
 use crate::reconcile::plan::Standing;
 use crate::spawn::Role;
 use crate::state::StateError;
-use crate::supervise::{OnAdoption, Problem, Supervised};
+use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
 use crate::waiting;
 
 const NAME: &str = "shelf";
@@ -78,12 +77,8 @@ impl Shelving {
 
     /// Looks after the process from now on.
     pub fn watch(self, context: &Arc<Context>) -> std::io::Result<Watching> {
-        let stop = Arc::new((AtomicBool::new(false), sys::eventfd::create()?));
-        let (also, context) = (Arc::clone(&stop), Arc::clone(context));
-        let thread = std::thread::Builder::new()
-            .name(NAME.to_owned())
-            .spawn(move || self.run(&also.0, &also.1, &context.broker))?;
-        Ok(Watching { stop, thread: Some(thread) })
+        let context = Arc::clone(context);
+        Watching::start(NAME, move |stop, bell| self.run(stop, bell, &context.broker))
     }
 
     fn run(mut self, stop: &AtomicBool, bell: &OwnedFd, broker: &Broker) {
@@ -139,24 +134,6 @@ fn role(socket: &Path, cluster: &str, node: &str, restarts: u64) -> Result<Role,
         epoch: restarts + 1,
         restarts,
     })
-}
-
-/// The thread that looks after the shelf. Dropped, it ends; the shelf goes on.
-pub struct Watching {
-    stop: Arc<(AtomicBool, OwnedFd)>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.stop.0.store(true, Ordering::SeqCst);
-        sys::eventfd::signal(&self.stop.1);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the shelf's thread had panicked");
-        }
-    }
 }
 
 /// The process itself, as started by the daemon.

@@ -13,6 +13,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mgmt_api::ServerState;
@@ -300,6 +303,38 @@ impl When {
                 None => Duration::ZERO,
                 Some(times) => doubled(REST_AFTER_DEATH_FIRST, times, REST_AFTER_DEATH_MAX),
             },
+        }
+    }
+}
+
+/// A thread that looks after a process of the node. Dropped, the thread ends; the process goes on.
+pub struct Watching {
+    name: &'static str,
+    stop: Arc<(AtomicBool, OwnedFd)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watching {
+    /// `look_after` returns soon after the flag is set, which the descriptor tells.
+    pub fn start(
+        name: &'static str,
+        look_after: impl FnOnce(&AtomicBool, &OwnedFd) + Send + 'static,
+    ) -> std::io::Result<Watching> {
+        let stop = Arc::new((AtomicBool::new(false), sys::eventfd::create()?));
+        let also = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || look_after(&also.0, &also.1))?;
+        Ok(Watching { name, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::SeqCst);
+        sys::eventfd::signal(&self.stop.1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(of = self.name, "the thread that looks after a process had panicked");
         }
     }
 }
