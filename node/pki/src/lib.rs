@@ -21,12 +21,14 @@
 mod authority;
 mod config;
 mod error;
+mod expiry;
 mod files;
 mod names;
 
 pub use authority::{Authority, NodeRequest, Validity};
 pub use config::{client_config, server_config};
 pub use error::PkiError;
+pub use expiry::expiry_s;
 pub use names::{node_dns_name, peer_node_name, server_name};
 
 /// File names inside a directory.
