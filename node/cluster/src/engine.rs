@@ -247,6 +247,11 @@ pub trait Engine: Lookup + Send + Sync {
 
     /// Ends it with its keys, in one transaction. Repeatable.
     fn revoke(&self, lease: LeaseId) -> Result<(), EngineError>;
+
+    /// How often a connection to it was made; 1 where there is none to lose.
+    fn connections(&self) -> u64 {
+        1
+    }
 }
 
 /// Changes as they come. Dropping it ends it.

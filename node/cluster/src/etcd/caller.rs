@@ -68,6 +68,11 @@ impl Caller {
         Caller { connection: Connection::new(Arc::clone(&config)), config, token: Mutex::new(None) }
     }
 
+    /// To members, since the start.
+    pub fn connections(&self) -> u64 {
+        self.connection.opened()
+    }
+
     /// Until an answer comes or the time is over. For requests that may be carried out more than once.
     pub async fn repeat<M, A>(&self, method: Method, message: &M) -> Result<A, EngineError>
     where

@@ -10,6 +10,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -159,6 +160,8 @@ impl Open {
 pub struct Connection {
     config: Arc<EtcdConfig>,
     state: tokio::sync::Mutex<State>,
+    /// As many as were opened.
+    opened: AtomicU64,
 }
 
 struct State {
@@ -173,7 +176,8 @@ impl Connection {
     pub fn new(config: Arc<EtcdConfig>) -> Connection {
         // Nodes begin with different members, so that no member serves them all.
         let next = config.first_member;
-        Connection { config, state: tokio::sync::Mutex::new(State { open: None, next, number: 0, failed: None }) }
+        let state = tokio::sync::Mutex::new(State { open: None, next, number: 0, failed: None });
+        Connection { config, state, opened: AtomicU64::new(0) }
     }
 
     /// What is open, or the first member from the next one on that answers.
@@ -192,6 +196,7 @@ impl Connection {
             match dial(member, &self.config).await {
                 Ok((channel, refusal)) => {
                     state.number += 1;
+                    self.opened.store(state.number, Ordering::Relaxed);
                     let (leaving, left) = watch::channel(());
                     let open = Open { number: state.number, member: member.clone(), channel, refusal, left };
                     tracing::debug!(%member, "connected to etcd");
@@ -214,6 +219,10 @@ impl Connection {
         let failure = Arc::new(failure);
         state.failed = Some((Instant::now(), Arc::clone(&failure)));
         Err(failure)
+    }
+
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 
     /// The connection of this number is no good: the next call uses another member.

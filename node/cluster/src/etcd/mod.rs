@@ -268,6 +268,10 @@ impl Engine for EtcdEngine {
         Ok(Box::new(EtcdWatch::start(self.handle()?, caller, keys, prefix, after)))
     }
 
+    fn connections(&self) -> u64 {
+        self.caller.connections()
+    }
+
     fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
         if !(TTL_MIN..=TTL_MAX).contains(&ttl) {
             return Err(EngineError::BadTtl(ttl));
