@@ -86,12 +86,22 @@ impl Cluster {
 
     /// Where the daemon of a node listens.
     pub fn socket_of(&self, node: &str) -> PathBuf {
+        self.path_of(node, "socket")
+    }
+
+    /// The settings of a node.
+    pub fn config_of(&self, node: &str) -> PathBuf {
+        self.path_of(node, "config")
+    }
+
+    /// Something that the cluster's record has of a node.
+    pub fn path_of(&self, node: &str, what: &str) -> PathBuf {
         let records = files_ending(self.directory.path(), "cluster.json");
         let record = std::fs::read(records.first().expect("a cluster")).expect("its record");
         let record: Value = serde_json::from_slice(&record).expect("JSON");
         let nodes = record["nodes"].as_array().expect("nodes");
         let found = nodes.iter().find(|one| one["name"] == node).expect("the node");
-        PathBuf::from(found["socket"].as_str().expect("a socket"))
+        PathBuf::from(found[what].as_str().expect("a path"))
     }
 
     /// `dvs` with these arguments, aimed at this cluster, ended after two minutes.

@@ -24,8 +24,8 @@ pub use dc::{
 };
 pub use error::{ErrorBody, ErrorKind};
 pub use node::{
-    ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, LinkInfo, LinkState, Node, NodeState, PAIRS_MAX,
-    Version,
+    ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node, NodeState,
+    PAIRS_MAX, Version,
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};

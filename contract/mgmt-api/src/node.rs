@@ -16,6 +16,28 @@ pub struct Health {
     pub ok: bool,
     /// One line per part that is not well.
     pub problems: Vec<String>,
+    /// Every part, when the question was `?verbose`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<HealthCheck>,
+}
+
+/// One part of a daemon.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HealthCheck {
+    pub name: String,
+    /// Empty: it is well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+impl HealthCheck {
+    pub fn new(name: &str, problems: impl IntoIterator<Item = String>) -> HealthCheck {
+        HealthCheck { name: name.to_owned(), problems: problems.into_iter().collect() }
+    }
+
+    pub fn is_passed(&self) -> bool {
+        self.problems.is_empty()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

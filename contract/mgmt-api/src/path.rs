@@ -4,10 +4,18 @@
 
 /// GET: [`crate::Version`].
 pub const VERSION: &str = "/v1/version";
-/// GET: 200 when the process runs. [`crate::Health`].
+/// GET: 200 when the daemon makes progress, else 503. [`crate::Health`]; `?verbose` with the names of the checks.
 pub const LIVE: &str = "/v1/health/live";
-/// GET: 200 when the engine answers, the broker listens and the proxies run; else 503. [`crate::Health`].
+/// GET: 200 when the engine answers, the broker listens, the proxies run and disks have room; else 503.
+/// [`crate::Health`]; `?verbose` with the names of the checks.
 pub const READY: &str = "/v1/health/ready";
+/// GET: as [`LIVE`], in text for probes: `ok`, or a line `[-] CHECK: why` for what is not well and `failed`. With
+/// `?verbose` a line for each check.
+pub const LIVEZ: &str = "/livez";
+/// GET: as [`READY`], in the same form.
+pub const READYZ: &str = "/readyz";
+/// GET: numbers about the node that answers, in OpenMetrics text 1.0; with `?node=NAME` of another one, which is asked.
+pub const METRICS: &str = "/metrics";
 /// GET: list of [`crate::Node`].
 pub const NODES: &str = "/v1/nodes";
 /// GET: [`crate::Node`].

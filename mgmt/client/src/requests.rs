@@ -81,6 +81,13 @@ impl Client {
         self.json_even_unavailable(path::READY).await
     }
 
+    /// Numbers about a node, in OpenMetrics text; `None`: the daemon's own node.
+    pub async fn metrics(&self, node: Option<&str>) -> Result<String, Error> {
+        let query = node.map(|node| named("?node={node}", &[("node", node)])).unwrap_or_default();
+        let bytes = self.bytes(Method::GET, &format!("{}{query}", path::METRICS), NONE, ASK_SECONDS).await?;
+        String::from_utf8(bytes.to_vec()).map_err(|_| Error::Foreign("the metrics are no text".to_owned()))
+    }
+
     pub async fn nodes(&self) -> Result<Vec<Node>, Error> {
         self.json(Method::GET, path::NODES, NONE, ASK_SECONDS).await
     }

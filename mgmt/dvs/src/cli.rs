@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use client::{Places, Wanted};
 
 use crate::commands::{
-    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, names, node, ps, run, version,
+    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, metrics, names, node, ps, run,
+    version,
 };
 use crate::output::Format;
 
@@ -116,6 +117,7 @@ pub enum Command {
     Node(node::Command),
     #[command(subcommand)]
     Dev(dev::Command),
+    Metrics(metrics::Options),
     Doctor(doctor::Options),
     Version(version::Options),
     Completion(completion::Options),

@@ -60,6 +60,31 @@ pub struct Settings {
     pub tls_dir: Option<PathBuf>,
     /// A `tracing` filter: `info`, `dvsd=debug`.
     pub log: Option<String>,
+    /// How the daemon writes its log. `text`.
+    pub log_format: Option<LogFormat>,
+}
+
+/// Of the daemon's own log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// An object in each line, for programs that collect logs.
+    Json,
+}
+
+impl std::str::FromStr for LogFormat {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<LogFormat, ()> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err(()),
+        }
+    }
 }
 
 /// All settled.
@@ -88,6 +113,7 @@ pub struct Config {
     pub etcd: Option<EtcdChoice>,
     pub tls_dir: PathBuf,
     pub log: String,
+    pub log_format: LogFormat,
 }
 
 pub const API_PORT: u16 = 7420;
@@ -176,6 +202,7 @@ impl Settings {
             etcd: None,
             tls_dir: path("DVS_TLS_DIR"),
             log: get("DVS_LOG"),
+            log_format: parsed(&get, "DVS_LOG_FORMAT", "form of a log (text, json)")?,
         })
     }
 
@@ -205,6 +232,7 @@ impl Settings {
             etcd: over.etcd.or(self.etcd),
             tls_dir: over.tls_dir.or(self.tls_dir),
             log: over.log.or(self.log),
+            log_format: over.log_format.or(self.log_format),
         }
     }
 
@@ -242,6 +270,7 @@ impl Settings {
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
             tls_dir,
             log: self.log.unwrap_or_else(|| "info".to_owned()),
+            log_format: self.log_format.unwrap_or_default(),
             state_dir,
             run_dir,
         };
@@ -395,6 +424,51 @@ mod tests {
         assert!(toml::from_str::<Settings>("nod = \"a\"").is_err());
         let bad = Settings::from_variables(|name| (name == "DVS_API_PORT").then(|| "http".to_owned()));
         assert!(matches!(bad, Err(ConfigError::BadVariable { .. })));
+    }
+
+    #[test]
+    fn log_is_text_unless_json_is_asked_for() {
+        let from = |value: &str| Settings::from_variables(|name| (name == "DVS_LOG_FORMAT").then(|| value.to_owned()));
+        assert_eq!(from("json").unwrap().log_format, Some(LogFormat::Json));
+        assert!(matches!(from("xml"), Err(ConfigError::BadVariable { .. })));
+        let file: Settings = toml::from_str("log_format = \"json\"\nadvertise = \"10.0.0.1\"\nnode = \"a\"").unwrap();
+        assert_eq!(file.settle().unwrap().log_format, LogFormat::Json);
+        let silent =
+            Settings { node: Some("a".to_owned()), advertise: Some([10, 0, 0, 1].into()), ..Settings::default() };
+        assert_eq!(silent.settle().unwrap().log_format, LogFormat::Text);
+    }
+
+    /// What a Debian package installs.
+    const PACKAGED: &str = include_str!("../../../packaging/dvsd.toml");
+
+    /// With the comment taken off every setting.
+    fn uncommented(text: &str) -> String {
+        let lines =
+            text.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    #[test]
+    fn packaged_settings_say_nothing_and_show_every_setting_as_it_may_be() {
+        let silent: toml::Table = toml::from_str(PACKAGED).unwrap();
+        assert!(silent.is_empty(), "{silent:?}");
+        let shown: toml::Table = toml::from_str(&uncommented(PACKAGED)).unwrap();
+        toml::from_str::<Settings>(&uncommented(PACKAGED)).unwrap();
+        // The parser's own list of what there is.
+        let refusal = toml::from_str::<Settings>("nothing = 1").unwrap_err().to_string();
+        let known: Vec<&str> = refusal.split('`').skip(3).step_by(2).collect();
+        let missing: Vec<&&str> = known.iter().filter(|name| !shown.contains_key(**name)).collect();
+        assert!(known.len() > 20 && missing.is_empty(), "{missing:?} of {known:?}");
+    }
+
+    #[test]
+    fn packaged_defaults_are_the_defaults() {
+        let shown: Settings = toml::from_str(&uncommented(PACKAGED)).unwrap();
+        let (node, advertise) = (shown.node.clone(), shown.advertise);
+        let default = Settings { node, advertise, ..Settings::default() }.settle().unwrap();
+        let tables = Settings { links: None, proxy_options: None, etcd: None, ..shown };
+        let said = Settings { ethernet: None, proxy_program: None, ..tables }.settle().unwrap();
+        assert_eq!(format!("{said:?}"), format!("{default:?}"));
     }
 
     #[test]

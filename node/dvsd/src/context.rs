@@ -10,12 +10,16 @@ use cluster::{Engine, LeaseId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
+use crate::api::Requests;
 use crate::config::Config;
 use crate::directory::EndpointDirectory;
+use crate::duties::Duties;
+use crate::metrics::Tally;
 use crate::observed::Observed;
 use crate::presence::Presence;
 use crate::proxyctl::ProxyControl;
 use crate::records::NodeRecord;
+use crate::service_manager::ServiceManager;
 
 pub struct Context {
     pub config: Config,
@@ -34,6 +38,12 @@ pub struct Context {
     pub observed: Mutex<Observed>,
     /// Counts changes of nodes and containers; whoever waits for one looks at `observed` again.
     pub changes: watch::Sender<u64>,
+    /// What has to come to its end.
+    pub duties: Duties,
+    pub service_manager: Arc<ServiceManager>,
+    /// Of calls to the engine.
+    pub tally: Arc<Tally>,
+    pub requests: Requests,
 }
 
 impl Context {

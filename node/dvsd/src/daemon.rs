@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use abi::NodeId;
 use broker::limits::UNMANNED_MAX;
 use broker::{Broker, BrokerConfig};
+use cluster::Engine;
 use cluster::follow::Follower;
 use cluster::known::Answers;
 use mgmt_api::Capacity;
@@ -27,16 +28,19 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::descriptors;
 use crate::directory::EndpointDirectory;
+use crate::duties::{Duties, REPORT_LIMIT};
 use crate::engine;
 use crate::farewell;
 use crate::ledger;
 use crate::member::{self, MemberError};
+use crate::metrics::{Measured, Tally};
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
 use crate::reconcile::Reconciler;
 use crate::records::{self, NodeHealth};
 use crate::registry;
+use crate::service_manager::ServiceManager;
 use crate::shelf::{self, Shelving};
 use crate::spawn;
 use crate::state;
@@ -96,10 +100,15 @@ pub enum DaemonError {
 /// Runs until SIGTERM or SIGINT.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     descriptors::allow_most().map_err(DaemonError::Descriptors)?;
+    let manager = Arc::new(ServiceManager::from_env());
+    manager.say_status("preparing");
     make_directories(&config)?;
+    manager.say_status("opening the cluster engine");
     let member = member::look_after(&config)?;
-    let engine = engine::open(&config)?;
+    let tally = Arc::new(Tally::default());
+    let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine::open(&config)?, &tally));
     records::adopt_format(&*engine)?;
+    manager.say_status("taking over what runs");
     let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);
     let connector = remote::connector(pki::client_config(&config.tls_dir)?);
     // Two daemons of one node would fight over its containers.
@@ -143,6 +152,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         members: Default::default(),
         observed: Default::default(),
         changes: tokio::sync::watch::Sender::new(0),
+        duties: Duties::default(),
+        service_manager: Arc::clone(&manager),
+        tally,
+        requests: Default::default(),
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
@@ -171,6 +184,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let api = Arc::new(Api { context: Arc::clone(&context), remote });
     let served = serve_api(api, socket, api_listener, acceptor, capacity);
 
+    manager.say_stopping();
+    manager.say_status("stopping; containers go on");
     tracing::info!("stopping; containers go on");
     drop(follower);
     reconciler.stop();
@@ -240,7 +255,8 @@ fn serve_api(
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
         tokio::spawn(serve::serve_unix(socket, router.clone()));
         tokio::spawn(serve::serve_tls(listener, acceptor, cluster, router));
-        tokio::spawn(report(context, capacity));
+        tokio::spawn(report(Arc::clone(&context), capacity));
+        tokio::spawn(tell_service_manager(context));
         tokio::select! {
             _ = terminate.recv() => (),
             _ = interrupt.recv() => (),
@@ -252,6 +268,23 @@ fn serve_api(
     result
 }
 
+/// Serving, from here on: the manager hears so, and goes on hearing it as long as it is true.
+async fn tell_service_manager(context: Arc<Context>) {
+    context.service_manager.say_ready();
+    let Some(pulse) = context.service_manager.pulse() else { return };
+    let mut before = Vec::new();
+    loop {
+        let problems = context.duties.problems();
+        if problems.is_empty() {
+            context.service_manager.say_alive();
+        } else if problems != before {
+            tracing::error!(?problems, "the daemon makes no progress; the service manager hears no more of it");
+        }
+        before = problems;
+        tokio::time::sleep(pulse).await;
+    }
+}
+
 async fn report(context: Arc<Context>, mut capacity: Capacity) {
     let mut before = None;
     let mut measured = Instant::now();
@@ -260,12 +293,14 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
         let said = before.clone();
         let measures = measured.elapsed() >= MEASURE_EVERY;
         let reported = tokio::task::spawn_blocking(move || {
+            let _under_way = context.duties.begin("report of the node's health", REPORT_LIMIT);
             spawn::bound_own_log();
             let capacity = if measures { measure(&context, capacity) } else { capacity };
             let problems = api::problems(&context);
             let unreachable = api::unreachable_since(&context, said);
             let is_well = problems.is_empty() && unreachable.is_empty();
             let pause = if is_well { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
+            context.service_manager.say_status(&in_words(&context, &problems));
             let health = NodeHealth { problems, unreachable };
             if let Some(presence) = &*context.presence.lock() {
                 presence.report(health.clone());
@@ -285,6 +320,17 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
         }
         tokio::time::sleep(pause).await;
     }
+}
+
+/// For who looks at the service.
+fn in_words(context: &Context, problems: &[String]) -> String {
+    let (node, cluster) = (&context.config.node, &context.config.cluster);
+    let what = match problems {
+        [] => "well".to_owned(),
+        [one] => one.clone(),
+        [first, more @ ..] => format!("{first} (and {} more: dvs doctor)", more.len()),
+    };
+    format!("node {node} of cluster {cluster}: {what}")
 }
 
 fn measure(context: &Context, said: Capacity) -> Capacity {

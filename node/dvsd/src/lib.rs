@@ -30,11 +30,13 @@ mod context;
 mod daemon;
 mod descriptors;
 mod directory;
+mod duties;
 mod engine;
 mod farewell;
 mod kinds;
 mod ledger;
 mod member;
+mod metrics;
 mod news;
 mod observed;
 mod placer;
@@ -43,6 +45,7 @@ mod proxyctl;
 mod reconcile;
 mod records;
 mod registry;
+mod service_manager;
 mod shelf;
 mod space;
 mod spawn;
@@ -53,7 +56,7 @@ mod transports;
 mod uids;
 mod waiting;
 
-pub use config::{API_PORT, Config, ConfigError, PROXY_PORT, Settings, VXLAN_PORT};
+pub use config::{API_PORT, Config, ConfigError, LogFormat, PROXY_PORT, Settings, VXLAN_PORT};
 pub use daemon::{DaemonError, run};
 pub use kinds::server_arguments;
 
@@ -68,15 +71,24 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
         Ok(config) => config,
         Err(error) => return failed(&error),
     };
-    let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    // A second initialisation is a test's; the first one stays.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
-    let _ = log.log_internal_errors(false).try_init();
+    begin_log(&config);
     anew::begin_anew_on_panic();
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }
+}
+
+fn begin_log(config: &Config) {
+    let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
+    let log = log.log_internal_errors(false);
+    // A second initialisation is a test's; the first one stays.
+    let _ = match config.log_format {
+        LogFormat::Text => log.try_init(),
+        // Fields beside message, level and time, as those who collect logs expect them.
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
 }
 
 /// `dvs shelf`: holds descriptors for the daemon, until it is killed.

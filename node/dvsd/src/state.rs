@@ -108,6 +108,16 @@ impl Child {
 /// A killed process that does not go away is stuck in the kernel; we do not wait for it for ever.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
+/// All records of a directory, of processes that run or not. What is none is not looked at.
+pub fn recorded(directory: &Path) -> Vec<ChildRecord> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let records = entries.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let mut found: Vec<ChildRecord> =
+        records.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect();
+    found.sort_by(|one, other| one.role.cmp(&other.role));
+    found
+}
+
 /// What was recorded, if the very process still runs.
 pub fn adopt(path: &Path) -> Result<Option<Child>, StateError> {
     let failed = |doing, cause| StateError { doing, path: path.to_owned(), cause };

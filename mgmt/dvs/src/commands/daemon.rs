@@ -25,6 +25,7 @@ dvsd.toml:
   state_dir = \"/var/lib/dvs\"
   run_dir = \"/run/dvs\"
   tls_dir = \"/var/lib/dvs/tls\"
+  log_format = \"json\"              an object in each line of the log, not text
   transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth, quic, tipc
   ethernet = \"eth0\"                interface for eth
   pairs = 2                        links with each other node, each with a proxy of its own

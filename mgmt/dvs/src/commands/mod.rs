@@ -12,6 +12,7 @@ pub mod import;
 pub mod internal;
 pub mod kill;
 pub mod logs;
+pub mod metrics;
 pub mod names;
 pub mod node;
 pub mod ps;
@@ -46,6 +47,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
         Command::Dev(command) => dev::execute(global, command),
+        Command::Metrics(options) => metrics::execute(global, &options),
         Command::Doctor(options) => doctor::execute(global, &options),
         Command::Version(options) => version::execute(global, &options),
         Command::Completion(options) => completion::execute(&options),

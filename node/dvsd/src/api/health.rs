@@ -1,15 +1,38 @@
-//! Version and health of this daemon.
+//! Version, health and metrics of this daemon.
+//!
+//! Whether it lives and whether it is ready are two questions. One that does not live should be replaced; one that is
+//! not ready serves what it can, and replacing it mends nothing: its engine is away, or a disk is full.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
-use axum::http::StatusCode;
-use mgmt_api::{Health, Version};
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use mgmt_api::{ErrorKind, Health, HealthCheck, Version, path};
+use serde::Deserialize;
 
-use super::failure::Failure;
-use super::{Api, blocking};
+use super::failure::{Failure, failure};
+use super::remote::Question;
+use super::{Api, blocking, is_forwarded};
 use crate::context::Context;
+use crate::metrics;
+use crate::records;
+
+#[derive(Deserialize)]
+pub struct HealthQuery {
+    /// Present, with any value: each check by its name.
+    verbose: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub struct MetricsQuery {
+    /// Which; the one that is asked when absent.
+    node: Option<String>,
+}
 
 pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
     let config = &api.context.config;
@@ -20,14 +43,73 @@ pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
     })
 }
 
-pub async fn live() -> Json<Health> {
-    Json(Health { ok: true, problems: Vec::new() })
+pub async fn live(State(api): State<Arc<Api>>, Query(query): Query<HealthQuery>) -> (StatusCode, Json<Health>) {
+    as_json(&[progress(&api.context)], &query)
 }
 
-pub async fn ready(State(api): State<Arc<Api>>) -> Result<(StatusCode, Json<Health>), Failure> {
-    let problems = blocking(move || Ok(problems(&api.context))).await?;
-    let status = if problems.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    Ok((status, Json(Health { ok: problems.is_empty(), problems })))
+pub async fn ready(
+    State(api): State<Arc<Api>>,
+    Query(query): Query<HealthQuery>,
+) -> Result<(StatusCode, Json<Health>), Failure> {
+    let checks = blocking(move || Ok(checks(&api.context))).await?;
+    Ok(as_json(&checks, &query))
+}
+
+pub async fn livez(State(api): State<Arc<Api>>, Query(query): Query<HealthQuery>) -> (StatusCode, String) {
+    as_text("livez", &[progress(&api.context)], &query)
+}
+
+pub async fn readyz(
+    State(api): State<Arc<Api>>,
+    Query(query): Query<HealthQuery>,
+) -> Result<(StatusCode, String), Failure> {
+    let checks = blocking(move || Ok(checks(&api.context))).await?;
+    Ok(as_text("readyz", &checks, &query))
+}
+
+/// Of this node, or of another one, which this one asks.
+pub async fn metrics(
+    State(api): State<Arc<Api>>,
+    Query(query): Query<MetricsQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let other = query.node.filter(|node| *node != api.context.config.node && !is_forwarded(&headers));
+    let Some(node) = other else {
+        let text = blocking(move || Ok(metrics::exposition(&api.context))).await?;
+        return Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response());
+    };
+    let unknown = || failure(ErrorKind::NotFound, format!("there is no node '{node}'"), "dvs node ls");
+    let member = api.context.member(&node).ok_or_else(unknown)?;
+    let path = path::METRICS.to_owned();
+    api.remote.forward(&member, &Question { method: Method::GET, path, body: Bytes::new(), is_stream: false }).await
+}
+
+fn status(checks: &[HealthCheck]) -> StatusCode {
+    if checks.iter().all(HealthCheck::is_passed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+fn as_json(checks: &[HealthCheck], query: &HealthQuery) -> (StatusCode, Json<Health>) {
+    let problems: Vec<String> = checks.iter().flat_map(|check| check.problems.iter().cloned()).collect();
+    let shown = if query.verbose.is_some() { checks.to_vec() } else { Vec::new() };
+    (status(checks), Json(Health { ok: problems.is_empty(), problems, checks: shown }))
+}
+
+/// A line for each check that was not passed, or for each; the last line is the answer.
+fn as_text(name: &str, checks: &[HealthCheck], query: &HealthQuery) -> (StatusCode, String) {
+    let (status, mut text) = (status(checks), String::new());
+    for check in checks.iter().filter(|check| query.verbose.is_some() || !check.is_passed()) {
+        let _ = match check.problems.join("; ").replace('\n', " ") {
+            problems if problems.is_empty() => writeln!(text, "[+] {}", check.name),
+            problems => writeln!(text, "[-] {}: {problems}", check.name),
+        };
+    }
+    text.push_str(match (status, text.is_empty()) {
+        (StatusCode::OK, true) => "ok\n",
+        (StatusCode::OK, false) => "passed\n",
+        _ => "failed\n",
+    });
+    tracing::debug!(name, %status, "asked for the daemon's health");
+    (status, text)
 }
 
 /// What is known of the cluster is as old as that.
@@ -41,17 +123,51 @@ pub fn engine_away(context: &Context) -> Option<String> {
 
 /// One line for each part of the daemon that is not well. Asks the parts, so it may wait.
 pub fn problems(context: &Context) -> Vec<String> {
-    let mut problems = Vec::new();
-    if let Err(error) = context.answers.probe(&crate::records::member_key(&context.config.node)) {
-        problems.push(format!("engine: {error}"));
+    checks(context).into_iter().flat_map(|check| check.problems).collect()
+}
+
+/// All parts of the daemon, by name. Asks them, so it may wait.
+pub fn checks(context: &Context) -> Vec<HealthCheck> {
+    let engine = context.answers.probe(&records::member_key(&context.config.node)).err();
+    let lease = context.lease().is_none().then(|| "engine: this node has no lease at the moment".to_owned());
+    let broker = context.broker.snapshot().err();
+    vec![
+        HealthCheck::new("engine", engine.map(|error| format!("engine: {error}"))),
+        HealthCheck::new("lease", lease),
+        HealthCheck::new("broker", broker.map(|error| format!("broker: {error}"))),
+        HealthCheck::new("disk-space", crate::space::problems(&context.config)),
+        HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
+        progress(context),
+    ]
+}
+
+/// The one of which being alive depends.
+fn progress(context: &Context) -> HealthCheck {
+    HealthCheck::new("progress", context.duties.problems())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(checks: &[HealthCheck], verbose: bool) -> (u16, String) {
+        let (status, text) = as_text("readyz", checks, &HealthQuery { verbose: verbose.then(String::new) });
+        (status.as_u16(), text)
     }
-    if context.lease().is_none() {
-        problems.push("engine: this node has no lease at the moment".to_owned());
+
+    #[test]
+    fn well_is_one_word_and_each_check_has_its_line_on_request() {
+        let checks = [HealthCheck::new("engine", None), HealthCheck::new("proxy", None)];
+        assert_eq!(said(&checks, false), (200, "ok\n".to_owned()));
+        assert_eq!(said(&checks, true), (200, "[+] engine\n[+] proxy\npassed\n".to_owned()));
     }
-    if let Err(error) = context.broker.snapshot() {
-        problems.push(format!("broker: {error}"));
+
+    #[test]
+    fn what_is_not_well_is_named_without_a_request() {
+        let checks = [HealthCheck::new("engine", None), HealthCheck::new("proxy", ["a".to_owned(), "b\nc".to_owned()])];
+        assert_eq!(said(&checks, false), (503, "[-] proxy: a; b c\nfailed\n".to_owned()));
+        assert_eq!(said(&checks, true), (503, "[+] engine\n[-] proxy: a; b c\nfailed\n".to_owned()));
+        let (status, Json(health)) = as_json(&checks, &HealthQuery { verbose: None });
+        assert_eq!((status.as_u16(), health.problems.len(), health.checks.len()), (503, 2, 0));
     }
-    problems.extend(crate::space::problems(&context.config));
-    problems.extend(context.proxy.problem().map(|problem| format!("proxy: {problem}")));
-    problems
 }

@@ -6,12 +6,15 @@
 mod dcs;
 pub mod failure;
 mod health;
-pub use health::problems;
+pub use health::{checks, problems};
+pub use mgmt_api::HealthCheck;
 mod nodes;
 pub use nodes::unreachable_since;
 mod processes;
 mod relay;
 pub mod remote;
+mod requests;
+pub use requests::Requests;
 pub mod serve;
 mod stream;
 mod tree;
@@ -49,6 +52,9 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(path::VERSION, get(health::version))
         .route(path::LIVE, get(health::live))
         .route(path::READY, get(health::ready))
+        .route(path::LIVEZ, get(health::livez))
+        .route(path::READYZ, get(health::readyz))
+        .route(path::METRICS, get(health::metrics))
         .route(path::NODES, get(nodes::list))
         .route(path::NODE, get(nodes::show))
         .route(path::DCS, get(dcs::list).post(dcs::create))
@@ -77,6 +83,7 @@ pub fn router(api: Arc<Api>) -> Router {
                 "a dvs of the same version as the daemon: dvs version",
             )
         })
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&api), requests::count))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(api)
 }

@@ -14,6 +14,7 @@ use super::share::Share;
 use super::{Inbox, Order};
 use crate::config::Config;
 use crate::context::Context;
+use crate::duties::TURN_LIMIT;
 use crate::records::{self, DcRecord, Desired, Images, ShareRecord};
 use crate::spawn;
 use crate::state;
@@ -47,6 +48,7 @@ pub fn run(context: &Arc<Context>, inbox: &Inbox) {
             sys::eventfd::drain(&inbox.bell);
             continue;
         };
+        let under_way = context.duties.begin(&duty(&order), TURN_LIMIT.saturating_add(grace_of(&order)));
         let working = match worker.take() {
             Some(working) => Ok(working),
             None => Working::begin(context, &order.record),
@@ -59,15 +61,29 @@ pub fn run(context: &Arc<Context>, inbox: &Inbox) {
                 if working.turn(&order) == Turn::Gone {
                     return;
                 }
+                drop(under_way);
                 working.wait(inbox);
                 worker = Some(working);
             }
             Err(error) => {
+                drop(under_way);
                 tracing::error!(dc = order.record.spec.name, error = causes(&*error), "cannot begin");
                 waiting::until_readable([inbox.bell.as_fd()].into_iter(), Instant::now() + RETRY);
             }
         }
         sys::eventfd::drain(&inbox.bell);
+    }
+}
+
+fn duty(order: &Order) -> String {
+    format!("container '{}' (number {})", order.record.spec.name, order.record.id)
+}
+
+/// What its programs are given between the request to end and their end.
+fn grace_of(order: &Order) -> Duration {
+    match order.record.desired {
+        Desired::Stopped { grace_ms } => Duration::from_millis(grace_ms),
+        Desired::Running | Desired::Deleted { .. } => Duration::ZERO,
     }
 }
 
@@ -149,11 +165,11 @@ impl Working {
             }
         }
         self.retry_at = None;
-        let (wish, grace) = match order.record.desired {
-            Desired::Running => (Wish::Up, Duration::ZERO),
-            Desired::Stopped { grace_ms } => (Wish::Down, Duration::from_millis(grace_ms)),
-            Desired::Deleted { .. } => (Wish::Down, Duration::ZERO),
+        let wish = match order.record.desired {
+            Desired::Running => Wish::Up,
+            Desired::Stopped { .. } | Desired::Deleted { .. } => Wish::Down,
         };
+        let grace = grace_of(order);
         loop {
             let now = Instant::now();
             for process in self.parts.processes_mut() {
