@@ -6,7 +6,7 @@ DVS = $(TARGET_DIR)/dvs
 # The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
 BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build lib install-lib demo test test-long bench check clean help
+.PHONY: all build lib install-lib deb demo test test-long bench check clean help
 
 all: build
 
@@ -18,6 +18,7 @@ help:
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make lib          the C library, libm3ipc"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
+	@echo "make deb          a Debian package: the binary for release, unit, manual pages, completions, default settings"
 	@echo "make check        format, lints, the room rule, fast tests"
 
 build:
@@ -37,6 +38,11 @@ install-lib:
 	@if command -v $(CARGO) >/dev/null; then $(MAKE) --no-print-directory lib; fi
 	@test -e $(dir $(TARGET_DIR))lib/libm3ipc.so || { echo "install-lib: there is no library yet; first, as who has cargo: make lib" >&2; exit 1; }
 	kernel/ipc-c/library.sh install $(dir $(TARGET_DIR))lib
+
+# A build of its own, optimised: what is tested and what is installed differ in the compiler's settings alone.
+deb:
+	@scripts/setup.sh build
+	$(CARGO) xtask deb
 
 demo:
 	@scripts/setup.sh demo

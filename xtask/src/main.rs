@@ -1,10 +1,11 @@
-//! The project's own tasks: `cargo xtask check | rules | demo | test-system | test-long`.
+//! The project's own tasks: `cargo xtask check | rules | demo | deb | test-system | test-long`.
 //!
 //! `check` is the one door that every change passes: format, rules, lints, fast tests. It needs no root.
 
 #![forbid(unsafe_code)]
 
 mod check;
+mod deb;
 mod demo;
 mod rules;
 mod run;
@@ -17,6 +18,8 @@ cargo xtask TASK
   check          format, rules, lints, unit and simulation tests
   rules          who may import whom, one owner for each name, width of comments
   demo [--keep]  three nodes, one container, an unmodified web server, figures; --keep leaves it up
+  deb [--binary FILE] [--out DIRECTORY]
+                 a Debian package of the one binary, built for release unless one is given
   test-system    tests that start whole clusters (root)
   test-long      everything that takes longer than minutes (root)
 ";
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
             connections.parse().map_err(|_| "not a number".to_owned()).and_then(demo::tcp_serve)
         }
         ["tcp-fetch", address] => demo::tcp_fetch(address),
+        ["deb", options @ ..] => deb::Wanted::parse(options).and_then(|wanted| deb::build(&wanted)),
         ["test-system"] => check::test_system(),
         ["test-long"] => check::test_long(),
         ["help" | "--help" | "-h"] | [] => {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::import::unpack;
-use super::{Outcome, ds};
+use super::{Outcome, ds, man, retire};
 use crate::cli::Global;
 use crate::dev::machine;
 use crate::errors::Failure;
@@ -33,7 +33,13 @@ Started by `dvs import`, in the container:
   dvs internal unpack      makes files of a tar stream
 
 Started by `dvs ds`, in the container:
-  dvs internal ds          speaks to the key-value server"
+  dvs internal ds          speaks to the key-value server
+
+Started when a package is built:
+  dvs internal man         writes the manual pages
+
+Started when the package is removed:
+  dvs internal retire      ends what the node's daemon left, where no container lives"
 )]
 pub enum Command {
     /// First process of a simulated machine (`dvs dev up`).
@@ -48,6 +54,10 @@ pub enum Command {
         #[arg(long)]
         one: bool,
     },
+    /// Write a manual page for each command (`cargo xtask deb`).
+    Man(man::Options),
+    /// End what a daemon left running, where no container lives (the package's removal).
+    Retire(retire::Options),
 }
 
 /// A server of the virtual operating system (started by the daemon)
@@ -69,6 +79,8 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Machine(options) => machine::execute(&options),
         Command::Enter(options) => machine::enter(&options),
         Command::Unpack(options) => Ok(unpack::execute(&options)),
+        Command::Man(options) => man::execute(&options),
+        Command::Retire(options) => retire::execute(global, &options),
         Command::Ds { one } => ds::speak(global.output, if one { ds::Lines::One } else { ds::Lines::All }),
     }
 }

@@ -62,6 +62,23 @@ pub fn find(places: &Places) -> Vec<Leftover> {
     found
 }
 
+/// Numbers of the containers that live here.
+pub fn living(places: &Places) -> Vec<String> {
+    shares(places).into_iter().filter(Share::lives).map(|share| share.id).collect()
+}
+
+/// What belongs to the node and outlives its daemon: shelf, proxies, a member of the cluster engine.
+pub fn children_of_the_node(places: &Places) -> Vec<(String, ProcessId)> {
+    children(&places.run).into_iter().filter_map(|child| Some((child.role.clone(), child.living()?))).collect()
+}
+
+/// Those above all containers, when none is left in them; one that has a container stays.
+pub fn remove_parent_groups() {
+    for place in cgroup::hierarchies().unwrap_or_default() {
+        let _ = fs::remove_dir(place.join(PARENT));
+    }
+}
+
 /// What a container has on this node.
 struct Share {
     id: String,
@@ -155,6 +172,20 @@ mod tests {
         write_child(&places, KEEPER, ProcessId { start_ticks: own.start_ticks + 1, ..own });
         let process = Leftover::Process { what: "fs of container 7".to_owned(), process: own };
         assert_eq!(find(&places), [process, Leftover::Directory(places.run.join("dcs/7"))]);
+    }
+
+    #[test]
+    fn what_lives_of_the_node_and_of_containers_is_found_by_its_records() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places::under(directory.path());
+        let own = processes::identify(std::process::id()).unwrap();
+        write_child(&places, KEEPER, own);
+        fs::copy(places.run.join("dcs/7/keeper.json"), places.run.join("shelf.json")).unwrap();
+        fs::write(places.run.join("other.json"), "{}").unwrap();
+        assert_eq!(living(&places), ["7"]);
+        assert_eq!(children_of_the_node(&places), [(KEEPER.to_owned(), own)]);
+        write_child(&places, KEEPER, ProcessId { start_ticks: own.start_ticks + 1, ..own });
+        assert!(living(&places).is_empty());
     }
 
     #[test]
