@@ -37,8 +37,12 @@ fn done(command: &mut Command) -> String {
     text(&output)
 }
 
-/// The package of the binary that was built beside the tests.
+/// The package of the binary that was built beside the tests; or the one that is about to be handed out, where a
+/// variable names it.
 fn package(out: &Path) -> PathBuf {
+    if let Some(package) = std::env::var_os("DVS_TEST_PACKAGE") {
+        return PathBuf::from(package);
+    }
     let xtask = dvs_binary().with_file_name("xtask");
     assert!(xtask.exists(), "{} is missing: run `cargo build --package xtask` first", xtask.display());
     let mut build = Command::new(xtask);
@@ -223,6 +227,7 @@ impl Drop for System {
 fn package_is_installed_used_upgraded_removed_and_purged_in_clean_systems() {
     let place = tempfile::tempdir().expect("a directory");
     let package = package(place.path());
+    is_as_the_distribution_wants_it(&package);
     for suite in ["bookworm", "trixie"] {
         let Some(system) = System::make(suite) else { return };
         std::fs::copy(&package, system.root().join("root/dvs.deb")).expect("copied");
@@ -233,6 +238,14 @@ fn package_is_installed_used_upgraded_removed_and_purged_in_clean_systems() {
         survives_an_upgrade_and_refuses_to_leave_containers(&system, &manager);
         leaves_nothing(&system, &before);
     }
+}
+
+fn is_as_the_distribution_wants_it(package: &Path) {
+    if !has("lintian") {
+        eprintln!("SKIPPED: there is no lintian");
+        return;
+    }
+    done(Command::new("lintian").args(["--allow-root", "--fail-on", "error,warning"]).arg(package));
 }
 
 /// All files but those of this test, of the kernel, and of the package manager.

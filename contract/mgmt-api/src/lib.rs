@@ -9,6 +9,7 @@
 
 mod bytes;
 mod dc;
+mod doctor;
 mod error;
 mod node;
 pub mod path;
@@ -22,6 +23,7 @@ pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus, WaitMode,
     default_subnet, valid_name,
 };
+pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use error::{ErrorBody, ErrorKind};
 pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node, NodeState,

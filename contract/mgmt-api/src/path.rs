@@ -14,6 +14,13 @@ pub const READY: &str = "/v1/health/ready";
 pub const LIVEZ: &str = "/livez";
 /// GET: as [`READY`], in the same form.
 pub const READYZ: &str = "/readyz";
+/// GET: [`crate::NodeFacts`] of the node that answers.
+pub const FACTS: &str = "/v1/health/facts";
+/// GET: [`crate::Examination`]: all nodes are asked for their facts.
+pub const EXAMINATION: &str = "/v1/health/cluster";
+/// GET: the settings with which the daemon was started, as an object. No secret is among them: of those it knows where
+/// they lie, and what its proxy is told besides is left out.
+pub const SETTINGS: &str = "/v1/settings";
 /// GET: numbers about the node that answers, in OpenMetrics text 1.0; with `?node=NAME` of another one, which is asked.
 pub const METRICS: &str = "/metrics";
 /// GET: list of [`crate::Node`].

@@ -6,7 +6,8 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    ChannelInfo, Dc, DcSpec, ExecRequest, Health, Node, Process, RunRequest, RunResponse, SignalRequest, Version,
+    ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health, Node, Process, RunRequest, RunResponse, SignalRequest,
+    Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -79,6 +80,21 @@ impl Client {
     /// Not ready is an answer, not an error.
     pub async fn ready(&self) -> Result<Health, Error> {
         self.json_even_unavailable(path::READY).await
+    }
+
+    /// The same, with each check by its name.
+    pub async fn ready_verbose(&self) -> Result<Health, Error> {
+        self.json_even_unavailable(&format!("{}?verbose=true", path::READY)).await
+    }
+
+    /// What is wrong with the cluster, as the daemon's node sees it.
+    pub async fn examine(&self) -> Result<Examination, Error> {
+        self.json(Method::GET, path::EXAMINATION, NONE, ASK_SECONDS).await
+    }
+
+    /// With which the daemon was started.
+    pub async fn settings(&self) -> Result<serde_json::Value, Error> {
+        self.json(Method::GET, path::SETTINGS, NONE, ASK_SECONDS).await
     }
 
     /// Numbers about a node, in OpenMetrics text; `None`: the daemon's own node.

@@ -29,6 +29,7 @@ mod config;
 mod context;
 mod daemon;
 mod descriptors;
+mod diagnosis;
 mod directory;
 mod duties;
 mod engine;

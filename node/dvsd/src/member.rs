@@ -38,7 +38,7 @@ use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
 use crate::waiting;
 
-const NAME: &str = "etcd";
+pub const NAME: &str = "etcd";
 /// Logs are looked after so often.
 const IDLE: Duration = Duration::from_secs(30);
 /// Between two starts: one that cannot serve, because its address is taken or its directory is another member's, ends

@@ -118,6 +118,14 @@ pub fn recorded(directory: &Path) -> Vec<ChildRecord> {
     found
 }
 
+/// Whether the very process of a record runs. One that has ended and was not buried does not.
+pub fn is_running(record: &ChildRecord) -> bool {
+    // The pidfd first: afterwards the number cannot change its owner unnoticed.
+    let Ok(pidfd) = sys::pidfd::open(record.pid) else { return false };
+    let same = record.boot == boot_id() && sys::pidfd::start_ticks(record.pid) == Some(record.start_ticks);
+    same && !Child::new(record.clone(), pidfd, PathBuf::new()).has_ended()
+}
+
 /// What was recorded, if the very process still runs.
 pub fn adopt(path: &Path) -> Result<Option<Child>, StateError> {
     let failed = |doing, cause| StateError { doing, path: path.to_owned(), cause };

@@ -1,28 +1,51 @@
-//! `dvs doctor`: what this machine can do, and what crashed runs left on it.
+//! `dvs doctor`: what this machine can do, what is wrong with the cluster, and what crashed runs left on it.
+//!
+//! | part | file |
+//! |---|---|
+//! | what is shown of a check | `doctor/examined.rs` |
+//! | the cluster, asked of the daemon | `doctor/cluster.rs` |
+//! | `dvs doctor report` | `doctor/report.rs`, what it looks at on this machine in `doctor/machine.rs` |
+//! | secrets that must not be in it | `doctor/secrets.rs` |
+
+mod cluster;
+mod examined;
+mod machine;
+mod report;
+mod secrets;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use client::Places;
-use sandbox::doctor::{Check, State};
 
 use super::{Outcome, print, say};
 use crate::cli::Global;
 use crate::dev::clean;
 use crate::errors::{Failure, GENERAL};
-use crate::output::{self, Format, Row, printable};
+use crate::output::{self, Format, printable};
+use examined::{Examined, State};
 
-/// Check this machine, and remove what crashed runs left
+/// Check this machine and its cluster, and remove what crashed runs left
 #[derive(Args, Debug)]
-#[command(after_help = "\
-Each check tries the thing itself rather than asking for a version. Exit status 1: something \
-needed is missing.
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Of the machine each check tries the thing itself rather than asking for a version. Of the cluster the node's daemon \
+asks all nodes; where no daemon was ever started, nothing is said of a cluster.
+
+Exit status:
+  0    all is well, or works less well than it could (degraded)
+  1    something needed is missing here, or something of the cluster does not work (broken)
+  2    the command line makes no sense
 
 Examples:
   dvs doctor
-  dvs doctor --clean --dry-run     what would be removed
-  dvs doctor --clean")]
+  dvs doctor -o json | jq '.[] | select(.state != \"ok\")'
+  dvs doctor report --out report.tar      what a report of a fault needs
+  dvs doctor --clean --dry-run            what would be removed
+  dvs doctor --clean"
+)]
 pub struct Options {
     /// Remove what crashed runs left: clusters, servers, mounts, interfaces, control groups.
     #[arg(long)]
@@ -30,13 +53,21 @@ pub struct Options {
     /// With --clean: only say what would be removed.
     #[arg(long, requires = "clean")]
     dry_run: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Report(report::Options),
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
-    if options.clean {
-        return clean_up(global, options);
+    match &options.command {
+        Some(Command::Report(options)) => report::execute(global, options),
+        None if options.clean => clean_up(global, options),
+        None => check(global),
     }
-    check(global)
 }
 
 fn clean_up(global: &Global, options: &Options) -> Outcome {
@@ -63,25 +94,26 @@ fn clean_up(global: &Global, options: &Options) -> Outcome {
 }
 
 fn check(global: &Global) -> Outcome {
-    let mut checks = sandbox::doctor::checks();
-    checks.push(space(&global.places()));
+    let mut checks = of_this_machine(&global.places());
+    checks.extend(cluster::examine(global));
     print(|out| {
         output::list(out, global.output, &checks)?;
         if global.output == Format::Table { advice(out, &checks) } else { Ok(()) }
     })?;
-    let missing = checks.iter().any(|check| check.state == State::Missing);
-    Ok(if missing { ExitCode::from(GENERAL) } else { ExitCode::SUCCESS })
+    let is_bad = checks.iter().any(|check| matches!(check.state, State::Missing | State::Broken));
+    Ok(if is_bad { ExitCode::from(GENERAL) } else { ExitCode::SUCCESS })
+}
+
+/// Before there is a second thread: some probes fork.
+fn of_this_machine(places: &Places) -> Vec<Examined> {
+    let mut checks: Vec<Examined> = sandbox::doctor::checks().into_iter().map(Examined::from).collect();
+    checks.push(space(places));
+    checks
 }
 
 /// Whether the file systems of nodes of this machine have room.
-fn space(places: &Places) -> Check {
-    let mut check = Check {
-        name: "disk space",
-        state: State::Ok,
-        why_needed: "images, logs and records of nodes",
-        found: String::new(),
-        what_to_do: "",
-    };
+fn space(places: &Places) -> Examined {
+    let mut check = Examined::well("disk space", "images, logs and records of nodes");
     for place in [&places.state, &places.run] {
         // Before the first node it is not there, but what it will be made in is.
         let Some(there) = place.ancestors().find(|path| path.exists()) else { continue };
@@ -91,36 +123,19 @@ fn space(places: &Places) -> Check {
         if free < reserve + reserve / 8 {
             check.state = State::Degraded;
             check.found = format!("disk full: {} MiB are free in {}", free >> 20, there.display());
-            check.what_to_do = "make room there: whoever writes files gets ENOSPC";
+            check.what_to_do = "make room there: whoever writes files gets ENOSPC".to_owned();
         }
     }
     check
 }
 
 /// Below the table: what was seen and what to do, for everything that is not well.
-fn advice(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
+fn advice(out: &mut impl Write, checks: &[Examined]) -> io::Result<()> {
     for check in checks.iter().filter(|check| check.state != State::Ok) {
         writeln!(out, "\n{}: {}", check.name, printable(&check.found))?;
         if !check.what_to_do.is_empty() {
-            writeln!(out, "  try: {}", check.what_to_do)?;
+            writeln!(out, "  try: {}", printable(&check.what_to_do))?;
         }
     }
     Ok(())
-}
-
-impl Row for Check {
-    const HEADINGS: &'static [&'static str] = &["CHECK", "STATE", "NEEDED FOR"];
-
-    fn cells(&self) -> Vec<String> {
-        let state = match self.state {
-            State::Ok => "ok",
-            State::Degraded => "degraded",
-            State::Missing => "missing",
-        };
-        vec![self.name.to_owned(), state.to_owned(), self.why_needed.to_owned()]
-    }
-
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
 }

@@ -4,6 +4,7 @@
 //! ways; the node where the process is hands streams of local clients to the keeper as they are ([`stream`]).
 
 mod dcs;
+mod examination;
 pub mod failure;
 mod health;
 pub use health::{checks, problems};
@@ -16,6 +17,7 @@ pub mod remote;
 mod requests;
 pub use requests::Requests;
 pub mod serve;
+mod settings;
 mod stream;
 mod tree;
 mod words;
@@ -55,6 +57,9 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(path::LIVEZ, get(health::livez))
         .route(path::READYZ, get(health::readyz))
         .route(path::METRICS, get(health::metrics))
+        .route(path::FACTS, get(examination::facts))
+        .route(path::EXAMINATION, get(examination::examine))
+        .route(path::SETTINGS, get(settings::show))
         .route(path::NODES, get(nodes::list))
         .route(path::NODE, get(nodes::show))
         .route(path::DCS, get(dcs::list).post(dcs::create))

@@ -114,7 +114,8 @@ fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
     }
 }
 
-fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
+/// All of them, as this one sees them.
+pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let mut alive = alive(context)?;
     if let Some(own) = alive.get_mut(&context.config.node) {
         own.problems.extend(health::engine_away(context));
