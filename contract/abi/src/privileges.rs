@@ -6,7 +6,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::limits::{ENDPOINTS_PER_DC, PEER_RANGES_MAX, PRIVILEGES_BYTES_MAX, WELL_KNOWN_ENDPOINTS};
+use crate::limits::{ENDPOINTS_PER_DC, NODES_PER_DC, PEER_RANGES_MAX, PRIVILEGES_BYTES_MAX, WELL_KNOWN_ENDPOINTS};
 use crate::{Endpoint, IpcError};
 
 /// A set of calls.
@@ -210,10 +210,11 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// The default of a program of the container: talks to everybody, opens rings to programs and to the key-value
-    /// server. A ring to the file server would let a program claim any user.
+    /// The default of a program of the container: talks to everybody, opens rings to programs, to the key-value
+    /// server and to coordination servers. A ring to the file server would let a program claim any user.
     pub fn program() -> Privileges {
-        let mut rings = vec![(Endpoint::DS.number() as u16, Endpoint::DS.number() as u16)];
+        let (store, coordination) = (Endpoint::DS.number() as u16, Endpoint::CS.number() as u16);
+        let mut rings = vec![(store, store), (coordination, coordination + NODES_PER_DC as u16 - 1)];
         rings.extend(Peers::programs().ranges);
         Privileges {
             calls: Calls::ALL.without(Calls::DELEGATE).without(Calls::MANAGE),

@@ -129,6 +129,9 @@ pub enum Errno {
     Gone = 43,
     NoData = 61,
     NotSupported = 95,
+    TimedOut = 110,
+    /// What decides for all nodes does not answer; nothing happened.
+    Unreachable = 113,
     Stale = 116,
 }
 

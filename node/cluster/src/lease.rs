@@ -21,6 +21,15 @@ pub struct KeptLease {
     ttl: Duration,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
+    at_end: AtEnd,
+}
+
+/// What becomes of a lease whose keeper goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtEnd {
+    Revoked,
+    /// Somebody may adopt it before its ttl is over.
+    Left,
 }
 
 struct State {
@@ -38,6 +47,23 @@ impl KeptLease {
     pub fn hold(engine: &Arc<dyn Engine>, ttl: Duration) -> Result<Arc<KeptLease>, EngineError> {
         let before = boot_clock();
         let id = engine.grant(ttl)?;
+        KeptLease::keep(engine, (id, ttl), before, AtEnd::Revoked)
+    }
+
+    /// Keeps a lease that was granted before, from now on. It is not revoked when this ends, so that a successor may
+    /// adopt it, too. `LeaseGone` when it is too late.
+    pub fn adopt(engine: &Arc<dyn Engine>, id: LeaseId, ttl: Duration) -> Result<Arc<KeptLease>, EngineError> {
+        let before = boot_clock();
+        engine.renew(id)?;
+        KeptLease::keep(engine, (id, ttl), before, AtEnd::Left)
+    }
+
+    fn keep(
+        engine: &Arc<dyn Engine>,
+        (id, ttl): (LeaseId, Duration),
+        before: Duration,
+        at_end: AtEnd,
+    ) -> Result<Arc<KeptLease>, EngineError> {
         let inner = Inner { lasts_until: before + ttl, stopping: false };
         let state = Arc::new(State { inner: Mutex::new(inner), changed: Condvar::new() });
         let (also_engine, also_state) = (Arc::clone(engine), Arc::clone(&state));
@@ -45,7 +71,9 @@ impl KeptLease {
             .name(format!("lease-{id}"))
             .spawn(move || also_state.keep(&*also_engine, id, ttl));
         match spawned {
-            Ok(thread) => Ok(Arc::new(KeptLease { engine: Arc::clone(engine), id, ttl, state, thread: Some(thread) })),
+            Ok(thread) => {
+                Ok(Arc::new(KeptLease { engine: Arc::clone(engine), id, ttl, state, thread: Some(thread), at_end }))
+            }
             Err(error) => {
                 engine.revoke(id)?;
                 Err(EngineError::Storage(Box::new(error)))
@@ -97,7 +125,9 @@ impl Drop for KeptLease {
         {
             tracing::error!(lease = %self.id, "the thread of a lease had panicked");
         }
-        if let Err(error) = self.engine.revoke(self.id) {
+        if self.at_end == AtEnd::Revoked
+            && let Err(error) = self.engine.revoke(self.id)
+        {
             tracing::warn!(lease = %self.id, %error, "cannot revoke a lease; it ends by itself");
         }
     }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::api::Requests;
 use crate::config::Config;
+use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
 use crate::duties::Duties;
 use crate::metrics::Tally;
@@ -30,6 +31,7 @@ pub struct Context {
     pub broker: Arc<Broker>,
     pub directory: EndpointDirectory,
     pub proxy: ProxyControl,
+    pub desks: Desks,
     /// Absent before the daemon has come alive and once it stops.
     pub presence: Mutex<Option<Presence>>,
     /// All nodes ever seen, as the follower knows them.

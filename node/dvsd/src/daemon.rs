@@ -148,6 +148,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         node,
         broker,
         directory,
+        desks: Default::default(),
         presence: Mutex::new(None),
         members: Default::default(),
         observed: Default::default(),
@@ -189,6 +190,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     tracing::info!("stopping; containers go on");
     drop(follower);
     reconciler.stop();
+    context.desks.stop();
     context.proxy.stop();
     drop(watching);
     drop(context.presence.lock().take());

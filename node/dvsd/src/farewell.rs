@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use cluster::allocate::AllocateError;
 use cluster::{Compare, Engine, EngineError, OPS_PER_TRANSACTION_MAX, Op, Outcome};
 
+use crate::desks;
 use crate::ledger;
 use crate::records::{self, DcView, Desired, NODES};
 
@@ -41,8 +42,8 @@ pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
         Ok(()) => (),
     }
     let id = view.record.id;
-    for prefix in [format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES), format!("/epochs/{id}/")]
-    {
+    let (endpoints, names) = (format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES));
+    for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id)] {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
             engine.transact(&[], some)?;
@@ -91,6 +92,7 @@ mod tests {
             Op::put("/nodes/n1", "{}"),
             Op::put(format!("/eps/{id}/1"), "{}"),
             Op::put(format!("/names/{id}/shop"), "1"),
+            Op::put(format!("/programs/{id}/k/a"), "1"),
         ];
         engine.transact(&[], &ops).unwrap();
     }
@@ -120,7 +122,7 @@ mod tests {
         assert!(engine.read("/dcs/shop").unwrap().is_some(), "n1 has answered an older wish only");
         report_gone(&engine, "n1", 3);
         finish_deletions(&engine).unwrap();
-        for prefix in ["/dcs/", "/eps/", "/names/", "/ids/dc/of/", "/ids/dc/used/"] {
+        for prefix in ["/dcs/", "/eps/", "/names/", "/programs/", "/ids/dc/of/", "/ids/dc/used/"] {
             assert!(engine.list(prefix).unwrap().entries.is_empty(), "{prefix}");
         }
     }

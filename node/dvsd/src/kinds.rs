@@ -63,11 +63,16 @@ pub enum Source {
     Store,
     /// What the keeper holds under this name.
     Keeper(&'static str),
+    /// A socket to this node's daemon, whoever that is (`desks`).
+    Desk,
 }
 
 /// Names of descriptors that the keeper holds for the gate.
 const FUSE: &str = "fuse";
 pub const GATE_STATE: &str = "gate-state";
+
+/// The daemon's end of a desk, which the keeper holds.
+pub const DESK: &str = "desk";
 
 const ON_A_BROKER: &[Part] = &[Part::Broker, Part::Cgroup];
 
@@ -122,6 +127,18 @@ pub static KINDS: &[Kind] = &[
             ("node_index", Setting::NodeIndex),
         ],
         descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],
+    },
+    Kind {
+        name: "cs",
+        stands: Stands::PerNode,
+        endpoint: Endpoint::CS,
+        // Without the keeper there is no program to serve, and nobody who holds the desk over the daemon's end.
+        needs: &[Part::Broker, Part::Cgroup, Part::Keeper],
+        ends: (Stage::Settled, 2),
+        uid_slot: 4,
+        arguments: &["server", "cs"],
+        options: &[("node_index", Setting::NodeIndex)],
+        descriptors: &[("desk", Source::Desk)],
     },
 ];
 

@@ -29,6 +29,7 @@ mod config;
 mod context;
 mod daemon;
 mod descriptors;
+mod desks;
 mod diagnosis;
 mod directory;
 mod duties;

@@ -159,10 +159,12 @@ mod tests {
         let beside = Why::Beside { server: "disk-root".to_owned() };
         let mut expected =
             vec![("disk-root", "n1", &Why::FewestServers), ("fs", "n1", &beside), ("ds", "n2", &Why::FewestServers)];
-        expected.extend(["n1", "n2", "n3"].map(|node| ("gate", node, &Why::EachNode)));
+        for kind in ["gate", "cs"] {
+            expected.extend(["n1", "n2", "n3"].map(|node| (kind, node, &Why::EachNode)));
+        }
         assert_eq!(places(&one), expected);
         let numbers: Vec<u32> = one.instances.iter().map(|it| it.endpoint).collect();
-        assert_eq!(numbers, [16, 1, 2, 64, 65, 66]);
+        assert_eq!(numbers, [16, 1, 2, 64, 65, 66, 192, 193, 194]);
     }
 
     #[test]

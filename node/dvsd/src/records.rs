@@ -11,6 +11,7 @@
 //! | `/capacity/NODE` | `Capacity` | for ever; written by the node |
 //! | `/ledger/NODE` | `Promise` to all containers together | for ever; see `ledger` |
 //! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |
+//! | `/programs/DCID/…` | what the container's programs agree on; see `cs-core` | until deleted, or with the lease of the node for it; see `desks` |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;

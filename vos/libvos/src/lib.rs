@@ -2,7 +2,7 @@
 //!
 //! - [`Session`]: for event loops. Operations are submitted and completed in any number at a time.
 //! - [`BlockingSession`]: for threads. Each call waits for its own answer.
-//! - [`DiskClient`], [`DsClient`]: the servers' operations as methods.
+//! - [`DiskClient`], [`DsClient`], [`CsClient`]: the servers' operations as methods.
 //!
 //! A server may be killed and started again at any time: what was in flight is sent again over a new ring, and
 //! operations of the session happen once (`docs/design/sessions.md`). Callers see a pause, never an error.
@@ -17,6 +17,7 @@
 mod blocking;
 mod connect;
 mod connecting;
+mod cs;
 mod disk;
 mod ds;
 mod op;
@@ -26,6 +27,9 @@ mod space;
 pub use blocking::{BlockingSession, Completed, Started};
 pub use connect::{PortConnect, SharedPort};
 pub use connecting::{ATTEMPT, Connect};
+pub use cs::{
+    ConnectError, CsClient, GroupEvent, GroupMember, GroupMembership, Holder, NodeVitals, ValueChange, ValueEvent,
+};
 pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};

@@ -20,6 +20,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs server disk     a virtual disk of a container
   dvs server fs       the file server of a container
   dvs server ds       the key-value server of a container
+  dvs server cs       locks, elections and groups for the programs of a container on this node
   dvs gate fuse       brings the file server's tree into the container's mount namespace
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
@@ -63,7 +64,7 @@ pub enum Command {
 /// A server of the virtual operating system (started by the daemon)
 #[derive(Args, Debug)]
 pub struct Server {
-    /// disk, fs or ds.
+    /// disk, fs, ds or cs.
     kind: String,
 }
 
@@ -121,8 +122,12 @@ mod machinery {
     use super::{ExitCode, Gate, Main};
 
     /// By the words with which the daemon starts them (`node/dvsd/src/kinds.rs`).
-    pub const SERVERS: &[(&str, Main)] =
-        &[("disk", disk::main_from_spawn), ("fs", fs::main_from_spawn), ("ds", ds::main_from_spawn)];
+    pub const SERVERS: &[(&str, Main)] = &[
+        ("disk", disk::main_from_spawn),
+        ("fs", fs::main_from_spawn),
+        ("ds", ds::main_from_spawn),
+        ("cs", cs::main_from_spawn),
+    ];
 
     pub fn gate(gate: Gate) -> ExitCode {
         match gate {

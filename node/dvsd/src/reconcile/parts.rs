@@ -23,7 +23,8 @@ use sys::launch::PidNamespace;
 use super::plan::{Observed, Part, Standing};
 use super::share::Share;
 use crate::context::Context;
-use crate::kinds::{GATE_STATE, Source};
+use crate::desks;
+use crate::kinds::{DESK, GATE_STATE, Source};
 use crate::records;
 use crate::space;
 use crate::spawn::Role;
@@ -113,7 +114,8 @@ impl Parts {
             let on_adoption = |pid: i32| match parts.share.endpoint(&part) {
                 // A server is of use as long as the broker knows it.
                 Some(endpoint) if bound.get(&endpoint) != Some(&pid) => OnAdoption::MustBeReplaced,
-                _ => OnAdoption::GoesOn,
+                _ if parts.takes_over_desk(&part) => OnAdoption::GoesOn,
+                _ => OnAdoption::MustBeReplaced,
             };
             if let Some(name) = parts.share.role_name(&part) {
                 let process = Supervised::adopt_if(name, &parts.run_dir, &parts.state_dir.join("log"), on_adoption)?;
@@ -126,6 +128,23 @@ impl Parts {
             parts.adopt_surroundings();
         }
         Ok(parts)
+    }
+
+    /// The desk of a server that an earlier daemon started. False: nobody has it any more.
+    fn takes_over_desk(&self, part: &Part) -> bool {
+        let Part::Server(kind, _) = part else { return true };
+        if !kind.descriptors.iter().any(|(_, source)| *source == Source::Desk) {
+            return true;
+        }
+        let held = self.keeper().and_then(|keeper| Ok(keeper.fetch(DESK)?));
+        let served = held.and_then(|desk| match desk {
+            Some(desk) => Ok(self.context.desks.serve(&self.context, self.share.id, desk)?),
+            None => Err("the keeper has none".into()),
+        });
+        let taken = served.inspect_err(|error| {
+            tracing::warn!(dc = self.share.id, error = crate::supervise::causes(&**error), "cannot take over a desk");
+        });
+        taken.is_ok()
     }
 
     /// Which process the broker has for each endpoint of this node.
@@ -238,8 +257,11 @@ impl Parts {
             Part::Cgroup => self.remove_cgroup(),
             Part::Network => Overlay::remove(self.share.id).map_err(Problem::from),
             Part::Mount => self.unmount(),
-            Part::Server(..) => {
+            Part::Server(kind, _) => {
                 let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE));
+                if kind.descriptors.iter().any(|(_, source)| *source == Source::Desk) {
+                    self.context.desks.end(self.share.id);
+                }
                 ended.map_err(Problem::from)
             }
         };
@@ -454,6 +476,12 @@ impl Parts {
             Source::Keeper(key) => {
                 let held = self.keeper()?.fetch(key)?;
                 held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
+            }
+            Source::Desk => {
+                let (for_server, own) = desks::socket()?;
+                self.keeper()?.store(DESK, own.as_fd())?;
+                self.context.desks.serve(&self.context, self.share.id, own)?;
+                Ok(for_server)
             }
         };
         kind.descriptors.iter().map(|(role, source)| Ok(((*role).to_owned(), open(*source)?))).collect()

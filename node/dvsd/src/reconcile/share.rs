@@ -131,6 +131,6 @@ mod tests {
         let spec = json!({ "name": "shop", "nodes": ["n1", "n2"], "servers": servers, "disks": disks });
         let share = share(json!({ "spec": spec })).unwrap();
         let names: Vec<&str> = share.parts.iter().filter_map(|part| share.role_name(part)).collect();
-        assert_eq!(names, ["keeper", "disk-a", "ds", "gate"]);
+        assert_eq!(names, ["keeper", "disk-a", "ds", "gate", "cs"]);
     }
 }

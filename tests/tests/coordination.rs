@@ -1,0 +1,374 @@
+//! Locks, elections, values and groups of a container's programs, over three nodes with their servers and daemons.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use end_to_end::{Cluster, eventually};
+use libvos::{CsClient, GroupEvent, GroupMembership};
+use vos_api::cs::{ABSENT, ANY, Level, Race};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Not a test: a program of the container, which does what it is told. Outside it does nothing.
+#[test]
+fn child_process() {
+    if std::env::var_os("COORDINATION_ROLE").is_none() {
+        return;
+    }
+    let client = CsClient::connect(Path::new("/run/dvs/broker")).expect("the server of this node");
+    say("-", &std::process::id().to_string());
+    let memberships: Arc<Mutex<HashMap<String, GroupMembership>>> = Arc::default();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let (client, memberships) = (client.clone(), Arc::clone(&memberships));
+        // Each in its own thread: some wait.
+        std::thread::spawn(move || {
+            let words: Vec<&str> = line.split(' ').collect();
+            say(words[0], &obey(&client, &memberships, &words[1..]));
+        });
+    }
+}
+
+fn obey(client: &CsClient, memberships: &Mutex<HashMap<String, GroupMembership>>, words: &[&str]) -> String {
+    let number = |index: usize| words[index].parse::<u64>().expect("a number");
+    let wait = |index: usize| Duration::from_millis(number(index));
+    match words[0] {
+        "lock" => format!("{:?}", client.lock(words[1], wait(2))),
+        "unlock" => format!("{:?}", client.unlock(words[1], number(2))),
+        "confirm" => format!("{:?}", client.confirm(Race::Lock, words[1], number(2))),
+        "campaign" => format!("{:?}", client.campaign(words[1], words[2].as_bytes(), wait(3))),
+        "resign" => format!("{:?}", client.resign(words[1], number(2))),
+        "leader" => {
+            let leader = client.next_holder(Race::Election, words[1], number(2), wait(3));
+            format!("{:?}", leader.map(|one| one.map(|one| (one.token, String::from_utf8(one.value).expect("text")))))
+        }
+        "holder" => format!("{:?}", client.holder(Race::Lock, words[1]).map(|one| one.map(|one| one.token))),
+        "put" => {
+            let condition = match words[3] {
+                "any" => ANY,
+                "absent" => ABSENT,
+                _ => number(3),
+            };
+            format!("{:?}", client.put(words[1].as_bytes(), words[2].as_bytes(), condition))
+        }
+        "get" => {
+            let got = client.get(words[1].as_bytes());
+            format!("{:?}", got.map(|(value, revision)| (String::from_utf8(value).expect("text"), revision)))
+        }
+        "delete" => format!("{:?}", client.delete(words[1].as_bytes(), ANY).map(|_| ())),
+        "watch" => {
+            let told = client.watch(words[1].as_bytes(), number(2), wait(3)).map(|(events, seen)| {
+                let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+                let events: Vec<_> =
+                    events.into_iter().map(|one| (one.change, text(one.key), text(one.value))).collect();
+                (events, seen)
+            });
+            format!("{told:?}")
+        }
+        "seen" => format!("{:?}", client.list(b"", b"").map(|(_, _, seen)| seen)),
+        "count" => count(client, words[1].as_bytes(), number(2)),
+        "join" => match client.join(words[1], words[2], wait(3)) {
+            Ok(membership) => {
+                let id = membership.id();
+                memberships.lock().expect("alive").insert(words[1].to_owned(), membership);
+                format!("Ok({id})")
+            }
+            Err(error) => format!("Err({error:?})"),
+        },
+        "send" => {
+            let membership = memberships.lock().expect("alive")[words[1]].clone();
+            let level = if words[2] == "safe" { Level::Safe } else { Level::Agreed };
+            let sent = words[3..].iter().try_for_each(|text| membership.send(level, text.as_bytes()));
+            format!("{:?}", sent.and_then(|()| membership.flush()))
+        }
+        "receive" => {
+            let membership = memberships.lock().expect("alive")[words[1]].clone();
+            match membership.receive(wait(2)) {
+                Ok(events) => events.iter().map(told).collect::<Vec<_>>().join(" "),
+                Err(error) => format!("Err({error:?})"),
+            }
+        }
+        "view" => {
+            let (number, members) = client.view(words[1], number(2), wait(3)).expect("a view");
+            format!("{number}:{}", members.into_iter().map(|member| member.name).collect::<Vec<_>>().join("+"))
+        }
+        "sense" => {
+            let nodes = client.sense(wait(1)).expect("nodes");
+            let node = |node: &libvos::NodeVitals| {
+                assert!(!node.answered || (node.memory_bytes > 0 && node.cpus > 0), "{node:?}");
+                format!("{}:{}", node.node, node.answered)
+            };
+            nodes.iter().map(node).collect::<Vec<_>>().join(" ")
+        }
+        other => panic!("{other}?"),
+    }
+}
+
+/// Adds so much to a number, one by one, each time comparing that nobody did meanwhile.
+fn count(client: &CsClient, key: &[u8], times: u64) -> String {
+    for _ in 0..times {
+        loop {
+            let (number, revision) = match client.get(key) {
+                Ok((value, revision)) => {
+                    (String::from_utf8(value).expect("text").parse::<u64>().expect("a number"), revision)
+                }
+                Err(_) => (0, ABSENT),
+            };
+            if client.put(key, (number + 1).to_string().as_bytes(), revision).is_ok() {
+                break;
+            }
+        }
+    }
+    "counted".to_owned()
+}
+
+fn told(event: &GroupEvent) -> String {
+    match event {
+        GroupEvent::View { members, .. } => {
+            format!("[{}]", members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>().join("+"))
+        }
+        GroupEvent::Message { bytes, .. } => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+fn say(tag: &str, line: &str) {
+    println!("said {tag} {line}");
+    std::io::stdout().flush().expect("somebody reads");
+}
+
+/// A program of the container, in the hands of this test.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    heard: HashMap<String, String>,
+    next: u32,
+    pid: String,
+}
+
+impl Program {
+    fn start(cluster: &Cluster, dc: &str, node: &str) -> Program {
+        let test = ["child_process", "--exact", "--nocapture", "--test-threads=1"];
+        let run = ["run", dc, "--node", node, "-i", "--env", "COORDINATION_ROLE=any", "--", "/dc/programs/member"];
+        let mut command = cluster.command(&[&run[..], &test].concat());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("dvs starts");
+        let input = child.stdin.take().expect("a pipe");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut program = Program { child, input, lines, heard: HashMap::new(), next: 0, pid: String::new() };
+        program.pid = program.hear("-");
+        program
+    }
+
+    /// The answer is heard by the tag that this returns.
+    fn tell(&mut self, line: &str) -> String {
+        self.next += 1;
+        writeln!(self.input, "{} {line}", self.next).expect("it still listens");
+        self.next.to_string()
+    }
+
+    fn hear(&mut self, tag: &str) -> String {
+        loop {
+            if let Some(said) = self.heard.remove(tag) {
+                return said;
+            }
+            let line = self.lines.next().expect("it says something").expect("text");
+            if let Some((_, said)) = line.split_once("said ") {
+                let (of, said) = said.split_once(' ').expect("a tag");
+                self.heard.insert(of.to_owned(), said.to_owned());
+            }
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        let tag = self.tell(line);
+        self.hear(&tag)
+    }
+
+    fn token(&mut self, line: &str) -> u64 {
+        number_in(&self.ask(line))
+    }
+
+    /// What it is given of a group, until it was given `last`.
+    fn receive_until(&mut self, group: &str, last: &str) -> Vec<String> {
+        let (mut given, begin) = (Vec::new(), Instant::now());
+        while !given.iter().any(|word| word == last) {
+            assert!(begin.elapsed() < PATIENCE, "{last} does not come after {given:?}");
+            let said = self.ask(&format!("receive {group} 1000"));
+            assert!(!said.starts_with("Err"), "{said}");
+            given.extend(said.split(' ').filter(|word| !word.is_empty()).map(str::to_owned));
+        }
+        given
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn number_in(said: &str) -> u64 {
+    let number = said.strip_prefix("Ok(").and_then(|rest| rest.strip_suffix(')'));
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no number: {said}"))
+}
+
+fn cluster(dcs: &[&str], nodes: usize) -> Cluster {
+    let cluster = Cluster::up(nodes);
+    let place = tempfile::tempdir().expect("a directory");
+    let this_test = std::env::current_exe().expect("a test has a path");
+    std::fs::copy(this_test, place.path().join("member")).expect("copied");
+    for dc in dcs {
+        cluster.container(dc, nodes, &[]);
+        cluster.ok(&["import", dc, place.path().to_str().expect("UTF-8"), "/programs"]);
+    }
+    cluster
+}
+
+fn kill_server(cluster: &Cluster, dc: &str, node: &str) {
+    let pid = eventually("a server runs", PATIENCE, || cluster.server_pid(dc, node, "cs"));
+    cluster.kill(node, pid);
+}
+
+#[test]
+fn locks_and_values_are_one_over_nodes_and_outlive_servers_and_daemons_but_not_their_holders() {
+    let cluster = cluster(&["shop", "yard"], 3);
+    let mut first = Program::start(&cluster, "shop", "n1");
+    let one = first.token("lock stock 1000");
+    // Streams of programs on other nodes pass two daemons and end with either, so these come later.
+    cluster.ok(&["dev", "restart", "n1"]);
+    assert_eq!(first.ask(&format!("confirm stock {one}")), "Ok(())");
+    let mut programs = ["n2", "n3"].map(|node| Program::start(&cluster, "shop", node));
+    let [second, third] = &mut programs;
+    assert_eq!(second.ask("lock stock 100"), format!("Err({})", errno("TIMEDOUT")));
+    let (waits, waits_longer) = (second.tell("lock stock 60000"), {
+        std::thread::sleep(Duration::from_millis(300));
+        third.tell("lock stock 60000")
+    });
+    assert_eq!(first.ask(&format!("confirm stock {one}")), "Ok(())");
+
+    // Another container knows nothing of it.
+    let mut stranger = Program::start(&cluster, "yard", "n1");
+    assert_eq!(stranger.ask("holder stock"), "Ok(None)");
+    let other = stranger.token("lock stock 1000");
+    assert_eq!(stranger.ask("put secret 1 any").starts_with("Ok"), true);
+    assert_eq!(first.ask("get secret"), format!("Err({})", errno("NOENT")));
+    assert_eq!(stranger.ask(&format!("unlock stock {other}")), "Ok(())");
+
+    // Servers come and go; the lock stays where it is.
+    kill_server(&cluster, "shop", "n1");
+    kill_server(&cluster, "shop", "n2");
+    assert_eq!(first.ask(&format!("confirm stock {one}")), "Ok(())");
+    kill_server(&cluster, "shop", "n1");
+    assert_eq!(first.ask(&format!("confirm stock {one}")), "Ok(())");
+
+    // Counting while servers die: each addition happens once.
+    let counts = [first.tell("count number 40"), third.tell("count number 40")];
+    for node in ["n1", "n3", "n1"] {
+        std::thread::sleep(Duration::from_millis(150));
+        kill_server(&cluster, "shop", node);
+    }
+    assert_eq!([first.hear(&counts[0]), third.hear(&counts[1])], ["counted", "counted"]);
+    assert!(third.ask("get number").starts_with("Ok((\"80\""), "80 additions");
+
+    // The holder dies: the next in line has it, and the one after that when the next lets go.
+    cluster.ok(&["kill", "shop", &first.pid, "-s", "KILL"]);
+    let two = number_in(&second.hear(&waits));
+    assert!(two > one, "{two} after {one}");
+    assert_eq!(second.ask(&format!("unlock stock {two}")), "Ok(())");
+    let three = number_in(&third.hear(&waits_longer));
+    assert!(three > two);
+    assert_eq!(second.ask(&format!("confirm stock {two}")), format!("Err({})", errno("NOENT")));
+
+    // What changes is told on every node.
+    let seen = second.token("seen");
+    let watch = second.tell(&format!("watch config/ {seen} 30000"));
+    assert!(third.ask("put config/a 1 absent").starts_with("Ok"));
+    assert!(second.hear(&watch).contains("(Put, \"config/a\", \"1\")"));
+    assert_eq!(third.ask("put config/a 2 absent"), format!("Err({})", errno("EXIST")));
+    assert_eq!(third.ask("put config/a 2 1"), format!("Err({})", errno("STALE")));
+
+    // A deleted container leaves nothing.
+    drop((first, programs));
+    cluster.ok(&["dc", "delete", "shop", "--force"]);
+}
+
+/// As `Errno` shows itself.
+fn errno(name: &str) -> String {
+    let errno = match name {
+        "TIMEDOUT" => rustix::io::Errno::TIMEDOUT,
+        "NOENT" => rustix::io::Errno::NOENT,
+        "EXIST" => rustix::io::Errno::EXIST,
+        "STALE" => rustix::io::Errno::STALE,
+        other => panic!("{other}?"),
+    };
+    format!("{errno:?}")
+}
+
+#[test]
+fn leader_is_followed_and_group_agrees_while_members_servers_and_a_node_die() {
+    let cluster = cluster(&["shop"], 3);
+    let mut programs = ["n1", "n2", "n3"].map(|node| Program::start(&cluster, "shop", node));
+    let [first, second, third] = &mut programs;
+
+    let term = first.token("campaign boss one 1000");
+    let next = second.tell("campaign boss two 60000");
+    assert_eq!(third.ask("leader boss 0 10000"), format!("Ok(Some(({term}, \"one\")))"));
+    let change = third.tell(&format!("leader boss {term} 30000"));
+    assert_eq!(first.ask(&format!("resign boss {term}")), "Ok(())");
+    let later = number_in(&second.hear(&next));
+    let said = third.hear(&change);
+    let followed = said == format!("Ok(Some(({later}, \"two\")))") || said == "Ok(None)";
+    assert!(later > term && followed, "{later} after {term}: {said}");
+
+    for (program, name) in [(&mut *first, "a"), (&mut *second, "b"), (&mut *third, "c")] {
+        assert!(program.ask(&format!("join crew {name} 20000")).starts_with("Ok"), "{name}");
+    }
+    for program in [&mut *first, &mut *second, &mut *third] {
+        assert_eq!(program.receive_until("crew", "[a+b+c]").last().map(String::as_str), Some("[a+b+c]"));
+    }
+    assert!(second.ask("view crew 0 0").ends_with(":a+b+c"));
+    assert_eq!(third.ask("sense 2000"), "0:true 1:true 2:true");
+
+    // All speak at once: one order.
+    let sends = [
+        (first.tell("send crew agreed a1 a2 a3")),
+        (second.tell("send crew safe b1 b2 b3")),
+        (third.tell("send crew agreed c1 c2 c3")),
+    ];
+    for (program, send) in [&mut *first, &mut *second, &mut *third].into_iter().zip(&sends) {
+        assert_eq!(program.hear(send), "Ok(())");
+    }
+    let told = [&mut *first, &mut *second, &mut *third].map(|program| {
+        let (mut told, begin) = (Vec::new(), Instant::now());
+        while told.len() < 9 && begin.elapsed() < PATIENCE {
+            let said = program.ask("receive crew 1000");
+            told.extend(said.split(' ').filter(|word| !word.is_empty()).map(str::to_owned));
+        }
+        told
+    });
+    assert_eq!(told[0].len(), 9, "{told:?}");
+    assert!(told[0] == told[1] && told[1] == told[2], "{told:?}");
+
+    // The server of the sequencer is killed: its member is out, the others go on, and it may come back.
+    kill_server(&cluster, "shop", "n1");
+    for program in [&mut *second, &mut *third] {
+        program.receive_until("crew", "[b+c]");
+    }
+    assert_eq!(first.ask("receive crew 1000"), format!("Err({})", errno("STALE")));
+    assert_eq!(second.ask("send crew safe after"), "Ok(())");
+    third.receive_until("crew", "after");
+    assert!(first.ask("join crew a 20000").starts_with("Ok"));
+    third.receive_until("crew", "[b+c+a]");
+
+    // A node is lost whole; its lock and its place in the group go with its lease.
+    let lock = second.token("lock crane 1000");
+    let waits = third.tell("lock crane 60000");
+    cluster.ok(&["dev", "kill", "n2"]);
+    let after = number_in(&third.hear(&waits));
+    assert!(after > lock);
+    third.receive_until("crew", "[c+a]");
+}
