@@ -149,6 +149,8 @@ fn every_metric_is_set_and_every_counter_moves_with_what_it_counts() {
     ] {
         assert!(one.has(line), "{line} is not in {:#?}", one.lines);
     }
+    let (status, said) = cluster.fails(&["metrics", "n9"]);
+    assert!(status == 1 && said.contains("there is no node 'n9'") && said.contains("dvs node ls"), "{said}");
     another_node_and_a_collector_with_a_certificate_get_the_same(&cluster);
     probes_are_answered_by_name_of_check(&cluster);
 }

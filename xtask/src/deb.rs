@@ -38,7 +38,7 @@ impl Wanted {
 
 /// Makes the package and prints its path.
 pub fn build(wanted: &Wanted) -> Outcome {
-    let target = workspace().join("target");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
     let binary = match &wanted.binary {
         Some(binary) => binary.clone(),
         None => {

@@ -10,7 +10,7 @@ use cluster::{Engine, LeaseId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::api::Requests;
+use crate::api::{HealthCheck, Requests};
 use crate::config::Config;
 use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
@@ -46,6 +46,8 @@ pub struct Context {
     /// Of calls to the engine.
     pub tally: Arc<Tally>,
     pub requests: Requests,
+    /// What the last report of the node's health found: whoever only counts need not ask everybody again.
+    pub checked: Mutex<Vec<HealthCheck>>,
 }
 
 impl Context {

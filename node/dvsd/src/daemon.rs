@@ -157,6 +157,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         service_manager: Arc::clone(&manager),
         tally,
         requests: Default::default(),
+        checked: Default::default(),
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
@@ -298,7 +299,9 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             let _under_way = context.duties.begin("report of the node's health", REPORT_LIMIT);
             spawn::bound_own_log();
             let capacity = if measures { measure(&context, capacity) } else { capacity };
-            let problems = api::problems(&context);
+            let checks = api::checks(&context);
+            let problems: Vec<String> = checks.iter().flat_map(|check| check.problems.clone()).collect();
+            *context.checked.lock() = checks;
             let unreachable = api::unreachable_since(&context, said);
             let is_well = problems.is_empty() && unreachable.is_empty();
             let pause = if is_well { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };

@@ -121,11 +121,6 @@ pub fn engine_away(context: &Context) -> Option<String> {
     ))
 }
 
-/// One line for each part of the daemon that is not well. Asks the parts, so it may wait.
-pub fn problems(context: &Context) -> Vec<String> {
-    checks(context).into_iter().flat_map(|check| check.problems).collect()
-}
-
 /// All parts of the daemon, by name. Asks them, so it may wait.
 pub fn checks(context: &Context) -> Vec<HealthCheck> {
     let engine = context.answers.probe(&records::member_key(&context.config.node)).err();

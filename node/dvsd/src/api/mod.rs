@@ -7,7 +7,7 @@ mod dcs;
 mod examination;
 pub mod failure;
 mod health;
-pub use health::{checks, problems};
+pub use health::checks;
 pub use mgmt_api::HealthCheck;
 mod nodes;
 pub use nodes::unreachable_since;
