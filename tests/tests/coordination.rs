@@ -1,13 +1,15 @@
 //! Locks, elections, values and groups of a container's programs, over three nodes with their servers and daemons.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::{Cluster, c_library, eventually};
+// Cargo builds the archive of the library together with what imports it.
+use ipc_c as _;
 use libvos::{CsClient, GroupEvent, GroupMembership};
 use vos_api::cs::{ABSENT, ANY, Level, Race};
 
@@ -254,7 +256,7 @@ fn locks_and_values_are_one_over_nodes_and_outlive_servers_and_daemons_but_not_t
     let mut stranger = Program::start(&cluster, "yard", "n1");
     assert_eq!(stranger.ask("holder stock"), "Ok(None)");
     let other = stranger.token("lock stock 1000");
-    assert_eq!(stranger.ask("put secret 1 any").starts_with("Ok"), true);
+    assert!(stranger.ask("put secret 1 any").starts_with("Ok"));
     assert_eq!(first.ask("get secret"), format!("Err({})", errno("NOENT")));
     assert_eq!(stranger.ask(&format!("unlock stock {other}")), "Ok(())");
 
@@ -371,4 +373,61 @@ fn leader_is_followed_and_group_agrees_while_members_servers_and_a_node_die() {
     let after = number_in(&third.hear(&waits));
     assert!(after > lock);
     third.receive_until("crew", "[c+a]");
+}
+
+#[test]
+fn programs_in_c_and_python_count_under_one_lock_and_talk_in_one_group() {
+    let Some(programs) = c_library::built() else { return };
+    let library = tempfile::tempdir().expect("a directory");
+    c_library::link_into(library.path());
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror"]).arg(c_library::source("examples/coordination.c"));
+    cc.arg("-I")
+        .arg(c_library::source("include"))
+        .arg("-L")
+        .arg(library.path())
+        .args(["-lm3ipc", "-Wl,-rpath,$ORIGIN"]);
+    c_library::ok(cc.arg("-o").arg(programs.path().join("coordination")));
+    let script = c_library::source("python/examples/coordination.py");
+    std::fs::copy(script, programs.path().join("coordination.py")).expect("copied");
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    cluster.ok(&["import", "shop", programs.path().to_str().expect("UTF-8"), "/programs"]);
+
+    let c = |node: &str, name: &str| {
+        cluster.ok(&["run", "-d", "shop", "--node", node, "--", "/dc/programs/coordination", name])
+    };
+    let variables = ["PYTHONPATH=/dc/programs", "M3IPC_LIBRARY=/dc/programs/libm3ipc.so.0"];
+    let python = ["--", "python3", "/dc/programs/coordination.py", "p"];
+    let run = ["run", "-d", "shop", "--node", "n2", "--env", variables[0], "--env", variables[1]];
+    let pids = [c("n1", "c"), c("n2", "d"), cluster.ok(&[&run[..], &python].concat())];
+    let logs = || pids.iter().map(|pid| cluster.ok(&["logs", "shop", pid.trim()])).collect::<Vec<String>>();
+    eventually("each has counted three times, and all have met", PATIENCE, || {
+        let logs = logs();
+        let numbers: BTreeSet<&str> = logs
+            .iter()
+            .flat_map(|log| log.lines())
+            .filter_map(|line| line.split_once(" counts "))
+            .map(|(_, number)| number)
+            .collect();
+        let met = logs.iter().all(|log| {
+            log.lines().any(|line| {
+                line.starts_with("view ")
+                    && ["c", "d", "p"].iter().all(|name| line.split(' ').any(|word| word == *name))
+            })
+        });
+        (met && numbers == BTreeSet::from(["1", "2", "3", "4", "5", "6", "7", "8", "9"])).then_some(())
+    });
+    // What two of them were given is in the same order.
+    let logs = logs();
+    let after_last_view =
+        |log: &String| log.lines().filter(|line| line.contains(" counts ")).map(str::to_owned).collect::<Vec<_>>();
+    let told: Vec<Vec<String>> = logs.iter().map(after_last_view).collect();
+    for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+        let common = |of: usize, with: usize| {
+            told[of].iter().filter(|line| told[with].contains(line)).cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(common(one, other), common(other, one));
+    }
+    pids.iter().for_each(|pid| drop(cluster.ok(&["kill", "shop", pid.trim()])));
 }

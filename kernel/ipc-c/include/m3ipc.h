@@ -513,6 +513,146 @@ int m3_migration_rollback(m3_port *port, int endpoint);
  * and can no more. `epoch` is higher than any before. */
 int m3_promote(m3_port *port, int endpoint, int node, int pid, uint64_t epoch);
 
+/* ---- coordination: m3_cs_open(3), m3_group_join(3) ----------------------- */
+
+/* A session with the coordination server of this node. Several threads may
+ * use it at a time. What is refused is an error of the kernel:
+ * M3_OS_ERRNO(error) is its errno. */
+typedef struct m3_cs m3_cs;
+
+int m3_cs_open(const char *path, m3_cs **cs);
+/* With the session everything ends that it holds, once its groups are left. */
+int m3_cs_close(m3_cs *cs);
+
+/* What is contended for. */
+#define M3_CS_LOCK     1
+#define M3_CS_ELECTION 2
+
+/* Waits for a lock, first come first served. The token rises from owner to
+ * owner: who protects something refuses smaller ones. */
+int m3_cs_lock(m3_cs *cs, const char *name, int timeout_ms, uint64_t *token);
+int m3_cs_unlock(m3_cs *cs, const char *name, uint64_t token);
+
+/* Waits until this session leads, and says `value` of itself. */
+int m3_cs_campaign(m3_cs *cs, const char *name, const void *value,
+                   size_t bytes, int timeout_ms, uint64_t *token);
+int m3_cs_resign(m3_cs *cs, const char *name, uint64_t token);
+
+/* Whether the token is still the owner's: asked of the cluster. */
+int m3_cs_confirm(m3_cs *cs, int kind, const char *name, uint64_t token);
+
+typedef struct m3_cs_holder {
+    uint64_t token;       /* 0: nobody */
+    int node;             /* index of its node in the container */
+    uint32_t value_bytes; /* that a leader says of itself */
+    uint64_t reserved[2];
+} m3_cs_holder;
+
+/* Who has it, once that is another one than `seen`, or the time is over. */
+#define M3_CS_ANY UINT64_MAX
+int m3_cs_owner(m3_cs *cs, int kind, const char *name, uint64_t seen,
+                int timeout_ms, m3_cs_holder *holder, void *value, size_t room);
+
+/* Values of up to M3_CS_VALUE_BYTES_MAX. Returns how many bytes it has, of
+ * which as many were copied as there was room for. */
+#define M3_CS_VALUE_BYTES_MAX 4096
+int m3_cs_get(m3_cs *cs, const char *key, void *value, size_t room,
+              uint64_t *revision);
+
+/* `condition`: M3_CS_ANY, M3_CS_ABSENT or the revision that the key has. */
+#define M3_CS_ABSENT 0
+int m3_cs_put(m3_cs *cs, const char *key, const void *value, size_t bytes,
+              uint64_t condition, uint64_t *revision);
+int m3_cs_delete(m3_cs *cs, const char *key, uint64_t condition);
+
+#define M3_CS_PUT    1
+#define M3_CS_DELETE 2
+#define M3_CS_LOST   3 /* changes are not known any more: list again */
+
+typedef struct m3_cs_change {
+    int kind; /* M3_CS_PUT, M3_CS_DELETE, M3_CS_LOST */
+    uint32_t value_bytes;
+    uint64_t revision;
+    const char *key;
+    const void *value;
+    uint64_t reserved[2];
+} m3_cs_change;
+
+/* Calls `told` for each key that begins with `prefix`; `*seen` is where a
+ * watch goes on. Return how many there were. */
+int m3_cs_list(m3_cs *cs, const char *prefix,
+               void (*told)(void *argument, const m3_cs_change *change),
+               void *argument, uint64_t *seen);
+int m3_cs_watch(m3_cs *cs, const char *prefix, uint64_t *seen, int timeout_ms,
+                void (*told)(void *argument, const m3_cs_change *change),
+                void *argument);
+
+typedef struct m3_cs_node {
+    int node;     /* index in the container */
+    int answered; /* 0: not in time, and the rest is older, or 0 */
+    uint32_t cpus;
+    uint32_t reserved;
+    uint64_t load; /* thousandths of a process, over one minute */
+    uint64_t memory_bytes;
+    uint64_t available_bytes;
+    uint64_t round_trip_us;
+    uint64_t links;
+    uint64_t age_ms;
+} m3_cs_node;
+
+/* What the container's nodes are like. Returns how many there are, of which at
+ * most `max` were written. */
+int m3_cs_sense(m3_cs *cs, int timeout_ms, m3_cs_node *nodes, size_t max);
+
+/* Membership of a group: the same views and the same messages in the same
+ * order for all members. */
+typedef struct m3_group m3_group;
+
+int m3_group_join(m3_cs *cs, const char *group, const char *name,
+                  int timeout_ms, m3_group **member);
+int m3_group_leave(m3_group *group);
+int m3_group_id(m3_group *group, uint64_t *id);
+
+#define M3_GROUP_AGREED 1 /* given when the member's server has it */
+#define M3_GROUP_SAFE   2 /* given when the servers of all members have it */
+
+/* Messages of up to M3_GROUP_BYTES_MAX. Returns when it is on its way; an
+ * error may be of an earlier message. */
+#define M3_GROUP_BYTES_MAX 65532
+int m3_group_send(m3_group *group, int level, const void *message,
+                  size_t bytes);
+/* Waits until the server has everything that was sent. */
+int m3_group_flush(m3_group *group);
+
+#define M3_GROUP_VIEW    1
+#define M3_GROUP_MESSAGE 2
+
+typedef struct m3_group_member {
+    uint64_t id;
+    const char *name;
+    int node;
+    int reserved;
+} m3_group_member;
+
+typedef struct m3_group_event {
+    int kind;        /* M3_GROUP_VIEW, M3_GROUP_MESSAGE */
+    int level;       /* of a message */
+    uint64_t index;  /* rises; the same for all members */
+    uint64_t sender; /* of a message: the id of a member */
+    uint64_t number; /* of the view; of the message among its sender's */
+    const void *data;
+    size_t bytes;
+    const m3_group_member *members;
+    size_t member_count;
+    uint64_t reserved[2];
+} m3_group_event;
+
+/* Waits for what this member was not given yet, and calls `told` for each.
+ * Returns how many there were. */
+int m3_group_receive(m3_group *group, int timeout_ms,
+                     void (*told)(void *argument, const m3_group_event *event),
+                     void *argument);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,6 +2,7 @@
 //!
 //! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`informing`],
 //!   [`migrating`], [`naming`], [`waker`], [`strings`]): ports and rings by handle.
+//! - `m3_cs_*`, `m3_group_*` ([`coordination`]): locks, elections, values and groups.
 //! - `dvk_*` ([`dvk`], [`dvk_informing`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the
@@ -18,6 +19,7 @@
 //! Not here: the calls themselves (`kernel/ipc`), linking (`library.sh`).
 
 mod cell;
+mod coordination;
 mod copying;
 mod delegating;
 mod dvk;

@@ -12,10 +12,12 @@ use crate::names;
 use crate::races::Races;
 use crate::replica::Replica;
 use crate::sensing::{Sensing, Vitals};
-use crate::values::{Order, Values};
+use crate::values::{Order, Past, Values};
 
 /// Sessions that did not come back for so long after a restart of this server are over.
 const RETURN_MS: u64 = 5_000;
+/// New lives of one process ([`Act::Reborn`]) lie between the incarnations of its successors.
+pub const LIVES_BITS: u32 = 16;
 /// What a frame between servers is about.
 const GROUP_FRAME: u8 = 1;
 const ASK_VITALS: u8 = 2;
@@ -77,6 +79,8 @@ pub struct Core {
     own: Host,
     /// Until then sessions may come back after a restart of this server; `None`: those that did not are over.
     returns_until: Option<u64>,
+    past: Past,
+    /// Others see that this server lives.
     has_settled: bool,
     replica: Replica,
     desk: Desk,
@@ -92,6 +96,8 @@ pub struct Core {
     vitals: Vitals,
     now: u64,
     is_own_asked: bool,
+    /// Revision in which this server's own key was put last.
+    own_put_at: u64,
 }
 
 impl Core {
@@ -99,6 +105,7 @@ impl Core {
         Core {
             own,
             returns_until: Some(now + RETURN_MS),
+            past: Past::Forgotten,
             has_settled: false,
             replica: Replica::default(),
             desk: Desk::default(),
@@ -113,6 +120,7 @@ impl Core {
             vitals: Vitals::default(),
             now,
             is_own_asked: false,
+            own_put_at: 0,
         }
     }
 
@@ -153,6 +161,7 @@ impl Core {
         let changed = self.replica.take(said);
         if !was_listed && self.replica.is_listed() {
             self.races.begin(&self.replica);
+            self.past = self.past_of_node();
             self.returns_until = Some(now + RETURN_MS);
         }
         if self.replica.is_listed() {
@@ -178,11 +187,15 @@ impl Core {
 
     /// This server's own key: without it others take it for dead, so a new life has to begin.
     fn keep_own(&mut self) {
-        if is_alive_in_engine(self.own, &self.replica) || self.is_own_asked {
+        if is_alive_in_engine(self.own, &self.replica) {
+            self.has_settled = true;
             return;
         }
-        let had_life = self.has_settled;
-        if had_life {
+        // The news of what was put last may be under way.
+        if self.is_own_asked || self.replica.seen() < self.own_put_at {
+            return;
+        }
+        if std::mem::take(&mut self.has_settled) {
             self.own.incarnation += 1;
             self.plain.push(Act::Reborn(self.own.incarnation));
             let own = self.own;
@@ -212,7 +225,9 @@ impl Core {
             }
             Purpose::Own => {
                 self.is_own_asked = false;
-                self.has_settled = true;
+                if let Reply::Done(revision) = reply {
+                    self.own_put_at = revision;
+                }
             }
             Purpose::Charter(name) => {
                 let mut around = around(self.now, &self.replica, (&mut self.desk, &mut self.answers, &mut self.frames));
@@ -220,6 +235,14 @@ impl Core {
             }
             Purpose::Tidy => {}
         }
+    }
+
+    /// Whether the predecessor of this server had one life only, whose lease goes on.
+    fn past_of_node(&self) -> Past {
+        let known = self.replica.get(&format!("n/{}", self.own.node));
+        let before = known.and_then(|known| std::str::from_utf8(&known.value).ok()?.parse::<u64>().ok());
+        let is_first_life = before.is_some_and(|incarnation| incarnation.is_multiple_of(1 << LIVES_BITS));
+        if is_first_life { Past::Remembered } else { Past::Forgotten }
     }
 
     // ---- sessions
@@ -230,7 +253,8 @@ impl Core {
         if self.sessions.contains(&session) {
             self.close(session, now);
         }
-        let highest = self.values.open(session, acknowledged, &self.replica)?;
+        let past = if self.returns_until.is_some() { self.past } else { Past::Over };
+        let highest = self.values.open(session, acknowledged, past, &self.replica)?;
         self.sessions.insert(session);
         self.races.adopt(session, &self.replica);
         Ok(highest)

@@ -38,6 +38,6 @@ mod replica;
 mod sensing;
 mod values;
 
-pub use crate::core::{Act, Answered, ClientCall, Core, Ticket};
+pub use crate::core::{Act, Answered, ClientCall, Core, LIVES_BITS, Ticket};
 pub use crate::groups::Host;
 pub use crate::sensing::Vitals;

@@ -24,6 +24,9 @@ use crate::desk::{Desk, Patience, Purpose, Reply};
 use crate::names;
 use crate::replica::Replica;
 
+/// How much later than their time those hear of it whose wish is being withdrawn, when the engine is away.
+const LATE_MS: u64 = 2_000;
+
 /// One session's wish, by its key in the engine.
 pub type WishKey = String;
 
@@ -32,6 +35,9 @@ struct Wish {
     value: Vec<u8>,
     stage: Stage,
     waiters: Vec<Waiter>,
+    /// Whose time is over: they hear it when the wish is gone. A server that is killed before would otherwise leave a
+    /// wish of which its client thinks that it is none.
+    late: Vec<Waiter>,
     /// Who released it, and waits until it is gone.
     releasing: Vec<Ticket>,
 }
@@ -97,7 +103,14 @@ impl Races {
             let Some(known) = replica.get(&key) else { continue };
             let is_first = owner(replica, prefix_of(&key)).is_some_and(|first| first.key == key);
             let stage = if is_first { Stage::Held(known.created) } else { Stage::Waiting(known.created) };
-            let wish = Wish { session, value: known.value.clone(), stage, waiters: Vec::new(), releasing: Vec::new() };
+            let wish = Wish {
+                session,
+                value: known.value.clone(),
+                stage,
+                waiters: Vec::new(),
+                late: Vec::new(),
+                releasing: Vec::new(),
+            };
             self.wishes.insert(key, wish);
         }
     }
@@ -133,7 +146,8 @@ impl Races {
                 Stage::Held(token) => answers.give(ticket, Answered::words(Fencing { token })),
                 _ => wish.waiters.push(Waiter { ticket, until }),
             }
-            return;
+            // One that was adopted may be the first meanwhile.
+            return self.look_at(&key, (replica, desk, answers));
         }
         if until <= now && owner(replica, &prefix).is_some() {
             return answers.refuse(ticket, Errno::TimedOut);
@@ -142,7 +156,14 @@ impl Races {
             return answers.refuse(ticket, Errno::NoSpace);
         }
         let waiters = vec![Waiter { ticket, until }];
-        let wish = Wish { session, value: value.to_vec(), stage: Stage::Putting, waiters, releasing: Vec::new() };
+        let wish = Wish {
+            session,
+            value: value.to_vec(),
+            stage: Stage::Putting,
+            waiters,
+            late: Vec::new(),
+            releasing: Vec::new(),
+        };
         put(&key, &wish, desk);
         self.wishes.insert(key, wish);
     }
@@ -196,6 +217,7 @@ impl Races {
         for key in keys {
             if let Some(wish) = self.wishes.get_mut(&key) {
                 wish.waiters.clear();
+                wish.late.clear();
                 wish.releasing.clear();
             }
             self.withdraw(&key, desk);
@@ -232,6 +254,7 @@ impl Races {
     pub fn was_withdrawn(&mut self, key: &WishKey, (desk, answers): (&mut Desk, &mut Answers)) {
         let Some(wish) = self.wishes.get_mut(key).filter(|wish| wish.stage == Stage::Leaving) else { return };
         wish.releasing.drain(..).for_each(|ticket| answers.give(ticket, Answered::default()));
+        wish.late.drain(..).for_each(|waiter| answers.refuse(waiter.ticket, Errno::TimedOut));
         if wish.waiters.is_empty() {
             self.wishes.remove(key);
         } else {
@@ -264,7 +287,9 @@ impl Races {
         let (Stage::Waiting(token) | Stage::Held(token)) = wish.stage else { return };
         match replica.get(key) {
             Some(known) if known.created == token => {
-                if owner(replica, prefix_of(key)).is_some_and(|first| first.key == *key) {
+                // One that was adopted is held only when its client asks for it again.
+                let is_wanted = matches!(wish.stage, Stage::Held(_)) || !wish.waiters.is_empty();
+                if is_wanted && owner(replica, prefix_of(key)).is_some_and(|first| first.key == *key) {
                     wish.stage = Stage::Held(token);
                     wish.waiters
                         .drain(..)
@@ -296,7 +321,7 @@ impl Races {
 
     pub fn deadline(&self) -> Option<u64> {
         let decided = self.wishes.values().filter(|wish| wish.stage != Stage::Putting);
-        let waiters = decided.flat_map(|wish| &wish.waiters).map(|waiter| waiter.until);
+        let waiters = decided.flat_map(|wish| wish.waiters.iter().chain(&wish.late)).map(|waiter| waiter.until);
         waiters.chain(self.observers.iter().map(|observer| observer.until)).min()
     }
 
@@ -308,15 +333,19 @@ impl Races {
             if matches!(wish.stage, Stage::Putting) {
                 continue;
             }
-            let before = wish.waiters.len();
-            wish.waiters.retain(|waiter| {
-                let waits = waiter.until > now;
-                if !waits {
+            let (late, waiting): (Vec<Waiter>, Vec<Waiter>) =
+                std::mem::take(&mut wish.waiters).into_iter().partition(|waiter| waiter.until <= now);
+            wish.waiters = waiting;
+            wish.late.extend(late.into_iter().map(|waiter| Waiter { until: now + LATE_MS, ..waiter }));
+            let goes_on = !wish.waiters.is_empty();
+            wish.late.retain(|waiter| {
+                let stays = !goes_on && waiter.until > now;
+                if !stays {
                     answers.refuse(waiter.ticket, Errno::TimedOut);
                 }
-                waits
+                stays
             });
-            if before > 0 && wish.waiters.is_empty() && matches!(wish.stage, Stage::Waiting(_)) {
+            if !wish.late.is_empty() && matches!(wish.stage, Stage::Waiting(_)) {
                 idle.push(key.clone());
             }
         }

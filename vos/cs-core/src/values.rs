@@ -41,6 +41,17 @@ struct Memory {
     at: Option<u64>,
 }
 
+/// Whether what sessions did before is in the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Past {
+    /// This server was just started again, and the lease under which its predecessor kept it never ended.
+    Remembered,
+    /// The lease ended meanwhile, or in the life of the predecessor.
+    Forgotten,
+    /// Who has not come back by now is forgotten.
+    Over,
+}
+
 #[derive(Default)]
 struct Client {
     memory: Memory,
@@ -104,11 +115,17 @@ impl Values {
     }
 
     /// A session begins, or goes on after a restart: the highest of its changes that happened. `ESTALE`: it has done
-    /// more than is remembered.
-    pub fn open(&mut self, session: u64, acknowledged: u64, replica: &Replica) -> Result<u64, Errno> {
+    /// something, and what that was may be forgotten.
+    pub fn open(&mut self, session: u64, acknowledged: u64, past: Past, replica: &Replica) -> Result<u64, Errno> {
         let memory = replica.get(&self.memory_key(session)).map(Memory::of).unwrap_or_default();
         let highest = memory.highest();
-        if acknowledged > highest {
+        let is_forgotten = match past {
+            // Of changes that failed nothing is kept, so a session may have done more than there is a memory of.
+            Past::Remembered => false,
+            Past::Over => acknowledged > highest,
+            Past::Forgotten => acknowledged > 0,
+        };
+        if is_forgotten {
             return Err(Errno::Stale);
         }
         self.clients.insert(session, Client { memory, ..Client::default() });

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cs_core::Host;
+use cs_core::{Host, LIVES_BITS};
 use vos_rt::{Boot, Failure, Kind, SpawnError, run};
 
 use crate::engine::Socket;
@@ -14,8 +14,6 @@ use crate::service::Cs;
 const KIND: Kind = Kind { name: "cs", system_calls: &[libc::SYS_pread64] };
 /// How long the daemon may take to tell what is in the engine.
 const PREPARATION: Duration = Duration::from_secs(100);
-/// New lives of one process ([`cs_core::Act::Reborn`]) lie between those of its successors.
-const LIVES_BITS: u32 = 16;
 
 /// Runs `dvs server cs`.
 pub fn main_from_spawn() -> ExitCode {

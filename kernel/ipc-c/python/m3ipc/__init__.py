@@ -17,6 +17,7 @@ or where the variable M3IPC_LIBRARY says. What each call promises is said in the
 
 from . import errors
 from ._library import Completion, Submission, lib
+from .coordination import ABSENT, ANY, Change, ChangeKind, Contended, Coordination, Group, GroupMessage, Held, Holder, Level, Member, Node, View
 from .errors import *  # noqa: F403
 from .info import ChannelInfo, DcInfo, End, EndpointInfo, Kind, Link, ProxyInfo, Sent, State, Traffic
 from .messages import Message, Notified, Place, RingClosed, RingOpened, RingReady, Woken
@@ -25,7 +26,21 @@ from .privileges import Calls, Privileges
 from .rings import Ring, RingServer
 
 __all__ = [name for name, value in vars(errors).items() if isinstance(value, type)] + [
+    "ABSENT",
+    "ANY",
     "Calls",
+    "Change",
+    "ChangeKind",
+    "Contended",
+    "Coordination",
+    "Group",
+    "GroupMessage",
+    "Held",
+    "Holder",
+    "Level",
+    "Member",
+    "Node",
+    "View",
     "ChannelInfo",
     "Completion",
     "DcInfo",

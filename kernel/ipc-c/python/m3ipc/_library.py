@@ -156,6 +156,55 @@ class CProxy(Structure):
     ]
 
 
+class CHolder(Structure):
+    _fields_ = [("token", c_uint64), ("node", c_int), ("value_bytes", c_uint32), ("reserved", c_uint64 * 2)]
+
+
+class CChange(Structure):
+    _fields_ = [
+        ("kind", c_int),
+        ("value_bytes", c_uint32),
+        ("revision", c_uint64),
+        ("key", c_char_p),
+        ("value", c_void_p),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class CNode(Structure):
+    _fields_ = [
+        ("node", c_int),
+        ("answered", c_int),
+        ("cpus", c_uint32),
+        ("reserved", c_uint32),
+        ("load", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("available_bytes", c_uint64),
+        ("round_trip_us", c_uint64),
+        ("links", c_uint64),
+        ("age_ms", c_uint64),
+    ]
+
+
+class CMember(Structure):
+    _fields_ = [("id", c_uint64), ("name", c_char_p), ("node", c_int), ("reserved", c_int)]
+
+
+class CGroupEvent(Structure):
+    _fields_ = [
+        ("kind", c_int),
+        ("level", c_int),
+        ("index", c_uint64),
+        ("sender", c_uint64),
+        ("number", c_uint64),
+        ("data", c_void_p),
+        ("bytes", c_size_t),
+        ("members", POINTER(CMember)),
+        ("member_count", c_size_t),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
 _HANDLE = c_void_p
 _MESSAGE = POINTER(CMessage)
 _PLACE = POINTER(CPlace)
@@ -242,6 +291,26 @@ _ARGUMENTS = {
     "m3_endpoints_info": [_HANDLE, POINTER(c_uint64), POINTER(CEndpoint), _SIZE],
     "m3_channels_info": [_HANDLE, _INT, POINTER(c_uint64), POINTER(CChannel), _SIZE],
     "m3_proxies_info": [_HANDLE, POINTER(c_uint64), POINTER(CProxy), _SIZE],
+    "m3_cs_open": [c_char_p, POINTER(_HANDLE)],
+    "m3_cs_close": [_HANDLE],
+    "m3_cs_lock": [_HANDLE, c_char_p, _INT, POINTER(c_uint64)],
+    "m3_cs_unlock": [_HANDLE, c_char_p, _UINT64],
+    "m3_cs_campaign": [_HANDLE, c_char_p, c_char_p, _SIZE, _INT, POINTER(c_uint64)],
+    "m3_cs_resign": [_HANDLE, c_char_p, _UINT64],
+    "m3_cs_confirm": [_HANDLE, _INT, c_char_p, _UINT64],
+    "m3_cs_owner": [_HANDLE, _INT, c_char_p, _UINT64, _INT, POINTER(CHolder), c_void_p, _SIZE],
+    "m3_cs_get": [_HANDLE, c_char_p, c_void_p, _SIZE, POINTER(c_uint64)],
+    "m3_cs_put": [_HANDLE, c_char_p, c_char_p, _SIZE, _UINT64, POINTER(c_uint64)],
+    "m3_cs_delete": [_HANDLE, c_char_p, _UINT64],
+    "m3_cs_list": [_HANDLE, c_char_p, c_void_p, c_void_p, POINTER(c_uint64)],
+    "m3_cs_watch": [_HANDLE, c_char_p, POINTER(c_uint64), _INT, c_void_p, c_void_p],
+    "m3_cs_sense": [_HANDLE, _INT, POINTER(CNode), _SIZE],
+    "m3_group_join": [_HANDLE, c_char_p, c_char_p, _INT, POINTER(_HANDLE)],
+    "m3_group_leave": [_HANDLE],
+    "m3_group_id": [_HANDLE, POINTER(c_uint64)],
+    "m3_group_send": [_HANDLE, _INT, c_char_p, _SIZE],
+    "m3_group_flush": [_HANDLE],
+    "m3_group_receive": [_HANDLE, _INT, c_void_p, c_void_p],
     "m3_strerror": [_INT],
     "m3_version": [],
 }

@@ -63,5 +63,12 @@ int main(void)
     IS(sizeof(mess_1) <= 56 && sizeof(mess_2) <= 56 && sizeof(mess_3) <= 56 && sizeof(mess_4) <= 56, 1);
     IS(sizeof(mess_5) <= 56 && sizeof(mess_6) <= 56 && sizeof(mess_7) <= 56 && sizeof(mess_8) <= 56, 1);
     IS(sizeof(mess_9) <= 56 && sizeof(mess_A) <= 56 && sizeof(mess_B) <= 56 && sizeof(mess_C) <= 56, 1);
+    IS(sizeof(m3_cs_holder), 32);
+    IS(sizeof(m3_cs_change), 48);
+    IS(offsetof(m3_cs_change, value), 24);
+    IS(sizeof(m3_cs_node), 64);
+    IS(sizeof(m3_group_member), 24);
+    IS(sizeof(m3_group_event), 80);
+    IS(offsetof(m3_group_event, members), 48);
     return faults;
 }

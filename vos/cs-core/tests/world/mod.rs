@@ -307,6 +307,12 @@ impl World {
         true
     }
 
+    /// Who wants something, by key, in the order in which they came.
+    pub fn queue(&self) -> Vec<(&String, u64)> {
+        let queued = self.engine.keys.iter().filter(|(key, _)| key.starts_with("l/"));
+        queued.map(|(key, (known, _))| (key, known.created)).collect()
+    }
+
     /// Time goes on for everybody.
     pub fn pass(&mut self, ms: u64) {
         self.now += ms;

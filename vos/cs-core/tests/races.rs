@@ -1,0 +1,223 @@
+//! Locks and values over several servers, and whatever may happen to these: one owner after the other, with rising
+//! tokens, and each change once.
+
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vos_api::Errno;
+use vos_api::Measured;
+use vos_api::cs::{ABSENT, ANY, Acquire, Fencing, Put, Race, Release, Request, Version};
+use world::World;
+
+const NODES: u8 = 3;
+
+#[derive(Clone, PartialEq, Debug)]
+enum Wish {
+    None,
+    Asked,
+    Held(u64),
+    Releasing(u64),
+}
+
+struct Client {
+    node: u8,
+    session: u64,
+    wish: Wish,
+    lock: u64,
+    /// What has no answer yet, by sequence, as it is sent again.
+    puts: BTreeMap<u64, (u64, Vec<u8>, u64)>,
+    next: u64,
+    done: Vec<(Vec<u8>, u64)>,
+}
+
+struct Story {
+    clients: Vec<Client>,
+    /// In the order in which owners heard that they are.
+    tokens: Vec<u64>,
+    /// A lease ended while its node lived: who has not heard of it may be behind.
+    has_lost: bool,
+}
+
+impl Story {
+    fn ask(&mut self, world: &mut World, which: usize) {
+        let client = &mut self.clients[which];
+        let name = Measured(b"stock");
+        match client.wish {
+            Wish::None => {
+                client.wish = Wish::Asked;
+                let wait_ms = if world.rng.one_in(3) { 50 } else { 3_600_000 };
+                let acquire = Acquire { race: Race::Lock, name, wait_ms, value: b"" };
+                client.lock = world.call(client.node, client.session, 0, Request::Acquire(acquire));
+            }
+            Wish::Held(token) => {
+                client.wish = Wish::Releasing(token);
+                let release = Release { race: Race::Lock, name, token };
+                client.lock = world.call(client.node, client.session, 0, Request::Release(release));
+            }
+            Wish::Asked | Wish::Releasing(_) => {}
+        }
+    }
+
+    fn put(&mut self, world: &mut World, which: usize) {
+        let client = &mut self.clients[which];
+        // As long as nothing of a session was answered, a server that lost its lease cannot know what it did.
+        let is_new = client.next == 2 && !client.puts.is_empty();
+        if client.puts.len() > 5 || is_new {
+            return;
+        }
+        let value = format!("{}:{}", client.session, client.next).into_bytes();
+        let condition = if world.rng.one_in(4) { ABSENT } else { ANY };
+        let put = Put { key: Measured(b"key"), condition, value: &value };
+        let ticket = world.call(client.node, client.session, client.next, Request::Put(put));
+        client.puts.insert(client.next, (ticket, value, condition));
+        client.next += 1;
+    }
+
+    fn listen(&mut self, world: &mut World) {
+        while let Some((node, ticket, answer)) = world.answers.pop_front() {
+            for client in self.clients.iter_mut().filter(|client| client.node == node) {
+                if client.lock == ticket {
+                    client.lock = 0;
+                    client.wish = match (&client.wish, &answer) {
+                        (Wish::Asked, Ok(said)) => {
+                            let token = Fencing::from(said.words).token;
+                            self.tokens.push(token);
+                            Wish::Held(token)
+                        }
+                        _ => Wish::None,
+                    };
+                }
+                let sequence = client.puts.iter().find(|(_, put)| put.0 == ticket).map(|(sequence, _)| *sequence);
+                if let Some((_, value, _)) = sequence.and_then(|sequence| client.puts.remove(&sequence)) {
+                    match &answer {
+                        Ok(said) => client.done.push((value, Version::from(said.words).revision)),
+                        Err(errno) => assert!(matches!(errno, Errno::Exists | Errno::Unreachable), "{errno}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server was killed: its clients come back, and ask again what was not answered.
+    fn come_back(&mut self, world: &mut World, node: u8) {
+        while !world.node(node).core.is_ready() {
+            assert!(world.step());
+        }
+        let has_lost = self.has_lost;
+        for client in self.clients.iter_mut().filter(|client| client.node == node) {
+            let now = world.now;
+            let acknowledged = client.puts.keys().next().copied().unwrap_or(client.next) - 1;
+            if world.node(node).core.open(client.session, acknowledged, now).is_err() {
+                // Only where the lease ended as well. It begins anew, and what it had under way is unknown to it.
+                assert!(has_lost, "the session goes on");
+                client.session += 1000;
+                (client.next, client.wish, client.lock) = (1, Wish::None, 0);
+                client.puts.clear();
+                world.node(node).core.open(client.session, 0, now).expect("a new session");
+            }
+            for (sequence, (ticket, value, condition)) in client.puts.clone() {
+                let put = Put { key: Measured(b"key"), condition, value: &value };
+                let again = world.call(node, client.session, sequence, Request::Put(put));
+                client.puts.insert(sequence, (again, value, condition));
+                assert_ne!(again, ticket);
+            }
+            let name = Measured(b"stock");
+            match client.wish {
+                Wish::Asked => {
+                    let acquire = Acquire { race: Race::Lock, name, wait_ms: 3_600_000, value: b"" };
+                    client.lock = world.call(node, client.session, 0, Request::Acquire(acquire));
+                }
+                Wish::Releasing(token) => {
+                    let release = Release { race: Race::Lock, name, token };
+                    client.lock = world.call(node, client.session, 0, Request::Release(release));
+                }
+                Wish::None | Wish::Held(_) => {}
+            }
+        }
+    }
+
+    fn check(&self, world: &World) {
+        if !self.has_lost {
+            assert!(self.tokens.is_sorted_by(|one, next| one < next), "one owner after the other: {:?}", self.tokens);
+        }
+        let unique: BTreeSet<&u64> = self.tokens.iter().collect();
+        assert_eq!(unique.len(), self.tokens.len(), "no token twice");
+        let mut written: BTreeMap<&[u8], usize> = BTreeMap::new();
+        for (_, value) in world.engine.written.iter().filter(|(key, _)| key == "k/key") {
+            *written.entry(value).or_default() += 1;
+        }
+        let is_first = |value: &[u8]| self.has_lost && value.ends_with(b":1");
+        let twice: Vec<_> = written.iter().filter(|(value, times)| **times > 1 && !is_first(value)).collect();
+        assert!(twice.is_empty(), "a change happened twice: {twice:?}");
+        for (value, _) in self.clients.iter().flat_map(|client| &client.done) {
+            assert!(written.contains_key(value.as_slice()), "what was said to be done is");
+        }
+    }
+}
+
+fn tell(seed: u64, leases_end: bool) {
+    println!("seed {seed}");
+    let mut world = World::new(seed, NODES);
+    world.settle(500, |_| ());
+    let mut story = Story { clients: Vec::new(), tokens: Vec::new(), has_lost: false };
+    for session in 1..=6 {
+        let node = (session % u64::from(NODES)) as u8;
+        let now = world.now;
+        world.node(node).core.open(session, 0, now).expect("a new session");
+        let (puts, done) = (BTreeMap::new(), Vec::new());
+        story.clients.push(Client { node, session, wish: Wish::None, lock: 0, puts, next: 1, done });
+    }
+    for _ in 0..600 {
+        let which = world.rng.below(6) as usize;
+        let node = world.rng.below(u64::from(NODES)) as u8;
+        match world.rng.below(100) {
+            0..20 => story.ask(&mut world, which),
+            20..35 => story.put(&mut world, which),
+            35 => {
+                world.kill(node);
+                story.come_back(&mut world, node);
+            }
+            36 => world.daemon_takes_over(node),
+            37 if leases_end && world.rng.one_in(4) => {
+                world.end_lease(node);
+                story.has_lost = true;
+            }
+            38..44 => world.pass(30),
+            _ => {
+                for _ in 0..world.rng.below(10) {
+                    world.step();
+                }
+            }
+        }
+        story.listen(&mut world);
+    }
+    story.check(&world);
+    // Everybody lets go of what he has, until nobody waits.
+    for _ in 0..40 {
+        world.settle(1_000, |world| story.listen(world));
+        (0..6)
+            .filter(|which| matches!(story.clients[*which].wish, Wish::Held(_)))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|which| story.ask(&mut world, which));
+    }
+    world.settle(10_000, |world| story.listen(world));
+    story.check(&world);
+    for client in &story.clients {
+        let is_quiet = client.wish == Wish::None && client.puts.is_empty();
+        assert!(is_quiet, "{} waits: {:?} {:?}; {:?}", client.session, client.wish, client.puts, world.queue());
+    }
+    let left: Vec<&String> = world.engine.keys.keys().filter(|key| key.starts_with("l/")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn owners_follow_each_other_and_changes_happen_once_while_servers_and_daemons_go() {
+    (0..150).for_each(|seed| tell(seed, false));
+}
+
+#[test]
+fn tokens_are_given_once_also_when_leases_end() {
+    (500..600).for_each(|seed| tell(seed, true));
+}
