@@ -73,7 +73,7 @@ fn what_is_wrong_with_a_cluster_is_said_with_what_to_do_and_shown_by_the_exit_st
     std::fs::write(socket.with_file_name("shelf.json"), "{}").expect("written");
     let done = asked.output().expect("dvs starts");
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(done.status.code() == Some(1) && said.contains("systemctl start dvsd"), "{said}");
+    assert!(done.status.code() == Some(1) && said.contains("dvs dev restart NODE"), "{said}");
 }
 
 /// Words that are nowhere else.
@@ -93,6 +93,11 @@ fn report_has_what_a_fault_needs_and_no_secret() {
     let settings = std::fs::read_to_string(&config).expect("settings");
     std::fs::write(&config, format!("{settings}\n[proxy_options]\nkey = \"{IN_OPTIONS}\"\n")).expect("written");
     cluster.ok(&["dev", "restart", "n1"]);
+    // Where the engine is a file, a node without a network keeps its lease.
+    cluster.ok(&["dev", "wire", "n2", "down"]);
+    finding(&cluster, "n2: node", &["its daemon lives, but n1 has no link to it", "TCP 7420 and 7421"]);
+    cluster.ok(&["dev", "wire", "n2", "up"]);
+    eventually("the cluster is well", SOON, || findings(&cluster).1.is_empty().then_some(()));
     cluster.container("shop", 2, &[]);
     let environment = format!("SECRET={IN_ENVIRONMENT}");
     let script = format!("echo {IN_OUTPUT}; echo {IN_TREE} > /dc/secret; echo {IN_OUTPUT} >&2; exec sleep 1000");

@@ -9,18 +9,29 @@ use crate::commands::{block_on, daemon};
 use crate::errors::Failure;
 
 const NEEDED_FOR: &str = "containers that span nodes";
+const START_SERVICE: &str = "systemctl status dvsd, systemctl start dvsd; journalctl -u dvsd says why it ended";
+const START_OTHER: &str = "start the daemon; of a development cluster: dvs dev restart NODE, or dvs doctor --clean";
 
 /// Nothing where no daemon was ever started: a machine that is being prepared is no node.
 pub fn examine(global: &Global) -> Vec<Examined> {
+    // Which daemon is meant may be open: that is no fault of a cluster.
     let place = match daemon(global) {
         Ok(daemon) => daemon,
-        Err(failure) => return vec![cannot_be_asked(&failure)],
+        Err(failure) => return vec![not_asked(State::Degraded, failure)],
     };
     match block_on(place.examine()) {
         Ok(Ok(examination)) => told(examination),
         Ok(Err(Error::NoDaemon { socket, .. })) if !is_a_node(&socket) => Vec::new(),
-        Ok(Err(error)) => vec![cannot_be_asked(&error.into())],
-        Err(failure) => vec![cannot_be_asked(&failure)],
+        Ok(Err(Error::NoDaemon { socket, source })) => {
+            let is_service = socket == global.places().system_socket();
+            let hint = if is_service { START_SERVICE } else { START_OTHER };
+            let gone = Failure::from(Error::NoDaemon { socket, source });
+            vec![not_asked(State::Broken, gone.hint(hint))]
+        }
+        // Who may not ask has been told so by the check for root.
+        Ok(Err(error @ Error::NotPermitted { .. })) => vec![not_asked(State::Degraded, error.into())],
+        Ok(Err(error)) => vec![not_asked(State::Broken, error.into())],
+        Err(failure) => vec![not_asked(State::Broken, failure)],
     }
 }
 
@@ -41,9 +52,8 @@ fn told(examination: Examination) -> Vec<Examined> {
     troubles.into_iter().map(Examined::from).collect()
 }
 
-fn cannot_be_asked(failure: &Failure) -> Examined {
-    let mut found = failure.what.clone();
-    failure.because.iter().for_each(|cause| found.push_str(&format!(": {cause}")));
-    let what_to_do = "systemctl status dvsd, systemctl start dvsd; journalctl -u dvsd says why it ended".to_owned();
-    Examined { state: State::Broken, found, what_to_do, ..Examined::well("daemon", NEEDED_FOR) }
+fn not_asked(state: State, failure: Failure) -> Examined {
+    let Failure { what, because, hint, .. } = failure;
+    let found = [vec![what], because].concat().join(": ");
+    Examined { state, found, what_to_do: hint.unwrap_or_default(), ..Examined::well("daemon", NEEDED_FOR) }
 }
