@@ -93,6 +93,16 @@ fn obey(client: &CsClient, memberships: &Mutex<HashMap<String, GroupMembership>>
                 Err(error) => format!("Err({error:?})"),
             }
         }
+        "flood" => {
+            let membership = memberships.lock().expect("alive")[words[1]].clone();
+            flood(&membership, number(2), number(3), number(4) as usize)
+        }
+        "beat" => {
+            let membership = memberships.lock().expect("alive")[words[1]].clone();
+            beat(&membership, words[2] == "send", number(3))
+        }
+        "echo" => echo(),
+        "rtt" => round_trips(ipc::Endpoint::new(number(1) as u32).expect("an endpoint"), number(2)),
         "view" => {
             let (number, members) = client.view(words[1], number(2), wait(3)).expect("a view");
             format!("{number}:{}", members.into_iter().map(|member| member.name).collect::<Vec<_>>().join("+"))
@@ -107,6 +117,90 @@ fn obey(client: &CsClient, memberships: &Mutex<HashMap<String, GroupMembership>>
         }
         other => panic!("{other}?"),
     }
+}
+
+/// Sends so many messages of 16 bytes in bursts, and takes what all members send until it has `total`: milliseconds,
+/// and what tells the order.
+fn flood(membership: &GroupMembership, count: u64, total: u64, burst: usize) -> String {
+    let (sender, begin) = (membership.clone(), Instant::now());
+    let sending = std::thread::spawn(move || {
+        let messages: Vec<[u8; 16]> = (0..burst).map(|index| [index as u8; 16]).collect();
+        let messages: Vec<&[u8]> = messages.iter().map(|message| &message[..]).collect();
+        for _ in 0..count / burst as u64 {
+            sender.send_all(Level::Agreed, &messages).expect("sent");
+        }
+        sender.flush().expect("sent");
+    });
+    let (mut taken, mut order) = (0, 0_u64);
+    while taken < total {
+        for event in membership.receive(PATIENCE).expect("a member") {
+            if let GroupEvent::Message { sender, number, .. } = event {
+                taken += 1;
+                order = order.wrapping_mul(31).wrapping_add(sender ^ number);
+            }
+        }
+    }
+    sending.join().expect("sent");
+    format!("{} {order}", begin.elapsed().as_millis())
+}
+
+/// Messages one after the other, each with the time at which it was sent: the median of how old they are when they are
+/// given, in microseconds.
+fn beat(membership: &GroupMembership, is_sender: bool, count: u64) -> String {
+    let now = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    };
+    let mut ages = Vec::new();
+    while (ages.len() as u64) < count {
+        if is_sender {
+            // So that what is measured is a message's way, not how many wait before it.
+            std::thread::sleep(Duration::from_millis(1));
+            membership.send(Level::Agreed, &now().to_le_bytes()).expect("sent");
+        }
+        let mut taken = 0;
+        while taken == 0 {
+            for event in membership.receive(PATIENCE).expect("a member") {
+                if let GroupEvent::Message { bytes, .. } = event
+                    && let Ok(sent) = bytes.try_into().map(u64::from_le_bytes)
+                {
+                    ages.push((now() - sent) / 1000);
+                    taken += 1;
+                }
+            }
+        }
+    }
+    ages.sort_unstable();
+    format!("{}", ages[ages.len() / 2])
+}
+
+fn echo() -> String {
+    let mut port = ipc::Port::connect(Path::new("/run/dvs/broker"), None).expect("bound");
+    let endpoint = port.endpoint();
+    std::thread::spawn(move || {
+        while let Ok(request) = port.receive(ipc::Source::Any, ipc::Wait::Forever) {
+            let from = request.source.expect("a caller");
+            if port.reply(from, &request).is_err() {
+                return;
+            }
+        }
+    });
+    endpoint.to_string()
+}
+
+/// Half of the median round trip of a message, in microseconds.
+fn round_trips(to: ipc::Endpoint, count: u64) -> String {
+    let mut port = ipc::Port::connect(Path::new("/run/dvs/broker"), None).expect("bound");
+    port.wait4bind(to, ipc::Wait::For(PATIENCE)).expect("its node has heard of it");
+    let mut took: Vec<u64> = (0..count)
+        .map(|_| {
+            let begin = Instant::now();
+            port.sendrec(to, &ipc::Message::new(1), ipc::Wait::For(PATIENCE)).expect("an answer");
+            begin.elapsed().as_nanos() as u64 / 2000
+        })
+        .collect();
+    took.sort_unstable();
+    took[took.len() / 2].to_string()
 }
 
 /// Adds so much to a number, one by one, each time comparing that nobody did meanwhile.
@@ -430,4 +524,43 @@ fn programs_in_c_and_python_count_under_one_lock_and_talk_in_one_group() {
         assert_eq!(common(one, other), common(other, one));
     }
     pids.iter().for_each(|pid| drop(cluster.ok(&["kill", "shop", pid.trim()])));
+}
+
+/// Figures; `docs/design/services.md` has them. Short in an ordinary run, where nothing of speed is asserted.
+#[test]
+fn three_members_of_one_node_and_of_three_are_given_a_flood_in_one_order() {
+    let (rounds, count, beats) = if end_to_end::is_long_run() { (5, 200_000, 1000) } else { (1, 20_000, 100) };
+    let cluster = cluster(&["shop"], 3);
+    for nodes in [["n1", "n1", "n1"], ["n1", "n2", "n3"]] {
+        let mut members = nodes.map(|node| Program::start(&cluster, "shop", node));
+        for (member, name) in members.iter_mut().zip(["a", "b", "c"]) {
+            assert!(member.ask(&format!("join crew {name} 20000")).starts_with("Ok"));
+        }
+        for member in &mut members {
+            member.receive_until("crew", "[a+b+c]");
+        }
+        for _ in 0..rounds {
+            let tags = members.each_mut().map(|member| member.tell(&format!("flood crew {count} {} 50", 3 * count)));
+            let said: Vec<String> = members.iter_mut().zip(tags).map(|(member, tag)| member.hear(&tag)).collect();
+            let told: Vec<(u64, &str)> = said
+                .iter()
+                .map(|said| said.split_once(' ').expect("two words"))
+                .map(|(ms, order)| (ms.parse().expect("a number"), order))
+                .collect();
+            assert!(told.iter().all(|(_, order)| *order == told[0].1), "one order: {said:?}");
+            let slowest = told.iter().map(|(ms, _)| *ms).max().unwrap_or(1).max(1);
+            println!("{nodes:?}: {} messages/s, each given to three", 3 * count * 1000 / slowest);
+
+            let echo = members[1].ask("echo");
+            let one_way = members[0].ask(&format!("rtt {echo} {beats}"));
+            let tags = ["send", "take", "take"];
+            let tags: Vec<String> = members
+                .iter_mut()
+                .zip(tags)
+                .map(|(member, role)| member.tell(&format!("beat crew {role} {beats}")))
+                .collect();
+            let ages: Vec<String> = members.iter_mut().zip(&tags).map(|(member, tag)| member.hear(tag)).collect();
+            println!("{nodes:?}: p50 {ages:?} us from send to each member; one way of a message {one_way} us");
+        }
+    }
 }

@@ -415,7 +415,7 @@ impl Core {
     pub fn deadline(&self) -> Option<u64> {
         let parts = [
             self.desk.deadline(),
-            self.races.deadline(),
+            self.races.deadline(&self.replica),
             self.values.deadline(),
             self.groups.deadline(),
             self.sensing.deadline(),

@@ -319,8 +319,8 @@ impl Races {
         }
     }
 
-    pub fn deadline(&self) -> Option<u64> {
-        let decided = self.wishes.values().filter(|wish| wish.stage != Stage::Putting);
+    pub fn deadline(&self, replica: &Replica) -> Option<u64> {
+        let decided = self.wishes.values().filter(|wish| wish.is_decided(replica));
         let waiters = decided.flat_map(|wish| wish.waiters.iter().chain(&wish.late)).map(|waiter| waiter.until);
         waiters.chain(self.observers.iter().map(|observer| observer.until)).min()
     }
@@ -329,8 +329,7 @@ impl Races {
         self.observers.retain(|observer| observer.until > now || !observer.is_answered(true, replica, answers));
         let mut idle = Vec::new();
         for (key, wish) in &mut self.wishes {
-            // One that is being put is decided soon; then it may be had without waiting.
-            if matches!(wish.stage, Stage::Putting) {
+            if !wish.is_decided(replica) {
                 continue;
             }
             let (late, waiting): (Vec<Waiter>, Vec<Waiter>) =
@@ -350,6 +349,17 @@ impl Races {
             }
         }
         idle.iter().for_each(|key| self.withdraw(key, desk));
+    }
+}
+
+impl Wish {
+    /// Whether it is known if it is the first. Until then nobody's time is over: who does not want to wait may have it.
+    fn is_decided(&self, replica: &Replica) -> bool {
+        match self.stage {
+            Stage::Putting => false,
+            Stage::Waiting(token) => replica.seen() >= token,
+            Stage::Held(_) | Stage::Leaving => true,
+        }
     }
 }
 

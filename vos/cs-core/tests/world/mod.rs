@@ -2,6 +2,8 @@
 //! answer, news that come late or as the last of several, links that are cut, servers that are killed, nodes that are
 //! lost.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::collections::{BTreeMap, VecDeque};
 
 use cs_core::{Act, Answered, ClientCall, Core, Host, Ticket};
