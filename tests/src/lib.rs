@@ -8,6 +8,7 @@
 
 pub mod c_library;
 pub mod load;
+pub mod machines;
 pub mod store_load;
 pub mod terminal;
 pub mod traces;

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum ErrorKind {
     /// 400
     BadRequest,
+    /// 403: whoever asks may not.
+    Forbidden,
     /// 404
     NotFound,
     /// 409: the name is taken, or the state does not allow it.
@@ -30,6 +32,7 @@ impl ErrorKind {
     pub fn http_status(self) -> u16 {
         match self {
             ErrorKind::BadRequest => 400,
+            ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
             ErrorKind::Conflict => 409,
             ErrorKind::NoSuchProgram | ErrorKind::NotExecutable => 422,

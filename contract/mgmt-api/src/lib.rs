@@ -11,6 +11,7 @@ mod bytes;
 mod dc;
 mod doctor;
 mod error;
+mod join;
 mod node;
 pub mod path;
 mod placement;
@@ -25,6 +26,10 @@ pub use dc::{
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use error::{ErrorBody, ErrorKind};
+pub use join::{
+    AuthorityStage, AuthorityState, EngineAnswer, JoinAnswer, JoinRequest, JoinToken, MemberAddress, NewToken, NoToken,
+    NodeChange, TOKEN_SECONDS, TokenInfo, TokenRequest,
+};
 pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node, NodeState,
     PAIRS_MAX, Version,

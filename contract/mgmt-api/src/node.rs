@@ -1,5 +1,7 @@
 //! Nodes and what `dvs node` shows of them.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Capacity, Promise};
@@ -50,6 +52,8 @@ pub enum NodeState {
     Suspect,
     /// Its lease runs, but the node that was asked has no link to it (any more).
     Unreachable,
+    /// The others decided that it is lost: what it was is over, and it may come back anew. Its lease may still run.
+    Fenced,
     /// Its lease ended.
     Down,
 }
@@ -59,6 +63,12 @@ pub struct Node {
     pub name: String,
     pub id: u16,
     pub state: NodeState,
+    /// Nothing new is placed there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
+    /// What people say of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Where proxies and daemons of other nodes reach it.
     pub address: String,
     pub proxy_port: u16,

@@ -25,8 +25,17 @@ pub const SETTINGS: &str = "/v1/settings";
 pub const METRICS: &str = "/metrics";
 /// GET: list of [`crate::Node`].
 pub const NODES: &str = "/v1/nodes";
-/// GET: [`crate::Node`].
+/// GET: [`crate::Node`]; PATCH [`crate::NodeChange`]: [`crate::Node`]; DELETE (`?lost=true`: its daemon is gone for
+/// good): the node is no part of the cluster any more.
 pub const NODE: &str = "/v1/nodes/{node}";
+/// GET: list of [`crate::TokenInfo`]; POST [`crate::TokenRequest`]: 201 with [`crate::NewToken`].
+pub const TOKENS: &str = "/v1/tokens";
+/// DELETE: nobody comes with it any more.
+pub const TOKEN: &str = "/v1/tokens/{id}";
+/// GET: [`crate::AuthorityState`]; POST: a new root begins to take the place of the one there is.
+pub const AUTHORITY: &str = "/v1/authority";
+/// POST [`crate::JoinRequest`]: [`crate::JoinAnswer`]. All that is answered to a peer without a certificate.
+pub const JOIN: &str = "/v1/join";
 /// GET: list of [`crate::Dc`]; POST [`crate::DcSpec`]: 201 with [`crate::Dc`]. `?start=true` starts it as well.
 pub const DCS: &str = "/v1/dcs";
 /// GET; DELETE (`?force=true` stops it first, `?keep_data=true` leaves images).

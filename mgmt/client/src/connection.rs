@@ -10,9 +10,10 @@ use hyper::http::Method;
 use hyper::http::header;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use mgmt_api::{ErrorBody, ErrorKind, stream};
+use mgmt_api::{ErrorBody, ErrorKind, JoinAnswer, JoinRequest, stream};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use crate::Error;
@@ -132,11 +133,7 @@ impl Client {
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
         let socket = UnixStream::connect(&self.socket).await.map_err(|source| self.no_connection(source))?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(Error::broken)?;
-        // The connection ends by itself with the answer's body; its own error reaches us through the sender.
-        tokio::spawn(connection.with_upgrades());
-        sender.send_request(request).await.map_err(Error::broken)
+        send_over(socket, request).await
     }
 
     fn no_connection(&self, source: io::Error) -> Error {
@@ -146,6 +143,32 @@ impl Client {
             _ => Error::NoDaemon { socket, source },
         }
     }
+}
+
+async fn send_over(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, Error> {
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Error::broken)?;
+    // The connection ends by itself with the answer's body; its own error reaches us through the sender.
+    tokio::spawn(connection.with_upgrades());
+    sender.send_request(request).await.map_err(Error::broken)
+}
+
+/// Asks a node of the cluster to become one, over a connection on which nobody has said who he is. May be repeated with
+/// the same request.
+pub async fn join(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    asked: &JoinRequest,
+) -> Result<JoinAnswer, Error> {
+    let exchange = async {
+        let request = request(Method::POST, mgmt_api::path::JOIN, Some(asked))?;
+        let bytes = read_body(refuse_errors(send_over(stream, request).await?).await?).await?;
+        serde_json::from_slice(&bytes)
+            .map_err(|cause| Error::Foreign(format!("the node answered something else: {cause}")))
+    };
+    within(ASK_SECONDS, exchange).await
 }
 
 /// An answer with what its headers say beside it.

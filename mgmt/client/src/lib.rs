@@ -13,8 +13,8 @@ mod frames;
 pub mod places;
 mod requests;
 
-pub use connection::{Client, LogStream};
+pub use connection::{Client, LogStream, join};
 pub use error::Error;
 pub use frames::{Frame, FrameReader, FrameWriter, Stream};
 pub use places::{DevCluster, DevNode, LocateError, Places, ProcessId, Wanted, locate};
-pub use requests::{AfterCreate, BeforeDelete, Data, LogQuery, Processes, Session};
+pub use requests::{AfterCreate, BeforeDelete, Data, LogQuery, NodeGone, Processes, Session};

@@ -95,6 +95,9 @@ pub struct DevCluster {
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<u8>,
+    /// Its machines have no daemons but those that people start in them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_bare: bool,
     /// Holds the network namespace with the bridge that joins the nodes.
     pub hub: Option<ProcessId>,
     pub nodes: Vec<DevNode>,
@@ -210,6 +213,7 @@ mod tests {
             program: "/dvs".into(),
             transport: None,
             etcd_members: 0,
+            is_bare: false,
             pairs: None,
             hub: None,
             nodes: vec![node("n1"), node("n2")],

@@ -6,8 +6,8 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health, Node, Process, RunRequest, RunResponse, SignalRequest,
-    Version,
+    AuthorityState, ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health, NewToken, Node, NodeChange, Process,
+    RunRequest, RunResponse, SignalRequest, TokenInfo, TokenRequest, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -32,6 +32,14 @@ pub enum BeforeDelete {
 pub enum Data {
     Keep,
     Remove,
+}
+
+/// What has become of a node that is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeGone {
+    /// Its daemon lives.
+    No,
+    ForGood,
 }
 
 /// Which part of a log.
@@ -75,6 +83,38 @@ pub struct Processes {
 impl Client {
     pub async fn version(&self) -> Result<Version, Error> {
         self.json(Method::GET, path::VERSION, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn create_token(&self, asked: &TokenRequest) -> Result<NewToken, Error> {
+        self.json(Method::POST, path::TOKENS, Some(asked), ASK_SECONDS).await
+    }
+
+    pub async fn tokens(&self) -> Result<Vec<TokenInfo>, Error> {
+        self.json(Method::GET, path::TOKENS, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn remove_token(&self, id: &str) -> Result<(), Error> {
+        let path = named(path::TOKEN, &[("id", id)]);
+        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+    }
+
+    pub async fn authority(&self) -> Result<AuthorityState, Error> {
+        self.json(Method::GET, path::AUTHORITY, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn rotate_authority(&self) -> Result<AuthorityState, Error> {
+        self.json(Method::POST, path::AUTHORITY, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn change_node(&self, node: &str, change: &NodeChange) -> Result<Node, Error> {
+        self.json(Method::PATCH, &named(path::NODE, &[("node", node)]), Some(change), ASK_SECONDS).await
+    }
+
+    /// `lost`: its machine is gone for good.
+    pub async fn remove_node(&self, node: &str, gone: NodeGone) -> Result<(), Error> {
+        let lost = if gone == NodeGone::ForGood { "?lost=true" } else { "" };
+        let path = format!("{}{lost}", named(path::NODE, &[("node", node)]));
+        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
     }
 
     /// Not ready is an answer, not an error.

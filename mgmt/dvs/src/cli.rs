@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use client::{Places, Wanted};
 
 use crate::commands::{
-    attach, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, metrics, names, node, ps, run,
-    version,
+    attach, cluster, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, metrics, names, node,
+    ps, run, version,
 };
 use crate::output::Format;
 
@@ -115,6 +115,8 @@ pub enum Command {
     Ds(ds::Command),
     #[command(subcommand)]
     Node(node::Command),
+    #[command(subcommand)]
+    Cluster(cluster::Command),
     #[command(subcommand)]
     Dev(dev::Command),
     Metrics(metrics::Options),

@@ -15,6 +15,7 @@ mod cli;
 mod commands;
 mod dev;
 mod errors;
+mod installed;
 mod output;
 mod pump;
 mod terminal;

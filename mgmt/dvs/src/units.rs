@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use mgmt_api::WaitMode;
@@ -25,6 +26,22 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let value: f64 = number.parse().map_err(|_| bad())?;
     let total = value * (1_u64 << shift) as f64;
     if total.is_finite() && total < 9e18 { Ok(total as u64) } else { Err(bad()) }
+}
+
+/// `90s`, `10m`, `1h`, `7d`: a number without a unit would be guessed at.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is no time; write e.g. 90s, 10m, 1h or 7d");
+    let split = text.find(|symbol: char| !symbol.is_ascii_digit()).ok_or_else(bad)?;
+    let (number, unit) = text.split_at(split);
+    let seconds: u64 = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(bad()),
+    };
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    number.checked_mul(seconds).filter(|seconds| *seconds < 1 << 40).map(Duration::from_secs).ok_or_else(bad)
 }
 
 /// Linux on x86-64 and all other machines we build for.

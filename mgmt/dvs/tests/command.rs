@@ -441,10 +441,7 @@ fn authority_and_certificates_are_made_without_a_daemon_and_the_daemon_says_how(
     let made = make(&["node", "cert", "n1", "--ca", &ca, "--out", &node, "--address", "192.0.2.11", "-o", "json"]);
     let made: serde_json::Value = serde_json::from_str(&stdout(&made)).unwrap();
     assert_eq!((made["cluster"].as_str(), made["node"].as_str()), (Some("home"), Some("n1")));
-    assert!(
-        pki::server_config(std::path::Path::new(&node)).is_ok()
-            && pki::client_config(std::path::Path::new(&node)).is_ok()
-    );
+    assert!(pki::NodeCredentials::load(std::path::Path::new(&node)).is_ok());
 
     let settings = directory.path().join("dvsd.toml");
     let under = |name: &str| directory.path().join(name);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use cluster::conformance::Open;
 use cluster::etcd::EtcdEngine;
+use cluster::etcd::membership::Promotion;
 use cluster::lease::KeptLease;
 use cluster::{Compare, Engine, EngineError, EventKind, Lookup, Op, Outcome, Revision};
 use members::relay::Relay;
@@ -416,4 +417,66 @@ fn compaction_is_told_to_who_is_behind_and_to_nobody_else() {
     assert!(matches!(late.recv(SOON), Err(EngineError::Compacted { .. })));
     done(engine.transact(&[], &[Op::put("/b", "1")]));
     assert_eq!(current.recv(SOON).unwrap().unwrap().key, "/b");
+}
+
+/// Two ports that were free a moment ago.
+fn free_ports() -> (u16, u16) {
+    let (a, b) =
+        (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    (a.local_addr().unwrap().port(), b.local_addr().unwrap().port())
+}
+
+/// Until something is so.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < until, "not within 30 s: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn members_come_as_learners_and_go_while_a_writer_goes_on() {
+    if !is_installed() {
+        return;
+    }
+    let mut cluster = Members::start(1, Security::Plain, &[]);
+    let engine = EtcdEngine::open(cluster.config()).unwrap();
+    let until = Instant::now() + 3 * SOON;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| {
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+                count += 1;
+                assert!(matches!(engine.transact(&[], &[Op::put("/count", count.to_string())]), Ok(Outcome::Done(_))));
+            }
+            count
+        });
+        for _ in 0..2 {
+            let (client, peer) = free_ports();
+            let url = format!("http://127.0.0.1:{peer}");
+            engine.add_learner(&url).unwrap();
+            engine.add_learner(&url).expect("again is no error");
+            let learner = engine.listed_members().unwrap().into_iter().find(|member| member.peer_url == url).unwrap();
+            assert!(learner.is_learner && !learner.has_started);
+            assert_eq!(engine.promote(learner.id).unwrap(), Promotion::Behind);
+            cluster.start_further(&url, client);
+            eventually("a voter", || engine.promote(learner.id).unwrap() == Promotion::Done);
+            assert_eq!(engine.promote(learner.id).expect("again is no error"), Promotion::Done);
+            engine.set_members(cluster.members.iter().map(|member| member.address.clone()).collect()).unwrap();
+        }
+        // The first goes, which serves this engine and leads.
+        let listed = engine.listed_members().unwrap();
+        assert_eq!(listed.iter().filter(|member| !member.is_learner && member.has_started).count(), 3);
+        let first = listed.iter().find(|member| cluster.members[0].listens_to_peers_at(&member.peer_url)).unwrap();
+        engine.set_members(cluster.members[1..].iter().map(|member| member.address.clone()).collect()).unwrap();
+        engine.remove_member(first.id).unwrap();
+        engine.remove_member(first.id).expect("again is no error");
+        eventually("its process has ended", || cluster.members[0].has_ended());
+        eventually("two are left", || engine.listed_members().is_ok_and(|listed| listed.len() == 2));
+        stop.store(true, Ordering::Relaxed);
+        let count = written.join().unwrap();
+        assert_eq!(engine.read("/count").unwrap().unwrap().value, count.to_string().into_bytes());
+    });
 }

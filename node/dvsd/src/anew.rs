@@ -32,7 +32,8 @@ pub fn begin_anew_on_panic() {
     });
 }
 
-fn begin_anew() -> std::io::Error {
+/// The same process from its beginning. Returns only why it could not.
+pub fn begin_anew() -> std::io::Error {
     let mut arguments = std::env::args_os();
     let own_name = arguments.next().unwrap_or_else(|| "dvs".into());
     Command::new("/proc/self/exe").arg0(own_name).args(arguments).exec()

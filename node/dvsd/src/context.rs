@@ -15,10 +15,14 @@ use crate::config::Config;
 use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
 use crate::duties::Duties;
+use crate::engine::EtcdChoice;
+use crate::joining::certificates::Certificates;
+use crate::judging::Court;
 use crate::metrics::Tally;
 use crate::observed::Observed;
 use crate::presence::Presence;
 use crate::proxyctl::ProxyControl;
+use crate::quorum::Members;
 use crate::records::NodeRecord;
 use crate::service_manager::ServiceManager;
 
@@ -34,6 +38,12 @@ pub struct Context {
     pub desks: Desks,
     /// Absent before the daemon has come alive and once it stops.
     pub presence: Mutex<Option<Presence>>,
+    /// Likewise.
+    pub certificates: Mutex<Option<Certificates>>,
+    /// Likewise; and where the cluster does not decide which nodes run members of etcd.
+    pub quorum: Mutex<Option<Members>>,
+    /// Where the engine is, as the daemon was told at its start.
+    pub etcd: Option<EtcdChoice>,
     /// All nodes ever seen, as the follower knows them.
     pub members: RwLock<BTreeMap<String, NodeRecord>>,
     /// Containers, and nodes that are alive.
@@ -48,9 +58,45 @@ pub struct Context {
     pub requests: Requests,
     /// What the last report of the node's health found: whoever only counts need not ask everybody again.
     pub checked: Mutex<Vec<HealthCheck>>,
+    /// Why the daemon has to end, of itself.
+    pub ending: watch::Sender<Option<Ending>>,
+    /// Incarnations of nodes that are over, as the engine's follower said.
+    pub verdicts: RwLock<BTreeMap<String, u64>>,
+    /// Absent before the daemon has come alive and once it stops.
+    pub court: Mutex<Option<Court>>,
+}
+
+/// Why a daemon ends without being told to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// The node was taken out of the cluster.
+    Removed,
+    /// The others decided that it was lost: it begins anew.
+    Fenced,
 }
 
 impl Context {
+    /// It was decided that this incarnation of the node is over, and there is no later one.
+    pub fn is_fenced(&self, record: &NodeRecord) -> bool {
+        self.verdicts.read().get(&record.name).is_some_and(|over| record.epoch <= *over)
+    }
+
+    /// Links lead to nodes that are not fenced.
+    pub fn tell_proxies(&self) {
+        let members = self.members.read().clone();
+        let members = members.into_iter().filter(|(_, record)| !self.is_fenced(record)).collect();
+        // First the broker's side: a link that comes or goes is judged by how many there are.
+        self.directory.learned_members(&members);
+        self.proxy.set_peers(&members, &self.config);
+    }
+
+    /// Verdicts are others now.
+    pub fn judged(&self, verdicts: BTreeMap<String, u64>) {
+        *self.verdicts.write() = verdicts;
+        self.tell_proxies();
+        self.changed();
+    }
+
     pub fn lease(&self) -> Option<LeaseId> {
         self.presence.lock().as_ref().and_then(Presence::lease)
     }

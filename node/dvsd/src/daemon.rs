@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use abi::NodeId;
@@ -19,24 +19,31 @@ use cluster::follow::Follower;
 use cluster::known::Answers;
 use mgmt_api::Capacity;
 use parking_lot::Mutex;
+use pki::{Door, NodeCredentials};
+use proxy_host::control::CredentialTexts;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
-use crate::api::{self, Api, remote, serve};
+use crate::api::serve::{self, Routers};
+use crate::api::{self, Api, remote};
 use crate::config::Config;
-use crate::context::Context;
+use crate::context::{Context, Ending};
 use crate::descriptors;
 use crate::directory::EndpointDirectory;
 use crate::duties::{Duties, REPORT_LIMIT};
-use crate::engine;
+use crate::engine::{self, EtcdChoice, Opened};
 use crate::farewell;
+use crate::joining::authority::{self, AuthorityError};
+use crate::joining::certificates::{self, Certificates, Users};
+use crate::judging::Court;
 use crate::ledger;
 use crate::member::{self, MemberError};
 use crate::metrics::{Measured, Tally};
 use crate::news::News;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
+use crate::quorum::{self, EngineFile, Members, QuorumError};
 use crate::reconcile::Reconciler;
 use crate::records::{self, NodeHealth};
 use crate::registry;
@@ -44,6 +51,7 @@ use crate::service_manager::ServiceManager;
 use crate::shelf::{self, Shelving};
 use crate::spawn;
 use crate::state;
+use crate::supervise::{self, Watching};
 
 /// Threads of the API: it copies streams and answers questions, the work is elsewhere.
 const API_THREADS: usize = 2;
@@ -53,6 +61,9 @@ const UNMANNED_AT_MOST: Duration = Duration::from_secs(3600);
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// As long as something is wrong, others learn soon that it is no more.
 const REPORT_EVERY_WITH_PROBLEMS: Duration = Duration::from_millis(100);
+
+/// Below the state directory, where `dvs cluster init` leaves the authority for the first daemon.
+const AUTHORITY_DIR: &str = "authority";
 
 /// How often the node looks what it has for containers: placing asks for what is free now besides.
 const MEASURE_EVERY: Duration = Duration::from_secs(10);
@@ -73,6 +84,14 @@ pub enum DaemonError {
     Open(#[from] engine::OpenError),
     #[error("this node's member of the cluster engine cannot be looked after")]
     Member(#[from] MemberError),
+    #[error("the members of the cluster engine cannot be looked after")]
+    Quorum(#[from] QuorumError),
+    #[error("this node was taken out of the cluster")]
+    Removed,
+    #[error("the others decided that this node was lost")]
+    Fenced,
+    #[error("the cluster's authority cannot be used")]
+    Authority(#[from] AuthorityError),
     #[error("the cluster engine cannot be used")]
     Format(#[from] records::FormatError),
     #[error("the node's certificates cannot be used")]
@@ -103,14 +122,19 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let manager = Arc::new(ServiceManager::from_env());
     manager.say_status("preparing");
     make_directories(&config)?;
+    let credentials = certificates::open(&config.tls_dir)?;
+    let etcd = engine::chosen(&config).map_err(engine::OpenError::Settings)?;
+    let for_etcd = credentials_for_etcd(etcd.as_ref(), &credentials)?;
     manager.say_status("opening the cluster engine");
-    let member = member::look_after(&config)?;
+    let member = member::look_after(&config, etcd.as_ref())?;
     let tally = Arc::new(Tally::default());
-    let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine::open(&config)?, &tally));
+    let Opened { engine, etcd: etcd_engine } = engine::open(&config, etcd.as_ref(), for_etcd.as_ref())?;
+    let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine, &tally));
     records::adopt_format(&*engine)?;
+    authority::take_over(&*engine, &config.state_dir.join(AUTHORITY_DIR), &config.node, &credentials.facts())?;
     manager.say_status("taking over what runs");
-    let acceptor = TlsAcceptor::from(pki::server_config(&config.tls_dir)?);
-    let connector = remote::connector(pki::client_config(&config.tls_dir)?);
+    let acceptor = TlsAcceptor::from(credentials.server_config(Door::Anyone)?);
+    let connector = remote::connector(credentials.client_config()?);
     // Two daemons of one node would fight over its containers.
     let socket = serve::bind_unix(&config.socket)?;
     let api_listener = listen(&config)?;
@@ -150,6 +174,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         directory,
         desks: Default::default(),
         presence: Mutex::new(None),
+        certificates: Mutex::new(None),
+        quorum: Mutex::new(None),
+        etcd,
         members: Default::default(),
         observed: Default::default(),
         changes: tokio::sync::watch::Sender::new(0),
@@ -158,6 +185,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         tally,
         requests: Default::default(),
         checked: Default::default(),
+        ending: tokio::sync::watch::Sender::new(None),
+        verdicts: Default::default(),
+        court: Mutex::new(None),
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
@@ -168,10 +198,32 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
 
     let reconciler = Arc::new(Reconciler::new(&context));
     let also = Arc::clone(&reconciler);
-    let presence = Presence::start(&engine, &context.config.node, move || also.report_again())?;
+    let managed = context.etcd.as_ref().and_then(|etcd| etcd.managed.as_ref());
+    let besides = managed.and_then(|managed| quorum::offer(&context.config, managed)).into_iter().collect();
+    let presence = Presence::start(&engine, &context.config.node, besides, move || also.report_again())?;
     *context.presence.lock() = Some(presence);
+    let member = Arc::new(Mutex::new(member));
+    if let (Some(managed), Some(etcd_engine)) = (managed, &etcd_engine) {
+        let file = EngineFile::read(&context.config.state_dir).map_err(QuorumError::File)?;
+        let running = member.lock().take();
+        *context.quorum.lock() = Some(Members::start(&context.config, managed, etcd_engine, file, running)?);
+    }
+    let others = for_etcd.into_iter().filter(|other| !Arc::ptr_eq(other, &credentials)).collect();
+    let (also, of_member) = (Arc::downgrade(&context), Arc::clone(&member));
+    let asked = Arc::downgrade(&context);
+    let users = Users {
+        changed: Box::new(move || certificates_changed(&also, &of_member)),
+        are_current: Box::new(move || {
+            let context = asked.upgrade();
+            context.is_some_and(|context| context.quorum.lock().as_ref().is_none_or(Members::has_new_certificates))
+        }),
+    };
+    let kept = Certificates::start(&engine, &context.config, &credentials, others, users);
+    *context.certificates.lock() = Some(kept.map_err(DaemonError::Thread)?);
     let mut news = News::new(&context, &reconciler);
     let follower = Follower::start(&engine, "/", move |change| news.take(change)).map_err(DaemonError::Thread)?;
+
+    *context.court.lock() = Some(Court::start(&context, etcd_engine).map_err(DaemonError::Thread)?);
 
     tracing::info!(
         node = context.config.node,
@@ -194,10 +246,47 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     context.desks.stop();
     context.proxy.stop();
     drop(watching);
+    drop(context.court.lock().take());
+    drop(context.certificates.lock().take());
+    let quorum = context.quorum.lock().take();
+    if let (Err(DaemonError::Removed), Some(quorum)) = (&served, &quorum) {
+        quorum.leave();
+    }
+    drop(quorum);
     drop(context.presence.lock().take());
-    drop(member);
+    drop(member.lock().take());
     let _ = fs::remove_file(&context.config.socket);
     served
+}
+
+/// The cluster's own, unless etcd has an authority of its own.
+fn credentials_for_etcd(
+    etcd: Option<&EtcdChoice>,
+    own: &Arc<NodeCredentials>,
+) -> Result<Option<Arc<NodeCredentials>>, pki::PkiError> {
+    let Some(dir) = etcd.and_then(|etcd| etcd.tls_dir.as_ref()) else { return Ok(None) };
+    if dir == own.dir() { Ok(Some(Arc::clone(own))) } else { certificates::open(dir).map(Some) }
+}
+
+/// All who have copies get new ones: links and the member of etcd.
+fn certificates_changed(context: &Weak<Context>, member: &Mutex<Option<Watching>>) {
+    let Some(context) = context.upgrade() else { return };
+    match CredentialTexts::read(&context.config.tls_dir) {
+        Ok(texts) => context.proxy.set_credentials(texts),
+        Err(error) => tracing::error!(error = supervise::causes(&error), "links keep their certificates"),
+    }
+    if let Some(quorum) = &*context.quorum.lock() {
+        quorum.certificates_changed();
+    } else if context.etcd.as_ref().is_some_and(|etcd| etcd.serve.is_some()) {
+        let mut member = member.lock();
+        drop(member.take());
+        match member::look_after(&context.config, context.etcd.as_ref()) {
+            Ok(watching) => *member = watching,
+            Err(error) => {
+                tracing::error!(error = supervise::causes(&error), "the member of etcd cannot be looked after")
+            }
+        }
+    }
 }
 
 fn make_directories(config: &Config) -> Result<(), DaemonError> {
@@ -250,19 +339,24 @@ fn serve_api(
         .map_err(DaemonError::Thread)?;
     let context = Arc::clone(&api.context);
     let cluster: Arc<str> = context.config.cluster.as_str().into();
-    let router = api::router(api);
+    let routers = Routers { nodes: api::router(Arc::clone(&api)), strangers: api::strangers_router(api) };
     let result = runtime.block_on(async move {
         let socket = UnixListener::from_std(socket).map_err(DaemonError::Thread)?;
         let listener = TcpListener::from_std(listener).map_err(DaemonError::Thread)?;
+        let mut ending = context.ending.subscribe();
         let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
-        tokio::spawn(serve::serve_unix(socket, router.clone()));
-        tokio::spawn(serve::serve_tls(listener, acceptor, cluster, router));
+        tokio::spawn(serve::serve_unix(socket, routers.nodes.clone()));
+        tokio::spawn(serve::serve_tls(listener, acceptor, cluster, routers));
         tokio::spawn(report(Arc::clone(&context), capacity));
         tokio::spawn(tell_service_manager(context));
         tokio::select! {
             _ = terminate.recv() => (),
             _ = interrupt.recv() => (),
+            why = ending.wait_for(Option::is_some) => return Err(match why.ok().and_then(|why| *why) {
+                Some(Ending::Fenced) => DaemonError::Fenced,
+                Some(Ending::Removed) | None => DaemonError::Removed,
+            }),
         }
         Ok(())
     });

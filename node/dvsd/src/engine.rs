@@ -12,9 +12,11 @@ use std::time::Duration;
 use cluster::etcd::{EtcdConfig, EtcdEngine, Member, User};
 use cluster::local::{LocalConfig, LocalEngine};
 use cluster::{Engine, EngineError};
+use pki::NodeCredentials;
 use serde::Deserialize;
 
 use crate::config::Config;
+use crate::quorum::{EngineFile, FileError};
 
 /// What etcd calls its own; the numbers that are assigned to it.
 pub const CLIENT_PORT: u16 = 2379;
@@ -26,7 +28,10 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdSettings {
-    /// Where members serve clients: `["10.0.0.1:2379", …]`.
+    /// The cluster decides which nodes run a member, and keeps `STATE_DIR/engine.json`. False.
+    pub managed: Option<bool>,
+    /// Where members serve clients: `["10.0.0.1:2379", …]`. Not with `managed`.
+    #[serde(default)]
     pub members: Vec<String>,
     /// What all keys of this cluster begin with. `dvs/CLUSTER`.
     pub root: Option<String>,
@@ -43,14 +48,15 @@ pub struct EtcdSettings {
 }
 
 /// `[etcd.serve]`.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServeSettings {
     /// 2379.
     pub client_port: Option<u16>,
     /// 2380.
     pub peer_port: Option<u16>,
-    /// Of all nodes that run a member, this one too: `{ n1 = "10.0.0.1:2380", … }`.
+    /// Of all nodes that run a member, this one too: `{ n1 = "10.0.0.1:2380", … }`. Not with `managed`.
+    #[serde(default)]
     pub peers: BTreeMap<String, String>,
     /// The program; `etcd`, looked for where programs are.
     pub program: Option<PathBuf>,
@@ -60,6 +66,12 @@ pub struct ServeSettings {
 pub enum EtcdSettingsError {
     #[error("etcd needs at least one member (setting 'etcd.members')")]
     NoMembers,
+    #[error(
+        "with 'etcd.managed' the cluster knows the members: leave out 'etcd.members', 'etcd.serve.peers', 'etcd.user'"
+    )]
+    ManagedAndGiven,
+    #[error("where the members of the engine are is not known")]
+    File(#[from] FileError),
     #[error("the setting 'etcd.members'")]
     BadMember(#[from] cluster::etcd::BadMember),
     #[error(
@@ -89,6 +101,18 @@ pub struct EtcdChoice {
     pub tls_dir: Option<PathBuf>,
     pub user: Option<(String, PathBuf)>,
     pub serve: Option<Serve>,
+    /// Members and `serve` are those of the file, as they are now.
+    pub managed: Option<Managed>,
+}
+
+/// How this node would run a member, where the cluster decides whether it does.
+#[derive(Clone, Debug)]
+pub struct Managed {
+    pub root: String,
+    pub tls_dir: Option<PathBuf>,
+    pub client_port: u16,
+    pub peer_port: u16,
+    pub program: PathBuf,
 }
 
 /// The member that this node runs.
@@ -98,6 +122,8 @@ pub struct Serve {
     pub client_port: u16,
     pub peer_port: u16,
     pub peers: BTreeMap<String, Member>,
+    /// It comes to others that are there already.
+    pub joins: bool,
     pub program: PathBuf,
 }
 
@@ -109,8 +135,14 @@ impl EtcdSettings {
         advertise: IpAddr,
         tls_dir: &Path,
     ) -> Result<EtcdChoice, EtcdSettingsError> {
+        let is_managed = self.managed.unwrap_or(false);
         let members = self.members.iter().map(|text| text.parse()).collect::<Result<Vec<Member>, _>>()?;
-        if members.is_empty() {
+        if is_managed {
+            let has_peers = self.serve.as_ref().is_some_and(|serve| !serve.peers.is_empty());
+            if has_peers || !members.is_empty() || self.user.is_some() {
+                return Err(EtcdSettingsError::ManagedAndGiven);
+            }
+        } else if members.is_empty() {
             return Err(EtcdSettingsError::NoMembers);
         }
         let root = self.root.unwrap_or_else(|| format!("dvs/{cluster}"));
@@ -129,8 +161,64 @@ impl EtcdSettings {
             _ => return Err(EtcdSettingsError::HalfAUser),
         };
         let tls_dir = self.tls.unwrap_or(true).then(|| self.tls_dir.unwrap_or_else(|| tls_dir.to_owned()));
+        if is_managed {
+            let serve = self.serve.unwrap_or_default();
+            let managed = Managed {
+                root: root.clone(),
+                tls_dir: tls_dir.clone(),
+                client_port: serve.client_port.unwrap_or(CLIENT_PORT),
+                peer_port: serve.peer_port.unwrap_or(PEER_PORT),
+                program: serve.program.unwrap_or_else(|| PathBuf::from("etcd")),
+            };
+            return Ok(EtcdChoice { members, root, tls_dir, user, serve: None, managed: Some(managed) });
+        }
         let serve = self.serve.map(|serve| serve.settle(node, advertise)).transpose()?;
-        Ok(EtcdChoice { members, root, tls_dir, user, serve })
+        Ok(EtcdChoice { members, root, tls_dir, user, serve, managed: None })
+    }
+}
+
+impl Managed {
+    /// Where clients find the members that are known.
+    pub fn voters(&self, file: &EngineFile) -> Vec<Member> {
+        // What the engine or the file holds was an address once; one that is none is left out.
+        file.members.values().filter_map(|address| address.client.parse().ok()).collect()
+    }
+
+    /// With what the file says now.
+    pub fn choice(&self, config: &Config, file: &EngineFile) -> Result<EtcdChoice, EtcdSettingsError> {
+        let members = self.voters(file);
+        if members.is_empty() {
+            return Err(EtcdSettingsError::NoMembers);
+        }
+        let serve = file.own.as_ref().map(|own| {
+            let peers = own.initial.iter().map(|(name, peer)| Ok((name.clone(), peer.parse()?)));
+            let peers = peers.collect::<Result<BTreeMap<String, Member>, EtcdSettingsError>>()?;
+            Ok::<Serve, EtcdSettingsError>(Serve {
+                address: config.advertise,
+                client_port: self.client_port,
+                peer_port: self.peer_port,
+                peers,
+                joins: !own.is_first,
+                program: self.program.clone(),
+            })
+        });
+        Ok(EtcdChoice {
+            members,
+            root: self.root.clone(),
+            tls_dir: self.tls_dir.clone(),
+            user: None,
+            serve: serve.transpose()?,
+            managed: Some(self.clone()),
+        })
+    }
+}
+
+/// The choice as it stands at the start of the daemon; `None` with the local engine.
+pub fn chosen(config: &Config) -> Result<Option<EtcdChoice>, EtcdSettingsError> {
+    let Some(etcd) = &config.etcd else { return Ok(None) };
+    match &etcd.managed {
+        Some(managed) => managed.choice(config, &EngineFile::read(&config.state_dir)?).map(Some),
+        None => Ok(Some(etcd.clone())),
     }
 }
 
@@ -146,22 +234,37 @@ impl ServeSettings {
             client_port: self.client_port.unwrap_or(CLIENT_PORT),
             peer_port: self.peer_port.unwrap_or(PEER_PORT),
             peers,
+            joins: false,
             program: self.program.unwrap_or_else(|| PathBuf::from("etcd")),
         })
     }
 }
 
+/// The engine, and what it can besides where it is etcd.
+pub struct Opened {
+    pub engine: Arc<dyn Engine>,
+    pub etcd: Option<Arc<EtcdEngine>>,
+}
+
 /// Opens the engine. With etcd it waits until there is one that serves; what waiting does not mend is an error at once.
-pub fn open(config: &Config) -> Result<Arc<dyn Engine>, OpenError> {
-    let Some(etcd) = &config.etcd else {
+/// `credentials`: what this node shows to etcd.
+pub fn open(
+    config: &Config,
+    etcd: Option<&EtcdChoice>,
+    credentials: Option<&Arc<NodeCredentials>>,
+) -> Result<Opened, OpenError> {
+    let Some(etcd) = etcd else {
         let local = LocalConfig::new(&config.engine, &config.engine_volatile);
-        return Ok(Arc::new(LocalEngine::open(local)?));
+        return Ok(Opened { engine: Arc::new(LocalEngine::open(local)?), etcd: None });
     };
-    let wanted = etcd_config(etcd, &config.node)?;
+    let wanted = etcd_config(etcd, &config.node, credentials)?;
     let mut said = None;
     loop {
         match EtcdEngine::open(wanted.clone()) {
-            Ok(engine) => return Ok(Arc::new(engine)),
+            Ok(engine) => {
+                let engine = Arc::new(engine);
+                return Ok(Opened { engine: Arc::clone(&engine) as Arc<dyn Engine>, etcd: Some(engine) });
+            }
             Err(error @ (EngineError::Unreachable(_) | EngineError::NoQuorum(_))) => {
                 let words = crate::supervise::causes(&error);
                 if said.as_ref() != Some(&words) {
@@ -175,6 +278,12 @@ pub fn open(config: &Config) -> Result<Arc<dyn Engine>, OpenError> {
     }
 }
 
+/// Whether these members answer, within the time that a call has.
+pub fn ask_once(etcd: &EtcdChoice, node: &str, credentials: Option<&Arc<NodeCredentials>>) -> Result<(), OpenError> {
+    EtcdEngine::open(etcd_config(etcd, node, credentials)?)?;
+    Ok(())
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -183,10 +292,14 @@ pub enum OpenError {
     Settings(#[from] EtcdSettingsError),
 }
 
-fn etcd_config(etcd: &EtcdChoice, node: &str) -> Result<EtcdConfig, EtcdSettingsError> {
+fn etcd_config(
+    etcd: &EtcdChoice,
+    node: &str,
+    credentials: Option<&Arc<NodeCredentials>>,
+) -> Result<EtcdConfig, EtcdSettingsError> {
     let mut config = EtcdConfig::new(etcd.members.clone(), &etcd.root);
     config.first_member = first_member(etcd, node);
-    config.tls = etcd.tls_dir.as_deref().map(pki::client_config).transpose()?;
+    config.tls = credentials.map(NodeCredentials::client_config).transpose()?;
     if let Some((name, path)) = &etcd.user {
         let read = std::fs::read_to_string(path);
         let password = read.map_err(|cause| EtcdSettingsError::Password { path: path.clone(), cause })?;

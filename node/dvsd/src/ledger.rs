@@ -52,6 +52,20 @@ pub enum Resource {
     Disk,
 }
 
+/// Holds as long as nothing is promised on the node, or given back.
+pub fn unchanged(engine: &dyn Lookup, node: &str) -> Result<Compare, EngineError> {
+    let key = format!("{LEDGER}{node}");
+    Ok(match engine.read(&key)? {
+        Some(entry) => Compare::Modified { key, at: entry.modified },
+        None => Compare::Absent { key },
+    })
+}
+
+/// The node is no part of the cluster any more.
+pub fn forget(node: &str) -> [Op; 2] {
+    [Op::delete(format!("{CAPACITY}{node}")), Op::delete(format!("{LEDGER}{node}"))]
+}
+
 impl Account {
     #[cfg(test)]
     pub fn new(capacity: Capacity, promised: Promise) -> Account {

@@ -35,6 +35,8 @@ mod directory;
 mod duties;
 mod engine;
 mod farewell;
+mod joining;
+mod judging;
 mod kinds;
 mod ledger;
 mod member;
@@ -44,6 +46,7 @@ mod observed;
 mod placer;
 mod presence;
 mod proxyctl;
+mod quorum;
 mod reconcile;
 mod records;
 mod registry;
@@ -77,6 +80,7 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
     anew::begin_anew_on_panic();
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(DaemonError::Fenced) => failed(&anew::begin_anew()),
         Err(error) => failed(&error),
     }
 }

@@ -10,9 +10,9 @@
 //! STATE_DIR/etcd/data   etcd, 0700
 //! ```
 //!
-//! Etcd reads its certificate anew for each connection, and the authority's once. A member that was started with other
-//! arguments or another authority than the settings say now is replaced; one that the settings do not have any more is
-//! ended.
+//! Etcd reads its certificate and what is revoked anew for each connection, and the authority's certificate once. A
+//! member that was started with other arguments or another authority than the settings say now is replaced; one that
+//! the settings do not have any more is ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -64,9 +64,9 @@ pub enum MemberError {
 }
 
 /// Starts the member, or takes over the one that runs. `None`: this node has none.
-pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
+pub fn look_after(config: &Config, etcd: Option<&EtcdChoice>) -> Result<Option<Watching>, MemberError> {
     let (run_dir, log_dir) = (&config.run_dir, config.state_dir.join("log"));
-    let Some((etcd, serve)) = config.etcd.as_ref().and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
+    let Some((etcd, serve)) = etcd.and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
         Supervised::adopt(NAME, run_dir, &log_dir, OnAdoption::GoesOn)?.end(GRACE)?;
         return Ok(None);
     };
@@ -80,6 +80,17 @@ pub fn look_after(config: &Config) -> Result<Option<Watching>, MemberError> {
     let program = serve.program.clone();
     let watching = Watching::start(NAME, move |stop, bell| run(process, &program, &arguments, stop, bell));
     watching.map(Some).map_err(MemberError::Thread)
+}
+
+/// The data of a member that was removed are worth nothing: it could not begin with them again.
+pub fn forget_data(config: &Config) {
+    let data = config.state_dir.join(NAME).join("data");
+    match fs::remove_dir_all(&data) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(data = %data.display(), %error, "the data of a member that was removed stay");
+        }
+        _ => (),
+    }
 }
 
 /// Of a process that became etcd, without its own name.
@@ -151,9 +162,12 @@ fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<Authority, MemberError> {
     let Some(tls) = &etcd.tls_dir else { return Ok(Authority::AsBefore) };
     directory(&tls_dir, 0o750, Some(0), uid)?;
     let mut authority = Authority::AsBefore;
-    for name in [pki::CA_CERT, pki::NODE_CERT, pki::NODE_KEY] {
+    for name in [pki::CA_CERT, pki::CA_CRL, pki::NODE_CERT, pki::NODE_KEY] {
         let (from, to, draft) = (tls.join(name), tls_dir.join(name), tls_dir.join(format!(".{name}.new")));
-        let bytes = fs::read(&from).map_err(failed(&from))?;
+        let bytes = match fs::read(&from) {
+            Err(cause) if name == pki::CA_CRL && cause.kind() == std::io::ErrorKind::NotFound => continue,
+            read => read.map_err(failed(&from))?,
+        };
         if name == pki::CA_CERT && fs::read(&to).is_ok_and(|before| before != bytes) {
             authority = Authority::Another;
         }
@@ -181,6 +195,7 @@ fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> 
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster={}", peers.join(",")),
         format!("--initial-cluster-token={}", config.cluster),
+        format!("--initial-cluster-state={}", if serve.joins { "existing" } else { "new" }),
         "--auto-compaction-mode=revision".to_owned(),
         format!("--auto-compaction-retention={HISTORY}"),
         "--logger=zap".to_owned(),
@@ -192,6 +207,12 @@ fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> 
             arguments.push(format!("--{kind}key-file={}", home.join("tls").join(pki::NODE_KEY).display()));
             arguments.push(format!("--{kind}trusted-ca-file={}", home.join("tls").join(pki::CA_CERT).display()));
             arguments.push(format!("--{kind}client-cert-auth"));
+        }
+        // It looks at the list at each connection; certificates made by hand have none.
+        let list = home.join("tls").join(pki::CA_CRL);
+        if list.exists() {
+            arguments.push(format!("--client-crl-file={}", list.display()));
+            arguments.push(format!("--peer-crl-file={}", list.display()));
         }
     }
     arguments

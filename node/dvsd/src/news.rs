@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cluster::follow::Change;
 use cluster::{Entry, Event, EventKind};
 
-use crate::context::Context;
+use crate::context::{Context, Ending};
 use crate::observed::{Observed, understood};
 use crate::reconcile::Reconciler;
 use crate::records::{self, DcKey, MEMBERS, NodeRecord, parse_dc_key};
@@ -52,7 +52,7 @@ impl News {
             }
         }
         *self.context.members.write() = members;
-        self.tell_proxy();
+        self.context.tell_proxies();
         self.context.directory.learned_all(&self.context.broker, &endpoints);
         let (names, existing) = (observed.names(), observed.ids());
         *self.context.observed.lock() = observed;
@@ -94,17 +94,15 @@ impl News {
                 EventKind::Put { value, .. } => {
                     members.extend(understood(&event.key, value).map(|record| (name, record)))
                 }
-                EventKind::Delete => drop(members.remove(&name)),
+                EventKind::Delete => {
+                    members.remove(&name);
+                    if name == self.context.config.node {
+                        self.context.ending.send_replace(Some(Ending::Removed));
+                    }
+                }
             }
         }
-        self.tell_proxy();
-    }
-
-    fn tell_proxy(&self) {
-        let members = self.context.members.read().clone();
-        // First the broker's side: a link that comes or goes is judged by how many there are.
-        self.context.directory.learned_members(&members);
-        self.context.proxy.set_peers(&members, &self.context.config);
+        self.context.tell_proxies();
     }
 
     /// Numbers, incarnations and locks concern nobody here.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cluster::lease::KeptLease;
-use cluster::{Engine, EngineError, LeaseId, Op};
+use cluster::{Compare, Engine, EngineError, LeaseId, Op, Outcome};
 use parking_lot::Mutex;
 
 use crate::config::Config;
@@ -26,6 +26,8 @@ const NODE_IDS: std::ops::RangeInclusive<u32> = 1..=abi::limits::NODES_PER_CLUST
 pub enum PresenceError {
     #[error("no number for this node")]
     Number(#[source] cluster::allocate::AllocateError),
+    #[error("node '{0}' was taken out of the cluster")]
+    Removed(String),
     #[error("this node could not be registered")]
     Register(#[from] EngineError),
     #[error("no thread")]
@@ -34,6 +36,9 @@ pub enum PresenceError {
 
 /// Takes the node's number and next incarnation and makes its record (not yet alive: [`Presence::start`]).
 pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<NodeRecord, PresenceError> {
+    if engine.read(&records::removed_key(&config.node))?.is_some() {
+        return Err(PresenceError::Removed(config.node.clone()));
+    }
     let id = cluster::allocate::number(engine, "node", &config.node, NODE_IDS).map_err(PresenceError::Number)?;
     let epoch = records::raise(engine, &format!("/epochs/node/{}", config.node))?;
     let record = NodeRecord {
@@ -53,8 +58,12 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         cpu_list: cpu_list(),
         memory_bytes: memory_bytes(),
     };
-    engine.transact(&[], &[Op::put(records::member_key(&record.name), records::encode(&record))])?;
-    Ok(record)
+    // Somebody may take it out at this moment.
+    let still_in = Compare::Absent { key: records::removed_key(&record.name) };
+    match engine.transact(&[still_in], &[Op::put(records::member_key(&record.name), records::encode(&record))])? {
+        Outcome::Done(_) => Ok(record),
+        Outcome::Conflict(_) => Err(PresenceError::Removed(record.name)),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -75,21 +84,26 @@ pub struct Presence {
 struct Shared {
     engine: Arc<dyn Engine>,
     node: String,
+    /// Keys and values that live as long as the node does.
+    besides: Vec<(String, Vec<u8>)>,
     health: Mutex<NodeHealth>,
     lease: Mutex<Option<Arc<KeptLease>>>,
     stopping: AtomicBool,
 }
 
 impl Presence {
-    /// `renewed` is called (on the thread of this) each time there is a new lease.
+    /// `besides` are keys that live as long as the node does. `renewed` is called (on the thread of this) each time
+    /// there is a new lease.
     pub fn start(
         engine: &Arc<dyn Engine>,
         node: &str,
+        besides: Vec<(String, Vec<u8>)>,
         renewed: impl Fn() + Send + 'static,
     ) -> Result<Presence, PresenceError> {
         let shared = Arc::new(Shared {
             engine: Arc::clone(engine),
             node: node.to_owned(),
+            besides,
             health: Mutex::default(),
             lease: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -141,9 +155,10 @@ impl Shared {
 
     fn put(&self, lease: LeaseId) -> Result<(), EngineError> {
         let health = self.health.lock().clone();
-        self.engine
-            .transact(&[], &[Op::put_leased(records::node_key(&self.node), records::encode(&health), lease)])
-            .map(|_| ())
+        let own = (records::node_key(&self.node), records::encode(&health));
+        let all = std::iter::once(&own).chain(&self.besides);
+        let ops: Vec<Op> = all.map(|(key, value)| Op::put_leased(&**key, value.clone(), lease)).collect();
+        self.engine.transact(&[], &ops).map(|_| ())
     }
 
     fn stay_alive(&self, mut lease: Arc<KeptLease>, renewed: &impl Fn()) {

@@ -20,7 +20,7 @@ use abi::PairId;
 use abi::limits::PAIRS_MAX;
 use mgmt_api::{LinkInfo, LinkState};
 use parking_lot::Mutex;
-use proxy_host::control::{self, FromProxy, PeerAddress, Said};
+use proxy_host::control::{self, CredentialTexts, FromProxy, PeerAddress, Said};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
 
@@ -95,6 +95,8 @@ struct Shared {
 struct Inner {
     /// `None`: nobody has said yet which nodes there are.
     peers: Option<Vec<PeerAddress>>,
+    /// Newer than those that a proxy may have read at its start.
+    credentials: Option<Arc<CredentialTexts>>,
     links: Vec<LinkInfo>,
     problem: Option<String>,
     /// What it says that it does not do, or what cannot be made of its words.
@@ -104,6 +106,8 @@ struct Inner {
     /// Nodes that cannot be dialled, for people.
     cut_off: Option<String>,
     stopping: bool,
+    /// Called when the state of a link is another one.
+    on_news: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl ProxyControl {
@@ -142,6 +146,23 @@ impl ProxyControl {
             }
             let cut_off = (!cut_off.is_empty()).then(|| format!("no transport in common with {}", cut_off.join(", ")));
             proxy.set_peers(peers, cut_off);
+        }
+    }
+
+    /// Is called, by threads that must not wait, when the state of a link is another one.
+    pub fn on_news(&self, call: impl Fn() + Send + Sync + 'static) {
+        let call: Arc<dyn Fn() + Send + Sync> = Arc::new(call);
+        for proxy in &self.proxies {
+            proxy.shared.inner.lock().on_news = Some(Arc::clone(&call));
+        }
+    }
+
+    /// Connections that are made from now on show and believe these.
+    pub fn set_credentials(&self, texts: CredentialTexts) {
+        let texts = Arc::new(texts);
+        for proxy in &self.proxies {
+            proxy.shared.inner.lock().credentials = Some(Arc::clone(&texts));
+            sys::eventfd::signal(&proxy.shared.bell);
         }
     }
 
@@ -262,8 +283,17 @@ impl Shared {
             let refused = said.refused.map(|why| format!("it refused what it was told of other nodes: {why}"));
             self.complain(refused);
         }
-        let links = said.links.into_iter().map(|link| links::info(pair, link)).collect();
-        self.inner.lock().links = links;
+        let links: Vec<LinkInfo> = said.links.into_iter().map(|link| links::info(pair, link)).collect();
+        let states = |links: &[LinkInfo]| links.iter().map(|link| (link.peer.clone(), link.state)).collect::<Vec<_>>();
+        let on_news = {
+            let mut inner = self.inner.lock();
+            let is_news = states(&inner.links) != states(&links);
+            inner.links = links;
+            inner.on_news.clone().filter(|_| is_news)
+        };
+        if let Some(on_news) = on_news {
+            on_news();
+        }
     }
 
     /// Says once what is the matter, until it is something else.
@@ -381,8 +411,11 @@ impl ProxySupervisor {
 
     fn converse(&mut self) {
         let Some(conversation) = &mut self.conversation else { return };
-        let peers = self.shared.inner.lock().peers.clone();
-        conversation.speak(peers.as_ref(), Instant::now());
+        let (peers, credentials) = {
+            let inner = self.shared.inner.lock();
+            (inner.peers.clone(), inner.credentials.clone())
+        };
+        conversation.speak(peers.as_ref(), credentials.as_ref(), Instant::now());
         if self.process.standing() == Standing::Coming {
             conversation.excuse(Instant::now());
         }

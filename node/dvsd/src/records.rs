@@ -10,6 +10,10 @@
 //! | `/names/DCID/NAME` | number of the endpoint | while the record of the endpoint has the name: both are written together |
 //! | `/capacity/NODE` | `Capacity` | for ever; written by the node |
 //! | `/ledger/NODE` | `Promise` to all containers together | for ever; see `ledger` |
+//! | `/removed/NODE` | `Removed` | until the name joins again |
+//! | `/authority`, `/tokens/ID`, `/issued/NODE` | see `joining` | |
+//! | `/wishes/nodes/NODE` | [`NodeWish`] | until the node is removed |
+//! | `/engine/…` | see `quorum` | |
 //! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |
 //! | `/programs/DCID/…` | what the container's programs agree on; see `cs-core` | until deleted, or with the lease of the node for it; see `desks` |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
@@ -31,6 +35,7 @@ use serde::{Deserialize, Serialize};
 pub const MEMBERS: &str = "/members/";
 pub const NODES: &str = "/nodes/";
 pub const DCS: &str = "/dcs/";
+pub const NODE_WISHES: &str = "/wishes/nodes/";
 pub const ENDPOINTS: &str = "/eps/";
 pub const NAMES: &str = "/names/";
 
@@ -202,6 +207,32 @@ mod name_as_text {
 
 pub fn member_key(node: &str) -> String {
     format!("{MEMBERS}{node}")
+}
+
+/// What people want of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodeWish {
+    /// Nothing new is placed there.
+    #[serde(default)]
+    pub cordoned: bool,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A node that was taken out of the cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Removed {
+    pub since_s: u64,
+    /// Its last one: whoever acts in it is late.
+    pub epoch: u64,
+}
+
+pub fn node_wish_key(node: &str) -> String {
+    format!("{NODE_WISHES}{node}")
+}
+
+pub fn removed_key(node: &str) -> String {
+    format!("/removed/{node}")
 }
 
 pub fn node_key(node: &str) -> String {

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams,
+    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    PublicKeyData, RevokedCertParams, SerialNumber, date_time_ymd,
 };
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 
-use crate::files::{self, Secrecy};
-use crate::{CA_CERT, CA_KEY, NODE_CERT, NODE_KEY, PkiError, names};
+use crate::files::{self, NodeFiles, Secrecy};
+use crate::{CA_CERT, CA_KEY, NODE_CERT, PkiError, names};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Ten years: as long as a small cluster lives; nodes are renewed under it.
@@ -34,6 +37,12 @@ impl Validity {
         Validity::days(NODE_DAYS)
     }
 
+    /// From a day ago, for so long from now on.
+    pub fn lasting(time: Duration) -> Validity {
+        let now = SystemTime::now();
+        Validity { from: now - BACKDATED, until: now + time }
+    }
+
     fn days(days: u32) -> Validity {
         let now = SystemTime::now();
         Validity { from: now - BACKDATED, until: now + DAY * days }
@@ -47,6 +56,23 @@ pub struct NodeRequest<'a> {
     /// Addresses at which clients that know no names may reach the node; may be empty.
     pub addresses: &'a [IpAddr],
     pub valid: Validity,
+}
+
+/// A certificate that was made for a key of somebody else.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Issued {
+    pub certificate_pem: String,
+    /// In lower-case hexadecimal digits.
+    pub serial: String,
+    pub until: SystemTime,
+}
+
+/// A certificate that is good no more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Revoked {
+    /// In hexadecimal digits.
+    pub serial: String,
+    pub since: SystemTime,
 }
 
 /// The authority of one cluster, its secret key in memory.
@@ -70,31 +96,53 @@ impl Authority {
                 return Err(PkiError::AuthorityExists { path: path.clone() });
             }
         }
+        let authority = Authority::generate(cluster, 1)?;
+        files::write(&key_path, &authority.key_pem(), Secrecy::Secret)?;
+        files::write(&certificate_path, &authority.certificate_pem, Secrecy::Public)?;
+        Ok(authority)
+    }
+
+    /// Makes an authority in memory. Those of one cluster that follow each other have different numbers, and so
+    /// different names: a list of revoked certificates is found by the name of whoever signed it.
+    pub fn generate(cluster: &str, generation: u32) -> Result<Authority, PkiError> {
+        names::check_name(cluster)?;
         let key = KeyPair::generate().map_err(PkiError::Sign)?;
-        let mut params = authority_params(cluster)?;
+        let mut params = authority_params(cluster, generation)?;
         set_validity(&mut params, Validity::days(AUTHORITY_DAYS));
         let certificate_pem = params.self_signed(&key).map_err(PkiError::Sign)?.pem();
-        files::write(&key_path, &key.serialize_pem(), Secrecy::Secret)?;
-        files::write(&certificate_path, &certificate_pem, Secrecy::Public)?;
         Ok(Authority { cluster: cluster.to_owned(), certificate_pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// An authority that was written down: [`Authority::certificate_pem`], [`Authority::key_pem`].
+    pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Authority, PkiError> {
+        Authority::assembled(certificate_pem, key_pem, Path::new(CA_CERT), Path::new(CA_KEY))
+    }
+
+    fn assembled(
+        certificate_pem: &str,
+        key_pem: &str,
+        certificate_path: &Path,
+        key_path: &Path,
+    ) -> Result<Authority, PkiError> {
+        let malformed = |path: &Path, what| PkiError::Malformed { path: path.to_owned(), what };
+        let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
+            .map_err(|_| malformed(certificate_path, "a certificate in PEM form"))?;
+        let cluster = names::authority_cluster(&certificate)
+            .ok_or_else(|| malformed(certificate_path, "the certificate of a cluster's authority"))?;
+        let key = KeyPair::from_pem(key_pem).map_err(|_| malformed(key_path, "a private key in PEM form"))?;
+        if !contains(&certificate, key.public_key_raw()) {
+            return Err(PkiError::KeyMismatch { key: key_path.to_owned(), certificate: certificate_path.to_owned() });
+        }
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(PkiError::Sign)?;
+        Ok(Authority { cluster, certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
     /// Loads the authority that [`Authority::create`] made in `dir`.
     pub fn load(dir: &Path) -> Result<Authority, PkiError> {
         let (certificate_path, key_path) = (dir.join(CA_CERT), dir.join(CA_KEY));
         let certificate_pem = files::read_text(&certificate_path)?;
-        let certificate = files::read_certificate(&certificate_path)?;
-        let cluster = names::authority_cluster(&certificate).ok_or(PkiError::Malformed {
-            path: certificate_path.clone(),
-            what: "the certificate of a cluster's authority",
-        })?;
-        let key = KeyPair::from_pem(&files::read_key_text(&key_path)?)
-            .map_err(|_| PkiError::Malformed { path: key_path.clone(), what: "a private key in PEM form" })?;
-        if !contains(&certificate, key.public_key_raw()) {
-            return Err(PkiError::KeyMismatch { key: key_path, certificate: certificate_path });
-        }
-        let issuer = Issuer::new(authority_params(&cluster)?, key);
-        Ok(Authority { cluster, certificate_pem, issuer })
+        let key_pem = files::read_key_text(&key_path)?;
+        Authority::assembled(&certificate_pem, &key_pem, &certificate_path, &key_path)
     }
 
     /// Loads the authority in `dir`, or makes it when there is none.
@@ -116,9 +164,40 @@ impl Authority {
         &self.cluster
     }
 
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// Secret.
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// Writes `node.crt`, `node.key` and `ca.crt` of a node into `dir`, which is made when missing. An earlier
     /// certificate of the node is replaced; both are good until they expire.
     pub fn issue_node(&self, request: &NodeRequest<'_>, dir: &Path) -> Result<PathBuf, PkiError> {
+        let key = KeyPair::generate().map_err(PkiError::Sign)?;
+        let issued = self.issue(request, &key)?;
+        let node = NodeFiles {
+            certificate_pem: &issued.certificate_pem,
+            key_pem: &key.serialize_pem(),
+            roots_pem: &self.certificate_pem,
+        };
+        files::write_node_files(dir, &node)?;
+        Ok(dir.join(NODE_CERT))
+    }
+
+    /// The certificate of a node that made its key itself (PKCS #10, in PEM form). Of what it asks for only the key
+    /// counts.
+    ///
+    /// # Errors
+    /// `BadRequest` when it is no request, or is not signed by its key.
+    pub fn sign(&self, request_pem: &str, request: &NodeRequest<'_>) -> Result<Issued, PkiError> {
+        let parsed = CertificateSigningRequestParams::from_pem(request_pem).map_err(PkiError::BadRequest)?;
+        self.issue(request, &parsed.public_key)
+    }
+
+    fn issue(&self, request: &NodeRequest<'_>, key: &impl PublicKeyData) -> Result<Issued, PkiError> {
         names::check_name(request.node)?;
         let dns_name = names::node_dns_name(request.node, &self.cluster);
         let alternatives: Vec<String> =
@@ -128,23 +207,69 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let serial = random_serial()?;
+        params.serial_number = Some(SerialNumber::from_slice(&serial));
         set_validity(&mut params, request.valid);
-        let key = KeyPair::generate().map_err(PkiError::Sign)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(PkiError::Sign)?;
+        let certificate = params.signed_by(key, &self.issuer).map_err(PkiError::Sign)?;
+        Ok(Issued { certificate_pem: certificate.pem(), serial: hex(&serial), until: request.valid.until })
+    }
 
-        fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
-        files::write(&dir.join(NODE_KEY), &key.serialize_pem(), Secrecy::Secret)?;
-        files::write(&dir.join(NODE_CERT), &certificate.pem(), Secrecy::Public)?;
-        files::write(&dir.join(CA_CERT), &self.certificate_pem, Secrecy::Public)?;
-        Ok(dir.join(NODE_CERT))
+    /// The list of this authority's certificates that are good no more, in PEM form. It names no end: who has no newer
+    /// one goes on with it.
+    ///
+    /// # Errors
+    /// `BadSerial` for what is no serial number.
+    pub fn revocations(&self, number: u64, revoked: &[Revoked]) -> Result<String, PkiError> {
+        let revoked_certs = revoked.iter().map(|revoked| {
+            let serial =
+                unhex(&revoked.serial).ok_or_else(|| PkiError::BadSerial { serial: revoked.serial.clone() })?;
+            Ok(RevokedCertParams {
+                serial_number: SerialNumber::from(serial),
+                revocation_time: offset(revoked.since),
+                reason_code: None,
+                invalidity_date: None,
+            })
+        });
+        let valid = Validity::days(AUTHORITY_DAYS);
+        let params = CertificateRevocationListParams {
+            this_update: offset(valid.from),
+            next_update: offset(valid.until),
+            crl_number: SerialNumber::from(number),
+            issuing_distribution_point: None,
+            revoked_certs: revoked_certs.collect::<Result<_, PkiError>>()?,
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(PkiError::Sign)
     }
 }
 
-/// Must give the same for the same cluster for ever: a loaded authority signs with the name of the created one.
-fn authority_params(cluster: &str) -> Result<CertificateParams, PkiError> {
+/// Sixteen bytes by chance, the first of them neither 0 nor with its highest bit: positive and always as long.
+fn random_serial() -> Result<[u8; 16], PkiError> {
+    let mut serial = [0; 16];
+    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut serial).map_err(|_| PkiError::NoRandom)?;
+    if let Some(first) = serial.first_mut() {
+        *first = *first & 0x7f | 0x40;
+    }
+    Ok(serial)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.filter(|digits| !digits.is_empty() && digits.len().is_multiple_of(2))?;
+    digits.chunks(2).map(|pair| Some(pair.first()? << 4 | pair.last()?)).collect()
+}
+
+fn authority_params(cluster: &str, generation: u32) -> Result<CertificateParams, PkiError> {
     let name = names::authority_dns_name(cluster);
     let mut params = CertificateParams::new(vec![name.clone()]).map_err(PkiError::Sign)?;
     params.distinguished_name = common_name(&name);
+    if generation > 1 {
+        params.distinguished_name.push(DnType::OrganizationalUnitName, format!("generation {generation}"));
+    }
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     Ok(params)
@@ -157,10 +282,12 @@ fn common_name(name: &str) -> DistinguishedName {
 }
 
 fn set_validity(params: &mut CertificateParams, valid: Validity) {
-    let seconds = |time: SystemTime| Duration::from_secs(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
-    let epoch = date_time_ymd(1970, 1, 1);
-    params.not_before = epoch + seconds(valid.from);
-    params.not_after = epoch + seconds(valid.until);
+    (params.not_before, params.not_after) = (offset(valid.from), offset(valid.until));
+}
+
+fn offset(time: SystemTime) -> time::OffsetDateTime {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
 }
 
 /// Whether the certificate carries this public key. Its bits appear verbatim in the encoding.

@@ -30,6 +30,14 @@ pub enum PkiError {
     BadName { name: String },
     #[error("the authority in {path} belongs to cluster '{found}', not '{wanted}'", path = path.display())]
     OtherCluster { path: PathBuf, found: String, wanted: String },
+    #[error("that is no request for a certificate")]
+    BadRequest(#[source] rcgen::Error),
+    #[error("'{serial}' is no serial number of a certificate")]
+    BadSerial { serial: String },
+    #[error("'{text}' is no fingerprint: 64 digits from 0 to f")]
+    BadFingerprint { text: String },
+    #[error("the system gives no random numbers")]
+    NoRandom,
     #[error("the certificate could not be made")]
     Sign(#[source] rcgen::Error),
     #[error("TLS cannot be set up from {path}", path = path.display())]
@@ -52,6 +60,9 @@ impl PkiError {
             PkiError::Malformed { .. } | PkiError::KeyMismatch { .. } | PkiError::Tls { .. } => {
                 "restore the files, or issue them again: dvs node cert NODE --ca DIR --out DIR"
             }
+            PkiError::BadRequest(_) => "a dvs of the same version on both machines",
+            PkiError::BadSerial { .. } | PkiError::BadFingerprint { .. } => "as it was printed",
+            PkiError::NoRandom => "again",
             PkiError::Write { .. } | PkiError::Sign(_) => "a directory that exists or can be made, with room, as root",
             PkiError::AuthorityExists { .. } => {
                 "use it (dvs node cert), or remove it by hand: all certificates under it are worthless then"

@@ -6,9 +6,9 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use crate::PkiError;
+use crate::{CA_CERT, NODE_CERT, NODE_KEY, NODE_PAIR, PkiError};
 
 /// A PEM file of ours has at most a few kilobytes.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
@@ -30,6 +30,67 @@ pub(crate) fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, P
     let text = read_text(path)?;
     CertificateDer::from_pem_slice(text.as_bytes())
         .map_err(|_| PkiError::Malformed { path: path.to_owned(), what: "a certificate in PEM form" })
+}
+
+/// All certificates of a file, at least one.
+pub(crate) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PkiError> {
+    let text = read_text(path)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    let all = all.ok().filter(|all| !all.is_empty());
+    all.ok_or_else(|| PkiError::Malformed { path: path.to_owned(), what: "certificates in PEM form" })
+}
+
+/// Lists of revoked certificates; none where there is no file.
+pub(crate) fn read_revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, PkiError> {
+    let text = match read_text(path) {
+        Err(PkiError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text?,
+    };
+    let all: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(text.as_bytes()).collect();
+    all.map_err(|_| PkiError::Malformed { path: path.to_owned(), what: "lists of revoked certificates in PEM form" })
+}
+
+/// Writes a file that everybody may read, unless it says that already.
+pub fn write_public(path: &Path, text: &str) -> Result<(), PkiError> {
+    if fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    write(path, text, Secrecy::Public)
+}
+
+/// What a node shows others, and by what it knows them.
+pub struct NodeFiles<'a> {
+    pub certificate_pem: &'a str,
+    /// Secret.
+    pub key_pem: &'a str,
+    /// The one that signs first.
+    pub roots_pem: &'a str,
+}
+
+/// Writes all of them into `dir`, which is made when missing. Whoever dies in between leaves what
+/// [`mend_node_files`] brings to an end.
+pub fn write_node_files(dir: &Path, node: &NodeFiles<'_>) -> Result<(), PkiError> {
+    fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
+    write(&dir.join(CA_CERT), node.roots_pem, Secrecy::Public)?;
+    write(&dir.join(NODE_PAIR), &format!("{}{}", node.key_pem, node.certificate_pem), Secrecy::Secret)?;
+    write(&dir.join(NODE_KEY), node.key_pem, Secrecy::Secret)?;
+    write(&dir.join(NODE_CERT), node.certificate_pem, Secrecy::Public)
+}
+
+/// Makes key and certificate those of the pair that was written last. A directory without a pair, whose files somebody
+/// put there by hand, is left as it is; so is one where the files are younger than the pair.
+pub fn mend_node_files(dir: &Path) -> Result<(), PkiError> {
+    let (pair_path, key_path, certificate_path) = (dir.join(NODE_PAIR), dir.join(NODE_KEY), dir.join(NODE_CERT));
+    let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified()).ok();
+    let Some(written) = modified(&pair_path) else { return Ok(()) };
+    if modified(&certificate_path).is_some_and(|later| later >= written) {
+        return Ok(());
+    }
+    let pair = read_key_text(&pair_path)?;
+    let malformed = || PkiError::Malformed { path: pair_path.clone(), what: "a private key and a certificate" };
+    let (key, certificate) = pair.split_at(pair.find("-----BEGIN CERTIFICATE-----").ok_or_else(malformed)?);
+    write(&key_path, key, Secrecy::Secret)?;
+    write(&certificate_path, certificate, Secrecy::Public)
 }
 
 /// Reads a private key and refuses one that other users may read: it is no secret any more.

@@ -7,9 +7,13 @@
 //! ```text
 //! authority directory (operator's machine)     node directory (each node)
 //! ca.crt    certificate                         ca.crt    the same certificate
-//! ca.key    mode 0600                           node.crt
+//! ca.key    mode 0600                           ca.crl    certificates of that authority that are good no more
+//!                                               node.crt
 //!                                               node.key  mode 0600
 //! ```
+//!
+//! In a cluster that machines join by a token the authority lies in the cluster's engine ([`Authority::from_pem`]);
+//! `ca.crt` may then have two roots, the one that signs first, and nodes renew their certificates themselves.
 //!
 //! Not here: who may do what (the API decides by node name), sockets.
 
@@ -19,20 +23,29 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod authority;
-mod config;
+mod credentials;
 mod error;
-mod expiry;
+mod facts;
 mod files;
+mod introduction;
 mod names;
+mod request;
 
-pub use authority::{Authority, NodeRequest, Validity};
-pub use config::{client_config, server_config};
+pub use authority::{Authority, Issued, NodeRequest, Revoked, Validity};
+pub use credentials::{Door, NodeCredentials};
 pub use error::PkiError;
-pub use expiry::expiry_s;
+pub use facts::{CertificateFacts, expiry_s, fingerprint};
+pub use files::{NodeFiles, mend_node_files, write_node_files, write_public};
+pub use introduction::{Fingerprint, introduction_config};
 pub use names::{node_dns_name, peer_node_name, server_name};
+pub use request::{NodeKey, is_request_of};
 
 /// File names inside a directory.
 pub const CA_CERT: &str = "ca.crt";
 pub const CA_KEY: &str = "ca.key";
+/// Missing: none is revoked.
+pub const CA_CRL: &str = "ca.crl";
 pub const NODE_CERT: &str = "node.crt";
 pub const NODE_KEY: &str = "node.key";
+/// Key and certificate in one, written before the two: what counts when a daemon died between them.
+pub const NODE_PAIR: &str = "node.pair";

@@ -2,10 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use pki::{Authority, NodeRequest, PkiError, Validity};
-use rustls::{CertificateError, ClientConnection, Connection, Error, ServerConnection};
+use pki::{
+    Authority, CertificateFacts, Door, NodeCredentials, NodeFiles, NodeKey, NodeRequest, PkiError, Revoked, Validity,
+};
+use rustls::{CertificateError, ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
 
 /// One trip there and back carries a TLS 1.3 handshake; a few more are room for alerts.
 const TRIPS_MAX: usize = 10;
@@ -16,11 +19,24 @@ fn request(node: &str) -> NodeRequest<'_> {
 
 /// Client and server with the files of their directories, the client expecting `expected`.
 fn handshake(client: &Path, server: &Path, expected: &str) -> (Result<(), Error>, Result<(), Error>, Connection) {
+    let loaded = |dir: &Path| NodeCredentials::load(dir).expect("credentials");
+    shake_hands(&loaded(client), &loaded(server), expected)
+}
+
+type Shaken = (Result<(), Error>, Result<(), Error>, Connection);
+
+fn shake_hands(client: &Arc<NodeCredentials>, server: &Arc<NodeCredentials>, expected: &str) -> Shaken {
+    connect(
+        client.client_config().expect("client settings"),
+        server.server_config(Door::Nodes).expect("server settings"),
+        expected,
+    )
+}
+
+fn connect(client: Arc<ClientConfig>, server: Arc<ServerConfig>, expected: &str) -> Shaken {
     let name = pki::server_name(expected, "c1").expect("a good name");
-    let config = pki::client_config(client).expect("client settings");
-    let mut client = Connection::from(ClientConnection::new(config, name).expect("client"));
-    let config = pki::server_config(server).expect("server settings");
-    let mut server = Connection::from(ServerConnection::new(config).expect("server"));
+    let mut client = Connection::from(ClientConnection::new(client, name).expect("client"));
+    let mut server = Connection::from(ServerConnection::new(server).expect("server"));
     let (mut client_says, mut server_says) = (Ok(()), Ok(()));
     for _ in 0..TRIPS_MAX {
         server_says = server_says.and(carry(&mut client, &mut server));
@@ -124,7 +140,7 @@ fn keys_are_readable_by_their_owner_only_and_exposed_ones_are_refused() {
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).expect("chmod");
     }
     assert!(matches!(Authority::load(&ca), Err(PkiError::KeyExposed { mode: 0o640, .. })));
-    assert!(matches!(pki::server_config(&a), Err(PkiError::KeyExposed { mode: 0o640, .. })));
+    assert!(matches!(NodeCredentials::load(&a), Err(PkiError::KeyExposed { mode: 0o640, .. })));
 }
 
 #[test]
@@ -139,12 +155,12 @@ fn authority_is_never_overwritten_and_belongs_to_one_cluster() {
 #[test]
 fn error_says_which_file_is_missing_or_broken() {
     let dir = tempfile::tempdir().expect("directory");
-    let error = pki::client_config(dir.path()).expect_err("no files");
+    let error = NodeCredentials::load(dir.path()).expect_err("no files");
     assert!(error.to_string().contains("ca.crt"), "{error}");
     let a = dir.path().join("a");
     Authority::create(&dir.path().join("ca"), "c1").expect("authority").issue_node(&request("n1"), &a).expect("n1");
     std::fs::write(a.join(pki::NODE_CERT), "nonsense").expect("write");
-    let error = pki::client_config(&a).expect_err("broken file");
+    let error = NodeCredentials::load(&a).expect_err("broken file");
     assert!(matches!(&error, PkiError::Malformed { path, .. } if path.ends_with("node.crt")), "{error}");
 }
 
@@ -156,4 +172,134 @@ fn name_that_could_leave_its_place_is_refused() {
         let issued = authority.issue_node(&request(name), &dir.path().join("x"));
         assert!(matches!(issued, Err(PkiError::BadName { .. })), "{name:?}");
     }
+}
+
+/// Writes a node's files, with a certificate for a key that the node made itself.
+fn enrol(authority: &Authority, node: &str, roots_pem: &str, dir: &Path) -> String {
+    let key = NodeKey::generate().expect("a key");
+    let issued = authority.sign(&key.request_pem().expect("a request"), &request(node)).expect("signed");
+    let files = NodeFiles { certificate_pem: &issued.certificate_pem, key_pem: &key.pem(), roots_pem };
+    pki::write_node_files(dir, &files).expect("written");
+    issued.serial
+}
+
+#[test]
+fn key_that_a_node_made_itself_is_certified_under_the_name_that_the_authority_chose() {
+    let dir = tempfile::tempdir().expect("directory");
+    let authority = Authority::generate("c1", 1).expect("authority");
+    let serial = enrol(&authority, "n1", authority.certificate_pem(), dir.path());
+    let (client, server, connection) = handshake(dir.path(), dir.path(), "n1");
+    assert_eq!((client, server), (Ok(()), Ok(())));
+    let shown = connection.peer_certificates().expect("client showed one")[0].clone();
+    let facts = CertificateFacts::of(&shown).expect("a certificate");
+    assert_eq!(facts.serial, serial);
+    let left = facts.left(SystemTime::now());
+    assert!(left > Duration::from_secs(700 * 24 * 3600) && left < Duration::from_secs(731 * 24 * 3600), "{left:?}");
+    for bad in ["", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"] {
+        assert!(matches!(authority.sign(bad, &request("n1")), Err(PkiError::BadRequest(_))));
+    }
+    // Somebody else's key, with a signature that is not of it.
+    let text = NodeKey::generate().expect("a key").request_pem().expect("a request");
+    let changed = text.replacen("A", "B", 1);
+    assert!(matches!(authority.sign(&changed, &request("n1")), Err(PkiError::BadRequest(_))), "{text}");
+}
+
+#[test]
+fn authority_that_was_written_down_signs_as_before() {
+    let dir = tempfile::tempdir().expect("directory");
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let authority = Authority::generate("c1", 3).expect("authority");
+    enrol(&authority, "n1", authority.certificate_pem(), &a);
+    let again = Authority::from_pem(authority.certificate_pem(), &authority.key_pem()).expect("the same");
+    enrol(&again, "n2", again.certificate_pem(), &b);
+    let (client, server, _) = handshake(&a, &b, "n2");
+    assert_eq!((client, server), (Ok(()), Ok(())));
+}
+
+#[test]
+fn revoked_certificate_is_refused_by_both_sides_from_the_next_connection_on() {
+    let dir = tempfile::tempdir().expect("directory");
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let authority = Authority::generate("c1", 1).expect("authority");
+    enrol(&authority, "n1", authority.certificate_pem(), &a);
+    let serial = enrol(&authority, "n2", authority.certificate_pem(), &b);
+    let (first, second) = (NodeCredentials::load(&a).expect("n1"), NodeCredentials::load(&b).expect("n2"));
+    assert!(matches!(shake_hands(&first, &second, "n2"), (Ok(()), Ok(()), _)));
+    assert!(!first.reload().expect("nothing new"));
+    let since = SystemTime::now();
+    let list = authority.revocations(1, &[Revoked { serial, since }]).expect("a list");
+    std::fs::write(a.join(pki::CA_CRL), list).expect("written");
+    assert!(first.reload().expect("read again"));
+    let revoked = Err(Error::InvalidCertificate(CertificateError::Revoked));
+    assert_eq!(shake_hands(&first, &second, "n2").0, revoked);
+    assert_eq!(shake_hands(&second, &first, "n1").1, revoked);
+    // Another one of the same node is good.
+    enrol(&authority, "n2", authority.certificate_pem(), &b);
+    assert!(second.reload().expect("read again"));
+    assert!(matches!(shake_hands(&first, &second, "n2"), (Ok(()), Ok(()), _)));
+}
+
+#[test]
+fn two_roots_at_a_time_let_nodes_change_one_after_the_other() {
+    let dir = tempfile::tempdir().expect("directory");
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let (old, new) = (Authority::generate("c1", 1).expect("old"), Authority::generate("c1", 2).expect("new"));
+    let both = format!("{}{}", new.certificate_pem(), old.certificate_pem());
+    enrol(&old, "n1", &both, &a);
+    let serial = enrol(&new, "n2", &both, &b);
+    assert!(matches!(handshake(&a, &b, "n2"), (Ok(()), Ok(()), _)));
+    assert!(matches!(handshake(&b, &a, "n1"), (Ok(()), Ok(()), _)));
+    // Each has a list of its own; one that is of the other root revokes nothing here.
+    let since = SystemTime::now();
+    let of =
+        |authority: &Authority| authority.revocations(1, &[Revoked { serial: serial.clone(), since }]).expect("a list");
+    std::fs::write(a.join(pki::CA_CRL), of(&old)).expect("written");
+    assert!(matches!(handshake(&a, &b, "n2"), (Ok(()), Ok(()), _)));
+    std::fs::write(a.join(pki::CA_CRL), format!("{}{}", of(&old), of(&new))).expect("written");
+    assert_eq!(handshake(&a, &b, "n2").0, Err(Error::InvalidCertificate(CertificateError::Revoked)));
+    // Once the old root is gone, what it signed is worth nothing.
+    std::fs::write(b.join(pki::CA_CERT), new.certificate_pem()).expect("written");
+    assert!(matches!(handshake(&b, &a, "n1").0, Err(Error::InvalidCertificate(_))));
+}
+
+#[test]
+fn machine_without_a_certificate_knows_its_cluster_by_the_fingerprint_of_a_root() {
+    let dir = tempfile::tempdir().expect("directory");
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let (ours, other) = (Authority::generate("c1", 1).expect("ours"), Authority::generate("c1", 1).expect("other"));
+    enrol(&ours, "n1", ours.certificate_pem(), &a);
+    enrol(&other, "n1", &format!("{}{}", other.certificate_pem(), ours.certificate_pem()), &b);
+    let root = pki::fingerprint(ours.certificate_pem()).expect("a fingerprint");
+    assert_eq!(root.to_string().parse::<pki::Fingerprint>().expect("as it was printed"), root);
+    let introduce = |server: &Path, door| {
+        let server = NodeCredentials::load(server).expect("credentials").server_config(door).expect("settings");
+        connect(pki::introduction_config(root).expect("settings"), server, "whoever")
+    };
+    let (client, server, connection) = introduce(&a, Door::Anyone);
+    assert_eq!((client, server), (Ok(()), Ok(())));
+    assert!(connection.peer_certificates().is_none());
+    // Nobody else lets it in; and it believes nobody who only shows our root.
+    assert!(introduce(&a, Door::Nodes).1.is_err());
+    assert!(matches!(introduce(&b, Door::Anyone).0, Err(Error::InvalidCertificate(_))));
+    assert!("ab".parse::<pki::Fingerprint>().is_err() && "g".repeat(64).parse::<pki::Fingerprint>().is_err());
+}
+
+#[test]
+fn files_of_a_writer_that_died_between_key_and_certificate_are_brought_to_the_newer_pair() {
+    let dir = tempfile::tempdir().expect("directory");
+    let authority = Authority::generate("c1", 1).expect("authority");
+    enrol(&authority, "n1", authority.certificate_pem(), dir.path());
+    let certificate = std::fs::read(dir.path().join(pki::NODE_CERT)).expect("read");
+    let second = enrol(&authority, "n1", authority.certificate_pem(), dir.path());
+    // As it was before the last of the files was written.
+    std::fs::write(dir.path().join(pki::NODE_CERT), certificate).expect("written");
+    let earlier =
+        std::fs::metadata(dir.path().join(pki::NODE_PAIR)).and_then(|status| status.modified()).expect("time")
+            - Duration::from_secs(1);
+    let file = std::fs::File::options().write(true).open(dir.path().join(pki::NODE_CERT)).expect("open");
+    file.set_modified(earlier).expect("time set");
+    assert!(matches!(NodeCredentials::load(dir.path()), Err(PkiError::KeyMismatch { .. })));
+    pki::mend_node_files(dir.path()).expect("mended");
+    assert_eq!(NodeCredentials::load(dir.path()).expect("a pair").facts().serial, second);
+    pki::mend_node_files(dir.path()).expect("nothing to do");
 }

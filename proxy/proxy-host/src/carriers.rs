@@ -6,6 +6,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use sys::eventfd::{Poller, Trigger};
 
+use crate::secure::Credentials;
 use crate::transport::{Encryption, Stream, Target, Transport};
 use crate::{ProxyError, limits};
 
@@ -40,6 +41,11 @@ impl Carriers {
             None if all.is_empty() || all.len() > limits::TRANSPORTS_MAX => Err(ProxyError::TransportCount(all.len())),
             None => Ok(Carriers { all, first_token: 0, pausing: Vec::new() }),
         }
+    }
+
+    /// Connections of transports that encrypt by themselves use these from now on.
+    pub(crate) fn set_credentials(&mut self, credentials: &Credentials) -> Result<(), ProxyError> {
+        self.all.iter_mut().try_for_each(|transport| transport.set_credentials(credentials))
     }
 
     /// Watches all of them, with numbers from `first_token`.

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::secure::CredentialTexts;
 pub use end::{End, MESSAGE_BYTES_MAX, Portioned, Said};
 
 /// Bytes of a text for people; what is longer is cut.
@@ -21,6 +22,9 @@ pub struct ToProxy {
     /// All nodes to keep a link with; one that is missing is given up. `None`: unchanged, only tell the states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<PeerAddress>>,
+    /// What connections that are made from now on show and believe. `None`: unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<CredentialTexts>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -65,7 +69,7 @@ impl Portioned for ToProxy {
     }
 
     fn split_off(&mut self, at: usize) -> ToProxy {
-        ToProxy { peers: self.peers.as_mut().map(|peers| peers.split_off(at)) }
+        ToProxy { peers: self.peers.as_mut().map(|peers| peers.split_off(at)), credentials: None }
     }
 
     fn append(&mut self, next: ToProxy) {

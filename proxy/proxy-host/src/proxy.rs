@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use abi::NodeId;
@@ -11,7 +12,7 @@ use sys::eventfd::{Poller, READY_MAX, Trigger, WriteInterest};
 
 use crate::carriers::{Carrier, Carriers, is_exhaustion};
 use crate::connection::{Connection, Stage};
-use crate::control::{FromProxy, Said};
+use crate::control::{CredentialTexts, FromProxy, Said};
 use crate::controller::Controller;
 use crate::error::CutReason;
 use crate::pace::{Next, Pace};
@@ -620,14 +621,36 @@ impl Proxy {
                 }
                 Said::Nonsense(why) => self.refused = Some(why),
                 Said::Message(message) => {
-                    self.refused = match message.peers {
-                        Some(list) => self.set_peers(&list).err(),
-                        None => self.refused.take(),
-                    };
+                    let renewed = message.credentials.map(|texts| self.set_credentials(&texts));
+                    let listed = message.peers.map(|list| self.set_peers(&list));
+                    // What was refused stays so until something else is said.
+                    if renewed.is_some() || listed.is_some() {
+                        let failed = |done: Option<Result<(), String>>| done.and_then(Result::err);
+                        self.refused = failed(renewed).or_else(|| failed(listed));
+                    }
                 }
             }
             self.tell_daemon();
         }
+    }
+
+    /// Connections that are made from now on show and believe these. What stands goes on; without certificates at the
+    /// start there are none later.
+    ///
+    /// # Errors
+    /// They cannot be used, and those of before stay. For people.
+    pub fn set_credentials(&mut self, texts: &CredentialTexts) -> Result<(), String> {
+        if self.credentials.is_none() {
+            return Ok(());
+        }
+        let words = |error: ProxyError| match std::error::Error::source(&error) {
+            Some(cause) => format!("new certificates: {error}: {cause}"),
+            None => format!("new certificates: {error}"),
+        };
+        let credentials = Credentials::of(texts, Path::new(""), &self.common.me.cluster).map_err(words)?;
+        self.carriers.set_credentials(&credentials).map_err(words)?;
+        self.credentials = Some(credentials);
+        Ok(())
     }
 
     /// Replaces the list of peers.

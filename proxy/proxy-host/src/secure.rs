@@ -20,7 +20,8 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+use serde::{Deserialize, Serialize};
 
 use crate::ProxyError;
 use crate::error::CutReason;
@@ -43,45 +44,99 @@ pub struct Credentials {
     secrets: ::ring::hmac::Key,
 }
 
+/// What a node shows and whom it believes, as files hold it: texts in PEM form.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CredentialTexts {
+    /// One root, or two while the second takes the first one's place.
+    pub authority: String,
+    /// Lists of certificates that are good no more; may be empty.
+    #[serde(default)]
+    pub revoked: String,
+    pub certificate: String,
+    /// Secret.
+    pub key: String,
+}
+
+impl CredentialTexts {
+    /// Reads `ca.crt`, `node.crt` and `node.key` in `dir`, and `ca.crl` when it is there.
+    pub fn read(dir: &Path) -> Result<CredentialTexts, ProxyError> {
+        let text = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read_to_string(&path).map_err(|source| ProxyError::ReadTls { path, source })
+        };
+        let revoked = match text("ca.crl") {
+            Err(ProxyError::ReadTls { source, .. }) if source.kind() == io::ErrorKind::NotFound => String::new(),
+            revoked => revoked?,
+        };
+        Ok(CredentialTexts {
+            authority: text("ca.crt")?,
+            revoked,
+            certificate: text("node.crt")?,
+            key: text("node.key")?,
+        })
+    }
+}
+
+/// Nothing secret is shown.
+impl std::fmt::Debug for CredentialTexts {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("credentials")
+    }
+}
+
 impl Credentials {
-    /// Reads `ca.crt`, `node.crt` and `node.key` in `dir`.
+    /// Reads the files of [`CredentialTexts::read`].
     pub fn load(dir: &Path, cluster: &str) -> Result<Credentials, ProxyError> {
-        let authority = dir.join("ca.crt");
-        let mut roots = RootCertStore::empty();
-        let tls = |path: &Path| {
-            let path = path.to_owned();
+        Credentials::of(&CredentialTexts::read(dir)?, dir, cluster)
+    }
+
+    /// `dir`: what errors name.
+    pub fn of(texts: &CredentialTexts, dir: &Path, cluster: &str) -> Result<Credentials, ProxyError> {
+        let tls = |name: &str| {
+            let path = dir.join(name);
             move |source| ProxyError::Tls { path, source }
         };
-        roots.add(read_certificate(&authority)?).map_err(tls(&authority))?;
-        let roots = Arc::new(roots);
-        let provider = Arc::new(provider());
-        let malformed =
-            || ProxyError::MalformedTls { path: authority.clone(), what: "the certificate of an authority" };
-        let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
-            .build()
-            .map_err(|_| malformed())?;
-        let clients = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .build()
-            .map_err(|_| malformed())?;
-        let own = dir.join("node.crt");
-        let key = read_key(&dir.join("node.key"))?;
+        let malformed = |name: &str, what| ProxyError::MalformedTls { path: dir.join(name), what };
+        let no_authority = || malformed("ca.crt", "the certificate of an authority");
+        let no_certificate = |name| move |_| malformed(name, "a certificate in PEM form");
+        let mut roots = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(texts.authority.as_bytes()) {
+            roots.add(root.map_err(no_certificate("ca.crt"))?).map_err(tls("ca.crt"))?;
+        }
+        let revoked: Result<Vec<_>, _> =
+            CertificateRevocationListDer::pem_slice_iter(texts.revoked.as_bytes()).collect();
+        let revoked = revoked.map_err(|_| malformed("ca.crl", "lists of revoked certificates in PEM form"))?;
+        let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
+        let mut servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        let mut clients = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+        if !revoked.is_empty() {
+            let known = revoked.clone();
+            servers = servers.with_crls(known).only_check_end_entity_revocation().allow_unknown_revocation_status();
+            clients = clients.with_crls(revoked).only_check_end_entity_revocation().allow_unknown_revocation_status();
+        }
+        let servers = servers.build().map_err(|_| no_authority())?;
+        let clients = clients.build().map_err(|_| no_authority())?;
+        let own = || CertificateDer::from_pem_slice(texts.certificate.as_bytes()).map_err(no_certificate("node.crt"));
+        let key = PrivateKeyDer::from_pem_slice(texts.key.as_bytes())
+            .map_err(|_| malformed("node.key", "a private key in PEM form"))?;
         let secrets = ::ring::hmac::Key::new(::ring::hmac::HMAC_SHA256, key.secret_der());
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(tls(&own))?
+            .map_err(tls("node.crt"))?
             .with_webpki_verifier(servers)
-            .with_client_auth_cert(vec![read_certificate(&own)?], key.clone_key())
-            .map_err(tls(&own))?;
+            .with_client_auth_cert(vec![own()?], key.clone_key())
+            .map_err(tls("node.crt"))?;
         // A session that is resumed would not look at the certificate again, which may have expired; and connections
         // are few.
         client.resumption = Resumption::disabled();
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(tls(&own))?
+            .map_err(tls("node.crt"))?
             .with_client_cert_verifier(clients)
-            .with_single_cert(vec![read_certificate(&own)?], key)
-            .map_err(tls(&own))?;
+            .with_single_cert(vec![own()?], key)
+            .map_err(tls("node.crt"))?;
         server.send_tls13_tickets = 0;
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server), secrets })
     }
 
@@ -104,20 +159,6 @@ impl Credentials {
 fn provider() -> CryptoProvider {
     let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     CryptoProvider { cipher_suites, ..ring::default_provider() }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ProxyError> {
-    std::fs::read(path).map_err(|source| ProxyError::ReadTls { path: path.to_owned(), source })
-}
-
-fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, ProxyError> {
-    let what = "a certificate in PEM form";
-    CertificateDer::from_pem_slice(&read(path)?).map_err(|_| ProxyError::MalformedTls { path: path.to_owned(), what })
-}
-
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, ProxyError> {
-    let what = "a private key in PEM form";
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| ProxyError::MalformedTls { path: path.to_owned(), what })
 }
 
 /// First byte of a TLS connection: content type 'handshake'. A plain link begins with the length of HELLO's body, which

@@ -51,7 +51,7 @@ fn links() -> FromProxy {
 }
 
 fn peers() -> ToProxy {
-    ToProxy { peers: Some((1..=PEERS).map(peer).collect()) }
+    ToProxy { peers: Some((1..=PEERS).map(peer).collect()), ..ToProxy::default() }
 }
 
 fn ends<A: Portioned, B: Portioned>() -> (End<A>, End<B>) {
@@ -80,7 +80,10 @@ fn states_of_all_links_of_the_largest_cluster_arrive_with_the_longest_texts() {
 #[test]
 fn list_of_all_nodes_of_the_largest_cluster_arrives_with_the_longest_addresses() {
     assert!(through(peers()) == Said::Message(peers()));
-    assert!(through(ToProxy { peers: Some(Vec::new()) }) == Said::Message(ToProxy { peers: Some(Vec::new()) }));
+    assert!(
+        through(ToProxy { peers: Some(Vec::new()), ..ToProxy::default() })
+            == Said::Message(ToProxy { peers: Some(Vec::new()), ..ToProxy::default() })
+    );
     assert!(through(ToProxy::default()) == Said::Message(ToProxy::default()));
 }
 
@@ -137,7 +140,7 @@ fn list_of_which_a_portion_is_missing_or_senseless_is_not_taken() {
 fn list_without_end_is_refused_and_does_not_hold_up_who_reads_it() {
     let (proxy, daemon) = sys::seqpacket::pair().expect("pair");
     let mut daemon = End::<ToProxy>::new(daemon).expect("end");
-    let some = ToProxy { peers: Some((1..=100).map(peer).collect()) };
+    let some = ToProxy { peers: Some((1..=100).map(peer).collect()), ..ToProxy::default() };
     let mut refused = false;
     for part in 0..=u32::from(PEERS) / 100 {
         let mut portion = serde_json::to_value(&some).expect("JSON");

@@ -52,6 +52,7 @@ Examples:
   dvs dev up
   dvs dev up --nodes 5 --name big
   dvs dev up --engine etcd             a cluster engine on three of the nodes instead of a file
+  dvs dev up --bare                    three machines without anything, to practise dvs cluster init
   dvs dev up --transport unix          links over Unix sockets instead of the simulated network")]
 pub struct UpOptions {
     /// How many nodes, named n1, n2 …
@@ -72,6 +73,9 @@ pub struct UpOptions {
     /// Links between each two nodes, each with a proxy of its own on either [default: 1].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
     pairs: Option<u8>,
+    /// Only the machines, as if newly installed: to make a cluster of them with dvs cluster init and dvs node join.
+    #[arg(long, conflicts_with_all = ["transport", "engine", "pairs", "daemon", "wait"])]
+    bare: bool,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
     daemon: Option<PathBuf>,
@@ -222,12 +226,19 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
             Some(EngineChoice::Local) | None => up::EngineKind::Local,
         },
         pairs: options.pairs,
+        contents: if options.bare { up::Contents::Nothing } else { up::Contents::Cluster },
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),
     };
     let cluster = up::up(places, &wish).map_err(|error| up_failure(name, &error))?;
-    say(&format!("cluster '{name}' is ready after {:.1} s\n", started.elapsed().as_secs_f64()));
+    let (what, are) = if options.bare { ("the machines of", "are") } else { ("cluster", "is") };
+    say(&format!("{what} '{name}' {are} ready after {:.1} s\n", started.elapsed().as_secs_f64()));
     print(|out| output::list(out, global.output, &rows(&cluster)))?;
+    if options.bare {
+        let dvs = again(global, name, places.dev_names().len());
+        say(&format!("\nTry next:\n  {dvs} dev exec n1 -- {dvs} cluster init home\n  {dvs} dev down"));
+        return Ok(ExitCode::SUCCESS);
+    }
     let nodes: Vec<&str> = cluster.nodes.iter().map(|node| node.name.as_str()).collect();
     let last = nodes.last().copied().unwrap_or("n1");
     let dvs = again(global, name, places.dev_names().len());
@@ -381,7 +392,10 @@ fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
         Failure::new(format!("nothing was run in {}", options.node)).because(cause).status(errors::RUN_FAILED)
     };
     let machine = machine.ok_or_else(|| failed(&machine::MachineError::Gone))?;
-    let status = machine::run_inside(machine, &options.argv).map_err(|error| match &error {
+    // Of the development cluster, which a machine without anything knows nothing of.
+    let ours = [CLUSTER_VARIABLE, client::places::STATE_DIR_VARIABLE, client::places::SOCKET_VARIABLE];
+    let without: &[&str] = if cluster.is_bare { &ours } else { &[] };
+    let status = machine::run_inside(machine, &options.argv, without).map_err(|error| match &error {
         machine::MachineError::NotStarted { program, .. } => {
             failed(&error).status(errors::NO_SUCH_PROGRAM).hint(format!("a program of this host: which {program}"))
         }

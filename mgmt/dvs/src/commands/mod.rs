@@ -1,6 +1,7 @@
 //! One file per command. Each has its options, its help with examples, and `execute`.
 
 pub mod attach;
+pub mod cluster;
 pub mod completion;
 pub mod daemon;
 pub mod dc;
@@ -48,6 +49,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Dc(command) => dc::execute(global, command),
         Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
+        Command::Cluster(command) => cluster::execute(global, &command),
         Command::Dev(command) => dev::execute(global, command),
         Command::Metrics(options) => metrics::execute(global, &options),
         Command::Doctor(options) => doctor::execute(global, &options),

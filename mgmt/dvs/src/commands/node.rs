@@ -1,14 +1,17 @@
 //! `dvs node`: the machines of the cluster.
 
 mod certificate;
+mod join;
+mod token;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::Subcommand;
-use mgmt_api::{LinkInfo, LinkState, Node, NodeState};
+use client::NodeGone;
+use mgmt_api::{LinkInfo, LinkState, Node, NodeChange, NodeState};
 
-use super::{Outcome, block_on, daemon, names, print};
+use super::{Gone, Outcome, block_on, daemon, done, names, print, say};
 use crate::cli::Global;
 use crate::output::{self, Format, Row, Table};
 
@@ -21,6 +24,10 @@ Examples:
   dvs node ls                  all nodes, and whether they are well
   dvs node inspect n2          one node and its links to the others
   dvs node ls -o json          the same for programs
+  dvs node token               lets a machine in, once
+  dvs node join TOKEN@ADDRESS  on that machine
+  dvs node cordon n2           nothing new comes there; dvs node uncordon n2 ends that
+  dvs node remove n2           out of the cluster; --lost when its machine is gone for good
   dvs node ca home --out ./ca                      the authority of cluster 'home', once
   dvs node cert n1 --ca ./ca --out ./n1            what node n1 shows the others: its tls_dir"
 )]
@@ -35,6 +42,48 @@ pub enum Command {
         #[arg(add = names::nodes())]
         node: String,
     },
+    Token(token::Options),
+    Join(join::Options),
+    /// Say something of a node: NAME=VALUE; NAME- takes it back.
+    Label {
+        /// Name of the node.
+        #[arg(add = names::nodes())]
+        node: String,
+        /// rack=a3, or rack- to take it back.
+        #[arg(required = true, value_name = "LABEL=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, Option<String>)>,
+    },
+    /// Let nothing new come to a node. What is there stays.
+    Cordon {
+        /// Name of the node.
+        #[arg(add = names::nodes())]
+        node: String,
+    },
+    /// Let new things come to a node again.
+    Uncordon {
+        /// Name of the node.
+        #[arg(add = names::nodes())]
+        node: String,
+    },
+    /// Take a node out of the cluster. Refused while containers are on it.
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+Its daemon ends, its certificates are refused from then on, and its member of etcd is another node's task. Data that are \
+in its state directory stay there.
+
+Examples:
+  dvs node remove n3
+  dvs node remove n3 --lost      its machine is gone for good"
+    )]
+    Remove {
+        /// Name of the node.
+        #[arg(add = names::nodes())]
+        node: String,
+        /// Its machine is gone for good. If it comes back it stays out, until it joins anew.
+        #[arg(long)]
+        lost: bool,
+    },
     Ca(certificate::AuthorityOptions),
     Cert(certificate::NodeOptions),
 }
@@ -43,6 +92,20 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
     match command {
         Command::Ca(options) => certificate::make_authority(global, options),
         Command::Cert(options) => certificate::issue(global, options),
+        Command::Token(options) => token::execute(global, options),
+        Command::Join(options) => join::execute(global, options),
+        Command::Label { node, labels } => {
+            let change = NodeChange { labels: labels.iter().cloned().collect(), ..NodeChange::default() };
+            changed(global, node, &change)
+        }
+        Command::Cordon { node } => changed(global, node, &cordoned(true)),
+        Command::Uncordon { node } => changed(global, node, &cordoned(false)),
+        Command::Remove { node, lost } => {
+            let gone = if *lost { NodeGone::ForGood } else { NodeGone::No };
+            block_on(daemon(global)?.remove_node(node, gone))??;
+            say(&format!("node '{node}' is no part of the cluster any more"));
+            done(global.output, &Gone::new(node))
+        }
         Command::Ls => {
             let nodes = block_on(daemon(global)?.nodes())??;
             print(|out| {
@@ -57,6 +120,24 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
     }
 }
 
+fn cordoned(cordoned: bool) -> NodeChange {
+    NodeChange { cordoned: Some(cordoned), ..NodeChange::default() }
+}
+
+fn changed(global: &Global, node: &str, change: &NodeChange) -> Outcome {
+    let node = block_on(daemon(global)?.change_node(node, change))??;
+    done(global.output, &node)
+}
+
+/// `rack=a3`, or `rack-`.
+fn parse_label(text: &str) -> Result<(String, Option<String>), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), Some(value.to_owned()))),
+        None if text.len() > 1 && text.ends_with('-') => Ok((text.trim_end_matches('-').to_owned(), None)),
+        _ => Err("a label is NAME=VALUE; NAME- takes it back".to_owned()),
+    }
+}
+
 impl Row for Node {
     const HEADINGS: &'static [&'static str] =
         &["NODE", "ID", "STATE", "ADDRESS", "CPUS", "MEMORY", "DISK", "PROMISED", "CONTAINERS"];
@@ -65,7 +146,7 @@ impl Row for Node {
         vec![
             self.name.clone(),
             self.id.to_string(),
-            state(self.state).to_owned(),
+            standing(self),
             self.address.clone(),
             self.cpus.to_string(),
             output::bytes(self.memory_bytes),
@@ -100,14 +181,20 @@ fn state(state: NodeState) -> &'static str {
         NodeState::Degraded => "degraded",
         NodeState::Suspect => "suspect",
         NodeState::Unreachable => "unreachable",
+        NodeState::Fenced => "fenced",
         NodeState::Down => "down",
     }
+}
+
+fn standing(node: &Node) -> String {
+    let cordoned = if node.cordoned { ", cordoned" } else { "" };
+    format!("{}{cordoned}", state(node.state))
 }
 
 fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     let mut facts = Table::new(&["NODE", &node.name]);
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
-    fact("state", state(node.state).to_owned());
+    fact("state", standing(node));
     fact("id", node.id.to_string());
     fact("address", node.address.clone());
     let proxy = match (node.proxy_port, node.proxy_quic_port) {
@@ -121,6 +208,10 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
         pairs => format!("{proxy} and the {} behind", pairs - 1),
     };
     fact("ports", format!("api {}, proxy {proxy}", node.api_port));
+    if !node.labels.is_empty() {
+        let labels = node.labels.iter().map(|(name, value)| format!("{name}={value}"));
+        fact("labels", labels.collect::<Vec<_>>().join(", "));
+    }
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());
     fact("memory", output::bytes(node.memory_bytes));

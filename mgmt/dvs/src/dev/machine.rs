@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 
 use clap::Args;
 use client::ProcessId;
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use sys::child::{Forked, Parentage, exit_now, fork};
 use sys::ns::Kinds;
 
@@ -58,6 +58,9 @@ pub struct Options {
     /// Control group to live in.
     #[arg(long)]
     cgroup: String,
+    /// Directory for an /etc, a /var/lib/dvs and a /run/dvs of its own.
+    #[arg(long)]
+    home: Option<PathBuf>,
 }
 
 /// A machine that is up and ends with us, unless it is told to stay.
@@ -69,9 +72,11 @@ pub struct Machine {
 
 impl Machine {
     /// Starts the process; [`Machine::await_up`] waits for it, so that several come up at the same time.
-    pub fn spawn(hostname: &str, cgroup: &str) -> Result<Starting, MachineError> {
+    /// `home`: where a machine that shares no settings with its host keeps its own.
+    pub fn spawn(hostname: &str, cgroup: &str, home: Option<&Path>) -> Result<Starting, MachineError> {
         let maker = Command::new(own_program()?)
             .args(["internal", "machine", "--hostname", hostname, "--cgroup", cgroup])
+            .args(home.map(|home| format!("--home={}", home.display())))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -146,8 +151,29 @@ fn furnish(options: &Options) -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     cgroup::take_over(&options.cgroup)?;
     mount("proc", "/proc", "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?;
+    if let Some(home) = &options.home {
+        furnish_home(home)?;
+    }
     rustix::system::sethostname(options.hostname.as_bytes())?;
     rustix::process::setsid()?;
+    Ok(())
+}
+
+/// A machine that is as if it were newly installed: changes to its /etc stay its own, and it has no state yet, or that
+/// of before it was switched off.
+fn furnish_home(home: &Path) -> io::Result<()> {
+    let [upper, work, state] = ["etc", "etc.work", "state"].map(|name| home.join(name));
+    for dir in [&upper, &work, &state] {
+        fs::create_dir_all(dir)?;
+    }
+    let layers = format!("lowerdir=/etc,upperdir={},workdir={}", upper.display(), work.display());
+    let layers = std::ffi::CString::new(layers).map_err(io::Error::other)?;
+    mount("overlay", "/etc", "overlay", MountFlags::empty(), Some(layers.as_c_str()))?;
+    for place in ["/var/lib/dvs", "/run/dvs"] {
+        fs::create_dir_all(place)?;
+    }
+    mount_bind(&state, "/var/lib/dvs")?;
+    mount("tmpfs", "/run/dvs", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)?;
     Ok(())
 }
 
@@ -272,7 +298,12 @@ fn become_program(argv: &[String], log: fs::File) -> Failure {
 }
 
 /// Runs a program of the host in the machine's namespaces, on our own terminal, and gives back its status.
-pub fn run_inside(machine: ProcessId, argv: &[String]) -> Result<std::process::ExitStatus, MachineError> {
+/// `without`: variables of ours that mean nothing there.
+pub fn run_inside(
+    machine: ProcessId,
+    argv: &[String],
+    without: &[&str],
+) -> Result<std::process::ExitStatus, MachineError> {
     let [program, arguments @ ..] = argv else { return Err(MachineError::Gone) };
     let here = std::env::current_dir().ok();
     let pidfd = processes::open(machine).ok_or(MachineError::Gone)?;
@@ -280,6 +311,9 @@ pub fn run_inside(machine: ProcessId, argv: &[String]) -> Result<std::process::E
         .map_err(MachineError::Enter)?;
     let mut command = Command::new(program);
     command.args(arguments);
+    for variable in without {
+        command.env_remove(variable);
+    }
     if let Some(here) = here.filter(|path| path.is_dir()) {
         command.current_dir(here);
     }

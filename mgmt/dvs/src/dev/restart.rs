@@ -64,6 +64,9 @@ pub fn restart(places: &Places, cluster: &mut DevCluster, index: usize, patience
         down::power_off(places, cluster, &node).map_err(|source| NodeError::Off { name: node.name.clone(), source })?;
         up::start_machine(places, cluster, index).map_err(failed)?;
     }
+    if cluster.is_bare {
+        return Ok(());
+    }
     up::start_daemon(places, cluster, index).map_err(failed)?;
     let alone = DevCluster { nodes: cluster.nodes.iter().skip(index).take(1).cloned().collect(), ..cluster.clone() };
     up::await_ready(&alone, Instant::now() + patience, patience).map_err(failed)

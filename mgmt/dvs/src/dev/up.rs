@@ -105,10 +105,20 @@ pub struct Wish<'a> {
     pub engine: EngineKind,
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     pub pairs: Option<u8>,
+    pub contents: Contents,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
     /// How long to wait until all nodes are ready.
     pub patience: Duration,
+}
+
+/// What the machines have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contents {
+    /// A daemon each, and together they are a cluster.
+    Cluster,
+    /// Nothing: people make a cluster of them.
+    Nothing,
 }
 
 /// Where the cluster's decisions lie.
@@ -175,6 +185,9 @@ fn make(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
     }
     save(places, &cluster)?;
     start_machines(places, &mut cluster)?;
+    if cluster.is_bare {
+        return Ok(cluster);
+    }
     certify(places, &cluster)?;
     for index in 0..cluster.nodes.len() {
         start_daemon(places, &mut cluster, index)?;
@@ -211,6 +224,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         transport: wish.transport.map(str::to_owned),
         etcd_members: wish.engine.members(wish.nodes),
         pairs: wish.pairs,
+        is_bare: wish.contents == Contents::Nothing,
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
     })
@@ -243,7 +257,9 @@ fn start_machines(places: &Places, cluster: &mut DevCluster) -> Result<(), UpErr
 fn spawn_machine(places: &Places, cluster: &DevCluster, name: &str) -> Result<machine::Starting, UpError> {
     let group = cgroup::name(places, &cluster.name, name);
     cgroup::make_everywhere(&group).map_err(|source| UpError::Write { path: "/sys/fs/cgroup".into(), source })?;
-    Machine::spawn(name, &group).map_err(|source| machine_failed(name, source))
+    let node = cluster.node(name).filter(|_| cluster.is_bare);
+    let home = node.map(|node| node.state_dir.as_path());
+    Machine::spawn(name, &group, home).map_err(|source| machine_failed(name, source))
 }
 
 /// One machine again, after it was killed.

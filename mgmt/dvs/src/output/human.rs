@@ -19,6 +19,16 @@ pub fn bytes(count: u64) -> String {
     format!("{} {unit}", number.strip_suffix(".0").unwrap_or(&number))
 }
 
+/// `45 s`, `20 min`, `8 h`, `90 days`: the largest unit of which there are at least two.
+pub fn duration(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7_199 => format!("{} min", (seconds + 30) / 60),
+        7_200..=172_799 => format!("{} h", (seconds + 1_800) / 3_600),
+        _ => format!("{} days", (seconds + 43_200) / 86_400),
+    }
+}
+
 /// CPU time: 0.25s, 1m07s, 3h02m.
 pub fn cpu_time(ms: u64) -> String {
     match ms / 1000 {

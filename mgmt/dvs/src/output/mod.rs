@@ -12,7 +12,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-pub use human::{bytes, clock, cpu_time};
+pub use human::{bytes, clock, cpu_time, duration};
 pub use table::Table;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]

@@ -58,7 +58,7 @@ impl Method {
 /// Shared by all that talk.
 pub struct Caller {
     pub config: Arc<EtcdConfig>,
-    connection: Connection,
+    pub connection: Connection,
     /// What a user's name and password were exchanged for.
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
@@ -79,7 +79,7 @@ impl Caller {
         M: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        self.repeat_within(Attempts::new(&self.config), method, message).await
+        self.repeat_within(Attempts::new(self), method, message).await
     }
 
     /// The same, as a part of something that has begun before.
@@ -113,9 +113,15 @@ impl Caller {
         let opened = tokio::time::timeout(left, self.connection.open()).await;
         let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
         let patience = left.min(self.config.attempt);
-        let asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)).await;
-        let asked = asked
-            .unwrap_or_else(|_| Err(Fault::Lost { member: open.member.clone(), cause: LostCause::Late(patience) }));
+        let lost = |cause| Err(Fault::Lost { member: open.member.clone(), cause });
+        let asked = tokio::select! {
+            biased;
+            asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)) => {
+                asked.unwrap_or_else(|_| lost(LostCause::Late(patience)))
+            }
+            // Somebody knows that nobody is there any more.
+            () = open.is_left() => lost(LostCause::Left),
+        };
         match asked {
             Err(fault @ (Fault::Lost { .. } | Fault::NoQuorum { .. } | Fault::Unsent(_))) => {
                 self.connection.leave(open.number).await;
@@ -234,9 +240,9 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    pub fn new(config: &EtcdConfig) -> Attempts {
-        let until = Instant::now() + config.patience;
-        Attempts { until, pause: PAUSE_FIRST, distrust: 0, members: config.members.len(), no_quorum: None }
+    pub fn new(caller: &Caller) -> Attempts {
+        let (until, members) = (Instant::now() + caller.config.patience, caller.connection.members().len());
+        Attempts { until, pause: PAUSE_FIRST, distrust: 0, members, no_quorum: None }
     }
 
     /// For what has to be asked besides: as long as one attempt at least.

@@ -104,6 +104,8 @@ impl std::error::Error for Said {
 pub enum LostCause {
     #[error("no answer within {0:?}")]
     Late(Duration),
+    #[error("another call found the connection lost")]
+    Left,
     #[error(transparent)]
     Said(Said),
 }
@@ -159,6 +161,8 @@ impl Open {
 
 pub struct Connection {
     config: Arc<EtcdConfig>,
+    /// Those of `config` until others are said.
+    members: parking_lot::RwLock<Arc<[Member]>>,
     state: tokio::sync::Mutex<State>,
     /// As many as were opened.
     opened: AtomicU64,
@@ -176,8 +180,22 @@ impl Connection {
     pub fn new(config: Arc<EtcdConfig>) -> Connection {
         // Nodes begin with different members, so that no member serves them all.
         let next = config.first_member;
+        let members = parking_lot::RwLock::new(config.members.clone().into());
         let state = tokio::sync::Mutex::new(State { open: None, next, number: 0, failed: None });
-        Connection { config, state, opened: AtomicU64::new(0) }
+        Connection { config, members, state, opened: AtomicU64::new(0) }
+    }
+
+    pub fn members(&self) -> Arc<[Member]> {
+        Arc::clone(&self.members.read())
+    }
+
+    /// From now on these are tried, and what is open to another one is left.
+    pub async fn set_members(&self, members: Vec<Member>) {
+        let mut state = self.state.lock().await;
+        if state.open.as_ref().is_some_and(|(open, _)| !members.contains(&open.member)) {
+            state.open = None;
+        }
+        *self.members.write() = members.into();
     }
 
     /// What is open, or the first member from the next one on that answers.
@@ -189,7 +207,7 @@ impl Connection {
         if let Some((_, error)) = state.failed.as_ref().filter(|(since, _)| since.elapsed() < FAILED_FOR) {
             return Err(Arc::clone(error));
         }
-        let members = &self.config.members;
+        let members = self.members();
         let mut failure = None;
         for _ in 0..members.len() {
             let Some(member) = members.get(state.next % members.len()) else { break };
@@ -223,6 +241,15 @@ impl Connection {
 
     pub fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is heard of that host: what is open to it is left at once, and the next call uses another member.
+    pub async fn leave_host(&self, host: &str) {
+        let mut state = self.state.lock().await;
+        if self.members().len() > 1 && state.open.as_ref().is_some_and(|(open, _)| open.member.host == host) {
+            state.open = None;
+            state.next = state.next.wrapping_add(1);
+        }
     }
 
     /// The connection of this number is no good: the next call uses another member.

@@ -260,3 +260,48 @@ pub struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub token: String,
 }
+
+/// A member of the cluster, as the cluster lists it.
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberMessage {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// Empty as long as it has not started.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(string, repeated, tag = "3")]
+    pub peer_urls: Vec<String>,
+    #[prost(bool, tag = "5")]
+    pub is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberAddRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub peer_urls: Vec<String>,
+    #[prost(bool, tag = "2")]
+    pub is_learner: bool,
+}
+
+/// Of promoting and removing.
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberRequest {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberListRequest {}
+
+/// Of promoting, removing and listing.
+#[derive(Clone, PartialEq, Message)]
+pub struct MembersResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub members: Vec<MemberMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberAddResponse {
+    #[prost(message, optional, tag = "2")]
+    pub member: Option<MemberMessage>,
+}

@@ -7,6 +7,7 @@
 //! | `caller.rs` | calls that may be repeated, users, bounds in time |
 //! | `transaction.rs` | transactions, which happen once |
 //! | `watch.rs` | watches that go on over lost connections |
+//! | `membership.rs` | members that come and go |
 //!
 //! Keys lie under a root of the cluster's own, so that one etcd may serve several: `/dcs/shop` is stored as
 //! `dvs/NAME/dcs/shop`. Revisions are etcd's and count what others do there, too.
@@ -19,6 +20,7 @@
 
 mod caller;
 mod connection;
+pub mod membership;
 mod messages;
 mod transaction;
 mod watch;

@@ -142,7 +142,7 @@ async fn attempt_all(
     ops: &[Op],
 ) -> Result<Outcome, EngineError> {
     let call = markers.name_a_call();
-    let mut attempts = Attempts::new(&caller.config);
+    let mut attempts = Attempts::new(caller);
     let began = boot_clock();
     // All attempts of a call write their marker with one lease: with another one, an attempt could happen after the
     // marker of an earlier one has gone.
@@ -337,7 +337,7 @@ fn only_deletes(ops: &[Op]) -> bool {
 
 /// A lease whose number we choose, so that asking twice grants it once.
 pub async fn grant(caller: &Caller, ttl: Duration) -> Result<i64, EngineError> {
-    grant_within(caller, Attempts::new(&caller.config), ttl).await
+    grant_within(caller, Attempts::new(caller), ttl).await
 }
 
 async fn grant_within(caller: &Caller, attempts: Attempts, ttl: Duration) -> Result<i64, EngineError> {

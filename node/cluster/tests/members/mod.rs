@@ -38,6 +38,8 @@ pub struct Members {
     security: Security,
     tls: Option<Tls>,
     dir: TempDir,
+    /// Of all, as members are told of each other.
+    peers: Vec<String>,
     _place: Place,
 }
 
@@ -97,7 +99,10 @@ impl Members {
         // A port that was free may be taken a moment later.
         let started =
             (0..5).find_map(|attempt| start_all(count, &dir.path().join(attempt.to_string()), tls.is_some(), more));
-        let cluster = Members { members: started.expect("etcd starts"), security, tls, dir, _place: place };
+        let members = started.expect("etcd starts");
+        let told = members[0].arguments.iter().find_map(|argument| argument.strip_prefix("--initial-cluster="));
+        let peers = told.unwrap_or_default().split(',').map(str::to_owned).collect();
+        let cluster = Members { members, security, tls, dir, peers, _place: place };
         if security == Security::TlsAndUser {
             cluster.make_user();
         }
@@ -116,6 +121,35 @@ impl Members {
 
     pub fn open(&self) -> Box<dyn Engine> {
         Box::new(EtcdEngine::open(self.config()).unwrap())
+    }
+
+    /// Starts a member that the cluster knows as a learner already, at this address for its peers.
+    pub fn start_further(&mut self, peer_url: &str, client_port: u16) {
+        let index = self.members.len();
+        let of = |own: &str, first: &str| own.replace("m0", first);
+        let first = &self.members[0];
+        let client = format!("http://127.0.0.1:{client_port}");
+        let name = format!("m{index}");
+        let known: Vec<&str> = self.peers.iter().map(String::as_str).collect();
+        let cluster = format!("--initial-cluster={},{name}={peer_url}", known.join(","));
+        let mut arguments: Vec<String> = Vec::new();
+        for argument in &first.arguments {
+            let kind = argument.split('=').next().unwrap_or_default();
+            arguments.push(match kind {
+                "--name" | "--data-dir" => of(argument, &name),
+                "--listen-client-urls" | "--advertise-client-urls" => format!("{kind}={client}"),
+                "--listen-peer-urls" | "--initial-advertise-peer-urls" => format!("{kind}={peer_url}"),
+                "--initial-cluster" => cluster.clone(),
+                _ => argument.clone(),
+            });
+        }
+        arguments.push("--initial-cluster-state=existing".to_owned());
+        let log = first.log.with_file_name(format!("{name}.log"));
+        let address = Member { host: "127.0.0.1".to_owned(), port: client_port };
+        let mut member = Etcd { address, child: None, arguments, log };
+        member.start();
+        self.peers.push(format!("{name}={peer_url}"));
+        self.members.push(member);
     }
 
     /// The member that leads.
@@ -274,6 +308,15 @@ impl Etcd {
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("etcd does not listen: {}", std::fs::read_to_string(&self.log).unwrap_or_default());
+    }
+
+    pub fn listens_to_peers_at(&self, url: &str) -> bool {
+        self.arguments.iter().any(|argument| argument.strip_prefix("--listen-peer-urls=") == Some(url))
+    }
+
+    /// By itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|child| child.try_wait().unwrap().is_some())
     }
 
     pub fn kill(&mut self) {

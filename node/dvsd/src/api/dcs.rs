@@ -283,6 +283,16 @@ fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
         known.insert(node.name, node.cpu_list);
     }
     spec::check(spec, &known)?;
+    let wishes = nodes::wishes(engine)?;
+    if let Some(node) = spec.nodes.iter().find(|node| wishes.get(*node).is_some_and(|wish| wish.cordoned)) {
+        return Err(ErrorBody::new(
+            ErrorKind::Conflict,
+            format!("container '{}' does not come to node {node}", spec.name),
+        )
+        .because("it is cordoned: it takes nothing new")
+        .hint(format!("other --nodes, or dvs node uncordon {node}"))
+        .into());
+    }
     if engine.read(&records::dc_key(&spec.name))?.is_some() {
         return Err(name_taken(&spec.name));
     }

@@ -19,6 +19,7 @@ use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded};
 use crate::context::Context;
+use crate::judging::Court;
 use crate::metrics;
 use crate::records;
 
@@ -131,9 +132,18 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("lease", lease),
         HealthCheck::new("broker", broker.map(|error| format!("broker: {error}"))),
         HealthCheck::new("disk-space", crate::space::problems(&context.config)),
+        HealthCheck::new("certificates", context.certificates.lock().as_ref().and_then(|kept| kept.problem())),
+        HealthCheck::new("engine-members", context.quorum.lock().as_ref().and_then(|members| members.problem())),
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
+        HealthCheck::new("cut-off", cut_off(context)),
         progress(context),
     ]
+}
+
+/// Known by this node's own clock.
+pub fn cut_off(context: &Context) -> Option<String> {
+    let is_cut_off = context.court.lock().as_ref().is_some_and(Court::is_cut_off);
+    is_cut_off.then(|| "this node is cut off from the others and from the engine; they may go on without it".to_owned())
 }
 
 /// The one of which being alive depends.

@@ -7,7 +7,9 @@ mod dcs;
 mod examination;
 pub mod failure;
 mod health;
+mod joining;
 pub use health::checks;
+pub use joining::strangers_router;
 pub use mgmt_api::HealthCheck;
 mod nodes;
 pub use nodes::unreachable_since;
@@ -29,7 +31,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::HeaderMap;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use mgmt_api::{DcPhase, ErrorKind, path};
 use serde::de::DeserializeOwned;
 
@@ -61,7 +63,10 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(path::EXAMINATION, get(examination::examine))
         .route(path::SETTINGS, get(settings::show))
         .route(path::NODES, get(nodes::list))
-        .route(path::NODE, get(nodes::show))
+        .route(path::NODE, get(nodes::show).patch(nodes::change).delete(nodes::remove))
+        .route(path::AUTHORITY, get(joining::authority).post(joining::rotate))
+        .route(path::TOKENS, get(joining::list_tokens).post(joining::create_token))
+        .route(path::TOKEN, delete(joining::remove_token))
         .route(path::DCS, get(dcs::list).post(dcs::create))
         .route(path::DC, get(dcs::show).delete(dcs::delete))
         .route(path::DC_START, post(dcs::start))

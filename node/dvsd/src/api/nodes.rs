@@ -5,20 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{Path, State};
-use axum::http::{HeaderMap, Method};
-use cluster::{EngineError, Lookup};
-use mgmt_api::{ErrorKind, LinkState, Node, NodeState, path};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, Method, StatusCode};
+use cluster::{Compare, EngineError, Lookup, Op, Outcome};
+use mgmt_api::{ErrorKind, LinkState, Node, NodeChange, NodeState, path};
+use serde::Deserialize;
 
 use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, health, is_forwarded, parse, read_body};
 use crate::context::Context;
+use crate::joining::leaving::{self, Gone};
 use crate::ledger;
-use crate::records::{self, MEMBERS, NODES, NodeHealth, NodeRecord};
+use crate::records::{self, MEMBERS, NODE_WISHES, NODES, NodeHealth, NodeRecord, NodeWish};
 use crate::space;
 
+/// Labels of a node.
+const LABELS_MAX: usize = 64;
+/// Of a label's name, or its value.
+const LABEL_BYTES_MAX: usize = 63;
 /// A node that does not say within this how it sees its links is shown without.
 const LINKS_LIMIT: Duration = Duration::from_secs(2);
 
@@ -36,7 +42,7 @@ pub async fn show(
     let found = blocking(move || Ok(nodes(&also.context)?.into_iter().find(|node| node.name == wanted))).await?;
     let mut node =
         found.ok_or_else(|| failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls"))?;
-    let answers = !matches!(node.state, NodeState::Down | NodeState::Unreachable);
+    let answers = !matches!(node.state, NodeState::Down | NodeState::Unreachable | NodeState::Fenced);
     if node.links.is_none()
         && answers
         && !is_forwarded(&headers)
@@ -45,6 +51,88 @@ pub async fn show(
         (node.links, node.disk_free_bytes) = (itself.links, itself.disk_free_bytes);
     }
     Ok(Json(node))
+}
+
+#[derive(Debug, Deserialize)]
+pub struct RemoveQuery {
+    #[serde(default)]
+    lost: bool,
+}
+
+/// Takes the node out of the cluster.
+pub async fn remove(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    Query(query): Query<RemoveQuery>,
+) -> Result<StatusCode, Failure> {
+    demand_name(&name)?;
+    let gone = if query.lost { Gone::ForGood } else { Gone::No };
+    blocking(move || Ok(leaving::take_out(&*api.context.engine, &name, gone)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What people want of the node.
+pub async fn change(State(api): State<Arc<Api>>, Path(name): Path<String>, body: Body) -> Result<Json<Node>, Failure> {
+    demand_name(&name)?;
+    let change: NodeChange = parse(&read_body(body).await?)?;
+    check_labels(&change.labels)?;
+    blocking(move || {
+        let engine = &*api.context.engine;
+        loop {
+            let member = engine.read(&records::member_key(&name))?.ok_or_else(|| no_such_node(&name))?;
+            let key = records::node_wish_key(&name);
+            let (mut wish, compare) = match records::read::<NodeWish>(engine, &key)? {
+                Some((wish, at)) => (wish, Compare::Modified { key: key.clone(), at }),
+                None => (NodeWish::default(), Compare::Absent { key: key.clone() }),
+            };
+            wish.cordoned = change.cordoned.unwrap_or(wish.cordoned);
+            for (label, value) in &change.labels {
+                match value {
+                    Some(value) => drop(wish.labels.insert(label.clone(), value.clone())),
+                    None => drop(wish.labels.remove(label)),
+                }
+            }
+            if wish.labels.len() > LABELS_MAX {
+                let what = format!("a node has at most {LABELS_MAX} labels");
+                return Err(failure(ErrorKind::BadRequest, what, "dvs node label NODE NAME- takes one away"));
+            }
+            // Whoever was taken out meanwhile has no wishes.
+            let same = Compare::Modified { key: records::member_key(&name), at: member.modified };
+            if let Outcome::Done(_) = engine.transact(&[same, compare], &[Op::put(key, records::encode(&wish))])? {
+                break;
+            }
+        }
+        let all = nodes(&api.context)?;
+        all.into_iter().find(|node| node.name == name).map(Json).ok_or_else(|| no_such_node(&name))
+    })
+    .await
+}
+
+fn demand_name(name: &str) -> Result<(), Failure> {
+    if mgmt_api::valid_name(name) { Ok(()) } else { Err(no_such_node(name)) }
+}
+
+fn no_such_node(name: &str) -> Failure {
+    failure(ErrorKind::NotFound, format!("there is no node '{name}'"), "dvs node ls")
+}
+
+/// As names of labels are elsewhere: letters, digits, and some signs within.
+fn check_labels(labels: &BTreeMap<String, Option<String>>) -> Result<(), Failure> {
+    let is_good = |text: &str| {
+        text.len() <= LABEL_BYTES_MAX
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/'))
+    };
+    let bad = labels.iter().find(|(label, value)| {
+        label.is_empty() || !is_good(label) || value.as_ref().is_some_and(|value| !is_good(value))
+    });
+    match bad {
+        None => Ok(()),
+        Some((label, _)) => Err(failure(
+            ErrorKind::BadRequest,
+            format!("{label:?} is no label, or its value is none"),
+            format!("dvs node label n1 rack=a3: up to {LABEL_BYTES_MAX} letters, digits and - _ . /"),
+        )),
+    }
 }
 
 /// What another node says of itself, if it does within the limit.
@@ -101,10 +189,11 @@ fn since(
     unreachable.into_iter().map(|node| (node.clone(), seen(&node))).collect()
 }
 
-/// What is known of a node: what it says of itself as long as its lease runs, and what its link says.
-fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
+/// What is known of a node: what it says of itself as long as its lease runs, what was decided, and what its link says.
+fn state_of(health: Option<&NodeHealth>, is_fenced: bool, link: Option<LinkState>) -> NodeState {
     match (health, link) {
         (None, _) => NodeState::Down,
+        _ if is_fenced => NodeState::Fenced,
         (_, Some(LinkState::Down)) => NodeState::Unreachable,
         (_, Some(LinkState::Suspect | LinkState::Broken)) => NodeState::Suspect,
         (Some(health), Some(LinkState::Up | LinkState::Unknown) | None) if health.problems.is_empty() => {
@@ -114,21 +203,33 @@ fn state_of(health: Option<&NodeHealth>, link: Option<LinkState>) -> NodeState {
     }
 }
 
+/// What people want of the nodes, by name.
+pub fn wishes(lookup: &dyn Lookup) -> Result<BTreeMap<String, NodeWish>, EngineError> {
+    let entries = lookup.list(NODE_WISHES)?.entries;
+    entries
+        .iter()
+        .map(|entry| Ok((entry.key.trim_start_matches(NODE_WISHES).to_owned(), records::decode(entry)?)))
+        .collect()
+}
+
 /// All of them, as this one sees them.
 pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let mut alive = alive(context)?;
     if let Some(own) = alive.get_mut(&context.config.node) {
         own.problems.extend(health::engine_away(context));
+        own.problems.extend(health::cut_off(context));
     }
     let reached = context.proxy.link_states();
     let dcs = records::dc_views(&context.answers)?;
     let accounts = ledger::accounts(&context.answers)?;
+    let mut wishes = wishes(&context.answers)?;
     let members = context.answers.list(MEMBERS)?.entries;
     members
         .iter()
         .map(|entry| {
             let record: NodeRecord = records::decode(entry)?;
-            let state = state_of(alive.get(&record.name), reached.get(&record.name).copied());
+            let state =
+                state_of(alive.get(&record.name), context.is_fenced(&record), reached.get(&record.name).copied());
             let here = dcs.iter().filter(|(_, view)| view.record.spec.nodes.contains(&record.name));
             let dcs = here.map(|(name, _)| name.clone()).collect();
             let is_own = record.name == context.config.node;
@@ -136,7 +237,10 @@ pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
             let disk_free_bytes = if is_own { free_for_images(context) } else { None };
             let account = accounts.get(&record.name).cloned().unwrap_or_default();
             let problems = alive.get(&record.name).map(|health| health.problems.clone()).unwrap_or_default();
+            let wish = wishes.remove(&record.name).unwrap_or_default();
             Ok(Node {
+                cordoned: wish.cordoned,
+                labels: wish.labels,
                 name: record.name,
                 id: record.id,
                 state,
@@ -180,13 +284,15 @@ mod tests {
     fn node_is_what_it_says_of_itself_unless_its_lease_or_its_link_says_otherwise() {
         let well = NodeHealth::default();
         let unwell = NodeHealth { problems: vec!["no proxy".to_owned()], ..NodeHealth::default() };
-        assert_eq!(state_of(Some(&well), None), NodeState::Ready);
-        assert_eq!(state_of(Some(&well), Some(LinkState::Up)), NodeState::Ready);
-        assert_eq!(state_of(Some(&unwell), Some(LinkState::Up)), NodeState::Degraded);
-        assert_eq!(state_of(Some(&well), Some(LinkState::Unknown)), NodeState::Ready);
-        assert_eq!(state_of(Some(&well), Some(LinkState::Suspect)), NodeState::Suspect);
-        assert_eq!(state_of(Some(&well), Some(LinkState::Broken)), NodeState::Suspect);
-        assert_eq!(state_of(Some(&unwell), Some(LinkState::Down)), NodeState::Unreachable);
-        assert_eq!(state_of(None, Some(LinkState::Up)), NodeState::Down);
+        assert_eq!(state_of(Some(&well), false, None), NodeState::Ready);
+        assert_eq!(state_of(Some(&well), false, Some(LinkState::Up)), NodeState::Ready);
+        assert_eq!(state_of(Some(&unwell), false, Some(LinkState::Up)), NodeState::Degraded);
+        assert_eq!(state_of(Some(&well), false, Some(LinkState::Unknown)), NodeState::Ready);
+        assert_eq!(state_of(Some(&well), false, Some(LinkState::Suspect)), NodeState::Suspect);
+        assert_eq!(state_of(Some(&well), false, Some(LinkState::Broken)), NodeState::Suspect);
+        assert_eq!(state_of(Some(&unwell), false, Some(LinkState::Down)), NodeState::Unreachable);
+        assert_eq!(state_of(None, false, Some(LinkState::Up)), NodeState::Down);
+        assert_eq!(state_of(Some(&well), true, Some(LinkState::Up)), NodeState::Fenced);
+        assert_eq!(state_of(None, true, None), NodeState::Down);
     }
 }

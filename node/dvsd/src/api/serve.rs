@@ -24,7 +24,10 @@ const CONNECTIONS_MAX: usize = 1024;
 /// A peer that says nothing occupies a connection for so long.
 const HEADER_LIMIT: Duration = Duration::from_secs(15);
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Peers that have not shown a certificate yet. They have places of their own: a flood of them takes none from nodes.
+/// From its handshake to its answer, for a peer without a certificate.
+const STRANGER_LIMIT: Duration = Duration::from_secs(10);
+/// Peers that have not shown a certificate yet, or have none. They have places of their own: a flood of them takes none
+/// from nodes.
 const STRANGERS_MAX: usize = 256;
 /// When these are taken, the oldest makes room once it has had so long: far more than a handshake takes between nodes.
 const STRANGER_GIVES_WAY: Duration = Duration::from_millis(500);
@@ -87,21 +90,36 @@ pub async fn serve_unix(listener: UnixListener, router: Router) {
     }
 }
 
-/// For the daemons of other nodes: whoever has no certificate of the cluster is refused in the handshake.
-pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Arc<str>, router: Router) {
+/// What peers over TLS are served with.
+#[derive(Clone)]
+pub struct Routers {
+    /// The daemons of other nodes.
+    pub nodes: Router,
+    /// Whoever shows no certificate. A wrong one is refused in the handshake.
+    pub strangers: Router,
+}
+
+pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Arc<str>, routers: Routers) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut strangers = Strangers::default();
     loop {
         strangers.make_room().await;
         match listener.accept().await {
             Ok((stream, address)) => {
-                let (router, acceptor) = (router.clone(), acceptor.clone());
+                let (routers, acceptor) = (routers.clone(), acceptor.clone());
                 let (cluster, room) = (Arc::clone(&cluster), Arc::clone(&room));
                 strangers.add(tokio::spawn(async move {
-                    let Some(stream) = greet(stream, address, acceptor, &cluster).await else { return };
+                    let Some((stream, peer)) = greet(stream, address, acceptor, &cluster).await else { return };
+                    if peer == PeerKind::Stranger {
+                        let served = tokio::time::timeout(STRANGER_LIMIT, serve_one(stream, routers.strangers));
+                        if served.await.is_err() {
+                            tracing::debug!(%address, "a peer without a certificate took too long");
+                        }
+                        return;
+                    }
                     tokio::spawn(async move {
                         match tokio::time::timeout(HANDSHAKE_LIMIT, room.acquire_owned()).await {
-                            Ok(Ok(_permit)) => serve_one(stream, router).await,
+                            Ok(Ok(_permit)) => serve_one(stream, routers.nodes).await,
                             _ => tracing::warn!(%address, "too many connections of other nodes"),
                         }
                     });
@@ -112,16 +130,26 @@ pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Ar
     }
 }
 
-/// Lets a node in: nobody else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PeerKind {
+    Node,
+    /// It showed no certificate.
+    Stranger,
+}
+
+/// Lets a node in, and who shows no certificate: nobody else.
 async fn greet(
     stream: TcpStream,
     address: SocketAddr,
     acceptor: TlsAcceptor,
     cluster: &str,
-) -> Option<TlsStream<TcpStream>> {
+) -> Option<(TlsStream<TcpStream>, PeerKind)> {
     tune(&stream);
     match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) if is_node(&stream, cluster) => return Some(stream),
+        Ok(Ok(stream)) if is_node(&stream, cluster) => return Some((stream, PeerKind::Node)),
+        Ok(Ok(stream)) if stream.get_ref().1.peer_certificates().is_none() => {
+            return Some((stream, PeerKind::Stranger));
+        }
         Ok(Ok(_)) => tracing::warn!(%address, "a certificate of the authority that names no node of this cluster"),
         Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
         Err(_) => tracing::debug!(%address, "a handshake took too long"),
@@ -205,7 +233,8 @@ mod tests {
         let request = pki::NodeRequest { node: "n1", addresses: &[], valid: pki::Validity::of_a_node() };
         let node = dir.path().join("node");
         authority.issue_node(&request, &node).unwrap();
-        (pki::server_config(&node).unwrap().into(), pki::client_config(&node).unwrap().into())
+        let credentials = pki::NodeCredentials::load(&node).unwrap();
+        (credentials.server_config(pki::Door::Nodes).unwrap().into(), credentials.client_config().unwrap().into())
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,7 +245,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(|| async { "here" }));
-        tokio::spawn(serve_tls(listener, acceptor, "test".into(), router));
+        let routers = Routers { nodes: router, strangers: Router::new() };
+        tokio::spawn(serve_tls(listener, acceptor, "test".into(), routers));
         let mut idle = Vec::new();
         for _ in 0..IDLE {
             idle.push(TcpStream::connect(address).await.unwrap());

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy_host::control::{End, FromProxy, PeerAddress, Said, ToProxy};
+use proxy_host::control::{CredentialTexts, End, FromProxy, PeerAddress, Said, ToProxy};
 
 /// How often the counters of links are asked for.
 pub const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -17,6 +18,8 @@ pub struct Conversation {
     end: End<FromProxy>,
     /// The peers this proxy was told.
     told: Option<Vec<PeerAddress>>,
+    /// The certificates it was told after its start.
+    shown: Option<Arc<CredentialTexts>>,
     /// When it was told or asked something last.
     asked: Option<Instant>,
     /// Times to ask since it said something last, and when that was.
@@ -28,24 +31,39 @@ impl Conversation {
     /// # Errors
     /// No descriptor.
     pub fn new(socket: OwnedFd, now: Instant) -> io::Result<Conversation> {
-        Ok(Conversation { end: End::new(socket)?, told: None, asked: None, unanswered: 0, heard: now })
+        Ok(Conversation { end: End::new(socket)?, told: None, shown: None, asked: None, unanswered: 0, heard: now })
     }
 
     /// Tells the list of peers when it is news, and asks how the links are when it is time. `peers`: `None` as long as
     /// nobody has said which there are; a list that nobody has made would end all channels that the proxy has just
     /// taken over.
-    pub fn speak(&mut self, peers: Option<&Vec<PeerAddress>>, now: Instant) {
+    /// `credentials`: `None` as long as those are good that it read at its start.
+    pub fn speak(
+        &mut self,
+        peers: Option<&Vec<PeerAddress>>,
+        credentials: Option<&Arc<CredentialTexts>>,
+        now: Instant,
+    ) {
+        let renewed = credentials.filter(|texts| self.shown.as_ref().is_none_or(|shown| !Arc::ptr_eq(shown, texts)));
         let news = peers.filter(|peers| self.told.as_ref() != Some(peers));
         let is_due = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);
         if is_due {
             self.asked = Some(now);
             self.unanswered = self.unanswered.saturating_add(1);
         }
+        if let Some(texts) = renewed.filter(|_| self.end.has_room()) {
+            // A message of its own: it is not divided.
+            let message = ToProxy { credentials: Some(CredentialTexts::clone(texts)), ..ToProxy::default() };
+            match self.end.say(message) {
+                Ok(()) => self.shown = Some(Arc::clone(texts)),
+                Err(error) => tracing::warn!(%error, "a proxy was not told of new certificates"),
+            }
+        }
         // What waits is sent by `hear`, and news are told after it.
         if !self.end.has_room() || (news.is_none() && !is_due) {
             return;
         }
-        match self.end.say(ToProxy { peers: news.cloned() }) {
+        match self.end.say(ToProxy { peers: news.cloned(), ..ToProxy::default() }) {
             Ok(()) => self.told = news.cloned().or(self.told.take()),
             // That it ended is seen elsewhere.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -110,15 +128,15 @@ mod tests {
         let (none, some) = (peers(0), peers(2));
         for (list, heard) in [
             (None, Said::Message(ToProxy::default())),
-            (Some(&none), Said::Message(ToProxy { peers: Some(none.clone()) })),
+            (Some(&none), Said::Message(ToProxy { peers: Some(none.clone()), ..ToProxy::default() })),
             (Some(&none), Said::Nothing),
-            (Some(&some), Said::Message(ToProxy { peers: Some(some.clone()) })),
+            (Some(&some), Said::Message(ToProxy { peers: Some(some.clone()), ..ToProxy::default() })),
             (Some(&some), Said::Nothing),
         ] {
-            conversation.speak(list, now);
+            conversation.speak(list, None, now);
             assert_eq!(proxy.receive(), heard);
         }
-        conversation.speak(Some(&some), now + ASK_EVERY);
+        conversation.speak(Some(&some), None, now + ASK_EVERY);
         assert_eq!(proxy.receive(), Said::Message(ToProxy::default()));
     }
 
@@ -130,17 +148,17 @@ mod tests {
         // Without a proxy that reads, so many do not fit into the socket.
         let mut copies = 0_u16;
         while conversation.end.has_room() {
-            conversation.speak(Some(&lists[0]), now);
+            conversation.speak(Some(&lists[0]), None, now);
             conversation.told = None;
             copies += 1;
         }
         let mut heard = 0;
         loop {
-            conversation.speak(Some(&lists[1]), now);
+            conversation.speak(Some(&lists[1]), None, now);
             assert_eq!(conversation.hear(now), Said::Nothing);
             match proxy.receive() {
-                Said::Message(ToProxy { peers: Some(list) }) if list == lists[0] => heard += 1,
-                Said::Message(ToProxy { peers: Some(list) }) if list == lists[1] => break,
+                Said::Message(ToProxy { peers: Some(list), .. }) if list == lists[0] => heard += 1,
+                Said::Message(ToProxy { peers: Some(list), .. }) if list == lists[1] => break,
                 Said::Nothing => {}
                 other => panic!("{other:?}"),
             }
@@ -155,17 +173,17 @@ mod tests {
         conversation.excuse(begin);
         for second in 0..3 {
             // However often the daemon turns round.
-            conversation.speak(None, begin + second * ASK_EVERY);
-            conversation.speak(None, begin + second * ASK_EVERY);
+            conversation.speak(None, None, begin + second * ASK_EVERY);
+            conversation.speak(None, None, begin + second * ASK_EVERY);
             assert_eq!(conversation.silent_since(), None);
         }
         // One that stood still itself has not asked.
         let late = begin + 1000 * ASK_EVERY;
-        conversation.speak(None, late);
+        conversation.speak(None, None, late);
         assert_eq!(conversation.silent_since(), Some(begin));
         proxy.say(FromProxy::default()).unwrap();
         assert_eq!(conversation.hear(late), Said::Message(FromProxy::default()));
-        conversation.speak(None, late + ASK_EVERY);
+        conversation.speak(None, None, late + ASK_EVERY);
         assert_eq!(conversation.silent_since(), None);
     }
 }

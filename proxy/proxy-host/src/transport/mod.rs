@@ -27,6 +27,9 @@ use std::time::Instant;
 
 use rustls_pki_types::CertificateDer;
 
+use crate::ProxyError;
+use crate::secure::Credentials;
+
 pub use eth::Eth;
 pub use quic::Quic;
 pub use tcp::Tcp;
@@ -118,6 +121,11 @@ pub trait Transport: Send {
     /// When `turn` has something to do even if nothing comes.
     fn due(&self) -> Option<Instant> {
         None
+    }
+
+    /// The node shows and believes others from now on: for transports that encrypt by themselves.
+    fn set_credentials(&mut self, _credentials: &Credentials) -> Result<(), ProxyError> {
+        Ok(())
     }
 
     /// Numbers of the system calls it makes once it runs, beyond those every process of ours may make

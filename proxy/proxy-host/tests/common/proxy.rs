@@ -74,12 +74,12 @@ pub struct Control {
 
 impl Control {
     pub fn set_peers(&self, peers: &[PeerAddress]) {
-        self.tell(&ToProxy { peers: Some(peers.to_vec()) });
+        self.tell(&ToProxy { peers: Some(peers.to_vec()), ..ToProxy::default() });
     }
 
     /// Asks for the states of links.
     pub fn ask(&self) {
-        self.tell(&ToProxy { peers: None });
+        self.tell(&ToProxy::default());
     }
 
     fn tell(&self, message: &ToProxy) {

@@ -136,14 +136,19 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 /// surprise more than a start that fails and names the node.
 async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
-    let (living, down): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| node.state != NodeState::Down);
+    let (open, cordoned): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| !node.cordoned);
+    let is_there = |node: &Node| !matches!(node.state, NodeState::Down | NodeState::Fenced);
+    let (living, down): (Vec<Node>, Vec<Node>) = open.into_iter().partition(is_there);
     let names = |nodes: Vec<Node>| nodes.into_iter().map(|node| node.name).collect::<Vec<_>>();
-    let (living, down) = (names(living), names(down));
+    let (living, down, cordoned) = (names(living), names(down), names(cordoned));
     if living.is_empty() {
         return Err(Failure::new("no node is there").hint("dvs node ls"));
     }
     if !down.is_empty() {
         say(&format!("left out, as they are down: {}", down.join(", ")));
+    }
+    if !cordoned.is_empty() {
+        say(&format!("left out, as they are cordoned: {}", cordoned.join(", ")));
     }
     Ok(living)
 }

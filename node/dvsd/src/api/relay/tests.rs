@@ -31,7 +31,8 @@ fn tls() -> (TlsAcceptor, TlsConnector) {
     let request = pki::NodeRequest { node: "n1", addresses: &[], valid: pki::Validity::of_a_node() };
     let node = dir.path().join("node");
     authority.issue_node(&request, &node).unwrap();
-    (pki::server_config(&node).unwrap().into(), pki::client_config(&node).unwrap().into())
+    let credentials = pki::NodeCredentials::load(&node).unwrap();
+    (credentials.server_config(pki::Door::Nodes).unwrap().into(), credentials.client_config().unwrap().into())
 }
 
 /// The client's end and the program's end of a path over two nodes, and the tasks between.

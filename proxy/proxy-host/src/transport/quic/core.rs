@@ -52,6 +52,13 @@ enum Sent {
 }
 
 impl Core {
+    /// For connections that are made from now on. The key by which a successor tells peers that connections are gone
+    /// stays that of the start, as these were made with it.
+    pub(super) fn set_configs(&mut self, configs: Configs) {
+        self.client = configs.client;
+        self.endpoint.set_server_config(Some(configs.server));
+    }
+
     pub(super) fn new(socket: OwnedFd, configs: Configs) -> Core {
         // The socket sends no fragments, so the longest datagram can be found by trying.
         let endpoint = Endpoint::new(configs.endpoint, Some(configs.server), true, None);

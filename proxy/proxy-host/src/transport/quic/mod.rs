@@ -112,6 +112,13 @@ impl Transport for Quic {
         self.shared.lock().due()
     }
 
+    fn set_credentials(&mut self, credentials: &Credentials) -> Result<(), ProxyError> {
+        let configs = config::configs(credentials, self.local.port())?;
+        self.shared.lock().set_configs(configs);
+        self.credentials = credentials.clone();
+        Ok(())
+    }
+
     /// Datagrams are sent and received by calls that every process may make.
     fn system_calls(&self) -> &'static [i64] {
         &[]

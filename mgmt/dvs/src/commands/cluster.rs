@@ -1,0 +1,32 @@
+//! `dvs cluster`: the cluster as a whole.
+
+mod authority;
+mod init;
+
+use clap::Subcommand;
+
+use super::Outcome;
+use crate::cli::Global;
+
+/// Begin a cluster of several machines
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs cluster init home                on the first machine; then start its daemon
+  dvs node token                       there, for each further machine
+  dvs node join TOKEN@192.0.2.11       on that machine; then start its daemon
+  dvs cluster rotate-ca                a new authority, while everything goes on")]
+pub enum Command {
+    Init(init::Options),
+    /// Show the cluster's authority, and how far a change of it is.
+    Authority,
+    RotateCa(authority::RotateOptions),
+}
+
+pub fn execute(global: &Global, command: &Command) -> Outcome {
+    match command {
+        Command::Init(options) => init::execute(global, options),
+        Command::Authority => authority::show(global),
+        Command::RotateCa(options) => authority::rotate(global, options),
+    }
+}

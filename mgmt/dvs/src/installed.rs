@@ -1,0 +1,265 @@
+//! What a machine has that is a node: settings, certificates, and where the engine is. Written by `dvs cluster init`
+//! and `dvs node join`, read by the daemon.
+//!
+//! The settings come last: a machine without them is no node, and the command may be repeated.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use mgmt_api::MemberAddress;
+use serde::Serialize;
+
+use crate::errors::Failure;
+
+/// What etcd calls its own.
+pub const ETCD_CLIENT_PORT: u16 = 2379;
+pub const ETCD_PEER_PORT: u16 = 2380;
+
+/// Where things lie on this machine.
+#[derive(Args, Debug)]
+pub struct Where {
+    /// Settings of the daemon; written anew.
+    #[arg(long, value_name = "FILE", default_value = "/etc/dvs/dvsd.toml")]
+    pub config: PathBuf,
+    /// State directory of the node: certificates, images, what it knows of the engine.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/dvs")]
+    pub data: PathBuf,
+    /// Sockets, and records of running processes.
+    #[arg(long, value_name = "DIR", default_value = "/run/dvs", hide_short_help = true)]
+    pub run: PathBuf,
+    /// Name of the node [default: the host's name].
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Address at which other nodes reach this one [default: the one from which this machine reaches others].
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise: Option<IpAddr>,
+}
+
+/// Whether a machine that was a node becomes one anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Before {
+    /// Then it is refused.
+    Nothing,
+    /// What is left is replaced: the node was taken out of its cluster.
+    Replaced,
+}
+
+/// `dvsd.toml`; the names are `dvsd::Settings`'.
+#[derive(Serialize)]
+pub struct SettingsFile<'a> {
+    pub node: &'a str,
+    pub cluster: &'a str,
+    pub advertise: IpAddr,
+    pub state_dir: &'a Path,
+    pub run_dir: &'a Path,
+    pub etcd: EtcdTable,
+}
+
+#[derive(Serialize, Default)]
+pub struct EtcdTable {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub managed: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_dir: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+}
+
+/// `engine.json`; the names are the daemon's.
+#[derive(Serialize)]
+pub struct EngineFile {
+    pub members: BTreeMap<String, MemberAddress>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own: Option<OwnMember>,
+}
+
+#[derive(Serialize)]
+pub struct OwnMember {
+    pub initial: BTreeMap<String, String>,
+    pub is_first: bool,
+}
+
+impl Where {
+    pub fn tls_dir(&self) -> PathBuf {
+        self.data.join("tls")
+    }
+
+    pub fn name(&self) -> Result<String, Failure> {
+        let name = self.node.clone().unwrap_or_else(host_name);
+        if mgmt_api::valid_name(&name) {
+            return Ok(name);
+        }
+        Err(Failure::usage(format!("'{name}' cannot be a node's name"))
+            .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter: --node n1"))
+    }
+
+    /// Refuses a machine that is a node, or was one.
+    pub fn demand_fresh(&self, before: Before) -> Result<(), Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::new("this machine cannot become a node")
+                .because_text("only root may write its settings")
+                .hint("run it as root"));
+        }
+        let left = [self.data.join("engine.json"), self.data.join("engine.db"), self.data.join("etcd/data")];
+        let left = std::iter::once(&self.config).filter(|path| !is_template(path)).chain(&left);
+        let Some(path) = left.into_iter().find(|path| path.exists()) else { return Ok(()) };
+        match before {
+            Before::Nothing => Err(Failure::new("this machine is a node already, or was one")
+                .because_text(format!("there is {}", path.display()))
+                .hint("dvs node ls; if it was taken out of its cluster: dvs node join --again")),
+            Before::Replaced => self.clear(),
+        }
+    }
+
+    /// What a node leaves that was taken out. Images of containers stay.
+    fn clear(&self) -> Result<(), Failure> {
+        if std::os::unix::net::UnixStream::connect(self.run.join("dvsd.sock")).is_ok() {
+            return Err(Failure::new("the node's daemon runs").hint("end it first: systemctl stop dvsd"));
+        }
+        for path in [self.data.join("etcd"), self.tls_dir()] {
+            remove(&path, fs::remove_dir_all(&path))?;
+        }
+        for path in [&self.data.join("engine.json"), &self.data.join("engine.db"), &self.config] {
+            remove(path, fs::remove_file(path))?;
+        }
+        Ok(())
+    }
+
+    pub fn write_engine(&self, file: &EngineFile) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(file).map_err(|error| Failure::new("no file").because(&error))?;
+        write(&self.data.join("engine.json"), &text, 0o644)
+    }
+
+    /// The last of all.
+    pub fn write_settings(&self, settings: &SettingsFile<'_>, by: &str) -> Result<(), Failure> {
+        let text = toml::to_string(settings).map_err(|error| Failure::new("no settings").because(&error))?;
+        let head = format!("# Written by {by}. All settings: dvs daemon --help\n");
+        write(&self.config, &format!("{head}{text}"), 0o644)
+    }
+
+    /// Makes it with all above it.
+    pub fn make_data_dir(&self) -> Result<(), Failure> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.data);
+        made.map_err(|error| Failure::new(format!("cannot make {}", self.data.display())).because(&error))
+    }
+
+    /// What to do next.
+    pub fn next(&self) -> String {
+        let unit = Path::new("/run/systemd/system").exists() && Path::new("/lib/systemd/system/dvsd.service").exists();
+        if unit && self.config == Path::new("/etc/dvs/dvsd.toml") {
+            return "systemctl enable --now dvsd".to_owned();
+        }
+        format!("dvs daemon --config {}", self.config.display())
+    }
+}
+
+/// The package's own file says nothing: all its lines are comments.
+fn is_template(path: &Path) -> bool {
+    let says_nothing = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
+    fs::read_to_string(path).is_ok_and(|text| text.lines().all(says_nothing))
+}
+
+fn remove(path: &Path, removed: io::Result<()>) -> Result<(), Failure> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Failure::new(format!("cannot remove {}", path.display())).because(&error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As a whole or not at all, and on the disk when this returns.
+pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::new(format!("cannot write {}", path.display())).because(&error);
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let fresh = path.with_file_name(name);
+    let written = || {
+        let _ = fs::remove_file(&fresh);
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&fresh, path)?;
+        fs::File::open(dir)?.sync_all()
+    };
+    written().map_err(failed)
+}
+
+/// The host's name up to its first dot.
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// The address from which this machine would reach another one; nothing is sent.
+pub fn address_towards(other: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = if other.is_ipv4() { [0, 0, 0, 0].into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((other, 9)).ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_unspecified() && !address.is_loopback()).then_some(address)
+}
+
+/// The address of this machine, where only one can be meant: the one from which it reaches the world, or the only one
+/// it has.
+pub fn own_address() -> Option<IpAddr> {
+    if let Some(address) = address_towards(IpAddr::from([192, 0, 2, 1])) {
+        return Some(address);
+    }
+    let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let mut addresses: Vec<IpAddr> = networks(&routes).into_iter().filter_map(address_towards).collect();
+    addresses.sort();
+    addresses.dedup();
+    match addresses.as_slice() {
+        [only] => Some(*only),
+        _ => None,
+    }
+}
+
+/// An address in each network that is connected, of the lines of `/proc/net/route` (proc(5)): numbers in the machine's
+/// own order of bytes.
+fn networks(routes: &str) -> Vec<IpAddr> {
+    let network = |line: &str| {
+        let destination = u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()?;
+        (destination != 0).then(|| {
+            let [first, second, third, fourth] = destination.to_ne_bytes();
+            IpAddr::from([first, second, third, fourth | 1])
+        })
+    };
+    routes.lines().skip(1).filter_map(network).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_those_of_the_kernels_table() {
+        let table = "Iface\tDestination\tGateway\nlo\t0000007F\t0\neth0\t00000000\t0101010A\neth0\t0000FF0A\t0\nx\n";
+        let expected: [IpAddr; 2] = [[127, 0, 0, 1].into(), [10, 255, 0, 1].into()];
+        assert_eq!(networks(table), expected);
+    }
+
+    #[test]
+    fn settings_of_the_package_that_say_nothing_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dvsd.toml");
+        fs::write(&path, "# node = \"n1\"\n\n  # more\n").unwrap();
+        assert!(is_template(&path));
+        fs::write(&path, "# comment\nnode = \"n1\"\n").unwrap();
+        assert!(!is_template(&path) && !is_template(&dir.path().join("none")));
+    }
+}

@@ -1,0 +1,211 @@
+//! A machine comes with its token, and is told all it needs to be a node: one transaction decides.
+
+use std::net::IpAddr;
+
+use cluster::{Compare, Engine, EngineError, Op, Outcome};
+use mgmt_api::{EngineAnswer, ErrorBody, ErrorKind, JoinAnswer, JoinRequest};
+
+use super::authority::{self, AUTHORITY, AuthorityError};
+use super::tokens::{self, Refusal, Used};
+use crate::records::{self, encode, now_s};
+
+/// Others may be faster this often; each time one of them has got on.
+const ATTEMPTS: usize = 100;
+
+/// Lets the machine in, or says why not. May be repeated with the same request.
+pub fn admit(
+    engine: &dyn Engine,
+    cluster: &str,
+    where_is_engine: EngineAnswer,
+    asked: &JoinRequest,
+) -> Result<JoinAnswer, ErrorBody> {
+    let address = check(asked)?;
+    for _ in 0..ATTEMPTS {
+        let (authority, authority_at) = authority::demand(engine).map_err(refused)?;
+        let request_hash = tokens::hash(asked.request_pem.as_bytes());
+        let token = tokens::read(engine, &asked.id).map_err(|error| refused(error.into()))?;
+        let kept = token.as_ref().map(|(token, _)| token);
+        tokens::judge(kept, &asked.secret, &asked.node, &request_hash, now_s())
+            .map_err(|why| turned_away(asked, why))?;
+        let Some((mut token, token_at)) = token else { continue };
+        let is_known = engine.read(&records::member_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some();
+        if is_known {
+            return Err(taken(&asked.node));
+        }
+        let issued = authority.sign(&asked.request_pem, &asked.node, address).map_err(refused)?;
+        let (issued_compare, issued_op) = authority::note_issued(engine, &asked.node, &issued).map_err(refused)?;
+        token.used = Some(Used { node: asked.node.clone(), request_hash });
+        let compares = [
+            Compare::Modified { key: AUTHORITY.to_owned(), at: authority_at },
+            Compare::Modified { key: tokens::key(&asked.id), at: token_at },
+            Compare::Absent { key: records::member_key(&asked.node) },
+            issued_compare,
+        ];
+        let ops =
+            [Op::put(tokens::key(&asked.id), encode(&token)), issued_op, Op::delete(records::removed_key(&asked.node))];
+        let revocations_pem = authority.revocations_pem().map_err(refused)?;
+        let done = engine.transact(&compares, &ops).map_err(|error| refused(error.into()))?;
+        if let Outcome::Done(_) = done {
+            return Ok(JoinAnswer {
+                cluster: cluster.to_owned(),
+                certificate_pem: issued.certificate_pem,
+                roots_pem: authority.roots_pem(),
+                revocations_pem,
+                engine: where_is_engine,
+            });
+        }
+    }
+    Err(refused(AuthorityError::Contended))
+}
+
+fn check(asked: &JoinRequest) -> Result<IpAddr, ErrorBody> {
+    let bad = |what: String, hint: &str| Err(ErrorBody::new(ErrorKind::BadRequest, what).hint(hint));
+    if !mgmt_api::valid_name(&asked.node) {
+        let what = format!("{:?} cannot be a node's name", asked.node);
+        return bad(what, "1 to 32 of a-z, 0-9 and -, beginning with a letter: --node n2");
+    }
+    match asked.address.parse::<IpAddr>() {
+        Ok(address) if !address.is_unspecified() && !address.is_multicast() => Ok(address),
+        _ => bad(format!("other nodes cannot reach {:?}", asked.address), "an address of the machine: --advertise"),
+    }
+}
+
+fn turned_away(asked: &JoinRequest, why: Refusal) -> ErrorBody {
+    let new = "dvs node token, on a node of the cluster, makes another one";
+    let because = match why {
+        Refusal::Unknown => "the cluster does not know the token",
+        Refusal::Ended => "the token has ended",
+        Refusal::Used => "another machine came with the token",
+        Refusal::ForAnother => "the token is for a node of another name",
+    };
+    ErrorBody::new(ErrorKind::Forbidden, format!("the machine does not become node '{}'", asked.node))
+        .because(because)
+        .hint(new)
+}
+
+fn taken(node: &str) -> ErrorBody {
+    ErrorBody::new(ErrorKind::Conflict, format!("there is a node '{node}' already")).hint(format!(
+        "another name (--node), or first, if that machine is gone for good: dvs node remove {node} --lost"
+    ))
+}
+
+/// What went wrong here.
+pub fn refused(error: AuthorityError) -> ErrorBody {
+    let words = crate::supervise::causes(&error);
+    match error {
+        AuthorityError::None => ErrorBody::new(ErrorKind::Conflict, "nobody joins this cluster by a token")
+            .because(words)
+            .hint("dvs node cert makes a node's certificates, with the authority that dvs node ca made"),
+        AuthorityError::Engine(error) => engine_failed(error),
+        AuthorityError::Issue(error) => ErrorBody::new(ErrorKind::BadRequest, "no certificate was made")
+            .because(crate::supervise::causes(&error))
+            .hint(error.hint()),
+        _ => ErrorBody::new(ErrorKind::Unavailable, "no certificate was made")
+            .because(words)
+            .hint("again; the daemon's log"),
+    }
+}
+
+fn engine_failed(error: EngineError) -> ErrorBody {
+    crate::api::failure::Failure::from(error).0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use cluster::local::{LocalConfig, LocalEngine};
+    use pki::{Authority, CertificateFacts, NodeKey};
+
+    use super::*;
+
+    fn own() -> CertificateFacts {
+        let now = std::time::SystemTime::now();
+        CertificateFacts { serial: "4a".to_owned(), from: now, until: now + std::time::Duration::from_secs(60) }
+    }
+
+    fn engine() -> (tempfile::TempDir, LocalEngine) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let engine = LocalEngine::open(config).unwrap();
+        (dir, engine)
+    }
+
+    fn with_an_authority(engine: &LocalEngine, dir: &std::path::Path) {
+        let made = dir.join("authority");
+        Authority::create(&made, "home").unwrap();
+        authority::take_over(engine, &made, "n1", &own()).unwrap();
+        assert!(!made.exists(), "its key lies in the engine alone");
+    }
+
+    fn request(secret: &tokens::Secret, node: &str) -> JoinRequest {
+        JoinRequest {
+            id: secret.id.clone(),
+            secret: secret.secret.clone(),
+            node: node.to_owned(),
+            address: "10.0.0.9".to_owned(),
+            request_pem: NodeKey::generate().unwrap().request_pem().unwrap(),
+            version: "0".to_owned(),
+        }
+    }
+
+    fn admit_to(engine: &LocalEngine, asked: &JoinRequest) -> Result<JoinAnswer, ErrorBody> {
+        admit(engine, "home", EngineAnswer::Managed { members: BTreeMap::new() }, asked)
+    }
+
+    #[test]
+    fn machine_comes_in_once_and_may_ask_again_for_a_lost_answer() {
+        let (dir, engine) = engine();
+        with_an_authority(&engine, dir.path());
+        let secret = tokens::create(&engine, now_s() + 60, None).unwrap();
+        let asked = request(&secret, "n2");
+        let first = admit_to(&engine, &asked).unwrap();
+        let second = admit_to(&engine, &asked).expect("the answer was lost");
+        let serials = [&first, &second].map(|answer| CertificateFacts::of_pem(&answer.certificate_pem).unwrap().serial);
+        assert_ne!(serials[0], serials[1]);
+        assert_eq!(admit_to(&engine, &request(&secret, "n2")).unwrap_err().kind, ErrorKind::Forbidden, "another key");
+        // Both certificates are revoked when the node is.
+        let (compares, ops) = authority::revoke(&engine, "n2").unwrap();
+        assert!(matches!(engine.transact(&compares, &ops), Ok(Outcome::Done(_))));
+        let (record, _) = authority::demand(&engine).unwrap();
+        let revoked: Vec<&str> = record.revoked.iter().map(|revoked| revoked.serial.as_str()).collect();
+        assert_eq!(revoked, serials);
+        assert!(record.revocations_pem().unwrap().contains("X509 CRL"));
+    }
+
+    #[test]
+    fn nobody_comes_in_under_the_name_of_a_node_or_with_an_address_that_is_none() {
+        let (dir, engine) = engine();
+        let secret = tokens::create(&engine, now_s() + 60, None).unwrap();
+        let by_hand = admit_to(&engine, &request(&secret, "n2")).unwrap_err();
+        assert_eq!(by_hand.kind, ErrorKind::Conflict, "no authority: {by_hand}");
+        with_an_authority(&engine, dir.path());
+        engine.transact(&[], &[Op::put(records::member_key("n2"), b"{}".to_vec())]).unwrap();
+        assert_eq!(admit_to(&engine, &request(&secret, "n2")).unwrap_err().kind, ErrorKind::Conflict);
+        for address in ["", "0.0.0.0", "224.0.0.1", "n2"] {
+            let asked = JoinRequest { address: address.to_owned(), ..request(&secret, "n3") };
+            assert_eq!(admit_to(&engine, &asked).unwrap_err().kind, ErrorKind::BadRequest, "{address}");
+        }
+        let asked = JoinRequest { request_pem: "no".to_owned(), ..request(&secret, "n3") };
+        assert_eq!(admit_to(&engine, &asked).unwrap_err().kind, ErrorKind::BadRequest);
+        admit_to(&engine, &request(&secret, "n3")).expect("nothing was used up by what was refused");
+    }
+
+    #[test]
+    fn of_two_machines_with_one_token_one_comes_in() {
+        let (dir, engine) = engine();
+        with_an_authority(&engine, dir.path());
+        for _ in 0..8 {
+            let secret = tokens::create(&engine, now_s() + 60, None).unwrap();
+            let come = |node| {
+                let asked = request(&secret, node);
+                let engine = &engine;
+                move || admit_to(engine, &asked).is_ok()
+            };
+            let came = std::thread::scope(|scope| {
+                [scope.spawn(come("n7")), scope.spawn(come("n8"))].map(|machine| machine.join().unwrap())
+            });
+            assert_eq!(came.iter().filter(|came| **came).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The thread that judges, and the one that writes down what was decided.
+//!
+//! The first looks at links and at what the engine's follower told, and never waits for the engine; it hands what is to
+//! be done to the second one, which may wait. As long as that is busy nothing more is handed on: what is still to be
+//! done then is found again. Lock order: none of the locks here is held while another one is taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use cluster::etcd::EtcdEngine;
+use cluster::follow::{Change, Follower};
+use cluster::{Compare, Engine, EngineError, EventKind, Op, Revision};
+use mgmt_api::LinkState;
+use parking_lot::Mutex;
+
+use super::judge::{Act, Isolation, Judge, Known};
+use super::{JUDGING, OBJECTIONS, SUSPICIONS, VERDICTS, Verdict, objection_key, suspicion_key, verdict_key};
+use crate::context::{Context, Ending};
+use crate::observed::understood;
+use crate::records::{self, NodeRecord, encode, now_s};
+
+/// Ends when dropped.
+pub struct Court {
+    shared: Arc<Shared>,
+    wake: Sender<Wake>,
+    follower: Option<Follower>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+enum Wake {
+    Look,
+    Stop,
+}
+
+/// What both threads and the daemon know.
+struct Shared {
+    docket: Mutex<Docket>,
+    /// When the engine was asked last of what it answered.
+    confirmed: Mutex<Option<Instant>>,
+    is_busy: AtomicBool,
+    is_cut_off: AtomicBool,
+    objections: AtomicU64,
+}
+
+/// What the engine holds below [`JUDGING`].
+#[derive(Clone, Default)]
+struct Docket {
+    suspicions: BTreeMap<String, BTreeMap<String, u64>>,
+    objections: BTreeMap<String, Revision>,
+    verdicts: BTreeMap<String, u64>,
+}
+
+impl Docket {
+    fn put(&mut self, key: &str, value: &[u8], at: Revision) {
+        if let Some((node, accuser)) = key.strip_prefix(SUSPICIONS).and_then(|rest| rest.split_once('/')) {
+            if let Some(epoch) = understood(key, value) {
+                self.suspicions.entry(node.to_owned()).or_default().insert(accuser.to_owned(), epoch);
+            }
+        } else if let Some(node) = key.strip_prefix(OBJECTIONS) {
+            self.objections.insert(node.to_owned(), at);
+        } else if let Some(node) = key.strip_prefix(VERDICTS)
+            && let Some(verdict) = understood::<Verdict>(key, value)
+        {
+            self.verdicts.insert(node.to_owned(), verdict.epoch);
+        }
+    }
+
+    fn delete(&mut self, key: &str) {
+        if let Some((node, accuser)) = key.strip_prefix(SUSPICIONS).and_then(|rest| rest.split_once('/')) {
+            if let Some(said) = self.suspicions.get_mut(node) {
+                said.remove(accuser);
+            }
+            self.suspicions.retain(|_, said| !said.is_empty());
+        } else if let Some(node) = key.strip_prefix(OBJECTIONS) {
+            self.objections.remove(node);
+        } else if let Some(node) = key.strip_prefix(VERDICTS) {
+            self.verdicts.remove(node);
+        }
+    }
+
+    fn take(&mut self, change: Change) {
+        match change {
+            Change::All(entries) => {
+                *self = Docket::default();
+                entries.iter().for_each(|entry| self.put(&entry.key, &entry.value, entry.modified));
+            }
+            Change::One(event) => match &event.kind {
+                EventKind::Put { value, .. } => self.put(&event.key, value, event.revision),
+                EventKind::Delete => self.delete(&event.key),
+            },
+            Change::Unknown(_) => (),
+        }
+    }
+}
+
+impl Court {
+    /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one.
+    pub fn start(context: &Arc<Context>, etcd: Option<Arc<EtcdEngine>>) -> std::io::Result<Court> {
+        let shared = Arc::new(Shared {
+            docket: Mutex::default(),
+            confirmed: Mutex::default(),
+            is_busy: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
+            objections: AtomicU64::new(0),
+        });
+        let (wake, wakes) = channel();
+        let (also, told, of_context) = (Arc::clone(&shared), wake.clone(), Arc::downgrade(context));
+        let follower = Follower::start(&context.engine, JUDGING, move |change| {
+            let verdicts = {
+                let mut docket = also.docket.lock();
+                let before = docket.verdicts.clone();
+                docket.take(change);
+                (docket.verdicts != before).then(|| docket.verdicts.clone())
+            };
+            if let (Some(verdicts), Some(context)) = (verdicts, of_context.upgrade()) {
+                context.judged(verdicts);
+            }
+            let _ = told.send(Wake::Look);
+        })?;
+        let told = wake.clone();
+        context.proxy.on_news(move || drop(told.send(Wake::Look)));
+        let (orders, ordered) = sync_channel(1);
+        let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
+        let clerk = std::thread::Builder::new()
+            .name("clerk".to_owned())
+            .spawn(move || write_down(&of_context, &also, &ordered))?;
+        let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
+        let judge = Judge::new(&context.config.node, context.node.epoch);
+        let judging = std::thread::Builder::new()
+            .name("judge".to_owned())
+            .spawn(move || sit(judge, &of_context, &also, &wakes, &orders, etcd.as_deref()))?;
+        Ok(Court { shared, wake, follower: Some(follower), threads: vec![judging, clerk] })
+    }
+
+    /// This node hears of few others and the engine does not answer it: what it owns alone, others may take soon.
+    pub fn is_cut_off(&self) -> bool {
+        self.shared.is_cut_off.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Court {
+    fn drop(&mut self) {
+        drop(self.follower.take());
+        let _ = self.wake.send(Wake::Stop);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that judges had panicked");
+            }
+        }
+    }
+}
+
+fn known(context: &Context, shared: &Shared) -> Known {
+    let docket = shared.docket.lock().clone();
+    let epochs = context.members.read().iter().map(|(name, record)| (name.clone(), record.epoch)).collect();
+    let alive = context.observed.lock().alive.clone();
+    Known {
+        epochs,
+        alive,
+        links: context.proxy.link_states(),
+        suspicions: docket.suspicions,
+        objections: docket.objections,
+        verdicts: docket.verdicts,
+    }
+}
+
+fn sit(
+    mut judge: Judge,
+    context: &Weak<Context>,
+    shared: &Shared,
+    wakes: &Receiver<Wake>,
+    orders: &SyncSender<Vec<Act>>,
+    etcd: Option<&EtcdEngine>,
+) {
+    let (mut isolation, mut silent) = (Isolation::new(), BTreeSet::new());
+    loop {
+        let Some(context) = context.upgrade() else { return };
+        let (known, now) = (known(&context, shared), Instant::now());
+        leave_silent_members(&context, &known, &mut silent, etcd);
+        let mut acts = judge.look(&known, now);
+        if acts.contains(&Act::BeginAnew) {
+            tracing::warn!("the others decided that this node was lost; its daemon begins anew");
+            context.ending.send_replace(Some(Ending::Fenced));
+            return;
+        }
+        let confirmed = *shared.confirmed.lock();
+        let was_cut_off = shared.is_cut_off.load(Ordering::Acquire);
+        let is_cut_off = isolation.look(&known, &context.config.node, confirmed, now);
+        if is_cut_off != was_cut_off {
+            shared.is_cut_off.store(is_cut_off, Ordering::Release);
+            tracing::warn!(is_cut_off, "whether this node is cut off from the others and from the engine");
+        }
+        if isolation.is_asking() && acts.is_empty() {
+            acts.push(Act::Rest);
+        }
+        if !acts.is_empty() && !shared.is_busy.swap(true, Ordering::AcqRel) && orders.send(acts).is_err() {
+            return;
+        }
+        let pause = judge.pause(&known);
+        drop(context);
+        match wakes.recv_timeout(pause) {
+            Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            // Several that came together are one look.
+            Ok(Wake::Look) => {
+                for wake in wakes.try_iter() {
+                    if matches!(wake, Wake::Stop) {
+                        return;
+                    }
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => (),
+        }
+    }
+}
+
+/// A call to a member that says nothing would wait for seconds.
+fn leave_silent_members(context: &Context, known: &Known, before: &mut BTreeSet<String>, etcd: Option<&EtcdEngine>) {
+    let silent = known.links.iter().filter(|(_, state)| **state != LinkState::Up && **state != LinkState::Unknown);
+    let silent: BTreeSet<String> = silent.map(|(node, _)| node.clone()).collect();
+    if let Some(etcd) = etcd {
+        for node in silent.difference(before) {
+            if let Some(record) = context.member(node) {
+                etcd.leave_host(&record.address);
+            }
+        }
+    }
+    *before = silent;
+}
+
+fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Vec<Act>>) {
+    for acts in orders {
+        let Some(context) = context.upgrade() else { return };
+        let asked = Instant::now();
+        let done = acts.iter().try_for_each(|act| carry_out(&context, shared, act));
+        match done {
+            Ok(()) => *shared.confirmed.lock() = Some(asked),
+            Err(error) => tracing::debug!(%error, "the engine was not told what this node sees"),
+        }
+        shared.is_busy.store(false, Ordering::Release);
+    }
+}
+
+fn carry_out(context: &Context, shared: &Shared, act: &Act) -> Result<(), EngineError> {
+    let (engine, own) = (&*context.engine, &context.config.node);
+    // Without a lease this node is not counted, and nothing of it may stay.
+    let leased = |key: String, value: Vec<u8>| match context.lease() {
+        Some(lease) => engine.transact(&[], &[Op::put_leased(key, value, lease)]).map(drop),
+        None => engine.read(&records::member_key(own)).map(drop),
+    };
+    match act {
+        Act::Accuse { node, epoch } => {
+            tracing::info!(node, "nothing is heard of this node");
+            leased(suspicion_key(node, own), encode(epoch))
+        }
+        Act::Withdraw { node } => engine.transact(&[], &[Op::delete(suspicion_key(node, own))]).map(drop),
+        Act::Object => {
+            let count = shared.objections.fetch_add(1, Ordering::Relaxed);
+            leased(objection_key(own), encode(&count))
+        }
+        Act::Rest => engine.transact(&[], &[Op::delete(objection_key(own))]).map(drop),
+        Act::Sentence { node, epoch, objection, accusers } => sentence(engine, node, *epoch, *objection, accusers),
+        Act::BeginAnew => Ok(()),
+    }
+}
+
+/// Raises what is over of a node. Nothing happens when it objected meanwhile, came back, or was sentenced by another
+/// one.
+fn sentence(
+    engine: &dyn Engine,
+    node: &str,
+    epoch: u64,
+    objection: Option<Revision>,
+    accusers: &BTreeSet<String>,
+) -> Result<(), EngineError> {
+    let member = records::read::<NodeRecord>(engine, &records::member_key(node))?;
+    let Some((_, at)) = member.filter(|(record, _)| record.epoch == epoch) else { return Ok(()) };
+    let as_it_was = match objection {
+        Some(at) => Compare::Modified { key: objection_key(node), at },
+        None => Compare::Absent { key: objection_key(node) },
+    };
+    let before = match engine.read(&verdict_key(node))? {
+        Some(entry) if records::decode::<Verdict>(&entry)?.epoch >= epoch => return Ok(()),
+        Some(entry) => Compare::Modified { key: entry.key.clone(), at: entry.modified },
+        None => Compare::Absent { key: verdict_key(node) },
+    };
+    let verdict = Verdict { epoch, since_s: now_s(), accusers: accusers.clone() };
+    let compares = [Compare::Modified { key: records::member_key(node), at }, as_it_was, before];
+    let done = engine.transact(&compares, &[Op::put(verdict_key(node), encode(&verdict))])?;
+    if matches!(done, cluster::Outcome::Done(_)) {
+        tracing::warn!(node, epoch, ?accusers, "the node is lost: its incarnation is over");
+    }
+    Ok(())
+}

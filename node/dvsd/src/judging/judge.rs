@@ -1,0 +1,457 @@
+//! What a daemon does about the links it sees and about what others say. Pure.
+//!
+//! A node is **accused** by each that hears nothing of it; it **objects** as long as it reaches the engine. When most
+//! of the others have accused it for [`HEARING`] and it did not object meanwhile, it is **sentenced**: its incarnation
+//! is over. What is carried out is compared again in the engine, so two who sentence, or one who sentences while the
+//! node objects, do no harm.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use cluster::Revision;
+use mgmt_api::LinkState;
+
+/// How long most of the others must have accused a node that does not object.
+pub const HEARING: Duration = Duration::from_millis(450);
+/// How often a node that is accused objects: several times in a hearing.
+const OBJECT_EVERY: Duration = Duration::from_millis(100);
+/// Whoever was not looking for so long knows nothing of what happened meanwhile, and judges nobody by it.
+const ASLEEP: Duration = Duration::from_millis(150);
+/// A node to which there was no link yet in its incarnation may be on its way for so long.
+const ARRIVAL: Duration = Duration::from_secs(5);
+/// A node that hears of few others, and cannot reach the engine for so long, is cut off.
+pub const CUT_OFF_AFTER: Duration = Duration::from_millis(250);
+
+/// The last that the two sides of a cut heard of each other lies at most so far apart: a heartbeat.
+const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Others may take what a node owned only later than it stopped; suspicion takes the same time on both sides.
+const _: () = assert!(CUT_OFF_AFTER.as_millis() + HEARTBEAT.as_millis() < HEARING.as_millis());
+const _: () = assert!(ASLEEP.as_millis() * 2 < HEARING.as_millis());
+
+/// What is known at one moment.
+#[derive(Clone, Default, Debug)]
+pub struct Known {
+    /// Nodes of the cluster with their incarnations.
+    pub epochs: BTreeMap<String, u64>,
+    /// Those whose leases run.
+    pub alive: BTreeSet<String>,
+    pub links: BTreeMap<String, LinkState>,
+    /// Who accuses whom, of which incarnation.
+    pub suspicions: BTreeMap<String, BTreeMap<String, u64>>,
+    pub objections: BTreeMap<String, Revision>,
+    /// Incarnations that are over.
+    pub verdicts: BTreeMap<String, u64>,
+}
+
+impl Known {
+    /// It was sentenced, and has not come back since.
+    pub fn is_fenced(&self, node: &str) -> bool {
+        let verdict = self.verdicts.get(node);
+        verdict.is_some_and(|over| self.epochs.get(node).is_none_or(|epoch| epoch <= over))
+    }
+
+    /// Those who count in a hearing about a node.
+    fn others<'a>(&'a self, about: &'a str) -> impl Iterator<Item = &'a String> {
+        self.alive.iter().filter(move |node| *node != about && self.epochs.contains_key(*node) && !self.is_fenced(node))
+    }
+
+    /// Most of the others, and this incarnation.
+    fn accusers(&self, node: &str, epoch: u64) -> Option<BTreeSet<String>> {
+        let said = self.suspicions.get(node)?;
+        let (mut accusers, mut all) = (BTreeSet::new(), 0);
+        for other in self.others(node) {
+            all += 1;
+            if said.get(other) == Some(&epoch) {
+                accusers.insert(other.clone());
+            }
+        }
+        (accusers.len() * 2 > all).then_some(accusers)
+    }
+}
+
+/// What is to be done in the engine. All of it may be done again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    Accuse {
+        node: String,
+        epoch: u64,
+    },
+    /// Something was heard of it again.
+    Withdraw {
+        node: String,
+    },
+    Object,
+    /// Nobody accuses this node any more.
+    Rest,
+    /// `objection`: its last one, if it ever made one; another one since refutes.
+    Sentence {
+        node: String,
+        epoch: u64,
+        objection: Option<Revision>,
+        accusers: BTreeSet<String>,
+    },
+    /// This node's own incarnation is over.
+    BeginAnew,
+}
+
+pub struct Judge {
+    own: String,
+    epoch: u64,
+    looked: Option<Instant>,
+    objected: Option<Instant>,
+    /// Nodes to which there was a link in that incarnation, or since when one is waited for.
+    met: BTreeMap<String, (u64, Met)>,
+    /// Since when most accuse, and the objection there was then.
+    hearings: BTreeMap<String, Hearing>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Met {
+    Yes,
+    WaitingSince(Instant),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Hearing {
+    epoch: u64,
+    since: Instant,
+    objection: Option<Revision>,
+}
+
+impl Judge {
+    /// Of the daemon of `own` in this incarnation.
+    pub fn new(own: &str, epoch: u64) -> Judge {
+        let (met, hearings) = (BTreeMap::new(), BTreeMap::new());
+        Judge { own: own.to_owned(), epoch, looked: None, objected: None, met, hearings }
+    }
+
+    pub fn look(&mut self, known: &Known, now: Instant) -> Vec<Act> {
+        let was_asleep = self.looked.is_some_and(|looked| now.saturating_duration_since(looked) > ASLEEP);
+        self.looked = Some(now);
+        if was_asleep {
+            self.hearings.clear();
+        }
+        if known.verdicts.get(&self.own).is_some_and(|over| self.epoch <= *over) {
+            return vec![Act::BeginAnew];
+        }
+        let mut acts: Vec<Act> = self.speak_for_itself(known, now).into_iter().collect();
+        self.met.retain(|node, _| known.epochs.contains_key(node));
+        for (node, epoch) in &known.epochs {
+            if *node == self.own {
+                continue;
+            }
+            acts.extend(self.accuse_or_withdraw(known, node, *epoch, now));
+            acts.extend(self.hear(known, node, *epoch, now));
+        }
+        self.hearings.retain(|node, _| known.epochs.contains_key(node));
+        acts
+    }
+
+    /// When something has to be looked at although nothing is told.
+    pub fn pause(&self, known: &Known) -> Duration {
+        let is_busy = !self.hearings.is_empty() || known.suspicions.values().any(|said| !said.is_empty());
+        if is_busy { Duration::from_millis(25) } else { Duration::from_millis(100) }
+    }
+
+    fn speak_for_itself(&mut self, known: &Known, now: Instant) -> Option<Act> {
+        let is_accused =
+            known.suspicions.get(&self.own).is_some_and(|said| said.values().any(|epoch| *epoch == self.epoch));
+        if !is_accused {
+            let had_objected = self.objected.take().is_some();
+            return (had_objected || known.objections.contains_key(&self.own)).then_some(Act::Rest);
+        }
+        if self.objected.is_some_and(|last| now.saturating_duration_since(last) < OBJECT_EVERY) {
+            return None;
+        }
+        self.objected = Some(now);
+        Some(Act::Object)
+    }
+
+    fn accuse_or_withdraw(&mut self, known: &Known, node: &str, epoch: u64, now: Instant) -> Option<Act> {
+        let link = known.links.get(node).copied();
+        let said = known.suspicions.get(node).and_then(|said| said.get(&self.own)).copied();
+        let met = self.met.entry(node.to_owned()).or_insert((epoch, Met::WaitingSince(now)));
+        if met.0 != epoch {
+            *met = (epoch, Met::WaitingSince(now));
+        }
+        let hears_it = matches!(link, Some(LinkState::Up));
+        if hears_it {
+            *met = (epoch, Met::Yes);
+        }
+        let is_silent = matches!(link, Some(LinkState::Suspect | LinkState::Broken | LinkState::Down));
+        let had_its_time = match met.1 {
+            Met::Yes => true,
+            Met::WaitingSince(since) => now.saturating_duration_since(since) >= ARRIVAL,
+        };
+        let accuses = is_silent && had_its_time && !known.is_fenced(node);
+        match (accuses, said) {
+            (true, Some(before)) if before == epoch => None,
+            (true, _) => Some(Act::Accuse { node: node.to_owned(), epoch }),
+            (false, Some(_)) => Some(Act::Withdraw { node: node.to_owned() }),
+            (false, None) => None,
+        }
+    }
+
+    fn hear(&mut self, known: &Known, node: &str, epoch: u64, now: Instant) -> Option<Act> {
+        let accusers = known.accusers(node, epoch).filter(|_| !known.is_fenced(node));
+        let Some(accusers) = accusers.filter(|accusers| accusers.contains(&self.own)) else {
+            self.hearings.remove(node);
+            return None;
+        };
+        let objection = known.objections.get(node).copied();
+        let hearing = self.hearings.entry(node.to_owned()).or_insert(Hearing { epoch, since: now, objection });
+        if (hearing.epoch, hearing.objection) != (epoch, objection) {
+            *hearing = Hearing { epoch, since: now, objection };
+        }
+        if now.saturating_duration_since(hearing.since) < HEARING {
+            return None;
+        }
+        Some(Act::Sentence { node: node.to_owned(), epoch, objection, accusers })
+    }
+}
+
+/// Whether a node knows by its own clock that it is cut off: it hears of less than half of the others, and what it
+/// asked the engine since is not answered.
+pub struct Isolation {
+    since: Option<Instant>,
+}
+
+impl Isolation {
+    pub fn new() -> Isolation {
+        Isolation { since: None }
+    }
+
+    /// Whether the engine should be asked, because few others are heard of.
+    pub fn is_asking(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// `confirmed`: when the engine was asked last of what it answered.
+    pub fn look(&mut self, known: &Known, own: &str, confirmed: Option<Instant>, now: Instant) -> bool {
+        let others: Vec<&String> = known.others(own).collect();
+        let heard = others.iter().filter(|node| known.links.get(**node) == Some(&LinkState::Up)).count();
+        if others.is_empty() || heard * 2 >= others.len() && heard > 0 {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let last = confirmed.filter(|at| *at > since).unwrap_or(since);
+        now.saturating_duration_since(last) >= CUT_OFF_AFTER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn known(nodes: &[&str]) -> Known {
+        Known {
+            epochs: nodes.iter().map(|node| ((*node).to_owned(), 1)).collect(),
+            alive: nodes.iter().map(|node| (*node).to_owned()).collect(),
+            ..Known::default()
+        }
+    }
+
+    fn link(known: &mut Known, node: &str, state: LinkState) {
+        known.links.insert(node.to_owned(), state);
+    }
+
+    /// Daemons that see each other's links and one engine; what they do is done at once.
+    struct World {
+        known: BTreeMap<String, Known>,
+        judges: BTreeMap<String, Judge>,
+        engine: Known,
+        /// Nodes that do not reach the engine, or do nothing.
+        away: BTreeSet<String>,
+        revision: u64,
+        now: Instant,
+        sentenced: Vec<(String, Instant)>,
+    }
+
+    impl World {
+        fn new(nodes: &[&str]) -> World {
+            let mut world = World {
+                known: BTreeMap::new(),
+                judges: BTreeMap::new(),
+                engine: known(nodes),
+                away: BTreeSet::new(),
+                revision: 0,
+                now: Instant::now(),
+                sentenced: Vec::new(),
+            };
+            for node in nodes {
+                let mut own = Known::default();
+                for other in nodes.iter().filter(|other| *other != node) {
+                    link(&mut own, other, LinkState::Up);
+                }
+                world.known.insert((*node).to_owned(), own);
+                world.judges.insert((*node).to_owned(), Judge::new(node, 1));
+            }
+            world.run(MS(200));
+            world
+        }
+
+        fn cut(&mut self, from: &str, to: &str) {
+            link(self.known.get_mut(from).unwrap(), to, LinkState::Suspect);
+        }
+
+        fn cut_off(&mut self, node: &str) {
+            let others: Vec<String> = self.known.keys().filter(|other| *other != node).cloned().collect();
+            for other in others {
+                self.cut(node, &other);
+                self.cut(&other, node);
+            }
+        }
+
+        fn heal(&mut self) {
+            self.known.values_mut().for_each(|known| known.links.values_mut().for_each(|state| *state = LinkState::Up));
+        }
+
+        fn run(&mut self, time: Duration) {
+            let until = self.now + time;
+            while self.now < until {
+                let names: Vec<String> = self.judges.keys().cloned().collect();
+                for name in names.into_iter().filter(|name| !self.away.contains(name)).collect::<Vec<_>>() {
+                    let links = self.known[&name].links.clone();
+                    let seen = Known { links, ..self.engine.clone() };
+                    let acts = self.judges.get_mut(&name).unwrap().look(&seen, self.now);
+                    acts.into_iter().for_each(|act| self.carry_out(&name, act));
+                }
+                self.now += MS(25);
+            }
+        }
+
+        fn carry_out(&mut self, by: &str, act: Act) {
+            self.revision += 1;
+            match act {
+                Act::Accuse { node, epoch } => {
+                    self.engine.suspicions.entry(node).or_default().insert(by.to_owned(), epoch);
+                }
+                Act::Withdraw { node } => drop(self.engine.suspicions.entry(node).or_default().remove(by)),
+                Act::Object => drop(self.engine.objections.insert(by.to_owned(), Revision(self.revision))),
+                Act::Rest => drop(self.engine.objections.remove(by)),
+                Act::Sentence { node, epoch, objection, .. } => {
+                    if self.engine.objections.get(&node).copied() == objection && self.engine.epochs[&node] == epoch {
+                        self.engine.verdicts.insert(node.clone(), epoch);
+                        self.sentenced.push((node, self.now));
+                    }
+                }
+                Act::BeginAnew => {
+                    let epoch = self.engine.epochs.get_mut(by).unwrap();
+                    *epoch += 1;
+                    self.judges.insert(by.to_owned(), Judge::new(by, *epoch));
+                }
+            }
+        }
+
+        fn fenced(&self) -> Vec<&str> {
+            self.engine.epochs.keys().map(String::as_str).filter(|node| self.engine.is_fenced(node)).collect()
+        }
+    }
+
+    #[test]
+    fn node_of_which_nobody_hears_is_sentenced_within_the_hearing_and_once() {
+        let mut world = World::new(&["n1", "n2", "n3"]);
+        let silent = world.now;
+        world.away.insert("n3".to_owned());
+        world.cut_off("n3");
+        world.run(Duration::from_secs(2));
+        assert_eq!(world.fenced(), ["n3"]);
+        let (node, at) = world.sentenced[0].clone();
+        assert!(node == "n3" && at - silent <= HEARING + MS(75), "{:?}", at - silent);
+        assert_eq!(world.sentenced.len(), 1);
+        assert!(world.engine.suspicions["n3"].is_empty(), "what was said is taken back");
+        // It comes back, finds out, and begins anew.
+        world.away.clear();
+        world.heal();
+        world.run(MS(300));
+        assert!(world.fenced().is_empty() && world.engine.epochs["n3"] == 2);
+    }
+
+    #[test]
+    fn node_that_reaches_the_engine_is_not_sentenced_however_few_hear_of_it() {
+        let mut world = World::new(&["n1", "n2", "n3"]);
+        world.cut_off("n3");
+        world.run(Duration::from_secs(5));
+        assert_eq!(world.sentenced, []);
+        assert!(world.engine.objections.contains_key("n3"));
+        world.heal();
+        world.run(Duration::from_secs(1));
+        assert!(world.engine.suspicions.values().all(BTreeMap::is_empty) && world.engine.objections.is_empty());
+    }
+
+    #[test]
+    fn one_who_hears_nothing_of_a_node_that_others_hear_sentences_nobody() {
+        let mut world = World::new(&["n1", "n2", "n3"]);
+        world.cut("n1", "n2");
+        world.cut("n2", "n1");
+        world.away.insert("n2".to_owned());
+        world.run(Duration::from_secs(5));
+        assert_eq!(world.sentenced, [], "n3 hears of it");
+    }
+
+    #[test]
+    fn of_two_nodes_the_one_with_the_engine_goes_on() {
+        let mut world = World::new(&["n1", "n2"]);
+        world.cut_off("n1");
+        world.away.insert("n1".to_owned());
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.fenced(), ["n1"]);
+    }
+
+    #[test]
+    fn whoever_slept_judges_nobody_by_what_it_slept_through() {
+        let mut judge = Judge::new("n1", 1);
+        let mut seen = known(&["n1", "n2"]);
+        link(&mut seen, "n2", LinkState::Up);
+        let mut now = Instant::now();
+        assert_eq!(judge.look(&seen, now), []);
+        link(&mut seen, "n2", LinkState::Suspect);
+        assert_eq!(judge.look(&seen, now), [Act::Accuse { node: "n2".to_owned(), epoch: 1 }]);
+        seen.suspicions.insert("n2".to_owned(), BTreeMap::from([("n1".to_owned(), 1)]));
+        assert_eq!(judge.look(&seen, now), []);
+        now += Duration::from_secs(10);
+        assert_eq!(judge.look(&seen, now), [], "a hearing begins");
+        for _ in 0..17 {
+            now += MS(25);
+            assert_eq!(judge.look(&seen, now), []);
+        }
+        now += MS(25);
+        assert!(matches!(judge.look(&seen, now)[..], [Act::Sentence { .. }]));
+    }
+
+    #[test]
+    fn node_that_is_on_its_way_is_not_accused_before_it_can_have_come() {
+        let mut judge = Judge::new("n1", 1);
+        let mut seen = known(&["n1", "n2"]);
+        link(&mut seen, "n2", LinkState::Down);
+        let began = Instant::now();
+        assert_eq!(judge.look(&seen, began), []);
+        assert_eq!(judge.look(&seen, began + ARRIVAL - MS(1)), []);
+        assert_eq!(judge.look(&seen, began + ARRIVAL).len(), 1);
+        // In its next incarnation it has its time again.
+        seen.epochs.insert("n2".to_owned(), 2);
+        assert_eq!(judge.look(&seen, began + ARRIVAL + MS(1)), []);
+    }
+
+    #[test]
+    fn node_that_hears_of_few_and_reaches_no_engine_knows_that_it_is_cut_off() {
+        let mut seen = known(&["n1", "n2", "n3"]);
+        let now = Instant::now();
+        let mut isolation = Isolation::new();
+        for node in ["n2", "n3"] {
+            link(&mut seen, node, LinkState::Up);
+        }
+        assert!(!isolation.look(&seen, "n1", None, now));
+        link(&mut seen, "n2", LinkState::Suspect);
+        assert!(!isolation.look(&seen, "n1", None, now + Duration::from_secs(1)), "it hears of half of them");
+        link(&mut seen, "n3", LinkState::Suspect);
+        let cut = now + Duration::from_secs(2);
+        assert!(!isolation.look(&seen, "n1", Some(now), cut));
+        assert!(!isolation.look(&seen, "n1", Some(now), cut + CUT_OFF_AFTER - MS(1)));
+        assert!(isolation.look(&seen, "n1", Some(now), cut + CUT_OFF_AFTER));
+        assert!(!isolation.look(&seen, "n1", Some(cut + MS(200)), cut + CUT_OFF_AFTER), "the engine answered since");
+    }
+}

@@ -1,0 +1,48 @@
+//! Whether a node is lost: a decision of the engine, not a guess (`docs/design/verdicts.md`).
+//!
+//! | | |
+//! |---|---|
+//! | `judge.rs` | what one daemon does about what it sees: pure, the time is passed in |
+//! | `court.rs` | its thread: links, the follower, and the transactions |
+//!
+//! | key | value | life |
+//! |---|---|---|
+//! | `/judging/suspicions/NODE/ACCUSER` | incarnation of NODE | with the accuser's lease, until it hears of NODE again |
+//! | `/judging/objections/NODE` | number | with NODE's lease, as long as anybody accuses it |
+//! | `/judging/verdicts/NODE` | [`Verdict`] | until NODE comes back in a later incarnation, or is taken out |
+
+mod court;
+mod judge;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+pub use court::Court;
+
+const JUDGING: &str = "/judging/";
+const SUSPICIONS: &str = "/judging/suspicions/";
+const OBJECTIONS: &str = "/judging/objections/";
+const VERDICTS: &str = "/judging/verdicts/";
+
+/// That an incarnation of a node is over.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Of the node's incarnations this one and all before.
+    pub epoch: u64,
+    pub since_s: u64,
+    /// Who had heard nothing of it.
+    pub accusers: BTreeSet<String>,
+}
+
+pub fn verdict_key(node: &str) -> String {
+    format!("{VERDICTS}{node}")
+}
+
+fn suspicion_key(node: &str, accuser: &str) -> String {
+    format!("{SUSPICIONS}{node}/{accuser}")
+}
+
+fn objection_key(node: &str) -> String {
+    format!("{OBJECTIONS}{node}")
+}

@@ -1,0 +1,391 @@
+//! Takes the steps, and runs or ends this node's own member.
+//!
+//! Every daemon follows `/engine/`: it writes what it learns to its file, tells the engine's client, and starts or ends
+//! its own member. The steps themselves are taken by the living node with the smallest name; during a change of who
+//! that is two may try, and the comparison with the last decision lets one through.
+//!
+//! Threads: the follower's, which only hands on, and one that does all else and may wait.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use cluster::etcd::EtcdEngine;
+use cluster::follow::Follower;
+use cluster::lease::KeptLease;
+use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, lock};
+use mgmt_api::MemberAddress;
+use parking_lot::Mutex;
+
+use super::file::{EngineFile, FileError, Own};
+use super::step::{self, Step, View};
+use super::{ENGINE, MEMBERS, MemberRecord, OFFERS, Offer, PLAN, Stage, member_key, offer_key};
+use crate::config::Config;
+use crate::engine::{EtcdChoice, Managed};
+use crate::member::{self, MemberError};
+use crate::records::{self, NodeWish, encode};
+use crate::supervise::{Watching, causes};
+
+/// Whose turn it is to replace its member.
+const TURN: &str = "engine-member";
+const TURN_LEASE: Duration = Duration::from_secs(10);
+const TURN_PATIENCE: Duration = Duration::from_secs(60);
+/// Steps that wait for a member to catch up, and nodes that came alive, are looked for so often.
+const LOOK: Duration = Duration::from_secs(2);
+/// While something is under way.
+const LOOK_SOON: Duration = Duration::from_millis(200);
+
+#[derive(Debug, thiserror::Error)]
+pub enum QuorumError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("this node's member of the engine cannot be looked after")]
+    Member(#[from] MemberError),
+    #[error("no thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The members, as this daemon looks after them; ends when dropped. The member itself goes on.
+pub struct Members {
+    problem: Arc<Mutex<Option<String>>>,
+    /// Changes of certificates, and those that the member has.
+    changes: AtomicU64,
+    taken: Arc<AtomicU64>,
+    bell: Sender<Wake>,
+    follower: Option<Follower>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Wake {
+    Changed,
+    Certificates(u64),
+    Leave,
+    Stop,
+}
+
+struct Keeper {
+    config: Config,
+    managed: Managed,
+    engine: Arc<EtcdEngine>,
+    file: EngineFile,
+    /// Of the node's own member.
+    watching: Option<Watching>,
+    problem: Arc<Mutex<Option<String>>>,
+    taken: Arc<AtomicU64>,
+}
+
+impl Members {
+    /// `watching`: the member that runs already, by what the file said.
+    pub fn start(
+        config: &Config,
+        managed: &Managed,
+        engine: &Arc<EtcdEngine>,
+        file: EngineFile,
+        watching: Option<Watching>,
+    ) -> Result<Members, QuorumError> {
+        let problem = Arc::new(Mutex::new(None));
+        let taken = Arc::new(AtomicU64::new(0));
+        let keeper = Keeper {
+            taken: Arc::clone(&taken),
+            config: config.clone(),
+            managed: managed.clone(),
+            engine: Arc::clone(engine),
+            file,
+            watching,
+            problem: Arc::clone(&problem),
+        };
+        keeper.say_that_it_is_the_first()?;
+        let (bell, wakes) = channel();
+        let as_engine: Arc<dyn Engine> = engine.clone();
+        let also = bell.clone();
+        let follower = Follower::start(&as_engine, ENGINE, move |_| {
+            let _ = also.send(Wake::Changed);
+        })
+        .map_err(QuorumError::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("members".to_owned())
+            .spawn(move || keeper.run(&wakes))
+            .map_err(QuorumError::Thread)?;
+        Ok(Members { problem, changes: AtomicU64::new(0), taken, bell, follower: Some(follower), thread: Some(thread) })
+    }
+
+    /// The node shows other certificates from now on.
+    pub fn certificates_changed(&self) {
+        let change = self.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        let _ = self.bell.send(Wake::Certificates(change));
+    }
+
+    /// The member has all certificates that were changed.
+    pub fn has_new_certificates(&self) -> bool {
+        self.taken.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
+    }
+
+    /// This node is no part of the cluster any more: its member ends, and its data go.
+    pub fn leave(&self) {
+        let _ = self.bell.send(Wake::Leave);
+    }
+
+    /// For people.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        drop(self.follower.take());
+        let _ = self.bell.send(Wake::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the engine's members had panicked");
+        }
+    }
+}
+
+/// Where this node's member is, or would be.
+fn own_address(config: &Config, managed: &Managed) -> MemberAddress {
+    let at = |port| cluster::etcd::Member { host: config.advertise.to_string(), port }.to_string();
+    MemberAddress { client: at(managed.client_port), peer: at(managed.peer_port) }
+}
+
+impl Keeper {
+    /// The first member of a cluster has nobody who invited it.
+    fn say_that_it_is_the_first(&self) -> Result<(), QuorumError> {
+        let Some(own) = self.file.own.as_ref().filter(|own| own.is_first) else { return Ok(()) };
+        if !self.engine.list(MEMBERS)?.entries.is_empty() {
+            return Ok(());
+        }
+        let record = MemberRecord {
+            address: own_address(&self.config, &self.managed),
+            stage: Stage::Voter,
+            initial: own.initial.clone(),
+        };
+        let key = member_key(&self.config.node);
+        let absent = [Compare::Absent { key: key.clone() }, Compare::Absent { key: PLAN.to_owned() }];
+        self.engine.transact(&absent, &[Op::put(key, encode(&record)), Op::put(PLAN, encode(&1))])?;
+        Ok(())
+    }
+
+    fn run(mut self, wakes: &Receiver<Wake>) {
+        let mut pause = LOOK_SOON;
+        loop {
+            match wakes.recv_timeout(pause) {
+                Ok(Wake::Certificates(change)) => {
+                    self.take_certificates();
+                    self.taken.store(change, Ordering::Release);
+                }
+                Ok(Wake::Leave) => {
+                    self.file.own = None;
+                    self.look_after_own();
+                    member::forget_data(&self.config);
+                    return;
+                }
+                Ok(Wake::Changed) | Err(RecvTimeoutError::Timeout) => (),
+                Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+            pause = match self.look() {
+                Ok(pause) => pause,
+                Err(error) => {
+                    tracing::warn!(error = causes(&error), "the engine's members cannot be looked after");
+                    LOOK
+                }
+            };
+        }
+    }
+
+    /// Learns what is, does what this node has to, and takes one step. Gives back when to look again.
+    fn look(&mut self) -> Result<Duration, QuorumError> {
+        let (view, plan) = self.view()?;
+        self.learn(&view)?;
+        if let Some(own) = view.members.get(&self.config.node).filter(|own| own.stage == Stage::Leaving) {
+            // From here on this daemon asks others.
+            let left = MemberRecord { stage: Stage::Left, ..own.clone() };
+            self.decide(plan, Op::put(member_key(&self.config.node), encode(&left)))?;
+            return Ok(LOOK_SOON);
+        }
+        *self.problem.lock() = self.shortage(&view);
+        let is_deciding = view.alive.iter().find(|node| view.nodes.contains(*node)) == Some(&self.config.node);
+        if !is_deciding {
+            return Ok(LOOK);
+        }
+        let Some(step) = step::next(&view, |peer| self.url(peer)) else { return Ok(LOOK) };
+        match step {
+            // Asked for until it has what the others have.
+            Step::Promote { .. } => tracing::debug!(?step, "the engine's members"),
+            _ => tracing::info!(?step, "the engine's members"),
+        }
+        self.take(&view, plan, step)?;
+        Ok(LOOK_SOON)
+    }
+
+    fn view(&self) -> Result<(View, Compare), QuorumError> {
+        let mut view = View::default();
+        let mut plan = Compare::Absent { key: PLAN.to_owned() };
+        for entry in self.engine.list(ENGINE)?.entries {
+            if let Some(node) = entry.key.strip_prefix(MEMBERS) {
+                view.members.insert(node.to_owned(), records::decode::<MemberRecord>(&entry)?);
+            } else if let Some(node) = entry.key.strip_prefix(OFFERS) {
+                view.offers.insert(node.to_owned(), records::decode::<Offer>(&entry)?);
+            } else if entry.key == PLAN {
+                plan = Compare::Modified { key: PLAN.to_owned(), at: entry.modified };
+            }
+        }
+        let names = |prefix: &str| -> Result<BTreeSet<String>, EngineError> {
+            let entries = self.engine.list(prefix)?.entries;
+            Ok(entries.into_iter().filter_map(|entry| entry.key.strip_prefix(prefix).map(str::to_owned)).collect())
+        };
+        (view.nodes, view.alive) = (names(records::MEMBERS)?, names(records::NODES)?);
+        for entry in self.engine.list(records::NODE_WISHES)?.entries {
+            if records::decode::<NodeWish>(&entry)?.cordoned {
+                view.cordoned.insert(entry.key.trim_start_matches(records::NODE_WISHES).to_owned());
+            }
+        }
+        view.listed = self.engine.listed_members()?;
+        Ok((view, plan))
+    }
+
+    /// Where the members are, and whether this node has one.
+    fn learn(&mut self, view: &View) -> Result<(), QuorumError> {
+        let serves = |record: &MemberRecord| matches!(record.stage, Stage::Learner | Stage::Voter);
+        let own_record = view.members.get(&self.config.node);
+        let own = match (own_record, &self.file.own) {
+            (Some(record), None) if serves(record) => Some(Own { initial: record.initial.clone(), is_first: false }),
+            (Some(_), own) => own.clone(),
+            // Nobody has said yet who the members are.
+            (None, own) if view.members.is_empty() => own.clone(),
+            (None, _) => None,
+        };
+        let members = view.members.iter().filter(|(_, record)| serves(record));
+        let members = members.map(|(node, record)| (node.clone(), record.address.clone())).collect();
+        let file = EngineFile { members, own };
+        if file == self.file || file.members.is_empty() {
+            return Ok(());
+        }
+        let is_other = file.own != self.file.own;
+        file.write(&self.config.state_dir)?;
+        self.file = file;
+        self.engine.set_members(self.managed.voters(&self.file))?;
+        if is_other {
+            self.look_after_own();
+            if self.file.own.is_none() {
+                member::forget_data(&self.config);
+            }
+        }
+        Ok(())
+    }
+
+    /// A member that has to be replaced for them is replaced while no other one is.
+    fn take_certificates(&mut self) {
+        if self.file.own.is_none() {
+            return;
+        }
+        let engine: Arc<dyn Engine> = self.engine.clone();
+        let turn = KeptLease::hold(&engine, TURN_LEASE)
+            .map_err(|error| causes(&error))
+            .and_then(|lease| lock::lock(&lease, TURN, TURN_PATIENCE).map_err(|error| causes(&error)));
+        if let Err(error) = &turn {
+            // Certificates must be there before those of before end, whoever else is at it.
+            tracing::warn!(error, "no turn for new certificates; they are taken all the same");
+        }
+        self.look_after_own();
+        self.await_own();
+    }
+
+    /// Until this node's member answers as one of the majority, or does not for a time.
+    fn await_own(&self) {
+        let choice = self.managed.choice(&self.config, &self.file);
+        let own = own_address(&self.config, &self.managed).client.parse();
+        let (Ok(mut choice), Ok(own)) = (choice, own) else { return };
+        choice.members = vec![own];
+        let credentials = choice.tls_dir.as_deref().map(pki::NodeCredentials::load).transpose();
+        let Ok(credentials) = credentials else { return };
+        if let Err(error) = crate::engine::ask_once(&choice, &self.config.node, credentials.as_ref()) {
+            tracing::warn!(error = causes(&error), "this node's member does not answer after it got new certificates");
+        }
+    }
+
+    fn look_after_own(&mut self) {
+        drop(self.watching.take());
+        let choice = self.managed.choice(&self.config, &self.file);
+        match choice.map_err(|error| causes(&error)).and_then(|choice: EtcdChoice| {
+            member::look_after(&self.config, Some(&choice)).map_err(|error| causes(&error))
+        }) {
+            Ok(watching) => self.watching = watching,
+            Err(error) => tracing::error!(error, "this node's member of the engine cannot be looked after"),
+        }
+    }
+
+    fn url(&self, peer: &str) -> String {
+        format!("{}://{peer}", if self.managed.tls_dir.is_some() { "https" } else { "http" })
+    }
+
+    fn take(&self, view: &View, plan: Compare, step: Step) -> Result<(), QuorumError> {
+        let change = |node: &str, stage: Stage, initial: Option<_>| {
+            let record = view.members.get(node).cloned();
+            record.map(|record| {
+                let initial = initial.unwrap_or(record.initial);
+                Op::put(member_key(node), encode(&MemberRecord { stage, initial, address: record.address }))
+            })
+        };
+        let op = match step {
+            Step::Invite(node) => view.offers.get(&node).map(|offer| {
+                let address = offer.address.clone();
+                let record = MemberRecord { address, stage: Stage::Invited, initial: Default::default() };
+                Op::put(member_key(&node), encode(&record))
+            }),
+            Step::Begin { node, initial } => change(&node, Stage::Learner, Some(initial)),
+            Step::Confirm(node) => change(&node, Stage::Voter, None),
+            Step::Dismiss(node) => change(&node, Stage::Leaving, None),
+            Step::Forget(node) => Some(Op::delete(member_key(&node))),
+            Step::Add(node) => {
+                if let Some(record) = view.members.get(&node) {
+                    self.engine.add_learner(&self.url(&record.address.peer))?;
+                }
+                return Ok(());
+            }
+            Step::Promote { id, .. } => return Ok(self.engine.promote(id).map(drop)?),
+            Step::Remove { id, .. } => return Ok(self.engine.remove_member(id)?),
+        };
+        op.map_or(Ok(()), |op| self.decide(plan, op))
+    }
+
+    /// Changes a record, unless somebody else decided meanwhile: then the next look sees what.
+    fn decide(&self, plan: Compare, op: Op) -> Result<(), QuorumError> {
+        let count = crate::records::read::<u64>(&*self.engine, PLAN)?.map_or(0, |(count, _)| count);
+        if let Outcome::Conflict(_) = self.engine.transact(&[plan], &[op, Op::put(PLAN, encode(&(count + 1)))])? {
+            tracing::debug!("another node was faster");
+        }
+        Ok(())
+    }
+
+    /// What people should know who think that the engine survives a member.
+    fn shortage(&self, view: &View) -> Option<String> {
+        let (has, wanted) = (view.members.len(), step::wanted(view.nodes.len()));
+        let offers = view.offers.contains_key(&self.config.node);
+        (has < wanted && !offers && !view.members.contains_key(&self.config.node)).then(|| {
+            format!(
+                "engine: {has} of {wanted} members run, and this node has no etcd (Debian: apt-get install etcd-server)"
+            )
+        })
+    }
+}
+
+/// A key for the node's lease, and its value: that it could run a member.
+pub fn offer(config: &Config, managed: &Managed) -> Option<(String, Vec<u8>)> {
+    let address = own_address(config, managed);
+    is_installed(managed).then(|| (offer_key(&config.node), encode(&Offer { address })))
+}
+
+fn is_installed(managed: &Managed) -> bool {
+    if managed.program.is_absolute() {
+        return managed.program.exists();
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|dir| dir.join(&managed.program).exists())
+}

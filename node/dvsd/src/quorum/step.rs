@@ -1,0 +1,297 @@
+//! The next step towards as many members as there should be: one at a time, decided from what is known and nothing
+//! else.
+//!
+//! A step may be taken twice, by two who saw the same: each is compared with the last decision, and etcd takes each
+//! change of its members once.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use cluster::etcd::membership::Listed;
+
+use super::{MemberRecord, Offer, Stage};
+
+/// What is known at one moment.
+#[derive(Clone, Default, Debug)]
+pub struct View {
+    pub members: BTreeMap<String, MemberRecord>,
+    /// Nodes that could run one: they live, and have etcd.
+    pub offers: BTreeMap<String, Offer>,
+    /// As etcd knows them.
+    pub listed: Vec<Listed>,
+    /// Nodes of the cluster, those that are down as well.
+    pub nodes: BTreeSet<String>,
+    /// Of these, those whose daemons live.
+    pub alive: BTreeSet<String>,
+    /// Nodes to which nothing new should come.
+    pub cordoned: BTreeSet<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Its record begins.
+    Invite(String),
+    /// Etcd is told of it.
+    Add(String),
+    /// Its node may start it, with these.
+    Begin { node: String, initial: BTreeMap<String, String> },
+    /// It should count from now on; later, when it is behind.
+    Promote { node: String, id: u64 },
+    /// It counts: its record says so.
+    Confirm(String),
+    /// It is to go.
+    Dismiss(String),
+    /// Etcd forgets it.
+    Remove { node: String, id: u64 },
+    /// Its record ends, and with it its process.
+    Forget(String),
+}
+
+/// An odd number: one more would survive no more.
+pub fn wanted(nodes: usize) -> usize {
+    match nodes {
+        0..=2 => 1,
+        3..=4 => 3,
+        _ => 5,
+    }
+}
+
+/// `None`: all is as it should be, or must wait. `url` makes of a member's address what etcd lists.
+pub fn next(view: &View, url: impl Fn(&str) -> String) -> Option<Step> {
+    let listed = |record: &MemberRecord| {
+        let peer = url(&record.address.peer);
+        view.listed.iter().find(|listed| listed.peer_url == peer)
+    };
+    // What was begun is brought to its end first.
+    for (node, record) in &view.members {
+        let node = node.clone();
+        match (record.stage, listed(record)) {
+            // A member that was removed answers nothing more: whoever asked it would wait.
+            (Stage::Leaving, Some(_)) if view.alive.contains(&node) => return None,
+            (Stage::Leaving | Stage::Left, Some(listed)) => return Some(Step::Remove { node, id: listed.id }),
+            (Stage::Leaving | Stage::Left, None) => return Some(Step::Forget(node)),
+            _ if !view.nodes.contains(&node) => return Some(Step::Dismiss(node)),
+            (Stage::Invited, None) => return Some(Step::Add(node)),
+            (Stage::Invited, Some(_)) => return Some(Step::Begin { initial: initial(view, &node, &url), node }),
+            // Somebody removed it by hand.
+            (Stage::Learner | Stage::Voter, None) => return Some(Step::Forget(node)),
+            (Stage::Learner, Some(listed)) if listed.is_learner => return Some(Step::Promote { node, id: listed.id }),
+            (Stage::Learner, Some(_)) => return Some(Step::Confirm(node)),
+            (Stage::Voter, Some(_)) => (),
+        }
+    }
+    let wanted = wanted(view.nodes.len());
+    // A cluster that is not well gets no newcomer, of whom it would need one more, and loses nobody whom it may need.
+    if !view.members.keys().all(|node| view.alive.contains(node)) {
+        return None;
+    }
+    match view.members.len().cmp(&wanted) {
+        Ordering::Less => newcomer(view).map(Step::Invite),
+        Ordering::Greater => surplus(view).map(Step::Dismiss),
+        Ordering::Equal => None,
+    }
+}
+
+/// All that etcd lists, by node; the newcomer too.
+fn initial(view: &View, node: &str, url: &impl Fn(&str) -> String) -> BTreeMap<String, String> {
+    let is_listed = |record: &MemberRecord| {
+        let peer = url(&record.address.peer);
+        view.listed.iter().any(|listed| listed.peer_url == peer)
+    };
+    let there = view.members.iter().filter(|(name, record)| *name == node || is_listed(record));
+    there.map(|(name, record)| (name.clone(), record.address.peer.clone())).collect()
+}
+
+/// Who goes when there are too many: one that is cordoned before one that is not.
+fn surplus(view: &View) -> Option<String> {
+    view.members.keys().rev().min_by_key(|node| !view.cordoned.contains(*node)).cloned()
+}
+
+fn newcomer(view: &View) -> Option<String> {
+    let may = |node: &&String| {
+        view.nodes.contains(*node)
+            && view.alive.contains(*node)
+            && !view.members.contains_key(*node)
+            && !view.cordoned.contains(*node)
+    };
+    view.offers.keys().find(may).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use mgmt_api::MemberAddress;
+
+    use super::*;
+
+    fn url(peer: &str) -> String {
+        format!("https://{peer}")
+    }
+
+    fn address(node: &str) -> MemberAddress {
+        MemberAddress { client: format!("{node}:2379"), peer: format!("{node}:2380") }
+    }
+
+    /// Etcd and the records as steps change them.
+    struct World {
+        view: View,
+        next_id: u64,
+        /// Learners that have not caught up yet.
+        behind: BTreeSet<u64>,
+    }
+
+    impl World {
+        fn first() -> World {
+            let mut world = World { view: View::default(), next_id: 1, behind: BTreeSet::new() };
+            world.come("n1");
+            let record = MemberRecord { address: address("n1"), stage: Stage::Voter, initial: BTreeMap::new() };
+            world.view.members.insert("n1".to_owned(), record);
+            world.list("n1", false);
+            world
+        }
+
+        fn list(&mut self, node: &str, is_learner: bool) {
+            let peer_url = url(&address(node).peer);
+            self.view.listed.push(Listed { id: self.next_id, peer_url, is_learner, has_started: !is_learner });
+            self.next_id += 1;
+        }
+
+        fn come(&mut self, node: &str) {
+            self.view.nodes.insert(node.to_owned());
+            self.view.alive.insert(node.to_owned());
+            self.view.offers.insert(node.to_owned(), Offer { address: address(node) });
+        }
+
+        fn die(&mut self, node: &str) {
+            self.view.alive.remove(node);
+            self.view.offers.remove(node);
+        }
+
+        fn take(&mut self, step: Step) {
+            let stage = |view: &mut View, node: &str, stage| {
+                view.members.get_mut(node).expect("it has a record").stage = stage;
+            };
+            match step {
+                Step::Invite(node) => {
+                    let record =
+                        MemberRecord { address: address(&node), stage: Stage::Invited, initial: BTreeMap::new() };
+                    self.view.members.insert(node, record);
+                }
+                Step::Add(node) => {
+                    self.behind.insert(self.next_id);
+                    self.list(&node, true);
+                }
+                Step::Begin { node, initial } => {
+                    assert!(initial.contains_key(&node));
+                    stage(&mut self.view, &node, Stage::Learner);
+                }
+                Step::Promote { id, .. } => {
+                    if !self.behind.remove(&id) {
+                        let member = self.view.listed.iter_mut().find(|listed| listed.id == id).expect("listed");
+                        member.is_learner = false;
+                    }
+                }
+                Step::Confirm(node) => stage(&mut self.view, &node, Stage::Voter),
+                Step::Dismiss(node) => stage(&mut self.view, &node, Stage::Leaving),
+                Step::Remove { id, .. } => {
+                    assert!(
+                        self.voters() > 1 || self.view.listed.iter().any(|listed| listed.id == id && listed.is_learner)
+                    );
+                    self.view.listed.retain(|listed| listed.id != id);
+                }
+                Step::Forget(node) => drop(self.view.members.remove(&node)),
+            }
+            assert!(self.view.listed.iter().filter(|listed| listed.is_learner).count() <= 1, "one learner at a time");
+            assert!(self.voters() >= 1);
+        }
+
+        fn voters(&self) -> usize {
+            self.view.listed.iter().filter(|listed| !listed.is_learner).count()
+        }
+
+        fn settle(&mut self) -> Vec<&str> {
+            for _ in 0..100 {
+                // What daemons do that live.
+                for (node, record) in &mut self.view.members {
+                    if record.stage == Stage::Leaving && self.view.alive.contains(node) {
+                        record.stage = Stage::Left;
+                    }
+                }
+                match next(&self.view, url) {
+                    Some(step) => self.take(step),
+                    None => {
+                        assert!(self.view.members.values().all(|record| record.stage == Stage::Voter));
+                        assert_eq!(self.voters(), self.view.members.len());
+                        return self.view.members.keys().map(String::as_str).collect();
+                    }
+                }
+            }
+            panic!("it does not come to rest: {:?}", self.view);
+        }
+    }
+
+    #[test]
+    fn members_are_one_three_or_five_as_nodes_come_and_go() {
+        let mut world = World::first();
+        assert_eq!(world.settle(), ["n1"]);
+        world.come("n2");
+        assert_eq!(world.settle(), ["n1"], "two would survive less than one");
+        world.come("n3");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.come("n4");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.view.nodes.remove("n2");
+        world.die("n2");
+        assert_eq!(world.settle(), ["n1", "n3", "n4"], "another takes its place");
+        world.come("n5");
+        assert_eq!(world.settle(), ["n1", "n3", "n4"]);
+        world.come("n6");
+        world.come("n7");
+        assert_eq!(world.settle(), ["n1", "n3", "n4", "n5", "n6"]);
+        for node in ["n1", "n3", "n4"] {
+            world.view.nodes.remove(node);
+            world.die(node);
+            world.settle();
+        }
+        assert_eq!(world.settle(), ["n5", "n6", "n7"]);
+        world.view.nodes.remove("n5");
+        world.die("n5");
+        assert_eq!(world.settle().len(), 1);
+    }
+
+    #[test]
+    fn silent_node_keeps_its_member_and_no_newcomer_is_let_in_while_one_is_silent() {
+        let mut world = World::first();
+        ["n2", "n3", "n4", "n5"].iter().for_each(|node| world.come(node));
+        world.view.nodes.remove("n5");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.die("n2");
+        world.view.nodes.insert("n5".to_owned());
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.come("n2");
+        assert_eq!(world.settle(), ["n1", "n2", "n3", "n4", "n5"]);
+    }
+
+    #[test]
+    fn nobody_is_dismissed_who_may_be_needed() {
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.view.nodes.remove("n1");
+        world.die("n1");
+        world.die("n2");
+        assert_eq!(world.settle(), ["n2", "n3"], "two are too many, but of n2 nothing is heard");
+        world.come("n2");
+        assert_eq!(world.settle(), ["n2"]);
+    }
+
+    #[test]
+    fn cordoned_node_and_one_without_etcd_get_no_member() {
+        let mut world = World::first();
+        ["n2", "n3", "n4", "n5"].iter().for_each(|node| world.come(node));
+        world.view.cordoned.insert("n2".to_owned());
+        world.view.offers.remove("n3");
+        world.settle();
+        let members: Vec<&String> = world.view.members.keys().collect();
+        assert_eq!(members, ["n1", "n4", "n5"]);
+    }
+}
