@@ -238,11 +238,10 @@ fn authority_is_replaced_while_everything_goes_on() {
     machines.sh("n1", &format!("kill -9 {member}"));
     eventually("n1's member is back", SOON, || machines.member_pid("n1").filter(|pid| *pid != member));
     machines.ok("n1", &["dc", "create", "latest", "--nodes", "n1"]);
-    let refused = machines.dvs(
-        "n3",
-        &["node", "join", &old_token, "--again", "--data", "/var/lib/dvs/x", "--config", "/var/lib/dvs/x.toml"],
-    );
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("not of the cluster that made the token"), "{refused:?}");
+    let elsewhere =
+        ["--config", "/var/lib/dvs/x/dvsd.toml", "--data", "/var/lib/dvs/x/state", "--run", "/var/lib/dvs/x/run"];
+    let refused = machines.fails("n3", &[&["node", "join", &old_token], &elsewhere[..]].concat());
+    assert!(refused.contains("not of the cluster that made the token"), "{refused}");
     let (lines, gap) = ticks(&machines, "n2", "shop");
     assert!(lines > 10 && gap < 3000, "{lines} lines, {gap} ms");
 }

@@ -111,27 +111,51 @@ impl Where {
                 .because_text("only root may write its settings")
                 .hint("run it as root"));
         }
-        let left = [self.data.join("engine.json"), self.data.join("engine.db"), self.data.join("etcd/data")];
+        if before == Before::Replaced {
+            return self.demand_that_nothing_runs();
+        }
+        let left = [self.data.join("engine.db"), self.data.join("etcd/data")];
         let left = std::iter::once(&self.config).filter(|path| !is_template(path)).chain(&left);
-        let Some(path) = left.into_iter().find(|path| path.exists()) else { return Ok(()) };
-        match before {
-            Before::Nothing => Err(Failure::new("this machine is a node already, or was one")
+        match left.into_iter().find(|path| path.exists()) {
+            None => Ok(()),
+            Some(path) => Err(Failure::new("this machine is a node already, or was one")
                 .because_text(format!("there is {}", path.display()))
                 .hint("dvs node ls; if it was taken out of its cluster: dvs node join --again")),
-            Before::Replaced => self.clear(),
         }
     }
 
-    /// What a node leaves that was taken out. Images of containers stay.
-    fn clear(&self) -> Result<(), Failure> {
+    /// Of the node that it was.
+    fn demand_that_nothing_runs(&self) -> Result<(), Failure> {
         if std::os::unix::net::UnixStream::connect(self.run.join("dvsd.sock")).is_ok() {
             return Err(Failure::new("the node's daemon runs").hint("end it first: systemctl stop dvsd"));
         }
-        for path in [self.data.join("etcd"), self.tls_dir()] {
-            remove(&path, fs::remove_dir_all(&path))?;
+        // What an earlier daemon wrote down of its member of etcd.
+        let record = fs::read(self.run.join("etcd.json")).ok();
+        let record: Option<serde_json::Value> = record.and_then(|text| serde_json::from_slice(&text).ok());
+        let pid = record.and_then(|record| record["pid"].as_u64());
+        let comm = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+        match (pid, comm) {
+            (Some(pid), Some(comm)) if comm.trim() == "etcd" => {
+                Err(Failure::new("the node's member of etcd runs").hint(format!("end it first: kill {pid}")))
+            }
+            _ => Ok(()),
         }
-        for path in [&self.data.join("engine.json"), &self.data.join("engine.db"), &self.config] {
-            remove(path, fs::remove_file(path))?;
+    }
+
+    /// Puts aside what a node leaves that was taken out, as `NAME.old`. Images of containers stay.
+    pub fn put_aside(&self) -> Result<(), Failure> {
+        for path in [self.data.join("etcd"), self.tls_dir(), self.data.join("engine.json"), self.data.join("engine.db")]
+        {
+            let mut name = path.file_name().unwrap_or_default().to_owned();
+            name.push(".old");
+            let old = path.with_file_name(name);
+            if !path.exists() {
+                continue;
+            }
+            let gone = if old.is_dir() { fs::remove_dir_all(&old) } else { fs::remove_file(&old) };
+            remove(&old, gone)?;
+            fs::rename(&path, &old)
+                .map_err(|error| Failure::new(format!("cannot put {} aside", path.display())).because(&error))?;
         }
         Ok(())
     }

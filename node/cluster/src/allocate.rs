@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::engine::{Compare, Engine, EngineError, Entry, Op, Outcome};
+use crate::engine::{Compare, Engine, EngineError, Entry, Lookup, Op, Outcome};
 
 /// Others may win a race this often; each time one of them has made progress.
 const ATTEMPTS: usize = 1000;
@@ -77,15 +77,19 @@ pub fn choose(
 
 /// Gives the owner's number back. Repeatable.
 pub fn release(engine: &dyn Engine, space: &str, owner: &str) -> Result<(), AllocateError> {
-    let of = format!("/ids/{space}/of/{owner}");
-    let Some(entry) = engine.read(&of)? else { return Ok(()) };
-    let used_key = format!("/ids/{space}/used/{}", parse(&entry)?);
+    let (compares, ops) = releasing(engine, space, owner)?;
     // A conflict: somebody else gave it back.
-    engine.transact(
-        &[Compare::Modified { key: of.clone(), at: entry.modified }],
-        &[Op::delete(of), Op::delete(used_key)],
-    )?;
+    engine.transact(&compares, &ops)?;
     Ok(())
+}
+
+/// The same as a part of a larger transaction; nothing when the owner has no number.
+pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<Compare>, Vec<Op>), AllocateError> {
+    let of = format!("/ids/{space}/of/{owner}");
+    let Some(entry) = engine.read(&of)? else { return Ok((Vec::new(), Vec::new())) };
+    let used_key = format!("/ids/{space}/used/{}", parse(&entry)?);
+    let same = Compare::Modified { key: of.clone(), at: entry.modified };
+    Ok((vec![same], vec![Op::delete(of), Op::delete(used_key)]))
 }
 
 fn used(engine: &dyn Engine, space: &str) -> Result<std::collections::HashSet<u32>, EngineError> {

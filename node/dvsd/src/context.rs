@@ -76,6 +76,17 @@ pub enum Ending {
 }
 
 impl Context {
+    /// Whoever was taken out does not begin anew.
+    pub fn end(&self, why: Ending) {
+        self.ending.send_if_modified(|ending| {
+            let is_new = ending.is_none() || *ending == Some(Ending::Fenced) && why == Ending::Removed;
+            if is_new {
+                *ending = Some(why);
+            }
+            is_new
+        });
+    }
+
     /// It was decided that this incarnation of the node is over, and there is no later one.
     pub fn is_fenced(&self, record: &NodeRecord) -> bool {
         self.verdicts.read().get(&record.name).is_some_and(|over| record.epoch <= *over)

@@ -149,6 +149,14 @@ fn presence(own: &str, engine: EngineSays, node: &Seen) -> Option<Trouble> {
                 "dvs node inspect {own}, which shows why; between the nodes TCP 7420 and 7421 and UDP 4789 must be open"
             ),
         ),
+        NodeState::Fenced => (
+            Gravity::Broken,
+            "the others heard nothing of it and decided that it is lost; it comes back by itself if it is not"
+                .to_owned(),
+            format!(
+                "on {name}: is the machine on, and its network? If it is gone for good: dvs node remove {name} --lost"
+            ),
+        ),
         NodeState::Down => (
             Gravity::Broken,
             "the machine or its daemon is down: nothing was heard of it for longer than its lease".to_owned(),

@@ -16,7 +16,7 @@ use pki::NodeCredentials;
 use serde::Deserialize;
 
 use crate::config::Config;
-use crate::quorum::{EngineFile, FileError};
+use crate::quorum::{EngineFile, FileError, Own};
 
 /// What etcd calls its own; the numbers that are assigned to it.
 pub const CLIENT_PORT: u16 = 2379;
@@ -72,6 +72,8 @@ pub enum EtcdSettingsError {
     ManagedAndGiven,
     #[error("where the members of the engine are is not known")]
     File(#[from] FileError),
+    #[error("the data of the engine's first member are gone from {}: it would begin another, empty cluster", .0.display())]
+    DataLost(PathBuf),
     #[error("the setting 'etcd.members'")]
     BadMember(#[from] cluster::etcd::BadMember),
     #[error(
@@ -189,6 +191,10 @@ impl Managed {
         let members = self.voters(file);
         if members.is_empty() {
             return Err(EtcdSettingsError::NoMembers);
+        }
+        let lost = |own: &Own| own.is_founded && !config.state_dir.join("etcd/data/member").exists();
+        if file.own.as_ref().is_some_and(lost) {
+            return Err(EtcdSettingsError::DataLost(config.state_dir.join("etcd/data")));
         }
         let serve = file.own.as_ref().map(|own| {
             let peers = own.initial.iter().map(|(name, peer)| Ok((name.clone(), peer.parse()?)));

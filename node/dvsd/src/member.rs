@@ -73,24 +73,40 @@ pub fn look_after(config: &Config, etcd: Option<&EtcdChoice>) -> Result<Option<W
     let home = config.state_dir.join(NAME);
     let authority = prepare(&home, etcd)?;
     let arguments = arguments(config, etcd, serve, &home);
-    let process = Supervised::adopt_if(NAME, run_dir, &log_dir, |pid| {
+    let mut process = Supervised::adopt_if(NAME, run_dir, &log_dir, |pid| {
         let is_same = authority == Authority::AsBefore && arguments_of(pid).as_ref() == Some(&arguments);
         if is_same { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced }
     })?;
+    // Whoever waits for its successor must not meet the one before.
+    if process.standing() == Standing::Stale {
+        process.end(GRACE)?;
+    }
     let program = serve.program.clone();
     let watching = Watching::start(NAME, move |stop, bell| run(process, &program, &arguments, stop, bell));
     watching.map(Some).map_err(MemberError::Thread)
 }
 
-/// The data of a member that was removed are worth nothing: it could not begin with them again.
-pub fn forget_data(config: &Config) {
-    let data = config.state_dir.join(NAME).join("data");
-    match fs::remove_dir_all(&data) {
+/// No member goes on with the data of one that was removed. They stay beside, until others are put there.
+pub fn put_data_aside(config: &Config) {
+    let home = config.state_dir.join(NAME);
+    let (data, old) = (home.join("data"), home.join("data.old"));
+    let moved = match fs::remove_dir_all(&old) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => fs::rename(&data, &old),
+    };
+    match moved {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(data = %data.display(), %error, "the data of a member that was removed stay");
+            tracing::warn!(data = %data.display(), %error, "the data of a member that was removed stay where they are");
         }
         _ => (),
     }
+}
+
+/// Whether the member was started with other roots than there are now.
+pub fn has_another_root(config: &Config, etcd: &EtcdChoice) -> bool {
+    let Some(tls) = &etcd.tls_dir else { return false };
+    let copy = fs::read(config.state_dir.join(NAME).join("tls").join(pki::CA_CERT)).ok();
+    copy.is_some() && copy != fs::read(tls.join(pki::CA_CERT)).ok()
 }
 
 /// Of a process that became etcd, without its own name.

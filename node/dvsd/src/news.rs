@@ -51,6 +51,9 @@ impl News {
                 observed.put(&entry.key, &entry.value, entry.modified);
             }
         }
+        if !members.contains_key(&self.context.config.node) {
+            self.context.end(Ending::Removed);
+        }
         *self.context.members.write() = members;
         self.context.tell_proxies();
         self.context.directory.learned_all(&self.context.broker, &endpoints);
@@ -97,7 +100,7 @@ impl News {
                 EventKind::Delete => {
                     members.remove(&name);
                     if name == self.context.config.node {
-                        self.context.ending.send_replace(Some(Ending::Removed));
+                        self.context.end(Ending::Removed);
                     }
                 }
             }

@@ -215,6 +215,9 @@ pub struct NodeWish {
     /// Nothing new is placed there.
     #[serde(default)]
     pub cordoned: bool,
+    /// It is about to be taken out: what it has for the cluster goes elsewhere first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }

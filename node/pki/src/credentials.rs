@@ -20,7 +20,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::introduction::Fingerprint;
-use crate::{CA_CERT, CA_CRL, CertificateFacts, NODE_CERT, NODE_KEY, PkiError, files};
+use crate::{CA_CERT, CA_CRL, CertificateSummary, NODE_CERT, NODE_KEY, PkiError, files};
 
 /// Whom a server lets in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ struct Loaded {
     files: Files,
     own: Arc<CertifiedKey>,
     with_roots: Arc<CertifiedKey>,
-    facts: CertificateFacts,
+    facts: CertificateSummary,
     servers: Arc<WebPkiServerVerifier>,
     clients: Arc<dyn ClientCertVerifier>,
 }
@@ -87,7 +87,7 @@ impl NodeCredentials {
     }
 
     /// Of the node's own certificate.
-    pub fn facts(&self) -> CertificateFacts {
+    pub fn facts(&self) -> CertificateSummary {
         self.current().facts.clone()
     }
 
@@ -96,8 +96,8 @@ impl NodeCredentials {
         self.current().files.roots.iter().map(|root| Fingerprint::of(root).to_string()).collect()
     }
 
-    /// Fingerprint of the root that signed what the node shows, as far as names tell; empty when it is none of those that are
-    /// believed.
+    /// Fingerprint of the root that signed what the node shows, as far as names tell; empty when it is none of those
+    /// that are believed.
     pub fn shown_root(&self) -> String {
         let current = self.current();
         let certificate = &current.files.certificate;
@@ -183,7 +183,7 @@ impl Loaded {
                 source => PkiError::Tls { path: certificate.clone(), source },
             })
         };
-        let facts = CertificateFacts::of(&files.certificate)
+        let facts = CertificateSummary::of(&files.certificate)
             .ok_or_else(|| PkiError::Malformed { path: certificate.clone(), what: "a certificate" })?;
         let chain = std::iter::once(&files.certificate).chain(&files.roots).cloned().collect();
         Ok(Loaded {

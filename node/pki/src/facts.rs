@@ -13,28 +13,28 @@ use crate::introduction::Fingerprint;
 use crate::{PkiError, files};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CertificateFacts {
+pub struct CertificateSummary {
     /// In lower-case hexadecimal digits.
     pub serial: String,
     pub from: SystemTime,
     pub until: SystemTime,
 }
 
-impl CertificateFacts {
+impl CertificateSummary {
     /// `None` for what is no certificate.
-    pub fn of(certificate: &CertificateDer<'_>) -> Option<CertificateFacts> {
+    pub fn of(certificate: &CertificateDer<'_>) -> Option<CertificateSummary> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         let validity = parsed.validity();
-        Some(CertificateFacts {
+        Some(CertificateSummary {
             serial: hex(parsed.raw_serial()),
             from: time(validity.not_before.timestamp()),
             until: time(validity.not_after.timestamp()),
         })
     }
 
-    pub fn of_pem(pem: &str) -> Option<CertificateFacts> {
-        CertificateFacts::of(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
+    pub fn of_pem(pem: &str) -> Option<CertificateSummary> {
+        CertificateSummary::of(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
     }
 
     /// Of its whole time so much is left; nothing of one that has expired.
@@ -45,7 +45,7 @@ impl CertificateFacts {
 
 /// Second since 1970 at which the first certificate in a file ends.
 pub fn expiry_s(path: &Path) -> Result<u64, PkiError> {
-    let facts = CertificateFacts::of(&files::read_certificate(path)?);
+    let facts = CertificateSummary::of(&files::read_certificate(path)?);
     let facts = facts.ok_or_else(|| PkiError::Malformed { path: path.to_owned(), what: "a certificate" })?;
     Ok(facts.until.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }

@@ -34,7 +34,7 @@ mod request;
 pub use authority::{Authority, Issued, NodeRequest, Revoked, Validity};
 pub use credentials::{Door, NodeCredentials};
 pub use error::PkiError;
-pub use facts::{CertificateFacts, expiry_s, fingerprint};
+pub use facts::{CertificateSummary, expiry_s, fingerprint};
 pub use files::{NodeFiles, mend_node_files, write_node_files, write_public};
 pub use introduction::{Fingerprint, introduction_config};
 pub use names::{node_dns_name, peer_node_name, server_name};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use pki::{
-    Authority, CertificateFacts, Door, NodeCredentials, NodeFiles, NodeKey, NodeRequest, PkiError, Revoked, Validity,
+    Authority, CertificateSummary, Door, NodeCredentials, NodeFiles, NodeKey, NodeRequest, PkiError, Revoked, Validity,
 };
 use rustls::{CertificateError, ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
 
@@ -191,7 +191,7 @@ fn key_that_a_node_made_itself_is_certified_under_the_name_that_the_authority_ch
     let (client, server, connection) = handshake(dir.path(), dir.path(), "n1");
     assert_eq!((client, server), (Ok(()), Ok(())));
     let shown = connection.peer_certificates().expect("client showed one")[0].clone();
-    let facts = CertificateFacts::of(&shown).expect("a certificate");
+    let facts = CertificateSummary::of(&shown).expect("a certificate");
     assert_eq!(facts.serial, serial);
     let left = facts.left(SystemTime::now());
     assert!(left > Duration::from_secs(700 * 24 * 3600) && left < Duration::from_secs(731 * 24 * 3600), "{left:?}");

@@ -17,7 +17,7 @@ Examples:
   dvs node join TOKEN@192.0.2.11       on that machine; then start its daemon
   dvs cluster rotate-ca                a new authority, while everything goes on")]
 pub enum Command {
-    Init(init::Options),
+    Init(Box<init::Options>),
     /// Show the cluster's authority, and how far a change of it is.
     Authority,
     RotateCa(authority::RotateOptions),

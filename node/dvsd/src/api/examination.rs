@@ -48,7 +48,7 @@ pub async fn examine(State(api): State<Arc<Api>>) -> Result<Json<Examination>, F
 async fn look(api: Arc<Api>, node: Node) -> Seen {
     let asked = match node.state {
         _ if node.name == api.context.config.node => itself(&api).await,
-        NodeState::Down => Asked::Not,
+        NodeState::Down | NodeState::Fenced => Asked::Not,
         _ => tokio::time::timeout(FACTS_LIMIT, ask(&api, &node.name))
             .await
             .unwrap_or_else(|_| Asked::NoAnswer(format!("no answer within {} s", FACTS_LIMIT.as_secs()))),

@@ -40,18 +40,29 @@ pub fn strangers_router(api: Arc<Api>) -> Router {
 }
 
 async fn join(api: Arc<Api>, room: Arc<Semaphore>, body: Body) -> Result<Json<JoinAnswer>, Failure> {
-    let _permit =
-        room.acquire_owned().await.map_err(|_| failure(ErrorKind::Unavailable, "the daemon stops", "again"))?;
     let bytes = axum::body::to_bytes(body, STRANGERS_BYTES_MAX).await;
     let bytes = bytes.map_err(|_| failure(ErrorKind::BadRequest, "the request is too long", "dvs node join"))?;
     let asked: JoinRequest = parse(&bytes)?;
+    // What is logged and looked up below is short, and of letters that do no harm.
+    let is_hex = |text: &str| text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_hex(&asked.id) || !is_hex(&asked.secret) || !mgmt_api::valid_name(&asked.node) || asked.address.len() > 64 {
+        return Err(failure(
+            ErrorKind::BadRequest,
+            "the request makes no sense: token, name or address",
+            "dvs node join",
+        ));
+    }
+    // It goes with the work, which goes on when whoever asked has gone.
+    let permit = room.try_acquire_owned();
+    let permit = permit.map_err(|_| failure(ErrorKind::Unavailable, "many machines join at this moment", "again"))?;
     blocking(move || {
+        let _permit = permit;
         let context = &api.context;
         let engine = where_is_engine(context)?;
         let answer = admission::admit(&*context.engine, &context.config.cluster, engine, &asked);
         match &answer {
             Ok(_) => tracing::info!(node = asked.node, address = asked.address, token = asked.id, "a machine joined"),
-            Err(why) => tracing::warn!(node = ?asked.node, token = ?asked.id, %why, "a machine did not join"),
+            Err(why) => tracing::warn!(node = asked.node, token = asked.id, %why, "a machine did not join"),
         }
         Ok(Json(answer?))
     })

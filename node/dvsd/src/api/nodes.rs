@@ -9,18 +9,22 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use cluster::{Compare, EngineError, Lookup, Op, Outcome};
-use mgmt_api::{ErrorKind, LinkState, Node, NodeChange, NodeState, path};
+use mgmt_api::{ErrorBody, ErrorKind, LinkState, Node, NodeChange, NodeState, path};
 use serde::Deserialize;
 
 use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, health, is_forwarded, parse, read_body};
 use crate::context::Context;
-use crate::joining::leaving::{self, Gone};
+use crate::joining::leaving::{self, Duties, Gone};
 use crate::ledger;
+use crate::quorum;
 use crate::records::{self, MEMBERS, NODE_WISHES, NODES, NodeHealth, NodeRecord, NodeWish};
 use crate::space;
 
+/// A member of the engine that goes elsewhere needs some seconds: etcd wants five between two changes.
+const HANDING_LIMIT: Duration = Duration::from_secs(60);
+const HANDING_LOOK: Duration = Duration::from_millis(200);
 /// Labels of a node.
 const LABELS_MAX: usize = 64;
 /// Of a label's name, or its value.
@@ -67,8 +71,37 @@ pub async fn remove(
 ) -> Result<StatusCode, Failure> {
     demand_name(&name)?;
     let gone = if query.lost { Gone::ForGood } else { Gone::No };
+    let (also, of) = (Arc::clone(&api), name.clone());
+    let duties = blocking(move || Ok(leaving::prepare(&*also.context.engine, &of, gone)?)).await?;
+    if duties == Duties::Handing {
+        hand_over(&api, &name).await?;
+    }
     blocking(move || Ok(leaving::take_out(&*api.context.engine, &name, gone)?)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Waits until the node has nothing more for the cluster.
+async fn hand_over(api: &Arc<Api>, name: &str) -> Result<(), Failure> {
+    let until = tokio::time::Instant::now() + HANDING_LIMIT;
+    loop {
+        let (also, of) = (Arc::clone(api), quorum::member_key(name));
+        if blocking(move || Ok(also.context.engine.read(&of)?.is_none())).await? {
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= until {
+            let (also, of) = (Arc::clone(api), name.to_owned());
+            blocking(move || Ok(leaving::stays(&*also.context.engine, &of)?)).await?;
+            return Err(Failure(
+                ErrorBody::new(
+                    ErrorKind::Conflict,
+                    format!("node '{name}' cannot be removed: the cluster's engine needs it"),
+                )
+                .because(format!("its member of etcd did not go to another node within {} s", HANDING_LIMIT.as_secs()))
+                .hint("another node that lives and has etcd (apt-get install etcd-server, then restart its daemon)"),
+            ));
+        }
+        tokio::time::sleep(HANDING_LOOK).await;
+    }
 }
 
 /// What people want of the node.

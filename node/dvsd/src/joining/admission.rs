@@ -7,6 +7,7 @@ use mgmt_api::{EngineAnswer, ErrorBody, ErrorKind, JoinAnswer, JoinRequest};
 
 use super::authority::{self, AUTHORITY, AuthorityError};
 use super::tokens::{self, Refusal, Used};
+use crate::quorum;
 use crate::records::{self, encode, now_s};
 
 /// Others may be faster this often; each time one of them has got on.
@@ -28,6 +29,23 @@ pub fn admit(
         tokens::judge(kept, &asked.secret, &asked.node, &request_hash, now_s())
             .map_err(|why| turned_away(asked, why))?;
         let Some((mut token, token_at)) = token else { continue };
+        if token.used.is_some()
+            && engine.read(&records::removed_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some()
+        {
+            // It was let in, and taken out since.
+            return Err(turned_away(asked, Refusal::Used));
+        }
+        if engine.read(&quorum::member_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some() {
+            return Err(ErrorBody::new(
+                ErrorKind::Conflict,
+                format!("of a node '{}' before a member of the engine is left", asked.node),
+            )
+            .hint("again in a moment, once it is gone; or another name"));
+        }
+        let has_others = authority::has_certificates(engine, &asked.node).map_err(refused)?;
+        if has_others && token.used.is_none() {
+            return Err(taken(&asked.node));
+        }
         let is_known = engine.read(&records::member_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some();
         if is_known {
             return Err(taken(&asked.node));
@@ -39,6 +57,7 @@ pub fn admit(
             Compare::Modified { key: AUTHORITY.to_owned(), at: authority_at },
             Compare::Modified { key: tokens::key(&asked.id), at: token_at },
             Compare::Absent { key: records::member_key(&asked.node) },
+            Compare::Absent { key: quorum::member_key(&asked.node) },
             issued_compare,
         ];
         let ops =
@@ -115,13 +134,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use pki::{Authority, CertificateFacts, NodeKey};
+    use pki::{Authority, CertificateSummary, NodeKey};
 
     use super::*;
 
-    fn own() -> CertificateFacts {
+    fn own() -> CertificateSummary {
         let now = std::time::SystemTime::now();
-        CertificateFacts { serial: "4a".to_owned(), from: now, until: now + std::time::Duration::from_secs(60) }
+        CertificateSummary { serial: "4a".to_owned(), from: now, until: now + std::time::Duration::from_secs(60) }
     }
 
     fn engine() -> (tempfile::TempDir, LocalEngine) {
@@ -161,9 +180,16 @@ mod tests {
         let asked = request(&secret, "n2");
         let first = admit_to(&engine, &asked).unwrap();
         let second = admit_to(&engine, &asked).expect("the answer was lost");
-        let serials = [&first, &second].map(|answer| CertificateFacts::of_pem(&answer.certificate_pem).unwrap().serial);
+        let serials =
+            [&first, &second].map(|answer| CertificateSummary::of_pem(&answer.certificate_pem).unwrap().serial);
         assert_ne!(serials[0], serials[1]);
         assert_eq!(admit_to(&engine, &request(&secret, "n2")).unwrap_err().kind, ErrorKind::Forbidden, "another key");
+        let other = tokens::create(&engine, now_s() + 60, None).unwrap();
+        assert_eq!(
+            admit_to(&engine, &request(&other, "n2")).unwrap_err().kind,
+            ErrorKind::Conflict,
+            "it is on its way"
+        );
         // Both certificates are revoked when the node is.
         let (compares, ops) = authority::revoke(&engine, "n2").unwrap();
         assert!(matches!(engine.transact(&compares, &ops), Ok(Outcome::Done(_))));
@@ -171,6 +197,10 @@ mod tests {
         let revoked: Vec<&str> = record.revoked.iter().map(|revoked| revoked.serial.as_str()).collect();
         assert_eq!(revoked, serials);
         assert!(record.revocations_pem().unwrap().contains("X509 CRL"));
+        // Taken out, it does not let itself in again with what it has.
+        engine.transact(&[], &[Op::put(records::removed_key("n2"), b"{}".to_vec())]).unwrap();
+        assert_eq!(admit_to(&engine, &asked).unwrap_err().kind, ErrorKind::Forbidden);
+        admit_to(&engine, &request(&other, "n2")).expect("with a new token it comes in");
     }
 
     #[test]
@@ -195,10 +225,10 @@ mod tests {
     fn of_two_machines_with_one_token_one_comes_in() {
         let (dir, engine) = engine();
         with_an_authority(&engine, dir.path());
-        for _ in 0..8 {
+        for round in 0..8 {
             let secret = tokens::create(&engine, now_s() + 60, None).unwrap();
-            let come = |node| {
-                let asked = request(&secret, node);
+            let come = |node: &str| {
+                let asked = request(&secret, &format!("{node}-{round}"));
                 let engine = &engine;
                 move || admit_to(engine, &asked).is_ok()
             };

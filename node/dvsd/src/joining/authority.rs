@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
-use pki::{Authority, CertificateFacts, Issued, NodeRequest, PkiError, Revoked, Validity};
+use pki::{Authority, CertificateSummary, Issued, NodeRequest, PkiError, Revoked, Validity};
 use serde::{Deserialize, Serialize};
 
 use crate::records::{self, encode, now_s};
@@ -25,6 +25,8 @@ pub const LIFETIME_MIN: Duration = Duration::from_secs(10);
 const REVOKED_MAX: usize = 512;
 /// Of one node, not expired: renewals, and a join that was repeated.
 const ISSUED_MAX: usize = 16;
+/// What has expired by the clock of the one who looks may be good by another's, or by its own once it is set right.
+const CLOCKS_DIFFER_S: u64 = 30 * 24 * 3600;
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;
 
@@ -128,6 +130,23 @@ impl AuthorityRecord {
         self.roots.iter().map(list).collect()
     }
 
+    fn add_revoked(&mut self, node: &str, certificates: Vec<IssuedOne>) -> Result<(), AuthorityError> {
+        let now = now_s();
+        self.revoked.retain(|revoked| revoked.until_s + CLOCKS_DIFFER_S > now);
+        let of = |one: IssuedOne| RevokedRecord {
+            serial: one.serial,
+            node: node.to_owned(),
+            since_s: now,
+            until_s: one.until_s,
+        };
+        self.revoked.extend(certificates.into_iter().map(of));
+        if self.revoked.len() > REVOKED_MAX {
+            return Err(AuthorityError::TooManyRevoked);
+        }
+        self.number += 1;
+        Ok(())
+    }
+
     /// A certificate for a node that made its key itself.
     pub fn sign(&self, request_pem: &str, node: &str, address: IpAddr) -> Result<Issued, AuthorityError> {
         let addresses = [address];
@@ -170,8 +189,13 @@ pub fn demand(engine: &dyn Lookup) -> Result<(AuthorityRecord, Revision), Author
 
 /// Takes what `dvs cluster init` made over into the engine, and removes it from the disk. Without it nothing happens.
 /// `own`: the certificate that this first node has of it.
-pub fn take_over(engine: &dyn Engine, dir: &Path, node: &str, own: &CertificateFacts) -> Result<(), AuthorityError> {
+pub fn take_over(engine: &dyn Engine, dir: &Path, node: &str, own: &CertificateSummary) -> Result<(), AuthorityError> {
     if !dir.join(pki::CA_CERT).exists() {
+        return Ok(());
+    }
+    if !dir.join(pki::CA_KEY).exists() && read(engine)?.is_some() {
+        // A daemon before died while it removed them.
+        remove_files(dir);
         return Ok(());
     }
     let authority = Authority::load(dir).map_err(AuthorityError::Unusable)?;
@@ -195,12 +219,21 @@ pub fn take_over(engine: &dyn Engine, dir: &Path, node: &str, own: &CertificateF
             return Ok(());
         }
     }
-    for name in [pki::CA_KEY, LIFETIME_FILE, pki::CA_CERT] {
-        let _ = fs::remove_file(dir.join(name));
-    }
-    let _ = fs::remove_dir(dir);
+    remove_files(dir);
     tracing::info!("the cluster's authority is in the engine now");
     Ok(())
+}
+
+fn remove_files(dir: &Path) {
+    for name in [pki::CA_KEY, LIFETIME_FILE, pki::CA_CERT] {
+        match fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(dir = %dir.display(), name, %error, "the authority is in the engine, and this is still here");
+            }
+            _ => (),
+        }
+    }
+    let _ = fs::remove_dir(dir);
 }
 
 /// Seconds that certificates last, beside the authority that `dvs cluster init` made.
@@ -210,11 +243,17 @@ fn issued_key(node: &str) -> String {
     format!("{ISSUED}{node}")
 }
 
+/// Whether a node of this name may have a certificate that is good.
+pub fn has_certificates(engine: &dyn Lookup, node: &str) -> Result<bool, AuthorityError> {
+    let now = now_s();
+    Ok(issued_to(engine, node)?.0.certificates.iter().any(|one| one.until_s > now))
+}
+
 /// What a transaction has to compare and write so that a certificate is known to be a node's.
 pub fn note_issued(engine: &dyn Lookup, node: &str, issued: &Issued) -> Result<(Compare, Op), AuthorityError> {
     let (mut record, compare) = issued_to(engine, node)?;
     let now = now_s();
-    record.certificates.retain(|one| one.until_s > now);
+    record.certificates.retain(|one| one.until_s + CLOCKS_DIFFER_S > now);
     if record.certificates.len() >= ISSUED_MAX {
         return Err(AuthorityError::TooManyIssued(node.to_owned()));
     }
@@ -234,19 +273,31 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Signs a renewed key of this node.
+/// Signs a renewed key of this node, which shows `current` now. What it was given besides, and could not use, is taken
+/// back.
 pub fn renew(
     engine: &dyn Engine,
     node: &str,
     address: IpAddr,
     request_pem: &str,
+    current: &str,
 ) -> Result<(Issued, AuthorityRecord), AuthorityError> {
     for _ in 0..ATTEMPTS {
-        let (authority, at) = demand(engine)?;
+        let (mut authority, at) = demand(engine)?;
         let issued = authority.sign(request_pem, node, address)?;
-        let (compare, op) = note_issued(engine, node, &issued)?;
+        let (mut record, compare) = issued_to(engine, node)?;
+        let now = now_s();
+        let unused = |one: &IssuedOne| one.serial != current && one.until_s > now;
+        let (taken_back, kept): (Vec<_>, Vec<_>) = record.certificates.into_iter().partition(unused);
+        record.certificates = kept.into_iter().filter(|one| one.until_s + CLOCKS_DIFFER_S > now).collect();
+        record.certificates.push(IssuedOne { serial: issued.serial.clone(), until_s: seconds(issued.until) });
+        let mut ops = vec![Op::put(issued_key(node), encode(&record))];
+        if !taken_back.is_empty() {
+            authority.add_revoked(node, taken_back)?;
+            ops.push(Op::put(AUTHORITY, encode(&authority)));
+        }
         let same = Compare::Modified { key: AUTHORITY.to_owned(), at };
-        if let Outcome::Done(_) = engine.transact(&[same, compare], &[op])? {
+        if let Outcome::Done(_) = engine.transact(&[same, compare], &ops)? {
             return Ok((issued, authority));
         }
     }
@@ -258,19 +309,7 @@ pub fn renew(
 pub fn revoke(engine: &dyn Lookup, node: &str) -> Result<(Vec<Compare>, Vec<Op>), AuthorityError> {
     let Some((mut authority, at)) = read(engine)? else { return Ok((Vec::new(), Vec::new())) };
     let (issued, compare) = issued_to(engine, node)?;
-    let now = now_s();
-    authority.revoked.retain(|revoked| revoked.until_s > now);
-    let new = issued.certificates.into_iter().filter(|one| one.until_s > now);
-    authority.revoked.extend(new.map(|one| RevokedRecord {
-        serial: one.serial,
-        node: node.to_owned(),
-        since_s: now,
-        until_s: one.until_s,
-    }));
-    if authority.revoked.len() > REVOKED_MAX {
-        return Err(AuthorityError::TooManyRevoked);
-    }
-    authority.number += 1;
+    authority.add_revoked(node, issued.certificates)?;
     let same = Compare::Modified { key: AUTHORITY.to_owned(), at };
     Ok((vec![same, compare], vec![Op::put(AUTHORITY, encode(&authority)), Op::delete(issued_key(node))]))
 }

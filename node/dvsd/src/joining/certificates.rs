@@ -60,8 +60,8 @@ struct Keeper {
     told: Option<Trust>,
 }
 
-/// What a daemon does with new files, and whether it has come to its end: its member of etcd reads some of them only at its
-/// start.
+/// What a daemon does with new files, and whether it has come to its end: its member of etcd reads some of them only at
+/// its start.
 pub struct Users {
     pub changed: Box<dyn Fn() + Send>,
     pub are_current: Box<dyn Fn() -> bool + Send>,
@@ -165,6 +165,8 @@ impl Keeper {
             match credentials.reload() {
                 Ok(new) => is_new |= new,
                 Err(error) => {
+                    // A damaged list is written anew.
+                    let _ = fs::remove_file(self.own.dir().join(LIST_NUMBER));
                     problem
                         .get_or_insert_with(|| format!("certificates: {}; those from before are used", causes(&error)));
                 }
@@ -219,13 +221,15 @@ impl Keeper {
     fn renew_when_due(&mut self, authority: &AuthorityRecord) -> Result<(), String> {
         let (facts, now) = (self.own.facts(), SystemTime::now());
         let left = facts.left(now);
-        let is_due = left < authority.lifetime() / RENEWED_AT || !self.own.is_by_the_first_root();
+        // One that begins in the future was signed while this clock was wrong.
+        let is_due = left < authority.lifetime() / RENEWED_AT || facts.from > now || !self.own.is_by_the_first_root();
         if !is_due || self.retry_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
         }
         match self.renew() {
             Ok(()) => {
-                self.retry_at = None;
+                // Not at once again, should the files not be read as they were written.
+                self.retry_at = Some(Instant::now() + RETRY_MOST.min(authority.lifetime() / 60));
                 Ok(())
             }
             Err(error) => {
@@ -246,7 +250,7 @@ impl Keeper {
     fn renew(&self) -> Result<(), crate::supervise::Problem> {
         let key = NodeKey::generate()?;
         let (issued, authority): (_, AuthorityRecord) =
-            authority::renew(&*self.engine, &self.node, self.address, &key.request_pem()?)
+            authority::renew(&*self.engine, &self.node, self.address, &key.request_pem()?, &self.own.facts().serial)
                 .map_err(|error: AuthorityError| Box::new(error) as crate::supervise::Problem)?;
         let files = NodeFiles {
             certificate_pem: &issued.certificate_pem,

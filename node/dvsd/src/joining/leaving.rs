@@ -1,13 +1,14 @@
 //! A node is taken out of the cluster: by its own will, or because its machine is gone for good.
 
 use cluster::allocate::AllocateError;
-use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome};
+use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::{ErrorBody, ErrorKind};
 
 use super::admission::refused;
 use super::authority;
 use crate::ledger;
-use crate::records::{self, NodeRecord, Removed, encode, now_s};
+use crate::quorum;
+use crate::records::{self, NodeRecord, NodeWish, Removed, encode, now_s};
 
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;
@@ -20,6 +21,50 @@ pub enum Gone {
     ForGood,
 }
 
+/// Whether a node still keeps something for the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Duties {
+    None,
+    /// Its member of the engine goes elsewhere first: ask again.
+    Handing,
+}
+
+/// Says that the node is to be taken out, so that what it has for the cluster goes elsewhere. Refused like
+/// [`take_out`].
+pub fn prepare(engine: &dyn Engine, node: &str, gone: Gone) -> Result<Duties, ErrorBody> {
+    let failed = |error: EngineError| crate::api::failure::Failure::from(error).0;
+    demand_may_go(engine, node, gone)?;
+    let has_member = engine.read(&quorum::member_key(node)).map_err(failed)?.is_some();
+    if gone == Gone::ForGood || !has_member {
+        return Ok(Duties::None);
+    }
+    say_leaving(engine, node, true).map_err(failed)?;
+    Ok(Duties::Handing)
+}
+
+/// It stays after all.
+pub fn stays(engine: &dyn Engine, node: &str) -> Result<(), EngineError> {
+    say_leaving(engine, node, false)
+}
+
+fn say_leaving(engine: &dyn Engine, node: &str, leaving: bool) -> Result<(), EngineError> {
+    for _ in 0..ATTEMPTS {
+        let key = records::node_wish_key(node);
+        let (wish, compare) = match records::read::<NodeWish>(engine, &key)? {
+            Some((wish, at)) => (wish, Compare::Modified { key: key.clone(), at }),
+            None => (NodeWish::default(), Compare::Absent { key: key.clone() }),
+        };
+        if wish.leaving == leaving {
+            return Ok(());
+        }
+        let wish = NodeWish { leaving, ..wish };
+        if let Outcome::Done(_) = engine.transact(&[compare], &[Op::put(key, encode(&wish))])? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
 /// Takes a node out: its certificates are good no more, its incarnation is over, and it stays out until a machine joins
 /// under its name. Refused while a container has a share there. May be repeated.
 pub fn take_out(engine: &dyn Engine, node: &str, gone: Gone) -> Result<(), ErrorBody> {
@@ -27,21 +72,21 @@ pub fn take_out(engine: &dyn Engine, node: &str, gone: Gone) -> Result<(), Error
     for _ in 0..ATTEMPTS {
         // Read before the containers: who puts one there changes it.
         let promised = ledger::unchanged(engine, node).map_err(failed)?;
-        let member: Option<(NodeRecord, _)> = records::read(engine, &records::member_key(node)).map_err(failed)?;
-        let Some((record, at)) = member else {
-            return Err(ErrorBody::new(ErrorKind::NotFound, format!("there is no node '{node}'")).hint("dvs node ls"));
-        };
-        demand_nobody_needs_it(engine, node).map_err(|refusal| refusal.unwrap_or_else(failed))?;
-        let lives = engine.read(&records::node_key(node)).map_err(failed)?.is_some();
-        demand_right_way(node, gone, lives)?;
-        let others = engine.list(records::MEMBERS).map_err(failed)?.entries.len();
-        if others <= 1 {
-            return Err(ErrorBody::new(ErrorKind::Conflict, format!("'{node}' is the cluster's last node"))
-                .hint("stop its daemon, and remove its state directory"));
-        }
+        let (record, at) = demand_may_go(engine, node, gone)?;
         let (mut compares, mut ops) = authority::revoke(engine, node).map_err(refused)?;
+        let (same_number, number) =
+            cluster::allocate::releasing(engine, "node", node).map_err(|error| match error {
+                AllocateError::Engine(error) => failed(error),
+                error => ErrorBody::new(ErrorKind::Internal, error.to_string()).hint("the daemon's log"),
+            })?;
+        compares.extend(same_number);
         compares.extend([Compare::Modified { key: records::member_key(node), at }, promised]);
+        if gone == Gone::No {
+            // What it has for the cluster went elsewhere before.
+            compares.push(Compare::Absent { key: quorum::member_key(node) });
+        }
         let removed = Removed { since_s: now_s(), epoch: record.epoch };
+        ops.extend(number);
         ops.extend([
             Op::put(records::removed_key(node), encode(&removed)),
             Op::delete(records::member_key(node)),
@@ -52,18 +97,31 @@ pub fn take_out(engine: &dyn Engine, node: &str, gone: Gone) -> Result<(), Error
         ]);
         ops.extend(ledger::forget(node));
         if let Outcome::Done(_) = engine.transact(&compares, &ops).map_err(failed)? {
-            return match cluster::allocate::release(engine, "node", node) {
-                Err(AllocateError::Engine(error)) => Err(failed(error)),
-                // It is out; a number that is not given back is one fewer of many.
-                Err(error) => {
-                    tracing::error!(node, %error, "the node's number was not given back");
-                    Ok(())
-                }
-                Ok(()) => Ok(()),
-            };
+            return Ok(());
+        }
+        if gone == Gone::No && engine.read(&quorum::member_key(node)).map_err(failed)?.is_some() {
+            return Err(ErrorBody::new(ErrorKind::Conflict, format!("node '{node}' cannot be removed yet"))
+                .because("it runs a member of the cluster's engine")
+                .hint("again in a moment"));
         }
     }
     Err(refused(authority::AuthorityError::Contended))
+}
+
+/// The node's record, when nothing stands against taking it out.
+fn demand_may_go(engine: &dyn Engine, node: &str, gone: Gone) -> Result<(NodeRecord, Revision), ErrorBody> {
+    let failed = |error: EngineError| crate::api::failure::Failure::from(error).0;
+    let member = records::read::<NodeRecord>(engine, &records::member_key(node)).map_err(failed)?;
+    let member = member
+        .ok_or_else(|| ErrorBody::new(ErrorKind::NotFound, format!("there is no node '{node}'")).hint("dvs node ls"))?;
+    demand_nobody_needs_it(engine, node).map_err(|refusal| refusal.unwrap_or_else(failed))?;
+    let lives = engine.read(&records::node_key(node)).map_err(failed)?.is_some();
+    demand_right_way(node, gone, lives)?;
+    if engine.list(records::MEMBERS).map_err(failed)?.entries.len() <= 1 {
+        return Err(ErrorBody::new(ErrorKind::Conflict, format!("'{node}' is the cluster's last node"))
+            .hint("stop its daemon, and remove its state directory"));
+    }
+    Ok(member)
 }
 
 fn demand_right_way(node: &str, gone: Gone, lives: bool) -> Result<(), ErrorBody> {
@@ -93,13 +151,13 @@ fn demand_nobody_needs_it(engine: &dyn Lookup, node: &str) -> Result<(), Result<
 #[cfg(test)]
 mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
-    use pki::{Authority, CertificateFacts};
+    use pki::{Authority, CertificateSummary};
 
     use super::*;
 
-    fn own() -> CertificateFacts {
+    fn own() -> CertificateSummary {
         let now = std::time::SystemTime::now();
-        CertificateFacts { serial: "4a".to_owned(), from: now, until: now + std::time::Duration::from_secs(60) }
+        CertificateSummary { serial: "4a".to_owned(), from: now, until: now + std::time::Duration::from_secs(60) }
     }
 
     fn member(engine: &LocalEngine, name: &str) {
@@ -131,6 +189,12 @@ mod tests {
         assert_eq!(kind(Gone::No), ErrorKind::Unavailable);
         alive(&engine, "n1");
         assert_eq!(kind(Gone::ForGood), ErrorKind::Conflict, "it lives");
+        assert_eq!(prepare(&engine, "n1", Gone::No).unwrap(), Duties::None);
+        engine.transact(&[], &[Op::put(quorum::member_key("n1"), b"{}".to_vec())]).unwrap();
+        assert_eq!(prepare(&engine, "n1", Gone::No).unwrap(), Duties::Handing);
+        assert_eq!(kind(Gone::No), ErrorKind::Conflict, "it runs a member of the engine");
+        stays(&engine, "n1").unwrap();
+        engine.transact(&[], &[Op::delete(quorum::member_key("n1"))]).unwrap();
         let dc = serde_json::json!({
             "id": 1, "spec": { "name": "shop", "nodes": ["n1"] }, "desired": { "kind": "running" }, "generation": 1,
             "created_s": 0

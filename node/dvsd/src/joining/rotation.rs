@@ -1,5 +1,5 @@
-//! Another root takes the place of the one there is, while everything goes on: three stages, each of which begins only when
-//! every node has brought the one before to its end.
+//! Another root takes the place of the one there is, while everything goes on: three stages, each of which begins only
+//! when every node has brought the one before to its end.
 //!
 //! | stage | `ca.crt` | signs | each node |
 //! |---|---|---|---|
@@ -7,9 +7,9 @@
 //! | switched | new, old | new | shows a certificate of the new one |
 //! | over | new | new | |
 //!
-//! A node says how far it is under `/trust/NODE`. The living node with the smallest name takes the next step, by comparing the
-//! record: two who take it take it once. A node that is down holds everything up, until it is back or taken out: left behind, it
-//! could not come back.
+//! A node says how far it is under `/trust/NODE`. The living node with the smallest name takes the next step, by
+//! comparing the record: two who take it take it once. A node that is down holds everything up, until it is back or
+//! taken out: left behind, it could not come back.
 
 use std::collections::BTreeSet;
 
@@ -153,7 +153,7 @@ mod tests {
         let made = dir.path().join("authority");
         Authority::create(&made, "home").unwrap();
         let now = std::time::SystemTime::now();
-        let own = pki::CertificateFacts { serial: "4a".to_owned(), from: now, until: now };
+        let own = pki::CertificateSummary { serial: "4a".to_owned(), from: now, until: now };
         authority::take_over(&engine, &made, "n1", &own).unwrap();
         for (id, name) in ["n1", "n2"].into_iter().enumerate() {
             let record = serde_json::json!({

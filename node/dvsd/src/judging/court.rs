@@ -10,11 +10,11 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cluster::etcd::EtcdEngine;
 use cluster::follow::{Change, Follower};
-use cluster::{Compare, Engine, EngineError, EventKind, Op, Revision};
+use cluster::{Compare, Engine, EngineError, EventKind, OPS_PER_TRANSACTION_MAX, Op, Revision};
 use mgmt_api::LinkState;
 use parking_lot::Mutex;
 
@@ -23,6 +23,12 @@ use super::{JUDGING, OBJECTIONS, SUSPICIONS, VERDICTS, Verdict, objection_key, s
 use crate::context::{Context, Ending};
 use crate::observed::understood;
 use crate::records::{self, NodeRecord, encode, now_s};
+
+/// Whoever decided so long ago decides again.
+const STALE: Duration = Duration::from_millis(500);
+
+/// When it was decided, and what.
+type Orders = (Instant, Vec<Act>);
 
 /// Ends when dropped.
 pub struct Court {
@@ -125,16 +131,18 @@ impl Court {
         let told = wake.clone();
         context.proxy.on_news(move || drop(told.send(Wake::Look)));
         let (orders, ordered) = sync_channel(1);
+        let (objections, wanted) = sync_channel(1);
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
-        let clerk = std::thread::Builder::new()
-            .name("clerk".to_owned())
-            .spawn(move || write_down(&of_context, &also, &ordered))?;
+        let clerk = thread("clerk").spawn(move || write_down(&of_context, &also, &ordered))?;
+        let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
+        let objecting = thread("objector").spawn(move || object(&of_context, &also, &wanted))?;
         let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
         let judge = Judge::new(&context.config.node, context.node.epoch);
-        let judging = std::thread::Builder::new()
-            .name("judge".to_owned())
-            .spawn(move || sit(judge, &of_context, &also, &wakes, &orders, etcd.as_deref()))?;
-        Ok(Court { shared, wake, follower: Some(follower), threads: vec![judging, clerk] })
+        let judging = thread("judge")
+            .spawn(move || sit(judge, &of_context, &also, &wakes, (&orders, &objections), etcd.as_deref()))?;
+        let threads = vec![judging, clerk, objecting];
+        Ok(Court { shared, wake, follower: Some(follower), threads })
     }
 
     /// This node hears of few others and the engine does not answer it: what it owns alone, others may take soon.
@@ -174,7 +182,7 @@ fn sit(
     context: &Weak<Context>,
     shared: &Shared,
     wakes: &Receiver<Wake>,
-    orders: &SyncSender<Vec<Act>>,
+    (orders, objections): (&SyncSender<Orders>, &SyncSender<()>),
     etcd: Option<&EtcdEngine>,
 ) {
     let (mut isolation, mut silent) = (Isolation::new(), BTreeSet::new());
@@ -185,7 +193,7 @@ fn sit(
         let mut acts = judge.look(&known, now);
         if acts.contains(&Act::BeginAnew) {
             tracing::warn!("the others decided that this node was lost; its daemon begins anew");
-            context.ending.send_replace(Some(Ending::Fenced));
+            context.end(Ending::Fenced);
             return;
         }
         let confirmed = *shared.confirmed.lock();
@@ -195,10 +203,17 @@ fn sit(
             shared.is_cut_off.store(is_cut_off, Ordering::Release);
             tracing::warn!(is_cut_off, "whether this node is cut off from the others and from the engine");
         }
-        if isolation.is_asking() && acts.is_empty() {
-            acts.push(Act::Rest);
+        // An objection must not wait for anything else.
+        if let Some(at) = acts.iter().position(|act| *act == Act::Object) {
+            acts.remove(at);
+            if objections.try_send(()).is_ok() {
+                judge.objects(now);
+            }
         }
-        if !acts.is_empty() && !shared.is_busy.swap(true, Ordering::AcqRel) && orders.send(acts).is_err() {
+        if isolation.is_asking() && acts.is_empty() {
+            acts.push(Act::Probe);
+        }
+        if !acts.is_empty() && !shared.is_busy.swap(true, Ordering::AcqRel) && orders.send((now, acts)).is_err() {
             return;
         }
         let pause = judge.pause(&known);
@@ -232,12 +247,11 @@ fn leave_silent_members(context: &Context, known: &Known, before: &mut BTreeSet<
     *before = silent;
 }
 
-fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Vec<Act>>) {
-    for acts in orders {
+fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Orders>) {
+    for (decided, acts) in orders {
         let Some(context) = context.upgrade() else { return };
         let asked = Instant::now();
-        let done = acts.iter().try_for_each(|act| carry_out(&context, shared, act));
-        match done {
+        match carry_out(&context, decided, &acts) {
             Ok(()) => *shared.confirmed.lock() = Some(asked),
             Err(error) => tracing::debug!(%error, "the engine was not told what this node sees"),
         }
@@ -245,26 +259,48 @@ fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Vec<Ac
     }
 }
 
-fn carry_out(context: &Context, shared: &Shared, act: &Act) -> Result<(), EngineError> {
+/// What is seen of all nodes in one transaction; then, one by one, what follows of it.
+fn carry_out(context: &Context, decided: Instant, acts: &[Act]) -> Result<(), EngineError> {
     let (engine, own) = (&*context.engine, &context.config.node);
-    // Without a lease this node is not counted, and nothing of it may stay.
-    let leased = |key: String, value: Vec<u8>| match context.lease() {
-        Some(lease) => engine.transact(&[], &[Op::put_leased(key, value, lease)]).map(drop),
-        None => engine.read(&records::member_key(own)).map(drop),
-    };
-    match act {
-        Act::Accuse { node, epoch } => {
-            tracing::info!(node, "nothing is heard of this node");
-            leased(suspicion_key(node, own), encode(epoch))
+    let mut said = Vec::new();
+    for act in acts {
+        match (act, context.lease()) {
+            (Act::Accuse { node, epoch }, Some(lease)) => {
+                tracing::info!(node, "nothing is heard of this node");
+                said.push(Op::put_leased(suspicion_key(node, own), encode(epoch), lease));
+            }
+            (Act::Withdraw { node }, _) => said.push(Op::delete(suspicion_key(node, own))),
+            _ => (),
         }
-        Act::Withdraw { node } => engine.transact(&[], &[Op::delete(suspicion_key(node, own))]).map(drop),
-        Act::Object => {
-            let count = shared.objections.fetch_add(1, Ordering::Relaxed);
-            leased(objection_key(own), encode(&count))
+    }
+    for some in said.chunks(OPS_PER_TRANSACTION_MAX) {
+        engine.transact(&[], some)?;
+    }
+    if said.is_empty() {
+        engine.read(&records::member_key(own))?;
+    }
+    for act in acts {
+        if let Act::Sentence { node, epoch, objection, accusers } = act {
+            // What was decided long ago may be different now.
+            if decided.elapsed() < STALE {
+                sentence(engine, own, node, (*epoch, *objection), accusers)?;
+            }
         }
-        Act::Rest => engine.transact(&[], &[Op::delete(objection_key(own))]).map(drop),
-        Act::Sentence { node, epoch, objection, accusers } => sentence(engine, node, *epoch, *objection, accusers),
-        Act::BeginAnew => Ok(()),
+    }
+    Ok(())
+}
+
+fn object(context: &Weak<Context>, shared: &Shared, wanted: &Receiver<()>) {
+    for () in wanted {
+        let Some(context) = context.upgrade() else { return };
+        let (asked, own) = (Instant::now(), &context.config.node);
+        let Some(lease) = context.lease() else { continue };
+        let count = shared.objections.fetch_add(1, Ordering::Relaxed);
+        // It goes with the lease: one that is taken back would look like none at all.
+        match context.engine.transact(&[], &[Op::put_leased(objection_key(own), encode(&count), lease)]) {
+            Ok(_) => *shared.confirmed.lock() = Some(asked),
+            Err(error) => tracing::debug!(%error, "the engine was not told that this node lives"),
+        }
     }
 }
 
@@ -272,11 +308,18 @@ fn carry_out(context: &Context, shared: &Shared, act: &Act) -> Result<(), Engine
 /// one.
 fn sentence(
     engine: &dyn Engine,
+    own: &str,
     node: &str,
-    epoch: u64,
-    objection: Option<Revision>,
+    (epoch, objection): (u64, Option<Revision>),
     accusers: &BTreeSet<String>,
 ) -> Result<(), EngineError> {
+    // Once this node hears of it again, what is under way must come to nothing.
+    let own_suspicion = engine.read(&suspicion_key(node, own))?;
+    let Some(suspicion) = own_suspicion.filter(|entry| records::decode::<u64>(entry).is_ok_and(|of| of == epoch))
+    else {
+        return Ok(());
+    };
+    let still_suspected = Compare::Modified { key: suspicion.key, at: suspicion.modified };
     let member = records::read::<NodeRecord>(engine, &records::member_key(node))?;
     let Some((_, at)) = member.filter(|(record, _)| record.epoch == epoch) else { return Ok(()) };
     let as_it_was = match objection {
@@ -289,7 +332,7 @@ fn sentence(
         None => Compare::Absent { key: verdict_key(node) },
     };
     let verdict = Verdict { epoch, since_s: now_s(), accusers: accusers.clone() };
-    let compares = [Compare::Modified { key: records::member_key(node), at }, as_it_was, before];
+    let compares = [Compare::Modified { key: records::member_key(node), at }, as_it_was, before, still_suspected];
     let done = engine.transact(&compares, &[Op::put(verdict_key(node), encode(&verdict))])?;
     if matches!(done, cluster::Outcome::Done(_)) {
         tracing::warn!(node, epoch, ?accusers, "the node is lost: its incarnation is over");

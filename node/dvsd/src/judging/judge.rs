@@ -81,8 +81,8 @@ pub enum Act {
         node: String,
     },
     Object,
-    /// Nobody accuses this node any more.
-    Rest,
+    /// Whether the engine answers.
+    Probe,
     /// `objection`: its last one, if it ever made one; another one since refutes.
     Sentence {
         node: String,
@@ -144,6 +144,12 @@ impl Judge {
             acts.extend(self.hear(known, node, *epoch, now));
         }
         self.hearings.retain(|node, _| known.epochs.contains_key(node));
+        // Of nodes that were taken out.
+        let said = known
+            .suspicions
+            .iter()
+            .filter(|(node, said)| !known.epochs.contains_key(*node) && said.contains_key(&self.own));
+        acts.extend(said.map(|(node, _)| Act::Withdraw { node: node.clone() }));
         acts
     }
 
@@ -153,25 +159,30 @@ impl Judge {
         if is_busy { Duration::from_millis(25) } else { Duration::from_millis(100) }
     }
 
-    fn speak_for_itself(&mut self, known: &Known, now: Instant) -> Option<Act> {
+    fn speak_for_itself(&self, known: &Known, now: Instant) -> Option<Act> {
         let is_accused =
             known.suspicions.get(&self.own).is_some_and(|said| said.values().any(|epoch| *epoch == self.epoch));
         if !is_accused {
-            let had_objected = self.objected.take().is_some();
-            return (had_objected || known.objections.contains_key(&self.own)).then_some(Act::Rest);
+            return None;
         }
         if self.objected.is_some_and(|last| now.saturating_duration_since(last) < OBJECT_EVERY) {
             return None;
         }
-        self.objected = Some(now);
         Some(Act::Object)
+    }
+
+    /// It is being said.
+    pub fn objects(&mut self, now: Instant) {
+        self.objected = Some(now);
     }
 
     fn accuse_or_withdraw(&mut self, known: &Known, node: &str, epoch: u64, now: Instant) -> Option<Act> {
         let link = known.links.get(node).copied();
         let said = known.suspicions.get(node).and_then(|said| said.get(&self.own)).copied();
         let met = self.met.entry(node.to_owned()).or_insert((epoch, Met::WaitingSince(now)));
-        if met.0 != epoch {
+        // Its lease comes when it is up.
+        let is_coming = met.1 != Met::Yes && !known.alive.contains(node);
+        if met.0 != epoch || is_coming {
             *met = (epoch, Met::WaitingSince(now));
         }
         let hears_it = matches!(link, Some(LinkState::Up));
@@ -325,13 +336,16 @@ mod tests {
 
         fn carry_out(&mut self, by: &str, act: Act) {
             self.revision += 1;
+            if act == Act::Object {
+                self.judges.get_mut(by).unwrap().objects(self.now);
+            }
             match act {
                 Act::Accuse { node, epoch } => {
                     self.engine.suspicions.entry(node).or_default().insert(by.to_owned(), epoch);
                 }
                 Act::Withdraw { node } => drop(self.engine.suspicions.entry(node).or_default().remove(by)),
                 Act::Object => drop(self.engine.objections.insert(by.to_owned(), Revision(self.revision))),
-                Act::Rest => drop(self.engine.objections.remove(by)),
+                Act::Probe => (),
                 Act::Sentence { node, epoch, objection, .. } => {
                     if self.engine.objections.get(&node).copied() == objection && self.engine.epochs[&node] == epoch {
                         self.engine.verdicts.insert(node.clone(), epoch);
@@ -379,7 +393,7 @@ mod tests {
         assert!(world.engine.objections.contains_key("n3"));
         world.heal();
         world.run(Duration::from_secs(1));
-        assert!(world.engine.suspicions.values().all(BTreeMap::is_empty) && world.engine.objections.is_empty());
+        assert!(world.engine.suspicions.values().all(BTreeMap::is_empty));
     }
 
     #[test]

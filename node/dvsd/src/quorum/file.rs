@@ -28,6 +28,9 @@ pub struct Own {
     /// Where all members are for each other, itself too; by node.
     pub initial: BTreeMap<String, String>,
     pub is_first: bool,
+    /// The first one has served: it never begins again without its data.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_founded: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +88,7 @@ mod tests {
         assert!(matches!(EngineFile::read(dir.path()), Err(FileError::Unreadable { .. })));
         let address = MemberAddress { client: "10.0.0.1:2379".to_owned(), peer: "10.0.0.1:2380".to_owned() };
         let initial = BTreeMap::from([("n1".to_owned(), address.peer.clone())]);
-        let own = Some(Own { initial, is_first: true });
+        let own = Some(Own { initial, is_first: true, is_founded: false });
         let file = EngineFile { members: BTreeMap::from([("n1".to_owned(), address)]), own };
         file.write(dir.path()).unwrap();
         assert_eq!(EngineFile::read(dir.path()).unwrap(), file);

@@ -6,12 +6,12 @@
 //!
 //! Threads: the follower's, which only hands on, and one that does all else and may wait.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::etcd::EtcdEngine;
 use cluster::follow::Follower;
@@ -29,6 +29,8 @@ use crate::member::{self, MemberError};
 use crate::records::{self, NodeWish, encode};
 use crate::supervise::{Watching, causes};
 
+/// The list of members is that of whichever one is asked, and that may lag behind.
+const MISSING_AFTER: Duration = Duration::from_secs(15);
 /// Whose turn it is to replace its member.
 const TURN: &str = "engine-member";
 const TURN_LEASE: Duration = Duration::from_secs(10);
@@ -77,6 +79,7 @@ struct Keeper {
     watching: Option<Watching>,
     problem: Arc<Mutex<Option<String>>>,
     taken: Arc<AtomicU64>,
+    missing_since: BTreeMap<String, Instant>,
 }
 
 impl Members {
@@ -90,8 +93,9 @@ impl Members {
     ) -> Result<Members, QuorumError> {
         let problem = Arc::new(Mutex::new(None));
         let taken = Arc::new(AtomicU64::new(0));
-        let keeper = Keeper {
+        let mut keeper = Keeper {
             taken: Arc::clone(&taken),
+            missing_since: BTreeMap::new(),
             config: config.clone(),
             managed: managed.clone(),
             engine: Arc::clone(engine),
@@ -100,6 +104,7 @@ impl Members {
             problem: Arc::clone(&problem),
         };
         keeper.say_that_it_is_the_first()?;
+        keeper.remember_that_it_is_founded()?;
         let (bell, wakes) = channel();
         let as_engine: Arc<dyn Engine> = engine.clone();
         let also = bell.clone();
@@ -172,18 +177,32 @@ impl Keeper {
         Ok(())
     }
 
+    /// The engine answered, so the first member has its data.
+    fn remember_that_it_is_founded(&mut self) -> Result<(), QuorumError> {
+        if let Some(own) = self.file.own.as_mut().filter(|own| own.is_first && !own.is_founded) {
+            own.is_founded = true;
+            self.file.write(&self.config.state_dir)?;
+        }
+        Ok(())
+    }
+
     fn run(mut self, wakes: &Receiver<Wake>) {
-        let mut pause = LOOK_SOON;
+        let (mut pause, mut wanted) = (LOOK_SOON, 0);
         loop {
+            if self.taken.load(Ordering::Acquire) != wanted && self.take_certificates() {
+                self.taken.store(wanted, Ordering::Release);
+            }
             match wakes.recv_timeout(pause) {
                 Ok(Wake::Certificates(change)) => {
-                    self.take_certificates();
-                    self.taken.store(change, Ordering::Release);
+                    wanted = change;
                 }
                 Ok(Wake::Leave) => {
                     self.file.own = None;
-                    self.look_after_own();
-                    member::forget_data(&self.config);
+                    // First, so that no later start begins a member that the cluster has forgotten.
+                    let left = self.file.write(&self.config.state_dir).map_err(QuorumError::File);
+                    if let Err(error) = left.and_then(|()| self.end_own()) {
+                        tracing::error!(error = causes(&error), "this node's member of the engine does not end");
+                    }
                     return;
                 }
                 Ok(Wake::Changed) | Err(RecvTimeoutError::Timeout) => (),
@@ -224,7 +243,7 @@ impl Keeper {
         Ok(LOOK_SOON)
     }
 
-    fn view(&self) -> Result<(View, Compare), QuorumError> {
+    fn view(&mut self) -> Result<(View, Compare), QuorumError> {
         let mut view = View::default();
         let mut plan = Compare::Absent { key: PLAN.to_owned() };
         for entry in self.engine.list(ENGINE)?.entries {
@@ -242,12 +261,35 @@ impl Keeper {
         };
         (view.nodes, view.alive) = (names(records::MEMBERS)?, names(records::NODES)?);
         for entry in self.engine.list(records::NODE_WISHES)?.entries {
-            if records::decode::<NodeWish>(&entry)?.cordoned {
-                view.cordoned.insert(entry.key.trim_start_matches(records::NODE_WISHES).to_owned());
+            let (wish, node) =
+                (records::decode::<NodeWish>(&entry)?, entry.key.trim_start_matches(records::NODE_WISHES));
+            if wish.cordoned {
+                view.cordoned.insert(node.to_owned());
+            }
+            if wish.leaving {
+                view.leaving.insert(node.to_owned());
             }
         }
         view.listed = self.engine.listed_members()?;
+        view.missing = self.missing(&view);
         Ok((view, plan))
+    }
+
+    /// Members with records that etcd has not listed for [`MISSING_AFTER`], whoever of its members was asked.
+    fn missing(&mut self, view: &View) -> BTreeSet<String> {
+        let now = Instant::now();
+        let is_listed = |record: &MemberRecord| {
+            let peer = self.url(&record.address.peer);
+            view.listed.iter().any(|listed| listed.peer_url == peer)
+        };
+        let missing: BTreeSet<&String> =
+            view.members.iter().filter(|(_, record)| !is_listed(record)).map(|(node, _)| node).collect();
+        self.missing_since.retain(|node, _| missing.contains(node));
+        for node in missing {
+            self.missing_since.entry(node.clone()).or_insert(now);
+        }
+        let for_long = self.missing_since.iter().filter(|(_, since)| now.duration_since(**since) >= MISSING_AFTER);
+        for_long.map(|(node, _)| node.clone()).collect()
     }
 
     /// Where the members are, and whether this node has one.
@@ -255,7 +297,11 @@ impl Keeper {
         let serves = |record: &MemberRecord| matches!(record.stage, Stage::Learner | Stage::Voter);
         let own_record = view.members.get(&self.config.node);
         let own = match (own_record, &self.file.own) {
-            (Some(record), None) if serves(record) => Some(Own { initial: record.initial.clone(), is_first: false }),
+            // A voter has data, and a learner may be told anew with whom it begins.
+            (Some(record), own) if record.stage == Stage::Learner => match own {
+                Some(own) if own.is_first || own.initial == record.initial => Some(own.clone()),
+                _ => Some(Own { initial: record.initial.clone(), is_first: false, is_founded: false }),
+            },
             (Some(_), own) => own.clone(),
             // Nobody has said yet who the members are.
             (None, own) if view.members.is_empty() => own.clone(),
@@ -268,56 +314,81 @@ impl Keeper {
             return Ok(());
         }
         let is_other = file.own != self.file.own;
+        if is_other {
+            // Of a membership before, or of a beginning that failed: no member could go on with them.
+            self.end_own()?;
+        }
         file.write(&self.config.state_dir)?;
         self.file = file;
         self.engine.set_members(self.managed.voters(&self.file))?;
         if is_other {
             self.look_after_own();
-            if self.file.own.is_none() {
-                member::forget_data(&self.config);
-            }
         }
         Ok(())
     }
 
-    /// A member that has to be replaced for them is replaced while no other one is.
-    fn take_certificates(&mut self) {
+    /// Ends this node's member, and puts its data aside.
+    fn end_own(&mut self) -> Result<(), QuorumError> {
+        drop(self.watching.take());
+        member::look_after(&self.config, None)?;
+        member::put_data_aside(&self.config);
+        Ok(())
+    }
+
+    /// What is read at each connection is copied at once. A member that has to be replaced, for another root, is
+    /// replaced while no other one is. False: it has not what it should have.
+    fn take_certificates(&mut self) -> bool {
         if self.file.own.is_none() {
-            return;
+            return true;
+        }
+        let Ok(choice) = self.managed.choice(&self.config, &self.file) else { return false };
+        if !member::has_another_root(&self.config, &choice) {
+            return self.look_after_own();
         }
         let engine: Arc<dyn Engine> = self.engine.clone();
         let turn = KeptLease::hold(&engine, TURN_LEASE)
             .map_err(|error| causes(&error))
             .and_then(|lease| lock::lock(&lease, TURN, TURN_PATIENCE).map_err(|error| causes(&error)));
-        if let Err(error) = &turn {
-            // Certificates must be there before those of before end, whoever else is at it.
-            tracing::warn!(error, "no turn for new certificates; they are taken all the same");
+        match turn {
+            Ok(_turn) => self.look_after_own() && self.await_own(),
+            Err(error) => {
+                tracing::warn!(error, "it is not yet this member's turn to get another root");
+                false
+            }
         }
-        self.look_after_own();
-        self.await_own();
     }
 
     /// Until this node's member answers as one of the majority, or does not for a time.
-    fn await_own(&self) {
+    fn await_own(&self) -> bool {
         let choice = self.managed.choice(&self.config, &self.file);
         let own = own_address(&self.config, &self.managed).client.parse();
-        let (Ok(mut choice), Ok(own)) = (choice, own) else { return };
+        let (Ok(mut choice), Ok(own)) = (choice, own) else { return false };
         choice.members = vec![own];
         let credentials = choice.tls_dir.as_deref().map(pki::NodeCredentials::load).transpose();
-        let Ok(credentials) = credentials else { return };
-        if let Err(error) = crate::engine::ask_once(&choice, &self.config.node, credentials.as_ref()) {
-            tracing::warn!(error = causes(&error), "this node's member does not answer after it got new certificates");
+        let Ok(credentials) = credentials else { return false };
+        match crate::engine::ask_once(&choice, &self.config.node, credentials.as_ref()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(error = causes(&error), "this node's member does not answer yet with another root");
+                false
+            }
         }
     }
 
-    fn look_after_own(&mut self) {
+    fn look_after_own(&mut self) -> bool {
         drop(self.watching.take());
         let choice = self.managed.choice(&self.config, &self.file);
         match choice.map_err(|error| causes(&error)).and_then(|choice: EtcdChoice| {
             member::look_after(&self.config, Some(&choice)).map_err(|error| causes(&error))
         }) {
-            Ok(watching) => self.watching = watching,
-            Err(error) => tracing::error!(error, "this node's member of the engine cannot be looked after"),
+            Ok(watching) => {
+                self.watching = watching;
+                true
+            }
+            Err(error) => {
+                tracing::error!(error, "this node's member of the engine cannot be looked after");
+                false
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use mgmt_api::MemberAddress;
 use serde::{Deserialize, Serialize};
 
-pub use file::{EngineFile, FileError};
+pub use file::{EngineFile, FileError, Own};
 pub use keeper::{Members, QuorumError, offer};
 
 pub const MEMBERS: &str = "/engine/members/";

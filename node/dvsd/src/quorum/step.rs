@@ -25,6 +25,10 @@ pub struct View {
     pub alive: BTreeSet<String>,
     /// Nodes to which nothing new should come.
     pub cordoned: BTreeSet<String>,
+    /// Nodes that are about to be taken out of the cluster.
+    pub leaving: BTreeSet<String>,
+    /// Members that etcd has not listed for a while.
+    pub missing: BTreeSet<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,33 +66,82 @@ pub fn next(view: &View, url: impl Fn(&str) -> String) -> Option<Step> {
         let peer = url(&record.address.peer);
         view.listed.iter().find(|listed| listed.peer_url == peer)
     };
-    // What was begun is brought to its end first.
-    for (node, record) in &view.members {
-        let node = node.clone();
-        match (record.stage, listed(record)) {
-            // A member that was removed answers nothing more: whoever asked it would wait.
-            (Stage::Leaving, Some(_)) if view.alive.contains(&node) => return None,
-            (Stage::Leaving | Stage::Left, Some(listed)) => return Some(Step::Remove { node, id: listed.id }),
-            (Stage::Leaving | Stage::Left, None) => return Some(Step::Forget(node)),
-            _ if !view.nodes.contains(&node) => return Some(Step::Dismiss(node)),
-            (Stage::Invited, None) => return Some(Step::Add(node)),
-            (Stage::Invited, Some(_)) => return Some(Step::Begin { initial: initial(view, &node, &url), node }),
-            // Somebody removed it by hand.
-            (Stage::Learner | Stage::Voter, None) => return Some(Step::Forget(node)),
-            (Stage::Learner, Some(listed)) if listed.is_learner => return Some(Step::Promote { node, id: listed.id }),
-            (Stage::Learner, Some(_)) => return Some(Step::Confirm(node)),
-            (Stage::Voter, Some(_)) => (),
-        }
+    let unfinished = view.members.iter().find_map(|(node, record)| ending(view, node, record, listed(record)));
+    let unfinished = unfinished
+        .or_else(|| view.members.iter().find_map(|(node, record)| beginning(view, node, record, listed(record), &url)));
+    match unfinished {
+        Some(Due::Step(step)) => Some(step),
+        Some(Due::Wait) => None,
+        None => growth(view),
     }
-    let wanted = wanted(view.nodes.len());
+}
+
+/// What a member that is under way asks for.
+enum Due {
+    Step(Step),
+    /// For its daemon, or for others to see the same.
+    Wait,
+}
+
+/// Those that go come first: a newcomer that does not get on must not hold them up.
+fn ending(view: &View, node: &str, record: &MemberRecord, listed: Option<&Listed>) -> Option<Due> {
+    let own = || node.to_owned();
+    match (record.stage, listed) {
+        // A member that was removed answers nothing more: whoever asked it would wait.
+        (Stage::Leaving, Some(_)) if view.alive.contains(node) => Some(Due::Wait),
+        (Stage::Leaving | Stage::Left, Some(listed)) => Some(Due::Step(Step::Remove { node: own(), id: listed.id })),
+        (Stage::Leaving | Stage::Left, None) => Some(Due::Step(Step::Forget(own()))),
+        _ if !view.nodes.contains(node) => Some(Due::Step(Step::Dismiss(own()))),
+        // Somebody removed it by hand; but the list may be that of a member which lags behind.
+        (Stage::Learner | Stage::Voter, None) if view.missing.contains(node) => Some(Due::Step(Step::Forget(own()))),
+        (Stage::Learner | Stage::Voter, None) => Some(Due::Wait),
+        _ => None,
+    }
+}
+
+fn beginning(
+    view: &View,
+    node: &str,
+    record: &MemberRecord,
+    listed: Option<&Listed>,
+    url: &impl Fn(&str) -> String,
+) -> Option<Due> {
+    let own = || node.to_owned();
+    let step = match (record.stage, listed) {
+        (Stage::Invited, None) => Step::Add(own()),
+        (Stage::Invited, Some(_)) => Step::Begin { initial: initial(view, node, url), node: own() },
+        // It has not begun, and could not with what it was told.
+        (Stage::Learner, Some(listed)) if !listed.has_started && record.initial != initial(view, node, url) => {
+            Step::Begin { initial: initial(view, node, url), node: own() }
+        }
+        (Stage::Learner, Some(listed)) if listed.is_learner => Step::Promote { node: own(), id: listed.id },
+        (Stage::Learner, Some(_)) => Step::Confirm(own()),
+        _ => return None,
+    };
+    Some(Due::Step(step))
+}
+
+/// Whether one more is to come, or one to go.
+fn growth(view: &View) -> Option<Step> {
     // A cluster that is not well gets no newcomer, of whom it would need one more, and loses nobody whom it may need.
     if !view.members.keys().all(|node| view.alive.contains(node)) {
         return None;
     }
-    match view.members.len().cmp(&wanted) {
-        Ordering::Less => newcomer(view).map(Step::Invite),
+    let wanted = wanted(view.nodes.difference(&view.leaving).count());
+    let (there, come) = (view.members.len(), newcomers(view));
+    let is_even = there.is_multiple_of(2);
+    match there.cmp(&wanted) {
         Ordering::Greater => surplus(view).map(Step::Dismiss),
-        Ordering::Equal => None,
+        // Two survive less than one, and four less than three: from an odd number on two have to come.
+        Ordering::Less if is_even || come.len() >= 2 => match come.first() {
+            Some(node) => Some(Step::Invite((*node).clone())),
+            None => surplus(view).map(Step::Dismiss),
+        },
+        // One takes the place of one that is to leave, before that goes.
+        Ordering::Equal | Ordering::Less if view.members.keys().any(|node| view.leaving.contains(node)) => {
+            come.first().map(|node| Step::Invite((*node).clone()))
+        }
+        Ordering::Equal | Ordering::Less => None,
     }
 }
 
@@ -102,19 +155,21 @@ fn initial(view: &View, node: &str, url: &impl Fn(&str) -> String) -> BTreeMap<S
     there.map(|(name, record)| (name.clone(), record.address.peer.clone())).collect()
 }
 
-/// Who goes when there are too many: one that is cordoned before one that is not.
+/// Who goes when there are too many: one whose node is to leave, then one that is cordoned, then any.
 fn surplus(view: &View) -> Option<String> {
-    view.members.keys().rev().min_by_key(|node| !view.cordoned.contains(*node)).cloned()
+    let rank = |node: &&String| (!view.leaving.contains(*node), !view.cordoned.contains(*node));
+    view.members.keys().rev().min_by_key(rank).cloned()
 }
 
-fn newcomer(view: &View) -> Option<String> {
+fn newcomers(view: &View) -> Vec<&String> {
     let may = |node: &&String| {
         view.nodes.contains(*node)
             && view.alive.contains(*node)
             && !view.members.contains_key(*node)
             && !view.cordoned.contains(*node)
+            && !view.leaving.contains(*node)
     };
-    view.offers.keys().find(may).cloned()
+    view.offers.keys().filter(may).collect()
 }
 
 #[cfg(test)]
@@ -183,6 +238,7 @@ mod tests {
                 Step::Begin { node, initial } => {
                     assert!(initial.contains_key(&node));
                     stage(&mut self.view, &node, Stage::Learner);
+                    self.view.members.get_mut(&node).expect("it has a record").initial = initial;
                 }
                 Step::Promote { id, .. } => {
                     if !self.behind.remove(&id) {
@@ -245,6 +301,7 @@ mod tests {
         world.come("n5");
         assert_eq!(world.settle(), ["n1", "n3", "n4"]);
         world.come("n6");
+        assert_eq!(world.settle(), ["n1", "n3", "n4", "n5", "n6"]);
         world.come("n7");
         assert_eq!(world.settle(), ["n1", "n3", "n4", "n5", "n6"]);
         for node in ["n1", "n3", "n4"] {
@@ -282,6 +339,67 @@ mod tests {
         assert_eq!(world.settle(), ["n2", "n3"], "two are too many, but of n2 nothing is heard");
         world.come("n2");
         assert_eq!(world.settle(), ["n2"]);
+    }
+
+    #[test]
+    fn node_that_is_to_leave_hands_its_member_on_before_it_goes() {
+        let mut world = World::first();
+        world.come("n2");
+        world.view.leaving.insert("n1".to_owned());
+        assert_eq!(world.settle(), ["n2"], "the only one, too");
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        world.settle();
+        world.view.leaving.insert("n1".to_owned());
+        assert_eq!(world.settle(), ["n2"], "two are left, so one is enough");
+        let mut world = World::first();
+        world.come("n2");
+        world.view.offers.remove("n2");
+        world.view.leaving.insert("n1".to_owned());
+        assert_eq!(world.settle(), ["n1"], "nobody else has etcd: it keeps what it has");
+    }
+
+    #[test]
+    fn there_are_never_two_for_long() {
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        world.view.offers.remove("n3");
+        assert_eq!(world.settle(), ["n1"], "a second one alone would survive less");
+        world.view.offers.insert("n3".to_owned(), Offer { address: address("n3") });
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        world.view.nodes.remove("n2");
+        world.die("n2");
+        world.come("n4");
+        world.view.offers.remove("n4");
+        assert_eq!(world.settle().len(), 1);
+    }
+
+    #[test]
+    fn member_that_is_not_listed_for_a_moment_is_not_forgotten() {
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        world.settle();
+        let listed = world.view.listed.clone();
+        world.view.listed.truncate(2);
+        assert_eq!(next(&world.view, url), None);
+        world.view.listed = listed;
+        assert_eq!(next(&world.view, url), None);
+        world.view.listed.truncate(2);
+        world.view.missing.insert("n3".to_owned());
+        assert_eq!(next(&world.view, url), Some(Step::Forget("n3".to_owned())));
+    }
+
+    #[test]
+    fn newcomer_that_does_not_get_on_holds_up_nobody_who_goes() {
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        world.settle();
+        let stuck = world.view.members.get_mut("n1").unwrap();
+        stuck.stage = Stage::Learner;
+        world.view.listed[0].is_learner = true;
+        world.view.nodes.remove("n3");
+        world.die("n3");
+        assert_eq!(next(&world.view, url), Some(Step::Dismiss("n3".to_owned())));
     }
 
     #[test]

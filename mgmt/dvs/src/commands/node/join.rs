@@ -109,6 +109,10 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let answer = block_on(ask(&options.invitation, remote, &asked))??;
+    // Only now that the cluster takes it: whoever mistyped loses nothing.
+    if options.again {
+        place.put_aside()?;
+    }
 
     let files =
         NodeFiles { certificate_pem: &answer.certificate_pem, key_pem: &key.pem(), roots_pem: &answer.roots_pem };
