@@ -160,7 +160,7 @@ fn another_node_and_a_collector_with_a_certificate_get_the_same(cluster: &Cluste
     let tls = cluster.path_of("n1", "state_dir").join("tls");
     let fetch = |certificate: &str| {
         format!(
-            "curl -sS --resolve n2.dev.dvs:7420:10.255.0.2 --cacert {0}/ca.crt {certificate} https://n2.dev.dvs:7420/metrics",
+            "curl -fsS --resolve n2.dev.dvs:7420:10.255.0.2 --cacert {0}/ca.crt {certificate} https://n2.dev.dvs:7420/metrics",
             tls.display()
         )
     };
@@ -182,7 +182,7 @@ fn probes_are_answered_by_name_of_check(cluster: &Cluster) {
     };
     eventually("the node is well again", SOON, || (ask("/readyz") == "ok\n200").then_some(()));
     assert_eq!(ask("/livez"), "ok\n200");
-    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] proxy\n[+] progress\npassed\n200";
+    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] certificates\n[+] engine-members\n[+] proxy\n[+] cut-off\n[+] progress\npassed\n200";
     assert_eq!(ask("/readyz?verbose"), all);
     let old = ask("/v1/health/ready");
     assert_eq!(old, "{\"ok\":true,\"problems\":[]}200");

@@ -236,7 +236,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let remote =
         remote::Remote { connector, node: context.config.node.clone(), cluster: context.config.cluster.clone() };
     let api = Arc::new(Api { context: Arc::clone(&context), remote });
-    let served = serve_api(api, socket, api_listener, acceptor, capacity);
+    let served = serve_api(api, socket, api_listener, (acceptor, credentials), capacity);
 
     manager.say_stopping();
     manager.say_status("stopping; containers go on");
@@ -328,7 +328,7 @@ fn serve_api(
     api: Arc<Api>,
     socket: std::os::unix::net::UnixListener,
     listener: std::net::TcpListener,
-    acceptor: TlsAcceptor,
+    (acceptor, credentials): (TlsAcceptor, Arc<NodeCredentials>),
     capacity: Capacity,
 ) -> Result<(), DaemonError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -347,7 +347,7 @@ fn serve_api(
         let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
         tokio::spawn(serve::serve_unix(socket, routers.nodes.clone()));
-        tokio::spawn(serve::serve_tls(listener, acceptor, cluster, routers));
+        tokio::spawn(serve::serve_tls(listener, acceptor, credentials, cluster, routers));
         tokio::spawn(report(Arc::clone(&context), capacity));
         tokio::spawn(tell_service_manager(context));
         tokio::select! {

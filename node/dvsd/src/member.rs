@@ -212,6 +212,8 @@ fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> 
         format!("--initial-cluster={}", peers.join(",")),
         format!("--initial-cluster-token={}", config.cluster),
         format!("--initial-cluster-state={}", if serve.joins { "existing" } else { "new" }),
+        // Whoever heard nothing for a while asks first, and does not end a leader that the others hear.
+        "--pre-vote".to_owned(),
         "--auto-compaction-mode=revision".to_owned(),
         format!("--auto-compaction-retention={HISTORY}"),
         "--logger=zap".to_owned(),

@@ -91,6 +91,11 @@ impl NodeCredentials {
         self.current().facts.clone()
     }
 
+    /// Whether a peer that shows this certificate would be let in now.
+    pub fn admits(&self, certificate: &CertificateDer<'_>) -> bool {
+        self.current().clients.verify_client_cert(certificate, &[], UnixTime::now()).is_ok()
+    }
+
     /// Fingerprints of the roots that are believed.
     pub fn roots(&self) -> Vec<String> {
         self.current().files.roots.iter().map(|root| Fingerprint::of(root).to_string()).collect()

@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime};
 use pki::{
     Authority, CertificateSummary, Door, NodeCredentials, NodeFiles, NodeKey, NodeRequest, PkiError, Revoked, Validity,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
 
 /// One trip there and back carries a TLS 1.3 handshake; a few more are room for alerts.
@@ -230,6 +232,8 @@ fn revoked_certificate_is_refused_by_both_sides_from_the_next_connection_on() {
     let list = authority.revocations(1, &[Revoked { serial, since }]).expect("a list");
     std::fs::write(a.join(pki::CA_CRL), list).expect("written");
     assert!(first.reload().expect("read again"));
+    let shown = CertificateDer::from_pem_file(b.join(pki::NODE_CERT)).expect("a certificate");
+    assert!(!first.admits(&shown) && second.admits(&shown), "who has let it in finds out, too");
     let revoked = Err(Error::InvalidCertificate(CertificateError::Revoked));
     assert_eq!(shake_hands(&first, &second, "n2").0, revoked);
     assert_eq!(shake_hands(&second, &first, "n1").1, revoked);

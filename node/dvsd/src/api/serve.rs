@@ -12,6 +12,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use pki::NodeCredentials;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
@@ -24,6 +25,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// A peer that says nothing occupies a connection for so long.
 const HEADER_LIMIT: Duration = Duration::from_secs(15);
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// How often it is looked whether the certificate of a connection that stands is still good.
+const STILL_GOOD_EVERY: Duration = Duration::from_secs(30);
 /// From its handshake to its answer, for a peer without a certificate.
 const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 /// Peers that have not shown a certificate yet, or have none. They have places of their own: a flood of them takes none
@@ -99,7 +102,13 @@ pub struct Routers {
     pub strangers: Router,
 }
 
-pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Arc<str>, routers: Routers) {
+pub async fn serve_tls(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    credentials: Arc<NodeCredentials>,
+    cluster: Arc<str>,
+    routers: Routers,
+) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut strangers = Strangers::default();
     loop {
@@ -107,7 +116,7 @@ pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Ar
         match listener.accept().await {
             Ok((stream, address)) => {
                 let (routers, acceptor) = (routers.clone(), acceptor.clone());
-                let (cluster, room) = (Arc::clone(&cluster), Arc::clone(&room));
+                let (cluster, room, credentials) = (Arc::clone(&cluster), Arc::clone(&room), Arc::clone(&credentials));
                 strangers.add(tokio::spawn(async move {
                     let Some((stream, peer)) = greet(stream, address, acceptor, &cluster).await else { return };
                     if peer == PeerKind::Stranger {
@@ -119,7 +128,7 @@ pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Ar
                     }
                     tokio::spawn(async move {
                         match tokio::time::timeout(HANDSHAKE_LIMIT, room.acquire_owned()).await {
-                            Ok(Ok(_permit)) => serve_one(stream, routers.nodes).await,
+                            Ok(Ok(_permit)) => serve_node(stream, routers.nodes, &credentials).await,
                             _ => tracing::warn!(%address, "too many connections of other nodes"),
                         }
                     });
@@ -127,6 +136,24 @@ pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, cluster: Ar
             }
             Err(error) => pause(error).await,
         }
+    }
+}
+
+/// As long as its certificate is good.
+async fn serve_node(stream: TlsStream<TcpStream>, router: Router, credentials: &NodeCredentials) {
+    let certificates = stream.get_ref().1.peer_certificates();
+    let Some(certificate) = certificates.and_then(|chain| chain.first()).map(|first| first.clone().into_owned()) else {
+        return;
+    };
+    let is_over = async {
+        while credentials.admits(&certificate) {
+            tokio::time::sleep(STILL_GOOD_EVERY).await;
+        }
+        tracing::warn!("a connection of a node ends, whose certificate is good no more");
+    };
+    tokio::select! {
+        () = serve_one(stream, router) => (),
+        () = is_over => (),
     }
 }
 
@@ -227,26 +254,30 @@ mod tests {
     /// More than there are places for nodes.
     const IDLE: usize = CONNECTIONS_MAX + 100;
 
-    fn credentials() -> (TlsAcceptor, TlsConnector) {
+    fn credentials() -> (TlsAcceptor, TlsConnector, Arc<NodeCredentials>) {
         let dir = tempfile::tempdir().unwrap();
         let authority = pki::Authority::create(&dir.path().join("ca"), "test").unwrap();
         let request = pki::NodeRequest { node: "n1", addresses: &[], valid: pki::Validity::of_a_node() };
         let node = dir.path().join("node");
         authority.issue_node(&request, &node).unwrap();
         let credentials = pki::NodeCredentials::load(&node).unwrap();
-        (credentials.server_config(pki::Door::Nodes).unwrap().into(), credentials.client_config().unwrap().into())
+        (
+            credentials.server_config(pki::Door::Nodes).unwrap().into(),
+            credentials.client_config().unwrap().into(),
+            credentials,
+        )
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn node_is_answered_while_strangers_hold_more_connections_than_there_are() {
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit }).unwrap();
-        let (acceptor, connector) = credentials();
+        let (acceptor, connector, credentials) = credentials();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(|| async { "here" }));
         let routers = Routers { nodes: router, strangers: Router::new() };
-        tokio::spawn(serve_tls(listener, acceptor, "test".into(), routers));
+        tokio::spawn(serve_tls(listener, acceptor, credentials, "test".into(), routers));
         let mut idle = Vec::new();
         for _ in 0..IDLE {
             idle.push(TcpStream::connect(address).await.unwrap());

@@ -18,7 +18,8 @@ use crate::records::{self, encode, now_s};
 pub const AUTHORITY: &str = "/authority";
 const ISSUED: &str = "/issued/";
 /// How long certificates last unless the cluster was told otherwise.
-pub const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+/// Machines that were off longer than a third of it could not let each other in again.
+pub const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Shorter ones are renewed more often than the engine should be asked.
 pub const LIFETIME_MIN: Duration = Duration::from_secs(10);
 /// Revoked certificates that have not expired. A proxy is told of all of them in one message.

@@ -54,7 +54,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE", requires = "etcd_user")]
     etcd_password_file: Option<PathBuf>,
     /// How long certificates of nodes last; they are renewed when a third of it is left.
-    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "365d", value_parser = parse_duration)]
     certificate_lifetime: Duration,
 }
 
@@ -76,7 +76,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
             .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
     }
     if options.certificate_lifetime < LIFETIME_MIN {
-        return Err(Failure::usage("certificates last at least 10 s").hint("--certificate-lifetime 90d"));
+        return Err(Failure::usage("certificates last at least 10 s").hint("--certificate-lifetime 365d"));
     }
     let address = address(place)?;
     place.demand_fresh(Before::Nothing)?;
