@@ -345,6 +345,9 @@ fn asker_hears_that_the_owner_was_replaced_that_it_would_hand_over() {
     // It waits for nothing, so it does not say that it is drained.
     let owner = asking.world.near_server(Endpoint::DS, 1);
     asking.start(1, 5);
+    // Errands are heard in their order: when the second one is answered, the first one is under way.
+    asking.start(2, 6);
+    assert_eq!(asking.answer(), (2, Err(IpcError::Busy)));
     let broker = &asking.world.brokers[0];
     broker.remote_bound(DC, Endpoint::DS, THERE, Epoch(9)).unwrap();
     assert_eq!(asking.answer(), (1, Err(IpcError::DestinationDied)));

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use broker::{Broker, BrokerConfig, DcOptions, ServerIdentity};
 use ipc::{DcId, Endpoint, Epoch, Port};
@@ -48,7 +49,9 @@ impl Library {
 
     /// Installs below a directory of its own, which is returned.
     pub fn install(&self) -> PathBuf {
-        let to = self.path("installed");
+        // Each in a place of its own: one that is written anew is empty for a moment.
+        static PLACES: AtomicU32 = AtomicU32::new(0);
+        let to = self.path(&format!("installed-{}", PLACES.fetch_add(1, Ordering::Relaxed)));
         let mut script = Command::new(source("library.sh"));
         script.arg("install").arg(self.lib()).env("DESTDIR", &to).env("PREFIX", "/usr");
         ok(&mut script);
