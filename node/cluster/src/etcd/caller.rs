@@ -113,15 +113,9 @@ impl Caller {
         let opened = tokio::time::timeout(left, self.connection.open()).await;
         let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
         let patience = left.min(self.config.attempt);
-        let lost = |cause| Err(Fault::Lost { member: open.member.clone(), cause });
-        let asked = tokio::select! {
-            biased;
-            asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)) => {
-                asked.unwrap_or_else(|_| lost(LostCause::Late(patience)))
-            }
-            // Somebody knows that nobody is there any more.
-            () = open.is_left() => lost(LostCause::Left),
-        };
+        let asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)).await;
+        let asked = asked
+            .unwrap_or_else(|_| Err(Fault::Lost { member: open.member.clone(), cause: LostCause::Late(patience) }));
         match asked {
             Err(fault @ (Fault::Lost { .. } | Fault::NoQuorum { .. } | Fault::Unsent(_))) => {
                 self.connection.leave(open.number).await;

@@ -104,8 +104,6 @@ impl std::error::Error for Said {
 pub enum LostCause {
     #[error("no answer within {0:?}")]
     Late(Duration),
-    #[error("another call found the connection lost")]
-    Left,
     #[error(transparent)]
     Said(Said),
 }
@@ -243,7 +241,8 @@ impl Connection {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Nothing is heard of that host: what is open to it is left at once, and the next call uses another member.
+    /// Nothing is heard of that host: what is open to it is left at once, and the next call uses another member;
+    /// those under way end with their attempt.
     pub async fn leave_host(&self, host: &str) {
         let mut state = self.state.lock().await;
         if self.members().len() > 1 && state.open.as_ref().is_some_and(|(open, _)| open.member.host == host) {
