@@ -15,6 +15,7 @@ use mgmt_api::MemberAddress;
 use serde::Serialize;
 
 use crate::errors::Failure;
+use crate::output::Row;
 
 /// What etcd calls its own.
 pub const ETCD_CLIENT_PORT: u16 = 2379;
@@ -38,6 +39,27 @@ pub struct Where {
     /// Address at which other nodes reach this one [default: the one from which this machine reaches others].
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<IpAddr>,
+}
+
+/// What this machine became.
+#[derive(Serialize)]
+pub struct NewNode {
+    pub cluster: String,
+    pub node: String,
+    pub address: IpAddr,
+    pub config: PathBuf,
+}
+
+impl Row for NewNode {
+    const HEADINGS: &'static [&'static str] = &["CLUSTER", "NODE", "ADDRESS", "SETTINGS"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.cluster.clone(), self.node.clone(), self.address.to_string(), self.config.display().to_string()]
+    }
+
+    fn name(&self) -> String {
+        self.node.clone()
+    }
 }
 
 /// Whether a machine that was a node becomes one anew.

@@ -8,15 +8,13 @@ use std::time::Duration;
 use clap::Args;
 use mgmt_api::MemberAddress;
 use pki::{Authority, NodeFiles, NodeKey, NodeRequest, PkiError, Validity};
-use serde::Serialize;
 
 use crate::cli::Global;
 use crate::commands::{Outcome, done, say};
 use crate::errors::Failure;
 use crate::installed::{
-    self, Before, ETCD_CLIENT_PORT, ETCD_PEER_PORT, EngineFile, EtcdTable, OwnMember, SettingsFile, Where,
+    self, Before, ETCD_CLIENT_PORT, ETCD_PEER_PORT, EngineFile, EtcdTable, NewNode, OwnMember, SettingsFile, Where,
 };
-use crate::output::Row;
 use crate::units::parse_duration;
 
 /// Shorter ones would be renewed all the time.
@@ -56,15 +54,6 @@ pub struct Options {
     /// How long certificates of nodes last; they are renewed when a third of it is left.
     #[arg(long, value_name = "TIME", default_value = "365d", value_parser = parse_duration)]
     certificate_lifetime: Duration,
-}
-
-/// What was made.
-#[derive(Serialize)]
-struct Made {
-    cluster: String,
-    node: String,
-    address: IpAddr,
-    config: PathBuf,
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
@@ -118,8 +107,8 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         options.name,
         place.next()
     ));
-    let made = Made { cluster: options.name.clone(), node, address, config: place.config.clone() };
-    done(global.output, &made)
+    let now = NewNode { cluster: options.name.clone(), node, address, config: place.config.clone() };
+    done(global.output, &now)
 }
 
 fn address(place: &Where) -> Result<IpAddr, Failure> {
@@ -166,16 +155,4 @@ fn first_member(node: &str, address: IpAddr) -> EngineFile {
     let own = MemberAddress { client: at(ETCD_CLIENT_PORT), peer: at(ETCD_PEER_PORT) };
     let initial = BTreeMap::from([(node.to_owned(), own.peer.clone())]);
     EngineFile { members: BTreeMap::from([(node.to_owned(), own)]), own: Some(OwnMember { initial, is_first: true }) }
-}
-
-impl Row for Made {
-    const HEADINGS: &'static [&'static str] = &["CLUSTER", "NODE", "ADDRESS", "SETTINGS"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.cluster.clone(), self.node.clone(), self.address.to_string(), self.config.display().to_string()]
-    }
-
-    fn name(&self) -> String {
-        self.node.clone()
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,13 @@ use std::time::Duration;
 use clap::Args;
 use mgmt_api::{EngineAnswer, JoinAnswer, JoinRequest, JoinToken};
 use pki::{NodeFiles, NodeKey, PkiError};
-use serde::Serialize;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::cli::Global;
 use crate::commands::{Outcome, block_on, done, say};
 use crate::errors::Failure;
-use crate::installed::{self, Before, EngineFile, EtcdTable, SettingsFile, Where};
-use crate::output::Row;
+use crate::installed::{self, Before, EngineFile, EtcdTable, NewNode, SettingsFile, Where};
 
 /// A node that does not answer within this is not there.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -78,15 +76,6 @@ impl FromStr for Invitation {
     }
 }
 
-/// What this machine became.
-#[derive(Serialize)]
-struct Joined {
-    cluster: String,
-    node: String,
-    address: IpAddr,
-    config: PathBuf,
-}
-
 pub fn execute(global: &Global, options: &Options) -> Outcome {
     let place = &options.place;
     let node = place.name()?;
@@ -136,7 +125,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         answer.cluster,
         place.next()
     ));
-    done(global.output, &Joined { cluster: answer.cluster, node, address, config: place.config.clone() })
+    done(global.output, &NewNode { cluster: answer.cluster, node, address, config: place.config.clone() })
 }
 
 /// Where the engine is, and what people have to do about it.
@@ -210,18 +199,6 @@ async fn ask(at: &Invitation, remote: SocketAddr, asked: &JoinRequest) -> Result
     let shaken = tokio::time::timeout(CONNECT, connector.connect(name, stream)).await;
     let stream = shaken.map_err(|_| nobody().because_text("no handshake in time"))?.map_err(other)?;
     client::join(stream, asked).await.map_err(Failure::from)
-}
-
-impl Row for Joined {
-    const HEADINGS: &'static [&'static str] = &["CLUSTER", "NODE", "ADDRESS", "SETTINGS"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.cluster.clone(), self.node.clone(), self.address.to_string(), self.config.display().to_string()]
-    }
-
-    fn name(&self) -> String {
-        self.node.clone()
-    }
 }
 
 #[cfg(test)]
