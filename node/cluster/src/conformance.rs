@@ -52,6 +52,7 @@ macro_rules! conformance_tests {
             numbers_are_given_once,
             last_of_something_is_taken_once,
             follower_ends_with_the_present_state,
+            engine_that_continues_another_has_later_revisions,
         }
     };
     (@each $with:path: $($name:ident),* $(,)?) => {
@@ -471,4 +472,33 @@ pub fn watch_that_fell_behind_the_history_is_told(open: Open<'_>, transactions: 
     let mut watch = engine.watch("/", listing.revision).unwrap();
     put(&*engine, "/b", "1");
     assert_eq!(soon(&mut *watch).key, "/b");
+}
+
+pub fn engine_that_continues_another_has_later_revisions(open: Open<'_>) {
+    let before = Revision(1 << 40);
+    let engine = open();
+    engine.continue_after(before).unwrap();
+    let (first, other) = (put(&*engine, "/a", "1"), open());
+    assert!(first > before);
+    let entry = other.read("/a").unwrap().unwrap();
+    assert_eq!((entry.created, entry.modified), (first, first));
+    let listing = other.list("/").unwrap();
+    assert!(listing.revision >= first && listing.entries == [entry]);
+    // Comparisons: what was true of the engine before is not true here.
+    let modified = |at| [Compare::Modified { key: "/a".into(), at }];
+    for at in [Revision(first.0 - before.0), before, Revision(1)] {
+        let outcome = other.transact(&modified(at), &[Op::put("/a", "x")]).unwrap();
+        let Outcome::Conflict(conflict) = outcome else { panic!("it is of {first}, not of {at}") };
+        assert!(conflict.revision >= first && conflict.current[0].as_ref().unwrap().modified == first);
+    }
+    let second = done(other.transact(&modified(first), &[Op::put("/a", "2")]));
+    let created = [Compare::Created { key: "/a".into(), at: first }];
+    let third = done(engine.transact(&created, &[Op::put("/a", "3")]));
+    assert!(third > second && second > first);
+    let mut watch = other.watch("/a", first).unwrap();
+    assert_eq!([soon(&mut *watch).revision, soon(&mut *watch).revision], [second, third]);
+    // Whoever knows the state of the engine before has to list again.
+    let mut late = other.watch("/a", Revision(before.0 - 7)).unwrap();
+    assert!(matches!(late.recv(SOON), Err(EngineError::Compacted { .. })));
+    assert!(matches!(engine.continue_after(third), Err(EngineError::NotEmpty)));
 }

@@ -209,6 +209,10 @@ pub enum EngineError {
     Storage(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("what is stored under {0:?} cannot be understood")]
     BadValue(String),
+    #[error("the engine is another one than the one that was opened")]
+    Replaced,
+    #[error("the engine is not empty: it cannot continue another one")]
+    NotEmpty,
 }
 
 impl EngineError {
@@ -247,6 +251,10 @@ pub trait Engine: Lookup + Send + Sync {
 
     /// Ends it with its keys, in one transaction. Repeatable.
     fn revoke(&self, lease: LeaseId) -> Result<(), EngineError>;
+
+    /// Lets all revisions from now on be greater than this one, of the engine whose state comes here. Only while
+    /// nothing is stored; who has opened it already opens it again.
+    fn continue_after(&self, revision: Revision) -> Result<(), EngineError>;
 
     /// How often a connection to it was made; 1 where there is none to lose.
     fn connections(&self) -> u64 {

@@ -170,6 +170,9 @@ mod tests {
         fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
             self.engine.revoke(lease)
         }
+        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+            self.engine.continue_after(revision)
+        }
     }
 
     #[test]

@@ -480,3 +480,25 @@ fn members_come_as_learners_and_go_while_a_writer_goes_on() {
         assert_eq!(engine.read("/count").unwrap().unwrap().value, count.to_string().into_bytes());
     });
 }
+
+/// Somebody began the engine anew, of a backup, while a daemon was running.
+#[test]
+fn another_cluster_at_the_same_address_is_noticed_and_nothing_is_written_there() {
+    if !is_installed() {
+        return;
+    }
+    let mut cluster = Members::start(1, Security::Plain, &[]);
+    let engine = EtcdEngine::open(cluster.config()).unwrap();
+    let revision = done(engine.transact(&[], &[Op::put("/a", "1")]));
+    let mut watch = engine.watch("/", revision).unwrap();
+    cluster.members[0].begin_anew();
+    assert!(cluster.members[0].serves());
+    let absent = [Compare::Absent { key: "/a".into() }];
+    let written = engine.transact(&absent, &[Op::put("/a", "of before")]);
+    assert!(matches!(written, Err(EngineError::Replaced)), "{written:?}");
+    assert!(matches!(engine.read("/a"), Err(EngineError::Replaced)));
+    assert!(matches!(engine.list("/"), Err(EngineError::Replaced)));
+    assert!(matches!(watch.recv(SOON), Err(EngineError::Replaced)));
+    let anew = EtcdEngine::open(cluster.config()).unwrap();
+    assert_eq!(anew.list("/").unwrap().entries, []);
+}

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use http::uri::PathAndQuery;
@@ -16,7 +17,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::connection::{Connection, DialError, Fault, LostCause, Open, Said, fault};
-use super::messages::{AuthenticateRequest, AuthenticateResponse};
+use super::messages::{Answer, AuthenticateRequest, AuthenticateResponse, ResponseHeader};
 use super::{EtcdConfig, Member, PAGE_ENTRIES};
 use crate::engine::{EngineError, VALUE_BYTES_MAX};
 
@@ -61,11 +62,14 @@ pub struct Caller {
     pub connection: Connection,
     /// What a user's name and password were exchanged for.
     token: Mutex<Option<MetadataValue<Ascii>>>,
+    /// Which cluster of etcd answered first. 0: none yet.
+    cluster: AtomicU64,
 }
 
 impl Caller {
     pub fn new(config: Arc<EtcdConfig>) -> Caller {
-        Caller { connection: Connection::new(Arc::clone(&config)), config, token: Mutex::new(None) }
+        let connection = Connection::new(Arc::clone(&config));
+        Caller { connection, config, token: Mutex::new(None), cluster: AtomicU64::new(0) }
     }
 
     /// To members, since the start.
@@ -77,7 +81,7 @@ impl Caller {
     pub async fn repeat<M, A>(&self, method: Method, message: &M) -> Result<A, EngineError>
     where
         M: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        A: Answer,
     {
         self.repeat_within(Attempts::new(self), method, message).await
     }
@@ -91,7 +95,7 @@ impl Caller {
     ) -> Result<A, EngineError>
     where
         M: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        A: Answer,
     {
         loop {
             match self.once(method, message.clone(), attempts.left()).await {
@@ -108,12 +112,13 @@ impl Caller {
     pub async fn once<M, A>(&self, method: Method, message: M, left: Duration) -> Result<A, Fault>
     where
         M: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        A: Answer,
     {
         let opened = tokio::time::timeout(left, self.connection.open()).await;
         let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
         let patience = left.min(self.config.attempt);
-        let asked = tokio::time::timeout(patience, self.ask_as_user(&open, method, message, patience)).await;
+        let asking = self.ask_as_user::<M, A>(&open, method, message, patience);
+        let asked = tokio::time::timeout(patience, asking).await;
         let asked = asked
             .unwrap_or_else(|_| Err(Fault::Lost { member: open.member.clone(), cause: LostCause::Late(patience) }));
         match asked {
@@ -121,8 +126,17 @@ impl Caller {
                 self.connection.leave(open.number).await;
                 Err(fault)
             }
+            Ok(answer) if !self.is_of_the_same(answer.header()) => Err(Fault::Replaced(open.member.clone())),
             done => done,
         }
+    }
+
+    /// Whether this comes from the cluster that answered first. Another one, begun anew at the same address, has other
+    /// revisions and leases: nothing that is known of the first one holds there.
+    pub fn is_of_the_same(&self, header: Option<&ResponseHeader>) -> bool {
+        let Some(number) = header.map(|header| header.cluster_id).filter(|number| *number != 0) else { return true };
+        let first = self.cluster.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
+        first.map_or_else(|first| first == number, |_| true)
     }
 
     /// What a stream of calls begins with.
@@ -159,7 +173,7 @@ impl Caller {
     async fn ask_as_user<M, A>(&self, open: &Open, method: Method, message: M, patience: Duration) -> Result<A, Fault>
     where
         M: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        A: Answer,
     {
         for _ in 0..2 {
             if self.config.user.is_some() && self.token.lock().is_none() {
@@ -200,7 +214,7 @@ async fn ready(open: &Open, grpc: &mut Grpc<tonic::transport::Channel>) -> Resul
 async fn ask<M, A>(open: &Open, method: Method, request: Request<M>, patience: Duration) -> Result<A, Fault>
 where
     M: prost::Message + 'static,
-    A: prost::Message + Default + 'static,
+    A: Answer,
 {
     let mut grpc = Grpc::new(open.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
     let call = async {
@@ -251,7 +265,7 @@ impl Attempts {
         if let Fault::NoQuorum { member, said } = fault {
             self.no_quorum = Some((member.clone(), said.clone()));
         }
-        matches!(fault, Fault::Refused(_)) || self.distrust >= self.members
+        matches!(fault, Fault::Refused(_) | Fault::Replaced(_)) || self.distrust >= self.members
     }
 
     pub fn left(&self) -> Duration {
@@ -304,6 +318,7 @@ pub fn unreachable(fault: Fault) -> EngineError {
             EngineError::NoQuorum(Box::new(said))
         }
         Fault::Refused(said) => refused(said),
+        Fault::Replaced(_) => EngineError::Replaced,
         other => EngineError::Unreachable(Box::new(other)),
     }
 }

@@ -59,6 +59,9 @@ pub enum Fault {
     /// An answer: repeating the request changes nothing.
     #[error("etcd refuses")]
     Refused(#[source] Said),
+    /// The member is one of another cluster than the one that answered before.
+    #[error("the member {0} is of another cluster of etcd than before")]
+    Replaced(Member),
 }
 
 impl Fault {

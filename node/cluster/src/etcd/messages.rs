@@ -5,10 +5,43 @@ use prost::{Enumeration, Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub struct ResponseHeader {
+    /// Of the cluster of etcd: one that was begun anew has another.
+    #[prost(uint64, tag = "1")]
+    pub cluster_id: u64,
     /// The store's revision when the answer was made.
     #[prost(int64, tag = "3")]
     pub revision: i64,
 }
+
+/// An answer. Most of them say of which cluster they are.
+pub trait Answer: Message + Default + 'static {
+    fn header(&self) -> Option<&ResponseHeader> {
+        None
+    }
+}
+
+impl Answer for RangeResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+impl Answer for TxnResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+impl Answer for LeaseResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+impl Answer for LeaseRevokeResponse {}
+impl Answer for AuthenticateResponse {}
+impl Answer for MembersResponse {}
+impl Answer for MemberAddResponse {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
@@ -171,6 +204,8 @@ pub struct LeaseGrantRequest {
 /// Of granting, keeping alive and asking for the time that is left.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub id: i64,
     /// Seconds; not positive of a lease that does not exist.

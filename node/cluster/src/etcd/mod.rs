@@ -10,7 +10,8 @@
 //! | `membership.rs` | members that come and go |
 //!
 //! Keys lie under a root of the cluster's own, so that one etcd may serve several: `/dcs/shop` is stored as
-//! `dvs/NAME/dcs/shop`. Revisions are etcd's and count what others do there, too.
+//! `dvs/NAME/dcs/shop`. Revisions are etcd's and count what others do there, too; where this engine continues another
+//! one, that one's last revision is added to all of them (`dvs/NAME.base`).
 //!
 //! Every call ends within [`EtcdConfig::patience`] and a little. What is refused: keys, sizes and counts as with any
 //! engine; the sum of a transaction's values may not exceed what the members accept (1.5 MiB unless they were told).
@@ -27,6 +28,7 @@ mod watch;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::engine::{
@@ -141,11 +143,16 @@ impl EtcdEngine {
             .enable_all()
             .build()
             .map_err(|error| EngineError::Storage(Box::new(error)))?;
-        let keys = Arc::new(Keys { root: config.root.clone() });
+        let keys = Arc::new(Keys { root: config.root.clone(), base: AtomicU64::new(0) });
         let caller = Arc::new(Caller::new(Arc::new(config)));
         let markers = Arc::new(Markers::new()?);
         let engine = EtcdEngine { runtime: Some(runtime), caller, keys, markers };
-        engine.read("/open")?;
+        let base = engine.call(|caller, keys| async move {
+            let asked = m::RangeRequest { key: keys.base_key(), ..m::RangeRequest::default() };
+            let mut found: m::RangeResponse = caller.repeat(RANGE, &asked).await?;
+            found.kvs.pop().map(|kv| base_of(&kv)).transpose()
+        })?;
+        engine.keys.base.store(base.unwrap_or(0), Ordering::Relaxed);
         let (caller, markers) = (Arc::clone(&engine.caller), Arc::clone(&engine.markers));
         engine.handle()?.spawn(keep_markers(caller, markers));
         Ok(engine)
@@ -219,7 +226,7 @@ async fn list(caller: &Caller, keys: &Keys, prefix: &str) -> Result<Listing, Eng
         }
         match last.filter(|_| page.more) {
             Some(last) => key = [last.as_slice(), &[0]].concat(),
-            None => return Ok(Listing { revision: revision_of(revision), entries }),
+            None => return Ok(Listing { revision: keys.revision(revision), entries }),
         }
     }
 }
@@ -270,6 +277,22 @@ impl Engine for EtcdEngine {
         Ok(Box::new(EtcdWatch::start(self.handle()?, caller, keys, prefix, after)))
     }
 
+    fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+        if !self.list("/")?.entries.is_empty() {
+            return Err(EngineError::NotEmpty);
+        }
+        let base = self.keys.base.load(Ordering::Relaxed).max(revision.0);
+        self.call(move |caller, keys| async move {
+            let put = m::PutRequest { key: keys.base_key(), value: base.to_string().into_bytes(), lease: 0 };
+            let op = m::RequestOp { request: Some(m::Request::Put(put)) };
+            // It may happen more than once: the same is written.
+            let asked = m::TxnRequest { compare: Vec::new(), success: vec![op], failure: Vec::new() };
+            caller.repeat::<_, m::TxnResponse>(transaction::TXN, &asked).await.map(drop)
+        })?;
+        self.keys.base.store(base, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn connections(&self) -> u64 {
         self.caller.connections()
     }
@@ -299,6 +322,8 @@ impl Engine for EtcdEngine {
 /// How keys of the cluster are stored.
 pub struct Keys {
     root: String,
+    /// Revisions of the engines that this one continues.
+    base: AtomicU64,
 }
 
 impl Keys {
@@ -321,7 +346,25 @@ impl Keys {
         (first, end)
     }
 
+    /// What etcd's revision is called here. 0 of an answer that says none.
+    fn revision(&self, number: i64) -> Revision {
+        match u64::try_from(number) {
+            Ok(number @ 1..) => Revision(self.base.load(Ordering::Relaxed).saturating_add(number)),
+            _ => Revision(0),
+        }
+    }
+
+    /// The other way. `None`: it is of an engine before this one.
+    fn number(&self, revision: Revision) -> Option<i64> {
+        i64::try_from(revision.0.checked_sub(self.base.load(Ordering::Relaxed))?).ok()
+    }
+
     /// Beside the cluster's keys, which begin with a slash after the root.
+    fn base_key(&self) -> Vec<u8> {
+        format!("{}.base", self.root).into_bytes()
+    }
+
+    /// Beside them, too.
     fn marker(&self, view: u64, number: i64) -> Vec<u8> {
         format!("{}.marker/{view:016x}/{number}", self.root).into_bytes()
     }
@@ -332,14 +375,15 @@ fn entry(keys: &Keys, kv: m::KeyValue) -> Result<Entry, EngineError> {
     Ok(Entry {
         key: keys.shown(&kv.key).ok_or_else(bad)?,
         value: kv.value,
-        created: revision_of(kv.create_revision),
-        modified: revision_of(kv.mod_revision),
+        created: keys.revision(kv.create_revision),
+        modified: keys.revision(kv.mod_revision),
         lease: lease_of(kv.lease),
     })
 }
 
-fn revision_of(number: i64) -> Revision {
-    Revision(u64::try_from(number).unwrap_or(0))
+fn base_of(kv: &m::KeyValue) -> Result<u64, EngineError> {
+    let number = std::str::from_utf8(&kv.value).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| EngineError::BadValue(String::from_utf8_lossy(&kv.key).into_owned()))
 }
 
 fn lease_of(number: i64) -> Option<LeaseId> {

@@ -37,11 +37,11 @@ use super::messages::{
     self as m, CompareResult, CompareTarget, Operand, PutRequest, RangeRequest, Request, RequestOp, Response,
     TxnRequest, TxnResponse,
 };
-use super::{Keys, entry, lease_number, random, revision_of};
+use super::{Keys, entry, lease_number, random};
 use crate::boot_clock;
 use crate::engine::{Compare, Conflict, EngineError, LeaseId, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision};
 
-const TXN: Method = Method::one("/etcdserverpb.KV/Txn");
+pub const TXN: Method = Method::one("/etcdserverpb.KV/Txn");
 const GRANT: Method = Method::one("/etcdserverpb.Lease/LeaseGrant");
 const TIME_TO_LIVE: Method = Method::one("/etcdserverpb.Lease/LeaseTimeToLive");
 
@@ -148,7 +148,7 @@ async fn attempt_all(
     // marker of an earlier one has gone.
     let mut lease = markers.lease_for(caller, &attempts, ops).await?;
     if marker.is_doubtful {
-        settle(caller, marker, &attempts, &call, lease).await?;
+        settle((caller, keys), marker, &attempts, &call, lease).await?;
     }
     // The fault of an attempt that may have happened, or may yet.
     let mut doubt: Option<Fault> = None;
@@ -168,7 +168,7 @@ async fn attempt_all(
                 .map_err(|error| or_unknown(&mut doubt, error))?
             {
                 Answer::Outcome(Outcome::Conflict(conflict), _) if doubt.is_some() => {
-                    return close(caller, marker, &attempts, compared, &call, lease)
+                    return close((caller, keys), marker, &attempts, compared, &call, lease)
                         .await
                         .ok_or_else(|| unknown(doubt))
                         .map(|happened| happened.map_or(Outcome::Conflict(conflict), Outcome::Done));
@@ -194,7 +194,7 @@ async fn attempt_all(
                 let lost =
                     first_lost_lease(caller, ops, &attempts).await.map_err(|error| or_unknown(&mut doubt, error))?;
                 if doubt.is_some() {
-                    let happened = close(caller, marker, &attempts, compared, &call, lease).await;
+                    let happened = close((caller, keys), marker, &attempts, compared, &call, lease).await;
                     let happened = happened.ok_or_else(|| unknown(doubt))?;
                     return happened.map(Outcome::Done).ok_or_else(|| lost.unwrap_or_else(|| refused(said)));
                 }
@@ -208,7 +208,7 @@ async fn attempt_all(
                 };
                 marker.revision = Some(now);
                 if name == call {
-                    return Ok(Outcome::Done(revision_of(now)));
+                    return Ok(Outcome::Done(keys.revision(now)));
                 }
                 return Err(if doubt.is_some() { unknown(doubt) } else { refused(said) });
             }
@@ -236,7 +236,7 @@ async fn attempt_all(
 /// Sees to it that no attempt of a call happens any more, by changing the marker. `Some(Some(…))`: one had happened, at
 /// this revision; `None`: that could not be found out.
 async fn close(
-    caller: &Caller,
+    (caller, keys): (&Caller, &Keys),
     marker: &mut Marker,
     attempts: &Attempts,
     compared: i64,
@@ -259,7 +259,7 @@ async fn close(
     let found = values_read(answer).pop().flatten()?;
     marker.revision = Some(found.mod_revision);
     if found.value == call {
-        Some(Some(revision_of(found.mod_revision)))
+        Some(Some(keys.revision(found.mod_revision)))
     } else if found.value == closed {
         Some(None)
     } else {
@@ -269,7 +269,7 @@ async fn close(
 
 /// Before a marker is used of which an attempt may still come: after this none does. Nothing of `call` has begun.
 async fn settle(
-    caller: &Caller,
+    (caller, keys): (&Caller, &Keys),
     marker: &mut Marker,
     attempts: &Attempts,
     call: &[u8],
@@ -278,7 +278,7 @@ async fn settle(
     // An attempt that comes between the two changes the marker, and the second look finds that.
     for _ in 0..2 {
         let (now, _) = read_marker(caller, marker, attempts).await?;
-        if close(caller, marker, attempts, now, call, lease).await.is_some() {
+        if close((caller, keys), marker, attempts, now, call, lease).await.is_some() {
             marker.is_doubtful = false;
             return Ok(());
         }
@@ -450,15 +450,19 @@ fn comparison(keys: &Keys, compare: &Compare) -> m::Compare {
     match compare {
         Compare::Absent { key } => exists(keys, key, CompareResult::Equal),
         Compare::Present { key } => exists(keys, key, CompareResult::Greater),
-        Compare::Modified { key, at } => equal(key, CompareTarget::Mod, Operand::ModRevision(at_least_one(*at))),
-        Compare::Created { key, at } => equal(key, CompareTarget::Create, Operand::CreateRevision(at_least_one(*at))),
+        Compare::Modified { key, at } => {
+            equal(key, CompareTarget::Mod, Operand::ModRevision(at_least_one(keys.number(*at))))
+        }
+        Compare::Created { key, at } => {
+            equal(key, CompareTarget::Create, Operand::CreateRevision(at_least_one(keys.number(*at))))
+        }
         Compare::Value { key, equals } => equal(key, CompareTarget::Value, Operand::Value(equals.clone())),
     }
 }
 
 /// 0 would hold for a key that does not exist, which no comparison with a revision does.
-fn at_least_one(revision: Revision) -> i64 {
-    i64::try_from(revision.0).ok().filter(|revision| *revision > 0).unwrap_or(i64::MAX)
+fn at_least_one(number: Option<i64>) -> i64 {
+    number.filter(|number| *number > 0).unwrap_or(i64::MAX)
 }
 
 fn read(key: Vec<u8>) -> RequestOp {
@@ -492,13 +496,13 @@ fn understand(
         let wrote_nothing =
             answer.responses.iter().any(|op| matches!(&op.response, Some(Response::Txn(inner)) if inner.succeeded));
         let marked = if wrote_nothing { compared } else { revision };
-        return Ok(Answer::Outcome(Outcome::Done(revision_of(revision)), marked));
+        return Ok(Answer::Outcome(Outcome::Done(keys.revision(revision)), marked));
     }
     let mut found = values_read(answer);
     let marker = found.pop().flatten();
     let now = marker.as_ref().map_or(0, |marker| marker.mod_revision);
     if marker.is_some_and(|marker| marker.value == call) {
-        return Ok(Answer::Outcome(Outcome::Done(revision_of(now)), now));
+        return Ok(Answer::Outcome(Outcome::Done(keys.revision(now)), now));
     }
     if now != compared {
         return Ok(Answer::MarkerMoved(now));
@@ -509,7 +513,7 @@ fn understand(
 fn outcome_without_marker(keys: &Keys, compares: &[Compare], answer: TxnResponse) -> Result<Outcome, EngineError> {
     let revision = answer.header.as_ref().map_or(0, |header| header.revision);
     if answer.succeeded {
-        return Ok(Outcome::Done(revision_of(revision)));
+        return Ok(Outcome::Done(keys.revision(revision)));
     }
     Ok(Outcome::Conflict(conflict(keys, compares, values_read(answer), revision)?))
 }
@@ -532,5 +536,5 @@ fn conflict(
     let mut current =
         found.into_iter().map(|kv| kv.map(|kv| entry(keys, kv)).transpose()).collect::<Result<Vec<_>, _>>()?;
     current.resize(compares.len(), None);
-    Ok(Conflict { revision: revision_of(revision), current })
+    Ok(Conflict { revision: keys.revision(revision), current })
 }

@@ -19,7 +19,7 @@ use tonic_prost::ProstCodec;
 use super::caller::{Caller, is_stale_token, refused};
 use super::connection::{Fault, Open, fault};
 use super::messages::{self as m, EventType, WatchCreateRequest, WatchRequest, WatchResponse, Watching};
-use super::{Keys, lease_of, revision_of};
+use super::{Keys, lease_of};
 use crate::engine::{Canceller, EngineError, Event, EventKind, Revision, Watch};
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
@@ -67,12 +67,17 @@ impl EtcdWatch {
     ) -> EtcdWatch {
         let shared = Arc::new(Shared::default());
         let (key, range_end) = keys.range(prefix);
+        let reached = keys.number(after);
+        if reached.is_none() {
+            // What happened in the engine before this one is not told any more.
+            shared.end(End::Compacted(keys.revision(1)));
+        }
         let follow = Follow {
             caller,
             keys,
             key,
             range_end,
-            reached: after.0.try_into().unwrap_or(i64::MAX),
+            reached: reached.unwrap_or(i64::MAX),
             was_denied: false,
             shared: Arc::clone(&shared),
         };
@@ -197,7 +202,7 @@ impl Follow {
         loop {
             match self.stream().await {
                 Ok(()) => (),
-                Err(Over::Compacted(up_to)) => return self.shared.end(End::Compacted(revision_of(up_to))),
+                Err(Over::Compacted(up_to)) => return self.shared.end(End::Compacted(self.keys.revision(up_to))),
                 Err(Over::Refused(error)) => return self.shared.end(End::Error(Some(error))),
             }
             tokio::time::sleep(PAUSE).await;
@@ -241,6 +246,9 @@ impl Follow {
                 () = open.is_left() => return Ok(()),
             };
             match answer {
+                Ok(Some(answer)) if !self.caller.is_of_the_same(answer.header.as_ref()) => {
+                    return Err(Over::Refused(EngineError::Replaced));
+                }
                 Ok(Some(answer)) if answer.canceled => return self.cancelled(&open, answer).await,
                 Ok(Some(answer)) => {
                     self.was_denied = false;
@@ -259,7 +267,7 @@ impl Follow {
         let reached = last.or_else(|| answer.header.filter(|_| !answer.created).map(|header| header.revision));
         let Some(reached) = reached.filter(|reached| *reached > self.reached) else { return };
         self.reached = reached;
-        self.shared.hand_on(events, revision_of(reached)).await;
+        self.shared.hand_on(events, self.keys.revision(reached)).await;
     }
 
     async fn cancelled(&mut self, open: &Open, answer: WatchResponse) -> Result<(), Over> {
@@ -292,6 +300,7 @@ impl Follow {
                 Ok(())
             }
             Fault::Refused(said) => Err(Over::Refused(refused(said))),
+            Fault::Replaced(_) => Err(Over::Refused(EngineError::Replaced)),
             _ => {
                 self.caller.leave(open).await;
                 Ok(())
@@ -304,9 +313,9 @@ fn told(keys: &Keys, event: m::Event) -> Option<Event> {
     let kv = event.kv?;
     let kind = match EventType::try_from(event.r#type).ok()? {
         EventType::Put => {
-            EventKind::Put { value: kv.value, created: revision_of(kv.create_revision), lease: lease_of(kv.lease) }
+            EventKind::Put { value: kv.value, created: keys.revision(kv.create_revision), lease: lease_of(kv.lease) }
         }
         EventType::Delete => EventKind::Delete,
     };
-    Some(Event { revision: revision_of(kv.mod_revision), key: keys.shown(&kv.key)?, kind })
+    Some(Event { revision: keys.revision(kv.mod_revision), key: keys.shown(&kv.key)?, kind })
 }

@@ -195,6 +195,10 @@ impl Engine for LocalEngine {
         }
         Ok(())
     }
+
+    fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+        self.shared.write(|store| store.continue_after(revision))
+    }
 }
 
 fn millis(duration: Duration) -> u64 {

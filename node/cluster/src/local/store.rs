@@ -232,6 +232,23 @@ impl Store {
         }
     }
 
+    /// Of an empty one: revisions go on after this one.
+    pub fn continue_after(&mut self, revision: Revision) -> Result<(), EngineError> {
+        let (path, patience) = (self.path.clone(), self.patience);
+        let told = |error| tell(error, &path, patience);
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(told)?;
+        let has_keys = transaction.prepare("SELECT 1 FROM kv").and_then(|mut some| some.exists([])).map_err(told)?;
+        if has_keys {
+            return Err(EngineError::NotEmpty);
+        }
+        let last = unsigned(meta(&transaction, "revision").map_err(told)?).max(revision.0);
+        transaction.execute("DELETE FROM history", []).map_err(told)?;
+        for name in ["revision", "compacted"] {
+            set_meta(&transaction, name, signed(last)).map_err(told)?;
+        }
+        transaction.commit().map_err(told)
+    }
+
     pub fn leases(&self) -> Result<Vec<LeaseId>, EngineError> {
         let listed = (|| {
             let mut rows = self.connection.prepare_cached("SELECT lease FROM leases")?;

@@ -326,6 +326,16 @@ impl Etcd {
         }
     }
 
+    /// Another, empty cluster at the same address.
+    pub fn begin_anew(&mut self) {
+        self.kill();
+        let data = self.arguments.iter().find_map(|argument| argument.strip_prefix("--data-dir=")).unwrap();
+        std::fs::remove_dir_all(data).unwrap();
+        std::fs::create_dir(data).unwrap();
+        self.arguments.push("--initial-cluster-token=anew".to_owned());
+        self.start();
+    }
+
     pub fn stop(&self) {
         self.signal(Signal::STOP);
     }

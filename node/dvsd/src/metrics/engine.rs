@@ -150,6 +150,10 @@ impl Engine for Measured {
         self.call(Call::Revoke, |engine| engine.revoke(lease))
     }
 
+    fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+        self.engine.continue_after(revision)
+    }
+
     fn connections(&self) -> u64 {
         self.engine.connections()
     }
