@@ -34,6 +34,9 @@ pub const TOKENS: &str = "/v1/tokens";
 pub const TOKEN: &str = "/v1/tokens/{id}";
 /// GET: [`crate::AuthorityState`]; POST: a new root begins to take the place of the one there is.
 pub const AUTHORITY: &str = "/v1/authority";
+/// GET: a copy of what the cluster's engine holds (`dvs cluster backup`): lines of JSON, the last one with their
+/// checksum; an answer without it is not whole. It has the cluster's secrets.
+pub const BACKUP: &str = "/v1/backup";
 /// POST [`crate::JoinRequest`]: [`crate::JoinAnswer`]. All that is answered to a peer without a certificate.
 pub const JOIN: &str = "/v1/join";
 /// GET: list of [`crate::Dc`]; POST [`crate::DcSpec`]: 201 with [`crate::Dc`]. `?start=true` starts it as well.

@@ -106,6 +106,11 @@ impl Client {
         self.json(Method::POST, path::AUTHORITY, NONE, ASK_SECONDS).await
     }
 
+    /// A copy of what the engine holds, piece by piece.
+    pub async fn backup(&self) -> Result<LogStream, Error> {
+        self.follow(path::BACKUP).await
+    }
+
     pub async fn change_node(&self, node: &str, change: &NodeChange) -> Result<Node, Error> {
         self.json(Method::PATCH, &named(path::NODE, &[("node", node)]), Some(change), ASK_SECONDS).await
     }

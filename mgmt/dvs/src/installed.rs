@@ -79,7 +79,9 @@ pub struct SettingsFile<'a> {
     pub advertise: IpAddr,
     pub state_dir: &'a Path,
     pub run_dir: &'a Path,
-    pub etcd: EtcdTable,
+    /// Absent: the engine is a file of this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdTable>,
 }
 
 #[derive(Serialize, Default)]
@@ -166,8 +168,8 @@ impl Where {
 
     /// Puts aside what a node leaves that was taken out, as `NAME.old`. Images of containers stay.
     pub fn put_aside(&self) -> Result<(), Failure> {
-        for path in [self.data.join("etcd"), self.tls_dir(), self.data.join("engine.json"), self.data.join("engine.db")]
-        {
+        for name in ["etcd", "tls", "engine.json", "engine.db", "cluster.json"] {
+            let path = self.data.join(name);
             let mut name = path.file_name().unwrap_or_default().to_owned();
             name.push(".old");
             let old = path.with_file_name(name);
@@ -210,8 +212,21 @@ impl Where {
     }
 }
 
+/// Where the cluster's decisions would lie.
+pub fn demand_etcd() -> Result<(), Failure> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&paths).any(|dir| dir.join("etcd").exists()) {
+        return Ok(());
+    }
+    Err(Failure::new("this machine cannot keep the cluster's decisions")
+        .because_text("there is no program 'etcd'")
+        .hint(
+            "apt-get install etcd-server; or --etcd HOST:PORT, where you have one; or --engine local, for one machine",
+        ))
+}
+
 /// The package's own file says nothing: all its lines are comments.
-fn is_template(path: &Path) -> bool {
+pub fn is_template(path: &Path) -> bool {
     let says_nothing = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
     fs::read_to_string(path).is_ok_and(|text| text.lines().all(says_nothing))
 }

@@ -168,7 +168,12 @@ impl Settings {
     pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|cause| ConfigError::Unreadable { path: path.to_owned(), cause })?;
-        toml::from_str(&text).map_err(|cause| ConfigError::Malformed { path: path.to_owned(), cause: Box::new(cause) })
+        Settings::from_text(path, &text)
+    }
+
+    /// What is, or will be, in this file.
+    pub fn from_text(path: &Path, text: &str) -> Result<Settings, ConfigError> {
+        toml::from_str(text).map_err(|cause| ConfigError::Malformed { path: path.to_owned(), cause: Box::new(cause) })
     }
 
     /// `DVS_NODE`, `DVS_CLUSTER`, `DVS_STATE_DIR` … as in the file, in capitals.

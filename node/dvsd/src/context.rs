@@ -16,6 +16,7 @@ use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
 use crate::duties::Duties;
 use crate::engine::EtcdChoice;
+use crate::identity::Identity;
 use crate::joining::certificates::Certificates;
 use crate::judging::Court;
 use crate::metrics::Tally;
@@ -28,6 +29,8 @@ use crate::service_manager::ServiceManager;
 
 pub struct Context {
     pub config: Config,
+    /// Which cluster this is, as the engine said at the start.
+    pub identity: Identity,
     pub engine: Arc<dyn Engine>,
     /// For look-ups of people: also while the engine is away.
     pub answers: Answers,
@@ -73,13 +76,15 @@ pub enum Ending {
     Removed,
     /// The others decided that it was lost: it begins anew.
     Fenced,
+    /// The engine was begun anew of a copy: whatever was read there before has to be read again.
+    Replaced,
 }
 
 impl Context {
     /// Whoever was taken out does not begin anew.
     pub fn end(&self, why: Ending) {
         self.ending.send_if_modified(|ending| {
-            let is_new = ending.is_none() || *ending == Some(Ending::Fenced) && why == Ending::Removed;
+            let is_new = ending.is_none() || *ending != Some(Ending::Removed) && why == Ending::Removed;
             if is_new {
                 *ending = Some(why);
             }

@@ -34,6 +34,7 @@ use crate::directory::EndpointDirectory;
 use crate::duties::{Duties, REPORT_LIMIT};
 use crate::engine::{self, EtcdChoice, Opened};
 use crate::farewell;
+use crate::identity::{self, IdentityError};
 use crate::joining::authority::{self, AuthorityError};
 use crate::joining::certificates::{self, Certificates, Users};
 use crate::judging::Court;
@@ -94,6 +95,10 @@ pub enum DaemonError {
     Authority(#[from] AuthorityError),
     #[error("the cluster engine cannot be used")]
     Format(#[from] records::FormatError),
+    #[error("the cluster engine is not this node's")]
+    Identity(#[from] IdentityError),
+    #[error("the cluster engine was begun anew")]
+    Replaced,
     #[error("the node's certificates cannot be used")]
     Certificates(#[from] pki::PkiError),
     #[error("the API cannot listen at {address}")]
@@ -130,6 +135,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let tally = Arc::new(Tally::default());
     let Opened { engine, etcd: etcd_engine } = engine::open(&config, etcd.as_ref(), for_etcd.as_ref())?;
     let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine, &tally));
+    // Before anything is read or written there: it may not be this cluster's.
+    let identity = identity::confirm(&*engine, &config)?;
     records::adopt_format(&*engine)?;
     authority::take_over(&*engine, &config.state_dir.join(AUTHORITY_DIR), &config.node, &credentials.facts())?;
     manager.say_status("taking over what runs");
@@ -188,6 +195,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         ending: tokio::sync::watch::Sender::new(None),
         verdicts: Default::default(),
         court: Mutex::new(None),
+        identity,
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
@@ -289,7 +297,7 @@ fn certificates_changed(context: &Weak<Context>, member: &Mutex<Option<Watching>
     }
 }
 
-fn make_directories(config: &Config) -> Result<(), DaemonError> {
+pub fn make_directories(config: &Config) -> Result<(), DaemonError> {
     let log = config.state_dir.join("log");
     let mut seen = HashSet::new();
     let (run_dcs, state_dcs) = (config.run_dir.join("dcs"), config.state_dir.join("dcs"));
@@ -355,6 +363,7 @@ fn serve_api(
             _ = interrupt.recv() => (),
             why = ending.wait_for(Option::is_some) => return Err(match why.ok().and_then(|why| *why) {
                 Some(Ending::Fenced) => DaemonError::Fenced,
+                Some(Ending::Replaced) => DaemonError::Replaced,
                 Some(Ending::Removed) | None => DaemonError::Removed,
             }),
         }

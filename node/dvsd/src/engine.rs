@@ -126,6 +126,8 @@ pub struct Serve {
     pub peers: BTreeMap<String, Member>,
     /// It comes to others that are there already.
     pub joins: bool,
+    /// What tells this cluster of etcd from others at the same addresses.
+    pub token: String,
     pub program: PathBuf,
 }
 
@@ -174,7 +176,7 @@ impl EtcdSettings {
             };
             return Ok(EtcdChoice { members, root, tls_dir, user, serve: None, managed: Some(managed) });
         }
-        let serve = self.serve.map(|serve| serve.settle(node, advertise)).transpose()?;
+        let serve = self.serve.map(|serve| serve.settle(node, cluster, advertise)).transpose()?;
         Ok(EtcdChoice { members, root, tls_dir, user, serve, managed: None })
     }
 }
@@ -192,11 +194,12 @@ impl Managed {
         if members.is_empty() {
             return Err(EtcdSettingsError::NoMembers);
         }
-        let lost = |own: &Own| own.is_founded && !config.state_dir.join("etcd/data/member").exists();
-        if file.own.as_ref().is_some_and(lost) {
+        let has_lost = has_lost_data(config, file);
+        if has_lost && members.len() == 1 {
             return Err(EtcdSettingsError::DataLost(config.state_dir.join("etcd/data")));
         }
-        let serve = file.own.as_ref().map(|own| {
+        // Others may have what it lost.
+        let serve = file.own.as_ref().filter(|_| !has_lost).map(|own| {
             let peers = own.initial.iter().map(|(name, peer)| Ok((name.clone(), peer.parse()?)));
             let peers = peers.collect::<Result<BTreeMap<String, Member>, EtcdSettingsError>>()?;
             Ok::<Serve, EtcdSettingsError>(Serve {
@@ -205,6 +208,7 @@ impl Managed {
                 peer_port: self.peer_port,
                 peers,
                 joins: !own.is_first,
+                token: own.token.clone().unwrap_or_else(|| config.cluster.clone()),
                 program: self.program.clone(),
             })
         });
@@ -219,6 +223,12 @@ impl Managed {
     }
 }
 
+/// This node's member served, and its data are not there any more.
+pub fn has_lost_data(config: &Config, file: &EngineFile) -> bool {
+    let lost = |own: &Own| own.is_founded && !config.state_dir.join("etcd/data/member").exists();
+    file.own.as_ref().is_some_and(lost)
+}
+
 /// The choice as it stands at the start of the daemon; `None` with the local engine.
 pub fn chosen(config: &Config) -> Result<Option<EtcdChoice>, EtcdSettingsError> {
     let Some(etcd) = &config.etcd else { return Ok(None) };
@@ -229,7 +239,7 @@ pub fn chosen(config: &Config) -> Result<Option<EtcdChoice>, EtcdSettingsError> 
 }
 
 impl ServeSettings {
-    fn settle(self, node: &str, address: IpAddr) -> Result<Serve, EtcdSettingsError> {
+    fn settle(self, node: &str, cluster: &str, address: IpAddr) -> Result<Serve, EtcdSettingsError> {
         let peers = self.peers.into_iter().map(|(name, peer)| Ok((name, peer.parse()?)));
         let peers = peers.collect::<Result<BTreeMap<String, Member>, EtcdSettingsError>>()?;
         if !peers.contains_key(node) {
@@ -241,6 +251,7 @@ impl ServeSettings {
             peer_port: self.peer_port.unwrap_or(PEER_PORT),
             peers,
             joins: false,
+            token: cluster.to_owned(),
             program: self.program.unwrap_or_else(|| PathBuf::from("etcd")),
         })
     }
@@ -298,7 +309,7 @@ pub enum OpenError {
     Settings(#[from] EtcdSettingsError),
 }
 
-fn etcd_config(
+pub fn etcd_config(
     etcd: &EtcdChoice,
     node: &str,
     credentials: Option<&Arc<NodeCredentials>>,

@@ -35,6 +35,7 @@ mod directory;
 mod duties;
 mod engine;
 mod farewell;
+mod identity;
 mod joining;
 mod judging;
 mod kinds;
@@ -49,6 +50,7 @@ mod proxyctl;
 mod quorum;
 mod reconcile;
 mod records;
+pub mod recovery;
 mod registry;
 mod service_manager;
 mod shelf;
@@ -80,7 +82,7 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
     anew::begin_anew_on_panic();
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(DaemonError::Fenced) => failed(&anew::begin_anew()),
+        Err(DaemonError::Fenced | DaemonError::Replaced) => failed(&anew::begin_anew()),
         Err(error) => failed(&error),
     }
 }
@@ -127,11 +129,22 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     while let Some(error) = cause {
         said.push_str(&format!("\n  because: {error}"));
         let certificates = error.downcast_ref().map(pki::PkiError::hint);
-        hint = error.downcast_ref().and_then(what_to_try).or(certificates).unwrap_or(hint);
+        let identity = error.downcast_ref().and_then(identity::IdentityError::hint);
+        let identity = identity.or(error.downcast_ref().and_then(about_the_engine));
+        hint = error.downcast_ref().and_then(what_to_try).or(certificates).or(identity).unwrap_or(hint);
         cause = error.source();
     }
     sys::log::say(format_args!("{said}\n  try: {hint}"));
     ExitCode::FAILURE
+}
+
+fn about_the_engine(error: &engine::OpenError) -> Option<&'static str> {
+    match error {
+        engine::OpenError::Engine(cluster::EngineError::Untrusted(_)) => Some(
+            "the clocks of the machines; when the certificates of all nodes have expired: dvs cluster recover, on one of them",
+        ),
+        _ => None,
+    }
 }
 
 /// What people can do about the system errors that a daemon meets at its start.

@@ -65,14 +65,32 @@ pub enum MemberError {
 
 /// Starts the member, or takes over the one that runs. `None`: this node has none.
 pub fn look_after(config: &Config, etcd: Option<&EtcdChoice>) -> Result<Option<Watching>, MemberError> {
-    let (run_dir, log_dir) = (&config.run_dir, config.state_dir.join("log"));
+    let home = config.state_dir.join(NAME);
+    look_after_at(config, etcd, &Place { home: &home, run_dir: &config.run_dir, further: &[] })
+}
+
+/// Where a member is, and what it is told besides.
+pub struct Place<'a> {
+    pub home: &'a Path,
+    /// Which processes are its: one for each directory.
+    pub run_dir: &'a Path,
+    pub further: &'a [&'a str],
+}
+
+/// The same for a member elsewhere on this machine.
+pub fn look_after_at(
+    config: &Config,
+    etcd: Option<&EtcdChoice>,
+    place: &Place<'_>,
+) -> Result<Option<Watching>, MemberError> {
+    let (run_dir, log_dir) = (place.run_dir, config.state_dir.join("log"));
     let Some((etcd, serve)) = etcd.and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
         Supervised::adopt(NAME, run_dir, &log_dir, OnAdoption::GoesOn)?.end(GRACE)?;
         return Ok(None);
     };
-    let home = config.state_dir.join(NAME);
-    let authority = prepare(&home, etcd)?;
-    let arguments = arguments(config, etcd, serve, &home);
+    let authority = prepare(place.home, etcd)?;
+    let mut arguments = arguments(config, etcd, serve, place.home);
+    arguments.extend(place.further.iter().map(|argument| (*argument).to_owned()));
     let mut process = Supervised::adopt_if(NAME, run_dir, &log_dir, |pid| {
         let is_same = authority == Authority::AsBefore && arguments_of(pid).as_ref() == Some(&arguments);
         if is_same { OnAdoption::GoesOn } else { OnAdoption::MustBeReplaced }
@@ -210,7 +228,7 @@ fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> 
         format!("--listen-peer-urls={peer}"),
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster={}", peers.join(",")),
-        format!("--initial-cluster-token={}", config.cluster),
+        format!("--initial-cluster-token={}", serve.token),
         format!("--initial-cluster-state={}", if serve.joins { "existing" } else { "new" }),
         // Whoever heard nothing for a while asks first, and does not end a leader that the others hear.
         "--pre-vote".to_owned(),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use cluster::follow::Change;
-use cluster::{Entry, Event, EventKind};
+use cluster::{EngineError, Entry, Event, EventKind};
 
 use crate::context::{Context, Ending};
 use crate::observed::{Observed, understood};
@@ -31,6 +31,7 @@ impl News {
         match change {
             Change::All(entries) => self.take_all(entries),
             Change::One(event) => self.take_one(event),
+            Change::Unknown(EngineError::Replaced) => self.context.end(Ending::Replaced),
             Change::Unknown(error) => {
                 tracing::warn!(%error, "the cluster engine does not answer; nothing changes until it does")
             }

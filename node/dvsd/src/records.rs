@@ -355,7 +355,7 @@ pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineEr
 
 /// Of the records that this daemon writes. 1, or nothing under the key: without placements.
 pub const FORMAT: u64 = 2;
-const FORMAT_KEY: &str = "/format";
+pub const FORMAT_KEY: &str = "/format";
 
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {

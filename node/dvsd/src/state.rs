@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -156,6 +156,21 @@ pub fn write(path: &Path, record: &impl Serialize) -> Result<(), StateError> {
     let fresh = path.with_extension("new");
     // Renaming makes the change whole for a daemon killed in between; power loss ends the children anyway.
     fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, path)).map_err(failed)
+}
+
+/// As a whole or not at all, and on the disk when this returns: for what has to survive a loss of power.
+pub fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    // One that was left behind may have another mode.
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => (),
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 pub fn remove(path: &Path) -> Result<(), StateError> {

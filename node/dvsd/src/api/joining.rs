@@ -75,7 +75,7 @@ fn where_is_engine(context: &Context) -> Result<EngineAnswer, Failure> {
         return Err(Failure(
             ErrorBody::new(ErrorKind::Conflict, "this cluster stays on one machine")
                 .because("its engine is a file there")
-                .hint("dvs cluster init makes a cluster of several machines"),
+                .hint("dvs cluster move-engine moves it to etcd; containers go on meanwhile"),
         ));
     };
     if etcd.managed.is_none() {

@@ -3,6 +3,7 @@
 //! Whoever receives a request for a process of another node forwards it there ([`remote`]) and copies streams both
 //! ways; the node where the process is hands streams of local clients to the keeper as they are ([`stream`]).
 
+mod backup;
 mod dcs;
 mod examination;
 pub mod failure;
@@ -65,6 +66,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(path::NODES, get(nodes::list))
         .route(path::NODE, get(nodes::show).patch(nodes::change).delete(nodes::remove))
         .route(path::AUTHORITY, get(joining::authority).post(joining::rotate))
+        .route(path::BACKUP, get(backup::take))
         .route(path::TOKENS, get(joining::list_tokens).post(joining::create_token))
         .route(path::TOKEN, delete(joining::remove_token))
         .route(path::DCS, get(dcs::list).post(dcs::create))

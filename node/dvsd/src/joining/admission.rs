@@ -46,17 +46,30 @@ pub fn admit(
         if has_others && token.used.is_none() {
             return Err(taken(&asked.node));
         }
-        let is_known = engine.read(&records::member_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some();
-        if is_known {
-            return Err(taken(&asked.node));
-        }
+        let member = engine.read(&records::member_key(&asked.node)).map_err(|error| refused(error.into()))?;
+        let same_member = match member {
+            None => Compare::Absent { key: records::member_key(&asked.node) },
+            // All its certificates have expired: whoever made a token for this name lets it come back.
+            Some(entry) if !has_others || token.used.is_some() => {
+                let lives =
+                    engine.read(&records::node_key(&asked.node)).map_err(|error| refused(error.into()))?.is_some();
+                if lives {
+                    return Err(taken(&asked.node));
+                }
+                if token.node.as_ref() != Some(&asked.node) {
+                    return Err(expired(&asked.node));
+                }
+                Compare::Modified { key: entry.key, at: entry.modified }
+            }
+            Some(_) => return Err(taken(&asked.node)),
+        };
         let issued = authority.sign(&asked.request_pem, &asked.node, address).map_err(refused)?;
         let (issued_compare, issued_op) = authority::note_issued(engine, &asked.node, &issued).map_err(refused)?;
         token.used = Some(Used { node: asked.node.clone(), request_hash });
         let compares = [
             Compare::Modified { key: AUTHORITY.to_owned(), at: authority_at },
             Compare::Modified { key: tokens::key(&asked.id), at: token_at },
-            Compare::Absent { key: records::member_key(&asked.node) },
+            same_member,
             Compare::Absent { key: quorum::member_key(&asked.node) },
             issued_compare,
         ];
@@ -100,6 +113,12 @@ fn turned_away(asked: &JoinRequest, why: Refusal) -> ErrorBody {
     ErrorBody::new(ErrorKind::Forbidden, format!("the machine does not become node '{}'", asked.node))
         .because(because)
         .hint(new)
+}
+
+fn expired(node: &str) -> ErrorBody {
+    ErrorBody::new(ErrorKind::Conflict, format!("there is a node '{node}', and its certificates have expired")).hint(
+        format!("if this machine is that node, a token for it: dvs node token --node {node}; or another name (--node)"),
+    )
 }
 
 fn taken(node: &str) -> ErrorBody {
@@ -219,6 +238,27 @@ mod tests {
         let asked = JoinRequest { request_pem: "no".to_owned(), ..request(&secret, "n3") };
         assert_eq!(admit_to(&engine, &asked).unwrap_err().kind, ErrorKind::BadRequest);
         admit_to(&engine, &request(&secret, "n3")).expect("nothing was used up by what was refused");
+    }
+
+    #[test]
+    fn node_whose_certificates_have_all_expired_comes_back_with_a_token_for_its_name() {
+        let (dir, engine) = engine();
+        with_an_authority(&engine, dir.path());
+        engine.transact(&[], &[Op::put(records::member_key("n2"), b"{}".to_vec())]).unwrap();
+        let any = tokens::create(&engine, now_s() + 60, None).unwrap();
+        let refused = admit_to(&engine, &request(&any, "n2")).unwrap_err();
+        assert!(refused.hint.as_ref().unwrap().contains("--node n2"), "{refused}");
+        let its_own = tokens::create(&engine, now_s() + 60, Some("n2".to_owned())).unwrap();
+        // It lives: whoever comes is another machine.
+        engine.transact(&[], &[Op::put(records::node_key("n2"), b"{}".to_vec())]).unwrap();
+        assert_eq!(admit_to(&engine, &request(&its_own, "n2")).unwrap_err().kind, ErrorKind::Conflict);
+        engine.transact(&[], &[Op::delete(records::node_key("n2"))]).unwrap();
+        let asked = request(&its_own, "n2");
+        admit_to(&engine, &asked).unwrap();
+        admit_to(&engine, &asked).expect("the answer was lost");
+        // Now it has one that is good.
+        let other = tokens::create(&engine, now_s() + 60, Some("n2".to_owned())).unwrap();
+        assert_eq!(admit_to(&engine, &request(&other, "n2")).unwrap_err().kind, ErrorKind::Conflict);
     }
 
     #[test]

@@ -103,6 +103,12 @@ pub struct IssuedOne {
     pub until_s: u64,
 }
 
+impl IssuedOne {
+    pub fn of(issued: &Issued) -> IssuedOne {
+        IssuedOne { serial: issued.serial.clone(), until_s: seconds(issued.until) }
+    }
+}
+
 impl AuthorityRecord {
     pub fn lifetime(&self) -> Duration {
         Duration::from_secs(self.lifetime_s).max(LIFETIME_MIN)
@@ -240,7 +246,7 @@ fn remove_files(dir: &Path) {
 /// Seconds that certificates last, beside the authority that `dvs cluster init` made.
 pub const LIFETIME_FILE: &str = "lifetime";
 
-fn issued_key(node: &str) -> String {
+pub fn issued_key(node: &str) -> String {
     format!("{ISSUED}{node}")
 }
 
@@ -258,7 +264,7 @@ pub fn note_issued(engine: &dyn Lookup, node: &str, issued: &Issued) -> Result<(
     if record.certificates.len() >= ISSUED_MAX {
         return Err(AuthorityError::TooManyIssued(node.to_owned()));
     }
-    record.certificates.push(IssuedOne { serial: issued.serial.clone(), until_s: seconds(issued.until) });
+    record.certificates.push(IssuedOne::of(issued));
     Ok((compare, Op::put(issued_key(node), encode(&record))))
 }
 
@@ -291,7 +297,7 @@ pub fn renew(
         let unused = |one: &IssuedOne| one.serial != current && one.until_s > now;
         let (taken_back, kept): (Vec<_>, Vec<_>) = record.certificates.into_iter().partition(unused);
         record.certificates = kept.into_iter().filter(|one| one.until_s + CLOCKS_DIFFER_S > now).collect();
-        record.certificates.push(IssuedOne { serial: issued.serial.clone(), until_s: seconds(issued.until) });
+        record.certificates.push(IssuedOne::of(&issued));
         let mut ops = vec![Op::put(issued_key(node), encode(&record))];
         if !taken_back.is_empty() {
             authority.add_revoked(node, taken_back)?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::records::{self, encode, now_s};
 
-const TOKENS: &str = "/tokens/";
+pub const TOKENS: &str = "/tokens/";
 /// Those that have ended are forgotten when a new one is made.
 const TOKENS_MAX: usize = 256;
 

@@ -28,6 +28,9 @@ pub struct Own {
     /// Where all members are for each other, itself too; by node.
     pub initial: BTreeMap<String, String>,
     pub is_first: bool,
+    /// What tells this cluster of etcd from others at the same addresses; the cluster's name where nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
     /// The first one has served: it never begins again without its data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_founded: bool,
@@ -64,17 +67,10 @@ impl EngineFile {
 
     /// As a whole or not at all: without it the daemon would not find the engine after a loss of power.
     pub fn write(&self, state_dir: &Path) -> Result<(), FileError> {
-        let (path, fresh) = (state_dir.join(NAME), state_dir.join("engine.json.new"));
+        let path = state_dir.join(NAME);
         let failed = |cause| FileError::Unwritable { path: path.clone(), cause };
         let text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
-        let write = || {
-            let mut file = fs::File::create(&fresh)?;
-            io::Write::write_all(&mut file, &text)?;
-            file.sync_all()?;
-            fs::rename(&fresh, &path)?;
-            fs::File::open(state_dir)?.sync_all()
-        };
-        write().map_err(failed)
+        crate::state::write_durably(&path, &text, 0o644).map_err(failed)
     }
 }
 
@@ -88,7 +84,7 @@ mod tests {
         assert!(matches!(EngineFile::read(dir.path()), Err(FileError::Unreadable { .. })));
         let address = MemberAddress { client: "10.0.0.1:2379".to_owned(), peer: "10.0.0.1:2380".to_owned() };
         let initial = BTreeMap::from([("n1".to_owned(), address.peer.clone())]);
-        let own = Some(Own { initial, is_first: true, is_founded: false });
+        let own = Some(Own { initial, is_first: true, token: None, is_founded: false });
         let file = EngineFile { members: BTreeMap::from([("n1".to_owned(), address)]), own };
         file.write(dir.path()).unwrap();
         assert_eq!(EngineFile::read(dir.path()).unwrap(), file);

@@ -154,7 +154,7 @@ impl Drop for Members {
 }
 
 /// Where this node's member is, or would be.
-fn own_address(config: &Config, managed: &Managed) -> MemberAddress {
+pub fn own_address(config: &Config, managed: &Managed) -> MemberAddress {
     let at = |port| cluster::etcd::Member { host: config.advertise.to_string(), port }.to_string();
     MemberAddress { client: at(managed.client_port), peer: at(managed.peer_port) }
 }
@@ -300,7 +300,7 @@ impl Keeper {
             // A voter has data, and a learner may be told anew with whom it begins.
             (Some(record), own) if record.stage == Stage::Learner => match own {
                 Some(own) if own.is_first || own.initial == record.initial => Some(own.clone()),
-                _ => Some(Own { initial: record.initial.clone(), is_first: false, is_founded: false }),
+                _ => Some(Own { initial: record.initial.clone(), is_first: false, token: None, is_founded: false }),
             },
             (Some(_), own) => own.clone(),
             // Nobody has said yet who the members are.
@@ -437,6 +437,12 @@ impl Keeper {
 
     /// What people should know who think that the engine survives a member.
     fn shortage(&self, view: &View) -> Option<String> {
+        if crate::engine::has_lost_data(&self.config, &self.file) {
+            let node = &self.config.node;
+            return Some(format!(
+                "engine: the data of this node's member are gone (dvs node remove {node} --lost elsewhere, then join again)"
+            ));
+        }
         let (has, wanted) = (view.members.len(), step::wanted(view.nodes.len()));
         let offers = view.offers.contains_key(&self.config.node);
         (has < wanted && !offers && !view.members.contains_key(&self.config.node)).then(|| {

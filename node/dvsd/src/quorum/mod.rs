@@ -22,11 +22,11 @@ use mgmt_api::MemberAddress;
 use serde::{Deserialize, Serialize};
 
 pub use file::{EngineFile, FileError, Own};
-pub use keeper::{Members, QuorumError, offer};
+pub use keeper::{Members, QuorumError, offer, own_address};
 
 pub const MEMBERS: &str = "/engine/members/";
 pub const OFFERS: &str = "/engine/offers/";
-const PLAN: &str = "/engine/plan";
+pub const PLAN: &str = "/engine/plan";
 /// All of the above.
 const ENGINE: &str = "/engine/";
 

@@ -140,9 +140,12 @@ impl Reconciler {
                     id = record.id,
                     "deleted while this node was away; removing what is left"
                 );
+                // An engine that was begun anew of a copy does not know what came after the copy.
+                let may_be_forgotten = self.context.identity.may_have_forgotten();
+                let images = if may_be_forgotten { Images::Keep } else { Images::Remove };
                 let desired = match record.desired {
                     deleted @ Desired::Deleted { .. } => deleted,
-                    Desired::Running | Desired::Stopped { .. } => Desired::Deleted { images: Images::Remove },
+                    Desired::Running | Desired::Stopped { .. } => Desired::Deleted { images },
                 };
                 self.order(Order { record: DcRecord { desired, ..record }, shares: BTreeMap::new() });
             }

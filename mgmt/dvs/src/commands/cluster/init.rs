@@ -32,6 +32,7 @@ Certificates renew themselves. Whoever else shall be let in needs a token: dvs n
 Examples:
   dvs cluster init home
   dvs cluster init home --node n1 --advertise 192.0.2.11
+  dvs cluster init home --engine local         one machine, without etcd
   dvs cluster init home --etcd 192.0.2.1:2379,192.0.2.2:2379 --etcd-tls /etc/dvs/etcd")]
 pub struct Options {
     /// Name of the cluster.
@@ -39,6 +40,10 @@ pub struct Options {
     name: String,
     #[command(flatten)]
     place: Where,
+    /// Where the cluster's decisions lie: etcd, or a file of this machine; then nobody else can join, until they are moved
+    /// to etcd (dvs cluster move-engine).
+    #[arg(long, value_enum, default_value_t = Kind::Etcd)]
+    engine: Kind,
     /// Members of an etcd that somebody else looks after.
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     etcd: Vec<String>,
@@ -56,6 +61,12 @@ pub struct Options {
     certificate_lifetime: Duration,
 }
 
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Etcd,
+    Local,
+}
+
 pub fn execute(global: &Global, options: &Options) -> Outcome {
     let place = &options.place;
     let failed = |error: PkiError| Failure::new("the cluster has no certificates").because(&error).hint(error.hint());
@@ -69,9 +80,12 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     }
     let address = address(place)?;
     place.demand_fresh(Before::Nothing)?;
-    let is_managed = options.etcd.is_empty();
+    let is_managed = options.engine == Kind::Etcd && options.etcd.is_empty();
+    if options.engine == Kind::Local && !options.etcd.is_empty() {
+        return Err(Failure::usage("the engine is either a file or etcd").hint("--engine local, or --etcd HOST:PORT"));
+    }
     if is_managed {
-        demand_etcd()?;
+        installed::demand_etcd()?;
     }
     place.make_data_dir()?;
 
@@ -81,17 +95,19 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let lifetime = options.certificate_lifetime.as_secs();
     installed::write(&authority_dir.join("lifetime"), &format!("{lifetime}\n"), 0o644)?;
     certify(&authority, place, &node, address, options.certificate_lifetime).map_err(failed)?;
-    let etcd = if is_managed {
+    let etcd = if options.engine == Kind::Local {
+        None
+    } else if is_managed {
         place.write_engine(&first_member(&node, address))?;
-        EtcdTable { managed: true, ..EtcdTable::default() }
+        Some(EtcdTable { managed: true, ..EtcdTable::default() })
     } else {
-        EtcdTable {
+        Some(EtcdTable {
             members: options.etcd.clone(),
             tls_dir: options.etcd_tls.clone(),
             user: options.etcd_user.clone(),
             password_file: options.etcd_password_file.clone(),
             ..EtcdTable::default()
-        }
+        })
     };
     let settings = SettingsFile {
         node: &node,
@@ -102,8 +118,12 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         etcd,
     };
     place.write_settings(&settings, "dvs cluster init")?;
+    let then = match options.engine {
+        Kind::Etcd => "then, for each further machine: dvs node token",
+        Kind::Local => "it stays on this machine, until its engine is moved: dvs cluster move-engine",
+    };
     say(&format!(
-        "cluster '{}' begins with node '{node}' at {address}\nnow, here: {}\nthen, for each further machine: dvs node token",
+        "cluster '{}' begins with node '{node}' at {address}\nnow, here: {}\n{then}",
         options.name,
         place.next()
     ));
@@ -117,16 +137,6 @@ fn address(place: &Where) -> Result<IpAddr, Failure> {
         Failure::usage("other machines cannot reach this one")
             .hint("an address of this machine (ip addr): --advertise 192.0.2.11")
     })
-}
-
-fn demand_etcd() -> Result<(), Failure> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&paths).any(|dir| dir.join("etcd").exists()) {
-        return Ok(());
-    }
-    Err(Failure::new("this machine cannot keep the cluster's decisions")
-        .because_text("there is no program 'etcd'")
-        .hint("apt-get install etcd-server; or --etcd HOST:PORT, where you have one"))
 }
 
 fn certify(

@@ -114,7 +114,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         advertise: address,
         state_dir: &place.data,
         run_dir: &place.run,
-        etcd,
+        etcd: Some(etcd),
     };
     place.write_settings(&settings, "dvs node join")?;
     // Without it nobody can repeat this; with the settings nobody needs to.

@@ -1,0 +1,148 @@
+//! `dvs cluster backup`: a copy of what the engine holds, in a file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::Global;
+use crate::commands::{Outcome, block_on, daemon, done, say};
+use crate::errors::Failure;
+use crate::output::Row;
+
+/// Keep a copy of all that the cluster decided
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It has nodes, containers and where they stand, names, the authority with its key, and what programs agreed on: all of one \
+moment. It does not have the containers' files: those lie on their disks. Whoever reads the file can make himself a node: \
+keep it as a secret.
+
+Examples:
+  dvs cluster backup /root/home.backup
+  dvs cluster backup - | gpg -e -r admin > home.backup.gpg")]
+pub struct Options {
+    /// Where to write it; - is standard output.
+    file: PathBuf,
+    /// Replace a file that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Serialize)]
+struct Written {
+    file: PathBuf,
+    bytes: u64,
+}
+
+impl Row for Written {
+    const HEADINGS: &'static [&'static str] = &["FILE", "BYTES"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.file.display().to_string(), self.bytes.to_string()]
+    }
+
+    fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+}
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let daemon = daemon(global)?;
+    if options.file == Path::new("-") {
+        let mut out = io::stdout().lock();
+        let mut last = Last::default();
+        block_on(copy(&daemon, &mut out, &mut last))??;
+        last.demand_end()?;
+        return Ok(std::process::ExitCode::SUCCESS);
+    }
+    if options.file.exists() && !options.force {
+        return Err(
+            Failure::new(format!("{} is there already", options.file.display())).hint("another name, or --force")
+        );
+    }
+    let mut name = options.file.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let fresh = options.file.with_file_name(name);
+    let written = write(&daemon, &fresh).and_then(|bytes| {
+        let cannot =
+            |error: io::Error| Failure::new(format!("cannot write {}", options.file.display())).because(&error);
+        fs::rename(&fresh, &options.file).map_err(cannot)?;
+        Ok(bytes)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    let bytes = written?;
+    say("keep it as a secret: the cluster's authority is in it");
+    done(global.output, &Written { file: options.file.clone(), bytes })
+}
+
+fn write(daemon: &client::Client, path: &Path) -> Result<u64, Failure> {
+    let cannot = |error: io::Error| Failure::new(format!("cannot write {}", path.display())).because(&error);
+    let _ = fs::remove_file(path);
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(cannot)?;
+    let mut last = Last::default();
+    block_on(copy(daemon, &mut file, &mut last))??;
+    last.demand_end()?;
+    file.sync_all().map_err(cannot)?;
+    Ok(last.bytes)
+}
+
+async fn copy(daemon: &client::Client, out: &mut impl Write, last: &mut Last) -> Result<(), Failure> {
+    let mut stream = daemon.backup().await?;
+    while let Some(piece) = stream.next().await? {
+        out.write_all(&piece)?;
+        last.take(&piece);
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The last line says that it is all.
+#[derive(Default)]
+struct Last {
+    line: Vec<u8>,
+    bytes: u64,
+}
+
+impl Last {
+    fn take(&mut self, piece: &[u8]) {
+        self.bytes += piece.len() as u64;
+        let line_begins = |bytes: &[u8]| {
+            let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+            bytes.iter().rposition(|byte| *byte == b'\n').map(|place| place + 1)
+        };
+        self.line.extend_from_slice(piece);
+        if let Some(begin) = line_begins(&self.line) {
+            self.line.drain(..begin);
+        }
+    }
+
+    fn demand_end(&self) -> Result<(), Failure> {
+        if self.line.starts_with(b"{\"entries\"") && self.line.ends_with(b"\n") {
+            return Ok(());
+        }
+        Err(Failure::new("the backup is not whole").because_text("the daemon ended the answer early").hint("again"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_line_is_found_however_it_comes() {
+        let whole = b"{\"dvs_backup\":1}\n{\"key\":\"/a\"}\n{\"entries\":1,\"sha256\":\"00\"}\n";
+        for size in 1..whole.len() {
+            let mut last = Last::default();
+            whole.chunks(size).for_each(|piece| last.take(piece));
+            assert!(last.demand_end().is_ok() && last.bytes == whole.len() as u64, "{size}");
+            let mut cut = Last::default();
+            whole[..whole.len() - size].chunks(7).for_each(|piece| cut.take(piece));
+            assert!(cut.demand_end().is_err(), "{size}");
+        }
+    }
+}
