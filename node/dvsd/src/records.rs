@@ -2,6 +2,8 @@
 //!
 //! | key | value | life |
 //! |---|---|---|
+//! | `/cluster` | `ClusterRecord`: which cluster this is, see `identity` | for ever |
+//! | `/filling` | likewise | while the engine is filled from a copy; see `recovery` |
 //! | `/members/NODE` | [`NodeRecord`] | for ever: a node that is down is still known |
 //! | `/nodes/NODE` | [`NodeHealth`] | with the node's lease |
 //! | `/dcs/NAME` | [`DcRecord`] | until deleted |

@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_millis(200);
 const WORN: u32 = 3;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Begun {
+pub struct BegunAnew {
     pub keys: usize,
     pub generation: u64,
     /// The node got a certificate, because it had none or an old one.
@@ -42,7 +42,7 @@ pub struct Begun {
 }
 
 /// Begins the engine that the settings name. `told`: progress, for people.
-pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<Begun, RecoveryError> {
+pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<BegunAnew, RecoveryError> {
     demand_no_daemon(config)?;
     let own = Identity::read(&config.state_dir)?;
     let cluster = &dump.header.cluster;
@@ -66,7 +66,7 @@ pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<B
             drop(watching);
         }
     }
-    Ok(Begun { keys: contents.entries.len(), generation: contents.cluster.generation, has_new_certificate })
+    Ok(BegunAnew { keys: contents.entries.len(), generation: contents.cluster.generation, has_new_certificate })
 }
 
 /// What an engine in a file holds, whose daemon does not run.
@@ -160,7 +160,8 @@ pub(super) fn open_soon(
     }
 }
 
-/// A node whose certificate has expired, or that is new, gets one of the authority in the copy. False: it has a good one.
+/// A node whose certificate has expired, or that is new, gets one of the authority in the copy. False: it has a good
+/// one.
 fn certify(config: &Config, contents: &mut Contents) -> Result<bool, RecoveryError> {
     let bad = |key: &str| RecoveryError::BadValue { key: key.to_owned() };
     let present = certificates::open(&config.tls_dir).ok();

@@ -229,7 +229,7 @@ fn to_hex(bytes: &[u8]) -> String {
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
-    if digits.len() % 2 != 0 || !digits.iter().all(u8::is_ascii_hexdigit) {
+    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
@@ -284,6 +284,16 @@ mod tests {
         }
         let twice = [good.as_slice(), &good].concat();
         assert!(matches!(Dump::read(&mut twice.as_slice()), Err(DumpError::BadLine { .. })));
+    }
+
+    /// What an earlier version wrote (`tests/formats`).
+    #[test]
+    fn backup_of_november_2026_is_read() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/formats/2026-11/home.backup");
+        let dump = Dump::read(&mut io::BufReader::new(std::fs::File::open(path).unwrap())).unwrap();
+        assert_eq!((dump.header.revision, dump.header.cluster.generation, dump.entries.len()), (17, 1, 18));
+        assert_eq!(dump.value("/ids/dc/of/shop"), Some(&b"1"[..]));
+        crate::recovery::revision::revised(&dump, 1).unwrap();
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A copy comes into an empty engine, whole or not at all: as long as `/filling` is there no daemon uses it, and whoever
-//! finds it begins again.
+//! A copy comes into an empty engine, whole or not at all: as long as `/filling` is there no daemon uses it, and
+//! whoever finds it begins again.
 
 use cluster::{Compare, Engine, EngineError, Op, Outcome};
 

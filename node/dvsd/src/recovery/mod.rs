@@ -18,7 +18,7 @@ mod salvage;
 use std::io;
 use std::path::PathBuf;
 
-pub use begin::{Begun, begin_anew, copy_of_local};
+pub use begin::{BegunAnew, begin_anew, copy_of_local};
 pub use dump::{Dump, DumpError, Header, take};
 pub use salvage::{salvage, what_is_left};
 

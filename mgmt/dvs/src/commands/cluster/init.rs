@@ -40,8 +40,8 @@ pub struct Options {
     name: String,
     #[command(flatten)]
     place: Where,
-    /// Where the cluster's decisions lie: etcd, or a file of this machine; then nobody else can join, until they are moved
-    /// to etcd (dvs cluster move-engine).
+    /// Where the cluster's decisions lie: etcd, or a file of this machine; then nobody else can join, until they are
+    /// moved to etcd (dvs cluster move-engine).
     #[arg(long, value_enum, default_value_t = Kind::Etcd)]
     engine: Kind,
     /// Members of an etcd that somebody else looks after.

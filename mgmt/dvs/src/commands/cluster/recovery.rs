@@ -1,4 +1,5 @@
-//! `dvs cluster restore`, `recover`, `move-engine`: the engine is begun anew, on this machine, whose daemon does not run.
+//! `dvs cluster restore`, `recover`, `move-engine`: the engine is begun anew, on this machine, whose daemon does not
+//! run.
 
 use std::path::PathBuf;
 
@@ -72,7 +73,7 @@ mod here {
     use std::os::unix::fs::OpenOptionsExt;
     use std::path::{Path, PathBuf};
 
-    use dvsd::recovery::{self, Begun, Dump, RecoveryError};
+    use dvsd::recovery::{self, BegunAnew, Dump, RecoveryError};
     use dvsd::{Config, Settings};
     use serde::Serialize;
 
@@ -172,7 +173,7 @@ mod here {
         tell(global, &moved, &dump, &begun, &where_of(&options.config))
     }
 
-    fn tell(global: &Global, config: &Config, dump: &Dump, begun: &Begun, place: &Where) -> Outcome {
+    fn tell(global: &Global, config: &Config, dump: &Dump, begun: &BegunAnew, place: &Where) -> Outcome {
         let age = now_ms() / 1000 - dump.header.taken_s.min(now_ms() / 1000);
         let certificate = if begun.has_new_certificate { "\nthis node got a new certificate" } else { "" };
         say(&format!(
