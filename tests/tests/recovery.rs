@@ -100,7 +100,7 @@ fn engine_whose_data_are_all_lost_is_begun_anew_of_a_backup_under_running_contai
     machines.sh(
         "n1",
         &format!(
-            "kill -9 {member}; sed -i 's/\"generation\":[0-9]*/\"generation\":9999999999/' /var/lib/dvs/cluster.json"
+            "kill -9 {member}; sed -i 's/\"generation\":[0-9]*/\"generation\":9999999999/' /var/lib/dvs/identity.json"
         ),
     );
     let said = machines.sh(

@@ -168,7 +168,7 @@ impl Where {
 
     /// Puts aside what a node leaves that was taken out, as `NAME.old`. Images of containers stay.
     pub fn put_aside(&self) -> Result<(), Failure> {
-        for name in ["etcd", "tls", "engine.json", "engine.db", "cluster.json"] {
+        for name in ["etcd", "tls", "engine.json", "engine.db", "identity.json"] {
             let path = self.data.join(name);
             let mut name = path.file_name().unwrap_or_default().to_owned();
             name.push(".old");

@@ -73,13 +73,13 @@ fn nothing_known() -> EngineError {
 /// The engine, or what is known of it.
 pub struct Answers {
     engine: Arc<dyn Engine>,
-    pub mirror: Mirror,
+    pub mirror: Arc<Mirror>,
     away_since: Mutex<Option<Instant>>,
 }
 
 impl Answers {
     pub fn new(engine: Arc<dyn Engine>) -> Answers {
-        Answers { engine, mirror: Mirror::default(), away_since: Mutex::new(None) }
+        Answers { engine, mirror: Arc::default(), away_since: Mutex::new(None) }
     }
 
     /// For how long the engine has been away; `None`: it answers, as far as anybody asked.
@@ -99,7 +99,7 @@ impl Answers {
                 answered => return answered,
             }
         }
-        look_up(&self.mirror)
+        look_up(&*self.mirror)
     }
 
     fn noted<T>(&self, answered: Result<T, EngineError>) -> Result<T, EngineError> {

@@ -214,7 +214,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     if let (Some(managed), Some(etcd_engine)) = (managed, &etcd_engine) {
         let file = EngineFile::read(&context.config.state_dir).map_err(QuorumError::File)?;
         let running = member.lock().take();
-        *context.quorum.lock() = Some(Members::start(&context.config, managed, etcd_engine, file, running)?);
+        *context.quorum.lock() =
+            Some(Members::start(&context.config, managed, (etcd_engine, &context.answers.mirror), file, running)?);
     }
     let others = for_etcd.into_iter().filter(|other| !Arc::ptr_eq(other, &credentials)).collect();
     let (also, of_member) = (Arc::downgrade(&context), Arc::clone(&member));

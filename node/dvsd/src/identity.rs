@@ -1,8 +1,8 @@
 //! Which cluster this node belongs to, and whether the engine is that cluster's.
 //!
 //! `/cluster` in the engine has a number that no other cluster has, and counts how often the engine was begun anew of a
-//! copy (`recovery`). `STATE_DIR/cluster.json` is what this node saw there last. A daemon that took an empty engine, or
-//! another cluster's, for its own would remove all containers that are not there.
+//! copy (`recovery`). `STATE_DIR/identity.json` is what this node saw there last. A daemon that took an empty engine,
+//! or another cluster's, for its own would remove all containers that are not there.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use crate::records::{self, encode, now_s};
 pub const CLUSTER: &str = "/cluster";
 /// While an engine is filled from a copy: what is there is not all.
 pub const FILLING: &str = "/filling";
-const NAME: &str = "cluster.json";
+const NAME: &str = "identity.json";
 const ID_BYTES: usize = 16;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ impl IdentityError {
         match self {
             IdentityError::Filling => Some("dvs cluster restore FILE, with the same file"),
             IdentityError::Empty { .. } => Some(
-                "dvs cluster restore FILE, where there is a backup; dvs cluster recover, where a member's data are left; else remove cluster.json from the state directory, and this node's containers are gone",
+                "dvs cluster restore FILE, where there is a backup; dvs cluster recover, where a member's data are left; else remove identity.json from the state directory, and this node's containers are gone",
             ),
             IdentityError::Foreign { .. } | IdentityError::Earlier { .. } => Some(
                 "'etcd' in the daemon's settings; dvs node join TOKEN@ADDRESS --again makes it a node of another cluster",

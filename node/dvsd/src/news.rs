@@ -10,6 +10,7 @@ use cluster::{EngineError, Entry, Event, EventKind};
 
 use crate::context::{Context, Ending};
 use crate::observed::{Observed, understood};
+use crate::quorum;
 use crate::reconcile::Reconciler;
 use crate::records::{self, DcKey, MEMBERS, NodeRecord, parse_dc_key};
 
@@ -39,6 +40,13 @@ impl News {
         self.context.changed();
     }
 
+    /// Those who look after the engine's members look again.
+    fn tell_members(&self) {
+        if let Some(members) = &*self.context.quorum.lock() {
+            members.look_again();
+        }
+    }
+
     fn take_all(&mut self, entries: Vec<Entry>) {
         let (mut endpoints, mut members, mut observed) = (HashMap::new(), BTreeMap::new(), Observed::default());
         for entry in &entries {
@@ -57,6 +65,7 @@ impl News {
         }
         *self.context.members.write() = members;
         self.context.tell_proxies();
+        self.tell_members();
         self.context.directory.learned_all(&self.context.broker, &endpoints);
         let (names, existing) = (observed.names(), observed.ids());
         *self.context.observed.lock() = observed;
@@ -73,8 +82,14 @@ impl News {
             self.take_endpoint(endpoint, &event);
         } else if key.starts_with(MEMBERS) {
             self.take_member(&event);
+            self.tell_members();
         } else {
+            let alive = self.context.observed.lock().alive.len();
             self.take_observed(&event);
+            let is_about_members = key.starts_with(quorum::ENGINE) || key.starts_with(records::NODE_WISHES);
+            if is_about_members || alive != self.context.observed.lock().alive.len() {
+                self.tell_members();
+            }
         }
     }
 

@@ -1,20 +1,21 @@
 //! Takes the steps, and runs or ends this node's own member.
 //!
-//! Every daemon follows `/engine/`: it writes what it learns to its file, tells the engine's client, and starts or ends
-//! its own member. The steps themselves are taken by the living node with the smallest name; during a change of who
-//! that is two may try, and the comparison with the last decision lets one through.
+//! Every daemon looks at what its follower was told: it writes what it learns to its file, tells the engine's client,
+//! and starts or ends its own member. The steps themselves are taken by the living node with the smallest name, which
+//! alone asks etcd for its members; during a change of who that is two may try, and the comparison with the last
+//! decision lets one through.
 //!
-//! Threads: the follower's, which only hands on, and one that does all else and may wait.
+//! One thread, which may wait; the daemon's follower wakes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster::etcd::EtcdEngine;
-use cluster::follow::Follower;
+use cluster::known::Mirror;
 use cluster::lease::KeptLease;
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, lock};
 use mgmt_api::MemberAddress;
@@ -35,8 +36,10 @@ const MISSING_AFTER: Duration = Duration::from_secs(15);
 const TURN: &str = "engine-member";
 const TURN_LEASE: Duration = Duration::from_secs(10);
 const TURN_PATIENCE: Duration = Duration::from_secs(60);
-/// Steps that wait for a member to catch up, and nodes that came alive, are looked for so often.
-const LOOK: Duration = Duration::from_secs(2);
+/// What etcd lists may change without a word: somebody removed a member by hand.
+const LOOK: Duration = Duration::from_secs(10);
+/// After a failure, and while something waits for a daemon.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// While something is under way.
 const LOOK_SOON: Duration = Duration::from_millis(200);
 
@@ -59,7 +62,8 @@ pub struct Members {
     changes: AtomicU64,
     taken: Arc<AtomicU64>,
     bell: Sender<Wake>,
-    follower: Option<Follower>,
+    /// A look is on its way that will see all that was told.
+    is_told: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,11 +78,14 @@ struct Keeper {
     config: Config,
     managed: Managed,
     engine: Arc<EtcdEngine>,
+    /// What the daemon's follower was told.
+    told: Arc<Mirror>,
     file: EngineFile,
     /// Of the node's own member.
     watching: Option<Watching>,
     problem: Arc<Mutex<Option<String>>>,
     taken: Arc<AtomicU64>,
+    is_told: Arc<AtomicBool>,
     missing_since: BTreeMap<String, Instant>,
 }
 
@@ -87,18 +94,20 @@ impl Members {
     pub fn start(
         config: &Config,
         managed: &Managed,
-        engine: &Arc<EtcdEngine>,
+        (engine, told): (&Arc<EtcdEngine>, &Arc<Mirror>),
         file: EngineFile,
         watching: Option<Watching>,
     ) -> Result<Members, QuorumError> {
         let problem = Arc::new(Mutex::new(None));
-        let taken = Arc::new(AtomicU64::new(0));
+        let (taken, is_told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let mut keeper = Keeper {
             taken: Arc::clone(&taken),
+            is_told: Arc::clone(&is_told),
             missing_since: BTreeMap::new(),
             config: config.clone(),
             managed: managed.clone(),
             engine: Arc::clone(engine),
+            told: Arc::clone(told),
             file,
             watching,
             problem: Arc::clone(&problem),
@@ -106,17 +115,18 @@ impl Members {
         keeper.say_that_it_is_the_first()?;
         keeper.remember_that_it_is_founded()?;
         let (bell, wakes) = channel();
-        let as_engine: Arc<dyn Engine> = engine.clone();
-        let also = bell.clone();
-        let follower = Follower::start(&as_engine, ENGINE, move |_| {
-            let _ = also.send(Wake::Changed);
-        })
-        .map_err(QuorumError::Thread)?;
         let thread = std::thread::Builder::new()
             .name("members".to_owned())
             .spawn(move || keeper.run(&wakes))
             .map_err(QuorumError::Thread)?;
-        Ok(Members { problem, changes: AtomicU64::new(0), taken, bell, follower: Some(follower), thread: Some(thread) })
+        Ok(Members { problem, changes: AtomicU64::new(0), taken, bell, is_told, thread: Some(thread) })
+    }
+
+    /// The follower was told of something that concerns them.
+    pub fn look_again(&self) {
+        if !self.is_told.swap(true, Ordering::AcqRel) {
+            let _ = self.bell.send(Wake::Changed);
+        }
     }
 
     /// The node shows other certificates from now on.
@@ -143,7 +153,6 @@ impl Members {
 
 impl Drop for Members {
     fn drop(&mut self) {
-        drop(self.follower.take());
         let _ = self.bell.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -205,14 +214,15 @@ impl Keeper {
                     }
                     return;
                 }
-                Ok(Wake::Changed) | Err(RecvTimeoutError::Timeout) => (),
+                Ok(Wake::Changed) => self.is_told.store(false, Ordering::Release),
+                Err(RecvTimeoutError::Timeout) => (),
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
             pause = match self.look() {
                 Ok(pause) => pause,
                 Err(error) => {
                     tracing::warn!(error = causes(&error), "the engine's members cannot be looked after");
-                    LOOK
+                    LOOK_AGAIN
                 }
             };
         }
@@ -220,7 +230,7 @@ impl Keeper {
 
     /// Learns what is, does what this node has to, and takes one step. Gives back when to look again.
     fn look(&mut self) -> Result<Duration, QuorumError> {
-        let (view, plan) = self.view()?;
+        let Some((mut view, plan)) = self.view()? else { return Ok(LOOK_SOON) };
         self.learn(&view)?;
         if let Some(own) = view.members.get(&self.config.node).filter(|own| own.stage == Stage::Leaving) {
             // From here on this daemon asks others.
@@ -233,7 +243,11 @@ impl Keeper {
         if !is_deciding {
             return Ok(LOOK);
         }
-        let Some(step) = step::next(&view, |peer| self.url(peer)) else { return Ok(LOOK) };
+        view.listed = self.engine.listed_members()?;
+        view.missing = self.missing(&view);
+        let Some(step) = step::next(&view, |peer| self.url(peer)) else {
+            return Ok(if view.missing.is_empty() && self.missing_since.is_empty() { LOOK } else { LOOK_AGAIN });
+        };
         match step {
             // Asked for until it has what the others have.
             Step::Promote { .. } => tracing::debug!(?step, "the engine's members"),
@@ -243,10 +257,12 @@ impl Keeper {
         Ok(LOOK_SOON)
     }
 
-    fn view(&mut self) -> Result<(View, Compare), QuorumError> {
+    /// Without what etcd lists. `None`: nothing was told yet.
+    fn view(&self) -> Result<Option<(View, Compare)>, QuorumError> {
         let mut view = View::default();
+        let Ok(engine) = self.told.list(ENGINE) else { return Ok(None) };
         let mut plan = Compare::Absent { key: PLAN.to_owned() };
-        for entry in self.engine.list(ENGINE)?.entries {
+        for entry in engine.entries {
             if let Some(node) = entry.key.strip_prefix(MEMBERS) {
                 view.members.insert(node.to_owned(), records::decode::<MemberRecord>(&entry)?);
             } else if let Some(node) = entry.key.strip_prefix(OFFERS) {
@@ -256,11 +272,11 @@ impl Keeper {
             }
         }
         let names = |prefix: &str| -> Result<BTreeSet<String>, EngineError> {
-            let entries = self.engine.list(prefix)?.entries;
+            let entries = self.told.list(prefix)?.entries;
             Ok(entries.into_iter().filter_map(|entry| entry.key.strip_prefix(prefix).map(str::to_owned)).collect())
         };
         (view.nodes, view.alive) = (names(records::MEMBERS)?, names(records::NODES)?);
-        for entry in self.engine.list(records::NODE_WISHES)?.entries {
+        for entry in self.told.list(records::NODE_WISHES)?.entries {
             let (wish, node) =
                 (records::decode::<NodeWish>(&entry)?, entry.key.trim_start_matches(records::NODE_WISHES));
             if wish.cordoned {
@@ -270,9 +286,7 @@ impl Keeper {
                 view.leaving.insert(node.to_owned());
             }
         }
-        view.listed = self.engine.listed_members()?;
-        view.missing = self.missing(&view);
-        Ok((view, plan))
+        Ok(Some((view, plan)))
     }
 
     /// Members with records that etcd has not listed for [`MISSING_AFTER`], whoever of its members was asked.
@@ -397,6 +411,13 @@ impl Keeper {
     }
 
     fn take(&self, view: &View, plan: Compare, step: Step) -> Result<(), QuorumError> {
+        if matches!(step, Step::Add(_) | Step::Promote { .. } | Step::Remove { .. }) {
+            // Etcd's own members are changed by no transaction: what was told must still be so.
+            let now = self.engine.read(PLAN)?;
+            if !plan.holds(now.as_ref()) {
+                return Ok(());
+            }
+        }
         let change = |node: &str, stage: Stage, initial: Option<_>| {
             let record = view.members.get(node).cloned();
             record.map(|record| {

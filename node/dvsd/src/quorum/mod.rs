@@ -28,7 +28,7 @@ pub const MEMBERS: &str = "/engine/members/";
 pub const OFFERS: &str = "/engine/offers/";
 pub const PLAN: &str = "/engine/plan";
 /// All of the above.
-const ENGINE: &str = "/engine/";
+pub const ENGINE: &str = "/engine/";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MemberRecord {
