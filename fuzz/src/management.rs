@@ -2,7 +2,10 @@
 
 use mgmt_api::stream::session::{Incoming, Keeping, Outgoing};
 use mgmt_api::stream::{BadFrame, Decoder, Kind, header};
-use mgmt_api::{Dc, DcSpec, ErrorBody, ExecRequest, Node, Process, RootFs, RunRequest, SignalRequest};
+use mgmt_api::{
+    AccessFile, AccessRequest, AccessToken, AuditEntry, Dc, DcSpec, ErrorBody, ExecRequest, Node, Process, RootFs,
+    RunRequest, SignalRequest,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,6 +17,14 @@ pub fn bodies(data: &[u8]) {
     body::<Process>(data);
     body::<ErrorBody>(data);
     body::<SignalRequest>(data);
+    body::<AccessRequest>(data);
+    body::<AccessFile>(data);
+    if let Some(entry) = body::<AuditEntry>(data) {
+        let _ = mgmt_api::utc(entry.at_ms);
+    }
+    if let Some(Ok(token)) = std::str::from_utf8(data).ok().map(str::parse::<AccessToken>) {
+        assert_eq!(token.to_string().as_bytes(), data);
+    }
     body::<ExecRequest>(data);
     let Some(run) = body::<RunRequest>(data) else { return };
     for one in run.argv.iter().chain(&run.env).chain(&run.workdir) {
@@ -87,7 +98,10 @@ const RUN: &str = r#"{"argv":["/bin/sh",{"hex":"ff00"}],"node":"n1","env":["K=V"
 pub fn body_corpus() -> Vec<Vec<u8>> {
     let exec = format!(r#"{{"pid":65536,"run":{RUN}}}"#);
     let error = r#"{"kind":"not-found","message":"no","because":["of"],"hint":"try"}"#;
-    [SPEC, RUN, &exec, error, r#"{"signal":15}"#].map(|text| text.as_bytes().to_vec()).into()
+    let access = r#"{"name":"ada","role":"viewer","ttl_s":60,"certificate_pem":"x"}"#;
+    let entry = r#"{"at_ms":1,"node":"n1","who":{"name":"ada","by":"token"},"operation":"run","method":"POST","path":"/v1","took_ms":1}"#;
+    let token = format!("dvs_ada_{}", "5e".repeat(32));
+    [SPEC, RUN, &exec, error, r#"{"signal":15}"#, access, entry, &token].map(|text| text.as_bytes().to_vec()).into()
 }
 
 pub fn stream_corpus() -> Vec<Vec<u8>> {

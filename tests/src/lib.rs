@@ -9,6 +9,7 @@
 pub mod c_library;
 pub mod load;
 pub mod machines;
+pub mod openapi;
 pub mod store_load;
 pub mod terminal;
 pub mod traces;
@@ -110,7 +111,13 @@ impl Cluster {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", COMMAND_SECONDS]).arg(dvs_binary()).args(arguments);
         command.env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET").stdin(Stdio::null());
+        self.without_contexts(&mut command);
         command
+    }
+
+    /// Whoever runs the tests may have contexts of their own.
+    fn without_contexts(&self, command: &mut Command) {
+        command.env_remove("DVS_CONTEXT").env("XDG_CONFIG_HOME", self.directory.path().join("config"));
     }
 
     /// As [`Cluster::command`], for a program that is ended by whoever started it: it heeds interrupts, although jobs
@@ -119,6 +126,7 @@ impl Cluster {
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,QUIT").arg(dvs_binary());
         command.args(arguments).env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET");
+        self.without_contexts(&mut command);
         command
     }
 

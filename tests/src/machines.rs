@@ -1,6 +1,6 @@
 //! Machines without anything, of which a test makes a cluster as people do: `dvs cluster init`, `dvs node join`.
 
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -35,6 +35,11 @@ impl Machines {
     /// `dvs dev` with these arguments, about the machines themselves.
     pub fn dev(&self, arguments: &[&str]) -> String {
         self.cluster.ok(&[&["dev"], arguments].concat())
+    }
+
+    /// Any program on a machine, for who ends it or gives it a terminal.
+    pub fn command(&self, node: &str, argv: &[&str]) -> Command {
+        self.cluster.command_without_limit(&[&["dev", "exec", node, "--"], argv].concat())
     }
 
     /// Any program on a machine.

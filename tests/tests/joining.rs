@@ -102,7 +102,7 @@ fn uninvited_machine_gets_nothing_and_a_node_goes_by_its_own_will() {
         "curl -sk https://10.255.0.1:7420/v1/nodes; curl -sk -X POST -d '{}' https://10.255.0.1:7420/v1/join",
     );
     assert!(
-        asked.contains("forbidden") && asked.contains("makes no sense") && !asked.contains("10.255.0.2"),
+        asked.contains("unauthenticated") && asked.contains("makes no sense") && !asked.contains("10.255.0.2"),
         "{asked}"
     );
     assert!(!machines.run("n2", &["curl", "-sk", "https://10.255.0.1:2379/version"]).status.success());

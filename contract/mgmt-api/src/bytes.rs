@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Text where it is text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Bytes {
     Text(String),

@@ -25,6 +25,7 @@ use crate::placement::{Placement, ServerKind};
 /// bytes = 2147483648
 /// ```
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DcSpec {
     pub name: String,
@@ -57,6 +58,7 @@ pub fn default_subnet() -> String {
 
 /// A program or an endpoint may choose another: `DVS_WAIT`, `Port::set_wait_mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WaitMode {
     /// Sleep at once: least CPU time, slowest answers.
@@ -83,6 +85,7 @@ impl WaitMode {
 /// Per node of the container. What is absent is not limited (CPU time), or has a limit that leaves the node and its
 /// other containers alive: see the constants.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Linux CPU list, "0-1,3": of its programs and its servers.
@@ -120,6 +123,7 @@ impl Limits {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ServerSpec {
     pub kind: ServerKind,
@@ -129,6 +133,7 @@ pub struct ServerSpec {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
     pub name: String,
@@ -141,6 +146,7 @@ pub struct DiskSpec {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskStore {
     /// A file in the node's state directory that has all its space from the start.
@@ -152,6 +158,7 @@ pub enum DiskStore {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DcPhase {
     Stopped,
@@ -165,6 +172,7 @@ pub enum DcPhase {
 
 /// A container as it is.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Dc {
     pub id: u32,
     /// What was asked for.
@@ -180,6 +188,7 @@ pub struct Dc {
 
 /// What one node has of a container.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeShare {
     pub node: String,
     pub phase: DcPhase,
@@ -196,6 +205,7 @@ pub struct NodeShare {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ServerState {
     Starting,
@@ -208,6 +218,7 @@ pub enum ServerState {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerStatus {
     pub name: String,
     pub kind: ServerKind,

@@ -6,6 +6,7 @@ use crate::node::HealthCheck;
 
 /// What a node says of itself, for who examines the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeFacts {
     pub node: String,
     pub version: String,
@@ -23,6 +24,7 @@ pub struct NodeFacts {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CertificateFacts {
     pub path: String,
     /// Since 1970; absent: it cannot be read.
@@ -31,6 +33,7 @@ pub struct CertificateFacts {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SpaceFacts {
     pub path: String,
     pub free_bytes: u64,
@@ -38,6 +41,7 @@ pub struct SpaceFacts {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MemberFacts {
     pub is_running: bool,
     /// The last line of its log, when it does not run.
@@ -47,6 +51,7 @@ pub struct MemberFacts {
 
 /// How bad something is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Gravity {
     /// Everything works; it will not for ever, or is not as it should be.
@@ -57,6 +62,7 @@ pub enum Gravity {
 
 /// One thing that is wrong with the cluster, for people.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Trouble {
     /// Of which node.
     pub node: String,
@@ -70,6 +76,7 @@ pub struct Trouble {
 
 /// The cluster as one node sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Examination {
     pub cluster: String,
     /// Who looked.

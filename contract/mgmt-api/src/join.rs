@@ -63,6 +63,7 @@ impl fmt::Debug for JoinToken {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TokenRequest {
     /// How long it is good, in seconds.
     pub ttl_s: u64,
@@ -73,6 +74,7 @@ pub struct TokenRequest {
 
 /// A new token: shown once, kept nowhere.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NewToken {
     pub token: String,
     /// Second since 1970 after which it is worth nothing.
@@ -85,6 +87,7 @@ pub struct NewToken {
 
 /// A token as it can be looked at later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TokenInfo {
     pub id: String,
     pub ends_s: u64,
@@ -97,6 +100,7 @@ pub struct TokenInfo {
 
 /// What a machine asks that is not a node yet. May be repeated with the same key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct JoinRequest {
     pub id: String,
     pub secret: String,
@@ -111,6 +115,7 @@ pub struct JoinRequest {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct JoinAnswer {
     pub cluster: String,
     pub certificate_pem: String,
@@ -123,6 +128,7 @@ pub struct JoinAnswer {
 
 /// Where the cluster's engine is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum EngineAnswer {
     /// Members of etcd that the nodes run, by node.
@@ -138,6 +144,7 @@ pub enum EngineAnswer {
 
 /// Where a member of etcd is: `192.0.2.11:2379`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MemberAddress {
     pub client: String,
     pub peer: String,
@@ -145,6 +152,7 @@ pub struct MemberAddress {
 
 /// How the cluster's authority stands.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AuthorityState {
     pub stage: AuthorityStage,
     /// Fingerprints of the roots that are believed, the one that signs first.
@@ -159,6 +167,7 @@ pub struct AuthorityState {
 
 /// How far a new root has taken the place of the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AuthorityStage {
     /// There is one.
@@ -171,6 +180,7 @@ pub enum AuthorityStage {
 
 /// What people say of a node. What is absent stays as it is.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeChange {
     /// Nothing new is placed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,12 +1,14 @@
 //! The management contract: resources of the REST API, the description of a container (`dc.toml`), and the stream
 //! that connects a terminal with a program in a container.
 //!
-//! Transport: HTTP/1.1 over the daemon's Unix socket, and over mutual TLS between nodes. Bodies are JSON. Paths are in
-//! [`path`]. A failure is any status of 400 and above with an [`ErrorBody`].
+//! Transport: HTTP/1.1 over the daemon's Unix socket, and over TLS for nodes and for people elsewhere. Bodies are JSON.
+//! Paths are in [`path`]; who may ask for what, and what it is answered with, in the one table of [`routes`]. A failure
+//! is any status of 400 and above with an [`ErrorBody`].
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod access;
 mod bytes;
 mod dc;
 mod doctor;
@@ -16,9 +18,14 @@ mod node;
 pub mod path;
 mod placement;
 mod process;
+pub mod routes;
 pub mod stream;
 mod tree;
 
+pub use access::{
+    ACCESS_SECONDS, AccessFile, AccessInfo, AccessRequest, AccessRole, AccessToken, AuditEntry, AuditWho, Means,
+    Myself, NoAccessToken, utc,
+};
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
     Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus, WaitMode,

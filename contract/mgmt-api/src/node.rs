@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::placement::{Capacity, Promise};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Version {
     pub version: String,
     pub node: String,
@@ -14,6 +15,7 @@ pub struct Version {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Health {
     pub ok: bool,
     /// One line per part that is not well.
@@ -25,6 +27,7 @@ pub struct Health {
 
 /// One part of a daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HealthCheck {
     pub name: String,
     /// Empty: it is well.
@@ -43,6 +46,7 @@ impl HealthCheck {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     Ready,
@@ -59,6 +63,7 @@ pub enum NodeState {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Node {
     pub name: String,
     pub id: u16,
@@ -119,6 +124,7 @@ fn is_first(pair: &u8) -> bool {
 
 /// How a node stands with another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
     Up,
@@ -133,6 +139,7 @@ pub enum LinkState {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LinkInfo {
     pub peer: String,
     /// Which of the links with that node.
@@ -177,6 +184,7 @@ pub struct LinkInfo {
 
 /// What a channel is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelKind {
     Messages,
@@ -188,6 +196,7 @@ pub enum ChannelKind {
 
 /// A channel of a container with an end on the node that was asked. Left opened it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChannelInfo {
     pub left: u32,
     pub right: u32,
@@ -201,6 +210,7 @@ pub struct ChannelInfo {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChannelCounts {
     pub left: EndCounts,
     pub right: EndCounts,
@@ -208,6 +218,7 @@ pub struct ChannelCounts {
 
 /// What one end of a channel sent, as it says itself. Numbers wrap: messages at 2^28, the others at 2^32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EndCounts {
     /// The number of the last: messages and requests count on, a reply has the number of its request.
     pub messages: u32,

@@ -37,6 +37,15 @@ pub const AUTHORITY: &str = "/v1/authority";
 /// GET: a copy of what the cluster's engine holds (`dvs cluster backup`): lines of JSON, the last one with their
 /// checksum; an answer without it is not whole. It has the cluster's secrets.
 pub const BACKUP: &str = "/v1/backup";
+/// GET: list of [`crate::AccessInfo`]; POST [`crate::AccessRequest`]: 201 with [`crate::AccessFile`].
+pub const ACCESSES: &str = "/v1/access";
+/// DELETE: nobody comes with it any more; connections that stand by it end.
+pub const ACCESS: &str = "/v1/access/{name}";
+/// GET: [`crate::Myself`].
+pub const MYSELF: &str = "/v1/self";
+/// GET: [`crate::AuditEntry`] in lines, of the node that answers, or with `?node=NAME` of another one, which is asked.
+/// `?tail=N` the last ones, `?follow=true` keeps the answer open.
+pub const AUDIT: &str = "/v1/audit";
 /// POST [`crate::JoinRequest`]: [`crate::JoinAnswer`]. All that is answered to a peer without a certificate.
 pub const JOIN: &str = "/v1/join";
 /// GET: list of [`crate::Dc`]; POST [`crate::DcSpec`]: 201 with [`crate::Dc`]. `?start=true` starts it as well.

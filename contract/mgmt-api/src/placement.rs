@@ -11,6 +11,7 @@ use crate::dc::DiskStore;
 
 /// A kind of server, by its name. Which kinds there are says the daemon's table.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct ServerKind(Cow<'static, str>);
 
@@ -38,6 +39,7 @@ impl fmt::Display for ServerKind {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Placement {
     pub instances: Vec<Instance>,
     /// What each node promised to the container.
@@ -53,6 +55,7 @@ impl Placement {
 
 /// One server of a container.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Instance {
     pub name: String,
     pub kind: ServerKind,
@@ -70,6 +73,7 @@ pub struct Instance {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The one that serves; the only role as long as no server is replicated.
@@ -86,6 +90,7 @@ impl fmt::Display for Role {
 
 /// Why a server stands where it stands.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Why {
     /// The description names the node.
@@ -110,6 +115,7 @@ impl fmt::Display for Why {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Volume {
     /// As the description calls the disk.
     pub name: String,
@@ -131,6 +137,7 @@ impl Volume {
 
 /// What a node has for containers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Capacity {
     pub containers: u64,
     pub memory_bytes: u64,
@@ -144,6 +151,7 @@ pub struct Capacity {
 /// What a node has set aside for one container, or for all together. Memory counts that was asked for: a limit that
 /// nobody asked for keeps a container within bounds and promises it nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Promise {
     pub containers: u64,
     pub memory_bytes: u64,

@@ -6,6 +6,7 @@ use crate::Bytes;
 
 /// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunRequest {
     /// Program and arguments; the program is looked up in PATH inside. Each is a string, or `{"hex": "ff00"}` when it
     /// is no UTF-8.
@@ -39,12 +40,14 @@ pub struct RunRequest {
 /// Body of [`crate::path::DC_EXEC`]: runs on the node and with the root of an existing program; `run.node` and
 /// `run.root` are ignored.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExecRequest {
     pub pid: u32,
     pub run: RunRequest,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "kind", content = "path")]
 pub enum RootFs {
     /// The host's system directories, read-only, and the tree at `/dc`.
@@ -55,12 +58,14 @@ pub enum RootFs {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TerminalSize {
     pub rows: u16,
     pub columns: u16,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunResponse {
     /// PID in the container, unique over its nodes.
     pub pid: u32,
@@ -68,6 +73,7 @@ pub struct RunResponse {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessState {
     Running,
@@ -80,6 +86,7 @@ pub enum ProcessState {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Process {
     pub pid: u32,
     pub parent: u32,
@@ -107,6 +114,7 @@ pub struct Process {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SignalRequest {
     pub signal: i32,
 }

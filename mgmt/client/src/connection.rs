@@ -1,7 +1,8 @@
-//! One HTTP exchange over a Unix socket, and what its answer means.
+//! One HTTP exchange over a connection of its own, and what its answer means.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -10,14 +11,16 @@ use hyper::http::Method;
 use hyper::http::header;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use mgmt_api::{ErrorBody, ErrorKind, JoinAnswer, JoinRequest, stream};
+use mgmt_api::{AccessFile, ErrorBody, ErrorKind, JoinAnswer, JoinRequest, stream};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use crate::Error;
+use crate::far::Far;
 use crate::frames::Stream;
+use crate::wire::Wire;
 
 /// Longest answer that is read into memory: the processes of a thousand containers fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -26,19 +29,32 @@ pub(crate) const ASK_SECONDS: u64 = 30;
 /// Starting and stopping waits for other nodes, grace periods and disks.
 pub(crate) const ACT_SECONDS: u64 = 600;
 
-/// Talks to one daemon.
+/// Talks to one daemon of this machine, or to a cluster elsewhere.
 #[derive(Clone, Debug)]
-pub struct Client {
-    socket: PathBuf,
+pub struct Client(Way);
+
+#[derive(Clone, Debug)]
+enum Way {
+    Socket(PathBuf),
+    Far(Arc<Far>),
 }
 
 impl Client {
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client(Way::Socket(socket.into()))
     }
 
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// A cluster elsewhere, with what its administrator gave. Any of its nodes will do.
+    pub fn far(access: &AccessFile) -> Result<Client, pki::PkiError> {
+        Ok(Client(Way::Far(Arc::new(Far::new(access)?))))
+    }
+
+    /// Of a daemon of this machine.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.0 {
+            Way::Socket(socket) => Some(socket),
+            Way::Far(_) => None,
+        }
     }
 
     /// Sends and reads a JSON answer.
@@ -124,24 +140,32 @@ impl Client {
             let notes = texts(&response, mgmt_api::path::NOTE);
             let upgraded = hyper::upgrade::on(response).await.map_err(Error::broken)?;
             let parts = upgraded
-                .downcast::<TokioIo<UnixStream>>()
+                .downcast::<TokioIo<Wire>>()
                 .map_err(|_| Error::Foreign("the upgraded connection is not a socket".to_owned()))?;
-            Ok(Stream { notes, ..Stream::new(parts.io.into_inner(), &parts.read_buf) })
+            Ok(Stream { notes, ..Stream::over(parts.io.into_inner(), &parts.read_buf) })
         };
         within(ASK_SECONDS, exchange).await
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
-        let socket = UnixStream::connect(&self.socket).await.map_err(|source| self.no_connection(source))?;
-        send_over(socket, request).await
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        let wire = match &self.0 {
+            Way::Socket(socket) => {
+                let connected = UnixStream::connect(socket).await;
+                Wire::Unix(connected.map_err(|source| no_connection(socket.clone(), source))?)
+            }
+            Way::Far(far) => {
+                far.sign(request.headers_mut());
+                far.dial().await?
+            }
+        };
+        send_over(wire, request).await
     }
+}
 
-    fn no_connection(&self, source: io::Error) -> Error {
-        let socket = self.socket.clone();
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => Error::NotPermitted { socket, source },
-            _ => Error::NoDaemon { socket, source },
-        }
+fn no_connection(socket: PathBuf, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => Error::NotPermitted { socket, source },
+        _ => Error::NoDaemon { socket, source },
     }
 }
 
@@ -229,7 +253,10 @@ async fn refuse_errors(response: Response<Incoming>) -> Result<Response<Incoming
 fn refusal(status: StatusCode, bytes: &[u8]) -> Error {
     Error::Refused(serde_json::from_slice(bytes).unwrap_or_else(|_| {
         let kind = match status.as_u16() {
+            401 => ErrorKind::Unauthenticated,
+            403 => ErrorKind::Forbidden,
             404 => ErrorKind::NotFound,
+            429 => ErrorKind::TooMany,
             400..500 => ErrorKind::BadRequest,
             503 => ErrorKind::Unavailable,
             _ => ErrorKind::Internal,

@@ -22,6 +22,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// No node of a cluster elsewhere can be reached. Safe to repeat.
+    #[error("no node of cluster '{cluster}' can be reached")]
+    Unreachable {
+        cluster: String,
+        /// Each address, and why.
+        tried: Vec<String>,
+    },
+    /// Whoever answers does not prove to be a node of the cluster.
+    #[error("whoever answers at {address} is not believed to be a node of cluster '{cluster}'")]
+    Untrusted { cluster: String, address: String, why: pki::Distrust },
     /// The daemon understood and said no.
     #[error(transparent)]
     Refused(ErrorBody),

@@ -2,15 +2,19 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::pin::Pin;
+use std::task::Poll;
 
 use mgmt_api::ErrorBody;
 use mgmt_api::stream::session::Outgoing;
 use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX};
-use tokio::io::AsyncReadExt;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::client::TlsStream;
 
 use crate::Error;
+use crate::wire::Wire;
 
 /// What the other side said.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,20 +46,43 @@ pub struct Stream {
 impl Stream {
     /// `early`: bytes that arrived together with the answer to the upgrade.
     pub fn new(socket: UnixStream, early: &[u8]) -> Stream {
-        let (read, write) = socket.into_split();
+        Stream::over(Wire::Unix(socket), early)
+    }
+
+    pub(crate) fn over(wire: Wire, early: &[u8]) -> Stream {
+        let (read, write) = match wire {
+            Wire::Unix(socket) => {
+                let (read, write) = socket.into_split();
+                (Reading::Unix(read), Writing::Unix(write))
+            }
+            Wire::Tls(socket) => {
+                let (read, write) = tokio::io::split(*socket);
+                (Reading::Tls(read), Writing::Tls(write))
+            }
+        };
         let mut decoder = Decoder::default();
         decoder.push(early);
         Stream {
             reader: FrameReader { socket: read, decoder },
-            writer: FrameWriter { socket: write },
+            writer: FrameWriter { socket: write, is_unflushed: false },
             notes: Vec::new(),
         }
     }
 }
 
 pub struct FrameReader {
-    socket: OwnedReadHalf,
+    socket: Reading,
     decoder: Decoder,
+}
+
+enum Reading {
+    Unix(OwnedReadHalf),
+    Tls(ReadHalf<TlsStream<TcpStream>>),
+}
+
+enum Writing {
+    Unix(OwnedWriteHalf),
+    Tls(WriteHalf<TlsStream<TcpStream>>),
 }
 
 impl FrameReader {
@@ -66,12 +93,23 @@ impl FrameReader {
             if let Some((kind, payload)) = self.decoder.pop().map_err(Error::BadFrame)? {
                 return Ok((parse(kind, payload)?, payload.len()));
             }
-            match self.socket.read(&mut chunk).await {
+            let read = match &mut self.socket {
+                Reading::Unix(socket) => socket.read(&mut chunk).await,
+                Reading::Tls(socket) => socket.read(&mut chunk).await,
+            };
+            match read {
                 Ok(0) => return Err(Error::StreamEnded),
                 Ok(count) => self.decoder.push(chunk.get(..count).unwrap_or_default()),
+                // TLS has a long story to tell about a daemon that was killed.
+                Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => return Err(Error::StreamEnded),
                 Err(cause) => return Err(Error::broken(cause)),
             }
         }
+    }
+
+    /// Reads to the end, whatever it is: a connection that closes with something unread destroys what was said last.
+    pub async fn drain(&mut self) {
+        while self.next().await.is_ok() {}
     }
 }
 
@@ -98,25 +136,57 @@ fn parse(kind: Kind, payload: &[u8]) -> Result<Frame, Error> {
 }
 
 pub struct FrameWriter {
-    socket: OwnedWriteHalf,
+    socket: Writing,
+    /// TLS keeps what it could not send at once.
+    is_unflushed: bool,
 }
 
 impl FrameWriter {
-    /// Sends a part of what is unsent. Cancel-safe: `outgoing` says what was sent.
+    /// Sends a part of what is unsent. Cancel-safe: `outgoing` says what was sent, and [`FrameWriter::is_unflushed`]
+    /// whether to call this again although nothing is.
     pub async fn send_some(&mut self, outgoing: &RefCell<Outgoing>) -> Result<(), Error> {
-        self.socket.writable().await.map_err(Error::broken)?;
-        let mut outgoing = outgoing.borrow_mut();
-        match self.socket.try_write(outgoing.unsent()) {
-            Ok(sent) => outgoing.advance(sent),
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => (),
-            Err(cause) => return Err(Error::broken(cause)),
+        match &mut self.socket {
+            Writing::Unix(socket) => {
+                socket.writable().await.map_err(Error::broken)?;
+                let mut outgoing = outgoing.borrow_mut();
+                match socket.try_write(outgoing.unsent()) {
+                    Ok(sent) => outgoing.advance(sent),
+                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => (),
+                    Err(cause) => return Err(Error::broken(cause)),
+                }
+            }
+            Writing::Tls(socket) => {
+                let some = std::future::poll_fn(|task| {
+                    let mut outgoing = outgoing.borrow_mut();
+                    if outgoing.unsent().is_empty() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    Pin::new(&mut *socket).poll_write(task, outgoing.unsent()).map_ok(|sent| outgoing.advance(sent))
+                });
+                some.await.map_err(Error::broken)?;
+                self.is_unflushed = true;
+                socket.flush().await.map_err(Error::broken)?;
+                self.is_unflushed = false;
+            }
         }
         Ok(())
+    }
+
+    pub fn is_unflushed(&self) -> bool {
+        self.is_unflushed
+    }
+
+    /// No daemon of this machine sees our death, to say farewell for us.
+    pub fn is_far(&self) -> bool {
+        matches!(self.socket, Writing::Tls(_))
     }
 
     /// Lets go without ending the direction: half a shutdown would look like the end of input, which a terminal
     /// answers by ending its shell. The connection closes, as a whole, with the reader.
     pub fn forget(self) {
-        self.socket.forget();
+        match self.socket {
+            Writing::Unix(socket) => socket.forget(),
+            Writing::Tls(socket) => drop(socket),
+        }
     }
 }

@@ -6,8 +6,9 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    AuthorityState, ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health, NewToken, Node, NodeChange, Process,
-    RunRequest, RunResponse, SignalRequest, TokenInfo, TokenRequest, Version,
+    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health,
+    Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse, SignalRequest, TokenInfo, TokenRequest,
+    Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -96,6 +97,31 @@ impl Client {
     pub async fn remove_token(&self, id: &str) -> Result<(), Error> {
         let path = named(path::TOKEN, &[("id", id)]);
         self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+    }
+
+    pub async fn create_access(&self, asked: &AccessRequest) -> Result<AccessFile, Error> {
+        self.json(Method::POST, path::ACCESSES, Some(asked), ASK_SECONDS).await
+    }
+
+    pub async fn accesses(&self) -> Result<Vec<AccessInfo>, Error> {
+        self.json(Method::GET, path::ACCESSES, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn remove_access(&self, name: &str) -> Result<(), Error> {
+        let path = named(path::ACCESS, &[("name", name)]);
+        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+    }
+
+    /// Who asks, as the cluster sees it.
+    pub async fn myself(&self) -> Result<Myself, Error> {
+        self.json(Method::GET, path::MYSELF, NONE, ASK_SECONDS).await
+    }
+
+    /// Lines of the audit log; `None`: of the daemon's own node.
+    pub async fn audit(&self, node: Option<&str>, query: LogQuery) -> Result<LogStream, Error> {
+        let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
+        let node = node.map(|node| named("&node={node}", &[("node", node)])).unwrap_or_default();
+        self.follow(&format!("{}?follow={}{tail}{node}", path::AUDIT, query.follow)).await
     }
 
     pub async fn authority(&self) -> Result<AuthorityState, Error> {

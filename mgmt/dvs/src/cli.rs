@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use client::{Places, Wanted};
+use client::contexts::{CONTEXT_VARIABLE, LOCAL};
+use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
-    attach, cluster, completion, daemon, dc, dev, doctor, ds, exec, import, internal, kill, logs, metrics, names, node,
-    ps, run, version,
+    access, attach, audit, cluster, completion, context, daemon, dc, dev, doctor, ds, exec, import, internal, kill,
+    logs, metrics, names, node, ps, run, version,
 };
 use crate::output::Format;
 
@@ -55,6 +56,11 @@ pub struct Global {
     )]
     pub output: Format,
 
+    /// Cluster elsewhere to talk to, from `dvs context ls`; `local`: the daemon of this machine [default: $DVS_CONTEXT,
+    /// or what dvs context use said].
+    #[arg(long, global = true, hide_short_help = true, value_name = "NAME", add = names::contexts(), help_heading = "Global options")]
+    pub context: Option<String>,
+
     /// Socket of the daemon to talk to [default: the development cluster's, else /run/dvs/dvsd.sock].
     #[arg(long, global = true, env = client::places::SOCKET_VARIABLE, hide_env_values = true, hide_short_help = true, value_name = "PATH", help_heading = "Global options")]
     pub socket: Option<PathBuf>,
@@ -95,6 +101,19 @@ impl Global {
         self.state_dir.as_deref().map_or_else(Places::system, Places::under)
     }
 
+    /// The cluster elsewhere that is meant. Whoever names a daemon of this machine means none.
+    pub fn context_name(&self) -> Option<String> {
+        if let Some(name) = &self.context {
+            return Some(name.clone()).filter(|name| name != LOCAL);
+        }
+        if self.socket.is_some() || self.cluster.is_some() || self.at.is_some() || self.state_dir.is_some() {
+            return None;
+        }
+        let name = std::env::var(CONTEXT_VARIABLE).ok().filter(|name| !name.is_empty());
+        let name = name.or_else(|| Contexts::of_this_person().ok()?.current());
+        name.filter(|name| name != LOCAL)
+    }
+
     pub fn wanted(&self) -> Wanted {
         Wanted { socket: self.socket.clone(), cluster: self.cluster.clone(), node: self.at.clone() }
     }
@@ -117,6 +136,11 @@ pub enum Command {
     Node(node::Command),
     #[command(subcommand)]
     Cluster(cluster::Command),
+    #[command(subcommand)]
+    Access(access::Command),
+    #[command(subcommand)]
+    Context(context::Command),
+    Audit(audit::Options),
     #[command(subcommand)]
     Dev(dev::Command),
     Metrics(metrics::Options),

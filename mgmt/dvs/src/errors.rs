@@ -9,7 +9,8 @@
 use std::error::Error;
 use std::io::{self, Write};
 
-use mgmt_api::{ErrorBody, ErrorKind};
+use mgmt_api::{ErrorBody, ErrorKind, utc};
+use pki::Distrust;
 
 use crate::output::printable;
 use crate::pump::PumpError;
@@ -120,6 +121,14 @@ impl From<client::Error> for Failure {
             client::Error::NoDaemon { .. } => failure.hint(
                 "dvs --at NODE … (another node's daemon), dvs dev restart NODE, or without a cluster: dvs dev up",
             ),
+            client::Error::Unreachable { tried, .. } => {
+                let failure =
+                    if tried.is_empty() { failure.because_text("the context has no address") } else { failure };
+                tried.into_iter().fold(failure, Failure::because_text).hint(
+                    "port 7420 of a node open from here, and its daemon running; dvs context show says which are tried",
+                )
+            }
+            client::Error::Untrusted { why, .. } => distrust(failure, why),
             client::Error::NotPermitted { .. } => {
                 failure.hint("run it as root, as the daemon's socket belongs to root")
             }
@@ -127,6 +136,53 @@ impl From<client::Error> for Failure {
                 failure.hint("dvs version (the daemon may be of another version)")
             }
             _ => failure,
+        }
+    }
+}
+
+fn distrust(failure: Failure, why: Distrust) -> Failure {
+    let clocks = "the clock of this machine (date -u); the node's, and its certificate: dvs doctor there";
+    match why {
+        Distrust::OtherRoot => failure.because_text("none of the context's roots signed its certificate").hint(
+            "it is of another cluster, or the cluster has another authority by now: a new token file (dvs access token)",
+        ),
+        Distrust::OtherCluster => failure
+            .because_text("its certificate names no node of this cluster")
+            .hint("the addresses of the context: dvs context show"),
+        Distrust::Revoked => {
+            failure.because_text("its node was taken out of the cluster").hint("the addresses of the context: dvs context show")
+        }
+        Distrust::Expired { ended_s, here_s } => failure
+            .because_text(format!("its certificate was good until {}, and here it is {}", utc(ended_s), utc(here_s)))
+            .hint(clocks),
+        Distrust::NotYet { begins_s, here_s } => failure
+            .because_text(format!("its certificate is good from {} on, and here it is {}", utc(begins_s), utc(here_s)))
+            .hint(clocks),
+        Distrust::Other(words) => failure.because_text(words).hint("the address and port: dvs context show"),
+    }
+}
+
+impl From<client::ContextError> for Failure {
+    fn from(error: client::ContextError) -> Failure {
+        use client::ContextError;
+        let failure = match std::error::Error::source(&error) {
+            Some(cause) => Failure::new(error.to_string()).because(cause),
+            None => Failure::new(error.to_string()),
+        };
+        match &error {
+            ContextError::NoPlace => failure.hint("HOME, or XDG_CONFIG_HOME, in the environment"),
+            ContextError::BadName { .. } => {
+                failure.hint("1 to 32 of a-z, 0-9 and -, beginning with a letter; 'local' is this machine")
+            }
+            ContextError::Unknown { known, .. } if known.is_empty() => {
+                failure.hint("dvs context add NAME --token-file FILE")
+            }
+            ContextError::Unknown { known, .. } => failure.hint(format!("one of {}", known.join(", "))),
+            ContextError::Taken { name } => failure.hint(format!("another name, or dvs context rm {name}")),
+            ContextError::Exposed { path, .. } => failure
+                .hint(format!("chmod 600 {}, if nobody read it; else dvs access rm, and another one", path.display())),
+            ContextError::Malformed { .. } => failure.hint("the file that dvs access token wrote"),
+            ContextError::File { .. } => failure,
         }
     }
 }

@@ -206,7 +206,11 @@ impl Talk {
 
     /// Sends what is left to send, if the other side takes it soon.
     async fn say_farewell(&self, writer: &mut FrameWriter) {
-        let sending = async { while self.has_something_to_send() && writer.send_some(&self.outgoing).await.is_ok() {} };
+        let sending = async {
+            while (self.has_something_to_send() || writer.is_unflushed())
+                && writer.send_some(&self.outgoing).await.is_ok()
+            {}
+        };
         let _ = tokio::time::timeout(FAREWELL_LIMIT, sending).await;
     }
 }
@@ -242,7 +246,15 @@ pub async fn run(
                 Err(error) => break Err(error),
             },
             (Ok(ended @ (Ended::Detached | Ended::GivenUp)), _) => {
+                // A daemon of this machine sees us go. To one elsewhere a connection that ends is one that broke.
+                let is_far = writer.is_far() && talk.standing.get() == Standing::Session;
+                if is_far {
+                    talk.say(Kind::Leave, &[]);
+                }
                 talk.say_farewell(&mut writer).await;
+                if is_far {
+                    let _ = tokio::time::timeout(FAREWELL_LIMIT, reader.drain()).await;
+                }
                 writer.forget();
                 break Ok(ended);
             }
@@ -355,7 +367,8 @@ impl<P: Post> Speaker<'_, P> {
     /// exit status in it.
     async fn write_frames(&mut self, writer: &mut FrameWriter) -> Ended {
         loop {
-            let (has_something, has_room) = (self.talk.has_something_to_send(), self.talk.has_room());
+            let has_something = self.talk.has_something_to_send() || writer.is_unflushed();
+            let has_room = self.talk.has_room();
             let left = tokio::select! {
                 biased;
                 event = next_event(&mut self.events) => self.obey(event).await,

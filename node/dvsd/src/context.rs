@@ -21,6 +21,8 @@ use crate::joining::certificates::Certificates;
 use crate::judging::Court;
 use crate::metrics::Tally;
 use crate::observed::Observed;
+use crate::people::audit::Audit;
+use crate::people::known::People;
 use crate::presence::Presence;
 use crate::proxyctl::ProxyControl;
 use crate::quorum::Members;
@@ -61,6 +63,9 @@ pub struct Context {
     pub requests: Requests,
     /// What the last report of the node's health found: whoever only counts need not ask everybody again.
     pub checked: Mutex<Vec<HealthCheck>>,
+    /// Who may ask from elsewhere.
+    pub people: Arc<People>,
+    pub audit: Audit,
     /// Why the daemon has to end, of itself.
     pub ending: watch::Sender<Option<Ending>>,
     /// Incarnations of nodes that are over, as the engine's follower said.

@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
-use crate::api::serve::{self, Routers};
+use crate::api::serve::{self, Knowledge};
 use crate::api::{self, Api, remote};
 use crate::config::Config;
 use crate::context::{Context, Ending};
@@ -42,6 +42,7 @@ use crate::ledger;
 use crate::member::{self, MemberError};
 use crate::metrics::{Measured, Tally};
 use crate::news::News;
+use crate::people::audit::Audit;
 use crate::presence::{self, Ports, Presence, PresenceError};
 use crate::proxyctl::{self, ProxyControl};
 use crate::quorum::{self, EngineFile, Members, QuorumError};
@@ -196,6 +197,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         verdicts: Default::default(),
         court: Mutex::new(None),
         identity,
+        people: Default::default(),
+        audit: Audit::start(&config.state_dir.join("audit")).map_err(DaemonError::Thread)?,
         config,
     });
     let watching = shelving.watch(&context).map_err(DaemonError::Thread)?;
@@ -244,7 +247,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     );
     let remote =
         remote::Remote { connector, node: context.config.node.clone(), cluster: context.config.cluster.clone() };
-    let api = Arc::new(Api { context: Arc::clone(&context), remote });
+    let api = Arc::new(Api::new(Arc::clone(&context), remote));
     let served = serve_api(api, socket, api_listener, (acceptor, credentials), capacity);
 
     manager.say_stopping();
@@ -264,6 +267,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     drop(quorum);
     drop(context.presence.lock().take());
     drop(member.lock().take());
+    context.audit.stop();
     let _ = fs::remove_file(&context.config.socket);
     served
 }
@@ -348,15 +352,15 @@ fn serve_api(
         .map_err(DaemonError::Thread)?;
     let context = Arc::clone(&api.context);
     let cluster: Arc<str> = context.config.cluster.as_str().into();
-    let routers = Routers { nodes: api::router(Arc::clone(&api)), strangers: api::strangers_router(api) };
+    let router = api::router(&api);
     let result = runtime.block_on(async move {
         let socket = UnixListener::from_std(socket).map_err(DaemonError::Thread)?;
         let listener = TcpListener::from_std(listener).map_err(DaemonError::Thread)?;
         let mut ending = context.ending.subscribe();
         let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
-        tokio::spawn(serve::serve_unix(socket, routers.nodes.clone()));
-        tokio::spawn(serve::serve_tls(listener, acceptor, credentials, cluster, routers));
+        tokio::spawn(serve::serve_unix(socket, router.clone()));
+        tokio::spawn(serve::serve_tls(listener, acceptor, Knowledge { credentials, cluster }, router));
         tokio::spawn(report(Arc::clone(&context), capacity));
         tokio::spawn(tell_service_manager(context));
         tokio::select! {

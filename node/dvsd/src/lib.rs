@@ -44,6 +44,7 @@ mod member;
 mod metrics;
 mod news;
 mod observed;
+mod people;
 mod placer;
 mod presence;
 mod proxyctl;

@@ -29,6 +29,7 @@ impl News {
     pub fn take(&mut self, change: Change) {
         self.context.answers.mirror.take(&change);
         self.context.desks.news(&change);
+        self.context.people.take(&change);
         match change {
             Change::All(entries) => self.take_all(entries),
             Change::One(event) => self.take_one(event),

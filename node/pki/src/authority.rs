@@ -22,7 +22,7 @@ const AUTHORITY_DAYS: u32 = 3650;
 /// Two years, then the operator issues the node's certificate again.
 const NODE_DAYS: u32 = 730;
 /// Clocks of machines that never saw a time server may differ by this much.
-const BACKDATED: Duration = DAY;
+pub(crate) const BACKDATED: Duration = DAY;
 
 /// When a certificate is good.
 #[derive(Clone, Copy, Debug)]
@@ -244,7 +244,7 @@ impl Authority {
 }
 
 /// Sixteen bytes by chance, the first of them neither 0 nor with its highest bit: positive and always as long.
-fn random_serial() -> Result<[u8; 16], PkiError> {
+pub(crate) fn random_serial() -> Result<[u8; 16], PkiError> {
     let mut serial = [0; 16];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut serial).map_err(|_| PkiError::NoRandom)?;
     if let Some(first) = serial.first_mut() {
@@ -281,7 +281,7 @@ fn common_name(name: &str) -> DistinguishedName {
     distinguished
 }
 
-fn set_validity(params: &mut CertificateParams, valid: Validity) {
+pub(crate) fn set_validity(params: &mut CertificateParams, valid: Validity) {
     (params.not_before, params.not_after) = (offset(valid.from), offset(valid.until));
 }
 

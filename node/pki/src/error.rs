@@ -48,6 +48,8 @@ pub enum PkiError {
     },
     #[error("the peer's certificate names no node of cluster '{cluster}'")]
     NotANode { cluster: String },
+    #[error("the certificate has a name that nodes have")]
+    NamesANode,
 }
 
 impl PkiError {
@@ -69,6 +71,7 @@ impl PkiError {
             }
             PkiError::KeyExposed { .. } => "chmod 600, if nobody read it; new certificates otherwise",
             PkiError::BadName { .. } => "n1",
+            PkiError::NamesANode => "a certificate of the person's own: dvs access key NAME makes one",
             PkiError::OtherCluster { .. } => "another directory, or the name of its cluster",
         }
     }

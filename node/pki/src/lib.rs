@@ -29,6 +29,7 @@ mod facts;
 mod files;
 mod introduction;
 mod names;
+mod people;
 mod request;
 
 pub use authority::{Authority, Issued, NodeRequest, Revoked, Validity};
@@ -37,7 +38,8 @@ pub use error::PkiError;
 pub use facts::{CertificateSummary, expiry_s, fingerprint};
 pub use files::{NodeFiles, mend_node_files, write_node_files, write_public};
 pub use introduction::{Fingerprint, introduction_config};
-pub use names::{node_dns_name, peer_node_name, server_name};
+pub use names::{names_a_node, node_dns_name, peer_node_name, server_name};
+pub use people::{Distrust, PersonCertificate, Shown, Trust, make_person, second, visitor_config};
 pub use request::{NodeKey, is_request_of};
 
 /// File names inside a directory.

@@ -43,6 +43,16 @@ pub fn peer_node_name(certificate: &CertificateDer<'_>, cluster: &str) -> Result
         .ok_or_else(|| PkiError::NotANode { cluster: cluster.to_owned() })
 }
 
+/// Whether a certificate has a name as nodes of any cluster have. Whoever shows one is a node, or nobody.
+pub fn names_a_node(certificate: &CertificateDer<'_>) -> bool {
+    let is_of_a_node = |name: &str| {
+        let last = name.trim_end_matches('.').rsplit('.').next();
+        last.is_some_and(|last| last.eq_ignore_ascii_case(SUFFIX))
+    };
+    // What cannot be read is not believed to be harmless.
+    webpki::EndEntityCert::try_from(certificate).map_or(true, |parsed| parsed.valid_dns_names().any(is_of_a_node))
+}
+
 /// The cluster that an authority's certificate belongs to.
 pub(crate) fn authority_cluster(certificate: &CertificateDer<'_>) -> Option<String> {
     let (head, tail) = (format!("{AUTHORITY}."), format!(".{SUFFIX}"));

@@ -31,6 +31,13 @@ pub enum Command {
     RotateCa(authority::RotateOptions),
 }
 
+impl Command {
+    /// It asks no daemon.
+    pub fn is_local(&self) -> bool {
+        !matches!(self, Command::Backup(_) | Command::Authority | Command::RotateCa(_))
+    }
+}
+
 pub fn execute(global: &Global, command: &Command) -> Outcome {
     match command {
         Command::Init(options) => init::execute(global, options),

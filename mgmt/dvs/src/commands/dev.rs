@@ -393,7 +393,12 @@ fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
     };
     let machine = machine.ok_or_else(|| failed(&machine::MachineError::Gone))?;
     // Of the development cluster, which a machine without anything knows nothing of.
-    let ours = [CLUSTER_VARIABLE, client::places::STATE_DIR_VARIABLE, client::places::SOCKET_VARIABLE];
+    let ours = [
+        CLUSTER_VARIABLE,
+        client::places::STATE_DIR_VARIABLE,
+        client::places::SOCKET_VARIABLE,
+        client::contexts::CONTEXT_VARIABLE,
+    ];
     let without: &[&str] = if cluster.is_bare { &ours } else { &[] };
     let status = machine::run_inside(machine, &options.argv, without).map_err(|error| match &error {
         machine::MachineError::NotStarted { program, .. } => {

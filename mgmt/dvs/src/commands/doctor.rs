@@ -62,6 +62,13 @@ pub enum Command {
     Report(report::Options),
 }
 
+impl Options {
+    /// It asks this machine alone, or writes down what is on it.
+    pub fn is_local(&self) -> bool {
+        self.clean || self.command.is_some()
+    }
+}
+
 pub fn execute(global: &Global, options: &Options) -> Outcome {
     match &options.command {
         Some(Command::Report(options)) => report::execute(global, options),
@@ -94,7 +101,9 @@ fn clean_up(global: &Global, options: &Options) -> Outcome {
 }
 
 fn check(global: &Global) -> Outcome {
-    let mut checks = of_this_machine(&global.places());
+    // Who asks a cluster elsewhere does not ask about this machine.
+    let is_elsewhere = global.context_name().is_some();
+    let mut checks = if is_elsewhere { Vec::new() } else { of_this_machine(&global.places()) };
     checks.extend(cluster::examine(global));
     print(|out| {
         output::list(out, global.output, &checks)?;

@@ -11,14 +11,14 @@ use crate::cli::Global;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The form is OpenMetrics text, whatever --output says. Collectors fetch the same from /metrics: over the daemon's \
-socket, or over the node's API port (7420) with a certificate of the cluster (dvs node cert).
+socket, or over the node's API port (7420) with the token of a viewer (dvs access token).
 
 Examples:
   dvs metrics                         of the node of the daemon that answers
   dvs metrics n2                      of another node
   dvs metrics | grep dvs_link_state
   curl --unix-socket /run/dvs/dvsd.sock http://dvs/metrics
-  curl --cacert ca.crt --cert node.crt --key node.key https://192.0.2.11:7420/metrics")]
+  curl --cacert ca.crt -H \"Authorization: Bearer $TOKEN\" https://192.0.2.11:7420/metrics")]
 pub struct Options {
     /// Name of the node, from `dvs node ls` [default: that of the daemon that answers].
     #[arg(add = names::nodes())]

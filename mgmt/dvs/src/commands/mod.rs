@@ -1,8 +1,11 @@
 //! One file per command. Each has its options, its help with examples, and `execute`.
 
+pub mod access;
 pub mod attach;
+pub mod audit;
 pub mod cluster;
 pub mod completion;
+pub mod context;
 pub mod daemon;
 pub mod dc;
 pub mod dev;
@@ -38,6 +41,7 @@ use crate::output::{self, Format, Row};
 pub type Outcome = Result<ExitCode, Failure>;
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
+    refuse_elsewhere(global, &command)?;
     match command {
         Command::Run(options) => run::execute(global, options),
         Command::Exec(options) => exec::execute(global, options),
@@ -50,6 +54,9 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
         Command::Cluster(command) => cluster::execute(global, &command),
+        Command::Access(command) => access::execute(global, &command),
+        Command::Context(command) => context::execute(global, &command),
+        Command::Audit(options) => audit::execute(global, &options),
         Command::Dev(command) => dev::execute(global, command),
         Command::Metrics(options) => metrics::execute(global, &options),
         Command::Doctor(options) => doctor::execute(global, &options),
@@ -66,9 +73,36 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     }
 }
 
-/// The daemon that the global options name.
+/// The daemon that the global options name, or a cluster elsewhere.
 pub fn daemon(global: &Global) -> Result<Client, Failure> {
+    match global.context_name() {
+        Some(name) => context::client(&name),
+        None => local_daemon(global),
+    }
+}
+
+/// The daemon of this machine that the global options name.
+pub fn local_daemon(global: &Global) -> Result<Client, Failure> {
     Ok(Client::new(client::locate(&global.places(), &global.wanted())?))
+}
+
+/// What works on this machine alone does not do so silently when a cluster elsewhere was named.
+fn refuse_elsewhere(global: &Global, command: &Command) -> Result<(), Failure> {
+    let why = match command {
+        Command::Dev(_) => "development clusters are of this machine",
+        Command::Daemon(_) => "a daemon runs on this machine",
+        Command::Cluster(command) if command.is_local() => "it is about this machine, as a node",
+        Command::Node(command) if command.is_local() => "it is about this machine, or about files here",
+        Command::Doctor(options) if options.is_local() => "it is about this machine",
+        _ => return Ok(()),
+    };
+    match &global.context {
+        Some(name) if name != client::contexts::LOCAL => {
+            let what = format!("this cannot be done in context '{name}'");
+            Err(Failure::usage(what).because_text(why).hint("the same without --context, on the machine that is meant"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Runs one asynchronous conversation. A single thread is enough: a command talks to one daemon.

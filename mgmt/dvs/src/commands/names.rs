@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
-use client::{Client, Error};
+use client::{Client, Contexts, Error};
 
 use super::{block_on, daemon};
 use crate::cli::Global;
@@ -32,6 +32,11 @@ pub fn nodes() -> ArgValueCandidates {
 /// Development clusters.
 pub fn clusters() -> ArgValueCandidates {
     ArgValueCandidates::new(|| typed().map(|global| offered(global.places().dev_names())).unwrap_or_default())
+}
+
+/// Clusters elsewhere.
+pub fn contexts() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| offered(Contexts::of_this_person().map(|all| all.names()).unwrap_or_default()))
 }
 
 /// Nodes of the development clusters.
@@ -76,7 +81,7 @@ fn typed() -> Option<Global> {
 
 /// Those of the options that say which daemon is meant, with the program's name. The rest of the line is not finished.
 fn globals(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    const MEANT: [&str; 4] = ["--socket", "--cluster", "--at", "--state-dir"];
+    const MEANT: [&str; 5] = ["--context", "--socket", "--cluster", "--at", "--state-dir"];
     // Before it is how the shell calls us.
     let mut typed = words.skip_while(|word| word != "--").skip(1);
     let mut found: Vec<OsString> = typed.next().into_iter().collect();

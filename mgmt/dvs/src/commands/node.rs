@@ -88,6 +88,13 @@ Examples:
     Cert(certificate::NodeOptions),
 }
 
+impl Command {
+    /// It asks no daemon.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Command::Join(_) | Command::Ca(_) | Command::Cert(_))
+    }
+}
+
 pub fn execute(global: &Global, command: &Command) -> Outcome {
     match command {
         Command::Ca(options) => certificate::make_authority(global, options),

@@ -299,10 +299,10 @@ impl ByRequest<'_> {
 
 /// Whether a daemon that is started again, or found again, would answer in another way.
 fn is_passing(error: &client::Error) -> bool {
-    use client::Error::{Broken, NoDaemon, Refused, StreamEnded, TimedOut};
+    use client::Error::{Broken, NoDaemon, Refused, StreamEnded, TimedOut, Unreachable};
     match error {
-        NoDaemon { .. } | Broken(_) | TimedOut { .. } | StreamEnded => true,
-        Refused(body) => matches!(body.kind, ErrorKind::Unavailable | ErrorKind::TimedOut),
+        NoDaemon { .. } | Unreachable { .. } | Broken(_) | TimedOut { .. } | StreamEnded => true,
+        Refused(body) => matches!(body.kind, ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::TooMany),
         _ => false,
     }
 }

@@ -13,8 +13,12 @@ pub struct Failure(pub ErrorBody);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(self.0)).into_response()
+        let kind = self.0.kind;
+        let status = StatusCode::from_u16(kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut answer = (status, Json(self.0)).into_response();
+        // For the audit log.
+        answer.extensions_mut().insert(kind);
+        answer
     }
 }
 

@@ -136,6 +136,7 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("engine-members", context.quorum.lock().as_ref().and_then(|members| members.problem())),
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
         HealthCheck::new("cut-off", cut_off(context)),
+        HealthCheck::new("audit", context.audit.problem()),
         progress(context),
     ]
 }

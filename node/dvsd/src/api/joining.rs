@@ -3,16 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::post;
-use axum::{Json, Router};
 use mgmt_api::{
     AuthorityState, EngineAnswer, ErrorBody, ErrorKind, JoinAnswer, JoinRequest, JoinToken, NewToken, TOKEN_SECONDS,
-    TokenInfo, TokenRequest, path,
+    TokenInfo, TokenRequest,
 };
-use tokio::sync::Semaphore;
 
 use super::failure::{Failure, failure};
 use super::{Api, blocking, parse, read_body};
@@ -25,21 +23,8 @@ use crate::records::{self, now_s};
 
 /// A request is a certificate's and a few names.
 const STRANGERS_BYTES_MAX: usize = 64 << 10;
-/// Each signs a certificate.
-const JOINS_AT_A_TIME: usize = 4;
-
-/// What a peer without a certificate may ask.
-pub fn strangers_router(api: Arc<Api>) -> Router {
-    let room = Arc::new(Semaphore::new(JOINS_AT_A_TIME));
-    let join = post(move |State(api): State<Arc<Api>>, body: Body| join(api, Arc::clone(&room), body));
-    Router::new()
-        .route(path::JOIN, join)
-        .fallback(async || failure(ErrorKind::Forbidden, "whoever shows no certificate may only join", "dvs node join"))
-        .layer(DefaultBodyLimit::max(STRANGERS_BYTES_MAX))
-        .with_state(api)
-}
-
-async fn join(api: Arc<Api>, room: Arc<Semaphore>, body: Body) -> Result<Json<JoinAnswer>, Failure> {
+/// Anybody may ask, and the token in the request decides.
+pub async fn join(State(api): State<Arc<Api>>, body: Body) -> Result<Json<JoinAnswer>, Failure> {
     let bytes = axum::body::to_bytes(body, STRANGERS_BYTES_MAX).await;
     let bytes = bytes.map_err(|_| failure(ErrorKind::BadRequest, "the request is too long", "dvs node join"))?;
     let asked: JoinRequest = parse(&bytes)?;
@@ -53,7 +38,7 @@ async fn join(api: Arc<Api>, room: Arc<Semaphore>, body: Body) -> Result<Json<Jo
         ));
     }
     // It goes with the work, which goes on when whoever asked has gone.
-    let permit = room.try_acquire_owned();
+    let permit = Arc::clone(&api.joins).try_acquire_owned();
     let permit = permit.map_err(|_| failure(ErrorKind::Unavailable, "many machines join at this moment", "again"))?;
     blocking(move || {
         let _permit = permit;

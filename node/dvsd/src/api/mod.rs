@@ -1,16 +1,21 @@
-//! The REST API: one file per resource. The same router serves the Unix socket and, over mutual TLS, other nodes.
+//! The REST API: one file per resource. One router, made of the table in `mgmt_api::routes` ([`dispatch`]), serves the
+//! Unix socket and, over TLS, other nodes, people elsewhere and whoever wants to become a node. Who asks, and whether
+//! they may, is decided before any handler ([`gate`]).
 //!
 //! Whoever receives a request for a process of another node forwards it there ([`remote`]) and copies streams both
 //! ways; the node where the process is hands streams of local clients to the keeper as they are ([`stream`]).
 
+mod access;
 mod backup;
 mod dcs;
+mod dispatch;
+pub use dispatch::router;
 mod examination;
 pub mod failure;
+pub mod gate;
 mod health;
 mod joining;
 pub use health::checks;
-pub use joining::strangers_router;
 pub use mgmt_api::HealthCheck;
 mod nodes;
 pub use nodes::unreachable_since;
@@ -27,14 +32,14 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::HeaderMap;
-use axum::routing::{delete, get, post};
-use mgmt_api::{DcPhase, ErrorKind, path};
+use mgmt_api::{DcPhase, ErrorKind};
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 
 use crate::context::Context;
 use crate::records::{self, DcView, Desired};
@@ -43,6 +48,9 @@ use remote::Remote;
 
 /// Arguments and environment of a program may have 2 MiB; JSON escapes may double them.
 const BODY_BYTES_MAX: usize = 8 << 20;
+/// A body that takes longer is no body.
+const BODY_LIMIT: Duration = Duration::from_secs(60);
+const JOINS_AT_A_TIME: usize = 4;
 /// Marks a request that another node forwarded: it is answered here or not at all.
 pub const FORWARDED: &str = "x-dvs-forwarded-by";
 
@@ -50,54 +58,15 @@ pub const FORWARDED: &str = "x-dvs-forwarded-by";
 pub struct Api {
     pub context: Arc<Context>,
     pub remote: Remote,
+    pub failures: gate::Failures,
+    /// Each signs a certificate.
+    pub joins: Arc<Semaphore>,
 }
 
-pub fn router(api: Arc<Api>) -> Router {
-    Router::new()
-        .route(path::VERSION, get(health::version))
-        .route(path::LIVE, get(health::live))
-        .route(path::READY, get(health::ready))
-        .route(path::LIVEZ, get(health::livez))
-        .route(path::READYZ, get(health::readyz))
-        .route(path::METRICS, get(health::metrics))
-        .route(path::FACTS, get(examination::facts))
-        .route(path::EXAMINATION, get(examination::examine))
-        .route(path::SETTINGS, get(settings::show))
-        .route(path::NODES, get(nodes::list))
-        .route(path::NODE, get(nodes::show).patch(nodes::change).delete(nodes::remove))
-        .route(path::AUTHORITY, get(joining::authority).post(joining::rotate))
-        .route(path::BACKUP, get(backup::take))
-        .route(path::TOKENS, get(joining::list_tokens).post(joining::create_token))
-        .route(path::TOKEN, delete(joining::remove_token))
-        .route(path::DCS, get(dcs::list).post(dcs::create))
-        .route(path::DC, get(dcs::show).delete(dcs::delete))
-        .route(path::DC_START, post(dcs::start))
-        .route(path::DC_STOP, post(dcs::stop))
-        .route(path::DC_CHANNELS, get(dcs::channels))
-        .route(path::DC_EXEC, post(processes::exec))
-        .route(path::DC_IMPORT, post(processes::import))
-        .route(path::PROCESSES, get(processes::list).post(processes::run))
-        .route(path::PROCESS, get(processes::show))
-        .route(path::PROCESS_SIGNAL, post(processes::signal))
-        .route(path::PROCESS_ATTACH, get(processes::attach))
-        .route(path::PROCESS_LOGS, get(processes::logs))
-        .fallback(async || {
-            failure(
-                ErrorKind::NotFound,
-                "there is no such resource",
-                "a dvs of the same version as the daemon: dvs version",
-            )
-        })
-        .method_not_allowed_fallback(async || {
-            failure(
-                ErrorKind::BadRequest,
-                "the resource does not take this method",
-                "a dvs of the same version as the daemon: dvs version",
-            )
-        })
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&api), requests::count))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(api)
+impl Api {
+    pub fn new(context: Arc<Context>, remote: Remote) -> Api {
+        Api { context, remote, failures: Default::default(), joins: Arc::new(Semaphore::new(JOINS_AT_A_TIME)) }
+    }
 }
 
 /// Runs what waits for the kernel, the engine or a keeper off the runtime's threads.
@@ -130,9 +99,11 @@ impl Api {
 
 /// The whole body, bounded.
 pub async fn read_body(body: Body) -> Result<Bytes, Failure> {
-    axum::body::to_bytes(body, BODY_BYTES_MAX).await.map_err(|error| {
-        failure(ErrorKind::BadRequest, format!("the request cannot be read: {error}"), "a smaller request")
-    })
+    let unreadable = |cause: String| failure(ErrorKind::BadRequest, cause, "a smaller request");
+    match tokio::time::timeout(BODY_LIMIT, axum::body::to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(read) => read.map_err(|error| unreadable(format!("the request cannot be read: {error}"))),
+        Err(_) => Err(unreadable(format!("the request took longer than {} s", BODY_LIMIT.as_secs()))),
+    }
 }
 
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {

@@ -20,9 +20,11 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::failure::{Failure, failure};
+use super::gate::Caller;
 use super::remote::{Question, is_switching};
 use super::words::{self, Asked};
 use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
+use crate::people::known::Guest;
 use crate::reconcile::parts::{keeper_socket, programs_dir};
 use crate::records::{DcView, Desired};
 use crate::spec;
@@ -269,6 +271,8 @@ struct Incoming {
     question: Question,
     /// Of a client that wants a stream.
     client: Option<hyper::upgrade::OnUpgrade>,
+    /// Of a person: the stream ends with the access.
+    guest: Option<Arc<Guest>>,
     forwarded: bool,
 }
 
@@ -279,8 +283,9 @@ impl Incoming {
         let forwarded = is_forwarded(request.headers());
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
         let method = request.method().clone();
+        let guest = request.extensions().get::<Caller>().and_then(|caller| caller.guest.clone());
         let body = read_body(request.into_body()).await?;
-        Ok(Incoming { question: Question { method, path, body, is_stream }, client, forwarded })
+        Ok(Incoming { question: Question { method, path, body, is_stream }, client, guest, forwarded })
     }
 
     async fn forward(self, api: &Arc<Api>, view: &DcView, node: &str) -> Result<Response<Body>, Failure> {
@@ -300,7 +305,7 @@ impl Incoming {
         if !is_switching(&answer) {
             return Ok(answer.map(Body::new));
         }
-        stream::join(client, answer, view.record.spec.name.clone(), node.to_owned());
+        stream::join(client, self.guest, answer, view.record.spec.name.clone(), node.to_owned());
         Ok(stream::switching())
     }
 }
@@ -378,7 +383,7 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     let keeper = keeper(api, view).await?;
     if let Some(client) = incoming.client {
         let dc = view.record.spec.name.clone();
-        stream::hand_over(client, move |client| match start.hand(&keeper, &client) {
+        stream::hand_over(client, incoming.guest, move |client| match start.hand(&keeper, &client) {
             // One of version 1 told the client itself.
             Ok(()) | Err(KeeperError::Told(_)) => Ok(()),
             Err(error) => Err((client.socket, start.asked(&dc).failed(error))),

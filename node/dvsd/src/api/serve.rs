@@ -1,4 +1,8 @@
-//! Listening: HTTP/1.1 on the Unix socket and over mutual TLS. Every connection is a task; their number is bounded.
+//! Listening: HTTP/1.1 on the Unix socket and over TLS. Every connection is a task; their number is bounded.
+//!
+//! Over TLS come nodes, by their certificate, and others. Of those nobody knows who they are until a request says it
+//! (`gate.rs`): until then they are strangers, who have few places and little time; then they have a place among
+//! people, as long as their access is good. Nodes have places of their own, which neither can take.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -9,28 +13,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pki::NodeCredentials;
+use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tower::ServiceExt;
+
+use super::gate::{Origin, Visit};
 
 /// Connections at a time, of each kind; streams that were handed over do not count.
 const CONNECTIONS_MAX: usize = 1024;
 /// A peer that says nothing occupies a connection for so long.
 const HEADER_LIMIT: Duration = Duration::from_secs(15);
+/// All headers of a request together, as they lie in the connection's buffer.
+const HEADER_BYTES_MAX: usize = 64 << 10;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How often it is looked whether the certificate of a connection that stands is still good.
 const STILL_GOOD_EVERY: Duration = Duration::from_secs(30);
-/// From its handshake to its answer, for a peer without a certificate.
+/// For a peer to say who it is, or to become a node, from its handshake on.
 const STRANGER_LIMIT: Duration = Duration::from_secs(10);
-/// Peers that have not shown a certificate yet, or have none. They have places of their own: a flood of them takes none
-/// from nodes.
+/// Peers of which it is not known who they are. They have places of their own: a flood of them takes none from nodes
+/// and people.
 const STRANGERS_MAX: usize = 256;
 /// When these are taken, the oldest makes room once it has had so long: far more than a handshake takes between nodes.
 const STRANGER_GIVES_WAY: Duration = Duration::from_millis(500);
@@ -83,8 +95,10 @@ pub async fn serve_unix(listener: UnixListener, router: Router) {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let router = router.clone();
+                let peer = stream.peer_cred().ok();
+                let origin = Origin::Local { uid: peer.map(|peer| peer.uid()), pid: peer.and_then(|peer| peer.pid()) };
                 tokio::spawn(async move {
-                    serve_one(stream, router).await;
+                    serve_one(stream, router, origin).await;
                     drop(permit);
                 });
             }
@@ -93,45 +107,39 @@ pub async fn serve_unix(listener: UnixListener, router: Router) {
     }
 }
 
-/// What peers over TLS are served with.
+/// By what a peer is known.
 #[derive(Clone)]
-pub struct Routers {
-    /// The daemons of other nodes.
-    pub nodes: Router,
-    /// Whoever shows no certificate. A wrong one is refused in the handshake.
-    pub strangers: Router,
+pub struct Knowledge {
+    pub credentials: Arc<NodeCredentials>,
+    pub cluster: Arc<str>,
 }
 
-pub async fn serve_tls(
-    listener: TcpListener,
-    acceptor: TlsAcceptor,
-    credentials: Arc<NodeCredentials>,
-    cluster: Arc<str>,
-    routers: Routers,
-) {
+pub async fn serve_tls(listener: TcpListener, acceptor: TlsAcceptor, knowledge: Knowledge, router: Router) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut strangers = Strangers::default();
     loop {
         strangers.make_room().await;
         match listener.accept().await {
             Ok((stream, address)) => {
-                let (routers, acceptor) = (routers.clone(), acceptor.clone());
-                let (cluster, room, credentials) = (Arc::clone(&cluster), Arc::clone(&room), Arc::clone(&credentials));
+                let (router, acceptor) = (router.clone(), acceptor.clone());
+                let (room, knowledge) = (Arc::clone(&room), knowledge.clone());
                 strangers.add(tokio::spawn(async move {
-                    let Some((stream, peer)) = greet(stream, address, acceptor, &cluster).await else { return };
-                    if peer == PeerKind::Stranger {
-                        let served = tokio::time::timeout(STRANGER_LIMIT, serve_one(stream, routers.strangers));
-                        if served.await.is_err() {
-                            tracing::debug!(%address, "a peer without a certificate took too long");
+                    match greet(stream, address, acceptor, &knowledge).await {
+                        None => (),
+                        Some((stream, Peer::Other(visit))) => be_stranger(stream, router, visit).await,
+                        Some((stream, Peer::Node { name, certificate })) => {
+                            let origin = Origin::Node { name, address };
+                            tokio::spawn(async move {
+                                match tokio::time::timeout(HANDSHAKE_LIMIT, room.acquire_owned()).await {
+                                    Ok(Ok(_permit)) => {
+                                        let served = serve_one(stream, router, origin);
+                                        as_node(served, &certificate, &knowledge.credentials).await;
+                                    }
+                                    _ => tracing::warn!(%address, "too many connections of other nodes"),
+                                }
+                            });
                         }
-                        return;
                     }
-                    tokio::spawn(async move {
-                        match tokio::time::timeout(HANDSHAKE_LIMIT, room.acquire_owned()).await {
-                            Ok(Ok(_permit)) => serve_node(stream, routers.nodes, &credentials).await,
-                            _ => tracing::warn!(%address, "too many connections of other nodes"),
-                        }
-                    });
                 }));
             }
             Err(error) => pause(error).await,
@@ -140,48 +148,106 @@ pub async fn serve_tls(
 }
 
 /// As long as its certificate is good.
-async fn serve_node(stream: TlsStream<TcpStream>, router: Router, credentials: &NodeCredentials) {
-    let certificates = stream.get_ref().1.peer_certificates();
-    let Some(certificate) = certificates.and_then(|chain| chain.first()).map(|first| first.clone().into_owned()) else {
-        return;
-    };
+async fn as_node(served: impl Future<Output = ()>, certificate: &CertificateDer<'_>, credentials: &NodeCredentials) {
     let is_over = async {
-        while credentials.admits(&certificate) {
+        while credentials.admits(certificate) {
             tokio::time::sleep(STILL_GOOD_EVERY).await;
         }
         tracing::warn!("a connection of a node ends, whose certificate is good no more");
     };
     tokio::select! {
-        () = serve_one(stream, router) => (),
+        () = served => (),
         () = is_over => (),
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PeerKind {
-    Node,
-    /// It showed no certificate.
-    Stranger,
+/// Returns, and with that frees the stranger's place, when the connection ends or has a place among people. Ended from
+/// outside, or too late, the stranger's connection ends.
+async fn be_stranger(stream: TlsStream<TcpStream>, router: Router, visit: Arc<Visit>) {
+    let mut guest = visit.guest.subscribe();
+    let address = visit.address;
+    let mut connection = Ending(Some(tokio::spawn(serve_visit(stream, router, visit))));
+    let Some(task) = connection.0.as_mut() else { return };
+    tokio::select! {
+        _ = task => (),
+        known = tokio::time::timeout(STRANGER_LIMIT, guest.wait_for(Option::is_some)) => match known {
+            Ok(_) => drop(connection.0.take()),
+            Err(_) => tracing::debug!(%address, "a peer that did not say who it is took too long"),
+        },
+    }
 }
 
-/// Lets a node in, and who shows no certificate: nobody else.
+/// A connection that ends with whoever holds this.
+struct Ending(Option<JoinHandle<()>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Until it ends, or the access of the person behind it.
+async fn serve_visit(stream: TlsStream<TcpStream>, router: Router, visit: Arc<Visit>) {
+    let mut known = visit.guest.subscribe();
+    let is_over = async {
+        let guest = known.wait_for(Option::is_some).await.ok().and_then(|guest| guest.clone());
+        match guest {
+            Some(guest) => guest.over().await,
+            None => std::future::pending().await,
+        }
+    };
+    let (address, origin) = (visit.address, Origin::Outside(Arc::clone(&visit)));
+    tokio::select! {
+        () = serve_one(stream, router, origin) => (),
+        () = is_over => tracing::info!(%address, "a connection of a person ends, whose access is good no more"),
+    }
+}
+
+/// Who is at the other end.
+enum Peer {
+    Node {
+        name: Arc<str>,
+        certificate: CertificateDer<'static>,
+    },
+    /// It showed no certificate, or one that is no node's.
+    Other(Arc<Visit>),
+}
+
+/// Lets a node in, and who may turn out to be a person: nobody else.
 async fn greet(
     stream: TcpStream,
     address: SocketAddr,
     acceptor: TlsAcceptor,
-    cluster: &str,
-) -> Option<(TlsStream<TcpStream>, PeerKind)> {
+    knowledge: &Knowledge,
+) -> Option<(TlsStream<TcpStream>, Peer)> {
     tune(&stream);
-    match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) if is_node(&stream, cluster) => return Some((stream, PeerKind::Node)),
-        Ok(Ok(stream)) if stream.get_ref().1.peer_certificates().is_none() => {
-            return Some((stream, PeerKind::Stranger));
+    let stream = match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::warn!(%address, %error, "a connection was refused");
+            return None;
         }
-        Ok(Ok(_)) => tracing::warn!(%address, "a certificate of the authority that names no node of this cluster"),
-        Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
-        Err(_) => tracing::debug!(%address, "a handshake took too long"),
-    }
-    None
+        Err(_) => {
+            tracing::debug!(%address, "a handshake took too long");
+            return None;
+        }
+    };
+    let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let certificate = shown.map(|certificate| certificate.clone().into_owned());
+    let peer = match certificate {
+        Some(certificate) if pki::names_a_node(&certificate) => {
+            let name = pki::peer_node_name(&certificate, &knowledge.cluster).ok();
+            let Some(name) = name.filter(|_| knowledge.credentials.admits(&certificate)) else {
+                tracing::warn!(%address, "a certificate of the authority that names no node of this cluster");
+                return None;
+            };
+            Peer::Node { name: name.into(), certificate }
+        }
+        certificate => Peer::Other(Arc::new(Visit { address, certificate, guest: watch::Sender::new(None) })),
+    };
+    Some((stream, peer))
 }
 
 /// Handshakes under way, the oldest first.
@@ -221,17 +287,17 @@ pub fn tune(stream: &TcpStream) {
     let _ = sockopt::set_tcp_user_timeout(socket, LOST_AFTER.as_millis() as u32);
 }
 
-fn is_node(stream: &TlsStream<TcpStream>, cluster: &str) -> bool {
-    let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    certificate.is_some_and(|certificate| pki::peer_node_name(certificate, cluster).is_ok())
-}
-
-async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {
-    let service = TowerToHyperService::new(router);
+/// Every request carries where its connection comes from.
+async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, origin: Origin) {
+    let router = router.map_request(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(origin.clone());
+        request
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_LIMIT)
-        .serve_connection(TokioIo::new(stream), service)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .with_upgrades();
     if let Err(error) = connection.await {
         tracing::debug!(%error, "a connection ended");
@@ -276,8 +342,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(|| async { "here" }));
-        let routers = Routers { nodes: router, strangers: Router::new() };
-        tokio::spawn(serve_tls(listener, acceptor, credentials, "test".into(), routers));
+        let knowledge = Knowledge { credentials, cluster: "test".into() };
+        tokio::spawn(serve_tls(listener, acceptor, knowledge, router));
         let mut idle = Vec::new();
         for _ in 0..IDLE {
             idle.push(TcpStream::connect(address).await.unwrap());

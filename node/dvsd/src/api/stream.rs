@@ -1,10 +1,11 @@
 //! Connections that became streams (`Upgrade: dvs-stream`).
 //!
 //! A client of our Unix socket is handed over: its descriptor, with what was read from it already, goes to the keeper,
-//! and the terminal no longer needs this daemon. A client of another node speaks TLS with us; its bytes are copied
-//! ([`relay`]).
+//! and the terminal no longer needs this daemon. A client of another node, or a person's, speaks TLS with us; its bytes
+//! are copied ([`relay`]).
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -19,6 +20,7 @@ use tokio::net::UnixStream;
 
 use super::failure::Failure;
 use super::relay::{Client, Far, last_word, relay};
+use crate::people::known::Guest;
 
 /// 101, after which the connection is the stream's.
 pub fn switching() -> Response<Body> {
@@ -48,7 +50,13 @@ pub struct HandedOver {
 
 /// Gives the client's stream to `take` (on a thread that may block).
 /// What `take` answers instead of success is told to the client in the stream.
-pub fn hand_over(client: OnUpgrade, take: impl FnOnce(HandedOver) -> Result<(), (OwnedFd, Failure)> + Send + 'static) {
+///
+/// A copied stream ends with the access of the person whose it is.
+pub fn hand_over(
+    client: OnUpgrade,
+    guest: Option<Arc<Guest>>,
+    take: impl FnOnce(HandedOver) -> Result<(), (OwnedFd, Failure)> + Send + 'static,
+) {
     tokio::spawn(async move {
         let upgraded = match client.await {
             Ok(upgraded) => upgraded,
@@ -64,14 +72,15 @@ pub fn hand_over(client: OnUpgrade, take: impl FnOnce(HandedOver) -> Result<(), 
             }
         });
         if let Some((upgraded, ours)) = copy {
-            relay(Client::of_another_node(upgraded), ours, Far::Keeper, keeper_gone).await;
+            let relayed = relay(Client::of_another_node(upgraded), ours, Far::Keeper, keeper_gone);
+            while_good(guest, relayed).await;
         }
         let _ = taking.await;
     });
 }
 
 /// Copies between a client of ours and the stream another node opened for it.
-pub fn join(client: OnUpgrade, remote: Response<Incoming>, dc: String, node: String) {
+pub fn join(client: OnUpgrade, guest: Option<Arc<Guest>>, remote: Response<Incoming>, dc: String, node: String) {
     tokio::spawn(async move {
         let (client, remote) = match tokio::try_join!(client, hyper::upgrade::on(remote)) {
             Ok(both) => both,
@@ -84,10 +93,22 @@ pub fn join(client: OnUpgrade, remote: Response<Incoming>, dc: String, node: Str
                 let client = Client::of_this_node(parts.io.into_inner(), &parts.read_buf);
                 relay(client, remote, Far::Daemon, explain).await;
             }
-            // Requests are forwarded once.
-            Err(client) => relay(Client::of_another_node(TokioIo::new(client)), remote, Far::Daemon, explain).await,
+            // Requests are forwarded once: it is a person's.
+            Err(client) => {
+                let relayed = relay(Client::of_another_node(TokioIo::new(client)), remote, Far::Daemon, explain);
+                while_good(guest, relayed).await;
+            }
         }
     });
+}
+
+/// A person's stream is dropped when the access is good no more; whoever comes back is refused with the reason.
+async fn while_good(guest: Option<Arc<Guest>>, relayed: impl Future<Output = ()>) {
+    let Some(guest) = guest else { return relayed.await };
+    tokio::select! {
+        () = relayed => (),
+        () = guest.over() => tracing::info!(name = guest.identity.name, "a stream ends, whose person has no access any more"),
+    }
 }
 
 /// The last word of a stream whose node ended it without one.

@@ -135,7 +135,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn random_hex(count: usize) -> Result<String, TokenError> {
+pub fn random_hex(count: usize) -> Result<String, TokenError> {
     let mut bytes = vec![0; count];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes).map_err(|_| TokenError::NoRandom)?;
     Ok(hex(&bytes))

@@ -49,6 +49,7 @@ fn daemon(context: &Context, out: &mut Exposition) {
     for (class, count) in context.requests.counted() {
         out.set(&metric::API_REQUESTS, &[class], count);
     }
+    out.set(&metric::API_PEOPLE, &[], context.people.guests());
     for child in state::recorded(&context.config.run_dir) {
         out.set(&metric::PROCESS_RESTARTS, &[&child.role], child.restarts);
     }

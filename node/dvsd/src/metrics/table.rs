@@ -50,6 +50,7 @@ metrics! {
     DAEMON_THREADS: Gauge "dvs_daemon_threads" "" [] "Threads of the daemon's process.";
     DAEMON_DUTIES_OVERDUE: Gauge "dvs_daemon_duties_overdue" "" [] "Duties of the daemon that do not come to their end.";
     API_REQUESTS: Counter "dvs_api_requests" "" ["answer"] "Requests to the API, by the class of the answer.";
+    API_PEOPLE: Gauge "dvs_api_people_connections" "" [] "Connections of people from elsewhere, streams among them.";
     PROCESS_RESTARTS: Counter "dvs_process_restarts" "" ["role"]
         "Restarts of the node's own processes: shelf, proxies, a member of etcd.";
 

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::secrets::Secrets;
 use super::{cluster, machine, of_this_machine};
 use crate::cli::Global;
-use crate::commands::{Outcome, block_on, daemon, now_ms, say};
+use crate::commands::{Outcome, block_on, local_daemon, now_ms, say};
 use crate::errors::Failure;
 
 /// Readable for who made it alone: it says much about a machine.
@@ -49,7 +49,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let mut report = Report::default();
     // First: some probes fork, and what asks a daemon has threads.
     let mut checks = of_this_machine(&global.places());
-    let client = daemon(global);
+    let client = local_daemon(global);
     let settings = match &client {
         Ok(client) => block_on(of_the_daemon(client, &mut report))?,
         Err(failure) => {
@@ -189,7 +189,7 @@ impl NodeFiles {
     fn of(settings: &Value, client: Option<&Client>, global: &Global) -> NodeFiles {
         let places = global.places();
         let records = places.dev_names().into_iter().filter_map(|name| places.dev_record(&name).ok().flatten());
-        let socket = client.map(Client::socket);
+        let socket = client.and_then(Client::socket);
         let dev = records.flat_map(|cluster| cluster.nodes).find(|node| Some(node.socket.as_path()) == socket);
         let said = settings.get("state_dir").and_then(Value::as_str).map(PathBuf::from);
         let state_dir = said.or_else(|| dev.as_ref().map(|node| node.state_dir.clone())).unwrap_or(places.state);

@@ -1,0 +1,349 @@
+//! Every resource of the API, once: what it is, who may ask for it, what it takes and what it answers. The daemon's
+//! dispatch and its check of roles, the audit log and the description in OpenAPI (`docs/openapi.json`) are all made of
+//! this table, so none of them can know a route that the others do not.
+
+use crate::AccessRole;
+use crate::path;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Method {
+    Get,
+    Post,
+    Patch,
+    Delete,
+}
+
+impl Method {
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+}
+
+/// Who may ask.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Least {
+    /// Whoever reaches a node.
+    Anyone,
+    /// People who have this role or one behind it, and nodes.
+    Person(AccessRole),
+    /// Nodes, and root on the node itself.
+    Node,
+}
+
+/// Who asks, as far as the table cares.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Who {
+    Stranger,
+    Person(AccessRole),
+    /// Over the node's own Unix socket.
+    Local,
+    Node,
+}
+
+impl Least {
+    pub fn admits(self, who: Who) -> bool {
+        match (self, who) {
+            (Least::Anyone, _) | (_, Who::Local | Who::Node) => true,
+            (Least::Person(least), Who::Person(role)) => role >= least,
+            (Least::Person(_) | Least::Node, Who::Stranger) | (Least::Node, Who::Person(_)) => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Impact {
+    Reads,
+    /// Something is another than before, or a secret is handed out: it is written into the audit log.
+    Changes,
+}
+
+/// A parameter of the query.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Query {
+    pub name: &'static str,
+    pub shape: Shape,
+    pub is_required: bool,
+    pub means: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    Text,
+    Number,
+    Truth,
+}
+
+/// What a request is answered with when nothing is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// 200 with a type of this name.
+    One(&'static str),
+    /// 201 with a type of this name.
+    Made(&'static str),
+    /// 200 with a list of it.
+    Many(&'static str),
+    /// 200 when all is well, 503 when not, both with a type of this name.
+    Health(&'static str),
+    /// 200 when all is well, 503 when not, both with text.
+    Probe,
+    /// 200 with any object.
+    Object,
+    /// 200 with text of this media type.
+    Text(&'static str),
+    /// 204
+    Nothing,
+    /// 101, and then frames of `dvs-stream`; the request has the header `Upgrade: dvs-stream`.
+    Stream,
+    /// As `Stream` with the header, else as `One`.
+    StreamOr(&'static str),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    pub operation: Operation,
+    pub method: Method,
+    pub path: &'static str,
+    pub least: Least,
+    pub effect: Impact,
+    pub query: &'static [Query],
+    /// Type of the body.
+    pub takes: Option<&'static str>,
+    pub answer: Answer,
+    /// In a sentence.
+    pub what: &'static str,
+}
+
+macro_rules! routes {
+    ($($operation:ident $name:literal: $method:ident $path:ident $least:expr, $effect:ident, $query:expr,
+        $takes:expr => $answer:expr; $what:literal)*) => {
+        /// What can be asked for.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Operation {
+            $($operation),*
+        }
+
+        impl Operation {
+            /// As in the audit log and in OpenAPI.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Operation::$operation => $name),*
+                }
+            }
+        }
+
+        pub static ROUTES: &[Route] = &[$(Route {
+            operation: Operation::$operation,
+            method: Method::$method,
+            path: path::$path,
+            least: $least,
+            effect: Impact::$effect,
+            query: $query,
+            takes: $takes,
+            answer: $answer,
+            what: $what,
+        }),*];
+    };
+}
+
+const VIEWER: Least = Least::Person(AccessRole::Viewer);
+const OPERATOR: Least = Least::Person(AccessRole::Operator);
+const ADMINISTRATOR: Least = Least::Person(AccessRole::Administrator);
+
+const fn text(name: &'static str, means: &'static str) -> Query {
+    Query { name, shape: Shape::Text, is_required: false, means }
+}
+
+const fn number(name: &'static str, means: &'static str) -> Query {
+    Query { name, shape: Shape::Number, is_required: false, means }
+}
+
+const fn truth(name: &'static str, means: &'static str) -> Query {
+    Query { name, shape: Shape::Truth, is_required: false, means }
+}
+
+const VERBOSE: Query = text("verbose", "Each check by its name. Of any value.");
+const SESSION: Query = number("session", "Names a stream that outlives its connections: 64 bits by chance.");
+const TAIL: Query = number("tail", "The last so many lines.");
+const FOLLOW: Query = truth("follow", "Keep the answer open, for what is still to come.");
+
+routes! {
+    Version "version": Get VERSION VIEWER, Reads, &[], None => Answer::One("Version");
+        "Which daemon answers, of which node and cluster."
+    Live "health-live": Get LIVE VIEWER, Reads, &[VERBOSE], None => Answer::Health("Health");
+        "Whether the daemon makes progress."
+    Ready "health-ready": Get READY VIEWER, Reads, &[VERBOSE], None => Answer::Health("Health");
+        "Whether all parts of the node are well."
+    Livez "livez": Get LIVEZ VIEWER, Reads, &[VERBOSE], None => Answer::Probe;
+        "Whether the daemon makes progress, for probes."
+    Readyz "readyz": Get READYZ VIEWER, Reads, &[VERBOSE], None => Answer::Probe;
+        "Whether all parts of the node are well, for probes."
+    Facts "health-facts": Get FACTS Least::Node, Reads, &[], None => Answer::One("NodeFacts");
+        "What a node says of itself to another one that examines the cluster."
+    Examination "health-cluster": Get EXAMINATION VIEWER, Reads, &[], None => Answer::One("Examination");
+        "What is wrong with the cluster, in words. Asks all nodes."
+    Settings "settings": Get SETTINGS ADMINISTRATOR, Reads, &[], None => Answer::Object;
+        "The settings with which the daemon was started, without secrets."
+    Metrics "metrics": Get METRICS VIEWER, Reads, &[text("node", "Of another node, which is asked.")], None
+        => Answer::Text("application/openmetrics-text; version=1.0.0; charset=utf-8");
+        "Numbers about a node, in OpenMetrics text."
+    Nodes "nodes": Get NODES VIEWER, Reads, &[], None => Answer::Many("Node");
+        "The nodes of the cluster, as the one that answers sees them."
+    Node "node": Get NODE VIEWER, Reads, &[], None => Answer::One("Node");
+        "A node and its links."
+    NodeChange "node-change": Patch NODE ADMINISTRATOR, Changes, &[], Some("NodeChange") => Answer::One("Node");
+        "Cordons or labels a node."
+    NodeRemove "node-remove": Delete NODE ADMINISTRATOR, Changes,
+        &[truth("lost", "Its machine is gone for good.")], None => Answer::Nothing;
+        "Takes a node out of the cluster."
+    Authority "authority": Get AUTHORITY ADMINISTRATOR, Reads, &[], None => Answer::One("AuthorityState");
+        "How the cluster's certificate authority stands."
+    AuthorityRotate "authority-rotate": Post AUTHORITY ADMINISTRATOR, Changes, &[], None
+        => Answer::One("AuthorityState");
+        "Begins to put another authority into the place of the one there is."
+    Backup "backup": Get BACKUP Least::Node, Changes, &[], None => Answer::Text("application/x-ndjson");
+        "A copy of all that the cluster decided, with its secrets."
+    Tokens "tokens": Get TOKENS ADMINISTRATOR, Reads, &[], None => Answer::Many("TokenInfo");
+        "Tokens with which machines may join."
+    TokenCreate "token-create": Post TOKENS ADMINISTRATOR, Changes, &[], Some("TokenRequest")
+        => Answer::Made("NewToken");
+        "Makes a token that lets one machine join, once."
+    TokenRemove "token-remove": Delete TOKEN ADMINISTRATOR, Changes, &[], None => Answer::Nothing;
+        "Takes a machine's token back."
+    Join "join": Post JOIN Least::Anyone, Changes, &[], Some("JoinRequest") => Answer::One("JoinAnswer");
+        "A machine becomes a node, with a token of its own kind."
+    Accesses "accesses": Get ACCESSES ADMINISTRATOR, Reads, &[], None => Answer::Many("AccessInfo");
+        "Who may ask the cluster from elsewhere."
+    AccessCreate "access-create": Post ACCESSES ADMINISTRATOR, Changes, &[], Some("AccessRequest")
+        => Answer::Made("AccessFile");
+        "Lets somebody ask from elsewhere: by a new token, or by the certificate in the request."
+    AccessRemove "access-remove": Delete ACCESS ADMINISTRATOR, Changes, &[], None => Answer::Nothing;
+        "Takes an access back. Connections that stand by it end."
+    Myself "self": Get MYSELF VIEWER, Reads, &[], None => Answer::One("Myself");
+        "Who asks, as the cluster sees it, and how the cluster is reached now."
+    Audit "audit": Get AUDIT ADMINISTRATOR, Reads,
+        &[TAIL, FOLLOW, text("node", "Of another node, which is asked.")], None
+        => Answer::Text("application/x-ndjson");
+        "Changes and refusals, of the node that answers: AuditEntry in lines."
+    Dcs "dcs": Get DCS VIEWER, Reads, &[], None => Answer::Many("Dc");
+        "The containers of the cluster."
+    DcCreate "dc-create": Post DCS OPERATOR, Changes, &[truth("start", "Start it as well.")], Some("DcSpec")
+        => Answer::Made("Dc");
+        "Makes a container."
+    Dc "dc": Get DC VIEWER, Reads, &[], None => Answer::One("Dc");
+        "A container: what was asked for, and what is."
+    DcDelete "dc-delete": Delete DC OPERATOR, Changes,
+        &[truth("force", "Stop it first."), truth("keep_data", "Leave the images of its disks.")], None
+        => Answer::Nothing;
+        "Deletes a container."
+    DcStart "dc-start": Post DC_START OPERATOR, Changes, &[], None => Answer::One("Dc");
+        "Starts a container; answered when every node of it runs it."
+    DcStop "dc-stop": Post DC_STOP OPERATOR, Changes,
+        &[number("grace_ms", "Between SIGTERM and SIGKILL, in milliseconds; 10,000.")], None => Answer::One("Dc");
+        "Stops a container."
+    DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
+        "Channels of a container with an end on the node that answers."
+    Processes "processes": Get PROCESSES VIEWER, Reads, &[], None => Answer::Many("Process");
+        "Processes of a container on all its nodes. A header dvs-missing names each node that did not answer."
+    Run "run": Post PROCESSES OPERATOR, Changes, &[SESSION], Some("RunRequest") => Answer::StreamOr("RunResponse");
+        "Starts a program, and stays connected to it when the request asks for a stream."
+    Process "process": Get PROCESS VIEWER, Reads, &[], None => Answer::One("Process");
+        "A process."
+    Signal "signal": Post PROCESS_SIGNAL OPERATOR, Changes, &[], Some("SignalRequest") => Answer::Nothing;
+        "Sends a process a signal."
+    Attach "attach": Get PROCESS_ATTACH OPERATOR, Changes,
+        &[SESSION, number("heard", "Go on with the session, of which so many frames were heard.")], None
+        => Answer::Stream;
+        "Connects to the streams or the terminal of a program that runs."
+    Logs "logs": Get PROCESS_LOGS OPERATOR, Reads, &[TAIL, FOLLOW], None => Answer::Text("text/plain; charset=utf-8");
+        "What a program wrote."
+    Exec "exec": Post DC_EXEC OPERATOR, Changes, &[SESSION], Some("ExecRequest") => Answer::StreamOr("RunResponse");
+        "Starts a program beside another one, on its node and with its root."
+    Import "import": Post DC_IMPORT OPERATOR, Changes,
+        &[
+            Query { name: "path", shape: Shape::Text, is_required: true, means: "Where in the tree." },
+            text("node", "Which unpacks; the container's first."),
+        ],
+        None => Answer::Stream;
+        "Unpacks a tar stream, which the client sends as input, into the tree."
+}
+
+impl Route {
+    pub fn of(operation: Operation) -> Option<&'static Route> {
+        ROUTES.iter().find(|route| route.operation == operation)
+    }
+
+    /// Names in its path: `dc`, `pid`.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+    }
+}
+
+#[cfg(test)]
+mod openapi;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const EVERYBODY: [Who; 6] = [
+        Who::Stranger,
+        Who::Person(AccessRole::Viewer),
+        Who::Person(AccessRole::Operator),
+        Who::Person(AccessRole::Administrator),
+        Who::Local,
+        Who::Node,
+    ];
+
+    /// Who may ask for what, written down a second time: a route whose least role is changed is changed here too.
+    fn expected(operation: Operation) -> [bool; 6] {
+        use Operation::*;
+        match operation {
+            Join => [true; 6],
+            Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
+            | Processes | Process | Myself => [false, true, true, true, true, true],
+            DcCreate | DcDelete | DcStart | DcStop | Run | Signal | Attach | Logs | Exec | Import => {
+                [false, false, true, true, true, true]
+            }
+            Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
+            | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
+            Facts | Backup => [false, false, false, false, true, true],
+        }
+    }
+
+    #[test]
+    fn each_route_admits_exactly_whom_it_should() {
+        for route in ROUTES {
+            let admitted = EVERYBODY.map(|who| route.least.admits(who));
+            assert_eq!(admitted, expected(route.operation), "{:?} of {EVERYBODY:?}", route.operation);
+        }
+    }
+
+    #[test]
+    fn viewers_change_nothing_and_strangers_only_join() {
+        for route in ROUTES {
+            let viewer = route.least.admits(Who::Person(AccessRole::Viewer));
+            assert!(!viewer || route.effect == Impact::Reads || route.operation == Operation::Join, "{route:?}");
+            let changes_by_get = route.method == Method::Get && route.effect == Impact::Changes;
+            assert!(!changes_by_get || matches!(route.operation, Operation::Attach | Operation::Backup), "{route:?}");
+            assert!(route.method == Method::Get || route.effect == Impact::Changes, "{route:?}");
+        }
+    }
+
+    #[test]
+    fn every_route_is_there_once_and_says_what_it_is() {
+        let (mut ways, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for route in ROUTES {
+            assert!(ways.insert((route.path, route.method.name())), "{route:?}");
+            assert!(names.insert(route.operation.name()), "{route:?}");
+            assert!(route.what.ends_with('.') && !route.path.ends_with('/') && !route.path.contains("//"), "{route:?}");
+            assert_eq!(Route::of(route.operation).map(|found| found.path), Some(route.path));
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! `dvs audit`: what was changed and refused, by whom.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use client::{Client, LogQuery, LogStream};
+use mgmt_api::{AuditEntry, AuditWho, Means};
+use tokio::task::JoinSet;
+
+use super::{Outcome, block_on, daemon, names, say};
+use crate::cli::Global;
+use crate::errors::Failure;
+use crate::output::{self, Format, Row, printable};
+
+/// Longer lines are nobody's.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Show what was changed and refused, by whom
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Every change and every refusal is an entry on the node that was asked: who, by what, from where, what, when, and how it was \
+answered. Arguments, environment and files of programs are not in it. Each node keeps up to 64 MiB in STATE_DIR/audit.
+
+Examples:
+  dvs audit                          the last 100 of all nodes
+  dvs audit -f                       and what comes
+  dvs audit n2 --tail 1000 -o json   of one node, each entry as a line of JSON
+  dvs audit -o json | jq 'select(.who.name == \"ada\")'")]
+pub struct Options {
+    /// Of one node alone.
+    #[arg(add = names::nodes())]
+    node: Option<String>,
+    /// Go on with what comes.
+    #[arg(short, long)]
+    follow: bool,
+    /// The last so many.
+    #[arg(long, value_name = "ENTRIES", default_value_t = 100)]
+    tail: u64,
+    /// Each entry as a line of JSON; the same as -o json.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let daemon = daemon(global)?;
+    let format = if options.json { Format::Json } else { global.output };
+    block_on(async {
+        let nodes = match &options.node {
+            Some(node) => vec![node.clone()],
+            None => daemon.nodes().await?.into_iter().map(|node| node.name).collect(),
+        };
+        let mut show = Show { format, is_begun: false };
+        match options.follow {
+            false => all(&daemon, nodes, options, &mut show).await,
+            true => follow(&daemon, nodes, options, &mut show).await,
+        }
+    })?
+}
+
+/// Of all nodes together, in the order of time.
+async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show) -> Outcome {
+    let query = LogQuery { follow: false, tail: Some(options.tail) };
+    let is_alone = nodes.len() == 1;
+    let mut asking = JoinSet::new();
+    for node in nodes {
+        let daemon = daemon.clone();
+        asking.spawn(async move {
+            let read = async {
+                let mut log = Entries::of(daemon.audit(Some(&node), query).await?);
+                let mut found = Vec::new();
+                while let Some(entry) = log.next().await? {
+                    found.push(entry);
+                }
+                Ok::<_, Failure>(found)
+            };
+            let read = read.await;
+            (node, read)
+        });
+    }
+    let (mut found, mut missing) = (Vec::new(), BTreeMap::new());
+    for (node, read) in asking.join_all().await {
+        match read {
+            Ok(entries) => found.extend(entries),
+            Err(failure) if is_alone || missing.is_empty() && found.is_empty() && is_refusal(&failure) => {
+                return Err(failure);
+            }
+            Err(failure) => drop(missing.insert(node, failure.what)),
+        }
+    }
+    found.sort_by_key(|entry| entry.at_ms);
+    let from = found.len().saturating_sub(usize::try_from(options.tail).unwrap_or(usize::MAX));
+    found.iter().skip(from).try_for_each(|entry| show.one(entry))?;
+    missing.iter().for_each(|(node, why)| say(&format!("dvs: without node {node}: {}", printable(why))));
+    Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whoever may not is told so once.
+fn is_refusal(failure: &Failure) -> bool {
+    failure.what.contains("may not") || failure.what.contains("not known who")
+}
+
+/// As they come; each node by itself.
+async fn follow(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show) -> Outcome {
+    let query = LogQuery { follow: true, tail: Some(options.tail) };
+    let (sender, mut entries) = tokio::sync::mpsc::channel(64);
+    for node in nodes {
+        let (daemon, sender) = (daemon.clone(), sender.clone());
+        tokio::spawn(async move {
+            let read = async {
+                let mut log = Entries::of(daemon.audit(Some(&node), query).await?);
+                while let Some(entry) = log.next().await? {
+                    if sender.send(Ok(entry)).await.is_err() {
+                        break;
+                    }
+                }
+                Ok::<_, Failure>(())
+            };
+            let ended = read.await.err();
+            let failure = ended.unwrap_or_else(|| Failure::new("its log ended"));
+            let _ = sender.send(Err((node, failure))).await;
+        });
+    }
+    drop(sender);
+    let mut last = None;
+    while let Some(heard) = entries.recv().await {
+        match heard {
+            Ok(entry) => show.one(&entry)?,
+            Err((node, failure)) => {
+                say(&format!("dvs: without node {node}: {}", printable(&failure.what)));
+                last = Some(failure);
+            }
+        }
+    }
+    last.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Lines of a log as entries. What is none is left out.
+struct Entries {
+    log: LogStream,
+    begun: Vec<u8>,
+}
+
+impl Entries {
+    fn of(log: LogStream) -> Entries {
+        Entries { log, begun: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Result<Option<AuditEntry>, Failure> {
+        loop {
+            while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.begun.drain(..=end).collect();
+                if let Ok(entry) = serde_json::from_slice(&line) {
+                    return Ok(Some(entry));
+                }
+            }
+            if self.begun.len() > LINE_BYTES_MAX {
+                self.begun.clear();
+            }
+            match self.log.next().await? {
+                Some(bytes) => self.begun.extend_from_slice(&bytes),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+struct Show {
+    format: Format,
+    is_begun: bool,
+}
+
+/// Widths of a table that goes on for ever.
+const WIDTHS: [usize; 6] = [20, 6, 28, 18, 28, 0];
+
+impl Show {
+    fn one(&mut self, entry: &AuditEntry) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        match self.format {
+            Format::Json => {
+                let line = serde_json::to_string(entry).unwrap_or_default();
+                writeln!(out, "{line}")?;
+            }
+            Format::Yaml => output::list(&mut out, Format::Yaml, std::slice::from_ref(entry))?,
+            Format::Name => writeln!(out, "{}", printable(&entry.name()))?,
+            Format::Table => {
+                if !std::mem::replace(&mut self.is_begun, true) {
+                    writeln!(
+                        out,
+                        "{}",
+                        line(&AuditEntry::HEADINGS.iter().map(ToString::to_string).collect::<Vec<_>>())
+                    )?;
+                }
+                writeln!(out, "{}", line(&entry.cells()))?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+}
+
+fn line(cells: &[String]) -> String {
+    let padded = cells.iter().zip(WIDTHS).map(|(cell, width)| format!("{:<width$}", printable(cell)));
+    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+}
+
+impl Row for AuditEntry {
+    const HEADINGS: &'static [&'static str] = &["TIME", "NODE", "WHO", "WHAT", "OF", "OUTCOME"];
+
+    fn cells(&self) -> Vec<String> {
+        let what = if self.operation.is_empty() { self.method.clone() } else { self.operation.clone() };
+        vec![
+            mgmt_api::utc(self.at_ms / 1000),
+            self.node.clone(),
+            whom(&self.who),
+            what,
+            self.path.trim_start_matches("/v1/").to_owned(),
+            outcome(self),
+        ]
+    }
+
+    fn name(&self) -> String {
+        self.operation.clone()
+    }
+}
+
+fn whom(who: &AuditWho) -> String {
+    let from = who.address.as_ref().map(|address| format!(" {address}")).unwrap_or_default();
+    match who.by {
+        Means::Nothing => format!("?{from}"),
+        Means::Socket => who.name.clone(),
+        Means::Node => format!("node {}{from}", who.name),
+        Means::Token | Means::Certificate => format!("{}{from}", who.name),
+    }
+}
+
+fn outcome(entry: &AuditEntry) -> String {
+    let status = entry.status.map_or("not waited for".to_owned(), |status| status.to_string());
+    let error = entry.error.as_ref().map(|error| format!(" {error}")).unwrap_or_default();
+    let mut said = format!("{status}{error} in {} ms", entry.took_ms);
+    if entry.omitted > 0 {
+        said.push_str(&format!(", {} like it left out", entry.omitted));
+    }
+    if entry.lost > 0 {
+        said.push_str(&format!(", {} before it lost", entry.lost));
+    }
+    said
+}

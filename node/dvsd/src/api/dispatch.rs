@@ -1,0 +1,85 @@
+//! The table of `mgmt_api::routes` as a router: each route with its handler, behind its gate.
+
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::routing::{MethodRouter, delete, get, patch, post};
+use axum::{Router, middleware};
+use mgmt_api::ErrorKind;
+use mgmt_api::routes::{Operation, ROUTES};
+
+use super::failure::{Failure, failure};
+use super::{
+    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, settings,
+};
+
+fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
+    match operation {
+        Operation::Version => get(health::version),
+        Operation::Live => get(health::live),
+        Operation::Ready => get(health::ready),
+        Operation::Livez => get(health::livez),
+        Operation::Readyz => get(health::readyz),
+        Operation::Facts => get(examination::facts),
+        Operation::Examination => get(examination::examine),
+        Operation::Settings => get(settings::show),
+        Operation::Metrics => get(health::metrics),
+        Operation::Nodes => get(nodes::list),
+        Operation::Node => get(nodes::show),
+        Operation::NodeChange => patch(nodes::change),
+        Operation::NodeRemove => delete(nodes::remove),
+        Operation::Authority => get(joining::authority),
+        Operation::AuthorityRotate => post(joining::rotate),
+        Operation::Backup => get(backup::take),
+        Operation::Tokens => get(joining::list_tokens),
+        Operation::TokenCreate => post(joining::create_token),
+        Operation::TokenRemove => delete(joining::remove_token),
+        Operation::Join => post(joining::join),
+        Operation::Accesses => get(access::list),
+        Operation::AccessCreate => post(access::create),
+        Operation::AccessRemove => delete(access::remove),
+        Operation::Myself => get(access::myself),
+        Operation::Audit => get(access::audit),
+        Operation::Dcs => get(dcs::list),
+        Operation::DcCreate => post(dcs::create),
+        Operation::Dc => get(dcs::show),
+        Operation::DcDelete => delete(dcs::delete),
+        Operation::DcStart => post(dcs::start),
+        Operation::DcStop => post(dcs::stop),
+        Operation::DcChannels => get(dcs::channels),
+        Operation::Processes => get(processes::list),
+        Operation::Run => post(processes::run),
+        Operation::Process => get(processes::show),
+        Operation::Signal => post(processes::signal),
+        Operation::Attach => get(processes::attach),
+        Operation::Logs => get(processes::logs),
+        Operation::Exec => post(processes::exec),
+        Operation::Import => post(processes::import),
+    }
+}
+
+/// For every listener: who asks says the connection's `gate::Origin`.
+pub fn router(api: &Arc<Api>) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        let gate = middleware::from_fn_with_state((Arc::clone(api), route), gate::gate);
+        router = router.route(route.path, handler(route.operation).route_layer(gate));
+    }
+    router
+        .fallback(async |State(api): State<Arc<Api>>, request: Request| {
+            let answer = unknown(ErrorKind::NotFound, "there is no such resource");
+            gate::no_route(&api, &request, answer)
+        })
+        .method_not_allowed_fallback(async |State(api): State<Arc<Api>>, request: Request| {
+            let answer = unknown(ErrorKind::BadRequest, "the resource does not take this method");
+            gate::no_route(&api, &request, answer)
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(api), gate::admit))
+        .layer(middleware::from_fn_with_state(Arc::clone(api), requests::count))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(Arc::clone(api))
+}
+
+fn unknown(kind: ErrorKind, what: &str) -> Failure {
+    failure(kind, what, "a dvs of the same version as the daemon: dvs version")
+}
