@@ -6,6 +6,7 @@ use std::time::Duration;
 use abi::{Message, Source};
 use end_to_end::{Cluster, eventually};
 use ipc::{Port, Wait};
+use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(30);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
@@ -167,6 +168,14 @@ fn another_node_and_a_collector_with_a_certificate_get_the_same(cluster: &Cluste
     let with = format!("--cert {0}/node.crt --key {0}/node.key", tls.display());
     let text = cluster.ok(&["dev", "exec", "n1", "--", "sh", "-c", &fetch(&with)]);
     assert!(text.contains("dvs_node_info{node=\"n2\",cluster=\"dev\"} 1\n"), "{text}");
+    // Or who was given access to look.
+    let file = cluster.state_dir().join("watcher.access");
+    cluster.ok(&["access", "token", "watcher", "--role", "viewer", "--out", file.to_str().expect("text")]);
+    let file: Value = serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON");
+    let bearer = format!("-H 'Authorization: Bearer {}'", file["token"].as_str().expect("a token"));
+    let again = cluster.ok(&["dev", "exec", "n1", "--", "sh", "-c", &fetch(&bearer)]);
+    assert!(again.contains("dvs_node_info{node=\"n2\",cluster=\"dev\"} 1\n"), "{again}");
+    assert!(again.contains("\ndvs_api_people_connections 1\n"), "{again}");
     let (status, said) = cluster.fails(&["dev", "exec", "n1", "--", "sh", "-c", &fetch("")]);
     assert!(status != 0, "a stranger was answered: {said}");
 }
@@ -182,7 +191,7 @@ fn probes_are_answered_by_name_of_check(cluster: &Cluster) {
     };
     eventually("the node is well again", SOON, || (ask("/readyz") == "ok\n200").then_some(()));
     assert_eq!(ask("/livez"), "ok\n200");
-    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] certificates\n[+] engine-members\n[+] proxy\n[+] cut-off\n[+] progress\npassed\n200";
+    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] certificates\n[+] engine-members\n[+] proxy\n[+] cut-off\n[+] audit\n[+] progress\npassed\n200";
     assert_eq!(ask("/readyz?verbose"), all);
     let old = ask("/v1/health/ready");
     assert_eq!(old, "{\"ok\":true,\"problems\":[]}200");

@@ -325,6 +325,19 @@ fn each_role_gets_what_it_should_and_every_answer_is_as_described() {
     assert!(made["status"] == 201 && made["who"]["by"] == "socket" && made["who"]["uid"] == 0, "{made}");
     assert_eq!(find("administrator", "dc-stop")["path"], "/v1/dcs/shop/stop");
     assert_eq!(find("root", "access-create")["status"], 201);
+    // Whoever follows it sees what is asked of any node.
+    let binary = dvs_binary();
+    let follow =
+        format!("timeout 30 {} audit -f --json --tail 1 | grep -m1 '\"node\":\"n2\".*node-change'", binary.display());
+    let following =
+        world.machines.command("n1", &["sh", "-c", &follow]).stdout(Stdio::piped()).spawn().expect("a shell");
+    let seen = std::thread::spawn(move || following.wait_with_output());
+    eventually("it is seen", SOON, || {
+        world.machines.ok("n2", &["node", "label", "n1", "rack=b4"]);
+        seen.is_finished().then_some(())
+    });
+    let seen = seen.join().expect("no panic").expect("it ends");
+    assert!(String::from_utf8_lossy(&seen.stdout).contains("\"by\":\"socket\""), "{seen:?}");
     let elsewhere = world.audit(&["n2"]);
     assert!(elsewhere.iter().all(|entry| entry["operation"] != "run"), "it was asked of n1 alone: {elsewhere:?}");
 }
@@ -474,13 +487,21 @@ fn client_says_what_is_wrong_with_the_way_to_the_cluster() {
     let said = world.fails(&["node", "ls"]).1;
     assert!(said.contains("none of the context") && said.contains("another authority"), "{said}");
     restored();
-    // A clock that is wrong: both times are said.
+    // The doctor looks at the cluster, not at this machine.
+    let examined = world.ok(&["doctor"]);
+    assert!(examined.contains("cluster  ok") && examined.lines().count() == 2, "{examined}");
+    // Which context is meant.
     let binary = dvs_binary();
     let binary = binary.to_str().expect("text");
-    if world.machines.run("n3", &["sh", "-c", "command -v faketime"]).status.success() {
-        let said = world.machines.run("n3", &["faketime", "2001-01-01", binary, "node", "ls"]);
-        assert!(!said.status.success());
-    }
+    let said = world.machines.run("n3", &["env", CONFIG, "DVS_CONTEXT=none", binary, "node", "ls"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no context 'none'"), "{said:?}");
+    world.ok(&["context", "use", "local"]);
+    assert!(world.fails(&["node", "ls"]).1.contains("no daemon answers"));
+    let named = world.machines.run("n3", &["env", CONFIG, "DVS_CONTEXT=ada", binary, "node", "ls", "-o", "name"]);
+    assert_eq!(String::from_utf8_lossy(&named.stdout), "n1\nn2\n", "{named:?}");
+    let listed = world.json(&["context", "ls"]);
+    assert!(listed[0]["name"] == "ada" && listed[0]["is_used"] == false, "{listed}");
+    world.ok(&["context", "use", "ada"]);
     // Addresses where nobody is: each is named. One that is away costs no more than a moment.
     changed("c[\"addresses\"]=[\"10.255.0.99:7420\",\"10.255.0.1:1\"]");
     let said = world.fails(&["node", "ls"]).1;
@@ -626,4 +647,41 @@ fn attackers_get_nothing_and_keep_nobody_out() {
     world.ok(&["node", "ls"]);
     attacker.kill().expect("it runs");
     attacker.wait().expect("it ends");
+}
+
+#[test]
+fn audit_log_whose_disk_is_full_stops_nothing_and_says_what_it_lost() {
+    if !has_etcd() {
+        return;
+    }
+    let machines = Machines::up(1);
+    machines.ok("n1", &["cluster", "init", "home"]);
+    machines.sh("n1", "mkdir -p /var/lib/dvs/audit && mount -t tmpfs -o size=64k none /var/lib/dvs/audit");
+    machines.start_daemon("n1");
+    let change = |number: usize| machines.ok("n1", &["node", "label", "n1", &format!("count={number}")]);
+    let ready = || machines.sh("n1", "curl -s --unix-socket /run/dvs/dvsd.sock http://dvs/readyz");
+    change(0);
+    machines.sh("n1", "dd if=/dev/zero of=/var/lib/dvs/audit/filler bs=1k 2>/dev/null || true");
+    // The last page of the file has room for some.
+    let mut changes = 0;
+    let said = eventually("it is said that entries are lost", SOON, || {
+        changes += 1;
+        change(changes);
+        Some(ready()).filter(|said| said.contains("audit"))
+    });
+    assert!(said.contains("[-] audit: audit: entries cannot be written") && said.contains("No space left"), "{said}");
+    let examined = machines.dvs("n1", &["doctor"]);
+    assert!(String::from_utf8_lossy(&examined.stdout).contains("audit"), "{examined:?}");
+    change(changes + 1);
+    machines.sh("n1", "rm /var/lib/dvs/audit/filler");
+    change(changes + 2);
+    eventually("it is well again", SOON, || (ready() == "ok\n").then_some(()));
+    let text = machines.sh("n1", "cat /var/lib/dvs/audit/audit.jsonl");
+    let entries: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect();
+    let last = entries.last().expect("entries");
+    let (written, lost) =
+        (entries.iter().filter(|entry| entry["operation"] == "node-change").count(), last["lost"].as_u64());
+    assert_eq!(written as u64 + lost.unwrap_or(0), changes as u64 + 3, "each is written or counted: {last}");
+    assert!(lost.is_some_and(|lost| lost >= 2), "{last}");
+    assert_eq!(machines.sh("n1", "stat -c %a /var/lib/dvs/audit/audit.jsonl").trim(), "600");
 }

@@ -271,6 +271,24 @@ mod tests {
     }
 
     #[test]
+    fn server_that_is_not_believed_is_told_with_the_reason_and_both_times() {
+        let told = |why| {
+            let (cluster, address) = ("home".to_owned(), "192.0.2.11:7420".to_owned());
+            shown(&Failure::from(client::Error::Untrusted { cluster, address, why }))
+        };
+        let expired = told(Distrust::Expired { ended_s: 951_782_400, here_s: 1_735_689_599 });
+        assert!(expired.contains("good until 2000-02-29T00:00:00Z, and here it is 2024-12-31T23:59:59Z"), "{expired}");
+        let early = told(Distrust::NotYet { begins_s: 951_782_400, here_s: 0 });
+        assert!(early.contains("from 2000-02-29T00:00:00Z on, and here it is 1970-01-01T00:00:00Z"), "{early}");
+        assert!(early.contains("try: the clock of this machine"), "{early}");
+        assert!(told(Distrust::OtherRoot).contains("another authority"));
+        assert!(told(Distrust::Revoked).contains("taken out of the cluster"));
+        let tried = vec!["a:1: refused".to_owned(), "b:1: no answer within 5 s".to_owned()];
+        let away = shown(&Failure::from(client::Error::Unreachable { cluster: "home".to_owned(), tried }));
+        assert!(away.contains("because: a:1: refused\n  because: b:1: no answer"), "{away}");
+    }
+
+    #[test]
     fn causes_are_listed_outermost_first() {
         let inner = io::Error::from_raw_os_error(libc::ENOENT);
         let outer = client::Error::NoDaemon { socket: "/s".into(), source: inner };

@@ -172,6 +172,7 @@ fn failed(node: &Seen, facts: &NodeFacts, check: &HealthCheck) -> Trouble {
         "engine" | "lease" => format!("on {name}: journalctl -u dvsd; with etcd: tail {log_dir}/etcd.log"),
         "proxy" => format!("dvs node inspect {name}; on {name}: tail {log_dir}/proxy.log"),
         "disk-space" => format!("on {name}: df -h, and make room"),
+        "audit" => format!("on {name}: df -h; what is not written cannot be shown later"),
         _ => format!("on {name}: journalctl -u dvsd, systemctl restart dvsd (containers go on)"),
     };
     trouble(node, &check.name.replace('-', " "), Gravity::Broken, check.problems.join("; "), hint)
