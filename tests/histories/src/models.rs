@@ -1,0 +1,4 @@
+//! What a single copy does.
+
+pub mod race;
+pub mod register;
