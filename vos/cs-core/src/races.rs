@@ -142,9 +142,16 @@ impl Races {
         let prefix = names::queue_prefix(race, name);
         let key = names::of_session(&prefix, self.node, session);
         if let Some(wish) = self.wishes.get_mut(&key) {
+            // Whose time was over heard so, perhaps before the wish was gone: this is another one, which says something
+            // else of itself.
+            let is_another = wish.waiters.is_empty() && wish.value != value;
             match wish.stage {
                 Stage::Held(token) => answers.give(ticket, Answered::words(Fencing { token })),
                 _ => wish.waiters.push(Waiter { ticket, until }),
+            }
+            if is_another && !matches!(wish.stage, Stage::Held(_)) {
+                wish.value = value.to_vec();
+                self.withdraw(&key, desk);
             }
             // One that was adopted may be the first meanwhile.
             return self.look_at(&key, (replica, desk, answers));

@@ -248,3 +248,36 @@ fn member_that_wants_everything_is_refused_and_others_names_and_sessions_are_not
     world.settle(1_000, |world| world.answers.clear());
     assert!(world.queue().is_empty(), "all is free when its session is over");
 }
+
+#[test]
+fn candidate_who_comes_again_is_called_what_it_says_now() {
+    let mut world = World::new(1, 1);
+    world.settle(500, |_| ());
+    for session in [1, 2] {
+        world.node(0).core.open(session, 0, 1).expect("a new session");
+    }
+    let name = Measured(b"chief");
+    let campaign = |world: &mut World, session, value: &[u8], wait_ms| {
+        let acquire = Acquire { race: Race::Election, name, wait_ms, value };
+        world.call(0, session, 0, Request::Acquire(acquire))
+    };
+    let answer = |world: &World, ticket| {
+        world.answers.iter().find(|(_, one, _)| *one == ticket).map(|(.., answer)| answer.clone())
+    };
+    let chief = campaign(&mut world, 1, b"chief", 0);
+    let early = campaign(&mut world, 2, b"early", 50);
+    for _ in 0..100 {
+        world.step();
+    }
+    let token = Fencing::from(answer(&world, chief).expect("an answer").expect("it leads").words).token;
+    // The engine says nothing for so long that the candidate is not kept waiting for its withdrawal.
+    world.pass(100);
+    world.pass(10_000);
+    assert_eq!(answer(&world, early), Some(Err(Errno::TimedOut)));
+    let late = campaign(&mut world, 2, b"late", 60_000);
+    world.call(0, 1, 0, Request::Release(Release { race: Race::Election, name, token }));
+    world.settle(1_000, |_| ());
+    let token = Fencing::from(answer(&world, late).expect("an answer").expect("it leads").words).token;
+    let first = world.engine.keys.values().find(|(known, _)| known.created == token).expect("the owner's key");
+    assert_eq!(String::from_utf8_lossy(&first.0.value), "late");
+}
