@@ -10,6 +10,7 @@ pub mod c_library;
 pub mod load;
 pub mod machines;
 pub mod openapi;
+pub mod robustness;
 pub mod store_load;
 pub mod terminal;
 pub mod traces;
@@ -98,12 +99,14 @@ impl Cluster {
 
     /// Something that the cluster's record has of a node.
     pub fn path_of(&self, node: &str, what: &str) -> PathBuf {
-        let records = files_ending(self.directory.path(), "cluster.json");
-        let record = std::fs::read(records.first().expect("a cluster")).expect("its record");
-        let record: Value = serde_json::from_slice(&record).expect("JSON");
-        let nodes = record["nodes"].as_array().expect("nodes");
-        let found = nodes.iter().find(|one| one["name"] == node).expect("the node");
-        PathBuf::from(found[what].as_str().expect("a path"))
+        PathBuf::from(self.record_of(node).expect("the node")[what].as_str().expect("a path"))
+    }
+
+    /// What the cluster's record has of a node.
+    pub fn record_of(&self, node: &str) -> Option<Value> {
+        let place = self.directory.path().join("run").join("dev").join("dev").join("cluster.json");
+        let record: Value = serde_json::from_slice(&std::fs::read(place).ok()?).ok()?;
+        record["nodes"].as_array()?.iter().find(|one| one["name"] == node).cloned()
     }
 
     /// `dvs` with these arguments, aimed at this cluster, ended after two minutes.

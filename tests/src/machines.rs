@@ -42,6 +42,17 @@ impl Machines {
         self.cluster.command_without_limit(&[&["dev", "exec", node, "--"], argv].concat())
     }
 
+    /// The same, when it may fail.
+    pub fn try_dev(&self, arguments: &[&str]) -> Output {
+        self.cluster.output(&[&["dev"], arguments].concat())
+    }
+
+    /// The first process of a machine that is on, as this host numbers it.
+    pub fn machine_pid(&self, node: &str) -> Option<u32> {
+        let record = self.cluster.record_of(node)?;
+        u32::try_from(record["machine"]["pid"].as_u64()?).ok()
+    }
+
     /// Any program on a machine.
     pub fn run(&self, node: &str, argv: &[&str]) -> Output {
         self.cluster.output(&[&["dev", "exec", node, "--"], argv].concat())

@@ -35,6 +35,8 @@ pub enum Answer {
     },
     /// The condition did not hold.
     Refused,
+    /// Of a deletion: the key is not there now, whoever deleted it. Of two that delete at once both may say so.
+    Gone,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -69,6 +71,7 @@ impl Model for Register {
                 state.value?;
                 Some(State { value: None, newest: changed(state, *given, *revision)? })
             }
+            (Ask::Delete { .. }, Some(Answer::Gone)) => Some(State { value: None, newest: state.newest }),
             (Ask::Put { given, .. }, Some(Answer::Refused)) => (!must_hold(state, *given)).then(|| state.clone()),
             (Ask::Delete { given }, Some(Answer::Refused | Answer::Missing)) => {
                 (state.value.is_none() || !must_hold(state, *given)).then(|| state.clone())
