@@ -1,8 +1,9 @@
 //! Start and stop of the daemon.
 //!
-//! Order of the start: directories and logs, this node's member of the engine, engine, certificates, listening sockets
-//! (their ports are registered), node record, shelf, broker, proxy, follower and workers, lease, and last the API: who
-//! can ask gets answers. The stop goes backwards and ends nothing that belongs to a container.
+//! Order of the start: directories, which no other daemon may have taken, and logs, this node's member of the engine,
+//! engine, certificates, listening sockets (their ports are registered), node record, shelf, broker, proxy, follower
+//! and workers, lease, and last the API: who can ask gets answers. The stop goes backwards and ends nothing that
+//! belongs to a container.
 
 use std::collections::HashSet;
 use std::fs;
@@ -27,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::api::serve::{self, Knowledge};
 use crate::api::{self, Api, remote};
+use crate::claim::{Claim, ClaimError};
 use crate::config::Config;
 use crate::context::{Context, Ending};
 use crate::descriptors;
@@ -78,6 +80,8 @@ pub enum DaemonError {
         #[source]
         cause: std::io::Error,
     },
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     #[error("the limit of open files cannot be raised")]
     Descriptors(#[source] std::io::Error),
     #[error("the cluster engine cannot be opened")]
@@ -128,6 +132,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let manager = Arc::new(ServiceManager::from_env());
     manager.say_status("preparing");
     make_directories(&config)?;
+    // Before anything in them is looked at, the member of the engine first of all.
+    let _claim = Claim::take(&[&config.state_dir, &config.run_dir])?;
     let credentials = certificates::open(&config.tls_dir)?;
     let etcd = engine::chosen(&config).map_err(engine::OpenError::Settings)?;
     let for_etcd = credentials_for_etcd(etcd.as_ref(), &credentials)?;
@@ -143,7 +149,6 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     manager.say_status("taking over what runs");
     let acceptor = TlsAcceptor::from(credentials.server_config(Door::Anyone)?);
     let connector = remote::connector(credentials.client_config()?);
-    // Two daemons of one node would fight over its containers.
     let socket = serve::bind_unix(&config.socket)?;
     let api_listener = listen(&config)?;
     let sockets = proxyctl::listen(&config)?;

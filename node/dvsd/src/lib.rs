@@ -25,6 +25,7 @@
 
 mod anew;
 mod api;
+mod claim;
 mod config;
 mod context;
 mod daemon;

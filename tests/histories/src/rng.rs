@@ -9,7 +9,7 @@ impl Rng {
         Rng(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,7 +19,7 @@ impl Rng {
 
     /// Below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.draw() % end
     }
 
     pub fn one_in(&mut self, many: u64) -> bool {
@@ -35,6 +35,6 @@ impl Rng {
     /// Another sequence, of this one and of a number.
     pub fn fork(&self, number: u64) -> Rng {
         let mut mixed = Rng(self.0 ^ number.wrapping_mul(0xd134_2543_de82_ef95));
-        Rng(mixed.next())
+        Rng(mixed.draw())
     }
 }

@@ -22,14 +22,14 @@ const GONE_WITHIN: Duration = Duration::from_secs(30);
 /// What is not well; empty when everything is. From every node.
 pub fn unwell(site: &Site, dc: Option<&str>) -> Vec<String> {
     let mut unwell = Vec::new();
-    for node in 0..NODES.len() {
+    for (node, name) in NODES.iter().enumerate() {
         match site.states(node) {
-            None => unwell.push(format!("{} does not list the nodes", NODES[node])),
+            None => unwell.push(format!("{name} does not list the nodes")),
             Some(states) => {
                 let others = states.iter().filter(|(_, state)| state != "ready");
-                unwell.extend(others.map(|(of, state)| format!("{of} is {state}, as {} says", NODES[node])));
+                unwell.extend(others.map(|(of, state)| format!("{of} is {state}, as {name} says")));
                 if states.len() != NODES.len() {
-                    unwell.push(format!("{} lists {states:?}", NODES[node]));
+                    unwell.push(format!("{name} lists {states:?}"));
                 }
             }
         }
@@ -37,7 +37,7 @@ pub fn unwell(site: &Site, dc: Option<&str>) -> Vec<String> {
             let phase = site.json(node, &["dc", "inspect", dc]);
             let phase = phase.as_ref().and_then(|it| it["phase"].as_str()).unwrap_or("not shown");
             if phase != "running" {
-                unwell.push(format!("{dc} is {phase}, as {} says", NODES[node]));
+                unwell.push(format!("{dc} is {phase}, as {name} says"));
             }
         }
     }
@@ -124,6 +124,11 @@ pub fn judge_programs(site: &Site, notes: &Notes, dc: &str) -> usize {
 
 /// Deletes all containers; what is left of them on machines and in the engine afterwards is wrong.
 pub fn clear(site: &Site, notes: &Notes) {
+    for node in NODES {
+        // What people say of nodes outlives containers.
+        let _ = site.dvs(0, &["node", "label", node, "color-"]);
+        let _ = site.dvs(0, &["node", "uncordon", node]);
+    }
     let begin = Instant::now();
     loop {
         let listed = site.json(0, &["dc", "ls"]);

@@ -66,13 +66,15 @@ pub enum Fault {
     FullDisk { node: Node, ms: u64 },
     /// The engine forgets what was, and its member there moves its data together, which stops it for a moment.
     Compact { node: Node },
+    /// Somebody starts a second daemon on a node.
+    Second { node: Node },
     /// The machine is lost for good; another one of its name joins. The container is made anew: last of a generation.
     Replace { node: Node },
 }
 
 pub type Round = Vec<Fault>;
 
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
     "kill",
     "stop",
     "stopmachine",
@@ -85,6 +87,7 @@ const KINDS: [&str; 13] = [
     "hungdisk",
     "fulldisk",
     "compact",
+    "second",
     "replace",
 ];
 
@@ -139,6 +142,7 @@ fn shuffled_deck(rng: &mut Rng) -> Vec<Fault> {
     deck.push(Fault::HungDisk { node: node(rng), ms: 500 + rng.below(3000) });
     deck.push(Fault::FullDisk { node: node(rng), ms: 1000 + rng.below(1500) });
     deck.push(Fault::Compact { node: node(rng) });
+    deck.push(Fault::Second { node: node(rng) });
     for last in (1..deck.len()).rev() {
         deck.swap(last, rng.below(last as u64 + 1) as usize);
     }
@@ -177,6 +181,7 @@ impl fmt::Display for Fault {
             Fault::HungDisk { node, ms } => write!(f, "hungdisk:{}:{ms}", NODES[*node]),
             Fault::FullDisk { node, ms } => write!(f, "fulldisk:{}:{ms}", NODES[*node]),
             Fault::Compact { node } => write!(f, "compact:{}", NODES[*node]),
+            Fault::Second { node } => write!(f, "second:{}", NODES[*node]),
             Fault::Replace { node } => write!(f, "replace:{}", NODES[*node]),
         }
     }
@@ -210,6 +215,7 @@ impl FromStr for Fault {
             "hungdisk" => Fault::HungDisk { node: node(1)?, ms: ms(2)? },
             "fulldisk" => Fault::FullDisk { node: node(1)?, ms: ms(2)? },
             "compact" => Fault::Compact { node: node(1)? },
+            "second" => Fault::Second { node: node(1)? },
             "replace" => Fault::Replace { node: node(1)? },
             _ => return Err(wrong()),
         })

@@ -138,13 +138,13 @@ fn compare(
     if status != Some(0) || !lines.iter().any(|line| line == "summary") {
         return notes.is_wrong(format!("the file worker on {} ended with {status:?}: {errors:?}", NODES[node]));
     }
-    for other in 0..NODES.len() {
-        let see = ["run", dc, "--node", NODES[other], "--", "python3", "-c", PROGRAM, "summary", directory, "0"];
+    for (other, name) in NODES.iter().enumerate() {
+        let see = ["run", dc, "--node", name, "--", "python3", "-c", PROGRAM, "summary", directory, "0"];
         let done = site.dvs(other, &see);
         let seen = String::from_utf8_lossy(&done.stdout).into_owned();
         if !done.status.success() || seen.lines().skip(1).ne(wanted.iter().copied()) {
             let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            notes.is_wrong(format!("{directory} is not on {} what its worker left: {said}", NODES[other]));
+            notes.is_wrong(format!("{directory} is not on {name} what its worker left: {said}"));
         }
     }
 }

@@ -144,7 +144,7 @@ impl Member<'_> {
 
     fn value(&mut self, program: &mut Program) -> Then {
         let key = format!("key{}", self.rng.below(VALUES));
-        let value = self.rng.next() >> 16;
+        let value = self.rng.draw() >> 16;
         match self.rng.below(10) {
             0..=3 => self.ask_value(program, &key, Ask::Get).1,
             4..=5 => self.ask_value(program, &key, Ask::Put { value, given: Given::Anything }).1,
@@ -213,7 +213,7 @@ impl Member<'_> {
 
     /// Wants it, looks whether it still has it, gives it up.
     fn race(&mut self, program: &mut Program, watcher: u64, name: &str, kind: Kind) -> Then {
-        let wish = self.rng.next();
+        let wish = self.rng.draw();
         let leader = format!("m{watcher}.{}", wish % 10_000);
         let (word, of) = (kind.word(), format!("{}/{name}", kind.word()));
         let invoked = self.notes.now();

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::robustness::Notes;
 use crate::robustness::faults::{Fault, NODES, Node, Role, Round};
 use crate::robustness::site::Site;
-use crate::robustness::watch::{find, signal, table};
+use crate::robustness::watch::{find, is_daemon, signal, table};
 
 /// A node that nobody hears is not called well any more after this.
 const TRUTH_WITHIN: Duration = Duration::from_millis(1500);
@@ -123,6 +123,12 @@ impl<'a> Nemesis<'a> {
                     self.site.etcdctl(node, &["defrag"]);
                 }
             }
+            Fault::Second { node } => {
+                let said = self.site.second_daemon(node);
+                if is_alone && !said.contains("another daemon works on this node") {
+                    self.notes.is_wrong(format!("a second daemon on {} said: {said}", NODES[node]));
+                }
+            }
             // Between generations.
             Fault::Replace { .. } => {}
         }
@@ -143,7 +149,7 @@ impl<'a> Nemesis<'a> {
     /// What a service manager does.
     fn ensure_daemon(&self, node: Node) {
         let _starting = self.starting.lock();
-        let is_there = table(self.site).iter().any(|one| one.node == node && one.role == Some(Role::Daemon));
+        let is_there = table(self.site).iter().any(|one| one.node == node && is_daemon(&one.command));
         if !is_there {
             self.site.begin_daemon(node);
         }

@@ -123,7 +123,7 @@ impl Person<'_> {
     fn store(&mut self) {
         let key = format!("key{}", self.rng.below(KEYS));
         let history = format!("ds/{key}");
-        let value = self.rng.next() >> 16;
+        let value = self.rng.draw() >> 16;
         let text = value.to_string();
         let revision = |done: &Output| String::from_utf8_lossy(&done.stdout).trim().parse::<u64>().ok();
         let changed = |done: &Output, words: &str| match done.status.success() {

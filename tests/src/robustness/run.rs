@@ -132,7 +132,7 @@ impl Generation<'_> {
                     let member = Member { site, notes, dc: DC, node, number, rng: rng.fork(u64::from(number)) };
                     scope.spawn(move || member.run());
                 }
-                let (seed, operations) = (rng.fork(200 + node as u64).next() >> 8, &operations);
+                let (seed, operations) = (rng.fork(200 + node as u64).draw() >> 8, &operations);
                 scope.spawn(move || {
                     operations.fetch_add(files::work(site, notes, DC, node, seed), Ordering::Relaxed);
                 });

@@ -94,6 +94,15 @@ impl Site {
         self.machines.sh(NODES[node], &script);
     }
 
+    /// What a second daemon of a node says, and that it ends. One that finds the first one gone works for a second.
+    pub fn second_daemon(&self, node: Node) -> String {
+        let program = dvs_binary();
+        let program = program.to_str().expect("a path of text");
+        let run = ["timeout", "--signal=TERM", "10", program, "daemon", "--config", "/etc/dvs/dvsd.toml"];
+        let done = self.machines.run(NODES[node], &run);
+        String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout)
+    }
+
     fn await_ready(&self, node: Node) {
         let begin = Instant::now();
         loop {

@@ -81,7 +81,7 @@ fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
         "dvs server cs" => Some(Role::Cs),
         // One that was started long enough to have become etcd.
         other if other.starts_with("etcd --name") => Some(Role::Member),
-        other if other.contains("daemon --config") && !other.starts_with("sh ") && !other.starts_with("setsid ") => {
+        other if is_daemon(other) => {
             // What it is about to start has one thread, and its name, until it is that.
             alive(pid).filter(|(.., threads)| *threads > 1).map(|_| Role::Daemon)
         }
@@ -91,6 +91,12 @@ fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
     let tag = role.is_none().then(|| variable(TAG)).flatten();
     let (dc, endpoint, epoch) = (number("dc"), number("endpoint"), number("epoch"));
     Some(Process { node, pid, began, role, dc, endpoint, epoch, tag, command })
+}
+
+/// Or what a daemon is about to start, which has its name for a moment.
+pub fn is_daemon(command: &str) -> bool {
+    command.contains(" daemon --config")
+        && !["sh ", "setsid ", "timeout "].iter().any(|other| command.starts_with(other))
 }
 
 pub fn signal(process: &Process, signal: Signal) {

@@ -77,7 +77,7 @@ impl Model for Register {
                 (state.value.is_none() || !must_hold(state, *given)).then(|| state.clone())
             }
             (Ask::Put { value, given }, None) => {
-                may_hold(state, *given).then(|| State { value: Some((*value, None)), newest: state.newest })
+                may_hold(state, *given).then_some(State { value: Some((*value, None)), newest: state.newest })
             }
             (Ask::Delete { given }, None) => {
                 may_hold(state, *given).then_some(State { value: None, newest: state.newest })
