@@ -13,7 +13,7 @@ use crate::run::{Outcome, read, workspace};
 
 const KINDS: &[&str] = &["struct ", "enum ", "union ", "trait ", "type "];
 /// What only tests and builds are made with may call things as it likes.
-const TOOLS: &[&str] = &["end-to-end", "difftest", "fuzz", "xtask"];
+const TOOLS: &[&str] = &["end-to-end", "difftest", "histories", "fuzz", "xtask"];
 
 type Owners = BTreeMap<String, BTreeSet<String>>;
 
