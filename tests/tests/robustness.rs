@@ -7,7 +7,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use end_to_end::robustness::figures;
 use end_to_end::robustness::run::{Wish, run};
+use end_to_end::robustness::site::Site;
 use libvos::CsClient;
 use rustix::io::Errno;
 use vos_api::cs::{ABSENT, ANY, Race};
@@ -99,4 +101,20 @@ fn thousand_faults_hurt_nobody_but_those_whom_they_kill() {
         let this_test = std::env::current_exe().expect("a test has a path");
         run(&Wish::from_environment(1000, 1000, 40, this_test));
     }
+}
+
+/// `COUNT=60 cargo test --workspace --test robustness -- --ignored --nocapture figures`
+#[test]
+#[ignore = "a measurement"]
+fn figures_of_lost_nodes_and_lost_leaders() {
+    if !is_possible() {
+        return;
+    }
+    let count = std::env::var("COUNT").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let site = Site::up();
+    let (others, leaders) = figures::node_losses(&site, count);
+    let kills = figures::leader_kills(&site, count / 2);
+    println!("a node that did not lead is fenced everywhere: {}", others.shown());
+    println!("a node that led is fenced everywhere: {}", leaders.shown());
+    println!("the engine's leader is killed, the API answers a change: {}", kills.shown());
 }

@@ -10,12 +10,14 @@
 //! files.rs      programs of the container that work on files
 //! examine.rs    is everything well again, and was everything as it should be
 //! run.rs        all of it
+//! figures.rs    how long things take
 //! ```
 //!
 //! docs/design/robustness.md says what must hold, and how a run is repeated.
 
 pub mod examine;
 pub mod faults;
+pub mod figures;
 pub mod files;
 pub mod members;
 pub mod nemesis;
