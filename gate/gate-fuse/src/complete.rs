@@ -117,6 +117,14 @@ impl Completer<'_> {
                 let leased = self.lease(ino, results);
                 bytes(&attributes(&attr_of(&done.data)?, leased))
             }
+            Then::Set => {
+                self.lease(ino, results);
+                bytes(&attributes(&attr_of(&done.data)?, false))
+            }
+            Then::Linked => {
+                let entry = self.entry(ino, self.name, &attr_of(&done.data)?, results);
+                bytes(&kernel::EntryOut { attr_valid: 0, attr_valid_nsec: 0, ..entry })
+            }
             Then::Bytes => FuseReply::Data { bytes: done.data.len() },
             Then::Open { ino, flags } => bytes(&self.open(ino, flags, results)?),
             Then::Create { flags } => {
@@ -258,7 +266,12 @@ impl Completer<'_> {
             if out.len() + plus_bytes + size_of::<kernel::Dirent>() + name.len().next_multiple_of(8) > page.room {
                 break;
             }
-            let plus = attr.map(|attr| self.entry(ino, Some(name), &attr, done.results));
+            // Without a lease they may be older than a change for which the kernel has dropped what it kept. With zeros
+            // it is told none, and looks the name up when it needs them, which it would have to do anyway.
+            let plus = attr.map(|attr| match done.results[3] & fs::LEASE {
+                0 => kernel::EntryOut::default(),
+                _ => self.entry(ino, Some(name), &attr, done.results),
+            });
             push_entry(&mut out, plus.as_ref(), &head, name);
             rest = after;
         }

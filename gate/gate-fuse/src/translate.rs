@@ -64,6 +64,11 @@ pub enum Then {
     /// A name that may not exist: the answer may be kept too.
     Lookup,
     Entry,
+    /// Attributes follow that the kernel puts into effect whatever it was told since it asked: a program that is slow
+    /// to wake up does it after the next recall. So they are trusted for no time at all.
+    Set,
+    /// Likewise, of an inode that has one more name.
+    Linked,
     Attr,
     Bytes,
     Open {
@@ -143,7 +148,7 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
         Body::Unknown => Step::Answer(libc::ENOSYS),
         Body::Lookup { name } => ask(Lookup { parent: ino, name }, Then::Lookup),
         Body::Getattr => ask(Getattr { ino }, Then::Attr),
-        Body::Setattr(head) => ask(Setattr { ino, time_ns: now, wanted: setattr(&head, now) }, Then::Attr),
+        Body::Setattr(head) => ask(Setattr { ino, time_ns: now, wanted: setattr(&head, now) }, Then::Set),
         Body::Readlink => ask_for(Readlink { ino }, 4096, Then::Bytes),
         Body::Symlink { name, target } => {
             let create = create(&request.header, libc::S_IFLNK | 0o777, 0, now);
@@ -165,7 +170,7 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
         Body::Unlink { name } => ask(Unlink { parent: ino, time_ns: Third(now), name }, Then::Empty),
         Body::Rmdir { name } => ask(Rmdir { parent: ino, time_ns: Third(now), name }, Then::Empty),
         Body::Rename { to, flags, old, new } => rename((ino, old), (to, new), flags, now),
-        Body::Link { ino: target, name } => ask(Link { ino: target, parent: ino, time_ns: now, name }, Then::Entry),
+        Body::Link { ino: target, name } => ask(Link { ino: target, parent: ino, time_ns: now, name }, Then::Linked),
         _ => plan_data(request, step, context),
     }
 }

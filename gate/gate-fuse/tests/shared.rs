@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Mounted, World, in_private_mounts};
@@ -178,6 +179,87 @@ fn file_that_three_nodes_write_and_map_in_turns_is_the_same_on_all() {
         let nodes = [world.mount("one"), world.mount("two"), world.mount("three")];
         (100..=106).for_each(|seed| run_in_turns(&nodes, seed, 60));
     });
+}
+
+/// Looks at the file all the while, from so many threads of each node.
+const LOOKERS: usize = 3;
+
+/// A kernel puts the answer to a look into effect when its program runs again, and ignores those to looks that began in
+/// between. With many programs on few processors that is late: what it then knows must not be older than a change that
+/// had ended before the later look began.
+#[test]
+fn size_that_another_node_changed_is_right_while_many_programs_look_at_the_file() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let nodes = ["one", "two"].map(|name| world.mount_for(name, Duration::from_secs(100)));
+        let is_over = AtomicBool::new(false);
+        std::fs::write(nodes[0].path.join("f"), "").expect("write");
+        let open = |node: &Mounted| File::options().read(true).write(true).open(node.path.join("f")).expect("open");
+        let files = nodes.each_ref().map(open);
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for node in &nodes {
+                for _ in 0..LOOKERS {
+                    scope.spawn(|| {
+                        while !is_over.load(Ordering::Relaxed) {
+                            std::fs::metadata(node.path.join("f")).expect("stat");
+                        }
+                    });
+                }
+            }
+            change_and_look(&nodes, &files, 1);
+        });
+    });
+}
+
+/// Ends those who look, also after a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// In turns one node makes the file longer or shorter, and then the other must know how long it is.
+fn change_and_look(nodes: &[Mounted; 2], files: &[File; 2], seed: u64) {
+    const STEPS: usize = 200;
+    let (mut random, mut size) = (Random::new(seed), 0);
+    for step in 0..STEPS {
+        let (changer, looker) = if random.below(2) == 0 { (0, 1) } else { (1, 0) };
+        let before = size;
+        let what = if size > 40_000 { 0 } else { random.below(4) };
+        let bytes = 1 + random.below(6000);
+        match what {
+            0 => {
+                size = random.below(size + 1);
+                files[changer].set_len(size as u64).expect("truncate");
+            }
+            1 => {
+                files[changer].write_all_at(&vec![1; bytes], size as u64).expect("pwrite");
+                size += bytes;
+            }
+            2 => {
+                size += bytes;
+                let (offset, bytes) = (0, size as u64);
+                let flags = rustix::fs::FallocateFlags::empty();
+                rustix::fs::fallocate(&files[changer], flags, offset, bytes).expect("fallocate");
+            }
+            _ => {
+                let mut appender = OpenOptions::new().append(true).open(nodes[changer].path.join("f")).expect("open");
+                appender.write_all(&vec![2; bytes]).expect("append");
+                size += bytes;
+            }
+        }
+        let mut file = &files[looker];
+        let how = random.below(3);
+        let seen = match how {
+            0 => file.read_at(&mut vec![0; size + 1], 0).expect("pread"),
+            1 => file.seek(std::io::SeekFrom::End(0)).expect("seek") as usize,
+            _ => file.metadata().expect("stat").len() as usize,
+        };
+        assert_eq!(seen, size, "seed {seed}, step {step}: {before} bytes changed by {what}, looked at by {how}");
+    }
 }
 
 /// System calls that go by the size their own kernel knows, and ask nobody.

@@ -125,7 +125,7 @@ impl Fs {
             }
             Ok(Request::Setlk(_)) => self.begin_job(call, answer, Fs::run_setlk),
             Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_job(call, answer, Fs::run_change),
-            Ok(_) => self.run_read(&call, answer),
+            Ok(_) => self.begin_look(call, answer),
             Err(why) => answer(Reply::failed(why.into())),
         }
     }
@@ -181,6 +181,19 @@ impl Fs {
         match self.leases.read(session, ino, pages, self.now(), resume) {
             Ok(woken) => self.wake(woken),
             Err(resume) => resume(Go::On),
+        }
+    }
+
+    /// Attributes are told under a lease: while changes of others are under way, whoever looks waits for them.
+    fn begin_look(self: &Arc<Fs>, call: Call, answer: Responder) {
+        let Some((ino, look)) = ops::looked_at(self, &call) else { return self.run_read(&call, answer) };
+        let (session, fs) = (call.session, self.clone());
+        let resume = Box::new(move |go| match go {
+            Go::On => fs.run_read(&call, answer),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        if let Err(resume) = self.leases.look(session, ino, look, resume) {
+            resume(Go::On);
         }
     }
 

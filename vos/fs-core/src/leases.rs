@@ -13,6 +13,10 @@
 //! asks all others for their leases, as a change does. The exception is a session that has been asked for its lease and
 //! has not given it back: it is answered at once, without a lease, because giving back may wait for that answer.
 //!
+//! Attributes have no such memory, but a kernel may put an answer into effect long after it was given, and then ignores
+//! the answers to whatever was asked in between. So nobody is told attributes from before a change that the session has
+//! let pass: who looks while changes of others are under way waits for them and gets a lease ([`Leases::look`]).
+//!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
 //! A restarted server does not know who holds what: every session of before owes one event "drop everything"
@@ -113,6 +117,16 @@ pub enum Pages {
     Changed,
 }
 
+/// How long somebody waits who looks at attributes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// Until nothing can make the answer old before it is taken back.
+    Patient,
+    /// Not while the session is asked for anything: giving that back may wait for this look (it holds the lock of a
+    /// directory).
+    Hasty,
+}
+
 #[derive(Default)]
 pub struct Leases {
     state: Mutex<State>,
@@ -133,6 +147,13 @@ struct State {
     /// By their numbers: in the order in which they came.
     waiters: BTreeMap<u64, Waiter>,
     readers: Vec<Reader>,
+}
+
+/// What somebody waits for a lease for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Bytes,
+    Attributes(Look),
 }
 
 /// Changes of one inode that wait or run: their numbers and sessions.
@@ -190,6 +211,7 @@ enum Wanted {
 struct Reader {
     session: u64,
     ino: u64,
+    wish: Wish,
     /// Changes up to this number come first.
     behind: u64,
     resume: Resume,
@@ -227,11 +249,29 @@ impl Leases {
         }
         let behind = state.last_number;
         if !state.holds(session, ino) && state.is_changed_by_others(session, ino, behind) {
-            state.readers.push(Reader { session, ino, behind, resume });
+            state.readers.push(Reader { session, ino, wish: Wish::Bytes, behind, resume });
             return Ok(Vec::new());
         }
         state.hold(session, ino);
         Err(resume)
+    }
+
+    /// Waits, if need be, until attributes can be told under a lease; `resume` is called then. `Err`: nothing has to be
+    /// waited for, `resume` comes back.
+    pub fn look(&self, session: u64, ino: u64, look: Look, resume: Resume) -> Result<(), Resume> {
+        let mut state = self.state.lock();
+        let reader = Reader { session, ino, wish: Wish::Attributes(look), behind: state.last_number, resume };
+        if session == 0 || state.holds(session, ino) || !state.must_wait(&reader) {
+            return Err(reader.resume);
+        }
+        state.readers.push(reader);
+        Ok(())
+    }
+
+    /// Whether [`Leases::look`] could have something to wait for.
+    pub fn may_wait(&self, session: u64, ino: u64) -> bool {
+        let state = self.state.lock();
+        state.places.contains_key(&ino) || state.is_asked(session, ino)
     }
 
     /// The session opens the inode once more.
@@ -369,7 +409,9 @@ impl Leases {
         for (number, ino) in returned {
             state.give_up(session, ino, number);
         }
-        state.satisfied(session, recall, now_ms)
+        let mut woken = state.satisfied(session, recall, now_ms);
+        woken.extend(state.let_readers_in());
+        woken
     }
 
     /// The session is gone: what it has parked ends. Its leases stay until [`Leases::forget`].
@@ -480,6 +522,11 @@ impl State {
             || self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
     }
 
+    /// Whether the session was asked for anything that it has not given back.
+    fn owes(&self, session: u64) -> bool {
+        self.mailboxes.get(&session).is_some_and(|mailbox| !mailbox.owed.is_empty())
+    }
+
     /// Asks all others for their leases. Readers of theirs that wait for the only lease are answered without one: what
     /// is asked back now may wait for them. (Unless they wait for this change: see [`State::needs`].)
     fn recall(&mut self, session: u64, touch: &Touch, when: When, now_ms: u64) -> Woken {
@@ -525,7 +572,10 @@ impl State {
                 && waiter.touch.inos.iter().any(|ino| self.is_asked(waiter.session, *ino))
         });
         let numbers: Vec<u64> = readers.map(|(number, _)| *number).collect();
-        numbers.iter().filter_map(|number| self.waiters.remove(number)).map(|waiter| (waiter.resume, Go::On)).collect()
+        let readers = numbers.iter().filter_map(|number| self.waiters.remove(number)).map(|waiter| waiter.resume);
+        let mut woken: Woken = readers.map(|resume| (resume, Go::On)).collect();
+        woken.extend(self.let_hasty_in());
+        woken
     }
 
     /// Whom a change of these inodes must wait for, and up to which event.
@@ -622,12 +672,23 @@ impl State {
         true
     }
 
+    /// Whether the reader's turn is yet to come.
+    fn must_wait(&self, reader: &Reader) -> bool {
+        let Reader { session, ino, wish, behind, .. } = *reader;
+        match wish {
+            Wish::Attributes(Look::Hasty) if self.owes(session) => false,
+            // While the session owes its lease, a change may begin that it is not told of once more.
+            Wish::Attributes(Look::Patient) if self.is_asked(session, ino) => true,
+            _ => self.is_changed_by_others(session, ino, behind),
+        }
+    }
+
     /// Readers for whom all changes that came before them are through.
     fn let_readers_in(&mut self) -> Woken {
         let readers = std::mem::take(&mut self.readers);
         let mut woken = Vec::new();
         for reader in readers {
-            if self.is_changed_by_others(reader.session, reader.ino, reader.behind) {
+            if self.must_wait(&reader) {
                 self.readers.push(reader);
             } else {
                 self.hold(reader.session, reader.ino);
@@ -635,6 +696,16 @@ impl State {
             }
         }
         woken
+    }
+
+    /// Those who must not wait any longer because their sessions were asked for something; they get no lease.
+    fn let_hasty_in(&mut self) -> Woken {
+        let (hasty, others) = std::mem::take(&mut self.readers)
+            .into_iter()
+            .partition(|reader| reader.wish == Wish::Attributes(Look::Hasty) && self.owes(reader.session));
+        self.readers = others;
+        let hasty: Vec<Reader> = hasty;
+        hasty.into_iter().map(|reader| (reader.resume, Go::On)).collect()
     }
 }
 

@@ -533,10 +533,15 @@ fn conflicting_change_waits_until_the_lease_is_given_back_and_ones_own_does_not(
     assert_eq!((recall.ino.get(), recall.kind.get()), (ino, api::INODE));
     assert!(events_one.try_recv().is_err(), "nobody recalls from himself");
     // While it is being recalled nobody gets a new one.
-    assert_eq!(two.read_call(api::GETATTR, [ino, 0, 0], &[]).results[3] & api::LEASE, 0);
+    let look = submit(&fs, Call { session: 8, op: api::GETATTR, args: [ino, 0, 0], ..Call::default() });
+    assert!(look.try_recv().is_err(), "it waits for the change");
     two.read_call(api::RELEASED, [recall.recall.get(), 0, 0], &[]);
     assert_eq!(write.try_recv().expect("the write went on").status, 0);
-    assert_eq!(one.write(ino, 1, b"y", 3).status, 0);
+    assert_eq!(look.try_recv().expect("the look went on").results[3] & api::LEASE, api::LEASE);
+    let write = start(&mut one, api::WRITE, [ino, 1, 3], b"y");
+    assert!(write.try_recv().is_err(), "the lease of the look is asked back");
+    two.read_call(api::RELEASED, [recall.recall.get() + 1, 0, 0], &[]);
+    assert_eq!(write.try_recv().expect("the write went on").status, 0);
     assert_eq!(two.read(ino, 0, 10), b"xy");
     let _ = two.sequence;
     two.sequence = 0;

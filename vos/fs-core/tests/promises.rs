@@ -253,6 +253,65 @@ fn who_has_a_file_open_hears_before_it_becomes_longer_even_without_a_lease() {
     assert_eq!(submit(&fs, call).try_recv().expect("an answer at once").status, 0);
 }
 
+fn lookup_call(session: u64, name: &str) -> Call {
+    let data = name.as_bytes().to_vec();
+    Call { session, op: api::LOOKUP, args: [api::ROOT, 0, 0], data, capacity: 4096, ..Call::default() }
+}
+
+/// Size, and whether it may be kept.
+fn told(reply: &Reply) -> (u64, bool) {
+    (attr_of(reply).bytes.get(), reply.results[3] & api::LEASE != 0)
+}
+
+/// A kernel that puts the answer into effect late would ignore those to later questions.
+#[test]
+fn size_from_before_a_change_is_not_told_to_who_has_let_that_change_pass() {
+    let (_, fs) = new();
+    let (mut writer, reader, other) = (Client::new(&fs, 7), Client::new(&fs, 8), Client::new(&fs, 9));
+    let ino = attr_of(&writer.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    let look = || submit(&fs, Call { session: 8, op: api::GETATTR, args: [ino, 0, 0], ..Call::default() });
+    for round in 0..3 {
+        reader.attr(ino);
+        other.attr(ino);
+        let call = writer.change_call(api::WRITE, api::APPEND, [ino, 0, 1], b"12345");
+        let written = submit(&fs, call);
+        let asked = look();
+        assert!(asked.try_recv().is_err());
+        give_back(&reader);
+        // The change waits for the third one only.
+        let looks = [asked, look(), submit(&fs, lookup_call(8, "f"))];
+        assert!(written.try_recv().is_err() && looks.iter().all(|look| look.try_recv().is_err()));
+        give_back(&other);
+        assert_eq!(written.recv().expect("an answer").status, 0);
+        let size = 5 * (round + 1);
+        for look in looks {
+            assert_eq!(told(&look.recv().expect("an answer")), (size, true));
+        }
+    }
+}
+
+/// The kernel holds the directory's lock during a look-up, and what the session is asked for may need that lock.
+#[test]
+fn look_up_does_not_wait_while_its_session_is_asked_for_anything() {
+    let (_, fs) = new();
+    let mut clients = [7, 8, 9].map(|session| Client::new(&fs, session));
+    let ino = attr_of(&clients[0].make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
+    let second = attr_of(&clients[0].make(api::MKNOD, 1, "g", PLAIN, 1)).ino.get();
+    clients[1].attr(second);
+    clients[2].attr(ino);
+    let call = clients[0].change_call(api::WRITE, 0, [ino, 0, 1], b"12345");
+    let written = submit(&fs, call);
+    let parked = submit(&fs, lookup_call(8, "f"));
+    assert!(parked.try_recv().is_err());
+    let call = clients[0].change_call(api::WRITE, 0, [second, 0, 1], b"x");
+    let other = submit(&fs, call);
+    assert_eq!(told(&parked.try_recv().expect("an answer at once")), (0, false));
+    assert_eq!(told(&submit(&fs, lookup_call(8, "f")).try_recv().expect("an answer at once")), (0, false));
+    give_back(&clients[1]);
+    give_back(&clients[2]);
+    assert_eq!([written, other].map(|change| change.recv().expect("an answer").status), [0, 0]);
+}
+
 #[test]
 fn what_a_fenced_session_had_parked_for_a_lease_does_not_happen() {
     let (_, fs) = new();

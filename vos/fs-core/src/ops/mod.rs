@@ -18,7 +18,7 @@ use vos_api::fs::{
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
-use crate::leases::Touch;
+use crate::leases::{Look, Touch};
 use crate::locks::{Held, Table};
 use crate::model::{Entry, Inode, key_name, key1, tag};
 use crate::ops::names::{Kind, Making};
@@ -70,6 +70,19 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         Request::PlaceFile(it) => place::place(job, it),
         _ => Err(Errno::NotSupported),
     }
+}
+
+/// Whose attributes a request asks for, and how long it may wait until they can be told. Not those of directories:
+/// their locks are held by kernels that ask, and others wait for these locks.
+pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
+    let (ino, look) = match call.request().ok()? {
+        Request::Getattr(it) => (it.ino, Look::Patient),
+        Request::Lookup(it) => (fs.read_entry(it.parent, it.name).ok()??.ino, Look::Hasty),
+        _ => return None,
+    };
+    // Most are looked at by nobody else; then there is nothing to find out.
+    let waits = fs.leases.may_wait(call.session, ino) && !fs.read_inode(ino).ok()?.is_dir();
+    waits.then_some((ino, look))
 }
 
 /// What a change will touch, as far as it can be seen before.
