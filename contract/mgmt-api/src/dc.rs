@@ -29,10 +29,11 @@ use crate::placement::{Placement, ServerKind};
 #[serde(deny_unknown_fields)]
 pub struct DcSpec {
     pub name: String,
-    /// In order: a node's position gives its PID range and its address. They share the endpoints that programs can
-    /// bind.
+    /// In order: a node's position when the container is made gives its PID range and its address, which it keeps. They
+    /// share the endpoints that programs can bind.
     pub nodes: Vec<String>,
-    /// The private network; node at position i has the i+1-th address. Several containers may use the same one.
+    /// The private network; node at position i has the i+1-th address, one that comes later the next one. Several
+    /// containers may use the same one.
     #[serde(default = "default_subnet")]
     pub subnet: String,
     /// Its programs see the nodes' `/opt`, as they see `/usr`: read-only, and of it what everybody on the node may
@@ -50,6 +51,14 @@ pub struct DcSpec {
     /// The first one holds the file tree. None: there will be one of 1 GiB.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
+}
+
+/// A node that comes to a container.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DcNodeRequest {
+    pub node: String,
 }
 
 pub fn default_subnet() -> String {

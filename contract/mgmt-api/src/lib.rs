@@ -28,8 +28,8 @@ pub use access::{
 };
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
-    Dc, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus, WaitMode,
-    default_subnet, valid_name,
+    Dc, DcNodeRequest, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus,
+    WaitMode, default_subnet, valid_name,
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use error::{ErrorBody, ErrorKind};

@@ -52,6 +52,12 @@ pub const JOIN: &str = "/v1/join";
 pub const DCS: &str = "/v1/dcs";
 /// GET; DELETE (`?force=true` stops it first, `?keep_data=true` leaves images).
 pub const DC: &str = "/v1/dcs/{dc}";
+/// POST [`crate::DcNodeRequest`]: the container spans this node, too; 200 with [`crate::Dc`] when it runs there, if it
+/// is to run. Again: the same answer.
+pub const DC_NODES: &str = "/v1/dcs/{dc}/nodes";
+/// DELETE (`?force=true`: programs there end, and it need not answer): the container does not span this node any more;
+/// [`crate::Dc`]. Refused while a server stands there that does not stand on each node.
+pub const DC_NODE: &str = "/v1/dcs/{dc}/nodes/{node}";
 /// POST: 200 with [`crate::Dc`] when every node reports it running, or the error that prevents it.
 pub const DC_START: &str = "/v1/dcs/{dc}/start";
 /// POST: `?grace_ms=` between SIGTERM and SIGKILL (10,000).

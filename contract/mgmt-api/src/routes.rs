@@ -245,6 +245,12 @@ routes! {
     DcStop "dc-stop": Post DC_STOP OPERATOR, Changes,
         &[number("grace_ms", "Between SIGTERM and SIGKILL, in milliseconds; 10,000.")], None => Answer::One("Dc");
         "Stops a container."
+    DcNodeAdd "dc-node-add": Post DC_NODES OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
+        "A container spans one node more; answered when that runs it."
+    DcNodeRemove "dc-node-remove": Delete DC_NODE OPERATOR, Changes,
+        &[truth("force", "End its programs there, and take it out also when it does not answer.")], None
+        => Answer::One("Dc");
+        "A container does not span a node any more."
     DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
         "Channels of a container with an end on the node that answers."
     Processes "processes": Get PROCESSES VIEWER, Reads, &[], None => Answer::Many("Process");

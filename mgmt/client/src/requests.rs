@@ -6,9 +6,9 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, Dc, DcSpec, Examination, ExecRequest, Health,
-    Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse, SignalRequest, TokenInfo, TokenRequest,
-    Version,
+    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, Dc, DcNodeRequest, DcSpec, Examination,
+    ExecRequest, Health, Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse, SignalRequest,
+    TokenInfo, TokenRequest, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -135,6 +135,19 @@ impl Client {
     /// A copy of what the engine holds, piece by piece.
     pub async fn backup(&self) -> Result<LogStream, Error> {
         self.follow(path::BACKUP).await
+    }
+
+    /// Answers when it runs there, if it is to run.
+    pub async fn add_dc_node(&self, dc: &str, node: &str) -> Result<Dc, Error> {
+        let asked = DcNodeRequest { node: node.to_owned() };
+        self.json(Method::POST, &named(path::DC_NODES, &[("dc", dc)]), Some(&asked), ACT_SECONDS).await
+    }
+
+    /// `before`: what is done about programs there, and a node that does not answer.
+    pub async fn remove_dc_node(&self, dc: &str, node: &str, before: BeforeDelete) -> Result<Dc, Error> {
+        let force = if before == BeforeDelete::Stop { "?force=true" } else { "" };
+        let path = format!("{}{force}", named(path::DC_NODE, &[("dc", dc), ("node", node)]));
+        self.json(Method::DELETE, &path, NONE, ACT_SECONDS).await
     }
 
     pub async fn change_node(&self, node: &str, change: &NodeChange) -> Result<Node, Error> {

@@ -64,6 +64,15 @@ pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Inst
     placing.instances
 }
 
+/// The servers that a node has which comes to a container on this seat: those that stand on each.
+pub fn instances_of_another(wish: &DcSpec, kinds: &[Kind], node: &str, seat: usize) -> Vec<Instance> {
+    let mut placing = Placing { wish, accounts: &Accounts::new(), taken: BTreeMap::new(), instances: Vec::new() };
+    for kind in kinds.iter().filter(|kind| matches!(kind.stands, Stands::PerNode)) {
+        placing.add(kind, seat, kind.name.to_owned(), (node.to_owned(), Why::EachNode), None);
+    }
+    placing.instances
+}
+
 fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     if !wish.disks.is_empty() {
         return wish.disks.clone();

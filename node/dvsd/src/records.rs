@@ -108,9 +108,13 @@ pub struct DcRecord {
     /// Counts starts and stops, so that an old share is not taken for an answer to the newest wish.
     pub generation: u64,
     pub created_s: u64,
-    /// Endpoints that each of its nodes gives to programs, in the order of its nodes.
+    /// Endpoints that each of its seats gives to programs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Range<u32>>,
+    /// Of nodes that have one, or had: what follows from it (addresses, PIDs, endpoints) is nobody else's ever. Empty
+    /// as long as no node came or went: then a node's position is its seat.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub seats: BTreeMap<String, usize>,
 }
 
 /// As it is kept. A record without a placement is of a daemon that wrote the nodes it had chosen into the description:
@@ -125,24 +129,41 @@ struct StoredDc {
     created_s: u64,
     #[serde(default)]
     endpoints: Vec<Range<u32>>,
+    #[serde(default)]
+    seats: BTreeMap<String, usize>,
 }
 
 impl From<StoredDc> for DcRecord {
     fn from(stored: StoredDc) -> DcRecord {
-        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints } = stored;
+        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, seats } = stored;
         let placement = placement.unwrap_or_else(|| {
             // Without promises: by that `ledger::adopt` knows it.
             let instances = placer::instances(&spec, KINDS, &Accounts::new());
             Placement { instances, promised: BTreeMap::new() }
         });
-        DcRecord { id, spec, placement, desired, generation, created_s, endpoints }
+        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, seats }
     }
 }
 
 impl DcRecord {
-    /// Endpoints that the node at a position gives to programs.
-    pub fn endpoints_of(&self, index: usize) -> Option<Range<u32>> {
-        self.endpoints.get(index).cloned()
+    /// Endpoints that the node on a seat gives to programs.
+    pub fn endpoints_of(&self, seat: usize) -> Option<Range<u32>> {
+        self.endpoints.get(seat).cloned()
+    }
+
+    /// Of a node that the container spans.
+    pub fn seat_of(&self, node: &str) -> Option<usize> {
+        let position = self.spec.nodes.iter().position(|one| one == node)?;
+        if self.seats.is_empty() { Some(position) } else { self.seats.get(node).copied() }
+    }
+
+    /// Its nodes, each with its seat.
+    pub fn seated(&self) -> impl Iterator<Item = (usize, &String)> {
+        self.spec.nodes.iter().filter_map(|node| Some((self.seat_of(node)?, node)))
+    }
+
+    pub fn node_on(&self, seat: usize) -> Option<&String> {
+        self.seated().find(|(other, _)| *other == seat).map(|(_, node)| node)
     }
 }
 

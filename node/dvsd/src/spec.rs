@@ -212,12 +212,22 @@ pub fn share_endpoints(nodes: usize) -> Vec<Range<u32>> {
     firsts.map(|first| first..first + each).take(nodes).collect()
 }
 
-/// First PID of the node at a position.
+/// Endpoints of a node that comes later: a part of those that no seat has, so that others can come as well. `None`:
+/// there are too few.
+pub fn further_endpoints(taken: &[Range<u32>]) -> Option<Range<u32>> {
+    let first = taken.iter().map(|range| range.end).max().unwrap_or(WELL_KNOWN_ENDPOINTS);
+    let left = ENDPOINTS_PER_DC.checked_sub(first)?;
+    let most = taken.iter().map(|range| range.end - range.start).max().unwrap_or(left);
+    let each = (left / 8).clamp(ENDPOINTS_OF_MANY, most.max(ENDPOINTS_OF_MANY));
+    (each <= left).then(|| first..first + each)
+}
+
+/// First PID of the node on a seat.
 pub fn pid_base(index: usize) -> u32 {
     (u32::try_from(index).unwrap_or(0) + 1) * PIDS_PER_NODE
 }
 
-/// Position of the node that a PID belongs to; `None` for those that belong to no node.
+/// Seat of the node that a PID belongs to; `None` for those that belong to no node.
 pub fn index_of_pid(pid: u32) -> Option<usize> {
     (pid / PIDS_PER_NODE).checked_sub(1).map(|index| index as usize)
 }
@@ -235,6 +245,19 @@ mod tests {
     fn spec(nodes: &[&str]) -> DcSpec {
         let nodes: Vec<&str> = nodes.to_vec();
         serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": nodes })).unwrap()
+    }
+
+    #[test]
+    fn nodes_that_come_later_get_endpoints_as_long_as_there_are_some() {
+        for nodes in [1, 2, 3, 20, NODES_PER_DC] {
+            let mut taken = share_endpoints(nodes);
+            while let Some(further) = further_endpoints(&taken) {
+                assert!(further.end <= ENDPOINTS_PER_DC && further.len() >= ENDPOINTS_OF_MANY as usize);
+                assert!(taken.iter().all(|range| range.end <= further.start), "{further:?} is nobody else's");
+                taken.push(further);
+            }
+            assert!(taken.len() >= (nodes + 10).min(NODES_PER_DC), "{nodes}: {}", taken.len());
+        }
     }
 
     #[test]

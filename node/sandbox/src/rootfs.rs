@@ -152,6 +152,7 @@ impl RootFs<'_> {
         // What comes from the host is taken before anything of it is covered.
         let mut notes = Vec::new();
         let ipc = self.ipc_dir.map(|dir| clone(dir, OpenTreeFlags::empty())).transpose()?;
+        let hosts = if self.ipc_dir.is_some_and(|dir| dir.join(HOSTS).exists()) { Names::Node } else { Names::Own };
         let etc = etc::collect(Path::new("/etc"));
         let system = self.take_system(&mut notes)?;
 
@@ -159,7 +160,7 @@ impl RootFs<'_> {
         fchdir(&root).map_err(step("enter the new root"))?;
         self.place_system(&system)?;
         self.make_dir("etc", 0o755)?;
-        self.fill_etc(&etc)?;
+        self.fill_etc(&etc, hosts)?;
         self.make_dir("dev", 0o755)?;
         self.fill_dev()?;
         self.place_volatile(ipc)?;
@@ -296,7 +297,7 @@ impl RootFs<'_> {
         Ok(())
     }
 
-    fn fill_etc(&self, found: &etc::Collected) -> Done {
+    fn fill_etc(&self, found: &etc::Collected, hosts: Names) -> Done {
         for entry in &found.entries {
             let path = Path::new("etc").join(&entry.path);
             // A file that cannot be written (a name too long for tmpfs) is no reason to have no container.
@@ -306,13 +307,14 @@ impl RootFs<'_> {
                 etc::What::File(mode, content) => self.make_file(&path, *mode, content),
             };
         }
-        let mut hosts = String::from("127.0.0.1\tlocalhost\n");
-        for (name, address) in self.hosts {
-            hosts.push_str(&format!("{address}\t{name}\n"));
-        }
         let resolv =
             self.resolv_conf.unwrap_or("# This container has no name server; its members are in /etc/hosts.\n");
-        self.replace_file("etc/hosts", hosts.as_bytes())?;
+        if hosts == Names::Node {
+            let _ = std::fs::remove_file("etc/hosts");
+            self.make_link(Path::new("../run/dvs").join(HOSTS).as_path(), "etc/hosts")?;
+        } else {
+            self.replace_file("etc/hosts", hosts_text(self.hosts).as_bytes())?;
+        }
         self.replace_file("etc/hostname", format!("{}\n", self.hostname).as_bytes())?;
         self.replace_file("etc/resolv.conf", resolv.as_bytes())?;
         let _ = std::fs::remove_file("etc/mtab");
@@ -411,6 +413,23 @@ impl RootFs<'_> {
         chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(step(format!("give /{} to the container", path.display())))
     }
+}
+
+/// Who has `/etc/hosts`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// The node, which changes it when the container's nodes become others.
+    Node,
+    Own,
+}
+
+/// File in the directory that programs see as `/run/dvs`, to which their `/etc/hosts` leads.
+pub const HOSTS: &str = "hosts";
+
+/// Lines of `/etc/hosts`.
+pub fn hosts_text(hosts: &[(String, String)]) -> String {
+    let lines = hosts.iter().map(|(name, address)| format!("{address}\t{name}\n"));
+    std::iter::once("127.0.0.1\tlocalhost\n".to_owned()).chain(lines).collect()
 }
 
 /// What a system directory of the host is.

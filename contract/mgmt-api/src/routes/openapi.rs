@@ -25,7 +25,7 @@ fn schemas() -> Map<String, Value> {
         };
     }
     add! {
-        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo Dc DcSpec ErrorBody Examination
+        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo Dc DcNodeRequest DcSpec ErrorBody Examination
         ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange NodeFacts Process RunRequest
         RunResponse SignalRequest TokenInfo TokenRequest Version
     }

@@ -19,6 +19,7 @@ Examples:
   dvs dc create shop --nodes n1,n2,n3 --start      over three nodes, running
   dvs dc ls
   dvs dc inspect shop                              nodes, addresses, servers and why they are there
+  dvs dc add-node shop n4                          over one node more, while it runs
   dvs dc stop shop && dvs dc delete shop"
 )]
 pub enum Command {
@@ -30,6 +31,8 @@ pub enum Command {
         dc: String,
     },
     Stop(StopOptions),
+    AddNode(AddNodeOptions),
+    RemoveNode(RemoveNodeOptions),
     Delete(DeleteOptions),
     /// List the containers.
     #[command(visible_alias = "list")]
@@ -59,6 +62,45 @@ pub struct StopOptions {
     /// Container.
     #[arg(add = names::containers())]
     dc: String,
+}
+
+/// Let a container span one node more, while it runs
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What runs on its other nodes goes on, and sees the new node by its name. Programs come there by dvs run --node. Addresses, \
+PIDs and endpoints of a node stay its own: one that leaves and comes back has the same.
+
+Examples:
+  dvs dc add-node shop n4
+  dvs dc add-node shop n4 && dvs run shop --node n4 -- hostname")]
+pub struct AddNodeOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Node of the cluster.
+    #[arg(add = names::nodes())]
+    node: String,
+}
+
+/// Take a node out of a container, while it runs
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Nothing of the container is left there. A node where its file server, its disk or its key-value server stands cannot be taken \
+out yet.
+
+Examples:
+  dvs dc remove-node shop n4
+  dvs dc remove-node --force shop n4      ends the programs there; also when the node does not answer")]
+pub struct RemoveNodeOptions {
+    /// End its programs there, and take it out also when it does not answer.
+    #[arg(short, long)]
+    force: bool,
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Node that it spans.
+    #[arg(add = names::nodes())]
+    node: String,
 }
 
 /// Remove a container and its files
@@ -97,6 +139,19 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             let stopped = block_on(daemon.stop_dc(&dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
             say(&format!("container '{dc}' is stopped; its files stay"));
             print(|out| view::changed(out, global.output, &stopped))
+        }
+        Command::AddNode(AddNodeOptions { dc, node }) => {
+            let daemon = daemon(global)?;
+            let now = block_on(daemon.add_dc_node(&dc, &node))??;
+            say(&format!("container '{dc}' spans {}", now.spec.nodes.join(", ")));
+            print(|out| view::changed(out, global.output, &now))
+        }
+        Command::RemoveNode(RemoveNodeOptions { force, dc, node }) => {
+            let daemon = daemon(global)?;
+            let before = if force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
+            let now = block_on(daemon.remove_dc_node(&dc, &node, before))??;
+            say(&format!("container '{dc}' spans {}", now.spec.nodes.join(", ")));
+            print(|out| view::changed(out, global.output, &now))
         }
         Command::Delete(DeleteOptions { force, keep_data, dc }) => {
             let daemon = daemon(global)?;

@@ -32,9 +32,9 @@ use crate::spec;
 use crate::uids::DC_ID_MAX;
 
 /// Making namespaces, network and servers on all nodes takes a second; a large volume after a crash some more.
-const START_LIMIT: Duration = Duration::from_secs(60);
+pub const START_LIMIT: Duration = Duration::from_secs(60);
 /// Beyond the grace of programs: three stages, each of which may wait for a silent node.
-const STOP_LIMIT: Duration = Duration::from_secs(90);
+pub const STOP_LIMIT: Duration = Duration::from_secs(90);
 const GRACE_DEFAULT_MS: u64 = 10_000;
 const GRACE_MAX_MS: u64 = 3_600_000;
 /// Of somebody who makes a container while many others do; each time one of them has made progress.
@@ -207,7 +207,7 @@ fn describe_channel(channel: &info::ChannelInfo, name: impl Fn(abi::NodeId) -> S
 }
 
 impl Api {
-    fn describe(&self, view: &DcView) -> Dc {
+    pub fn describe(&self, view: &DcView) -> Dc {
         describe(view, &nodes::unreachable(&self.context), &BTreeMap::new())
     }
 
@@ -225,7 +225,9 @@ impl Api {
 
 /// What the nodes report, and what this node sees: a share that runs where nobody gets to is of little use.
 fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<String, String>) -> Dc {
-    let mut shares: Vec<NodeShare> = view.shares.values().map(|share| share.share.clone()).collect();
+    // A node that was taken out ends what it has, and is none of the container's any more.
+    let of_its_nodes = view.shares.iter().filter(|(node, _)| view.record.spec.nodes.contains(*node));
+    let mut shares: Vec<NodeShare> = of_its_nodes.map(|(_, share)| share.share.clone()).collect();
     let mut phase = phase(view);
     if view.record.desired == Desired::Running {
         shares.extend(silent_shares(view));
@@ -333,6 +335,7 @@ fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
             generation: 1,
             created_s: records::now_s(),
             endpoints: spec::share_endpoints(spec.nodes.len()),
+            seats: BTreeMap::new(),
         };
         booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
         booking.ops.extend(id.ops.into_iter().chain([Op::put(&*key, records::encode(&record))]));
@@ -418,7 +421,7 @@ async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(
 }
 
 /// A node that nobody knows is for the check of the description to refuse.
-async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str) -> Result<(), Failure> {
+pub async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str) -> Result<(), Failure> {
     let also = Arc::clone(api);
     let (alive, known) =
         blocking(move || Ok((nodes::alive(&also.context)?, also.context.engine.list(records::MEMBERS)?))).await?;
@@ -433,7 +436,7 @@ async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str) ->
     }
 }
 
-fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u64) -> Progress {
+pub fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u64) -> Progress {
     if view.record.generation != generation {
         let name = &view.record.spec.name;
         let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{name}' was changed meanwhile"));
@@ -490,7 +493,7 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
     stopped.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 
-enum Progress {
+pub enum Progress {
     Done,
     /// For what it waits.
     Waiting(String),
@@ -517,7 +520,7 @@ async fn observed_since(api: &Arc<Api>, wished: &DcView) -> Result<(Option<DcVie
 }
 
 /// Looks at each change after `wished` until `judge` is content. `None`: the container is gone.
-async fn wait_until(
+pub async fn wait_until(
     api: &Arc<Api>,
     wished: &DcView,
     limit: Duration,

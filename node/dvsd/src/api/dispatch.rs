@@ -11,6 +11,7 @@ use mgmt_api::routes::{Operation, ROUTES};
 use super::failure::{Failure, failure};
 use super::{
     Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, settings,
+    spans,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -46,6 +47,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DcDelete => delete(dcs::delete),
         Operation::DcStart => post(dcs::start),
         Operation::DcStop => post(dcs::stop),
+        Operation::DcNodeAdd => post(spans::add),
+        Operation::DcNodeRemove => delete(spans::remove),
         Operation::DcChannels => get(dcs::channels),
         Operation::Processes => get(processes::list),
         Operation::Run => post(processes::run),

@@ -9,6 +9,7 @@ use mgmt_api::{ErrorBody, ErrorKind};
 
 use crate::supervise::causes;
 
+#[derive(Debug)]
 pub struct Failure(pub ErrorBody);
 
 impl IntoResponse for Failure {

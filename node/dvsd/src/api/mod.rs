@@ -26,6 +26,7 @@ mod requests;
 pub use requests::Requests;
 pub mod serve;
 mod settings;
+mod spans;
 mod stream;
 mod tree;
 mod words;

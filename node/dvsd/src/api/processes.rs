@@ -13,7 +13,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
 use keeper::{KeeperClient, KeeperError, StreamEnd};
-use mgmt_api::{DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, RunRequest, RunResponse, SignalRequest, path};
+use mgmt_api::{
+    DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, ProcessState, RunRequest, RunResponse, SignalRequest, path,
+};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
@@ -233,6 +235,17 @@ pub async fn logs(
 
 // ---- where
 
+/// How many programs run on one of its nodes.
+pub async fn running_on(api: &Arc<Api>, view: &DcView, node: &str) -> Result<usize, Failure> {
+    let found = if node == api.context.config.node {
+        local_processes(api, view).await?
+    } else {
+        remote_processes(api, &view.record.spec.name, node).await?
+    };
+    let lives = |process: &&Process| !matches!(process.state, ProcessState::Exited | ProcessState::Zombie);
+    Ok(found.iter().filter(lives).count())
+}
+
 fn chosen_node(view: &DcView, wished: Option<&str>) -> Result<String, Failure> {
     let spec = &view.record.spec;
     match wished {
@@ -253,7 +266,7 @@ fn chosen_node(view: &DcView, wished: Option<&str>) -> Result<String, Failure> {
 /// A PID says where it lives.
 fn node_of(view: &DcView, pid: u32) -> Result<String, Failure> {
     let index = spec::index_of_pid(pid);
-    let node = index.and_then(|index| view.record.spec.nodes.get(index));
+    let node = index.and_then(|index| view.record.node_on(index));
     node.cloned().ok_or_else(|| no_such_process(&view.record.spec.name, pid))
 }
 

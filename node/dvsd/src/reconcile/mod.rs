@@ -74,9 +74,7 @@ impl Reconciler {
 
     /// The follower knows something new of a container.
     pub fn order(&self, order: Order) {
-        if !order.record.spec.nodes.contains(&self.context.config.node) {
-            return;
-        }
+        let Some(order) = self.ours(order) else { return };
         let id = order.record.id;
         let mut workers = self.workers.lock();
         if workers.get(&id).is_some_and(|worker| worker.thread.is_finished()) {
@@ -107,6 +105,23 @@ impl Reconciler {
         };
         drop(workers);
         inbox.change(|inner| inner.order = Some(order));
+    }
+
+    /// What this node has to do about a container. One that does not span it is nothing to it, unless it has something
+    /// of it still: then it was taken out of the container, and ends that.
+    fn ours(&self, order: Order) -> Option<Order> {
+        let own = &self.context.config.node;
+        if order.record.spec.nodes.contains(own) {
+            return Some(order);
+        }
+        let mut record = worker::remembered_of(&self.context.config, order.record.id)?;
+        if !record.spec.nodes.contains(own) {
+            return None;
+        }
+        record.generation = order.record.generation;
+        record.desired = Desired::Deleted { images: Images::Remove };
+        // Nobody's end is waited for: the others go on.
+        Some(Order { record, shares: BTreeMap::new() })
     }
 
     /// These containers exist; whatever else is here is to go.

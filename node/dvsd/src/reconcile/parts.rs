@@ -16,7 +16,7 @@ use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{FuseOptions, KeeperClient, KeeperOptions};
 use mgmt_api::{DiskStore, Volume};
 use sandbox::cgroup::Cgroup;
-use sandbox::overlay::{Overlay, Peer};
+use sandbox::overlay::{Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
 
@@ -37,6 +37,8 @@ const SERVER_GRACE: Duration = Duration::from_secs(10);
 const REST: Duration = Duration::from_secs(1);
 /// The broker's socket, in the directory that programs see as `/run/dvs`.
 const BROKER_SOCKET: &str = "broker";
+/// Likewise: who the container's nodes are.
+const HOSTS: &str = sandbox::rootfs::HOSTS;
 
 pub struct Parts {
     context: Arc<Context>,
@@ -332,10 +334,10 @@ impl Parts {
     fn make_network(&mut self) -> Result<(), Problem> {
         let namespaces = self.keeper()?.namespaces()?;
         let mut peers = Vec::new();
-        for (index, node) in self.share.spec.nodes.iter().enumerate().filter(|(index, _)| *index != self.share.index) {
+        for (index, node) in self.share.seated.iter().filter(|(index, _)| *index != self.share.index) {
             let underlay =
                 self.context.underlay(node).ok_or_else(|| format!("the address of node {node} is not known"))?;
-            peers.push(Peer { index: u8::try_from(index)?, underlay });
+            peers.push(Peer { index: u8::try_from(*index)?, underlay });
         }
         let overlay = Overlay {
             dc: self.share.id,
@@ -345,7 +347,34 @@ impl Parts {
             port: self.context.config.vxlan_port,
             peers,
         };
-        Ok(overlay.ensure(&namespaces.net)?)
+        overlay.ensure(&namespaces.net)?;
+        self.tell_hosts(&self.hosts()?)
+    }
+
+    /// What the container's `/etc/hosts` leads to.
+    fn tell_hosts(&self, hosts: &[(String, String)]) -> Result<(), Problem> {
+        let (path, fresh) = (self.run_dir.join("ipc").join(HOSTS), self.run_dir.join("ipc").join(".hosts.new"));
+        fs::write(&fresh, sandbox::rootfs::hosts_text(hosts))?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
+        Ok(fs::rename(&fresh, &path)?)
+    }
+
+    /// Names and addresses of all its nodes.
+    fn hosts(&self) -> Result<Vec<(String, String)>, Problem> {
+        let subnet: Subnet = self.share.spec.subnet.parse()?;
+        let host = |(seat, node): &(usize, String)| -> Result<_, Problem> {
+            Ok((node.clone(), subnet.address(u8::try_from(*seat)?)?.to_string()))
+        };
+        self.share.seated.iter().map(host).collect()
+    }
+
+    /// Other nodes came or went: what knows them is made anew, over what is there.
+    pub fn follow(&mut self, share: Share) {
+        let is_other = self.share.seated != share.seated;
+        self.share = share;
+        if is_other && let Some(network) = self.plain.get_mut(&Part::Network) {
+            *network = Plain::default();
+        }
     }
 
     fn make_mount(&mut self) -> Result<(), Problem> {
@@ -378,12 +407,9 @@ impl Parts {
 
     fn keeper_role(&self, restarts: u64) -> Result<Role, Problem> {
         let spec = &self.share.spec;
-        let subnet: sandbox::overlay::Subnet = spec.subnet.parse()?;
-        let mut hosts = Vec::new();
-        for (index, node) in spec.nodes.iter().enumerate() {
-            hosts.push((node.clone(), subnet.address(u8::try_from(index)?)?.to_string()));
-        }
         let config = &self.context.config;
+        let hosts = self.hosts()?;
+        self.tell_hosts(&hosts)?;
         let options = KeeperOptions {
             control: self.keeper_socket(),
             log_dir: programs_dir(&self.state_dir),

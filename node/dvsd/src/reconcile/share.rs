@@ -17,8 +17,10 @@ pub struct Share {
     pub id: u32,
     pub spec: DcSpec,
     pub placement: Placement,
-    /// Position of this node in the container's node list.
+    /// This node's seat in the container.
     pub index: usize,
+    /// All nodes, each with its seat.
+    pub seated: Vec<(usize, String)>,
     pub address: Ipv4Addr,
     pub pid_base: u32,
     /// Those that this node gives to programs.
@@ -35,7 +37,7 @@ impl Share {
 
     pub fn with_kinds(record: &DcRecord, node: &str, kinds: &'static [Kind]) -> Option<Share> {
         let (spec, placement) = (record.spec.clone(), record.placement.clone());
-        let index = spec.nodes.iter().position(|one| one == node)?;
+        let index = record.seat_of(node)?;
         let mut parts = vec![Part::Broker, Part::Cgroup, Part::Keeper, Part::Network, Part::Mount];
         for instance in placement.instances.iter().filter(|instance| instance.node == node) {
             let kind = kinds.iter().find(|kind| kind.name == instance.kind.name())?;
@@ -43,7 +45,8 @@ impl Share {
         }
         let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
-        Some(Share { id: record.id, spec, placement, index, address, pid_base, endpoints, parts })
+        let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
+        Some(Share { id: record.id, spec, placement, index, seated, address, pid_base, endpoints, parts })
     }
 
     /// Of a server or gate: where it was placed.
@@ -102,6 +105,20 @@ mod tests {
         });
         record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         Share::of(&serde_json::from_value(record).unwrap(), "n2")
+    }
+
+    #[test]
+    fn what_follows_from_a_seat_stays_when_other_nodes_come_and_go() {
+        let endpoints = json!([
+            { "start": 256, "end": 2304 }, { "start": 2304, "end": 4352 }, { "start": 4352, "end": 4477 },
+        ]);
+        let before = share(json!({})).unwrap();
+        let spec = json!({ "name": "shop", "nodes": ["n2", "n3"] });
+        let seats = json!({ "n1": 0, "n2": 1, "n3": 2 });
+        let after = share(json!({ "spec": spec, "endpoints": endpoints, "seats": seats })).unwrap();
+        assert_eq!((after.index, after.address, after.pid_base), (1, before.address, before.pid_base));
+        assert_eq!(after.endpoints, before.endpoints);
+        assert_eq!(after.seated, [(1, "n2".to_owned()), (2, "n3".to_owned())]);
     }
 
     #[test]

@@ -103,6 +103,12 @@ pub fn remembered(config: &Config) -> Vec<DcRecord> {
     found
 }
 
+/// The record of one of them, if there is anything of it here.
+pub fn remembered_of(config: &Config, dc: u32) -> Option<DcRecord> {
+    let dirs = [config.dc_run_dir(dc), config.dc_state_dir(dc)];
+    dirs.iter().find_map(|dir| serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok())
+}
+
 /// Before anything is made, so that whatever is there can be found again.
 fn remember(config: &Config, record: &DcRecord) -> Result<(), Problem> {
     for dir in [config.dc_run_dir(record.id), config.dc_state_dir(record.id)] {
@@ -159,6 +165,10 @@ impl Working {
         if order.record.generation != self.generation {
             self.generation = order.record.generation;
             self.ran = false;
+            // A node that was taken out of it ends what it has.
+            if let Some(share) = Share::of(&order.record, &self.context.config.node) {
+                self.parts.follow(share);
+            }
             self.parts.forget_failures();
             if let Err(error) = remember(&self.context.config, &order.record) {
                 tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remember a container");
