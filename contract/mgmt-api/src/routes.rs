@@ -314,9 +314,8 @@ mod tests {
             Join => [true; 6],
             Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
             | Processes | Process | Myself => [false, true, true, true, true, true],
-            DcCreate | DcDelete | DcStart | DcStop | Run | Signal | Attach | Logs | Exec | Import => {
-                [false, false, true, true, true, true]
-            }
+            DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
+            | Import => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup => [false, false, false, false, true, true],
