@@ -14,6 +14,7 @@
 //! | `/ledger/NODE` | `Promise` to all containers together | for ever; see `ledger` |
 //! | `/removed/NODE` | `Removed` | until the name joins again |
 //! | `/authority`, `/tokens/ID`, `/issued/NODE` | see `joining` | |
+//! | `/access/NAME` | see `people` | until taken back |
 //! | `/wishes/nodes/NODE` | [`NodeWish`] | until the node is removed |
 //! | `/engine/…` | see `quorum` | |
 //! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |

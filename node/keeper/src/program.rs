@@ -117,6 +117,7 @@ impl Program {
             self.read_output(at);
         }
         self.flush_clients();
+        self.watch_outputs();
         self.write_input();
         self.try_settle();
     }
@@ -276,8 +277,16 @@ impl Program {
                 }
             }
         }
+    }
+
+    /// An output is waited for unless a client holds it back. Decided after the last flush: one that just made room has
+    /// sent everything, so nothing of the client's would wake us for what the output still has.
+    fn watch_outputs(&mut self) {
+        if matches!(self.life, Life::Launching | Life::Refused | Life::Abandoned) {
+            return;
+        }
         let interest = if self.is_held_back() { Interest::Nothing } else { Interest::Read };
-        if let Some(output) = self.outputs.get_mut(at).filter(|output| output.open) {
+        for output in self.outputs.iter_mut().filter(|output| output.open) {
             let _ = output.fd.set(interest);
         }
     }

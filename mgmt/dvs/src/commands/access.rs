@@ -9,7 +9,7 @@ use client::contexts::write_secret;
 use mgmt_api::{AccessFile, AccessInfo, AccessRequest, AccessRole, Means};
 use serde::Serialize;
 
-use super::{Gone, Outcome, block_on, daemon, done, now_ms, print, say};
+use super::{Gone, Outcome, block_on, daemon, done, names, now_ms, print, say};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::{self, Row};
@@ -40,6 +40,7 @@ pub enum Command {
     #[command(visible_alias = "remove")]
     Rm {
         /// From `dvs access ls`.
+        #[arg(add = names::accesses())]
         name: String,
     },
 }

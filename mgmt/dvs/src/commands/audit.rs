@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use client::{Client, LogQuery, LogStream};
-use mgmt_api::{AuditEntry, AuditWho, Means};
+use mgmt_api::{AuditEntry, AuditWho, ErrorKind, Means};
 use tokio::task::JoinSet;
 
 use super::{Outcome, block_on, daemon, names, say};
@@ -67,8 +67,15 @@ async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut 
     for node in nodes {
         let daemon = daemon.clone();
         asking.spawn(async move {
+            let log = match daemon.audit(Some(&node), query).await {
+                // Whoever may not is told so once, and not by each node.
+                Err(error) if matches!(error.kind(), Some(ErrorKind::Forbidden | ErrorKind::Unauthenticated)) => {
+                    return Err(Failure::from(error));
+                }
+                log => log,
+            };
             let read = async {
-                let mut log = Entries::of(daemon.audit(Some(&node), query).await?);
+                let mut log = Entries::of(log?);
                 let mut found = Vec::new();
                 while let Some(entry) = log.next().await? {
                     found.push(entry);
@@ -76,16 +83,15 @@ async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut 
                 Ok::<_, Failure>(found)
             };
             let read = read.await;
-            (node, read)
+            Ok((node, read))
         });
     }
     let (mut found, mut missing) = (Vec::new(), BTreeMap::new());
-    for (node, read) in asking.join_all().await {
+    for answered in asking.join_all().await {
+        let (node, read) = answered?;
         match read {
             Ok(entries) => found.extend(entries),
-            Err(failure) if is_alone || missing.is_empty() && found.is_empty() && is_refusal(&failure) => {
-                return Err(failure);
-            }
+            Err(failure) if is_alone => return Err(failure),
             Err(failure) => drop(missing.insert(node, failure.what)),
         }
     }
@@ -94,11 +100,6 @@ async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut 
     found.iter().skip(from).try_for_each(|entry| show.one(entry))?;
     missing.iter().for_each(|(node, why)| say(&format!("dvs: without node {node}: {}", printable(why))));
     Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Whoever may not is told so once.
-fn is_refusal(failure: &Failure) -> bool {
-    failure.what.contains("may not") || failure.what.contains("not known who")
 }
 
 /// As they come; each node by itself.

@@ -130,6 +130,11 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
     }
 }
 
+/// A cluster elsewhere, by its name, as it was last known: nobody is asked.
+pub fn client_as_known(name: &str) -> Result<Client, Failure> {
+    far(&Contexts::of_this_person()?.read(name)?.access)
+}
+
 /// A cluster elsewhere, by its name. What is old of it is asked for again first.
 pub fn client(name: &str) -> Result<Client, Failure> {
     let contexts = Contexts::of_this_person()?;

@@ -81,6 +81,14 @@ pub fn daemon(global: &Global) -> Result<Client, Failure> {
     }
 }
 
+/// The same, for who has no time: a cluster elsewhere is not asked how it is reached now.
+pub fn daemon_as_known(global: &Global) -> Result<Client, Failure> {
+    match global.context_name() {
+        Some(name) => context::client_as_known(&name),
+        None => local_daemon(global),
+    }
+}
+
 /// The daemon of this machine that the global options name.
 pub fn local_daemon(global: &Global) -> Result<Client, Failure> {
     Ok(Client::new(client::locate(&global.places(), &global.wanted())?))

@@ -9,7 +9,7 @@ use clap::Parser;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use client::{Client, Contexts, Error};
 
-use super::{block_on, daemon};
+use super::{block_on, daemon_as_known};
 use crate::cli::Global;
 
 /// Whoever pressed the key waits for so long.
@@ -34,6 +34,13 @@ pub fn clusters() -> ArgValueCandidates {
     ArgValueCandidates::new(|| typed().map(|global| offered(global.places().dev_names())).unwrap_or_default())
 }
 
+/// Who has access.
+pub fn accesses() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        asked(async |daemon| Ok(daemon.accesses().await?.into_iter().map(|access| access.name).collect()))
+    })
+}
+
 /// Clusters elsewhere.
 pub fn contexts() -> ArgValueCandidates {
     ArgValueCandidates::new(|| offered(Contexts::of_this_person().map(|all| all.names()).unwrap_or_default()))
@@ -52,7 +59,7 @@ pub fn dev_nodes() -> ArgValueCandidates {
 }
 
 fn asked(question: impl AsyncFnOnce(Client) -> Result<Vec<String>, Error>) -> Vec<CompletionCandidate> {
-    let Some(daemon) = typed().and_then(|global| daemon(&global).ok()) else { return Vec::new() };
+    let Some(daemon) = typed().and_then(|global| daemon_as_known(&global).ok()) else { return Vec::new() };
     let answer = block_on(async { tokio::time::timeout(PATIENCE, question(daemon)).await });
     match answer {
         Ok(Ok(Ok(names))) => offered(names),
