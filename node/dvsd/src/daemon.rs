@@ -420,9 +420,7 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             let pause = if is_well { REPORT_EVERY } else { REPORT_EVERY_WITH_PROBLEMS };
             context.service_manager.say_status(&in_words(&context, &problems));
             let health = NodeHealth { problems, unreachable };
-            if let Some(presence) = &*context.presence.lock() {
-                presence.report(health.clone());
-            }
+            presence::report(&context.presence, health.clone());
             if let Err(error) = farewell::finish_deletions(&*context.engine) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }

@@ -119,17 +119,19 @@ impl Presence {
 
     /// `None` while there is none.
     pub fn lease(&self) -> Option<LeaseId> {
-        self.shared.lease.lock().as_ref().filter(|lease| lease.is_running()).map(|lease| lease.id())
+        self.shared.lease()
     }
+}
 
-    /// Tells the cluster what is not well here.
-    pub fn report(&self, health: NodeHealth) {
-        let changed = std::mem::replace(&mut *self.shared.health.lock(), health.clone()) != health;
-        if let (true, Some(lease)) = (changed, self.lease())
-            && let Err(error) = self.shared.put(lease)
-        {
-            tracing::warn!(%error, "cannot report this node's health");
-        }
+/// Tells the cluster what is not well here. The engine may take its time; nobody who asks for the lease waits for it:
+/// what this node says against an accusation would come too late.
+pub fn report(of: &Mutex<Option<Presence>>, health: NodeHealth) {
+    let Some(shared) = of.lock().as_ref().map(|presence| Arc::clone(&presence.shared)) else { return };
+    let changed = std::mem::replace(&mut *shared.health.lock(), health.clone()) != health;
+    if let (true, Some(lease)) = (changed, shared.lease())
+        && let Err(error) = shared.put(lease)
+    {
+        tracing::warn!(%error, "cannot report this node's health");
     }
 }
 
@@ -146,6 +148,10 @@ impl Drop for Presence {
 }
 
 impl Shared {
+    fn lease(&self) -> Option<LeaseId> {
+        self.lease.lock().as_ref().filter(|lease| lease.is_running()).map(|lease| lease.id())
+    }
+
     fn come_alive(&self) -> Result<Arc<KeptLease>, EngineError> {
         let lease = KeptLease::hold(&self.engine, LEASE)?;
         self.put(lease.id())?;
@@ -192,4 +198,81 @@ fn memory_bytes() -> u64 {
     let kib =
         info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use cluster::local::{LocalConfig, LocalEngine};
+    use cluster::{Entry, Listing, Lookup, Revision, Watch};
+
+    use super::*;
+
+    /// Once it is told to, it answers no transaction before it may.
+    struct Slow {
+        inner: LocalEngine,
+        is_slow: AtomicBool,
+        began: Mutex<Sender<()>>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Lookup for Slow {
+        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
+            self.inner.read(key)
+        }
+        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
+            self.inner.list(prefix)
+        }
+    }
+
+    impl Engine for Slow {
+        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
+            if self.is_slow.load(Ordering::Acquire) {
+                self.began.lock().send(()).expect("somebody listens");
+                self.go_on.lock().recv().expect("somebody says so");
+            }
+            self.inner.transact(compares, ops)
+        }
+        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
+            self.inner.watch(prefix, after)
+        }
+        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
+            self.inner.grant(ttl)
+        }
+        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.inner.renew(lease)
+        }
+        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.inner.revoke(lease)
+        }
+        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+            self.inner.continue_after(revision)
+        }
+    }
+
+    #[test]
+    fn lease_is_told_while_the_engine_takes_its_time_for_a_report() {
+        let place = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let config = LocalConfig::new(place.path().join("engine.db"), place.path().join("volatile"));
+        let ((began, has_begun), (go, go_on)) = (channel(), channel());
+        let slow = Arc::new(Slow {
+            inner: LocalEngine::open(config).expect("an engine"),
+            is_slow: AtomicBool::new(false),
+            began: Mutex::new(began),
+            go_on: Mutex::new(go_on),
+        });
+        let engine: Arc<dyn Engine> = Arc::clone(&slow) as Arc<dyn Engine>;
+        let presence = Mutex::new(Some(Presence::start(&engine, "n1", Vec::new(), || ()).expect("a lease")));
+        slow.is_slow.store(true, Ordering::Release);
+        std::thread::scope(|scope| {
+            let health = NodeHealth { problems: vec!["something".to_owned()], ..NodeHealth::default() };
+            scope.spawn(|| report(&presence, health));
+            has_begun.recv().expect("it reports");
+            let free = presence.try_lock().map(|presence| presence.as_ref().and_then(Presence::lease).is_some());
+            slow.is_slow.store(false, Ordering::Release);
+            go.send(()).expect("it waits");
+            assert_eq!(free, Some(true));
+        });
+    }
 }

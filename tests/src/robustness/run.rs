@@ -72,11 +72,15 @@ pub fn run(wish: &Wish) {
     println!("errors that people and programs heard, figures left out:");
     heard.iter().for_each(|(words, times)| println!("  {times:5} {words}"));
     if !wrong.is_empty() {
-        let place = std::env::temp_dir().join(format!("dvs-robustness-{}-{}", wish.seed, std::process::id()));
+        let place = place_of_logs(wish);
         site.save_logs(&place);
         let list = faults::written(&wish.rounds);
         panic!("SEED={} FAULTS='{list}'\nlogs: {}\n{}", wish.seed, place.display(), wrong.join("\n"));
     }
+}
+
+fn place_of_logs(wish: &Wish) -> PathBuf {
+    std::env::temp_dir().join(format!("dvs-robustness-{}-{}", wish.seed, std::process::id()))
 }
 
 /// A replacement ends one.
@@ -161,6 +165,10 @@ impl Generation<'_> {
             judged.lives,
             operations.into_inner()
         );
+        if !notes.wrong().is_empty() {
+            // A container's logs go with it.
+            site.save_logs(&place_of_logs(self.wish));
+        }
         examine::clear(site, notes);
         for fault in rounds.iter().flatten().copied() {
             if let Fault::Replace { node } = fault {
