@@ -290,6 +290,34 @@ fn lease_outlives_a_change_of_leader() {
 }
 
 #[test]
+fn call_under_way_at_a_host_of_which_nothing_is_heard_is_made_elsewhere_at_once() {
+    if !is_installed() {
+        return;
+    }
+    let members = Members::start(3, Security::Plain, &[]);
+    let leader = members.leader();
+    let asked = (leader + 1) % 3;
+    let mut config = members.config();
+    (config.first_member, config.attempt, config.patience) = (asked, SOON, SOON);
+    let host = config.members[asked].host.clone();
+    let engine = EtcdEngine::open(config).unwrap();
+    done(engine.transact(&[], &[Op::put("/a", "0")]));
+    members.members[asked].stop();
+    let took = std::thread::scope(|threads| {
+        let asking = threads.spawn(|| {
+            let begin = Instant::now();
+            done(engine.transact(&[], &[Op::put("/a", "1")]));
+            begin.elapsed()
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        engine.leave_host(&host);
+        asking.join().unwrap()
+    });
+    members.members[asked].go_on();
+    assert!(took >= Duration::from_millis(250) && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
 fn too_few_members_are_an_error_of_their_own_and_all_goes_on_with_enough() {
     if !is_installed() {
         return;

@@ -118,9 +118,12 @@ impl Caller {
         let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
         let patience = left.min(self.config.attempt);
         let asking = self.ask_as_user::<M, A>(&open, method, message, patience);
-        let asked = tokio::time::timeout(patience, asking).await;
-        let asked = asked
-            .unwrap_or_else(|_| Err(Fault::Lost { member: open.member.clone(), cause: LostCause::Late(patience) }));
+        let lost = |cause| Err(Fault::Lost { member: open.member.clone(), cause });
+        let asked = tokio::select! {
+            asked = tokio::time::timeout(patience, asking) => asked.unwrap_or_else(|_| lost(LostCause::Late(patience))),
+            // The others decide about a silent node within half a second, and do not wait for what it may say.
+            () = open.is_silent() => lost(LostCause::Silent),
+        };
         match asked {
             Err(fault @ (Fault::Lost { .. } | Fault::NoQuorum { .. } | Fault::Unsent(_))) => {
                 self.connection.leave(open.number).await;

@@ -10,7 +10,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -107,6 +107,8 @@ impl std::error::Error for Said {
 pub enum LostCause {
     #[error("no answer within {0:?}")]
     Late(Duration),
+    #[error("nothing is heard of its host")]
+    Silent,
     #[error(transparent)]
     Said(Said),
 }
@@ -150,6 +152,8 @@ pub struct Open {
     refusal: Refusal,
     /// Closed when somebody met a fault of the connection.
     left: watch::Receiver<()>,
+    /// Before it is closed because nothing is heard of the member's host.
+    is_silent: Arc<AtomicBool>,
 }
 
 impl Open {
@@ -157,6 +161,14 @@ impl Open {
     pub async fn is_left(&self) {
         let mut left = self.left.clone();
         while left.changed().await.is_ok() {}
+    }
+
+    /// Waits until nothing is heard of the member's host. A fault that another call met says nothing of this one.
+    pub async fn is_silent(&self) {
+        self.is_left().await;
+        if !self.is_silent.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -217,8 +229,9 @@ impl Connection {
                     state.number += 1;
                     self.opened.store(state.number, Ordering::Relaxed);
                     let (leaving, left) = watch::channel(());
-                    let open = Open { number: state.number, member: member.clone(), channel, refusal, left };
-                    tracing::debug!(%member, "connected to etcd");
+                    let (number, member) = (state.number, member.clone());
+                    let open = Open { number, member, channel, refusal, left, is_silent: Arc::default() };
+                    tracing::debug!(member = %open.member, "connected to etcd");
                     state.open = Some((open.clone(), leaving));
                     return Ok(open);
                 }
@@ -244,11 +257,13 @@ impl Connection {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Nothing is heard of that host: what is open to it is left at once, and the next call uses another member;
-    /// those under way end with their attempt.
+    /// Nothing is heard of that host: what is open to it is left at once, calls under way there end, and the next ones
+    /// use another member.
     pub async fn leave_host(&self, host: &str) {
         let mut state = self.state.lock().await;
-        if self.members().len() > 1 && state.open.as_ref().is_some_and(|(open, _)| open.member.host == host) {
+        let is_there = |(open, _): &&(Open, watch::Sender<()>)| open.member.host == host;
+        if let Some((open, _)) = state.open.as_ref().filter(is_there).filter(|_| self.members().len() > 1) {
+            open.is_silent.store(true, Ordering::Release);
             state.open = None;
             state.next = state.next.wrapping_add(1);
         }
