@@ -321,7 +321,7 @@ async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Resu
 }
 
 /// Wish, placement, number and promises in one transaction: all or nothing.
-fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
+pub fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
     for _ in 0..ATTEMPTS {
         let Decision { placement, mut booking } = decide(engine, spec)?;

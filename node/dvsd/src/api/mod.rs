@@ -24,6 +24,8 @@ mod relay;
 pub mod remote;
 mod requests;
 pub use requests::Requests;
+#[cfg(test)]
+mod scale;
 pub mod serve;
 mod settings;
 mod spans;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +16,7 @@ use super::RecoveryError;
 use super::dump::{Dump, take};
 use super::fill::fill;
 use super::revision::{Contents, revised};
+use crate::claim::Claim;
 use crate::config::Config;
 use crate::daemon;
 use crate::engine::{EtcdChoice, Managed, OpenError};
@@ -43,14 +43,13 @@ pub struct BegunAnew {
 
 /// Begins the engine that the settings name. `told`: progress, for people.
 pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<BegunAnew, RecoveryError> {
-    demand_no_daemon(config)?;
+    let _claim = without_daemon(config)?;
     let own = Identity::read(&config.state_dir)?;
     let cluster = &dump.header.cluster;
     if let Some(own) = own.as_ref().filter(|own| own.id != cluster.id) {
         return Err(RecoveryError::OtherCluster { own: own.id.clone(), there: cluster.id.clone() });
     }
     let mut contents = revised(dump, own.map_or(0, |own| own.generation))?;
-    daemon::make_directories(config).map_err(Box::new)?;
     let has_new_certificate = certify(config, &mut contents)?;
     let filling = |done: usize, all: usize| told(&format!("{done} of {all} keys"));
     match &config.etcd {
@@ -71,7 +70,7 @@ pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<B
 
 /// What an engine in a file holds, whose daemon does not run.
 pub fn copy_of_local(config: &Config) -> Result<Dump, RecoveryError> {
-    demand_no_daemon(config)?;
+    let _claim = without_daemon(config)?;
     if !config.engine.exists() {
         return Err(RecoveryError::NoLocal(config.engine.clone()));
     }
@@ -79,11 +78,11 @@ pub fn copy_of_local(config: &Config) -> Result<Dump, RecoveryError> {
     Ok(take(&engine, format!("dvs {}, node {}", env!("CARGO_PKG_VERSION"), config.node))?)
 }
 
-pub fn demand_no_daemon(config: &Config) -> Result<(), RecoveryError> {
-    match UnixStream::connect(&config.socket) {
-        Ok(_) => Err(RecoveryError::DaemonRuns),
-        Err(_) => Ok(()),
-    }
+/// The node is ours, as long as this is held: no daemon begins, and none was there, not even one that waits for the
+/// engine.
+pub fn without_daemon(config: &Config) -> Result<Claim, RecoveryError> {
+    daemon::make_directories(config).map_err(Box::new)?;
+    Claim::take(&[&config.state_dir, &config.run_dir]).map_err(RecoveryError::DaemonRuns)
 }
 
 /// The first member of a new cluster of etcd, on this node.

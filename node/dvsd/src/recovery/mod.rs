@@ -22,6 +22,7 @@ pub use begin::{BegunAnew, begin_anew, copy_of_local};
 pub use dump::{Dump, DumpError, Header, take};
 pub use salvage::{salvage, what_is_left};
 
+use crate::claim::ClaimError;
 use crate::engine::{EtcdSettingsError, OpenError};
 use crate::joining::authority::AuthorityError;
 use crate::member::MemberError;
@@ -30,7 +31,7 @@ use crate::quorum::FileError;
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
     #[error("the node's daemon runs")]
-    DaemonRuns,
+    DaemonRuns(#[source] ClaimError),
     #[error("the daemon's settings do not say that the cluster runs etcd itself ('managed' in 'etcd')")]
     NotManaged,
     #[error("this node has no data of a member of etcd: {} is not there", .0.display())]
@@ -83,7 +84,7 @@ pub enum RecoveryError {
 impl RecoveryError {
     pub fn hint(&self) -> &'static str {
         match self {
-            RecoveryError::DaemonRuns => "end it first: systemctl stop dvsd; containers go on",
+            RecoveryError::DaemonRuns(_) => "end it first: systemctl stop dvsd; containers go on",
             RecoveryError::NotManaged => "bring etcd's own data back with its own tools (etcdctl snapshot restore)",
             RecoveryError::NoData(_) => "on another node that ran a member; or dvs cluster restore FILE",
             RecoveryError::OtherCluster { .. } => "on a machine of that cluster, or a new one",

@@ -12,7 +12,7 @@ use cluster::etcd::Member;
 use pki::{Authority, NodeFiles, NodeKey, NodeRequest, Validity};
 
 use super::RecoveryError;
-use super::begin::{demand_no_daemon, open_soon};
+use super::begin::{open_soon, without_daemon};
 use super::dump::{Dump, take};
 use crate::config::Config;
 use crate::engine::{EtcdChoice, Managed, Serve};
@@ -29,7 +29,7 @@ pub fn what_is_left(config: &Config) -> Option<PathBuf> {
 }
 
 pub fn salvage(config: &Config, told: &dyn Fn(&str)) -> Result<Dump, RecoveryError> {
-    demand_no_daemon(config)?;
+    let _claim = without_daemon(config)?;
     let managed = config.etcd.as_ref().and_then(|etcd| etcd.managed.as_ref()).ok_or(RecoveryError::NotManaged)?;
     let missing = || RecoveryError::NoData(config.state_dir.join(member::NAME).join("data/member"));
     let data = what_is_left(config).ok_or_else(missing)?;
