@@ -138,7 +138,7 @@ impl Where {
         if before == Before::Replaced {
             return self.demand_that_nothing_runs();
         }
-        let left = [self.data.join("engine.db"), self.data.join("etcd/data")];
+        let left = ["engine.db", "etcd/data", "identity.json"].map(|name| self.data.join(name));
         let left = std::iter::once(&self.config).filter(|path| !is_template(path)).chain(&left);
         match left.into_iter().find(|path| path.exists()) {
             None => Ok(()),
