@@ -21,7 +21,7 @@ fn said() -> Vec<Vec<u8>> {
     let open = |ring, if_absent| FromPort::Open(Open { peer, lane: Lane::MESSAGES, ring, if_absent });
     let inquiry = Inquiry { question: Question::Endpoint(SERVER), at_most: 1 };
     let of_ports = [
-        FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail },
+        FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks },
         open(None, IfAbsent::Fail),
         open(Some(RingSpec { entries: 8, arena_bytes: 4096 }), IfAbsent::Wait),
         FromPort::AwaitBound { peer },

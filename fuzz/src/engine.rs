@@ -57,7 +57,11 @@ fn connect(world: &World, place: usize) -> OwnedFd {
     let number = Endpoint::new(100 + place as u32).expect("in range");
     let socket = world.broker.server_socket(DC, ServerIdentity::new(number, Epoch(1))).unwrap();
     if place != 0 {
-        crate::member::say(&socket, 1, &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail });
+        crate::member::say(
+            &socket,
+            1,
+            &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks },
+        );
     }
     socket
 }

@@ -67,7 +67,8 @@ fn socket_of(broker: &Broker, endpoint: Endpoint) -> OwnedFd {
 impl Member {
     pub fn join(broker: &Broker) -> Member {
         let mut member = Member { socket: socket_of(broker, MEMBER), request: 0, accepted: Vec::new() };
-        let (bound, _) = member.ask(&FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail });
+        let (bound, _) =
+            member.ask(&FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks });
         assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
         member
     }

@@ -4,6 +4,8 @@ use abi::layout::{Role, Size};
 use abi::ring::RingSpec;
 use abi::{ChannelId, DcId, Endpoint, EndpointName, Epoch, HoldId, IpcError, Lane, NodeId, Pid, Privileges};
 
+use versions::Versions;
+
 use crate::brokers::Answer;
 use crate::info::{Cursor, Question};
 use crate::packet::{Fault, Slots};
@@ -14,8 +16,8 @@ messages! {
     /// endpoint.
     FromPort {
         /// Binds the sender. A sender without a wish may wait until a manager has kept a number for it. Answered by
-        /// `Bound`.
-        1 Bind { endpoint: Option<Endpoint> = own, if_absent: IfAbsent = waits };
+        /// `Bound`, or the kernel's `EPROTONOSUPPORT` when the two share no version of `versions::PORT`.
+        1 Bind { endpoint: Option<Endpoint> = own, if_absent: IfAbsent = waits, speaks: Versions = value };
         2 Unbind;
         /// Answered by `Opened`.
         3 Open(open: Open);
@@ -55,7 +57,7 @@ messages! {
         /// Of a manager: makes a process that stands by for the endpoint its owner, whoever was before.
         26 Promote { endpoint: Endpoint = peer, node: NodeId = node, pid: Pid = value, epoch: Epoch = epoch };
         /// Answered by `Bound` once the sender is the owner.
-        27 StandBy { endpoint: Endpoint = own };
+        27 StandBy { endpoint: Endpoint = own, speaks: Versions = value };
         /// Answered by `Information`.
         32 Inform(inquiry: Inquiry);
         /// What the sender is called from now on. Answered by `Done`.

@@ -6,6 +6,8 @@ use abi::layout::{Role, Size};
 use abi::ring::RingSpec;
 use abi::{Calls, ChannelId, DcId, Endpoint, EndpointName, Epoch, HoldId, IpcError, Lane, NodeId, Pid, Privileges};
 
+use versions::Versions;
+
 use crate::info::Cursor;
 use crate::packet::{Fault, Slots};
 
@@ -107,6 +109,8 @@ fields! {
     Option<NonZeroU64>: u64, it => it.map_or(0, NonZeroU64::get), slot => Some(NonZeroU64::new(slot));
     u64: u64, it => *it, slot => Some(slot);
     u32: u32, it => *it, slot => Some(slot);
+    // Who says nothing speaks version 1.
+    Versions: u32, it => u32::from(it.to_u16()), slot => Versions::from_u16(u16::try_from(slot).ok()?);
     HoldId: u32, it => it.0, slot => Some(HoldId(slot));
     WaitId: u32, it => it.0, slot => Some(WaitId(slot));
     Pid: u32, it => it.number() as u32, slot => i32::try_from(slot).ok().and_then(Pid::new);

@@ -112,6 +112,12 @@ pub struct JoinRequest {
     pub request_pem: String,
     /// Of its dvs.
     pub version: String,
+    /// The series that it follows, and the formats of the cluster's records that it reads.
+    #[serde(default)]
+    pub follows: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<crate::node::shapes::Versions>"))]
+    pub records: Option<versions::Versions>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -38,8 +38,8 @@ pub use join::{
     NodeChange, TOKEN_SECONDS, TokenInfo, TokenRequest,
 };
 pub use node::{
-    ChannelCounts, ChannelInfo, ChannelKind, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node, NodeState,
-    PAIRS_MAX, Version,
+    ChannelCounts, ChannelInfo, ChannelKind, ClusterLevel, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node,
+    NodeState, PAIRS_MAX, PendingServer, UpgradeState, Version,
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use versions::{Release, Versions};
+
+use crate::dc::ServerState;
 use crate::placement::{Capacity, Promise};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -12,6 +15,61 @@ pub struct Version {
     pub version: String,
     pub node: String,
     pub cluster: String,
+    /// The series of releases that it follows, and talks with.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub follows: String,
+    /// What it speaks, by the names in `versions`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, shapes::Versions>"))]
+    pub speaks: BTreeMap<String, Versions>,
+    /// The file from which the daemon was started.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub binary: String,
+    pub pid: Option<u32>,
+}
+
+/// In which format the cluster writes what it keeps in its engine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ClusterLevel {
+    pub level: u64,
+    /// The newest that all nodes read.
+    pub readable: u64,
+    /// The newest that the daemon that was asked knows.
+    pub newest: u64,
+    /// Nodes that do not read that one yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_back_by: Vec<String>,
+    /// Of each node.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, shapes::Release>"))]
+    pub releases: BTreeMap<String, Release>,
+}
+
+/// How far a node is that gets another release.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct UpgradeState {
+    /// Of the daemon.
+    pub release: String,
+    pub pid: u32,
+    /// Raised at each start of the daemon.
+    pub epoch: u64,
+    /// What is not of the daemon's binary yet, or does not serve at this moment.
+    pub pending: Vec<PendingServer>,
+}
+
+/// A server or gate of a running container.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PendingServer {
+    pub dc: String,
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    pub state: ServerState,
+    /// It executes another file than its daemon.
+    pub is_earlier: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -74,6 +132,9 @@ pub struct Node {
     /// What people say of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Of its dvs; empty: the daemon that was asked does not tell.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub release: String,
     /// Where proxies and daemons of other nodes reach it.
     pub address: String,
     pub proxy_port: u16,
@@ -174,6 +235,9 @@ pub struct LinkInfo {
     /// Microseconds of a round trip, as heartbeats measured it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,
+    /// In which version the two talk, when there is a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u8>,
     /// Why the last connection failed or ended, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
@@ -227,4 +291,24 @@ pub struct EndCounts {
     pub entries: u32,
     /// Whether it waits for an answer of the other end.
     pub awaits_answer: bool,
+}
+
+/// What `versions` has, for the description in OpenAPI.
+#[cfg(test)]
+pub(crate) mod shapes {
+    /// The oldest and the newest that is spoken.
+    #[derive(schemars::JsonSchema)]
+    #[allow(dead_code, reason = "a shape")]
+    pub struct Versions {
+        oldest: u8,
+        newest: u8,
+    }
+
+    /// A release, and the series that it follows.
+    #[derive(schemars::JsonSchema)]
+    #[allow(dead_code, reason = "a shape")]
+    pub struct Release {
+        release: String,
+        follows: Option<String>,
+    }
 }

@@ -23,6 +23,15 @@ pub const EXAMINATION: &str = "/v1/health/cluster";
 pub const SETTINGS: &str = "/v1/settings";
 /// GET: numbers about the node that answers, in OpenMetrics text 1.0; with `?node=NAME` of another one, which is asked.
 pub const METRICS: &str = "/metrics";
+/// GET: [`crate::ClusterLevel`].
+pub const LEVEL: &str = "/v1/level";
+/// GET: [`crate::UpgradeState`] of the node that answers.
+pub const UPGRADE: &str = "/v1/upgrade";
+/// POST: the daemon that answers begins anew, in the same process, from the file it was started from.
+pub const UPGRADE_DAEMON: &str = "/v1/upgrade/daemon";
+/// POST: servers and gates of the node that answers that execute another file than the daemon are replaced, one after
+/// the other. May be repeated.
+pub const UPGRADE_SERVERS: &str = "/v1/upgrade/servers";
 /// GET: list of [`crate::Node`].
 pub const NODES: &str = "/v1/nodes";
 /// GET: [`crate::Node`]; PATCH [`crate::NodeChange`]: [`crate::Node`]; DELETE (`?lost=true`: its daemon is gone for

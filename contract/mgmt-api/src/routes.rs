@@ -200,6 +200,14 @@ routes! {
     NodeRemove "node-remove": Delete NODE ADMINISTRATOR, Changes,
         &[truth("lost", "Its machine is gone for good.")], None => Answer::Nothing;
         "Takes a node out of the cluster."
+    Level "level": Get LEVEL VIEWER, Reads, &[], None => Answer::One("ClusterLevel");
+        "In which format the cluster writes, and which releases its nodes run."
+    Upgrade "upgrade": Get UPGRADE Least::Node, Reads, &[], None => Answer::One("UpgradeState");
+        "How far the node that answers is with another release."
+    UpgradeDaemon "upgrade-daemon": Post UPGRADE_DAEMON Least::Node, Changes, &[], None => Answer::Nothing;
+        "The daemon that answers begins anew from the file it was started from."
+    UpgradeServers "upgrade-servers": Post UPGRADE_SERVERS Least::Node, Changes, &[], None => Answer::Nothing;
+        "Servers and gates of the node that answers follow its daemon into its release."
     Authority "authority": Get AUTHORITY ADMINISTRATOR, Reads, &[], None => Answer::One("AuthorityState");
         "How the cluster's certificate authority stands."
     AuthorityRotate "authority-rotate": Post AUTHORITY ADMINISTRATOR, Changes, &[], None
@@ -313,12 +321,12 @@ mod tests {
         match operation {
             Join => [true; 6],
             Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
-            | Processes | Process | Myself => [false, true, true, true, true, true],
+            | Level | Processes | Process | Myself => [false, true, true, true, true, true],
             DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
             | Import => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
-            Facts | Backup => [false, false, false, false, true, true],
+            Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],
         }
     }
 

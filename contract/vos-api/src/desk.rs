@@ -7,6 +7,8 @@
 //!
 //! Keys are relative: `l/stock/0.7f`, without the container.
 
+use versions::Versions;
+
 /// Bytes of a packet: three values and what is around them.
 pub const PACKET_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a value at the desk: what a group is, is the largest.
@@ -78,7 +80,8 @@ pub enum Unanswered {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromDesk {
-    Hello,
+    /// What the daemon speaks: [`versions::DESK`]. A server that shares no version with it ends, and is replaced.
+    Hello(Versions),
     Put(Known),
     Gone {
         key: String,
@@ -163,7 +166,10 @@ impl FromDesk {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out(Vec::new());
         match self {
-            FromDesk::Hello => out.u8(1),
+            FromDesk::Hello(speaks) => {
+                out.u8(1);
+                speaks.to_u16().to_le_bytes().into_iter().for_each(|byte| out.u8(byte));
+            }
             FromDesk::Put(known) => {
                 out.u8(2);
                 out.known(known);
@@ -210,7 +216,11 @@ impl FromDesk {
     pub fn decode(packet: &[u8]) -> Option<FromDesk> {
         let mut from = In(packet);
         let message = match from.u8()? {
-            1 => FromDesk::Hello,
+            1 => {
+                let speaks = Versions::from_u16(u16::from_le_bytes([from.u8()?, from.u8()?]))?;
+                // What a later daemon adds.
+                return Some(FromDesk::Hello(speaks));
+            }
             2 => FromDesk::Put(from.known()?),
             3 => FromDesk::Gone { key: from.text()?, revision: from.u64()? },
             4 => FromDesk::Listed { revision: from.u64()? },
@@ -396,7 +406,7 @@ mod tests {
             assert_eq!(ToDesk::decode(&asked.encode()), Some(asked));
         }
         let said = [
-            FromDesk::Hello,
+            FromDesk::Hello(Versions::from_to(2, 3)),
             FromDesk::Put(known()),
             FromDesk::Gone { key: "k".to_owned(), revision: 5 },
             FromDesk::Listed { revision: 6 },

@@ -12,6 +12,8 @@
 //! A completion promises that the operation survives the death of the server process (not of the disk's power: that
 //! is what the flush operations are for).
 
+use versions::Versions;
+
 use crate::operation::{Decoder, Empty, Encoder, Field, operations, replies};
 
 operations! {
@@ -23,6 +25,8 @@ operations! {
         /// Everything up to it has been completed; the server may forget.
         acknowledged: u64,
         epochs: Epochs,
+        /// Of [`versions::SERVERS`].
+        speaks: Versions,
     } -> Greeting [NoSpace, NotPermitted];
 
     /// Ends the session for good: the server forgets it and releases its locks and leases.
@@ -36,7 +40,8 @@ replies! {
         incarnation,
         /// Highest sequence that it has executed.
         highest,
-        /// Requests in flight that it accepts; 0 for as many as the ring holds.
+        /// Requests in flight that it accepts, 0 for as many as the ring holds; above these 32 bits the version that is
+        /// spoken from now on ([`Greeting::version`]).
         in_flight,
         /// Of the service.
         service
@@ -49,6 +54,54 @@ replies! {
         /// The highest epoch of who the client is, when the client said a lower one.
         own
     };
+}
+
+impl Greeting {
+    /// The requests in flight, and the version, in one word.
+    pub fn terms(in_flight: u32, version: u8) -> u64 {
+        u64::from(in_flight) | u64::from(version) << 32
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight as u32
+    }
+
+    /// `None` for what is none.
+    pub fn version(&self) -> Option<u8> {
+        u8::try_from(self.in_flight >> 32).ok()
+    }
+}
+
+replies! {
+    /// Words of the `EOPNOTSUPP` that answers a greeting: client and server share no version.
+    OtherVersion {
+        /// What the server speaks.
+        oldest,
+        newest
+    };
+}
+
+impl OtherVersion {
+    pub fn of(speaks: Versions) -> OtherVersion {
+        OtherVersion { oldest: speaks.oldest.into(), newest: speaks.newest.into() }
+    }
+
+    /// `None` for what nobody speaks.
+    pub fn speaks(&self) -> Option<Versions> {
+        let (oldest, newest) = (u8::try_from(self.oldest).ok()?, u8::try_from(self.newest).ok()?);
+        Versions::from_u16(Versions { oldest, newest }.to_u16())
+    }
+}
+
+/// In the flags.
+impl Field<'_> for Versions {
+    fn put(&self, to: &mut Encoder<'_>) {
+        self.to_u16().put(to);
+    }
+
+    fn take(from: &mut Decoder<'_>) -> Option<Versions> {
+        Versions::from_u16(u16::take(from)?)
+    }
 }
 
 /// Epochs of placements (`docs/design/placement.md`), as a client was told them when it started; 0 when it was told

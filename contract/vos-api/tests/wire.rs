@@ -32,10 +32,19 @@ fn check<'a, O: Operation<'a> + PartialEq + std::fmt::Debug>(
 fn operations_of_sessions_and_disks_lie_where_they_always_did() {
     use Class::Repeatable;
     use disk::{Allocate, Discard, Durability, Flush, Info, Need, Read, Readv, Write};
-    let hello = |server, own| session::Hello { session: 5, acknowledged: 6, epochs: session::Epochs { server, own } };
-    check(hello(0, 0), (1, 0, [5, 6, 0], &[]), Repeatable);
-    check(hello(7, 8), (1, 0, [5, 6, 0x8_0000_0007], &[]), Repeatable);
-    check(hello(u32::MAX, 0), (1, 0, [5, 6, 0xffff_ffff], &[]), Repeatable);
+    let hello = |server, own| session::Hello {
+        session: 5,
+        acknowledged: 6,
+        epochs: session::Epochs { server, own },
+        speaks: versions::Versions::from_to(1, 2),
+    };
+    check(hello(0, 0), (1, 0x0201, [5, 6, 0], &[]), Repeatable);
+    check(hello(7, 8), (1, 0x0201, [5, 6, 0x8_0000_0007], &[]), Repeatable);
+    check(hello(u32::MAX, 0), (1, 0x0201, [5, 6, 0xffff_ffff], &[]), Repeatable);
+    // Who says nothing of versions speaks the first.
+    let silent = session::Hello::decode(0, [5, 6, 0], &[]).expect("a greeting");
+    assert_eq!(silent.speaks, versions::Versions::only(1));
+    assert_eq!(session::Hello::decode(0x0102, [5, 6, 0], &[]), None, "its oldest is later than its newest");
     check(session::Goodbye {}, (2, 0, [0; 3], &[]), Repeatable);
     check(Info {}, (16, 0, [0; 3], &[]), Repeatable);
     check(Read { offset: 4096, bytes: 8192 }, (17, 0, [4096, 8192, 0], &[]), Repeatable);
@@ -142,6 +151,11 @@ fn words_of_replies_lie_where_they_always_did() {
     assert_eq!((info.bytes, info.block_bytes, info.flags, info.epoch), (1, 2, 3, 4));
     let greeting = session::Greeting { incarnation: 1, highest: 2, in_flight: 3, service: 4 };
     assert_eq!(<[u64; 4]>::from(greeting), [1, 2, 3, 4]);
+    let greeting = session::Greeting { in_flight: session::Greeting::terms(7, 2), ..greeting };
+    assert_eq!((greeting.in_flight, greeting.in_flight(), greeting.version()), (0x2_0000_0007, 7, Some(2)));
+    let refusal = session::OtherVersion::of(versions::Versions::from_to(2, 3));
+    assert_eq!(<[u64; 4]>::from(refusal), [2, 3, 0, 0]);
+    assert_eq!(refusal.speaks(), Some(versions::Versions::from_to(2, 3)));
     assert_eq!(<[u64; 4]>::from(session::Outdated { server: 1, own: 2 }), [1, 2, 0, 0]);
     assert_eq!(<[u64; 4]>::from(fs::Written { bytes: 1, size: 2 }), [1, 2, 0, 0]);
     assert_eq!(<[u64; 4]>::from(fs::Attributes {}), [0; 4]);

@@ -7,18 +7,19 @@ use abi::limits::{
 };
 use abi::ring::{Completion, RingSpec, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId, PairId};
+use versions::Versions;
 
 use crate::codec::Fields;
 use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, RingEntry, RingHead, WireChannel, kind};
-use crate::{HEAD_BYTES, Next, VERSION, WireError, fault, limits};
+use crate::{HEAD_BYTES, LAYOUT, Next, WireError, fault, limits};
 
 /// See [`crate::frame_bytes`].
 pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
-    let [b0, b1, b2, b3, kind, version, packing, zero] = *head;
+    let [b0, b1, b2, b3, kind, layout, packing, zero] = *head;
     let body = u32::from_le_bytes([b0, b1, b2, b3]);
-    if version != VERSION {
-        return Err(WireError::Version(version));
+    if layout != LAYOUT {
+        return Err(WireError::Layout(layout));
     }
     if kind == 0 || kind > kind::LAST {
         return Err(WireError::UnknownKind(kind));
@@ -61,7 +62,7 @@ impl<'a> Frame<'a> {
     /// Decodes one whole frame; `bytes` is exactly what [`crate::frame_bytes`] said.
     ///
     /// # Errors
-    /// Anything but a frame of this version with all its fields in range.
+    /// Anything but a frame with all its fields in range.
     pub fn decode(bytes: &'a [u8]) -> Result<Frame<'a>, WireError> {
         let whole = frame_bytes(bytes)?.ok_or(WireError::Short)?;
         if whole > bytes.len() {
@@ -130,17 +131,13 @@ fn hello<'a>(fields: &mut Fields<'a>) -> Result<Hello<'a>, WireError> {
         features: fields.u32()?,
         frame_bytes_max: fields.u32()?,
         window_bytes: fields.u32()?,
-        pair: pair(fields)?,
+        pair: PairId::new(fields.u8()?).ok_or(WireError::Field("pair"))?,
+        speaks: Versions::from_u16(fields.u16()?).ok_or(WireError::Field("versions"))?,
+        release: fields.text(limits::RELEASE_BYTES_MAX, "release")?,
     };
+    // What a later release adds.
+    fields.rest();
     Ok(hello)
-}
-
-/// Of the first pair nothing is written.
-fn pair(fields: &mut Fields<'_>) -> Result<PairId, WireError> {
-    if fields.left() == 0 {
-        return Ok(PairId::FIRST);
-    }
-    PairId::new(fields.u8()?).filter(|pair| *pair != PairId::FIRST).ok_or(WireError::Field("pair"))
 }
 
 fn resync<'a>(fields: &mut Fields<'a>) -> Result<Resync<'a>, WireError> {
@@ -270,6 +267,7 @@ fn refusal(code: u8) -> Result<Refusal, WireError> {
         2 => Ok(Refusal::Identity),
         3 => Ok(Refusal::Fenced),
         4 => Ok(Refusal::Version),
-        _ => Err(WireError::Field("refusal")),
+        0 => Err(WireError::Field("refusal")),
+        _ => Ok(Refusal::Other),
     }
 }

@@ -2,13 +2,12 @@
 
 use std::num::NonZeroU64;
 
-use abi::PairId;
 use abi::ring::{Completion, RingSpec, Submission};
 
 use crate::codec::Sink;
 use crate::decode::PACKING_LZ4;
 use crate::frame::{Frame, Hello, OpenTag, OpenTags, Packing, Refusal, Resync, WireChannel, kind};
-use crate::{HEAD_BYTES, VERSION, fault, limits};
+use crate::{HEAD_BYTES, LAYOUT, fault, limits};
 
 /// Head and fixed fields of SUBMIT; exactly `data_bytes` of data must follow it on the wire, in blocks when it is
 /// packed.
@@ -59,7 +58,7 @@ fn packed_head(out: &mut impl Sink, kind: u8, body_bytes: u32, packing: Packing)
     let mut bytes = [0; HEAD_BYTES];
     bytes[0..4].copy_from_slice(&body_bytes.to_le_bytes());
     bytes[4] = kind;
-    bytes[5] = VERSION;
+    bytes[5] = LAYOUT;
     bytes[6] = if packing == Packing::Lz4 { PACKING_LZ4 } else { 0 };
     out.put(&bytes);
 }
@@ -85,7 +84,7 @@ impl Frame<'_> {
     fn body_bytes(&self) -> usize {
         match self {
             Frame::Hello(hello) => {
-                2 + hello.cluster.len() + hello.node.len() + 2 + 8 + 8 + 4 + 4 + 4 + pair_bytes(hello)
+                2 + hello.cluster.len() + hello.node.len() + 2 + 8 + 8 + 4 + 4 + 4 + 1 + 2 + 1 + hello.release.len()
             }
             Frame::Refuse { reason, .. } => 2 + cut(reason).len(),
             Frame::Resync(resync) => CHANNEL_BYTES + 12 + 8 + resync.open_tags.iter().count() * limits::OPEN_TAG_BYTES,
@@ -206,10 +205,6 @@ fn put_ring(out: &mut impl Sink, channel: WireChannel, index: u32, produced: u32
     out.put(data);
 }
 
-fn pair_bytes(hello: &Hello<'_>) -> usize {
-    usize::from(hello.pair != PairId::FIRST)
-}
-
 fn put_hello(out: &mut impl Sink, hello: &Hello<'_>) {
     put_text(out, hello.cluster);
     put_text(out, hello.node);
@@ -219,7 +214,9 @@ fn put_hello(out: &mut impl Sink, hello: &Hello<'_>) {
     out.put(&hello.features.to_le_bytes());
     out.put(&hello.frame_bytes_max.to_le_bytes());
     out.put(&hello.window_bytes.to_le_bytes());
-    out.put([hello.pair.number()].get(..pair_bytes(hello)).unwrap_or_default());
+    out.put(&[hello.pair.number()]);
+    out.put(&hello.speaks.to_u16().to_le_bytes());
+    put_text(out, hello.release);
 }
 
 fn put_resync(out: &mut impl Sink, resync: &Resync<'_>) {
@@ -267,5 +264,6 @@ pub(crate) fn refusal_code(refusal: Refusal) -> u8 {
         Refusal::Identity => 2,
         Refusal::Fenced => 3,
         Refusal::Version => 4,
+        Refusal::Other => 255,
     }
 }

@@ -9,8 +9,8 @@ pub enum WireError {
     TooLong(u32),
     /// A kind nobody defined.
     UnknownKind(u8),
-    /// A version this side does not speak.
-    Version(u8),
+    /// A layout that this side does not know.
+    Layout(u8),
     /// The body ends before its fields do.
     Short,
     /// The body goes on after its last field.
@@ -24,9 +24,12 @@ impl fmt::Display for WireError {
         match self {
             WireError::TooLong(bytes) => write!(f, "a frame of {bytes} bytes is longer than the limit"),
             WireError::UnknownKind(kind) => write!(f, "frame kind {kind} is not known"),
-            WireError::Version(version) => {
-                write!(f, "the peer speaks frames of version {version}, this side version {}", crate::VERSION)
-            }
+            WireError::Layout(layout) => write!(
+                f,
+                "the peer writes frames of layout {layout}, this side of layout {} since release 0.1.0: what runs \
+                 there is no dvs that this one can talk with",
+                crate::LAYOUT
+            ),
             WireError::Short => f.write_str("a frame ends before its fields do"),
             WireError::Trailing => f.write_str("a frame goes on after its last field"),
             WireError::Field(name) => write!(f, "field '{name}' of a frame is out of range"),

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use abi::ring::{Completion, RingSpec, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, Message, NodeId, PairId};
+use versions::Versions;
 
 /// Numbers of the kinds on the wire. A number is never given a second meaning.
 pub mod kind {
@@ -54,7 +55,8 @@ pub struct WireChannel {
     pub number: u64,
 }
 
-/// Who speaks, in the first frame of each side.
+/// Who speaks, in the first frame of each side. A later release may add fields at its end, which an earlier one does
+/// not look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello<'a> {
     pub cluster: &'a str,
@@ -70,9 +72,12 @@ pub struct Hello<'a> {
     pub frame_bytes_max: u32,
     /// Bytes of credited frames the speaker takes before it gives more credit.
     pub window_bytes: u32,
-    /// Which of the pairs of proxies between two nodes it is of. Of the first nothing is written: where there is one
-    /// pair, the frame is what it was before there could be several.
+    /// Which of the pairs of proxies between two nodes it is of.
     pub pair: PairId,
+    /// What the speaker speaks: [`versions::LINK`].
+    pub speaks: Versions,
+    /// Of the speaker, for people: `0.1.0`.
+    pub release: &'a str,
 }
 
 /// Why a HELLO was not accepted.
@@ -84,8 +89,10 @@ pub enum Refusal {
     Identity,
     /// A newer proxy of the same node was seen.
     Fenced,
-    /// Frame version or limits do not fit.
+    /// Versions or limits do not fit.
     Version,
+    /// Something that only a later release says; the reason is for people.
+    Other,
 }
 
 /// A request of a ring that has no completion yet: its range is needed to move the completion's data.

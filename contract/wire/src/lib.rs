@@ -5,7 +5,7 @@
 //! ```text
 //! 0  body_bytes  u32   everything is little-endian
 //! 4  kind        u8    [`frame::kind`]
-//! 5  version     u8    [`VERSION`]
+//! 5  version     u8    [`LAYOUT`]
 //! 6  packing     u8    0; SUBMIT and COMPLETE only: 1, the data comes in blocks ([`Block`])
 //! 7  zero        u8    reserved, must be 0
 //! 8  body              of packed data `body_bytes` counts what it is unpacked
@@ -35,8 +35,10 @@ pub use encode::{complete_head, submit_head};
 pub use error::WireError;
 pub use frame::{Frame, Hello, OpenTag, Packing, Refusal, Resync, RingEntry, RingHead, WireChannel};
 
-/// Version of the frames. A link between two different versions is refused at HELLO, with words for people.
-pub const VERSION: u8 = 3;
+/// How frames are laid out: this head, HELLO and REFUSE. It does not change with a release, so that any two of them can
+/// say why they do not talk. What else may be said on a link is of the version that both sides of its HELLOs speak
+/// ([`versions::LINK`]): a frame that a later release changes gets a new kind, which is said from that version on.
+pub const LAYOUT: u8 = 4;
 
 /// Length of a frame's head.
 pub const HEAD_BYTES: usize = 8;
@@ -45,7 +47,7 @@ pub const HEAD_BYTES: usize = 8;
 /// unpacks to.
 ///
 /// # Errors
-/// A head that no peer of this version writes, so that nobody waits for a gigabyte that never comes.
+/// A head that no peer writes, so that nobody waits for a gigabyte that never comes.
 pub fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, WireError> {
     decode::frame_bytes(bytes)
 }

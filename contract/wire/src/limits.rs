@@ -20,8 +20,10 @@ pub const WHOLE_FRAME_BYTES_MAX: usize = WHOLE_BODY_BYTES_MAX + crate::HEAD_BYTE
 pub const BLOCK_BYTES: usize = 32 * 1024;
 /// Names in HELLO.
 pub const NAME_MAX: usize = NAME_BYTES_MAX;
+/// The name of a release in HELLO.
+pub const RELEASE_BYTES_MAX: usize = 32;
 /// Words for people in REFUSE.
-pub const REASON_BYTES_MAX: usize = 200;
+pub const REASON_BYTES_MAX: usize = 255;
 
 const _: () = assert!(WHOLE_BODY_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(INLINE_BYTES_MAX + 128 <= WHOLE_BODY_BYTES_MAX);

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const JOURNAL_SLOTS: usize = 1024;
 pub const HANDLES_MAX: usize = 65_536;
 const MAGIC: u64 = u64::from_le_bytes(*b"DVSGATE\x01");
-const VERSION: u32 = 1;
+const VERSION: u32 = versions::GATE_STATE.speaks.newest as u32;
 const JOURNAL_AT: u64 = 4096;
 const RECORD_BYTES: usize = 32;
 const HANDLES_AT: u64 = JOURNAL_AT + (JOURNAL_SLOTS * RECORD_BYTES) as u64;

@@ -59,7 +59,7 @@ fn program_that_tells_of_waits_without_end_disturbs_nobody() {
     let socket = sys::seqpacket::connect(&world.socket()).unwrap();
     let send =
         |request: u32, message: FromPort| sys::seqpacket::send(&socket, &message.to_bytes(request), &[&socket; 0]);
-    send(1, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail }).unwrap();
+    send(1, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks }).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             for serial in 0..20_000_u32 {

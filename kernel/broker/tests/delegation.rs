@@ -43,7 +43,7 @@ impl Raw {
     }
 
     fn bind(socket: OwnedFd) -> Raw {
-        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail };
+        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks };
         sys::seqpacket::send(&socket, &bind.to_bytes(1), &[] as &[OwnedFd]).unwrap();
         let (bound, mut descriptors) = receive(&socket);
         assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");

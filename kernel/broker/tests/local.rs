@@ -163,7 +163,18 @@ fn question_that_makes_no_sense_is_refused_and_not_heard_before_the_asker_is_bou
     let question = |at_most| FromPort::Inform(Inquiry { question: endpoints, at_most });
     let failed = |error| ToPort::Failed { error };
     assert_eq!(ask(question(1), |_| {}), failed(IpcError::NotBound));
-    let bound = ask(FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail }, |_| {});
+    // A library of a release that does not talk with this one; then one that speaks this version beside its own.
+    let newest = versions::PORT.speaks.newest;
+    let bind = |oldest| FromPort::Bind {
+        endpoint: None,
+        if_absent: IfAbsent::Fail,
+        speaks: versions::Versions::from_to(oldest, newest + 1),
+    };
+    assert_eq!(ask(bind(newest + 1), |_| {}), failed(IpcError::Os(93)), "EPROTONOSUPPORT");
+    let bound = ask(bind(newest), |_| {});
+    assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
+    let bound =
+        ask(FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks }, |_| {});
     assert!(matches!(bound, ToPort::Bound { .. }), "{bound:?}");
     // About what nobody knows, about an endpoint without saying which, and for no record.
     assert_eq!(ask(question(1), |packet| packet[48] = 99), failed(IpcError::BadArgument));
@@ -217,7 +228,7 @@ fn unbind_does_not_wait_long_for_a_broker_that_is_stopped() {
     assert_eq!(port.unbind(), Err(IpcError::NoBroker));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     // It finds both requests, and the end, when it goes on.
-    let bind = FromPort::Bind { endpoint: own, if_absent: IfAbsent::Fail };
+    let bind = FromPort::Bind { endpoint: own, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks };
     for said in [Some(bind), Some(FromPort::Unbind), None] {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let received = sys::seqpacket::receive(&broker, &mut buffer).unwrap();

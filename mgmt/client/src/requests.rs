@@ -6,9 +6,9 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, Dc, DcNodeRequest, DcSpec, Examination,
-    ExecRequest, Health, Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse, SignalRequest,
-    TokenInfo, TokenRequest, Version,
+    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc, DcNodeRequest, DcSpec,
+    Examination, ExecRequest, Health, Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse,
+    SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -84,6 +84,25 @@ pub struct Processes {
 impl Client {
     pub async fn version(&self) -> Result<Version, Error> {
         self.json(Method::GET, path::VERSION, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn level(&self) -> Result<ClusterLevel, Error> {
+        self.json(Method::GET, path::LEVEL, NONE, ASK_SECONDS).await
+    }
+
+    /// How far an upgrade of the node is.
+    pub async fn upgrade_state(&self) -> Result<UpgradeState, Error> {
+        self.json(Method::GET, path::UPGRADE, NONE, ASK_SECONDS).await
+    }
+
+    /// The daemon begins anew from the file it was started from.
+    pub async fn upgrade_daemon(&self) -> Result<(), Error> {
+        self.bytes(Method::POST, path::UPGRADE_DAEMON, NONE, ASK_SECONDS).await.map(drop)
+    }
+
+    /// Servers and gates of other binaries give way. May be repeated.
+    pub async fn upgrade_servers(&self) -> Result<(), Error> {
+        self.bytes(Method::POST, path::UPGRADE_SERVERS, NONE, ASK_SECONDS).await.map(drop)
     }
 
     pub async fn create_token(&self, asked: &TokenRequest) -> Result<NewToken, Error> {

@@ -6,12 +6,31 @@
 //! gone, and its descriptors are closed (all are closed on exec).
 
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A daemon that panics at once again must not take the machine's time.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Where this process's program lies: known from the start on, because it may be replaced there.
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// The file from which this process was started, and from which a later release begins.
+pub fn binary() -> &'static Path {
+    BINARY.get_or_init(|| std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/proc/self/exe".into()))
+}
+
+/// The same process from the beginning of the program that lies now where its own lay. When that cannot be begun, of
+/// its own. Returns only why neither could.
+pub fn begin_replaced() -> std::io::Error {
+    let mut arguments = std::env::args_os();
+    let own_name = arguments.next().unwrap_or_else(|| "dvs".into());
+    let error = Command::new(binary()).arg0(own_name).args(arguments).exec();
+    sys::log::say(format_args!("dvs: {} cannot be begun: {error}; this release goes on", binary().display()));
+    begin_anew()
+}
 
 /// From now on.
 pub fn begin_anew_on_panic() {

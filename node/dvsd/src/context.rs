@@ -27,6 +27,7 @@ use crate::presence::Presence;
 use crate::proxyctl::ProxyControl;
 use crate::quorum::Members;
 use crate::records::NodeRecord;
+use crate::renewal::Renewal;
 use crate::service_manager::ServiceManager;
 
 pub struct Context {
@@ -70,6 +71,7 @@ pub struct Context {
     pub ending: watch::Sender<Option<Ending>>,
     /// Incarnations of nodes that are over, as the engine's follower said.
     pub verdicts: RwLock<BTreeMap<String, u64>>,
+    pub renewal: Renewal,
     /// Absent before the daemon has come alive and once it stops.
     pub court: Mutex<Option<Court>>,
 }
@@ -83,6 +85,8 @@ pub enum Ending {
     Fenced,
     /// The engine was begun anew of a copy: whatever was read there before has to be read again.
     Replaced,
+    /// A later release lies where this one lay: the daemon begins in it.
+    Upgraded,
 }
 
 impl Context {

@@ -41,6 +41,7 @@ use crate::joining::authority::{self, AuthorityError};
 use crate::joining::certificates::{self, Certificates, Users};
 use crate::judging::Court;
 use crate::ledger;
+use crate::level;
 use crate::member::{self, MemberError};
 use crate::metrics::{Measured, Tally};
 use crate::news::News;
@@ -98,12 +99,14 @@ pub enum DaemonError {
     Fenced,
     #[error("the cluster's authority cannot be used")]
     Authority(#[from] AuthorityError),
-    #[error("the cluster engine cannot be used")]
-    Format(#[from] records::FormatError),
+    #[error("this release of dvs cannot be in the cluster as it is")]
+    Level(#[from] level::LevelError),
     #[error("the cluster engine is not this node's")]
     Identity(#[from] IdentityError),
     #[error("the cluster engine was begun anew")]
     Replaced,
+    #[error("another release lies where this one lay")]
+    Upgraded,
     #[error("the node's certificates cannot be used")]
     Certificates(#[from] pki::PkiError),
     #[error("the API cannot listen at {address}")]
@@ -144,7 +147,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine, &tally));
     // Before anything is read or written there: it may not be this cluster's.
     let identity = identity::confirm(&*engine, &config)?;
-    records::adopt_format(&*engine)?;
+    level::check(&*engine, &level::Newcomer::own(&config.node))?;
     authority::take_over(&*engine, &config.state_dir.join(AUTHORITY_DIR), &config.node, &credentials.facts())?;
     manager.say_status("taking over what runs");
     let acceptor = TlsAcceptor::from(credentials.server_config(Door::Anyone)?);
@@ -200,6 +203,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         checked: Default::default(),
         ending: tokio::sync::watch::Sender::new(None),
         verdicts: Default::default(),
+        renewal: Default::default(),
         court: Mutex::new(None),
         identity,
         people: Default::default(),
@@ -213,7 +217,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     context.proxy.start(&context.config, &context.node, sockets, move |pair| for_proxy.broker.proxy_socket_of(pair))?;
 
     let reconciler = Arc::new(Reconciler::new(&context));
-    let also = Arc::clone(&reconciler);
+    let (also, workers) = (Arc::clone(&reconciler), Arc::downgrade(&reconciler));
+    context.renewal.wakes(move || workers.upgrade().into_iter().for_each(|workers| workers.report_again()));
     let managed = context.etcd.as_ref().and_then(|etcd| etcd.managed.as_ref());
     let besides = managed.and_then(|managed| quorum::offer(&context.config, managed)).into_iter().collect();
     let presence = Presence::start(&engine, &context.config.node, besides, move || also.report_again())?;
@@ -374,6 +379,7 @@ fn serve_api(
             why = ending.wait_for(Option::is_some) => return Err(match why.ok().and_then(|why| *why) {
                 Some(Ending::Fenced) => DaemonError::Fenced,
                 Some(Ending::Replaced) => DaemonError::Replaced,
+                Some(Ending::Upgraded) => DaemonError::Upgraded,
                 Some(Ending::Removed) | None => DaemonError::Removed,
             }),
         }
@@ -421,6 +427,9 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             context.service_manager.say_status(&in_words(&context, &problems));
             let health = NodeHealth { problems, unreachable };
             presence::report(&context.presence, health.clone());
+            if let Err(error) = level::raise(&*context.engine, versions::RECORDS.speaks) {
+                tracing::debug!(%error, "cannot look whether the cluster's level can rise");
+            }
             if let Err(error) = farewell::finish_deletions(&*context.engine) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }

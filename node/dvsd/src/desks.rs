@@ -289,7 +289,7 @@ impl Clerk<'_> {
     fn tell_all(&mut self) -> Result<(), Closed> {
         let Ok(listing) = self.context.answers.mirror.list(&prefix(self.desk.dc)) else { return Ok(()) };
         self.sizes.clear();
-        self.say(&FromDesk::Hello)?;
+        self.say(&FromDesk::Hello(versions::DESK.speaks))?;
         for entry in listing.entries {
             let known = self.known(entry);
             self.sizes.insert(known.key.clone(), known.value.len());

@@ -74,7 +74,7 @@ pub fn troubles(own: &str, seen: &[Seen], now_s: u64) -> Vec<Trouble> {
     found.extend(seen.iter().filter(|node| version(node).is_some_and(|other| other != own_version)).map(|node| {
         let other = version(node).unwrap_or_default();
         let words = format!("its daemon is of version {other}, the one of {own} of {own_version}");
-        trouble(node, "version", Gravity::Degraded, words, "install the same version on all nodes")
+        trouble(node, "version", Gravity::Degraded, words, "dvs node upgrade, on each node of an earlier release")
     }));
     found.sort_by_key(|trouble| std::cmp::Reverse(trouble.gravity));
     found

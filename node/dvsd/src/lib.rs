@@ -41,6 +41,7 @@ mod joining;
 mod judging;
 mod kinds;
 mod ledger;
+mod level;
 mod member;
 mod metrics;
 mod news;
@@ -54,6 +55,7 @@ mod reconcile;
 mod records;
 pub mod recovery;
 mod registry;
+mod renewal;
 mod service_manager;
 mod shelf;
 mod space;
@@ -81,10 +83,12 @@ pub fn main(file: Option<&Path>, flags: Settings) -> ExitCode {
         Err(error) => return failed(&error),
     };
     begin_log(&config);
+    anew::binary();
     anew::begin_anew_on_panic();
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(DaemonError::Fenced | DaemonError::Replaced) => failed(&anew::begin_anew()),
+        Err(DaemonError::Upgraded) => failed(&anew::begin_replaced()),
         Err(error) => failed(&error),
     }
 }

@@ -13,6 +13,7 @@ use cluster::{Compare, Engine, EngineError, LeaseId, Op, Outcome};
 use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::level::{self, LevelError, Newcomer};
 use crate::records::{self, NodeHealth, NodeRecord};
 use crate::transports::{self, Transport};
 
@@ -28,6 +29,8 @@ pub enum PresenceError {
     Number(#[source] cluster::allocate::AllocateError),
     #[error("node '{0}' was taken out of the cluster")]
     Removed(String),
+    #[error("this release of dvs cannot be in the cluster as it is")]
+    Level(#[from] LevelError),
     #[error("this node could not be registered")]
     Register(#[from] EngineError),
     #[error("no thread")]
@@ -41,6 +44,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
     }
     let id = cluster::allocate::number(engine, "node", &config.node, NODE_IDS).map_err(PresenceError::Number)?;
     let epoch = records::raise(engine, &format!("/epochs/node/{}", config.node))?;
+    let own = Newcomer::own(&config.node);
     let record = NodeRecord {
         name: config.node.clone(),
         id: u16::try_from(id).unwrap_or(u16::MAX),
@@ -57,12 +61,22 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         cpus: std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         cpu_list: cpu_list(),
         memory_bytes: memory_bytes(),
+        release: own.release.clone(),
+        records: own.reads,
     };
-    // Somebody may take it out at this moment.
-    let still_in = Compare::Absent { key: records::removed_key(&record.name) };
-    match engine.transact(&[still_in], &[Op::put(records::member_key(&record.name), records::encode(&record))])? {
-        Outcome::Done(_) => Ok(record),
-        Outcome::Conflict(_) => Err(PresenceError::Removed(record.name)),
+    let removed = records::removed_key(&record.name);
+    loop {
+        let (same_level, level) = level::admit(engine, &own)?;
+        // Somebody may take it out at this moment.
+        let compares = [Compare::Absent { key: removed.clone() }, same_level];
+        let ops = [level, Op::put(records::member_key(&record.name), records::encode(&record))];
+        if let Outcome::Done(_) = engine.transact(&compares, &ops)? {
+            return Ok(record);
+        }
+        if engine.read(&removed)?.is_some() {
+            return Err(PresenceError::Removed(record.name));
+        }
+        // The level rose, or another node came: both happen a few times in the life of a cluster.
     }
 }
 

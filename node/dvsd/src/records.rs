@@ -17,7 +17,7 @@
 //! | `/access/NAME` | see `people` | until taken back |
 //! | `/wishes/nodes/NODE` | [`NodeWish`] | until the node is removed |
 //! | `/engine/…` | see `quorum` | |
-//! | `/format` | number: of the shape of all this | for ever; see [`adopt_format`] |
+//! | `/format` | number: of the shape of all this | for ever; see `level` |
 //! | `/programs/DCID/…` | what the container's programs agree on; see `cs-core` | until deleted, or with the lease of the node for it; see `desks` |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
@@ -34,6 +34,7 @@ use cluster::{Compare, Engine, EngineError, Entry, Lookup, Op, Outcome, Revision
 use mgmt_api::{DcSpec, NodeShare, Placement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use versions::{Release, Versions};
 
 pub const MEMBERS: &str = "/members/";
 pub const NODES: &str = "/nodes/";
@@ -74,6 +75,17 @@ pub struct NodeRecord {
     #[serde(default)]
     pub cpu_list: String,
     pub memory_bytes: u64,
+    /// Of its dvs.
+    #[serde(default)]
+    pub release: Release,
+    /// Formats of all this that it reads.
+    #[serde(default = "of_the_first_release")]
+    pub records: Versions,
+}
+
+/// Who does not say what it reads.
+pub fn of_the_first_release() -> Versions {
+    Versions::from_to(1, 2)
 }
 
 fn one() -> u8 {
@@ -377,35 +389,9 @@ pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineEr
     Ok(found)
 }
 
-/// Of the records that this daemon writes. 1, or nothing under the key: without placements.
-pub const FORMAT: u64 = 2;
+/// The newest of these records that this daemon reads and writes. 1, or nothing under the key: without placements.
+pub const FORMAT: u64 = versions::RECORDS.speaks.newest as u64;
 pub const FORMAT_KEY: &str = "/format";
-
-#[derive(Debug, thiserror::Error)]
-pub enum FormatError {
-    #[error("the cluster's records have format {0}, this daemon knows up to {FORMAT}: it needs a later dvs")]
-    Later(u64),
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-}
-
-/// Says in the engine which format is written from now on. Records of earlier formats are understood; a daemon that
-/// finds a later format does not start, because it would misread what others write. Format 2 is the first whose daemons
-/// look.
-pub fn adopt_format(engine: &dyn Engine) -> Result<(), FormatError> {
-    loop {
-        let found = read::<u64>(engine, FORMAT_KEY)?;
-        let key = FORMAT_KEY.to_owned();
-        let compare = match found {
-            Some((there, _)) if there > FORMAT => return Err(FormatError::Later(there)),
-            Some((FORMAT, _)) => return Ok(()),
-            Some((_, modified)) => Compare::Modified { key, at: modified },
-            None => Compare::Absent { key },
-        };
-        // A conflict: another daemon does the same.
-        engine.transact(&[compare], &[Op::put(FORMAT_KEY, encode(&FORMAT))])?;
-    }
-}
 
 /// A number that rises at each call, for ever, under a key: incarnations of nodes and servers.
 pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
@@ -426,22 +412,7 @@ mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
 
     use super::*;
-    use crate::ledger;
-
-    #[test]
-    fn daemon_adopts_records_of_earlier_formats_and_refuses_those_of_later_ones() {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
-        let engine = LocalEngine::open(config).unwrap();
-        for before in [None, Some(FORMAT - 1), Some(FORMAT)] {
-            let op = before.map_or_else(|| Op::delete(FORMAT_KEY), |before| Op::put(FORMAT_KEY, encode(&before)));
-            engine.transact(&[], &[op]).unwrap();
-            adopt_format(&engine).unwrap();
-            assert_eq!(read::<u64>(&engine, FORMAT_KEY).unwrap().map(|(format, _)| format), Some(FORMAT));
-        }
-        engine.transact(&[], &[Op::put(FORMAT_KEY, encode(&(FORMAT + 1)))]).unwrap();
-        assert!(matches!(adopt_format(&engine), Err(FormatError::Later(later)) if later == FORMAT + 1));
-    }
+    use crate::{ledger, level};
 
     #[test]
     fn keys_are_read_back_as_what_they_were_made_of() {
@@ -471,7 +442,8 @@ mod tests {
             asked.clone().count() == 2 && asked.clone().all(|(kind, node)| node == placed(kind)),
             "it stands where it stood"
         );
-        adopt_format(&engine).expect("earlier records are understood");
+        level::check(&engine, &level::Newcomer::own("n1")).expect("earlier records are understood");
+        assert_eq!(level::raise(&engine, versions::RECORDS.speaks).expect("raised"), FORMAT);
         ledger::adopt(&engine).expect("read");
         assert_eq!(ledger::accounts(&engine).expect("read")["n2"].promised.containers, 2);
     }

@@ -66,7 +66,7 @@ enum Life {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fitness {
     Fit,
-    /// Its connection ended with the daemon that made it.
+    /// Its connection ended with the daemon that made it, or it is of an earlier release.
     Stale,
 }
 
@@ -237,6 +237,13 @@ impl Supervised {
             Life::Starting { since, .. } => Some(*since + START_LIMIT),
             Life::Resting { until } => Some(*until),
             Life::Absent | Life::Running { .. } => None,
+        }
+    }
+
+    /// What runs is to be replaced.
+    pub fn make_stale(&mut self) {
+        if let Life::Running { fitness, .. } = &mut self.life {
+            *fitness = Fitness::Stale;
         }
     }
 

@@ -98,7 +98,7 @@ fn early_of(stream: Option<&StreamEnd<'_>>) -> (Vec<u8>, Option<u64>) {
 #[derive(Debug)]
 pub struct KeeperClient {
     path: PathBuf,
-    version: u32,
+    version: u8,
     socket: Mutex<OwnedFd>,
 }
 
@@ -127,7 +127,7 @@ impl KeeperClient {
     }
 
     /// Of the protocol, in which this conversation is.
-    pub fn version(&self) -> u32 {
+    pub fn version(&self) -> u8 {
         self.version
     }
 

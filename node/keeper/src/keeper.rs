@@ -105,7 +105,7 @@ pub struct Conversation {
     /// A request is being worked on; the next one waits.
     pub busy: bool,
     /// What is spoken on it. None: it has not greeted.
-    pub version: Option<u32>,
+    pub version: Option<u8>,
 }
 
 /// A process that reads the process table.

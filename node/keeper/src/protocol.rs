@@ -27,6 +27,8 @@ use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
 use serde::{Deserialize, Serialize};
 
+pub use versions::Versions;
+
 use crate::refusal::Refusal;
 
 /// The JSON follows in the packet.
@@ -44,34 +46,10 @@ pub const STORED_MAX: usize = 8192;
 /// Bytes of a stored descriptor's name.
 pub const KEY_BYTES_MAX: usize = 128;
 
-/// Versions of this protocol that somebody speaks, the oldest and the newest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Versions {
-    pub oldest: u32,
-    pub newest: u32,
-}
-
-impl Versions {
-    /// The newest that both speak.
-    pub fn common(self, other: Versions) -> Option<u32> {
-        let version = self.newest.min(other.newest);
-        (version >= self.oldest && version >= other.oldest).then_some(version)
-    }
-}
-
-impl std::fmt::Display for Versions {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Versions { oldest, newest } if oldest == newest => write!(out, "version {newest}"),
-            Versions { oldest, newest } => write!(out, "versions {oldest} to {newest}"),
-        }
-    }
-}
-
 /// Of a keeper that closes the connection of who greets.
-pub(crate) const UNGREETED: u32 = 1;
+pub(crate) const UNGREETED: u8 = 1;
 /// What a daemon of this source speaks.
-pub const VERSIONS: Versions = Versions { oldest: UNGREETED, newest: 2 };
+pub const VERSIONS: Versions = versions::KEEPER.speaks;
 const _: () = assert!(VERSIONS.oldest < VERSIONS.newest, "a daemon speaks with keepers of the version before");
 /// What a keeper of this source speaks.
 pub(crate) const OF_A_KEEPER: Versions = Versions { oldest: VERSIONS.newest, newest: VERSIONS.newest };
@@ -240,7 +218,7 @@ pub(crate) enum Answer {
     Done,
     /// In this version it goes on.
     Hello {
-        version: u32,
+        version: u8,
     },
     /// There is none in common; these the keeper speaks.
     OtherVersion(Versions),
@@ -257,26 +235,4 @@ pub(crate) enum Answer {
     Namespaces,
     /// The refusal of a keeper of version 1, and what one of a later version says to a client that does not greet.
     Failed(ErrorBody),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn newest_version_that_both_speak_is_spoken() {
-        let versions = |(oldest, newest)| Versions { oldest, newest };
-        let table = [
-            ((1, 2), (2, 2), Some(2)),
-            ((2, 3), (2, 2), Some(2)),
-            ((2, 3), (3, 3), Some(3)),
-            ((2, 3), (1, 1), None),
-            ((1, 2), (3, 3), None),
-            ((1, 2), (2, 3), Some(2)),
-        ];
-        for (daemon, keeper, expected) in table {
-            assert_eq!(versions(daemon).common(versions(keeper)), expected, "{daemon:?} {keeper:?}");
-            assert_eq!(versions(keeper).common(versions(daemon)), expected, "{daemon:?} {keeper:?}");
-        }
-    }
 }

@@ -149,6 +149,9 @@ pub struct LinkStatus {
     /// Microseconds of a round trip, as heartbeats measured it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,
+    /// In which version the two talk, when there is a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u8>,
     /// Why the last connection failed or ended, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,

@@ -84,6 +84,11 @@ pub enum CutReason {
 }
 
 impl CutReason {
+    /// See [`proxy_link::LinkError::is_of_versions`].
+    pub(crate) fn is_of_versions(&self) -> bool {
+        matches!(self, CutReason::Link(error) if error.is_of_versions())
+    }
+
     /// In one line, with its causes.
     pub(crate) fn in_full(&self) -> String {
         let mut text = self.to_string();

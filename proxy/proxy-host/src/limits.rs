@@ -24,6 +24,8 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// First pause before a link is dialled again; doubles up to the longest.
 pub const REDIAL_MIN: Duration = Duration::from_millis(20);
 pub const REDIAL_MAX: Duration = Duration::from_millis(500);
+/// The same where releases do not talk: that takes people to change.
+pub const REDIAL_OTHER_RELEASE: Duration = Duration::from_secs(5);
 /// Local events taken in one round, so that the sockets get their turn.
 pub const EVENTS_PER_ROUND: usize = 256;
 /// Connections that are read in every round without asking whether they are ready: each costs a system call, as asking

@@ -8,6 +8,7 @@ use proxy_link::{Identity, LinkTimes, Peer, Phase};
 
 use crate::carriers::{Carrier, Carriers};
 use crate::control::{LinkState, LinkStatus, PeerAddress, beginning};
+use crate::error::CutReason;
 use crate::limits;
 use crate::local::Local;
 use crate::lz4::Lz4;
@@ -72,14 +73,14 @@ impl Entry {
     }
 
     /// The connection failed or ended.
-    pub(crate) fn lost(&mut self, now: Duration, reason: String) {
+    pub(crate) fn lost(&mut self, now: Duration, why: &CutReason) {
         if self.peer.phase() == Phase::Up {
             self.pause = limits::REDIAL_MIN;
         }
         self.peer.cut();
         self.token = None;
-        self.last_error = Some(reason);
-        self.next_dial = now + self.pause;
+        self.last_error = Some(why.in_full());
+        self.next_dial = now + if why.is_of_versions() { limits::REDIAL_OTHER_RELEASE } else { self.pause };
         self.pause = (self.pause * 2).min(limits::REDIAL_MAX);
     }
 
@@ -120,6 +121,7 @@ impl Entry {
             channels: self.peer.channel_count() as u32,
             silent_ms: silent,
             round_trip_us: self.peer.round_trip().or(measured).map(|time| time.as_micros() as u64),
+            version: self.peer.version(),
             last_error: self.last_error.clone(),
         }
     }

@@ -421,7 +421,13 @@ impl Proxy {
         if !entry.protection.lets_in(connection.session.encryption(), connection.carrier) {
             return Err(CutReason::NotEncrypted);
         }
-        entry.peer.accepted(now, &hello)?;
+        if let Err(error) = entry.peer.accepted(now, &hello) {
+            if error.is_of_versions() {
+                // Who dials is told, and here it is to be seen too.
+                entry.last_error = Some(error.to_string());
+            }
+            return Err(error.into());
+        }
         self.next_due = now;
         connection.input.consume(whole);
         connection.stage = Stage::Joined(node);
@@ -452,8 +458,8 @@ impl Proxy {
             Some(entry) if entry.token == Some(token) => {
                 let was_up = entry.peer.phase() == Phase::Up;
                 let node = entry.peer.identity().node.clone();
+                entry.lost(now, &reason);
                 let reason = reason.in_full();
-                entry.lost(now, reason.clone());
                 self.next_due = self.next_due.min(entry.next_dial);
                 match was_up {
                     true => tracing::warn!("link with {node} is cut: {reason}"),
@@ -478,7 +484,7 @@ impl Proxy {
             if let Err(reason) = self.dial(node, now)
                 && let Some(entry) = self.peers.get_mut(&node)
             {
-                entry.lost(now, reason.in_full());
+                entry.lost(now, &reason);
             }
         }
     }

@@ -11,8 +11,8 @@ use crate::limits;
 /// What the peer is told before its connection is closed.
 pub(crate) fn refusal_of(reason: &CutReason) -> Option<Vec<u8>> {
     let refusal = match reason {
-        // It understands at least that this is of another version.
-        CutReason::Link(LinkError::Wire(WireError::Version(_))) => Refusal::Version,
+        // It understands at least that this writes other frames.
+        CutReason::Link(LinkError::Wire(WireError::Layout(_))) => Refusal::Version,
         CutReason::Link(error) => return proxy_link::refusal(error),
         CutReason::Stranger(_) | CutReason::Name { .. } | CutReason::NotEncrypted => Refusal::Identity,
         _ => return None,

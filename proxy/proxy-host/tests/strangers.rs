@@ -15,12 +15,17 @@ use proxy_host::transport::{Compression, Encryption, Stream, Target, Tcp, Transp
 use proxy_host::{Proxy, ProxyConfig};
 use proxy_link::Refusal;
 use rustix::io::Errno;
+use versions::Versions;
 
 /// Place of the version in a frame's head.
-const VERSION_AT: usize = 5;
-const ANOTHER_VERSION: u8 = wire::VERSION + 1;
+const LAYOUT_AT: usize = 5;
+const ANOTHER_VERSION: u8 = wire::LAYOUT + 1;
 
 fn hello(node: u16) -> Vec<u8> {
+    hello_of(node, versions::LINK.speaks)
+}
+
+fn hello_of(node: u16, speaks: Versions) -> Vec<u8> {
     let name = format!("n{node}");
     let hello = wire::Frame::Hello(wire::Hello {
         cluster: CLUSTER,
@@ -32,6 +37,8 @@ fn hello(node: u16) -> Vec<u8> {
         frame_bytes_max: wire::limits::FRAME_BYTES_MAX as u32,
         window_bytes: proxy_link::limits::WINDOW_BYTES,
         pair: PairId::FIRST,
+        speaks,
+        release: "7.0.0",
     });
     let mut bytes = Vec::new();
     hello.encode(&mut bytes);
@@ -84,10 +91,32 @@ fn proxy_of_another_version_and_a_node_nobody_knows_are_told_why_they_are_refuse
     refuse_stranger(&address);
 
     let mut of_another_version = hello(1);
-    of_another_version[VERSION_AT] = ANOTHER_VERSION;
+    of_another_version[LAYOUT_AT] = ANOTHER_VERSION;
     let (refused, reason) = refusal(&answer(&address, &of_another_version)).expect("told");
     assert_eq!(refused, Refusal::Version);
-    assert!(reason.contains(&format!("version {ANOTHER_VERSION}")), "{reason}");
+    assert!(reason.contains(&format!("layout {ANOTHER_VERSION}")), "{reason}");
+
+    // A release that does not follow this one, and one that speaks ours beside its own.
+    let newest = versions::LINK.speaks.newest;
+    let (refused, reason) = told(&address, &hello_of(1, Versions::from_to(newest + 1, newest + 2)));
+    assert_eq!(refused, Refusal::Version);
+    for word in ["n1 (release 7.0.0)", "n2 (release", &format!("versions {} to {}", newest + 1, newest + 2)] {
+        assert!(reason.contains(word), "{reason}");
+    }
+    assert!(reason.ends_with("dvs node upgrade on n2"), "the older one: {reason}");
+    let greeted = greeted(&address, &hello_of(1, Versions::from_to(newest, newest + 1)));
+    assert!(matches!(wire::next(&greeted), Ok(wire::Next::Frame(wire::Frame::Hello(_), _))), "{greeted:?}");
+}
+
+/// The first bytes that are answered to a node that is let in.
+fn greeted(address: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).expect("connected");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    stream.write_all(bytes).expect("sent");
+    let mut answer = vec![0; 1024];
+    let length = stream.read(&mut answer).expect("an answer");
+    answer.truncate(length);
+    answer
 }
 
 #[test]
@@ -132,10 +161,10 @@ fn proxy_that_dials_one_of_another_version_says_so() {
     stream.read_exact(&mut [0]).expect("HELLO");
     let mut refusal = Vec::new();
     wire::Frame::Refuse { refusal: Refusal::Version, reason: "another version" }.encode(&mut refusal);
-    refusal[VERSION_AT] = ANOTHER_VERSION;
+    refusal[LAYOUT_AT] = ANOTHER_VERSION;
     stream.write_all(&refusal).expect("sent");
     let until = Instant::now() + PATIENCE;
-    let wanted = format!("version {ANOTHER_VERSION}");
+    let wanted = format!("layout {ANOTHER_VERSION}");
     loop {
         let error = control.latest().links[0].last_error.clone();
         if error.as_ref().is_some_and(|error| error.contains(&wanted)) {

@@ -26,3 +26,15 @@ pub enum LinkError {
     #[error("the connection took too long to be greeted")]
     Greeting,
 }
+
+impl LinkError {
+    /// The two are of releases that do not talk, which takes people to change.
+    pub fn is_of_versions(&self) -> bool {
+        matches!(
+            self,
+            LinkError::Wire(WireError::Layout(_))
+                | LinkError::Refused { refusal: Refusal::Version, .. }
+                | LinkError::Refuse { refusal: Refusal::Version, .. }
+        )
+    }
+}

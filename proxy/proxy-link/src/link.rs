@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use abi::{Epoch, IpcError, NodeId, PairId};
+use versions::Versions;
 use wire::frame::feature;
 use wire::{Frame, Hello, Packing, Refusal};
 
@@ -100,6 +101,8 @@ pub(crate) struct Link {
     /// Packs data, if this side can; and whether the peer can too.
     thrift: Option<Thrift>,
     peer_unpacks: bool,
+    /// What both sides of the connection speak; `None` before the peer's HELLO.
+    pub(crate) version: Option<u8>,
     /// Highest incarnation of the peer that was ever let in, and its connection number.
     seen: (Epoch, u64),
     /// Connections we dialled.
@@ -139,6 +142,7 @@ impl Link {
             counters: Counters::default(),
             thrift: None,
             peer_unpacks: false,
+            version: None,
             seen: (Epoch(0), 0),
             dialled: 0,
             last_heard: now,
@@ -188,7 +192,7 @@ impl Link {
 
     /// A connection that the peer dialled said `hello`: let it in and greet, or say why not.
     pub(crate) fn accept(&mut self, now: Duration, hello: &Hello<'_>) -> Result<(), LinkError> {
-        self.check(hello)?;
+        let version = self.check(hello)?;
         let claim = (hello.incarnation, hello.connection);
         if claim <= self.seen {
             return Err(refuse(Refusal::Fenced, "a newer connection or proxy of this node was seen"));
@@ -197,13 +201,14 @@ impl Link {
         self.seen = claim;
         self.peer_window = u64::from(hello.window_bytes);
         self.peer_unpacks = hello.features & feature::LZ4 != 0;
+        self.version = Some(version);
         self.greet(hello.connection);
         Ok(())
     }
 
     /// The answer to the HELLO of a connection that we dialled.
     pub(crate) fn greeted(&mut self, hello: &Hello<'_>) -> Result<(), LinkError> {
-        self.check(hello)?;
+        let version = self.check(hello)?;
         if hello.incarnation < self.seen.0 {
             return Err(refuse(Refusal::Fenced, "a newer proxy of this node was seen"));
         }
@@ -213,11 +218,13 @@ impl Link {
         self.seen = (hello.incarnation, 0);
         self.peer_window = u64::from(hello.window_bytes);
         self.peer_unpacks = hello.features & feature::LZ4 != 0;
+        self.version = Some(version);
         self.phase = Phase::Resyncing;
         Ok(())
     }
 
-    fn check(&self, hello: &Hello<'_>) -> Result<(), LinkError> {
+    /// Whether it is the peer, and in which version the two talk.
+    fn check(&self, hello: &Hello<'_>) -> Result<u8, LinkError> {
         if hello.cluster != self.me.cluster {
             return Err(refuse(Refusal::Cluster, "the peer belongs to another cluster"));
         }
@@ -231,7 +238,10 @@ impl Link {
         if hello.frame_bytes_max < frame_bytes_max || hello.window_bytes < limits::WINDOW_BYTES_MIN {
             return Err(refuse(Refusal::Version, "the peer takes only shorter frames than this version needs"));
         }
-        Ok(())
+        versions::LINK.agree(hello.speaks).map_err(|mismatch| LinkError::Refuse {
+            refusal: Refusal::Version,
+            reason: in_words(&self.me.node, hello, mismatch),
+        })
     }
 
     fn begin(&mut self, now: Duration, phase: Phase) {
@@ -244,6 +254,7 @@ impl Link {
         }
         (self.processed, self.processed_told, self.peer_processed) = (0, 0, 0);
         (self.heartbeat_echo, self.probe, self.answer_due) = (0, None, false);
+        self.version = None;
     }
 
     fn greet(&mut self, connection: u64) {
@@ -257,6 +268,8 @@ impl Link {
             frame_bytes_max: wire::limits::FRAME_BYTES_MAX as u32,
             window_bytes: limits::WINDOW_BYTES,
             pair: self.pair,
+            speaks: versions::LINK.speaks,
+            release: versions::Release::NAME,
         });
         hello.encode(&mut self.out);
         self.counters.sent_frames += 1;
@@ -448,6 +461,21 @@ impl Link {
 /// answer is a wake-up more on both nodes.
 fn is_probe(seq: u64) -> bool {
     seq % limits::HEARTBEATS_PER_PROBE == 1
+}
+
+/// For both sides, so that each finds itself in it.
+fn in_words(own: &str, hello: &Hello<'_>, mismatch: versions::Mismatch) -> String {
+    let versions::Mismatch { own: ours, theirs, .. } = mismatch;
+    let Hello { node, release, .. } = hello;
+    let older = if theirs.newest < ours.oldest { node } else { own };
+    let spoken = |versions: Versions| versions.to_string();
+    format!(
+        "{own} (release {}) speaks {} of links, {node} (release {release}) {}; only releases that follow one another \
+         talk: dvs node upgrade on {older}",
+        versions::Release::NAME,
+        spoken(ours),
+        spoken(theirs),
+    )
 }
 
 fn refuse(refusal: Refusal, reason: &str) -> LinkError {

@@ -152,7 +152,7 @@ impl Core {
     pub fn desk_said(&mut self, said: FromDesk, now: u64) {
         self.now = now;
         let was_listed = self.replica.is_listed();
-        if said == FromDesk::Hello {
+        if matches!(said, FromDesk::Hello(_)) {
             self.desk.restart();
         }
         if let Some((purpose, reply)) = self.desk.take(said.clone(), now) {

@@ -51,7 +51,7 @@ impl Replica {
     /// Takes in what the desk said; answers the keys that are different now.
     pub fn take(&mut self, said: FromDesk) -> Vec<String> {
         match said {
-            FromDesk::Hello => {
+            FromDesk::Hello(_) => {
                 self.fresh = Some(BTreeMap::new());
                 Vec::new()
             }
@@ -127,11 +127,13 @@ mod tests {
     #[test]
     fn what_went_while_nobody_told_shows_after_the_next_listing() {
         let mut replica = Replica::default();
-        for said in [FromDesk::Hello, FromDesk::Put(known("k/a", 3)), FromDesk::Put(known("k/b", 4))] {
+        for said in
+            [FromDesk::Hello(versions::DESK.speaks), FromDesk::Put(known("k/a", 3)), FromDesk::Put(known("k/b", 4))]
+        {
             assert!(replica.take(said).is_empty());
         }
         assert_eq!(replica.take(FromDesk::Listed { revision: 4 }), ["k/a", "k/b"]);
-        replica.take(FromDesk::Hello);
+        replica.take(FromDesk::Hello(versions::DESK.speaks));
         replica.take(FromDesk::Put(known("k/b", 4)));
         assert!(replica.get("k/a").is_some(), "until everything was told");
         assert_eq!(replica.take(FromDesk::Listed { revision: 9 }), ["k/a"]);
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn only_so_many_that_went_are_remembered_and_the_floor_tells() {
         let mut replica = Replica::default();
-        replica.take(FromDesk::Hello);
+        replica.take(FromDesk::Hello(versions::DESK.speaks));
         replica.take(FromDesk::Listed { revision: 0 });
         for revision in 1..=GONE_MAX as u64 + 1 {
             replica.take(FromDesk::Put(known("k/a", revision * 2)));

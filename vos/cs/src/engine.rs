@@ -83,6 +83,10 @@ fn read(socket: &OwnedFd, inbox: &Inbox, handle: &Handle) {
             return;
         }
         match buffer.get(..received).and_then(FromDesk::decode) {
+            Some(FromDesk::Hello(theirs)) if let Err(mismatch) = versions::DESK.agree(theirs) => {
+                tracing::error!(%mismatch, "the daemon is of another release; this server ends, for its own to take its place");
+                std::process::exit(1);
+            }
             Some(said) => {
                 inbox.read.lock().push_back(said);
                 inbox.arrived.notify_one();

@@ -23,8 +23,9 @@ use ipc::{Arena, Arming, RingClient, RingSpec};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::io::Errno;
+use versions::Versions;
 use vos_api::Operation;
-use vos_api::session::{Epochs, Greeting, Hello, Outdated};
+use vos_api::session::{Epochs, Greeting, Hello, OtherVersion, Outdated};
 
 use crate::connecting::{Connect, Connecting, Poke};
 use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
@@ -57,8 +58,16 @@ pub enum Fenced {
     Replaced { told: u32, now: u64 },
     #[error("epochs are not for programs to say")]
     NotPermitted,
+    #[error("{}", in_words(*server))]
+    OtherVersion { server: Versions },
     #[error("no thread can be started to open a ring")]
     NoThread,
+}
+
+/// For the log of whoever cannot go on: its own release takes its place, or the server's.
+fn in_words(server: Versions) -> String {
+    let refused = versions::SERVERS.agree(server);
+    refused.map_or_else(|mismatch| mismatch.to_string(), |_| "the server refused a version that it speaks".to_owned())
 }
 
 impl Fenced {
@@ -354,8 +363,10 @@ impl Session {
     }
 
     fn greet(&mut self, ring: RingClient) {
-        let hello = Hello { session: self.id, acknowledged: self.acknowledged(), epochs: self.epochs }.encode();
-        let hello = Submission { tag: HELLO_TAG, op: hello.op, args: hello.args, ..Submission::default() };
+        let (acknowledged, speaks) = (self.acknowledged(), versions::SERVERS.speaks);
+        let hello = Hello { session: self.id, acknowledged, epochs: self.epochs, speaks }.encode();
+        let (op, flags, args) = (hello.op, hello.flags, hello.args);
+        let hello = Submission { tag: HELLO_TAG, op, flags, args, ..Submission::default() };
         let ring = Arc::new(ring);
         let watched = epoll::add(&self.epoll, ring.fd(), epoll::EventData::new_u64(1), epoll::EventFlags::IN);
         let sent = ring.submit(&hello).is_ok();
@@ -380,10 +391,13 @@ impl Session {
             return self.unwelcome(completion);
         }
         let greeting = Greeting::from(completion.results);
+        if !greeting.version().is_some_and(|version| versions::SERVERS.speaks.includes(version)) {
+            return self.lost(&"the server speaks a version that was not offered");
+        }
         self.restarts += u64::from(self.incarnation != 0);
         self.incarnation = greeting.incarnation.max(1);
-        if greeting.in_flight > 0 {
-            self.in_flight_max = greeting.in_flight.min(u64::from(self.entries)) as usize;
+        if greeting.in_flight() > 0 {
+            self.in_flight_max = greeting.in_flight().min(self.entries) as usize;
         }
         self.stage = Stage::Up(Arc::clone(ring));
         self.resend();
@@ -394,6 +408,10 @@ impl Session {
         let (told, Outdated { server, own }) = (self.epochs, completion.results.into());
         match errno {
             Errno::PERM => self.fence(Fenced::NotPermitted),
+            Errno::OPNOTSUPP => match OtherVersion::from(completion.results).speaks() {
+                Some(server) => self.fence(Fenced::OtherVersion { server }),
+                None => self.lost(&"the server refused the greeting"),
+            },
             Errno::STALE if server > u64::from(told.server) => {
                 self.fence(Fenced::ServerMoved { told: told.server, now: server });
             }

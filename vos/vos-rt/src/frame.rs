@@ -22,7 +22,7 @@ use libvos::SharedPort;
 use rustix::io::Errno;
 use sessions::{Speaker, Tenure, Unwelcome};
 use vos_api::Operation;
-use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, Greeting, HELLO, Hello};
+use vos_api::session::{FIRST_SERVICE_OP, GOODBYE, Greeting, HELLO, Hello, OtherVersion};
 
 use crate::RINGS_MAX;
 use crate::request::{ClientId, Life, Request, RingCell};
@@ -184,6 +184,14 @@ impl<S: Service> Frame<S> {
         match (submission.op, hello, ring.session) {
             (HELLO, Some(hello), None) => {
                 let by = if ring.cell.from.is_well_known() { Speaker::Server } else { Speaker::Program };
+                let version = match versions::SERVERS.agree(hello.speaks) {
+                    Ok(version) => version,
+                    Err(mismatch) => {
+                        tracing::warn!(from = ring.cell.from.number(), %mismatch, "a client is of another release");
+                        ring.cell.complete(&of_another_version(&submission, self.epoch));
+                        return;
+                    }
+                };
                 let reply = match self.tenure.hear(hello.epochs, by) {
                     Ok(()) => self.service.opened(ring.client, ring.cell.from, &hello),
                     Err(Unwelcome::NotPermitted) => HelloReply::Refused(Errno::PERM),
@@ -192,7 +200,7 @@ impl<S: Service> Frame<S> {
                 if matches!(reply, HelloReply::Welcome { .. }) {
                     ring.session = Some(hello.session);
                 }
-                ring.cell.complete(&greeting(&submission, &reply, self.epoch));
+                ring.cell.complete(&greeting(&submission, &reply, self.epoch, version));
                 if self.tenure.successor().is_some() {
                     self.life.cut();
                 }
@@ -216,10 +224,16 @@ fn refuse(port: &SharedPort, message: &Message) {
     }
 }
 
-fn greeting(submission: &Submission, reply: &HelloReply, epoch: u64) -> Completion {
+fn of_another_version(submission: &Submission, epoch: u64) -> Completion {
+    let results = OtherVersion::of(versions::SERVERS.speaks).into();
+    let status = Errno::OPNOTSUPP.raw_os_error() as u32;
+    Completion { tag: submission.tag, status, sequence: submission.sequence, epoch, results, ..Completion::default() }
+}
+
+fn greeting(submission: &Submission, reply: &HelloReply, epoch: u64, version: u8) -> Completion {
     let (status, results) = match *reply {
         HelloReply::Welcome { highest, in_flight, service } => {
-            let in_flight = u64::from(in_flight.min(RING_ENTRIES_MAX));
+            let in_flight = Greeting::terms(in_flight.min(RING_ENTRIES_MAX), version);
             (0, Greeting { incarnation: epoch, highest, in_flight, service }.into())
         }
         HelloReply::Refused(errno) => (errno.raw_os_error() as u32, [0; 4]),

@@ -25,9 +25,9 @@ fn schemas() -> Map<String, Value> {
         };
     }
     add! {
-        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo Dc DcNodeRequest DcSpec ErrorBody Examination
+        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcNodeRequest DcSpec ErrorBody Examination
         ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange NodeFacts Process RunRequest
-        RunResponse SignalRequest TokenInfo TokenRequest Version
+        RunResponse SignalRequest TokenInfo TokenRequest UpgradeState Version
     }
     generator.take_definitions(true)
 }

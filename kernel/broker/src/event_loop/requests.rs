@@ -42,6 +42,9 @@ impl BindRequest {
     }
 }
 
+/// The library of a program and this broker are of releases that do not talk: `EPROTONOSUPPORT`.
+const OTHER_VERSION: IpcError = IpcError::Os(rustix::io::Errno::PROTONOSUPPORT.raw_os_error());
+
 impl EventLoop {
     pub(super) fn take_request(
         &mut self,
@@ -56,11 +59,17 @@ impl EventLoop {
         let Some(connection) = self.connections.get(&owner) else { return };
         let bind = |endpoint| BindRequest::new(dc, request, endpoint, sender, received);
         let result = match (&connection.bound, message) {
-            (None, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait }) => {
+            (None, FromPort::Bind { speaks, .. } | FromPort::StandBy { speaks, .. })
+                if versions::PORT.agree(speaks).is_err() =>
+            {
+                tracing::debug!(pid = sender.pid, %speaks, ours = %versions::PORT.speaks, "bound by no common version");
+                Err(OTHER_VERSION)
+            }
+            (None, FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait, .. }) => {
                 self.wait_for_manager(owner, bind(None))
             }
             (None, FromPort::Bind { endpoint, .. }) => self.bind(owner, bind(endpoint), None),
-            (None, FromPort::StandBy { endpoint }) => self.stand_by(owner, bind(Some(endpoint))),
+            (None, FromPort::StandBy { endpoint, .. }) => self.stand_by(owner, bind(Some(endpoint))),
             (None, FromPort::Cancel { cancelled }) => {
                 self.cancel_bind(owner, cancelled);
                 // An owner that has been let go may still wait for its commit.

@@ -37,6 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use record::{Home, Record};
 pub use serve::serve;
+pub use versions::Versions;
 
 /// A shelf answers at once; before that it only reads what an ended broker left in its socket.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -67,32 +68,13 @@ mod op {
     pub const OTHER_VERSION: u8 = 9;
 }
 
-/// Versions that somebody speaks, the oldest and the newest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Versions {
-    pub oldest: u8,
-    pub newest: u8,
-}
-
-impl Versions {
-    /// The newest that both speak.
-    fn common(self, other: Versions) -> Option<u8> {
-        let version = self.newest.min(other.newest);
-        (version >= self.oldest && version >= other.oldest).then_some(version)
-    }
-
-    fn includes(self, version: u8) -> bool {
-        (self.oldest..=self.newest).contains(&version)
-    }
-}
-
 /// Of a shelf that knows no greeting.
 const UNGREETED: u8 = 1;
 /// The conversation, as a broker of this source speaks it. Version 2 differs from version 1 by the greeting.
-const SPOKEN: Versions = Versions { oldest: UNGREETED, newest: 2 };
+const SPOKEN: Versions = versions::SHELF.speaks;
 const _: () = assert!(SPOKEN.oldest < SPOKEN.newest, "a broker speaks with a shelf of the version before");
 /// The records, as a broker of this source reads them. It writes the newest.
-const READ: Versions = Versions { oldest: 1, newest: 1 };
+const READ: Versions = versions::SHELF_RECORDS.speaks;
 /// Where the version of the records lies: one byte, not a record.
 const VERSION_KEY: &str = "version";
 /// Before that byte, so that it is no record to who looks for one.

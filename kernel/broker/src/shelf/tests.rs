@@ -38,17 +38,6 @@ fn directory() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn newest_version_that_both_speak_is_spoken() {
-    let versions = |(oldest, newest)| Versions { oldest, newest };
-    let table =
-        [((1, 2), (1, 2), Some(2)), ((2, 3), (1, 2), Some(2)), ((3, 4), (1, 2), None), ((1, 2), (2, 3), Some(2))];
-    for (broker, shelf, expected) in table {
-        assert_eq!(versions(broker).common(versions(shelf)), expected, "{broker:?} {shelf:?}");
-        assert_eq!(versions(shelf).common(versions(broker)), expected, "{broker:?} {shelf:?}");
-    }
-}
-
-#[test]
 fn shelf_of_the_version_before_gives_what_it_holds() {
     let (_directory, path) = directory();
     play(&path, |packet| (packet == [op::TAKE]).then(|| vec![op::END]));

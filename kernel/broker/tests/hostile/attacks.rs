@@ -67,7 +67,11 @@ fn forges(path: &Path, mut chance: Chance) -> String {
     // To the broker: the number of a server, a bound one, one of another node.
     for number in [SERVER.number(), 256, 8000, Endpoint::DS.number()] {
         let socket = sys::seqpacket::connect(path).unwrap();
-        let bind = FromPort::Bind { endpoint: Endpoint::new(number), if_absent: IfAbsent::Fail };
+        let bind = FromPort::Bind {
+            endpoint: Endpoint::new(number),
+            if_absent: IfAbsent::Fail,
+            speaks: versions::PORT.speaks,
+        };
         match ask(&socket, 1, &bind) {
             // Somebody has to have 8000: it is nobody's.
             Some((ToPort::Bound { .. }, _)) if number != 8000 => allowed.push(format!("bind {number}")),

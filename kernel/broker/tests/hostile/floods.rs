@@ -125,7 +125,11 @@ pub fn floods_requests(path: &Path, mut chance: Chance) -> String {
             5 => {
                 FromPort::Close { channel: ChannelId(chance.next()), reason: IpcError::from_code(chance.word() % 100) }
             }
-            6 => FromPort::Bind { endpoint: Endpoint::new(chance.word() % 8192), if_absent: IfAbsent::Wait },
+            6 => FromPort::Bind {
+                endpoint: Endpoint::new(chance.word() % 8192),
+                if_absent: IfAbsent::Wait,
+                speaks: versions::PORT.speaks,
+            },
             _ => FromPort::WakeUp { endpoint: peer },
         };
         if !say(&member.socket, request, &message) {

@@ -124,7 +124,11 @@ fn what_more_is_allowed(member: &mut Member, channel: &Channel, path: &Path) -> 
     };
     let (answer, _) = member.ask(&FromPort::WakeUp { endpoint: SERVER }).unwrap();
     check("wake-up", !matches!(answer, ToPort::Failed { .. }));
-    let bind = |endpoint| FromPort::Bind { endpoint: Some(endpoint), if_absent: IfAbsent::Fail };
+    let bind = |endpoint| FromPort::Bind {
+        endpoint: Some(endpoint),
+        if_absent: IfAbsent::Fail,
+        speaks: versions::PORT.speaks,
+    };
     let (answer, _) = member.ask(&bind(SERVER)).unwrap();
     check("another number", matches!(answer, ToPort::Bound { endpoint, .. } if endpoint != member.endpoint));
     // Whoever connects anew is another member, also out of the same process.

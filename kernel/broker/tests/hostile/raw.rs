@@ -51,7 +51,11 @@ impl Member {
 
     pub fn try_join(path: &Path) -> Option<Member> {
         let socket = sys::seqpacket::connect(path).ok()?;
-        match ask(&socket, 1, &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail })? {
+        match ask(
+            &socket,
+            1,
+            &FromPort::Bind { endpoint: None, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks },
+        )? {
             (ToPort::Bound { endpoint, .. }, pages) => {
                 Some(Member { socket, endpoint, page: pages.into_iter().next()?, request: 1 })
             }

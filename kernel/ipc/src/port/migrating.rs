@@ -33,7 +33,8 @@ impl Port {
     /// [`Port::stand_by`] over a socket that the daemon handed over.
     pub fn stand_by_over(broker: OwnedFd, endpoint: Endpoint, wait: Wait) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let answer = errors::BIND_LATER.only(connection.call_waiting(&FromPort::StandBy { endpoint }, wait))?;
+        let answer = errors::BIND_LATER
+            .only(connection.call_waiting(&FromPort::StandBy { endpoint, speaks: versions::PORT.speaks }, wait))?;
         Port::bound(connection, answer)
     }
 

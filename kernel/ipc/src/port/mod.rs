@@ -104,7 +104,7 @@ impl Port {
     /// [`errors::BIND`].
     pub fn from_socket(broker: OwnedFd, endpoint: Option<Endpoint>) -> Result<Port, IpcError> {
         let mut connection = Connection::new(broker);
-        let bind = FromPort::Bind { endpoint, if_absent: IfAbsent::Fail };
+        let bind = FromPort::Bind { endpoint, if_absent: IfAbsent::Fail, speaks: versions::PORT.speaks };
         let answer = errors::BIND.only(connection.call(&bind))?;
         Port::bound(connection, answer)
     }
@@ -114,7 +114,7 @@ impl Port {
     pub fn connect_when_bound(path: &Path, wait: Wait) -> Result<Port, IpcError> {
         let socket = sys::seqpacket::connect(path).map_err(|_| IpcError::NoBroker)?;
         let mut connection = Connection::new(socket);
-        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait };
+        let bind = FromPort::Bind { endpoint: None, if_absent: IfAbsent::Wait, speaks: versions::PORT.speaks };
         let answer = errors::BIND_LATER.only(connection.call_waiting(&bind, wait))?;
         Port::bound(connection, answer)
     }

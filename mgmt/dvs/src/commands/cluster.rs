@@ -3,6 +3,7 @@
 mod authority;
 mod backup;
 mod init;
+mod level;
 mod recovery;
 
 use clap::Subcommand;
@@ -26,6 +27,8 @@ pub enum Command {
     Restore(Box<recovery::RestoreOptions>),
     Recover(recovery::RecoverOptions),
     MoveEngine(recovery::MoveOptions),
+    /// Show in which format the cluster writes, and which releases its nodes run.
+    Level,
     /// Show the cluster's authority, and how far a change of it is.
     Authority,
     RotateCa(authority::RotateOptions),
@@ -45,6 +48,7 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
         Command::Restore(options) => recovery::restore(global, options),
         Command::Recover(options) => recovery::recover(global, options),
         Command::MoveEngine(options) => recovery::move_engine(global, options),
+        Command::Level => level::show(global),
         Command::Authority => authority::show(global),
         Command::RotateCa(options) => authority::rotate(global, options),
     }

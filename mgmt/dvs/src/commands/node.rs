@@ -3,6 +3,7 @@
 mod certificate;
 mod join;
 mod token;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -27,6 +28,7 @@ Examples:
   dvs node token               lets a machine in, once
   dvs node join TOKEN@ADDRESS  on that machine
   dvs node cordon n2           nothing new comes there; dvs node uncordon n2 ends that
+  dvs node upgrade             another release on this node, while its containers go on
   dvs node remove n2           out of the cluster; --lost when its machine is gone for good
   dvs node ca home --out ./ca                      the authority of cluster 'home', once
   dvs node cert n1 --ca ./ca --out ./n1            what node n1 shows the others: its tls_dir"
@@ -84,6 +86,7 @@ Examples:
         #[arg(long)]
         lost: bool,
     },
+    Upgrade(upgrade::Options),
     Ca(certificate::AuthorityOptions),
     Cert(certificate::NodeOptions),
 }
@@ -100,6 +103,7 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
         Command::Ca(options) => certificate::make_authority(global, options),
         Command::Cert(options) => certificate::issue(global, options),
         Command::Token(options) => token::execute(global, options),
+        Command::Upgrade(options) => upgrade::execute(global, options),
         Command::Join(options) => join::execute(global, options),
         Command::Label { node, labels } => {
             let change = NodeChange { labels: labels.iter().cloned().collect(), ..NodeChange::default() };
@@ -116,7 +120,10 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
         Command::Ls => {
             let nodes = block_on(daemon(global)?.nodes())??;
             print(|out| {
-                output::list(out, global.output, &nodes)?;
+                match releases_differ(&nodes) && global.output == Format::Table {
+                    true => with_releases(&nodes, out)?,
+                    false => output::list(out, global.output, &nodes)?,
+                }
                 if global.output == Format::Table { problems(&nodes, out) } else { Ok(()) }
             })
         }
@@ -166,6 +173,24 @@ impl Row for Node {
     fn name(&self) -> String {
         self.name.clone()
     }
+}
+
+fn releases_differ(nodes: &[Node]) -> bool {
+    nodes.iter().any(|node| Some(&node.release) != nodes.first().map(|first| &first.release))
+}
+
+/// A column more, as long as it says something.
+fn with_releases(nodes: &[Node], out: &mut impl Write) -> io::Result<()> {
+    const AFTER_STATE: usize = 3;
+    let mut headings = Node::HEADINGS.to_vec();
+    headings.insert(AFTER_STATE, "RELEASE");
+    let mut table = Table::new(&headings);
+    for node in nodes {
+        let mut cells = node.cells();
+        cells.insert(AFTER_STATE, node.release.clone());
+        table.push(cells);
+    }
+    table.print(out)
 }
 
 /// Of memory and disks, what there is of each.
@@ -218,6 +243,9 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
     if !node.labels.is_empty() {
         let labels = node.labels.iter().map(|(name, value)| format!("{name}={value}"));
         fact("labels", labels.collect::<Vec<_>>().join(", "));
+    }
+    if !node.release.is_empty() {
+        fact("release", node.release.clone());
     }
     fact("started", times(node.epoch));
     fact("cpus", node.cpus.to_string());

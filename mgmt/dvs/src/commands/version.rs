@@ -1,5 +1,6 @@
 //! `dvs version`: of this command, and of the daemon when one answers.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::Args;
@@ -20,13 +21,22 @@ pub struct Options {}
 #[derive(Serialize)]
 struct Versions {
     client: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    follows: String,
+    /// By the names in `versions`.
+    speaks: BTreeMap<&'static str, versions::Versions>,
     /// Absent: no daemon answers.
     daemon: Option<mgmt_api::Version>,
 }
 
 pub fn execute(global: &Global, _: &Options) -> Outcome {
     let answer = daemon(global).and_then(|daemon| block_on(daemon.version())?.map_err(Into::into));
-    let versions = Versions { client: env!("CARGO_PKG_VERSION"), daemon: answer.ok() };
+    let versions = Versions {
+        client: versions::Release::NAME,
+        follows: versions::Release::own().follows,
+        speaks: versions::PROTOCOLS.iter().map(|protocol| (protocol.name, protocol.speaks)).collect(),
+        daemon: answer.ok(),
+    };
     print(|out| output::one(out, global.output, &versions, view))
 }
 

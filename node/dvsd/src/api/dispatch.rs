@@ -11,7 +11,7 @@ use mgmt_api::routes::{Operation, ROUTES};
 use super::failure::{Failure, failure};
 use super::{
     Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, settings,
-    spans,
+    spans, upgrade,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -29,6 +29,10 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::Node => get(nodes::show),
         Operation::NodeChange => patch(nodes::change),
         Operation::NodeRemove => delete(nodes::remove),
+        Operation::Level => get(upgrade::level),
+        Operation::Upgrade => get(upgrade::show),
+        Operation::UpgradeDaemon => post(upgrade::begin_anew),
+        Operation::UpgradeServers => post(upgrade::renew_servers),
         Operation::Authority => get(joining::authority),
         Operation::AuthorityRotate => post(joining::rotate),
         Operation::Backup => get(backup::take),

@@ -18,8 +18,10 @@ use serde::Deserialize;
 use super::failure::{Failure, failure};
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded};
+use crate::anew;
 use crate::context::Context;
 use crate::judging::Court;
+use crate::level;
 use crate::metrics;
 use crate::records;
 
@@ -38,9 +40,13 @@ pub struct MetricsQuery {
 pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
     let config = &api.context.config;
     Json(Version {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: versions::Release::NAME.to_owned(),
         node: config.node.clone(),
         cluster: config.cluster.clone(),
+        follows: versions::Release::own().follows,
+        speaks: versions::PROTOCOLS.iter().map(|protocol| (protocol.name.to_owned(), protocol.speaks)).collect(),
+        binary: anew::binary().display().to_string(),
+        pid: Some(std::process::id()),
     })
 }
 
@@ -137,6 +143,7 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
         HealthCheck::new("cut-off", cut_off(context)),
         HealthCheck::new("audit", context.audit.problem()),
+        HealthCheck::new("releases", level::problems(&context.config.node, context.members.read().values())),
         progress(context),
     ]
 }

@@ -30,7 +30,13 @@ pub async fn join(State(api): State<Arc<Api>>, body: Body) -> Result<Json<JoinAn
     let asked: JoinRequest = parse(&bytes)?;
     // What is logged and looked up below is short, and of letters that do no harm.
     let is_hex = |text: &str| text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !is_hex(&asked.id) || !is_hex(&asked.secret) || !mgmt_api::valid_name(&asked.node) || asked.address.len() > 64 {
+    if !is_hex(&asked.id)
+        || !is_hex(&asked.secret)
+        || !mgmt_api::valid_name(&asked.node)
+        || asked.address.len() > 64
+        || asked.version.len() > 32
+        || asked.follows.len() > 32
+    {
         return Err(failure(
             ErrorKind::BadRequest,
             "the request makes no sense: token, name or address",

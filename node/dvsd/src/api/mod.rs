@@ -31,6 +31,7 @@ mod settings;
 mod spans;
 mod stream;
 mod tree;
+mod upgrade;
 mod words;
 
 use std::collections::BTreeMap;

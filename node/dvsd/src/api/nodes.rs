@@ -277,6 +277,7 @@ pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
                 name: record.name,
                 id: record.id,
                 state,
+                release: record.release.release,
                 address: record.address,
                 proxy_port: record.proxy_port,
                 proxy_quic_port: record.proxy_quic_port,

@@ -4,9 +4,11 @@ use std::net::IpAddr;
 
 use cluster::{Compare, Engine, EngineError, Op, Outcome};
 use mgmt_api::{EngineAnswer, ErrorBody, ErrorKind, JoinAnswer, JoinRequest};
+use versions::Release;
 
 use super::authority::{self, AUTHORITY, AuthorityError};
 use super::tokens::{self, Refusal, Used};
+use crate::level::{self, LevelError, Newcomer};
 use crate::quorum;
 use crate::records::{self, encode, now_s};
 
@@ -63,6 +65,7 @@ pub fn admit(
             }
             Some(_) => return Err(taken(&asked.node)),
         };
+        let (same_level, level) = level::admit(engine, &newcomer(asked)).map_err(|why| apart(asked, why))?;
         let issued = authority.sign(&asked.request_pem, &asked.node, address).map_err(refused)?;
         let (issued_compare, issued_op) = authority::note_issued(engine, &asked.node, &issued).map_err(refused)?;
         token.used = Some(Used { node: asked.node.clone(), request_hash });
@@ -72,9 +75,14 @@ pub fn admit(
             same_member,
             Compare::Absent { key: quorum::member_key(&asked.node) },
             issued_compare,
+            same_level,
         ];
-        let ops =
-            [Op::put(tokens::key(&asked.id), encode(&token)), issued_op, Op::delete(records::removed_key(&asked.node))];
+        let ops = [
+            level,
+            Op::put(tokens::key(&asked.id), encode(&token)),
+            issued_op,
+            Op::delete(records::removed_key(&asked.node)),
+        ];
         let revocations_pem = authority.revocations_pem().map_err(refused)?;
         let done = engine.transact(&compares, &ops).map_err(|error| refused(error.into()))?;
         if let Outcome::Done(_) = done {
@@ -99,6 +107,23 @@ fn check(asked: &JoinRequest) -> Result<IpAddr, ErrorBody> {
     match asked.address.parse::<IpAddr>() {
         Ok(address) if !address.is_unspecified() && !address.is_multicast() => Ok(address),
         _ => bad(format!("other nodes cannot reach {:?}", asked.address), "an address of the machine: --advertise"),
+    }
+}
+
+fn newcomer(asked: &JoinRequest) -> Newcomer {
+    Newcomer {
+        node: asked.node.clone(),
+        release: Release { release: asked.version.clone(), follows: asked.follows.clone() },
+        reads: asked.records.unwrap_or(records::of_the_first_release()),
+    }
+}
+
+fn apart(asked: &JoinRequest, why: LevelError) -> ErrorBody {
+    match why {
+        LevelError::Engine(error) => engine_failed(error),
+        why => ErrorBody::new(ErrorKind::Conflict, format!("the machine does not become node '{}'", asked.node))
+            .because(why.to_string())
+            .hint("there, the release of dvs that the cluster runs: dvs cluster level, on one of its nodes"),
     }
 }
 
@@ -183,7 +208,9 @@ mod tests {
             node: node.to_owned(),
             address: "10.0.0.9".to_owned(),
             request_pem: NodeKey::generate().unwrap().request_pem().unwrap(),
-            version: "0".to_owned(),
+            version: Release::own().release,
+            follows: Release::own().follows,
+            records: Some(versions::RECORDS.speaks),
         }
     }
 
@@ -259,6 +286,21 @@ mod tests {
         // Now it has one that is good.
         let other = tokens::create(&engine, now_s() + 60, Some("n2".to_owned())).unwrap();
         assert_eq!(admit_to(&engine, &request(&other, "n2")).unwrap_err().kind, ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn machine_whose_release_cannot_be_in_the_cluster_is_told_so_and_its_token_stays_good() {
+        let (dir, engine) = engine();
+        with_an_authority(&engine, dir.path());
+        let secret = tokens::create(&engine, now_s() + 60, None).unwrap();
+        let (compare, op) = level::admit(&engine, &Newcomer::own("n1")).unwrap();
+        engine.transact(&[compare], &[op]).unwrap();
+        let old = JoinRequest { records: Some(versions::Versions::only(1)), ..request(&secret, "n2") };
+        let refused = admit_to(&engine, &old).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Conflict);
+        let words = refused.to_string();
+        assert!(words.contains("format 2") && words.contains("reads version 1"), "{words}");
+        admit_to(&engine, &request(&secret, "n2")).expect("with the release of the cluster it comes in");
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub fn info(pair: PairId, link: control::LinkStatus) -> LinkInfo {
         channels: link.channels,
         silent_ms: link.silent_ms,
         round_trip_us: link.round_trip_us,
+        version: link.version,
         last_error: link.last_error,
         told_ms: None,
     }

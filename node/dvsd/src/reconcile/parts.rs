@@ -26,6 +26,7 @@ use crate::context::Context;
 use crate::desks;
 use crate::kinds::{DESK, GATE_STATE, Source};
 use crate::records;
+use crate::renewal;
 use crate::space;
 use crate::spawn::Role;
 use crate::state::{self, StateError};
@@ -205,6 +206,19 @@ impl Parts {
 
     pub fn processes_mut(&mut self) -> impl Iterator<Item = &mut Supervised> {
         self.processes.values_mut()
+    }
+
+    /// When everything stands: one server or gate of another binary than the daemon's is no use any more.
+    pub fn renew_next(&mut self) {
+        if self.share.parts.iter().any(|part| self.standing(part) != Standing::Ready) {
+            return;
+        }
+        let servers = self.processes.iter_mut().filter(|(part, _)| matches!(part, Part::Server(..)));
+        let mut earlier = servers.filter(|(_, process)| process.pid().is_some_and(renewal::is_of_another_binary));
+        if let Some((part, process)) = earlier.next() {
+            tracing::info!(dc = self.share.id, ?part, "gives way to the daemon's release");
+            process.make_stale();
+        }
     }
 
     /// What is wrong, part by part.

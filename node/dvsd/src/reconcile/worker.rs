@@ -185,6 +185,9 @@ impl Working {
             for process in self.parts.processes_mut() {
                 process.look(now);
             }
+            if wish == Wish::Up && self.context.renewal.is_wanted() {
+                self.parts.renew_next();
+            }
             let observed = self.parts.observed();
             let others = self.others(order, plan::stage(&observed));
             let actions = plan::plan(wish, &self.parts.share.parts, &observed, others);

@@ -169,6 +169,11 @@ impl<C: LocalChannel> Peer<C> {
         self.link.counters
     }
 
+    /// In which version the two sides of the connection talk; `None` before both have said what they speak.
+    pub fn version(&self) -> Option<u8> {
+        self.link.version
+    }
+
     /// As heartbeats measured it last, while the link was idle.
     pub fn round_trip(&self) -> Option<Duration> {
         self.link.round_trip

@@ -152,7 +152,11 @@ impl World {
         let place = self.node(node);
         place.to_desk.clear();
         place.news.clear();
-        place.from_desk = [FromDesk::Hello].into_iter().chain(all).chain([FromDesk::Listed { revision }]).collect();
+        place.from_desk = [FromDesk::Hello(versions::DESK.speaks)]
+            .into_iter()
+            .chain(all)
+            .chain([FromDesk::Listed { revision }])
+            .collect();
     }
 
     /// `kill -9` and a new start: what its clients had of groups is gone.

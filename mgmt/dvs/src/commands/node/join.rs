@@ -95,7 +95,9 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         node: node.clone(),
         address: address.to_string(),
         request_pem: request(&place.data.join("join.csr"), &key)?,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: versions::Release::own().release,
+        follows: versions::Release::own().follows,
+        records: Some(versions::RECORDS.speaks),
     };
     let answer = block_on(ask(&options.invitation, remote, &asked))??;
     // Only now that the cluster takes it: whoever mistyped loses nothing.
