@@ -341,7 +341,7 @@ fn mixed(world: &World, name: &str) {
         }
         let done = world.on(from, &["run", "-d", name, "-n", from, "--", "sleep", "1000"]);
         let pid = String::from_utf8_lossy(&done.stdout).trim().to_owned();
-        let seen = world.on("n2", &["exec", name, &pid, "--", "ls", "/dc"]);
+        let seen = world.on("n2", &["exec", "--beside", &pid, name, "--", "ls", "/dc"]);
         assert!(String::from_utf8_lossy(&seen.stdout).contains(&format!("{from}-n1")), "{seen:?}");
         let done = world.on("n3", &["kill", name, &pid]);
         assert!(done.status.success(), "{done:?}");

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The series before this one: the last that this release talks with. Changes with the second number of the version.
-const FOLLOWS: &str = "";
+const FOLLOWS: &str = "0.1";
 /// Bytes of a release's name: three numbers and a word.
 pub(crate) const RELEASE_BYTES_MAX: usize = 32;
 

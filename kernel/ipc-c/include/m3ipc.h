@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define M3_VERSION_MAJOR 0
-#define M3_VERSION_MINOR 1
+#define M3_VERSION_MINOR 2
 #define M3_VERSION_PATCH 0
 
 /* "MAJOR.MINOR.PATCH" of the library that runs. */
