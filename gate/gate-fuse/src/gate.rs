@@ -180,7 +180,7 @@ impl<B: Backend> Gate<B> {
             phase: Phase::Collecting,
             events: None,
             events_paused: false,
-            buffer: vec![0; BUFFER_BYTES],
+            buffer: resident(BUFFER_BYTES),
             looks: Looks::default(),
             leftovers: interrupt::Leftovers::default(),
             end: None,
@@ -1017,6 +1017,13 @@ fn reopen_key(fh: u64) -> u64 {
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Memory whose pages are all there. One that is not is brought in while the kernel copies a request, and in a process
+/// that is being killed it is not: FUSE then ends the request with `EIO`, which the next gate would have carried out.
+fn resident(bytes: usize) -> Vec<u8> {
+    // Zeros would be pages that nobody has written yet.
+    vec![0xff; bytes]
 }
 
 /// A session number: never 0.

@@ -12,6 +12,9 @@ use abi::IpcError;
 
 use crate::mapping::{Access, Mapping};
 
+/// The least that any machine has.
+const PAGE: usize = 4096;
+
 /// A range that is not inside the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfArena;
@@ -167,9 +170,16 @@ impl Arena {
 
     /// One `writev` of a header and a range: how a gate answers FUSE without a copy. Partial writes are returned as
     /// such.
+    ///
+    /// A page that is not mapped when FUSE takes it is brought in there, and in a process that is being killed it is
+    /// not: the program that asked gets `EIO`, although another gate would have answered. So they are mapped before.
     pub fn writev_with_header(&self, fd: impl AsFd, header: &[u8], offset: usize, bytes: usize) -> io::Result<usize> {
         let at = self.place(offset, bytes)?;
         let from = self.object.range(at, bytes).ok_or(OutOfArena)?;
+        for byte in (0..bytes).step_by(PAGE).chain(bytes.checked_sub(1)) {
+            // SAFETY: within a readable range that stays mapped while `self` lives. What is read is not looked at.
+            unsafe { from.add(byte).read_volatile() };
+        }
         let parts = [
             libc::iovec { iov_base: header.as_ptr() as *mut libc::c_void, iov_len: header.len() },
             libc::iovec { iov_base: from.cast(), iov_len: bytes },

@@ -77,3 +77,19 @@ fn open_is_refused_before_the_server_is_asked_when_the_table_of_open_files_is_fu
     let (head, _) = OutHeader::read_from_prefix(&answer[..bytes]).expect("a header");
     assert_eq!((head.unique, head.error), (4, -libc::ENFILE));
 }
+
+#[test]
+fn pages_that_requests_are_read_into_are_there_before() {
+    use std::os::unix::fs::FileExt;
+
+    const PAGE: usize = 4096;
+    const PRESENT: u64 = 1 << 63;
+    let buffer = resident(BUFFER_BYTES);
+    let (first, end) = (buffer.as_ptr().addr().div_ceil(PAGE), (buffer.as_ptr().addr() + buffer.len()) / PAGE);
+    let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+    let mut entry = [0; 8];
+    for page in first..end {
+        map.read_exact_at(&mut entry, (page * 8) as u64).unwrap();
+        assert_ne!(u64::from_le_bytes(entry) & PRESENT, 0, "page {} of {}", page - first, end - first);
+    }
+}
