@@ -310,11 +310,33 @@ fn call_under_way_at_a_host_of_which_nothing_is_heard_is_made_elsewhere_at_once(
             begin.elapsed()
         });
         std::thread::sleep(Duration::from_millis(300));
-        engine.leave_host(&host);
+        engine.set_silent([host].into());
         asking.join().unwrap()
     });
     members.members[asked].go_on();
     assert!(took >= Duration::from_millis(250) && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn request_that_was_lost_with_the_leader_is_sent_again_soon_by_who_cannot_wait() {
+    if !is_installed() {
+        return;
+    }
+    let members = Members::start(3, Security::Plain, &[]);
+    let leader = members.leader();
+    let mut config = members.config();
+    (config.first_member, config.attempt, config.patience) = ((leader + 1) % 3, SOON, SOON);
+    let engine = EtcdEngine::open(config).unwrap();
+    done(engine.transact(&[], &[Op::put("/a", "0")]));
+    members.members[leader].stop();
+    let begin = Instant::now();
+    let hurried = engine.hurried(Duration::from_millis(400));
+    done(hurried.transact(&[], &[Op::put("/a", "1")]));
+    let took = begin.elapsed();
+    members.members[leader].go_on();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    eprintln!("answered after {took:?}, over {} connections", engine.connections());
+    assert_eq!(engine.read("/a").unwrap().unwrap().value, b"1");
 }
 
 #[test]

@@ -57,19 +57,27 @@ impl Method {
 }
 
 /// Shared by all that talk.
+#[derive(Clone)]
 pub struct Caller {
     pub config: Arc<EtcdConfig>,
-    pub connection: Connection,
+    pub connection: Arc<Connection>,
     /// What a user's name and password were exchanged for.
-    token: Mutex<Option<MetadataValue<Ascii>>>,
+    token: Arc<Mutex<Option<MetadataValue<Ascii>>>>,
     /// Which cluster of etcd answered first. 0: none yet.
-    cluster: AtomicU64,
+    cluster: Arc<AtomicU64>,
+    /// Of those who cannot wait for as long as an attempt lasts.
+    hurry: Option<Duration>,
 }
 
 impl Caller {
     pub fn new(config: Arc<EtcdConfig>) -> Caller {
-        let connection = Connection::new(Arc::clone(&config));
-        Caller { connection, config, token: Mutex::new(None), cluster: AtomicU64::new(0) }
+        let connection = Arc::new(Connection::new(Arc::clone(&config)));
+        Caller { connection, config, token: Arc::default(), cluster: Arc::default(), hurry: None }
+    }
+
+    /// The same connection, with shorter attempts.
+    pub fn hurried(&self, attempt: Duration) -> Caller {
+        Caller { hurry: Some(attempt), ..self.clone() }
     }
 
     /// To members, since the start.
@@ -116,7 +124,7 @@ impl Caller {
     {
         let opened = tokio::time::timeout(left, self.connection.open()).await;
         let open = opened.map_err(|_| Fault::Unsent(Arc::new(DialError::late())))?.map_err(Fault::Unsent)?;
-        let patience = left.min(self.config.attempt);
+        let patience = left.min(self.hurry.unwrap_or(self.config.attempt));
         let asking = self.ask_as_user::<M, A>(&open, method, message, patience);
         let lost = |cause| Err(Fault::Lost { member: open.member.clone(), cause });
         let asked = tokio::select! {
@@ -125,6 +133,8 @@ impl Caller {
             () = open.is_silent() => lost(LostCause::Silent),
         };
         match asked {
+            // It says nothing of the member, which may wait for a leader as any other one would.
+            Err(fault @ Fault::Lost { cause: LostCause::Late(_), .. }) if self.hurry.is_some() => Err(fault),
             Err(fault @ (Fault::Lost { .. } | Fault::NoQuorum { .. } | Fault::Unsent(_))) => {
                 self.connection.leave(open.number).await;
                 Err(fault)

@@ -8,6 +8,7 @@
 //! What a call may meet is a [`Fault`]; it says whether the request can have been carried out. Not here: whether a call
 //! is repeated (`caller.rs`).
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -176,6 +177,8 @@ pub struct Connection {
     config: Arc<EtcdConfig>,
     /// Those of `config` until others are said.
     members: parking_lot::RwLock<Arc<[Member]>>,
+    /// Hosts of which nothing is heard: their members are tried when no other one answers.
+    silent: parking_lot::RwLock<BTreeSet<String>>,
     state: tokio::sync::Mutex<State>,
     /// As many as were opened.
     opened: AtomicU64,
@@ -195,7 +198,7 @@ impl Connection {
         let next = config.first_member;
         let members = parking_lot::RwLock::new(config.members.clone().into());
         let state = tokio::sync::Mutex::new(State { open: None, next, number: 0, failed: None });
-        Connection { config, members, state, opened: AtomicU64::new(0) }
+        Connection { config, members, silent: Default::default(), state, opened: AtomicU64::new(0) }
     }
 
     pub fn members(&self) -> Arc<[Member]> {
@@ -222,8 +225,8 @@ impl Connection {
         }
         let members = self.members();
         let mut failure = None;
-        for _ in 0..members.len() {
-            let Some(member) = members.get(state.next % members.len()) else { break };
+        for place in self.order(&members, state.next) {
+            let Some(member) = members.get(place) else { break };
             match dial(member, &self.config).await {
                 Ok((channel, refusal)) => {
                     state.number += 1;
@@ -232,11 +235,12 @@ impl Connection {
                     let (number, member) = (state.number, member.clone());
                     let open = Open { number, member, channel, refusal, left, is_silent: Arc::default() };
                     tracing::debug!(member = %open.member, "connected to etcd");
+                    state.next = place;
                     state.open = Some((open.clone(), leaving));
                     return Ok(open);
                 }
                 Err(error) => {
-                    state.next = state.next.wrapping_add(1);
+                    state.next = place.wrapping_add(1);
                     // A certificate that is refused is the news; that another member is down beside it is not.
                     if !matches!(failure, Some(DialError::Certificate { .. })) {
                         failure = Some(error);
@@ -257,12 +261,26 @@ impl Connection {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Nothing is heard of that host: what is open to it is left at once, calls under way there end, and the next ones
-    /// use another member.
-    pub async fn leave_host(&self, host: &str) {
+    /// All members' places from one on, counted round; those on silent hosts last, where connecting takes its whole
+    /// time.
+    fn order(&self, members: &[Member], first: usize) -> Vec<usize> {
+        let silent = self.silent.read();
+        let mut order: Vec<usize> = (0..members.len()).map(|n| (first % members.len() + n) % members.len()).collect();
+        order.sort_by_key(|place| members.get(*place).is_some_and(|member| silent.contains(&member.host)));
+        order
+    }
+
+    /// Of these hosts nothing is heard, of all others something is.
+    pub fn set_silent(&self, hosts: BTreeSet<String>) {
+        *self.silent.write() = hosts;
+    }
+
+    /// What is open to a silent host is left at once: calls under way there end, and the next ones use another member.
+    pub async fn leave_silent(&self) {
         let mut state = self.state.lock().await;
-        let is_there = |(open, _): &&(Open, watch::Sender<()>)| open.member.host == host;
-        if let Some((open, _)) = state.open.as_ref().filter(is_there).filter(|_| self.members().len() > 1) {
+        let (silent, members) = (self.silent.read().clone(), self.members());
+        let is_there = |(open, _): &&(Open, watch::Sender<()>)| silent.contains(&open.member.host);
+        if let Some((open, _)) = state.open.as_ref().filter(is_there).filter(|_| members.len() > 1) {
             open.is_silent.store(true, Ordering::Release);
             state.open = None;
             state.next = state.next.wrapping_add(1);
@@ -436,5 +454,21 @@ pub fn fault(open: &Open, status: Status) -> Fault {
             Fault::NoQuorum { member, said: status.into() }
         }
         _ => Fault::Refused(status.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_on_silent_hosts_are_tried_last() {
+        let members: Vec<Member> = ["a:1", "b:1", "c:1"].iter().map(|text| text.parse().unwrap()).collect();
+        let connection = Connection::new(Arc::new(EtcdConfig::new(members.clone(), "dvs/test")));
+        assert_eq!(connection.order(&members, 4), [1, 2, 0]);
+        connection.set_silent(["b".to_owned(), "nobody".to_owned()].into());
+        assert_eq!(connection.order(&members, 1), [2, 0, 1]);
+        assert_eq!(connection.order(&members, usize::MAX), [0, 2, 1]);
+        assert!(connection.order(&[], 1).is_empty());
     }
 }

@@ -4,6 +4,7 @@
 //! already. A member begins as a learner, which counts for nothing until it has what the others have; so adding one to
 //! three never makes a majority harder to have than it was.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::caller::Method;
@@ -45,13 +46,12 @@ impl EtcdEngine {
         })
     }
 
-    /// Nothing is heard of this host: a member there is asked nothing more for now. What is under way there is asked
-    /// elsewhere.
-    pub fn leave_host(&self, host: &str) {
-        let (caller, host) = (Arc::clone(&self.caller), host.to_owned());
-        if let Ok(runtime) = self.handle() {
-            runtime.spawn(async move { caller.connection.leave_host(&host).await });
-        }
+    /// Nothing is heard of these hosts, as far as is known: members there are asked only when no other one answers.
+    /// What is under way there is asked elsewhere.
+    pub fn set_silent(&self, hosts: BTreeSet<String>) {
+        let caller = Arc::clone(&self.caller);
+        caller.connection.set_silent(hosts);
+        self.runtime.spawn(async move { caller.connection.leave_silent().await });
     }
 
     /// As the member that was asked knows them.

@@ -124,7 +124,9 @@ impl EtcdConfig {
 
 /// One node's view of the cluster.
 pub struct EtcdEngine {
-    runtime: Option<tokio::runtime::Runtime>,
+    /// Of the view that was opened first, with which those derived of it end.
+    owned: Option<tokio::runtime::Runtime>,
+    runtime: tokio::runtime::Handle,
     caller: Arc<Caller>,
     keys: Arc<Keys>,
     markers: Arc<Markers>,
@@ -146,7 +148,7 @@ impl EtcdEngine {
         let keys = Arc::new(Keys { root: config.root.clone(), base: AtomicU64::new(0) });
         let caller = Arc::new(Caller::new(Arc::new(config)));
         let markers = Arc::new(Markers::new()?);
-        let engine = EtcdEngine { runtime: Some(runtime), caller, keys, markers };
+        let engine = EtcdEngine { runtime: runtime.handle().clone(), owned: Some(runtime), caller, keys, markers };
         let base = engine.call(|caller, keys| async move {
             let asked = m::RangeRequest { key: keys.base_key(), ..m::RangeRequest::default() };
             let mut found: m::RangeResponse = caller.repeat(RANGE, &asked).await?;
@@ -154,12 +156,16 @@ impl EtcdEngine {
         })?;
         engine.keys.base.store(base.unwrap_or(0), Ordering::Relaxed);
         let (caller, markers) = (Arc::clone(&engine.caller), Arc::clone(&engine.markers));
-        engine.handle()?.spawn(keep_markers(caller, markers));
+        engine.runtime.spawn(keep_markers(caller, markers));
         Ok(engine)
     }
 
-    fn handle(&self) -> Result<&tokio::runtime::Handle, EngineError> {
-        self.runtime.as_ref().map(tokio::runtime::Runtime::handle).ok_or(EngineError::Cancelled)
+    /// The same view, for whoever cannot wait as long as a member may take: after `attempt` without an answer a request
+    /// is sent again. A member hands requests to the leader, and waits for one that was lost with it.
+    pub fn hurried(&self, attempt: Duration) -> EtcdEngine {
+        let (keys, markers) = (Arc::clone(&self.keys), Arc::clone(&self.markers));
+        let caller = Arc::new(self.caller.hurried(attempt));
+        EtcdEngine { owned: None, runtime: self.runtime.clone(), caller, keys, markers }
     }
 
     fn call<T, F>(&self, work: impl FnOnce(Arc<Caller>, Arc<Keys>) -> F) -> Result<T, EngineError>
@@ -167,14 +173,14 @@ impl EtcdEngine {
         T: Send + 'static,
         F: Future<Output = Result<T, EngineError>> + Send + 'static,
     {
-        wait(self.handle()?, work(Arc::clone(&self.caller), Arc::clone(&self.keys)))
+        wait(&self.runtime, work(Arc::clone(&self.caller), Arc::clone(&self.keys)))
     }
 }
 
 impl Drop for EtcdEngine {
     fn drop(&mut self) {
         // The engine may be dropped by a thread that serves async tasks, where waiting is not allowed.
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = self.owned.take() {
             let (caller, lease) = (Arc::clone(&self.caller), self.markers.lease());
             if let Some(id) = lease {
                 let _ = wait(runtime.handle(), async move {
@@ -274,7 +280,7 @@ impl Engine for EtcdEngine {
     fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
         check_prefix(prefix)?;
         let (caller, keys) = (Arc::clone(&self.caller), Arc::clone(&self.keys));
-        Ok(Box::new(EtcdWatch::start(self.handle()?, caller, keys, prefix, after)))
+        Ok(Box::new(EtcdWatch::start(&self.runtime, caller, keys, prefix, after)))
     }
 
     fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {

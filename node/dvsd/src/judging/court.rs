@@ -26,6 +26,9 @@ use crate::records::{self, NodeRecord, encode, now_s};
 
 /// Whoever decided so long ago decides again.
 const STALE: Duration = Duration::from_millis(500);
+/// A request that was handed to a leader that is lost is sent again after so long: elections take one to two seconds,
+/// and what is decided here must not wait for longer.
+const HURRY: Duration = Duration::from_millis(400);
 
 /// When it was decided, and what.
 type Orders = (Instant, Vec<Act>);
@@ -105,8 +108,13 @@ impl Docket {
 }
 
 impl Court {
-    /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one.
+    /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one,
+    /// and a leader there delays nothing that is decided here.
     pub fn start(context: &Arc<Context>, etcd: Option<Arc<EtcdEngine>>) -> std::io::Result<Court> {
+        let engine: Arc<dyn Engine> = match &etcd {
+            Some(etcd) => Arc::new(etcd.hurried(HURRY)),
+            None => Arc::clone(&context.engine),
+        };
         let shared = Arc::new(Shared {
             docket: Mutex::default(),
             confirmed: Mutex::default(),
@@ -133,10 +141,10 @@ impl Court {
         let (orders, ordered) = sync_channel(1);
         let (objections, wanted) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let (also, of_context, told) = (Arc::clone(&shared), Arc::downgrade(context), Arc::clone(&engine));
+        let clerk = thread("clerk").spawn(move || write_down(&*told, &of_context, &also, &ordered))?;
         let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
-        let clerk = thread("clerk").spawn(move || write_down(&of_context, &also, &ordered))?;
-        let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
-        let objecting = thread("objector").spawn(move || object(&of_context, &also, &wanted))?;
+        let objecting = thread("objector").spawn(move || object(&*engine, &of_context, &also, &wanted))?;
         let (also, of_context) = (Arc::clone(&shared), Arc::downgrade(context));
         let judge = Judge::new(&context.config.node, context.node.epoch);
         let judging = thread("judge")
@@ -189,7 +197,9 @@ fn sit(
     loop {
         let Some(context) = context.upgrade() else { return };
         let (known, now) = (known(&context, shared), Instant::now());
-        leave_silent_members(&context, &known, &mut silent, etcd);
+        if let Some(etcd) = etcd {
+            leave_silent_members(&context, &known, &mut silent, etcd);
+        }
         let mut acts = judge.look(&known, now);
         if acts.contains(&Act::BeginAnew) {
             tracing::warn!("the others decided that this node was lost; its daemon begins anew");
@@ -234,24 +244,20 @@ fn sit(
 }
 
 /// A call to a member that says nothing would wait for seconds.
-fn leave_silent_members(context: &Context, known: &Known, before: &mut BTreeSet<String>, etcd: Option<&EtcdEngine>) {
+fn leave_silent_members(context: &Context, known: &Known, before: &mut BTreeSet<String>, etcd: &EtcdEngine) {
     let silent = known.links.iter().filter(|(_, state)| **state != LinkState::Up && **state != LinkState::Unknown);
     let silent: BTreeSet<String> = silent.map(|(node, _)| node.clone()).collect();
-    if let Some(etcd) = etcd {
-        for node in silent.difference(before) {
-            if let Some(record) = context.member(node) {
-                etcd.leave_host(&record.address);
-            }
-        }
+    if silent != *before {
+        etcd.set_silent(silent.iter().filter_map(|node| Some(context.member(node)?.address)).collect());
+        *before = silent;
     }
-    *before = silent;
 }
 
-fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Orders>) {
+fn write_down(engine: &dyn Engine, context: &Weak<Context>, shared: &Shared, orders: &Receiver<Orders>) {
     for (decided, acts) in orders {
         let Some(context) = context.upgrade() else { return };
         let asked = Instant::now();
-        match carry_out(&context, decided, &acts) {
+        match carry_out(engine, &context, decided, &acts) {
             Ok(()) => *shared.confirmed.lock() = Some(asked),
             Err(error) => tracing::debug!(%error, "the engine was not told what this node sees"),
         }
@@ -260,8 +266,8 @@ fn write_down(context: &Weak<Context>, shared: &Shared, orders: &Receiver<Orders
 }
 
 /// What is seen of all nodes in one transaction; then, one by one, what follows of it.
-fn carry_out(context: &Context, decided: Instant, acts: &[Act]) -> Result<(), EngineError> {
-    let (engine, own) = (&*context.engine, &context.config.node);
+fn carry_out(engine: &dyn Engine, context: &Context, decided: Instant, acts: &[Act]) -> Result<(), EngineError> {
+    let own = &context.config.node;
     let mut said = Vec::new();
     for act in acts {
         match (act, context.lease()) {
@@ -290,14 +296,14 @@ fn carry_out(context: &Context, decided: Instant, acts: &[Act]) -> Result<(), En
     Ok(())
 }
 
-fn object(context: &Weak<Context>, shared: &Shared, wanted: &Receiver<()>) {
+fn object(engine: &dyn Engine, context: &Weak<Context>, shared: &Shared, wanted: &Receiver<()>) {
     for () in wanted {
         let Some(context) = context.upgrade() else { return };
         let (asked, own) = (Instant::now(), &context.config.node);
         let Some(lease) = context.lease() else { continue };
         let count = shared.objections.fetch_add(1, Ordering::Relaxed);
         // It goes with the lease: one that is taken back would look like none at all.
-        match context.engine.transact(&[], &[Op::put_leased(objection_key(own), encode(&count), lease)]) {
+        match engine.transact(&[], &[Op::put_leased(objection_key(own), encode(&count), lease)]) {
             Ok(_) => *shared.confirmed.lock() = Some(asked),
             Err(error) => tracing::debug!(%error, "the engine was not told that this node lives"),
         }
