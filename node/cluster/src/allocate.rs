@@ -84,7 +84,7 @@ pub fn release(engine: &dyn Engine, space: &str, owner: &str) -> Result<(), Allo
 }
 
 /// The same as a part of a larger transaction; nothing when the owner has no number.
-pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<Compare>, Vec<Op>), AllocateError> {
+pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<Compare>, Vec<Op>), EngineError> {
     let of = format!("/ids/{space}/of/{owner}");
     let Some(entry) = engine.read(&of)? else { return Ok((Vec::new(), Vec::new())) };
     let used_key = format!("/ids/{space}/used/{}", parse(&entry)?);

@@ -5,8 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::allocate::AllocateError;
-use cluster::{Compare, Engine, EngineError, OPS_PER_TRANSACTION_MAX, Op, Outcome};
+use cluster::{Compare, Engine, EngineError, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, allocate};
 
 use crate::desks;
 use crate::ledger;
@@ -19,37 +18,48 @@ pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Opt
     view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !gone(node))
 }
 
-/// Removes the record and everything that was kept under the container's number. Changes nothing when the record
-/// changed.
+/// Gives back what the container was promised, removes everything that was kept under its number, and then, at once, the
+/// record and the number. Who dies in between leaves the record, so that another one goes on, and nobody gets its name
+/// or number before. Changes nothing when the record changed.
 pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
     let name = &view.record.spec.name;
     let key = records::dc_key(name);
-    loop {
-        let mut booking =
-            ledger::book(&ledger::accounts(engine)?, &view.record.placement.promised, ledger::Change::GiveBack);
-        booking.compares.push(Compare::Modified { key: key.clone(), at: view.modified });
-        booking.ops.push(Op::delete(&*key));
-        booking.ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(name, node))));
-        let Outcome::Conflict(_) = engine.transact(&booking.compares, &booking.ops)? else { break };
-        // It may be the ledger that others changed.
-        if engine.read(&key)?.is_none_or(|there| there.modified != view.modified) {
-            return Ok(());
-        }
-    }
-    match cluster::allocate::release(engine, "dc", name) {
-        Err(AllocateError::Engine(error)) => return Err(error),
-        Err(error) => tracing::error!(dc = name, %error, "the container's number was not given back"),
-        Ok(()) => (),
-    }
+    let Some(at) = give_back(engine, view)? else { return Ok(()) };
+    let unchanged = Compare::Modified { key: key.clone(), at };
     let id = view.record.id;
     let (endpoints, names) = (format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES));
     for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id)] {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
-            engine.transact(&[], some)?;
+            let Outcome::Done(_) = engine.transact(std::slice::from_ref(&unchanged), some)? else { return Ok(()) };
         }
     }
-    Ok(())
+    let (mut compares, mut ops) = allocate::releasing(engine, "dc", name)?;
+    compares.push(unchanged);
+    ops.push(Op::delete(key));
+    ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(name, node))));
+    // A conflict: another one did it.
+    engine.transact(&compares, &ops).map(drop)
+}
+
+/// Since when the record says that the container is promised nothing. `None`: it changed otherwise.
+fn give_back(engine: &dyn Engine, view: &DcView) -> Result<Option<Revision>, EngineError> {
+    let mut record = view.record.clone();
+    let promised = std::mem::take(&mut record.placement.promised);
+    if promised.is_empty() {
+        return Ok(Some(view.modified));
+    }
+    let key = records::dc_key(&record.spec.name);
+    // A conflict may be about the ledger, which others change.
+    while engine.read(&key)?.is_some_and(|there| there.modified == view.modified) {
+        let mut booking = ledger::book(&ledger::accounts(engine)?, &promised, ledger::Change::GiveBack);
+        booking.compares.push(Compare::Modified { key: key.clone(), at: view.modified });
+        booking.ops.push(Op::put(&*key, records::encode(&record)));
+        if let Outcome::Done(at) = engine.transact(&booking.compares, &booking.ops)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
 }
 
 /// Finishes deletions whose asker is gone.
@@ -66,9 +76,12 @@ pub fn finish_deletions(engine: &dyn Engine) -> Result<(), EngineError> {
 
 #[cfg(test)]
 mod tests {
-    use cluster::Lookup;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use cluster::local::{LocalConfig, LocalEngine};
-    use mgmt_api::{DcPhase, NodeShare};
+    use cluster::{Entry, LeaseId, Listing, Lookup, Watch};
+    use mgmt_api::{DcPhase, NodeShare, Promise};
 
     use super::*;
     use crate::reconcile::plan::Stage;
@@ -82,14 +95,18 @@ mod tests {
     }
 
     fn deleted_dc(engine: &dyn Engine) {
-        let id = cluster::allocate::number(engine, "dc", "shop", 1..=9).unwrap();
+        let id = allocate::number(engine, "dc", "shop", 1..=9).unwrap();
+        let promised = Promise { containers: 1, ..Promise::default() };
         let record = serde_json::json!({
             "id": id, "spec": { "name": "shop", "nodes": ["n1", "n2"] }, "generation": 3, "created_s": 0,
             "desired": Desired::Deleted { images: Images::Remove },
+            "placement": { "instances": [], "promised": { "n1": promised, "n2": promised } },
         });
         let ops = [
             Op::put("/dcs/shop", records::encode(&record)),
             Op::put("/nodes/n1", "{}"),
+            Op::put("/ledger/n1", records::encode(&promised.plus(promised))),
+            Op::put("/ledger/n2", records::encode(&promised)),
             Op::put(format!("/eps/{id}/1"), "{}"),
             Op::put(format!("/names/{id}/shop"), "1"),
             Op::put(format!("/programs/{id}/k/a"), "1"),
@@ -111,6 +128,78 @@ mod tests {
         engine.transact(&[], &[Op::put(records::share_key("shop", node), records::encode(&record))]).unwrap();
     }
 
+    /// An engine that is away once, at the change of this number, from before it or from after it.
+    struct Leaves {
+        engine: LocalEngine,
+        left: AtomicUsize,
+        does_it: bool,
+    }
+
+    impl Lookup for Leaves {
+        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
+            self.engine.read(key)
+        }
+
+        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
+            self.engine.list(prefix)
+        }
+    }
+
+    impl Engine for Leaves {
+        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
+            let leaves = self.left.fetch_sub(1, Ordering::Relaxed) == 0;
+            let done = if leaves && !self.does_it { None } else { Some(self.engine.transact(compares, ops)?) };
+            done.filter(|_| !leaves).ok_or_else(|| EngineError::Unreachable("it is away".into()))
+        }
+
+        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
+            self.engine.watch(prefix, after)
+        }
+
+        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
+            self.engine.grant(ttl)
+        }
+
+        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.engine.renew(lease)
+        }
+
+        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
+            self.engine.revoke(lease)
+        }
+
+        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
+            self.engine.continue_after(revision)
+        }
+    }
+
+    const KEPT: [&str; 6] = ["/dcs/", "/eps/", "/names/", "/programs/", "/ids/dc/of/", "/ids/dc/used/"];
+
+    #[test]
+    fn deletion_that_was_interrupted_anywhere_leaves_the_name_taken_and_is_finished_by_the_next() {
+        for does_it in [false, true] {
+            for which in 0.. {
+                let (_dir, engine) = engine();
+                deleted_dc(&engine);
+                report_gone(&engine, "n1", 3);
+                let view = records::dc_view(&engine, "shop").unwrap().unwrap();
+                let leaves = Leaves { engine, left: AtomicUsize::new(which), does_it };
+                let is_whole = forget(&leaves, &view).is_ok();
+                let there = |prefix: &&str| !leaves.list(prefix).unwrap().entries.is_empty();
+                let left: Vec<&str> = KEPT.into_iter().filter(there).collect();
+                assert!(left.is_empty() || left.contains(&"/dcs/") && left.contains(&"/ids/dc/used/"), "{left:?}");
+                finish_deletions(&leaves).unwrap();
+                assert!(!KEPT.iter().any(|prefix| there(prefix)), "{which} {does_it}");
+                let accounts = ledger::accounts(&leaves).unwrap();
+                assert_eq!([accounts["n1"].promised.containers, accounts["n2"].promised.containers], [1, 0], "once");
+                if is_whole {
+                    assert!(which > 3, "each step was met: {which}");
+                    break;
+                }
+            }
+        }
+    }
+
     #[test]
     fn deletion_is_finished_when_every_living_node_has_reported() {
         let (_dir, engine) = engine();
@@ -122,7 +211,7 @@ mod tests {
         assert!(engine.read("/dcs/shop").unwrap().is_some(), "n1 has answered an older wish only");
         report_gone(&engine, "n1", 3);
         finish_deletions(&engine).unwrap();
-        for prefix in ["/dcs/", "/eps/", "/names/", "/programs/", "/ids/dc/of/", "/ids/dc/used/"] {
+        for prefix in KEPT {
             assert!(engine.list(prefix).unwrap().entries.is_empty(), "{prefix}");
         }
     }

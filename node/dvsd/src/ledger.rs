@@ -14,7 +14,7 @@ use mgmt_api::{Capacity, DiskStore, ErrorBody, ErrorKind, Promise, Volume};
 
 use crate::config::Config;
 use crate::reconcile;
-use crate::records::{self, DCS, DcKey, DcRecord};
+use crate::records::{self, DCS, DcKey, DcRecord, Desired};
 use crate::space;
 
 const CAPACITY: &str = "/capacity/";
@@ -235,7 +235,8 @@ pub fn adopt(engine: &dyn Engine) -> Result<(), EngineError> {
         let key = records::dc_key(dc);
         // Whoever changes the record meanwhile leaves it as it is in this respect.
         while let Some((mut record, at)) = records::read::<DcRecord>(engine, &key)? {
-            if !record.placement.promised.is_empty() {
+            // What is being deleted has given it back, or never had it.
+            if !record.placement.promised.is_empty() || matches!(record.desired, Desired::Deleted { .. }) {
                 break;
             }
             record.placement.promised = crate::placer::promises(&record.spec, &record.placement.instances);

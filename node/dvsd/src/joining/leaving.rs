@@ -1,6 +1,5 @@
 //! A node is taken out of the cluster: by its own will, or because its machine is gone for good.
 
-use cluster::allocate::AllocateError;
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::{ErrorBody, ErrorKind};
 
@@ -74,11 +73,7 @@ pub fn take_out(engine: &dyn Engine, node: &str, gone: Gone) -> Result<(), Error
         let promised = ledger::unchanged(engine, node).map_err(failed)?;
         let (record, at) = demand_may_go(engine, node, gone)?;
         let (mut compares, mut ops) = authority::revoke(engine, node).map_err(refused)?;
-        let (same_number, number) =
-            cluster::allocate::releasing(engine, "node", node).map_err(|error| match error {
-                AllocateError::Engine(error) => failed(error),
-                error => ErrorBody::new(ErrorKind::Internal, error.to_string()).hint("the daemon's log"),
-            })?;
+        let (same_number, number) = cluster::allocate::releasing(engine, "node", node).map_err(failed)?;
         compares.extend(same_number);
         compares.extend([Compare::Modified { key: records::member_key(node), at }, promised]);
         if gone == Gone::No {
