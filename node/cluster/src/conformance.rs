@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Compare, Engine, EngineError, Event, EventKind, Op, Outcome, Revision, Watch};
+use crate::engine::{
+    Compare, Engine, EngineError, Event, EventKind, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, Watch,
+};
 use crate::follow::{Change, Follower};
 use crate::group::{self, Observer};
 use crate::lease::KeptLease;
@@ -29,6 +31,7 @@ macro_rules! conformance_tests {
         $crate::conformance_tests! { @each $with:
             what_was_put_is_read_by_another_view,
             list_is_ordered_and_keeps_to_its_prefix,
+            lists_are_what_each_list_is,
             transaction_happens_whole_or_not_at_all,
             conflict_tells_what_is_there_instead,
             key_made_again_has_a_new_created_revision,
@@ -101,6 +104,27 @@ pub fn list_is_ordered_and_keeps_to_its_prefix(open: Open<'_>) {
     let keys: Vec<String> = engine.list("/p/").unwrap().entries.into_iter().map(|entry| entry.key).collect();
     assert_eq!(keys, ["/p/a", "/p/a/x", "/p/b", "/p/~"]);
     assert_eq!(engine.list("/").unwrap().entries.len(), 6);
+}
+
+pub fn lists_are_what_each_list_is(open: Open<'_>) {
+    let engine = open();
+    put(&*engine, "/one/a", "1");
+    // More than any back end answers at once.
+    for first in (0..600).step_by(OPS_PER_TRANSACTION_MAX) {
+        let puts: Vec<Op> = (first..(first + OPS_PER_TRANSACTION_MAX).min(600))
+            .map(|number| Op::put(format!("/many/{number:03}"), "x"))
+            .collect();
+        done(engine.transact(&[], &puts));
+    }
+    let prefixes = ["/many/", "/none/", "/one/", "/one/a", "/many/1"];
+    let listings = engine.lists(&prefixes).unwrap();
+    assert_eq!(listings.len(), prefixes.len());
+    for (prefix, listing) in prefixes.iter().zip(listings) {
+        assert_eq!(listing, engine.list(prefix).unwrap(), "{prefix}");
+    }
+    assert_eq!(engine.lists(&[]).unwrap(), []);
+    assert!(matches!(engine.lists(&["/one/", "bad key"]), Err(EngineError::BadKey(_))));
+    assert!(matches!(engine.lists(&["/one/"; OPS_PER_TRANSACTION_MAX + 1]), Err(EngineError::TooMany { .. })));
 }
 
 pub fn transaction_happens_whole_or_not_at_all(open: Open<'_>) {

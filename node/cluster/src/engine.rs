@@ -232,6 +232,19 @@ pub trait Lookup {
 
     /// All keys that begin with `prefix`.
     fn list(&self, prefix: &str) -> Result<Listing, EngineError>;
+
+    /// The same of several prefixes, at most [`OPS_PER_TRANSACTION_MAX`], without waiting for each by itself. Each
+    /// listing is of one moment, which need not be that of the others.
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        bounded("prefixes to list", prefixes.len(), OPS_PER_TRANSACTION_MAX)?;
+        prefixes.iter().map(|prefix| self.list(prefix)).collect()
+    }
+}
+
+/// [`Lookup::lists`] of a number of prefixes that is known.
+pub fn listed<const N: usize>(lookup: &dyn Lookup, prefixes: [&str; N]) -> Result<[Listing; N], EngineError> {
+    let listings = lookup.lists(&prefixes)?;
+    listings.try_into().map_err(|_| EngineError::Storage("fewer prefixes were listed than asked for".into()))
 }
 
 /// A cluster engine. Every call blocks at most a bound the back end states, and may be made from any thread. What it

@@ -118,6 +118,10 @@ impl Lookup for Answers {
     fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
         self.answer(|lookup| lookup.list(prefix))
     }
+
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        self.answer(|lookup| lookup.lists(prefixes))
+    }
 }
 
 #[cfg(test)]

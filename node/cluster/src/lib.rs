@@ -36,5 +36,5 @@ pub mod lock;
 pub use engine::{
     Canceller, Compare, Conflict, Engine, EngineError, Entry, Event, EventKind, KEY_BYTES_MAX, LEASES_MAX,
     LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, TTL_MAX, TTL_MIN,
-    VALUE_BYTES_MAX, Watch, boot_clock, check_key, check_prefix,
+    VALUE_BYTES_MAX, Watch, boot_clock, check_key, check_prefix, listed,
 };

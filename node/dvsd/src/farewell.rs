@@ -18,9 +18,9 @@ pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Opt
     view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !gone(node))
 }
 
-/// Gives back what the container was promised, removes everything that was kept under its number, and then, at once, the
-/// record and the number. Who dies in between leaves the record, so that another one goes on, and nobody gets its name
-/// or number before. Changes nothing when the record changed.
+/// Gives back what the container was promised, removes everything that was kept under its number, and then, at once,
+/// the record and the number. Who dies in between leaves the record, so that another one goes on, and nobody gets its
+/// name or number before. Changes nothing when the record changed.
 pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
     let name = &view.record.spec.name;
     let key = records::dc_key(name);
@@ -189,7 +189,7 @@ mod tests {
                 let left: Vec<&str> = KEPT.into_iter().filter(there).collect();
                 assert!(left.is_empty() || left.contains(&"/dcs/") && left.contains(&"/ids/dc/used/"), "{left:?}");
                 finish_deletions(&leaves).unwrap();
-                assert!(!KEPT.iter().any(|prefix| there(prefix)), "{which} {does_it}");
+                assert!(!KEPT.iter().any(there), "{which} {does_it}");
                 let accounts = ledger::accounts(&leaves).unwrap();
                 assert_eq!([accounts["n1"].promised.containers, accounts["n2"].promised.containers], [1, 0], "once");
                 if is_whole {

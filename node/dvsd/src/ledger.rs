@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use abi::limits::DCS_PER_CLUSTER;
-use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
+use cluster::{Compare, Engine, EngineError, Listing, Lookup, Op, Outcome, Revision, listed};
 use mgmt_api::{Capacity, DiskStore, ErrorBody, ErrorKind, Promise, Volume};
 
 use crate::config::Config;
@@ -19,6 +19,8 @@ use crate::space;
 
 const CAPACITY: &str = "/capacity/";
 const LEDGER: &str = "/ledger/";
+/// Where accounts lie.
+pub const ACCOUNTS: [&str; 2] = [CAPACITY, LEDGER];
 /// Of the capacity for disks: smaller changes are not published.
 const DISK_STEP: u64 = 16 << 20;
 /// What `st_blocks` counts.
@@ -132,14 +134,19 @@ fn ledger_key(node: &str) -> String {
 }
 
 pub fn accounts(engine: &dyn Lookup) -> Result<Accounts, EngineError> {
+    accounts_in(&listed(engine, ACCOUNTS)?)
+}
+
+/// What is listed below [`ACCOUNTS`], perhaps among others.
+pub fn accounts_in(listings: &[Listing]) -> Result<Accounts, EngineError> {
     let mut accounts = Accounts::new();
-    for entry in engine.list(CAPACITY)?.entries {
-        let node = entry.key.trim_start_matches(CAPACITY).to_owned();
-        accounts.entry(node).or_default().capacity = Some(records::decode(&entry)?);
-    }
-    for entry in engine.list(LEDGER)?.entries {
-        let account = accounts.entry(entry.key.trim_start_matches(LEDGER).to_owned()).or_default();
-        (account.promised, account.at) = (records::decode(&entry)?, Some(entry.modified));
+    for entry in listings.iter().flat_map(|listing| &listing.entries) {
+        if let Some(node) = entry.key.strip_prefix(CAPACITY) {
+            accounts.entry(node.to_owned()).or_default().capacity = Some(records::decode(entry)?);
+        } else if let Some(node) = entry.key.strip_prefix(LEDGER) {
+            let account = accounts.entry(node.to_owned()).or_default();
+            (account.promised, account.at) = (records::decode(entry)?, Some(entry.modified));
+        }
     }
     Ok(accounts)
 }

@@ -30,7 +30,7 @@ use crate::ledger::Accounts;
 use crate::placer;
 use crate::reconcile::plan::Stage;
 use abi::EndpointName;
-use cluster::{Compare, Engine, EngineError, Entry, Lookup, Op, Outcome, Revision};
+use cluster::{Compare, Engine, EngineError, Entry, Listing, Lookup, Op, Outcome, Revision};
 use mgmt_api::{DcSpec, NodeShare, Placement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -353,17 +353,21 @@ impl DcView {
 }
 
 pub fn dc_views(engine: &dyn Lookup) -> Result<BTreeMap<String, DcView>, EngineError> {
+    dc_views_in(&engine.list(DCS)?)
+}
+
+pub fn dc_views_in(listing: &Listing) -> Result<BTreeMap<String, DcView>, EngineError> {
     let mut views = BTreeMap::new();
     // Records come before their shares in the order of keys: "/dcs/a" < "/dcs/a/shares/n1".
-    for entry in engine.list(DCS)?.entries {
+    for entry in &listing.entries {
         match parse_dc_key(&entry.key) {
             Some(DcKey::Record(dc)) => {
-                let view = DcView { record: decode(&entry)?, modified: entry.modified, shares: BTreeMap::new() };
+                let view = DcView { record: decode(entry)?, modified: entry.modified, shares: BTreeMap::new() };
                 views.insert(dc.to_owned(), view);
             }
             Some(DcKey::Share { dc, node }) => {
                 if let Some(view) = views.get_mut(dc) {
-                    view.add_share(node, decode(&entry)?);
+                    view.add_share(node, decode(entry)?);
                 }
             }
             None => (),
@@ -395,15 +399,21 @@ pub const FORMAT_KEY: &str = "/format";
 
 /// A number that rises at each call, for ever, under a key: incarnations of nodes and servers.
 pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
+    raise_from(engine, key, read(engine, key)?)
+}
+
+/// The same for who has just read it.
+pub fn raise_from(engine: &dyn Engine, key: &str, mut known: Option<(u64, Revision)>) -> Result<u64, EngineError> {
     loop {
-        let (compare, next) = match read::<u64>(engine, key)? {
-            Some((last, modified)) => (Compare::Modified { key: key.to_owned(), at: modified }, last + 1),
+        let (compare, next) = match known {
+            Some((last, at)) => (Compare::Modified { key: key.to_owned(), at }, last + 1),
             None => (Compare::Absent { key: key.to_owned() }, 1),
         };
         // A conflict is somebody else's progress.
         if let Outcome::Done(_) = engine.transact(&[compare], &[Op::put(key, encode(&next))])? {
             return Ok(next);
         }
+        known = read(engine, key)?;
     }
 }
 

@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::engine::{
-    Compare, Engine, EngineError, Entry, LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, Op, Outcome, Revision, TTL_MAX,
-    TTL_MIN, Watch, bounded, check_key, check_prefix, check_transaction,
+    Compare, Engine, EngineError, Entry, LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, OPS_PER_TRANSACTION_MAX, Op,
+    Outcome, Revision, TTL_MAX, TTL_MIN, Watch, bounded, check_key, check_prefix, check_transaction,
 };
 use caller::{Caller, Method, wait};
 use messages as m;
@@ -237,6 +237,31 @@ async fn list(caller: &Caller, keys: &Keys, prefix: &str) -> Result<Listing, Eng
     }
 }
 
+/// The first pages of all in one request. What has more pages is listed by itself.
+async fn lists(caller: &Caller, keys: &Keys, prefixes: &[String]) -> Result<Vec<Listing>, EngineError> {
+    let first = |prefix: &String| {
+        let (key, range_end) = keys.range(prefix);
+        let asked = m::RangeRequest { key, range_end, limit: PAGE_ENTRIES as i64, revision: 0 };
+        m::RequestOp { request: Some(m::Request::Range(asked)) }
+    };
+    let success = prefixes.iter().map(first).collect();
+    let asked = m::TxnRequest { compare: Vec::new(), success, failure: Vec::new() };
+    let answer: m::TxnResponse = caller.repeat(transaction::TXN, &asked).await?;
+    let revision = keys.revision(answer.header.as_ref().map_or(0, |header| header.revision));
+    let mut pages = answer.responses.into_iter();
+    let mut listings = Vec::with_capacity(prefixes.len());
+    for prefix in prefixes {
+        listings.push(match pages.next().and_then(|page| page.response) {
+            Some(m::Response::Range(page)) if !page.more => {
+                let entries = page.kvs.into_iter().map(|kv| entry(keys, kv)).collect::<Result<_, _>>()?;
+                Listing { revision, entries }
+            }
+            _ => list(caller, keys, prefix).await?,
+        });
+    }
+    Ok(listings)
+}
+
 /// Only a list that takes as long as all history.
 fn compacted(error: EngineError) -> EngineError {
     match error {
@@ -262,6 +287,16 @@ impl Lookup for EtcdEngine {
         check_prefix(prefix)?;
         let prefix = prefix.to_owned();
         self.call(|caller, keys| async move { list(&caller, &keys, &prefix).await })
+    }
+
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        bounded("prefixes to list", prefixes.len(), OPS_PER_TRANSACTION_MAX)?;
+        prefixes.iter().try_for_each(|prefix| check_prefix(prefix))?;
+        if prefixes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let prefixes: Vec<String> = prefixes.iter().map(|&prefix| prefix.to_owned()).collect();
+        self.call(|caller, keys| async move { lists(&caller, &keys, &prefixes).await })
     }
 }
 

@@ -11,7 +11,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use broker::BrokerError;
 use cluster::allocate::{self, AllocateError};
-use cluster::{Compare, Engine, Op, Outcome};
+use cluster::{Compare, Engine, Op, Outcome, listed};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare, Placement,
@@ -94,11 +94,11 @@ pub async fn create(
     let (spec, decision) = blocking(move || Ok((spec.clone(), decide(&*also.context.engine, &spec)?))).await?;
     demand_space(&api, &name, &decision.placement).await?;
     let also = Arc::clone(&api);
-    let view = blocking(move || make_record(&*also.context.engine, &spec)).await?;
+    let view = blocking(move || write_record(&*also.context.engine, &spec, decision)).await?;
     if !query.start {
         return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
-    match start_and_wait(&api, &name).await {
+    match start_this_and_wait(&api, view.clone()).await {
         Ok(dc) => Ok((StatusCode::CREATED, Json(dc))),
         Err(failed) => {
             take_back(&api, &view).await;
@@ -279,13 +279,16 @@ struct Decision {
 }
 
 fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
+    let [capacity, promised] = ledger::ACCOUNTS;
+    let [members, wishes, accounts @ ..] =
+        listed(engine, [records::MEMBERS, records::NODE_WISHES, capacity, promised])?;
     let mut known = spec::KnownNodes::new();
-    for entry in engine.list(records::MEMBERS)?.entries {
-        let node: NodeRecord = records::decode(&entry)?;
+    for entry in &members.entries {
+        let node: NodeRecord = records::decode(entry)?;
         known.insert(node.name, node.cpu_list);
     }
     spec::check(spec, &known)?;
-    let wishes = nodes::wishes(engine)?;
+    let wishes = nodes::wishes_in(&wishes)?;
     if let Some(node) = spec.nodes.iter().find(|node| wishes.get(*node).is_some_and(|wish| wish.cordoned)) {
         return Err(ErrorBody::new(
             ErrorKind::Conflict,
@@ -298,7 +301,7 @@ fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
     if engine.read(&records::dc_key(&spec.name))?.is_some() {
         return Err(name_taken(&spec.name));
     }
-    let accounts = ledger::accounts(engine)?;
+    let accounts = ledger::accounts_in(&accounts)?;
     let placement = placer::place(spec, KINDS, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
     Ok(Decision { placement, booking })
@@ -320,11 +323,16 @@ async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Resu
     Ok(())
 }
 
-/// Wish, placement, number and promises in one transaction: all or nothing.
+#[cfg(test)]
 pub fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
+    write_record(engine, spec, decide(engine, spec)?)
+}
+
+/// Wish, placement, number and promises in one transaction: all or nothing.
+fn write_record(engine: &dyn Engine, spec: &DcSpec, mut decision: Decision) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
     for _ in 0..ATTEMPTS {
-        let Decision { placement, mut booking } = decide(engine, spec)?;
+        let Decision { placement, mut booking } = decision;
         let id =
             allocate::choose(engine, "dc", &spec.name, 1..=DC_ID_MAX, DCS_PER_CLUSTER as usize).map_err(no_number)?;
         let record = DcRecord {
@@ -343,6 +351,7 @@ pub fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure
         if let Outcome::Done(modified) = engine.transact(&booking.compares, &booking.ops)? {
             return Ok(DcView { record, modified, shares: Default::default() });
         }
+        decision = decide(engine, spec)?;
     }
     Err(failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again"))
 }
@@ -369,11 +378,17 @@ fn name_taken(dc: &str) -> Failure {
 /// Writes what should be. The same wish again changes nothing, unless it was answered by a failure: then it is a new
 /// one, because the old answer says nothing about what is tried from now on.
 async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Failure> {
+    wish_of(api, dc, None, desired).await
+}
+
+/// The same for who has just read it.
+async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: Desired) -> Result<DcView, Failure> {
     let (api, dc) = (Arc::clone(api), dc.to_owned());
     blocking(move || {
         let engine = &*api.context.engine;
         loop {
-            let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
+            let read = || records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc));
+            let mut view = known.take().map_or_else(read, Ok)?;
             if view.record.desired == desired && !has_failed(&view) {
                 return Ok(view);
             }
@@ -410,7 +425,12 @@ fn has_failed(view: &DcView) -> bool {
 async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
     demand_all_alive(api, &view, "cannot start").await?;
-    let view = wish(api, dc, Desired::Running).await?;
+    start_this_and_wait(api, view).await
+}
+
+async fn start_this_and_wait(api: &Arc<Api>, view: DcView) -> Result<Dc, Failure> {
+    let dc = &view.record.spec.name.clone();
+    let view = wish_of(api, dc, Some(view), Desired::Running).await?;
     let generation = view.record.generation;
     let started = wait_until(api, &view, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
     started.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
@@ -423,8 +443,9 @@ async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(
 /// A node that nobody knows is for the check of the description to refuse.
 pub async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str) -> Result<(), Failure> {
     let also = Arc::clone(api);
-    let (alive, known) =
-        blocking(move || Ok((nodes::alive(&also.context)?, also.context.engine.list(records::MEMBERS)?))).await?;
+    let [living, known] =
+        blocking(move || Ok(listed(&*also.context.engine, [records::NODES, records::MEMBERS])?)).await?;
+    let alive = nodes::alive_in(&living)?;
     let is_known =
         |node: &str| known.entries.iter().any(|entry| entry.key.trim_start_matches(records::MEMBERS) == node);
     match nodes.iter().find(|node| !alive.contains_key(*node) && is_known(node)) {

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, Method, StatusCode};
-use cluster::{Compare, EngineError, Lookup, Op, Outcome};
+use cluster::{Compare, EngineError, Listing, Lookup, Op, Outcome, listed};
 use mgmt_api::{ErrorBody, ErrorKind, LinkState, Node, NodeChange, NodeState, path};
 use serde::Deserialize;
 
@@ -194,8 +194,12 @@ fn free_for_images(context: &Context) -> Option<u64> {
 
 /// Whether a node's daemon lives, and what it says of itself.
 pub fn alive(context: &Context) -> Result<BTreeMap<String, NodeHealth>, EngineError> {
-    let entries = context.answers.list(NODES)?.entries;
-    entries.iter().map(|entry| Ok((entry.key.trim_start_matches(NODES).to_owned(), records::decode(entry)?))).collect()
+    alive_in(&context.answers.list(NODES)?)
+}
+
+pub fn alive_in(listing: &Listing) -> Result<BTreeMap<String, NodeHealth>, EngineError> {
+    let known = listing.entries.iter();
+    known.map(|entry| Ok((entry.key.trim_start_matches(NODES).to_owned(), records::decode(entry)?))).collect()
 }
 
 /// Nodes to which this one has no link (any more).
@@ -238,27 +242,30 @@ fn state_of(health: Option<&NodeHealth>, is_fenced: bool, link: Option<LinkState
 
 /// What people want of the nodes, by name.
 pub fn wishes(lookup: &dyn Lookup) -> Result<BTreeMap<String, NodeWish>, EngineError> {
-    let entries = lookup.list(NODE_WISHES)?.entries;
-    entries
-        .iter()
-        .map(|entry| Ok((entry.key.trim_start_matches(NODE_WISHES).to_owned(), records::decode(entry)?)))
-        .collect()
+    wishes_in(&lookup.list(NODE_WISHES)?)
+}
+
+pub fn wishes_in(listing: &Listing) -> Result<BTreeMap<String, NodeWish>, EngineError> {
+    let known = listing.entries.iter();
+    known.map(|entry| Ok((entry.key.trim_start_matches(NODE_WISHES).to_owned(), records::decode(entry)?))).collect()
 }
 
 /// All of them, as this one sees them.
 pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
-    let mut alive = alive(context)?;
+    let [capacity, promised] = ledger::ACCOUNTS;
+    let all = [NODES, records::DCS, NODE_WISHES, MEMBERS, capacity, promised];
+    let [living, dcs, wishes, members, accounts @ ..] = listed(&context.answers, all)?;
+    let mut alive = alive_in(&living)?;
     if let Some(own) = alive.get_mut(&context.config.node) {
         own.problems.extend(health::engine_away(context));
         own.problems.extend(health::cut_off(context));
     }
     let reached = context.proxy.link_states();
-    let dcs = records::dc_views(&context.answers)?;
-    let accounts = ledger::accounts(&context.answers)?;
-    let mut wishes = wishes(&context.answers)?;
-    let members = context.answers.list(MEMBERS)?.entries;
+    let dcs = records::dc_views_in(&dcs)?;
+    let accounts = ledger::accounts_in(&accounts)?;
+    let mut wishes = wishes_in(&wishes)?;
+    let members = members.entries.iter();
     members
-        .iter()
         .map(|entry| {
             let record: NodeRecord = records::decode(entry)?;
             let state =

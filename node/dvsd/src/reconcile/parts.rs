@@ -476,10 +476,11 @@ impl Parts {
         let engine = &*self.context.engine;
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
         // A server that ever had an epoch had its image before.
-        let image = if engine.read(&epoch)?.is_some() { Image::Demanded } else { Image::Made };
+        let last = records::read(engine, &epoch)?;
+        let image = if last.is_some() { Image::Demanded } else { Image::Made };
         let fds = self.descriptors(part, image)?;
         // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
-        let epoch = records::raise(engine, &epoch)?;
+        let epoch = records::raise_from(engine, &epoch, last)?;
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
         let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
         let mut fields = self.fields();
