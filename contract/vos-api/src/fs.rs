@@ -349,6 +349,8 @@ pub const WRITABLE: u16 = 2;
 /// Shorter reads are answered with bytes, whatever their flag: what the detour saves is less than a round trip to the
 /// disk.
 pub const WHERE_BYTES_MIN: u32 = 128 << 10;
+/// A volume that is smaller has no room for the file system itself: whoever makes one is told before.
+pub const VOLUME_BYTES_MIN: u64 = 32 << 20;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
 /// Bit of `results[3]` of [`Read`]: the reply data says where the bytes lie.

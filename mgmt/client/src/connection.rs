@@ -85,7 +85,21 @@ impl Client {
         within(seconds, exchange).await
     }
 
-    /// The same, but 503 carries the resource as well: the health questions.
+    /// Sends what is answered with nothing. Somebody else's server would answer with something.
+    pub(crate) async fn nothing(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        seconds: u64,
+    ) -> Result<(), Error> {
+        match self.bytes(method, path, body, seconds).await?.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Foreign(format!("{path} answered something else"))),
+        }
+    }
+
+    /// The same as [`Client::json`], but 503 carries the resource as well: the health questions.
     pub(crate) async fn json_even_unavailable<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let exchange = async {
             let response = self.send(request(Method::GET, path, None::<&()>)?).await?;

@@ -97,12 +97,12 @@ impl Client {
 
     /// The daemon begins anew from the file it was started from.
     pub async fn upgrade_daemon(&self) -> Result<(), Error> {
-        self.bytes(Method::POST, path::UPGRADE_DAEMON, NONE, ASK_SECONDS).await.map(drop)
+        self.nothing(Method::POST, path::UPGRADE_DAEMON, NONE, ASK_SECONDS).await
     }
 
     /// Servers and gates of other binaries give way. May be repeated.
     pub async fn upgrade_servers(&self) -> Result<(), Error> {
-        self.bytes(Method::POST, path::UPGRADE_SERVERS, NONE, ASK_SECONDS).await.map(drop)
+        self.nothing(Method::POST, path::UPGRADE_SERVERS, NONE, ASK_SECONDS).await
     }
 
     pub async fn create_token(&self, asked: &TokenRequest) -> Result<NewToken, Error> {
@@ -115,7 +115,7 @@ impl Client {
 
     pub async fn remove_token(&self, id: &str) -> Result<(), Error> {
         let path = named(path::TOKEN, &[("id", id)]);
-        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+        self.nothing(Method::DELETE, &path, NONE, ASK_SECONDS).await
     }
 
     pub async fn create_access(&self, asked: &AccessRequest) -> Result<AccessFile, Error> {
@@ -128,7 +128,7 @@ impl Client {
 
     pub async fn remove_access(&self, name: &str) -> Result<(), Error> {
         let path = named(path::ACCESS, &[("name", name)]);
-        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+        self.nothing(Method::DELETE, &path, NONE, ASK_SECONDS).await
     }
 
     /// Who asks, as the cluster sees it.
@@ -177,7 +177,7 @@ impl Client {
     pub async fn remove_node(&self, node: &str, gone: NodeGone) -> Result<(), Error> {
         let lost = if gone == NodeGone::ForGood { "?lost=true" } else { "" };
         let path = format!("{}{lost}", named(path::NODE, &[("node", node)]));
-        self.bytes(Method::DELETE, &path, NONE, ASK_SECONDS).await.map(drop)
+        self.nothing(Method::DELETE, &path, NONE, ASK_SECONDS).await
     }
 
     /// Not ready is an answer, not an error.
@@ -238,7 +238,7 @@ impl Client {
             before == BeforeDelete::Stop,
             data == Data::Keep
         );
-        self.bytes(Method::DELETE, &path, NONE, ACT_SECONDS).await.map(drop)
+        self.nothing(Method::DELETE, &path, NONE, ACT_SECONDS).await
     }
 
     pub async fn start_dc(&self, dc: &str) -> Result<Dc, Error> {
@@ -292,7 +292,7 @@ impl Client {
 
     pub async fn signal(&self, dc: &str, pid: u32, signal: i32) -> Result<(), Error> {
         let path = of_process(path::PROCESS_SIGNAL, dc, pid);
-        self.bytes(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await.map(drop)
+        self.nothing(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await
     }
 
     pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery) -> Result<LogStream, Error> {

@@ -33,6 +33,13 @@ Examples:
   dvs ps shop                                     its processes, wherever they run
   dvs dc delete --force shop && dvs dev down      everything gone
 
+Exit status:
+  0    it is done, or shown
+  1    it is not: refused, nobody to ask, no room …; standard error says what, because of what, and what to try
+  2    the command line makes no sense (125: of run, exec and attach)
+  125  run, exec, attach: the program was not reached, or lost; else they have the program's, see dvs run --help
+  141  whoever read the output is gone
+
 Every command has --help with examples of its own. Commands of the machinery: dvs internal --help"
 )]
 pub struct Cli {

@@ -100,14 +100,32 @@ impl From<io::Error> for Failure {
     fn from(cause: io::Error) -> Failure {
         match cause.kind() {
             io::ErrorKind::BrokenPipe => Failure::new("output was closed").status(BROKEN_PIPE),
-            _ => Failure::new("cannot write the output").because(&cause),
+            _ => Failure::new("cannot write the output")
+                .because(&cause)
+                .hint("another place for the output, with room; what the command was to do besides is done"),
         }
     }
 }
 
 impl From<ErrorBody> for Failure {
     fn from(body: ErrorBody) -> Failure {
-        Failure { status: GENERAL, what: body.what, because: body.because, hint: body.hint }
+        let hint = body.hint.or_else(|| Some(what_to_try(body.kind).to_owned()));
+        Failure { status: GENERAL, what: body.what, because: body.because, hint }
+    }
+}
+
+/// Where the daemon has no better advice.
+fn what_to_try(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::BadRequest => "the command's --help",
+        ErrorKind::Unauthenticated | ErrorKind::Forbidden => "dvs context show: who you are there",
+        ErrorKind::NotFound => "dvs dc ls, dvs node ls: what there is",
+        ErrorKind::Conflict => "dvs dc inspect, dvs node ls: what stands in the way",
+        ErrorKind::TooMany => "the same again in a moment",
+        ErrorKind::NoSuchProgram | ErrorKind::NotExecutable => "a program of the container: dvs run DC -- ls /usr/bin",
+        ErrorKind::NoSpace => "make room, or ask for less",
+        ErrorKind::Unavailable | ErrorKind::TimedOut => "dvs doctor says what is away; then the same again",
+        ErrorKind::Internal => "dvs doctor; the daemon's log",
     }
 }
 
@@ -135,7 +153,12 @@ impl From<client::Error> for Failure {
             client::Error::Foreign(_) | client::Error::BadFrame(_) => {
                 failure.hint("dvs version (the daemon may be of another version)")
             }
-            _ => failure,
+            // What was asked for may have happened.
+            client::Error::Broken(_) | client::Error::TimedOut { .. } | client::Error::StreamEnded => {
+                failure.hint("look whether it was done, then again; dvs doctor says whether the daemon is well")
+            }
+            client::Error::TooLong { .. } => failure.hint("less at a time; a daemon of this release (dvs version)"),
+            client::Error::Unsendable(_) => failure.hint("a name without control characters"),
         }
     }
 }
@@ -182,7 +205,7 @@ impl From<client::ContextError> for Failure {
             ContextError::Exposed { path, .. } => failure
                 .hint(format!("chmod 600 {}, if nobody read it; else dvs access rm, and another one", path.display())),
             ContextError::Malformed { .. } => failure.hint("the file that dvs access token wrote"),
-            ContextError::File { .. } => failure,
+            ContextError::File { source, .. } => failure.hint(crate::installed::what_to_try(source)),
         }
     }
 }
@@ -253,6 +276,34 @@ mod tests {
             shown(&failure),
             "dvs: container 'shop' did not start on n3\n  because: no link to node n3\n  because: last frame 900 ms ago, limit 800 ms\n  try: dvs node inspect n3\n"
         );
+    }
+
+    #[test]
+    fn every_failure_of_a_daemon_or_of_the_way_to_it_says_what_to_try() {
+        for kind in ErrorKind::ALL {
+            let refused = Failure::from(client::Error::Refused(ErrorBody::new(kind, "no")));
+            assert!(refused.hint.is_some_and(|hint| hint.len() > 3), "{kind:?}");
+        }
+        let io = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let far = || ("home".to_owned(), "192.0.2.11:7420".to_owned());
+        let errors = [
+            client::Error::NoDaemon { socket: "/s".into(), source: io() },
+            client::Error::NotPermitted { socket: "/s".into(), source: io() },
+            client::Error::Unreachable { cluster: far().0, tried: Vec::new() },
+            client::Error::Untrusted { cluster: far().0, address: far().1, why: Distrust::OtherRoot },
+            client::Error::Broken(Box::new(io())),
+            client::Error::Foreign("x".to_owned()),
+            client::Error::TooLong { limit_bytes: 1 },
+            client::Error::TimedOut { seconds: 30 },
+            client::Error::StreamEnded,
+        ];
+        for error in errors {
+            let said = error.to_string();
+            assert!(Failure::from(error).hint.is_some(), "{said}");
+        }
+        assert!(Failure::from(io()).hint.is_some());
+        let full = client::ContextError::File { path: "/c".into(), source: io() };
+        assert!(Failure::from(full).hint.unwrap().contains("make room"));
     }
 
     #[test]

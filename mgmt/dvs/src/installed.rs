@@ -178,8 +178,9 @@ impl Where {
             }
             let gone = if old.is_dir() { fs::remove_dir_all(&old) } else { fs::remove_file(&old) };
             remove(&old, gone)?;
-            fs::rename(&path, &old)
-                .map_err(|error| Failure::new(format!("cannot put {} aside", path.display())).because(&error))?;
+            fs::rename(&path, &old).map_err(|error| {
+                Failure::new(format!("cannot put {} aside", path.display())).because(&error).hint(what_to_try(&error))
+            })?;
         }
         Ok(())
     }
@@ -199,7 +200,9 @@ impl Where {
     /// Makes it with all above it.
     pub fn make_data_dir(&self) -> Result<(), Failure> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.data);
-        made.map_err(|error| Failure::new(format!("cannot make {}", self.data.display())).because(&error))
+        made.map_err(|error| {
+            Failure::new(format!("cannot make {}", self.data.display())).because(&error).hint(what_to_try(&error))
+        })
     }
 
     /// What to do next.
@@ -234,7 +237,7 @@ pub fn is_template(path: &Path) -> bool {
 fn remove(path: &Path, removed: io::Result<()>) -> Result<(), Failure> {
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Failure::new(format!("cannot remove {}", path.display())).because(&error))
+            Err(Failure::new(format!("cannot remove {}", path.display())).because(&error).hint(what_to_try(&error)))
         }
         _ => Ok(()),
     }
@@ -242,7 +245,7 @@ fn remove(path: &Path, removed: io::Result<()>) -> Result<(), Failure> {
 
 /// As a whole or not at all, and on the disk when this returns.
 pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::new(format!("cannot write {}", path.display())).because(&error);
+    let failed = |error: io::Error| not_written(path, &error);
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -256,7 +259,27 @@ pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
         fs::rename(&fresh, path)?;
         fs::File::open(dir)?.sync_all()
     };
-    written().map_err(failed)
+    written().map_err(|error| {
+        let _ = fs::remove_file(&fresh);
+        failed(error)
+    })
+}
+
+/// Of a file of this machine.
+pub fn not_written(path: &Path, cause: &io::Error) -> Failure {
+    Failure::new(format!("cannot write {}", path.display())).because(cause).hint(what_to_try(cause))
+}
+
+/// What people can do about a file that is not written or read.
+pub fn what_to_try(cause: &io::Error) -> &'static str {
+    use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match cause.kind() {
+        StorageFull | QuotaExceeded => "make room there (df -h), then the same again; or another place",
+        PermissionDenied => "run it as who may write there, or name another place",
+        ReadOnlyFilesystem => "another place: that file system is read-only",
+        NotFound => "a path that is there (ls shows it)",
+        _ => "another place",
+    }
 }
 
 /// The host's name up to its first dot.
@@ -312,6 +335,19 @@ mod tests {
         let table = "Iface\tDestination\tGateway\nlo\t0000007F\t0\neth0\t00000000\t0101010A\neth0\t0000FF0A\t0\nx\n";
         let expected: [IpAddr; 2] = [[127, 0, 0, 1].into(), [10, 255, 0, 1].into()];
         assert_eq!(networks(table), expected);
+    }
+
+    #[test]
+    fn file_that_could_not_take_its_place_leaves_no_draft_and_says_what_to_try() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = dir.path().join("dvsd.toml");
+        fs::create_dir_all(taken.join("in the way")).unwrap();
+        let refused = write(&taken, "node = \"n1\"", 0o644).unwrap_err();
+        assert!(refused.what.contains("dvsd.toml") && refused.hint.is_some(), "{refused:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the draft is gone");
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::PermissionDenied, io::ErrorKind::Other] {
+            assert!(!what_to_try(&kind.into()).is_empty());
+        }
     }
 
     #[test]

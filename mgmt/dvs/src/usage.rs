@@ -91,7 +91,7 @@ pub fn status(arguments: impl Iterator<Item = OsString>) -> u8 {
 /// Whoever starts programs hears 125 of everything that kept theirs from being reached, as with `docker run`.
 fn status_of(meant: &[String]) -> u8 {
     match meant.first().map(String::as_str) {
-        Some("run" | "exec") => RUN_FAILED,
+        Some("run" | "exec" | "attach") => RUN_FAILED,
         _ => USAGE,
     }
 }
@@ -190,7 +190,13 @@ mod tests {
 
     #[test]
     fn program_that_was_not_reached_because_of_the_command_line_has_the_status_of_docker() {
-        for line in ["dvs run", "dvs run shop", "dvs run --bogus shop true", "dvs --at n1 exec -u x shop true"] {
+        for line in [
+            "dvs run",
+            "dvs run shop",
+            "dvs run --bogus shop true",
+            "dvs --at n1 exec -u x shop true",
+            "dvs attach shop x",
+        ] {
             assert_eq!(refused(line).status, 125, "{line}");
         }
         assert_eq!(refused("dvs ps --bogus shop").status, 2);

@@ -491,8 +491,82 @@ fn every_process_gets_its_signal_though_one_is_gone() {
     });
     let output = output(&daemon, &["kill", "-s", "HUP", "shop", "1", "2", "3"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(stderr(&output), "dvs: no process 2\n");
+    assert_eq!(stderr(&output), "dvs: no process 2\n  try: dvs dc ls, dvs node ls: what there is\n");
     assert_eq!(daemon.seen.lock().unwrap().len(), 3);
+}
+
+/// Nobody has seen it, so nobody can use it, and nobody could take it back.
+#[test]
+fn token_that_cannot_be_printed_is_taken_back() {
+    let daemon = FakeDaemon::start(|request| match request.line.starts_with("DELETE") {
+        true => Answer::Say(204, String::new()),
+        false => {
+            Answer::Say(201, r#"{"token":"4f2a9c01.00.11","address":"192.0.2.11:7420","ends_s":4000000000}"#.to_owned())
+        }
+    });
+    for arguments in [&["node", "token"][..], &["node", "token", "-o", "json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = dvs(Some(&daemon), arguments).stdout(full).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("the token was taken back\n  try: "), "{said}");
+        assert_eq!(daemon.lines().last().unwrap(), "DELETE /v1/tokens/4f2a9c01");
+    }
+}
+
+#[test]
+fn detached_program_whose_number_cannot_be_printed_is_told_with_it() {
+    let daemon = says(200, r#"{"pid":65700,"node":"n2"}"#);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = dvs(Some(&daemon), &["run", "-d", "shop", "sleep", "1"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("the program runs as process 65700"), "{}", stderr(&output));
+}
+
+/// Something else may listen where a daemon did: it has not done what it was asked for.
+#[test]
+fn answer_with_something_where_nothing_is_expected_is_no_success() {
+    let daemon = says(200, "<html>");
+    for arguments in [
+        &["dc", "delete", "shop"][..],
+        &["kill", "shop", "65600"],
+        &["node", "remove", "n2"],
+        &["node", "token", "rm", "4f2a9c01"],
+        &["access", "rm", "ada"],
+    ] {
+        let output = output(&daemon, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(stderr(&output).starts_with("dvs: unexpected answer: "), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[test]
+fn key_whose_certificate_cannot_be_written_is_not_left_in_the_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().to_str().unwrap();
+    std::fs::create_dir_all(directory.path().join("bob.crt/in the way")).unwrap();
+    let refused = dvs(None, &["access", "key", "bob", "--out", out]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("bob.crt") && stderr(&refused).contains("\n  try: "), "{}", stderr(&refused));
+    assert!(!directory.path().join("bob.key").exists());
+    std::fs::remove_dir_all(directory.path().join("bob.crt")).unwrap();
+    assert!(dvs(None, &["access", "key", "bob", "--out", out]).output().unwrap().status.success());
+}
+
+/// A cluster's level is asked of the cluster, also elsewhere.
+#[test]
+fn context_that_is_not_there_is_named_by_what_asks_a_cluster_and_refused_by_what_does_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let said = |arguments: &[&str]| {
+        let mut command = dvs(None, &["--context", "work"]);
+        let output = command.args(arguments).env("XDG_CONFIG_HOME", directory.path()).output().unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    let (status, text) = said(&["cluster", "level"]);
+    assert!(status == Some(1) && text.contains("there is no context 'work'"), "{text}");
+    let (status, text) = said(&["cluster", "init", "home"]);
+    assert!(status == Some(2) && text.contains("cannot be done in context 'work'"), "{text}");
 }
 
 #[test]

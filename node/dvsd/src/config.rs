@@ -136,7 +136,7 @@ pub enum ConfigError {
     Malformed {
         path: PathBuf,
         #[source]
-        cause: Box<toml::de::Error>,
+        cause: Box<NoSettings>,
     },
     #[error("the variable {name} has the value {value:?}, which is no {wanted}")]
     BadVariable { name: String, value: String, wanted: &'static str },
@@ -164,6 +164,14 @@ pub enum ConfigError {
     LongPath(PathBuf),
 }
 
+/// Why a text is none of settings. In one line, and without the text: it may be another file, with secrets.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line}: {}", .what.lines().collect::<Vec<_>>().join(" "))]
+pub struct NoSettings {
+    line: usize,
+    what: String,
+}
+
 impl Settings {
     pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
         let text =
@@ -173,7 +181,11 @@ impl Settings {
 
     /// What is, or will be, in this file.
     pub fn from_text(path: &Path, text: &str) -> Result<Settings, ConfigError> {
-        toml::from_str(text).map_err(|cause| ConfigError::Malformed { path: path.to_owned(), cause: Box::new(cause) })
+        toml::from_str(text).map_err(|cause: toml::de::Error| {
+            let before = cause.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let no_settings = NoSettings { line: before.matches('\n').count() + 1, what: cause.message().to_owned() };
+            ConfigError::Malformed { path: path.to_owned(), cause: Box::new(no_settings) }
+        })
     }
 
     /// `DVS_NODE`, `DVS_CLUSTER`, `DVS_STATE_DIR` … as in the file, in capitals.
@@ -444,6 +456,21 @@ mod tests {
     }
 
     /// What a Debian package installs.
+    #[test]
+    fn file_that_is_none_of_settings_is_told_by_its_line_and_not_shown() {
+        let said = |text: &str| {
+            let error = Settings::from_text(Path::new("/x"), text).unwrap_err();
+            std::error::Error::source(&error).unwrap().to_string()
+        };
+        let passwords = said("node = \"n1\"\nroot:secret:0\n");
+        assert!(passwords.starts_with("line 2: ") && !passwords.contains("secret"), "{passwords}");
+        let unknown = said("node = \"n1\"\n\nnod = 1\n");
+        assert!(
+            unknown.starts_with("line 3: ") && unknown.contains("nod") && unknown.lines().count() == 1,
+            "{unknown}"
+        );
+    }
+
     const PACKAGED: &str = include_str!("../../../packaging/dvsd.toml");
 
     /// With the comment taken off every setting.

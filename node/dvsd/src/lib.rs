@@ -67,7 +67,7 @@ mod transports;
 mod uids;
 mod waiting;
 
-pub use config::{API_PORT, Config, ConfigError, LogFormat, PROXY_PORT, Settings, VXLAN_PORT};
+pub use config::{API_PORT, Config, ConfigError, LogFormat, NoSettings, PROXY_PORT, Settings, VXLAN_PORT};
 pub use daemon::{DaemonError, run};
 pub use kinds::server_arguments;
 

@@ -9,11 +9,12 @@ use abi::limits::{
 use mgmt_api::{DcSpec, ErrorBody, ErrorKind, valid_name};
 use rustix::thread::CpuSet;
 use sandbox::overlay::{OverlayError, Subnet};
+use vos_api::fs::VOLUME_BYTES_MIN;
 
 use crate::kinds::KINDS;
 
 const DISK_BLOCK: u64 = 4096;
-/// Smaller, a file system has no room for itself.
+/// Of a disk beside that of the file tree, which has to hold [`VOLUME_BYTES_MIN`].
 const DISK_BYTES_MIN: u64 = 16 << 20;
 /// Within what any file system of a host takes as one file.
 const DISK_BYTES_MAX: u64 = 8 << 40;
@@ -159,13 +160,17 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
         return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {DISKS_PER_DC}")));
     }
     let mut seen = BTreeSet::new();
-    for disk in &spec.disks {
+    for (index, disk) in spec.disks.iter().enumerate() {
         if !valid_name(&disk.name) || !seen.insert(&disk.name) {
             return Err(bad(format!("{:?} is not a name for a disk, or is named twice", disk.name))
                 .hint("1 to 32 of a-z, 0-9 and -, beginning with a letter"));
         }
-        if disk.bytes % DISK_BLOCK != 0 || !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&disk.bytes) {
-            let range = format!("a multiple of {DISK_BLOCK} from {DISK_BYTES_MIN} to {DISK_BYTES_MAX}");
+        // The file tree is on the first one.
+        let (least, whose) =
+            if index == 0 { (VOLUME_BYTES_MIN, "the disk of the file tree") } else { (DISK_BYTES_MIN, "a disk") };
+        if disk.bytes % DISK_BLOCK != 0 || !(least..=DISK_BYTES_MAX).contains(&disk.bytes) {
+            let (least, most) = (least >> 20, DISK_BYTES_MAX >> 40);
+            let range = format!("{whose} has {least}M to {most}T, in steps of {DISK_BLOCK} bytes: --disk {least}M");
             return Err(bad(format!("disk {:?} cannot have {} bytes", disk.name, disk.bytes)).hint(range));
         }
         check_placed(spec, disk.node.as_deref(), &disk.name)?;
@@ -290,6 +295,28 @@ mod tests {
         for (what, spec) in wrong {
             assert!(check(&spec, &known()).is_err(), "{what}");
         }
+    }
+
+    #[test]
+    fn disk_on_which_no_file_tree_fits_is_refused_before_anything_is_made() {
+        let with = |sizes: &[u64]| {
+            let mut one = spec(&["n1"]);
+            let disk = |(index, bytes): (usize, &u64)| DiskSpec {
+                name: format!("d{index}"),
+                node: None,
+                bytes: *bytes,
+                store: DiskStore::Image,
+            };
+            one.disks = sizes.iter().enumerate().map(disk).collect();
+            check(&one, &known()).map_err(|body| body.hint.unwrap_or_default())
+        };
+        assert_eq!(with(&[VOLUME_BYTES_MIN]), Ok(()));
+        assert_eq!(with(&[VOLUME_BYTES_MIN, DISK_BYTES_MIN]), Ok(()), "the second one has no tree");
+        let refused = with(&[16 << 20]).unwrap_err();
+        assert!(refused.contains("the disk of the file tree has 32M to 8T"), "{refused}");
+        let refused = with(&[VOLUME_BYTES_MIN, 8 << 20]).unwrap_err();
+        assert!(refused.contains("a disk has 16M"), "{refused}");
+        assert!(with(&[VOLUME_BYTES_MIN + 1]).is_err() && with(&[DISK_BYTES_MAX + 4096]).is_err());
     }
 
     #[test]

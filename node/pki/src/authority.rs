@@ -90,6 +90,7 @@ impl Authority {
     pub fn create(dir: &Path, cluster: &str) -> Result<Authority, PkiError> {
         names::check_name(cluster)?;
         let (certificate_path, key_path) = (dir.join(CA_CERT), dir.join(CA_KEY));
+        let is_new = !dir.exists();
         fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
         for path in [&certificate_path, &key_path] {
             if path.exists() {
@@ -97,8 +98,15 @@ impl Authority {
             }
         }
         let authority = Authority::generate(cluster, 1)?;
-        files::write(&key_path, &authority.key_pem(), Secrecy::Secret)?;
-        files::write(&certificate_path, &authority.certificate_pem, Secrecy::Public)?;
+        let written = files::write(&key_path, &authority.key_pem(), Secrecy::Secret)
+            .and_then(|()| files::write(&certificate_path, &authority.certificate_pem, Secrecy::Public));
+        // A key alone would be taken for an authority, and the same again refused.
+        written.inspect_err(|_| {
+            let _ = fs::remove_file(&key_path);
+            if is_new {
+                let _ = fs::remove_dir(dir);
+            }
+        })?;
         Ok(authority)
     }
 

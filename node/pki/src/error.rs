@@ -70,7 +70,7 @@ impl PkiError {
                 "use it (dvs node cert), or remove it by hand: all certificates under it are worthless then"
             }
             PkiError::KeyExposed { .. } => "chmod 600, if nobody read it; new certificates otherwise",
-            PkiError::BadName { .. } => "n1",
+            PkiError::BadName { .. } => "a name such as n1",
             PkiError::NamesANode => "a certificate of the person's own: dvs access key NAME makes one",
             PkiError::OtherCluster { .. } => "another directory, or the name of its cluster",
         }

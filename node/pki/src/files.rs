@@ -117,8 +117,13 @@ pub(crate) fn write(path: &Path, text: &str, secrecy: Secrecy) -> Result<(), Pki
     name.push(format!(".{}.new", std::process::id()));
     let temporary = path.with_file_name(name);
     let _ = fs::remove_file(&temporary);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary).map_err(failed)?;
-    file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
+    let written = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    // Where there was no room nothing may be left either: it may have been a key.
+    written().map_err(failed).inspect_err(|_| drop(fs::remove_file(&temporary)))
 }

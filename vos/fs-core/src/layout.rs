@@ -16,7 +16,7 @@ pub const SUPERBLOCK_AT: [u64; 2] = [0, 15 * BLOCK64];
 pub const LENGTH_AT: [u64; 2] = [8 * BLOCK64, 9 * BLOCK64];
 const HEAD_BYTES: u64 = 16 * BLOCK64;
 
-pub const VOLUME_BYTES_MIN: u64 = 32 << 20;
+pub use vos_api::fs::VOLUME_BYTES_MIN;
 const LOG_BYTES_MIN: u64 = 8 << 20;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 const META_BYTES_MIN: u64 = 8 << 20;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::{Gone, Outcome, block_on, daemon, done, names, now_ms, print, say};
 use crate::cli::Global;
 use crate::errors::Failure;
+use crate::installed;
 use crate::output::{self, Row};
 use crate::units::parse_duration;
 
@@ -136,7 +137,9 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             let (key_path, certificate_path) = (path("key"), path("crt"));
             refuse_to_replace(&key_path)?;
             write_secret(&key_path, &key)?;
-            fs::write(&certificate_path, certificate).map_err(|cause| not_written(&certificate_path, &cause))?;
+            // A key without its certificate would be in the way of the same command.
+            installed::write(&certificate_path, &certificate, 0o644)
+                .inspect_err(|_| drop(fs::remove_file(&key_path)))?;
             let (key, certificate) = (key_path.display(), certificate_path.display());
             say(&format!(
                 "{key} stays here; {certificate} is for an administrator: dvs access certificate {} --role ROLE --of {certificate}",
@@ -192,7 +195,7 @@ fn give(global: &Global, common: &Common, own: Option<(String, Option<String>)>)
 fn make(name: &str, ttl: Duration) -> Result<(String, String), Failure> {
     pki::make_person(name, ttl).map_err(|error| {
         let hint = match error {
-            pki::PkiError::BadName { .. } => "ada",
+            pki::PkiError::BadName { .. } => "a name such as ada",
             _ => error.hint(),
         };
         Failure::new(format!("no certificate was made for '{name}'")).because(&error).hint(hint)
@@ -200,7 +203,11 @@ fn make(name: &str, ttl: Duration) -> Result<(String, String), Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|cause| Failure::new(format!("cannot read {}", path.display())).because(&cause))
+    let failed = |cause| {
+        let failure = Failure::new(format!("cannot read {}", path.display())).because(&cause);
+        failure.hint("the certificate that dvs access key wrote: NAME.crt")
+    };
+    fs::read_to_string(path).map_err(failed)
 }
 
 fn refuse_to_replace(path: &Path) -> Result<(), Failure> {
@@ -209,10 +216,6 @@ fn refuse_to_replace(path: &Path) -> Result<(), Failure> {
     }
     let failure = Failure::new(format!("{} exists already", path.display()));
     Err(failure.because_text("what was given before may be in it").hint("--out with another name, or remove it"))
-}
-
-fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
-    Failure::new(format!("cannot write {}", path.display())).because(cause)
 }
 
 /// Until a second since 1970, as people say it.

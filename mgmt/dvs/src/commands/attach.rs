@@ -31,7 +31,7 @@ pub struct Options {
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
-    let daemon = daemon(global)?;
+    let daemon = daemon(global).map_err(|failure| failure.status(errors::RUN_FAILED))?;
     block_on(async {
         let process = daemon.process(&options.dc, options.pid).await.map_err(errors::of_run)?;
         let manner = match (options.no_input, process.terminal) {

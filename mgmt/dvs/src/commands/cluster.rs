@@ -37,7 +37,7 @@ pub enum Command {
 impl Command {
     /// It asks no daemon.
     pub fn is_local(&self) -> bool {
-        !matches!(self, Command::Backup(_) | Command::Authority | Command::RotateCa(_))
+        !matches!(self, Command::Backup(_) | Command::Level | Command::Authority | Command::RotateCa(_))
     }
 }
 

@@ -49,7 +49,7 @@ pub fn answered() -> bool {
 
 pub fn execute(options: &Options) -> Outcome {
     let (shells, name) = (Shells::builtins(), options.shell.to_string());
-    let unknown = || Failure::usage(format!("nothing completes in {name}"));
+    let unknown = || Failure::usage(format!("nothing completes in {name}")).hint("bash, zsh or fish");
     let shell: &dyn EnvCompleter = shells.completer(&name).ok_or_else(unknown)?;
     let mut script = Vec::new();
     shell.write_registration(VARIABLE, "dvs", "dvs", "dvs", &mut script)?;

@@ -181,7 +181,7 @@ fn refreshed(context: Context, myself: &Myself) -> Context {
 fn add(global: &Global, contexts: &Contexts, options: &AddOptions) -> Outcome {
     let name = &options.name;
     match contexts.read(name) {
-        Err(ContextError::BadName { name }) => return Err(ContextError::BadName { name }.into()),
+        Err(error @ (ContextError::BadName { .. } | ContextError::File { .. })) => return Err(error.into()),
         Err(ContextError::Unknown { .. }) => (),
         _ if options.replace => (),
         _ => return Err(ContextError::Taken { name: name.clone() }.into()),
@@ -212,10 +212,15 @@ fn add(global: &Global, contexts: &Contexts, options: &AddOptions) -> Outcome {
     }
     let myself = block_on(far(&access)?.myself())??;
     let context = refreshed(Context { access, refreshed_s: 0 }, &myself);
+    let earlier = contexts.read(name).ok();
     contexts.write(name, &context)?;
     let is_first = contexts.current().is_none();
     if is_first {
-        contexts.set_current(Some(name))?;
+        // All of it or nothing: the same again would else find the name taken.
+        contexts.set_current(Some(name)).inspect_err(|_| match &earlier {
+            Some(earlier) => drop(contexts.write(name, earlier)),
+            None => drop(contexts.remove(name)),
+        })?;
     }
     let role = myself.role.map_or("nobody".to_owned(), |role| role.to_string());
     let used = if is_first { "is used from now on".to_owned() } else { format!("dvs context use {name}") };
@@ -236,7 +241,11 @@ fn with_port(address: &str) -> String {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|cause| Failure::new(format!("cannot read {}", path.display())).because(&cause))
+    let failed = |cause| {
+        let failure = Failure::new(format!("cannot read {}", path.display())).because(&cause);
+        failure.hint("--ca: ca.crt of any node; --certificate and --key: what dvs access key wrote")
+    };
+    fs::read_to_string(path).map_err(failed)
 }
 
 #[derive(Serialize)]

@@ -73,7 +73,9 @@ pub struct Options {
 pub fn execute(options: Options) -> Outcome {
     let Options { config, node, advertise, listen, pairs, proxy_program, run_dir, log } = options;
     let closed = sys::child::close_inherited();
-    closed.map_err(|cause| crate::errors::Failure::new("cannot close inherited descriptors").because(&cause))?;
+    closed.map_err(|cause| {
+        crate::errors::Failure::new("cannot close inherited descriptors").because(&cause).hint("dvs doctor")
+    })?;
     let flags = dvsd::Settings { node, advertise, listen, pairs, proxy_program, run_dir, log, ..Default::default() };
     Ok(dvsd::main(config.as_deref(), flags))
 }

@@ -271,7 +271,10 @@ fn up_failure(name: &str, error: &up::UpError) -> Failure {
         up::UpError::Leftovers(_) => failure.hint(format!("dvs dev down --name {name}")),
         up::UpError::Busy(_) => failure.hint("the same again in a moment"),
         up::UpError::Machine { .. } | up::UpError::Wire { .. } => failure.hint("dvs doctor"),
-        up::UpError::DaemonEnded { said, .. } => with_last_words(failure, said),
+        // One that could not log had no room, mostly.
+        up::UpError::DaemonEnded { said, .. } => {
+            with_last_words(failure.hint("room in the state directory (df -h); then dvs doctor"), said)
+        }
         up::UpError::NotReady { .. } => failure.hint("a longer --wait, or dvs doctor"),
         up::UpError::Write { .. } => failure.hint("another --state-dir"),
         _ => failure.hint("dvs doctor"),
@@ -315,7 +318,9 @@ fn remove(global: &Global, places: &Places, name: &str) -> Outcome {
 }
 
 fn locked(places: &Places, name: &str) -> Result<Lock, Failure> {
-    let lock = Lock::take(places, name).map_err(|cause| Failure::new("cannot lock the cluster").because(&cause))?;
+    let lock = Lock::take(places, name).map_err(|cause| {
+        Failure::new("cannot lock the cluster").because(&cause).hint(crate::installed::what_to_try(&cause))
+    })?;
     lock.ok_or_else(|| {
         Failure::new(format!("another dvs command works on cluster '{name}'")).hint("the same again in a moment")
     })

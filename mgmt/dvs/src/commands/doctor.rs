@@ -79,7 +79,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 
 fn clean_up(global: &Global, options: &Options) -> Outcome {
     let places = global.places();
-    let failed = |what: &str| Failure::new(what.to_owned());
+    let failed = |what: &str| Failure::new(what.to_owned()).hint("as root; dvs dev ls says which clusters are in use");
     let found = clean::find(&places).map_err(|cause| failed("cannot look for leftovers").because(&cause))?;
     if found.is_empty() {
         say("nothing is left over");

@@ -241,7 +241,10 @@ fn value_of(text: &str) -> Result<Bytes, Failure> {
     let mut value = Vec::new();
     if text == "-" {
         let read = io::stdin().take(VALUE_BYTES_MAX as u64 + 1).read_to_end(&mut value);
-        read.map_err(|cause| Failure::new("cannot read the value from standard input").because(&cause))?;
+        read.map_err(|cause| {
+            let failure = Failure::new("cannot read the value from standard input").because(&cause);
+            failure.hint("the value as an argument, or a file as standard input")
+        })?;
     } else {
         value.extend_from_slice(text.as_bytes());
     }

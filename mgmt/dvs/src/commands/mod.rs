@@ -116,7 +116,7 @@ fn refuse_elsewhere(global: &Global, command: &Command) -> Result<(), Failure> {
 /// Runs one asynchronous conversation. A single thread is enough: a command talks to one daemon.
 pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|cause| Failure::new("cannot start").because(&cause))?;
+    let runtime = runtime.map_err(|cause| Failure::new("cannot start").because(&cause).hint("dvs doctor"))?;
     let result = runtime.block_on(future);
     // A thread that still reads standard input must not keep us here.
     runtime.shutdown_background();

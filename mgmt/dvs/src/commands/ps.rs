@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Outcome, block_on, daemon, names, now_ms, print, say};
 use crate::cli::Global;
+use crate::errors::RUN_FAILED;
 use crate::output::{self, Format, Row};
 
 /// List processes of a container, on all its nodes
@@ -132,11 +133,17 @@ fn state(process: &Process) -> String {
 
 /// `-o name` of a program that was just started.
 pub fn print_started(format: Format, started: &mgmt_api::RunResponse) -> Outcome {
-    print(|out| {
+    let printed = print(|out| {
         output::one(out, format, started, |started, out| {
             use std::io::Write;
             writeln!(out, "{}", started.pid)
         })
+    });
+    // It runs, whatever became of its number.
+    let pid = started.pid;
+    printed.map_err(|failure| {
+        let failure = if failure.is_broken_pipe() { failure } else { failure.status(RUN_FAILED) };
+        failure.hint(format!("the program runs as process {pid}: dvs ps, dvs logs, dvs kill"))
     })
 }
 

@@ -178,7 +178,7 @@ pub fn demand_terminal(manner: &Manner, instead: &str) -> Result<(), Failure> {
 }
 
 fn local(what: &str, cause: &io::Error) -> Failure {
-    Failure::new(what).because(cause).status(errors::RUN_FAILED)
+    Failure::new(what).because(cause).hint("dvs doctor: what is wrong with this machine").status(errors::RUN_FAILED)
 }
 
 /// Must run before the program can end, so that no signal is lost between.
@@ -330,7 +330,8 @@ mod tests {
         assert_eq!(failure.what, "the connection to program 65600 was lost");
         assert_eq!(failure.hint.as_deref(), Some("if it goes on: dvs attach shop 65600"));
         assert_eq!(failure.status, errors::RUN_FAILED);
-        assert_eq!(lost(client::Error::StreamEnded, "shop", None).hint, None);
+        let hint = lost(client::Error::StreamEnded, "shop", None).hint.unwrap();
+        assert!(hint.starts_with("look whether it was done"), "{hint}");
     }
 
     #[test]

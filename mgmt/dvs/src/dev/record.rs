@@ -50,11 +50,14 @@ impl Lock {
 pub fn save(places: &Places, cluster: &DevCluster) -> io::Result<()> {
     let directory = places.dev_run(&cluster.name);
     let draft = directory.join(".cluster.json.new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&draft)?;
-    serde_json::to_writer_pretty(&mut file, cluster)?;
-    file.write_all(b"\n")?;
-    drop(file);
-    fs::rename(&draft, directory.join(RECORD))
+    let written = || {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&draft)?;
+        serde_json::to_writer_pretty(&mut file, cluster)?;
+        file.write_all(b"\n")?;
+        drop(file);
+        fs::rename(&draft, directory.join(RECORD))
+    };
+    written().inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl Remote {
             TcpStream::connect(&address).await.map_err(|error| unreachable(node, format!("{address}: {error}")))?;
         super::serve::tune(&stream);
         let name = pki::server_name(&node.name, &self.cluster).map_err(|error| unreachable(node, error))?;
-        let stream = self.connector.connect(name, stream).await.map_err(|error| unreachable(node, error))?;
+        let stream = self.connector.connect(name, stream).await.map_err(|error| not_believed(node, &error))?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(node, error))?;
         tokio::spawn(async move {
@@ -105,4 +105,11 @@ fn bracketed(address: &str) -> String {
 fn unreachable(node: &NodeRecord, cause: impl std::fmt::Display) -> Failure {
     let body = ErrorBody::new(ErrorKind::Unavailable, format!("node {} cannot be reached", node.name));
     body.because(cause).hint(format!("dvs node inspect {}", node.name)).into()
+}
+
+/// Mostly one of the two has another time than its certificate.
+fn not_believed(node: &NodeRecord, cause: &std::io::Error) -> Failure {
+    let body = ErrorBody::new(ErrorKind::Unavailable, format!("node {} cannot be reached", node.name));
+    let body = body.because("it and this node do not believe each other's certificates").because(cause);
+    body.hint("dvs doctor tells of the certificates and clocks of all nodes").into()
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::cli::Global;
 use crate::commands::{Outcome, block_on, daemon, done, say};
 use crate::errors::Failure;
+use crate::installed::not_written;
 use crate::output::Row;
 
 /// Keep a copy of all that the cluster decided
@@ -54,7 +55,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     if options.file == Path::new("-") {
         let mut out = io::stdout().lock();
         let mut last = Last::default();
-        block_on(copy(&daemon, &mut out, &mut last))??;
+        block_on(copy(&daemon, &mut out, &mut last, Failure::from))??;
         last.demand_end()?;
         return Ok(std::process::ExitCode::SUCCESS);
     }
@@ -67,9 +68,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     name.push(".new");
     let fresh = options.file.with_file_name(name);
     let written = write(&daemon, &fresh).and_then(|bytes| {
-        let cannot =
-            |error: io::Error| Failure::new(format!("cannot write {}", options.file.display())).because(&error);
-        fs::rename(&fresh, &options.file).map_err(cannot)?;
+        fs::rename(&fresh, &options.file).map_err(|error| not_written(&options.file, &error))?;
         Ok(bytes)
     });
     if written.is_err() {
@@ -81,24 +80,28 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 }
 
 fn write(daemon: &client::Client, path: &Path) -> Result<u64, Failure> {
-    let cannot = |error: io::Error| Failure::new(format!("cannot write {}", path.display())).because(&error);
+    let cannot = |error: io::Error| not_written(path, &error);
     let _ = fs::remove_file(path);
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(cannot)?;
     let mut last = Last::default();
-    block_on(copy(daemon, &mut file, &mut last))??;
+    block_on(copy(daemon, &mut file, &mut last, cannot))??;
     last.demand_end()?;
     file.sync_all().map_err(cannot)?;
     Ok(last.bytes)
 }
 
-async fn copy(daemon: &client::Client, out: &mut impl Write, last: &mut Last) -> Result<(), Failure> {
+async fn copy(
+    daemon: &client::Client,
+    out: &mut impl Write,
+    last: &mut Last,
+    not_written: impl Fn(io::Error) -> Failure,
+) -> Result<(), Failure> {
     let mut stream = daemon.backup().await?;
     while let Some(piece) = stream.next().await? {
-        out.write_all(&piece)?;
+        out.write_all(&piece).map_err(&not_written)?;
         last.take(&piece);
     }
-    out.flush()?;
-    Ok(())
+    out.flush().map_err(&not_written)
 }
 
 /// The last line says that it is all.
@@ -125,7 +128,9 @@ impl Last {
         if self.line.starts_with(b"{\"entries\"") && self.line.ends_with(b"\n") {
             return Ok(());
         }
-        Err(Failure::new("the backup is not whole").because_text("the daemon ended the answer early").hint("again"))
+        Err(Failure::new("the backup is not whole")
+            .because_text("the daemon ended the answer early")
+            .hint("the same again"))
     }
 }
 

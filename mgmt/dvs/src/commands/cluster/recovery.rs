@@ -109,8 +109,10 @@ mod here {
 
     pub fn restore(global: &Global, options: &RestoreOptions) -> Outcome {
         demand_root("restore a cluster")?;
-        let cannot =
-            |error: std::io::Error| Failure::new(format!("cannot read {}", options.file.display())).because(&error);
+        let cannot = |error: std::io::Error| {
+            let failure = Failure::new(format!("cannot read {}", options.file.display())).because(&error);
+            failure.hint("a file that dvs cluster backup wrote")
+        };
         let file = File::open(&options.file).map_err(cannot)?;
         let dump = Dump::read(&mut BufReader::new(file)).map_err(|error| {
             Failure::new(format!("{} cannot be restored", options.file.display()))
@@ -154,8 +156,7 @@ mod here {
                 .hint("a development cluster begins with etcd: dvs dev up --engine etcd"));
         }
         keep(&config, "moved", &dump)?;
-        let text = fs::read_to_string(&options.config)
-            .map_err(|error| Failure::new(format!("cannot read {}", options.config.display())).because(&error))?;
+        let text = fs::read_to_string(&options.config).map_err(|error| no_settings(&options.config, &error))?;
         let text =
             format!("{}\n\n# The cluster looks after its engine itself.\n[etcd]\nmanaged = true\n", text.trim_end());
         let moved = Settings::from_text(&options.config, &text)
@@ -165,8 +166,10 @@ mod here {
         installed::write(&options.config, &text, 0o644)?;
         // The daemon would not use it any more: etcd says that it was begun after it.
         let old = config.engine.with_extension("db.old");
-        fs::rename(&config.engine, &old)
-            .map_err(|error| Failure::new(format!("cannot put {} aside", config.engine.display())).because(&error))?;
+        fs::rename(&config.engine, &old).map_err(|error| {
+            let failure = Failure::new(format!("cannot put {} aside", config.engine.display())).because(&error);
+            failure.hint(format!("mv {0} {0}.old; the engine was moved all the same", config.engine.display()))
+        })?;
         for end in ["db-wal", "db-shm"] {
             let _ = fs::remove_file(config.engine.with_extension(end));
         }
@@ -223,12 +226,17 @@ mod here {
     /// A copy in the state directory, for root alone.
     fn keep(config: &Config, what: &str, dump: &Dump) -> Result<PathBuf, Failure> {
         let path = config.state_dir.join(format!("{what}-{}.backup", now_ms() / 1000));
-        let cannot =
-            |error: &dyn std::error::Error| Failure::new(format!("cannot write {}", path.display())).because(error);
+        let cannot = |error: &dyn std::error::Error| {
+            Failure::new(format!("cannot write {}", path.display())).because(error).hint("room in the state directory")
+        };
         let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let mut out = BufWriter::new(file.map_err(|error| cannot(&error))?);
-        dump.write(&mut out).map_err(|error| cannot(&error))?;
-        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(|error| cannot(&error))?;
+        let written = dump
+            .write(&mut out)
+            .map_err(|error| cannot(&error))
+            .and_then(|()| out.flush().and_then(|()| out.get_ref().sync_all()).map_err(|error| cannot(&error)));
+        // Half a copy is none.
+        written.inspect_err(|_| drop(fs::remove_file(&path)))?;
         Ok(path)
     }
 

@@ -60,7 +60,7 @@ pub struct Options {
     /// Private network; containers may use the same one [default: 10.1.0.0/24].
     #[arg(long, value_name = "CIDR")]
     subnet: Option<String>,
-    /// Size of the disk for its file tree, set aside on its node at the first start [default: 1G].
+    /// Size of the disk for its file tree, at least 32M, set aside on its node at the first start [default: 1G].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     disk: Option<u64>,
     /// The disk takes space as it is used: the node may run out of it.

@@ -24,7 +24,6 @@ use super::secrets::Secrets;
 use super::{cluster, machine, of_this_machine};
 use crate::cli::Global;
 use crate::commands::{Outcome, block_on, local_daemon, now_ms, say};
-use crate::errors::Failure;
 
 /// Readable for who made it alone: it says much about a machine.
 const MODE: u32 = 0o600;
@@ -65,9 +64,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     report.add_json("about.json", &about(&settings));
     report.add("missing.txt", report.missing.iter().map(|line| format!("{line}\n")).collect::<String>());
     let secrets = Secrets::of(&settings, &node.state_dir);
-    let failed = |cause: io::Error| {
-        Failure::new(format!("cannot write {}", options.out.display())).because(&cause).hint("another place for it")
-    };
+    let failed = |cause: io::Error| crate::installed::not_written(&options.out, &cause);
     report.write(&options.out, &secrets).map_err(failed)?;
     for line in &report.missing {
         say(&format!("not in it: {line}"));
@@ -117,10 +114,18 @@ impl Report {
     }
 
     fn write(&self, path: &Path, secrets: &Secrets) -> io::Result<()> {
-        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
-        // One that was there may have been readable for everybody.
-        file.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let fresh = path.with_file_name(name);
+        let _ = std::fs::remove_file(&fresh);
+        let written = self.write_all(&fresh, secrets).and_then(|()| std::fs::rename(&fresh, path));
+        // One that was there stays until another one is whole.
+        written.inspect_err(|_| drop(std::fs::remove_file(&fresh)))
+    }
+
+    fn write_all(&self, path: &Path, secrets: &Secrets) -> io::Result<()> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)?;
         let mut archive = tar::Builder::new(io::BufWriter::new(file));
         for (name, text) in &self.texts {
             let text = secrets.removed_from(text);
@@ -130,7 +135,9 @@ impl Report {
             header.set_mtime(now_ms() / 1000);
             archive.append_data(&mut header, format!("dvs-report/{name}"), text.as_bytes())?;
         }
-        archive.into_inner()?.flush()
+        let mut out = archive.into_inner()?;
+        out.flush()?;
+        out.get_ref().sync_all()
     }
 }
 

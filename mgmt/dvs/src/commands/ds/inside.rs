@@ -127,7 +127,7 @@ impl Refused {
             }
             Refused::Invalid => failure.hint("a key such as config/leader"),
             Refused::Full => failure.hint(format!("remove what is not needed: dvs ds ls {}", dc())),
-            _ => failure,
+            _ => failure.hint(format!("dvs dc inspect {} shows the store", dc())),
         }
     }
 }
@@ -213,11 +213,16 @@ fn answer_lines(store: &DsClient) -> Outcome {
     loop {
         text.clear();
         let read = input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text);
-        if read.map_err(|cause| Failure::new("cannot read standard input").because(&cause))? == 0 {
+        if read.map_err(|cause| {
+            Failure::new("cannot read standard input").because(&cause).hint("a file as standard input")
+        })? == 0
+        {
             return Ok(ExitCode::SUCCESS);
         }
         if text.len() as u64 == LINE_BYTES_MAX && text.last() != Some(&b'\n') {
-            return Err(Failure::new(format!("a request has more than {LINE_BYTES_MAX} bytes")));
+            return Err(
+                Failure::new(format!("a request has more than {LINE_BYTES_MAX} bytes")).hint("one request in a line")
+            );
         }
         print(|out| answer_line(store, &text, out))?;
     }
@@ -240,7 +245,9 @@ fn answer_line(store: &DsClient, text: &[u8], out: &mut impl Write) -> io::Resul
 // ---- watching
 
 fn watch(store: &DsClient, format: Format, prefix: &Bytes, after: u64) -> Outcome {
-    let failed = |cause: &dyn std::error::Error| Failure::new("the store cannot be watched").because(cause);
+    let failed = |cause: &dyn std::error::Error| {
+        Failure::new("the store cannot be watched").because(cause).hint(format!("dvs dc inspect {} shows it", dc()))
+    };
     let prefix = prefix.bytes().map_err(|cause| failed(&cause))?;
     let (_, begin) = store.subscribe(&prefix, after).map_err(|errno| failed(&Refused::from(errno)))?;
     let mut seen = begin;

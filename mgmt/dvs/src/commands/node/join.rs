@@ -80,13 +80,14 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let place = &options.place;
     let node = place.name()?;
     place.demand_fresh(if options.again { Before::Replaced } else { Before::Nothing })?;
-    place.make_data_dir()?;
     let remote = resolve(&options.invitation)?;
     let address = place.advertise.or_else(|| installed::address_towards(remote.ip())).ok_or_else(|| {
         Failure::usage("other nodes cannot reach this machine")
             .hint("an address of it (ip addr): --advertise 192.0.2.12")
     })?;
     let failed = |error: PkiError| Failure::new("this machine has no key").because(&error).hint(error.hint());
+    // For the key, which is kept for the same again.
+    place.make_data_dir()?;
     let key_path = place.data.join(KEY);
     let key = key(&key_path)?;
     let asked = JoinRequest {
@@ -150,7 +151,7 @@ fn engine(place: &Where, answer: &JoinAnswer) -> Result<(EtcdTable, String), Fai
 
 /// The key of a try before, or a new one.
 fn key(path: &Path) -> Result<NodeKey, Failure> {
-    let failed = |error: PkiError| Failure::new("this machine has no key").because(&error);
+    let failed = |error: PkiError| Failure::new("this machine has no key").because(&error).hint(error.hint());
     if let Ok(pem) = fs::read_to_string(path)
         && let Ok(key) = NodeKey::from_pem(&pem)
     {

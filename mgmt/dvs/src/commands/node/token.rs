@@ -7,6 +7,7 @@ use mgmt_api::{NewToken, TokenInfo, TokenRequest};
 
 use crate::cli::Global;
 use crate::commands::{Gone, Outcome, block_on, daemon, done, now_ms, print, say};
+use crate::errors::Failure;
 use crate::output::{self, Row};
 use crate::units::parse_duration;
 
@@ -70,12 +71,24 @@ fn create(global: &Global, options: &Options) -> Outcome {
             token.node.as_ref().map_or("the new machine".to_owned(), |node| format!("the machine that will be {node}"));
         say(&format!("on {whom}, as root, within {}:", left(token.ends_s)));
         let name = token.node.as_ref().map(|node| format!(" --node {node}")).unwrap_or_default();
-        return print(|out| {
+        let printed = print(|out| {
             use std::io::Write;
             writeln!(out, "dvs node join {}@{}{name}", token.token, token.address)
         });
+        return printed.map_err(|failure| taken_back(global, &token, failure));
     }
-    print(|out| output::one(out, global.output, &token, |_, _| Ok(())))
+    let printed = print(|out| output::one(out, global.output, &token, |_, _| Ok(())));
+    printed.map_err(|failure| taken_back(global, &token, failure))
+}
+
+/// A token that nobody has seen lets nobody in whom somebody meant.
+fn taken_back(global: &Global, token: &NewToken, failure: Failure) -> Failure {
+    let id = token.token.split('.').next().unwrap_or_default();
+    let gone = daemon(global).and_then(|daemon| block_on(daemon.remove_token(id))?.map_err(Failure::from));
+    match gone {
+        Ok(()) => failure.because_text("the token was taken back").hint("another place for the output, with room"),
+        Err(_) => failure.hint(format!("dvs node token rm {id}; then another place for the output, with room")),
+    }
 }
 
 /// Until a second since 1970, as people say it.

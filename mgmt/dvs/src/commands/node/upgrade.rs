@@ -126,7 +126,10 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 
 /// What the binary says of itself.
 fn ask(file: &Path) -> Result<Facts, Failure> {
-    let none = || Failure::new(format!("{} is no dvs that could be run here", file.display()));
+    let none = || {
+        Failure::new(format!("{} is no dvs that could be run here", file.display()))
+            .hint("--binary FILE: a dvs for this machine, as a package or a build has it")
+    };
     // A path, never a name to be looked for.
     let path = fs::canonicalize(file).map_err(|error| none().because(&error).hint("--binary FILE"))?;
     let mut command = Command::new(path);
@@ -222,7 +225,7 @@ fn put_in_place(file: &Path, target: &Path) -> Result<Option<PathBuf>, Failure> 
     let failed = |error: io::Error| {
         Failure::new(format!("{} cannot be put in the place of {}", file.display(), target.display()))
             .because(&error)
-            .hint("as root; room and a file system that can be written")
+            .hint(crate::installed::what_to_try(&error))
     };
     if identity(file).map_err(failed)? == identity(target).map_err(failed)? {
         return Ok(None);
@@ -234,13 +237,14 @@ fn put_in_place(file: &Path, target: &Path) -> Result<Option<PathBuf>, Failure> 
     };
     let (next, before) = (beside(NEXT), beside(BEFORE));
     let _ = fs::remove_file(&next);
-    let _ = fs::remove_file(&before);
-    fs::hard_link(target, &before).map_err(failed)?;
     let copied = || -> io::Result<()> {
         let mut to = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&next)?;
         io::copy(&mut File::open(file)?, &mut to)?;
         to.set_permissions(fs::metadata(target)?.permissions())?;
         to.sync_all()?;
+        // Only now: where there is no room, what was kept before is kept.
+        let _ = fs::remove_file(&before);
+        fs::hard_link(target, &before)?;
         fs::rename(&next, target)?;
         File::open(target.parent().unwrap_or(Path::new("/")))?.sync_all()
     };
@@ -287,7 +291,8 @@ async fn begin(daemon: &Client, before: &UpgradeState, facts: &Facts) -> Result<
         }
         if Instant::now() >= until {
             return Err(Failure::new(format!("the daemon does not serve in release {}", facts.client))
-                .because_text("it ended, or did not answer in time"));
+                .because_text("it ended, or did not answer in time")
+                .hint("the daemon's log"));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -443,6 +448,26 @@ mod tests {
         assert_eq!(put_in_place(&target, &target).unwrap(), None, "it is there already");
         assert!(put_in_place(dir.path(), &target).is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "nothing else is left");
+    }
+
+    #[test]
+    fn file_for_which_there_is_no_room_changes_nothing_of_what_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        let (target, new, before) = (write("dvs", "two"), write("new", "three"), write("dvs.before", "one"));
+        // In the way of the copy.
+        fs::create_dir(dir.path().join("dvs.next")).unwrap();
+        let refused = put_in_place(&new, &target).unwrap_err();
+        assert!(refused.hint.is_some(), "{refused:?}");
+        assert_eq!(
+            (fs::read_to_string(&target).unwrap(), fs::read_to_string(&before).unwrap()),
+            ("two".into(), "one".into())
+        );
     }
 
     #[test]
