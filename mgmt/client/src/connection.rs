@@ -28,6 +28,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 pub(crate) const ASK_SECONDS: u64 = 30;
 /// Starting and stopping waits for other nodes, grace periods and disks.
 pub(crate) const ACT_SECONDS: u64 = 600;
+/// Meanwhile the daemon is asked whether it lives.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Talks to one daemon of this machine, or to a cluster elsewhere.
 #[derive(Clone, Debug)]
@@ -82,7 +84,18 @@ impl Client {
             let response = refuse_errors(self.send(request(method, path, body)?).await?).await?;
             read_body(response).await
         };
-        within(seconds, exchange).await
+        let answer = within(seconds, exchange);
+        match &self.0 {
+            Way::Socket(_) if seconds > ASK_SECONDS => unless_silent(answer, LOOK_EVERY, || self.lives()).await,
+            // A node that vanishes is noticed by the connection.
+            Way::Socket(_) | Way::Far(_) => answer.await,
+        }
+    }
+
+    /// Whatever it answers, or that nobody is there, it is not one that hangs.
+    async fn lives(&self) -> bool {
+        let asked = async { self.send(request(Method::GET, mgmt_api::path::LIVEZ, None::<&()>)?).await.map(drop) };
+        !matches!(within(ASK_SECONDS, asked).await, Err(Error::TimedOut { .. }))
     }
 
     /// Sends what is answered with nothing. Somebody else's server would answer with something.
@@ -250,6 +263,26 @@ fn request(method: Method, path: &str, body: Option<&impl Serialize>) -> Result<
     request.map_err(Error::Unsendable)
 }
 
+/// The answer, unless who should give it does not say either that it lives: a daemon that is stopped or hangs.
+async fn unless_silent<T>(
+    answer: impl Future<Output = Result<T, Error>>,
+    every: Duration,
+    lives: impl AsyncFn() -> bool,
+) -> Result<T, Error> {
+    let silence = async {
+        loop {
+            tokio::time::sleep(every).await;
+            if !lives().await {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        answer = answer => answer,
+        () = silence => Err(Error::Silent),
+    }
+}
+
 async fn within<T>(seconds: u64, exchange: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     tokio::time::timeout(Duration::from_secs(seconds), exchange).await.unwrap_or(Err(Error::TimedOut { seconds }))
 }
@@ -286,5 +319,46 @@ async fn read_body(response: Response<Incoming>) -> Result<Bytes, Error> {
         Ok(body) => Ok(body.to_bytes()),
         Err(cause) if cause.is::<LengthLimitError>() => Err(Error::TooLong { limit_bytes: ANSWER_BYTES_MAX }),
         Err(cause) => Err(Error::Broken(cause)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const EVERY: Duration = Duration::from_millis(1);
+
+    fn outcome<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+    }
+
+    #[test]
+    fn daemon_that_hangs_is_given_up_long_before_what_it_was_asked_for_would_be() {
+        let asked = Cell::new(0);
+        let hangs = || async {
+            asked.set(asked.get() + 1);
+            asked.get() < 3
+        };
+        let answer = std::future::pending::<Result<(), Error>>();
+        assert!(matches!(outcome(unless_silent(answer, EVERY, hangs)), Err(Error::Silent)));
+        assert_eq!(asked.get(), 3);
+    }
+
+    #[test]
+    fn answer_that_takes_long_is_waited_for_as_long_as_the_daemon_lives() {
+        let looked = Cell::new(0);
+        let lives = || async {
+            looked.set(looked.get() + 1);
+            true
+        };
+        let answer = async {
+            while looked.get() < 5 {
+                tokio::task::yield_now().await;
+            }
+            Ok(7)
+        };
+        assert!(matches!(outcome(unless_silent(answer, EVERY, lives)), Ok(7)));
     }
 }

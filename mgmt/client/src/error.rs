@@ -47,6 +47,9 @@ pub enum Error {
     /// No answer in time. Whether the request was carried out is not known.
     #[error("no answer within {seconds} s")]
     TimedOut { seconds: u64 },
+    /// No answer, nor one to the question whether it lives. Whether the request was carried out is not known.
+    #[error("the daemon hangs: it does not even say that it lives")]
+    Silent,
     #[error("the stream broke the protocol")]
     BadFrame(#[source] BadFrame),
     /// The stream ended without saying how the program ended.

@@ -157,6 +157,9 @@ impl From<client::Error> for Failure {
             client::Error::Broken(_) | client::Error::TimedOut { .. } | client::Error::StreamEnded => {
                 failure.hint("look whether it was done, then again; dvs doctor says whether the daemon is well")
             }
+            client::Error::Silent => failure.hint(
+                "systemctl restart dvsd, or its process killed and started: containers go on. Then look whether it was done",
+            ),
             client::Error::TooLong { .. } => failure.hint("less at a time; a daemon of this release (dvs version)"),
             client::Error::Unsendable(_) => failure.hint("a name without control characters"),
         }
@@ -296,6 +299,7 @@ mod tests {
             client::Error::TooLong { limit_bytes: 1 },
             client::Error::TimedOut { seconds: 30 },
             client::Error::StreamEnded,
+            client::Error::Silent,
         ];
         for error in errors {
             let said = error.to_string();

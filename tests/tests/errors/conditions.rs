@@ -169,6 +169,27 @@ fn daemon_that_hangs_up_or_talks_nonsense_is_told_from_one_that_refuses() {
     assert!(files.listed() == listed, "something was made");
 }
 
+/// What was asked of it may still happen when it goes on, and that is said.
+#[test]
+#[ignore = "takes its time: run by `make test-long`"]
+fn daemon_that_is_stopped_is_given_up_by_every_command() {
+    const GIVEN_UP: Duration = Duration::from_secs(60);
+    let world = World::begin(Cluster::up(2), "n1", "n2");
+    let pid = world.cluster.json(&["dev", "ls", "-o", "json"])[0]["daemon_pid"].as_u64().expect("a PID");
+    let daemon = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a PID")).expect("a PID");
+    let signal = |signal| rustix::process::kill_process(daemon, signal).expect("it is there");
+    signal(rustix::process::Signal::STOP);
+    let lines = TABLE.iter().filter(|row| asks_a_daemon(row)).map(|row| {
+        let words = world.files.fill(row.line);
+        let command = world.at("n1", row.typed, &words);
+        (row, words, command)
+    });
+    let tried = try_all(lines.collect());
+    signal(rustix::process::Signal::CONT);
+    let check = |tried: &Tried| tried.demand_refusal_within(GIVEN_UP, tried.row.status(), "whether it was done").err();
+    demand_none("a daemon that is stopped", tried.iter().filter_map(check).collect());
+}
+
 // ---- a cluster elsewhere that does not answer, or not as it should
 
 /// A context of this name, whose one node is at the address.
