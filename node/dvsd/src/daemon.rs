@@ -430,7 +430,7 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             if let Err(error) = level::raise(&*context.engine, versions::RECORDS.speaks) {
                 tracing::debug!(%error, "cannot look whether the cluster's level can rise");
             }
-            if let Err(error) = farewell::finish_deletions(&*context.engine) {
+            if let Err(error) = farewell::finish_deletions(&*context.engine, &*context.answers.mirror) {
                 tracing::warn!(%error, "cannot look after deleted containers");
             }
             (pause, Some(health), capacity)

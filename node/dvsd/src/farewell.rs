@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::{Compare, Engine, EngineError, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, allocate};
+use cluster::{Compare, Engine, EngineError, Lookup, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, allocate};
 
 use crate::desks;
 use crate::ledger;
@@ -62,9 +62,12 @@ fn give_back(engine: &dyn Engine, view: &DcView) -> Result<Option<Revision>, Eng
     Ok(None)
 }
 
-/// Finishes deletions whose asker is gone.
-pub fn finish_deletions(engine: &dyn Engine) -> Result<(), EngineError> {
+/// Finishes deletions whose asker is gone. The engine is asked only where this node has been `told` of one.
+pub fn finish_deletions(engine: &dyn Engine, told: &dyn Lookup) -> Result<(), EngineError> {
     let deleted = |view: &DcView| matches!(view.record.desired, Desired::Deleted { .. });
+    if !records::dc_views(told)?.values().any(deleted) {
+        return Ok(());
+    }
     let views: Vec<DcView> = records::dc_views(engine)?.into_values().filter(deleted).collect();
     if views.is_empty() {
         return Ok(());
@@ -80,7 +83,7 @@ mod tests {
     use std::time::Duration;
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::{Entry, LeaseId, Listing, Lookup, Watch};
+    use cluster::{Entry, LeaseId, Listing, Watch};
     use mgmt_api::{DcPhase, NodeShare, Promise};
 
     use super::*;
@@ -188,7 +191,7 @@ mod tests {
                 let there = |prefix: &&str| !leaves.list(prefix).unwrap().entries.is_empty();
                 let left: Vec<&str> = KEPT.into_iter().filter(there).collect();
                 assert!(left.is_empty() || left.contains(&"/dcs/") && left.contains(&"/ids/dc/used/"), "{left:?}");
-                finish_deletions(&leaves).unwrap();
+                finish_deletions(&leaves, &leaves).unwrap();
                 assert!(!KEPT.iter().any(there), "{which} {does_it}");
                 let accounts = ledger::accounts(&leaves).unwrap();
                 assert_eq!([accounts["n1"].promised.containers, accounts["n2"].promised.containers], [1, 0], "once");
@@ -204,13 +207,13 @@ mod tests {
     fn deletion_is_finished_when_every_living_node_has_reported() {
         let (_dir, engine) = engine();
         deleted_dc(&engine);
-        finish_deletions(&engine).unwrap();
+        finish_deletions(&engine, &engine).unwrap();
         assert!(engine.read("/dcs/shop").unwrap().is_some(), "n1 has not said anything");
         report_gone(&engine, "n1", 2);
-        finish_deletions(&engine).unwrap();
+        finish_deletions(&engine, &engine).unwrap();
         assert!(engine.read("/dcs/shop").unwrap().is_some(), "n1 has answered an older wish only");
         report_gone(&engine, "n1", 3);
-        finish_deletions(&engine).unwrap();
+        finish_deletions(&engine, &engine).unwrap();
         for prefix in KEPT {
             assert!(engine.list(prefix).unwrap().entries.is_empty(), "{prefix}");
         }
