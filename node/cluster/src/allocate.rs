@@ -75,15 +75,8 @@ pub fn choose(
     Ok(Choice { number, compares, ops })
 }
 
-/// Gives the owner's number back. Repeatable.
-pub fn release(engine: &dyn Engine, space: &str, owner: &str) -> Result<(), AllocateError> {
-    let (compares, ops) = releasing(engine, space, owner)?;
-    // A conflict: somebody else gave it back.
-    engine.transact(&compares, &ops)?;
-    Ok(())
-}
-
-/// The same as a part of a larger transaction; nothing when the owner has no number.
+/// Gives the owner's number back, as a part of a larger transaction; nothing when the owner has no number. A conflict:
+/// somebody else gave it back.
 pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<Compare>, Vec<Op>), EngineError> {
     let of = format!("/ids/{space}/of/{owner}");
     let Some(entry) = engine.read(&of)? else { return Ok((Vec::new(), Vec::new())) };

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a key: `/eps/16777215/8191` is 18; names are at most 32.
@@ -234,11 +235,15 @@ pub trait Lookup {
     fn list(&self, prefix: &str) -> Result<Listing, EngineError>;
 
     /// The same of several prefixes, at most [`OPS_PER_TRANSACTION_MAX`], without waiting for each by itself. Each
-    /// listing is of one moment, which need not be that of the others.
-    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
-        bounded("prefixes to list", prefixes.len(), OPS_PER_TRANSACTION_MAX)?;
-        prefixes.iter().map(|prefix| self.list(prefix)).collect()
-    }
+    /// listing is of one moment, which need not be that of the others. Without a default, so that whoever only passes
+    /// calls on cannot forget this one: it would work, and take a round trip for each prefix. See [`each_listed`].
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError>;
+}
+
+/// [`Lookup::lists`] where a list costs no round trip: one after the other.
+pub fn each_listed(lookup: &dyn Lookup, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+    bounded("prefixes to list", prefixes.len(), OPS_PER_TRANSACTION_MAX)?;
+    prefixes.iter().map(|prefix| lookup.list(prefix)).collect()
 }
 
 /// [`Lookup::lists`] of a number of prefixes that is known.
@@ -269,6 +274,13 @@ pub trait Engine: Lookup + Send + Sync {
     /// nothing is stored; who has opened it already opens it again.
     fn continue_after(&self, revision: Revision) -> Result<(), EngineError>;
 
+    /// The same engine for whoever cannot wait as long as somebody who is lost may be waited for: after `attempt`
+    /// without an answer a request is sent again. `None` where there is nobody to wait for.
+    fn hurried(&self, attempt: Duration) -> Option<Arc<dyn Engine>> {
+        let _ = attempt;
+        None
+    }
+
     /// How often a connection to it was made; 1 where there is none to lose.
     fn connections(&self) -> u64 {
         1
@@ -288,11 +300,11 @@ pub trait Watch: Send {
 
 /// Ends a `recv` that waits in another thread.
 #[derive(Clone)]
-pub struct Canceller(std::sync::Arc<dyn Fn() + Send + Sync>);
+pub struct Canceller(Arc<dyn Fn() + Send + Sync>);
 
 impl Canceller {
     pub fn new(cancel: impl Fn() + Send + Sync + 'static) -> Canceller {
-        Canceller(std::sync::Arc::new(cancel))
+        Canceller(Arc::new(cancel))
     }
 
     pub fn cancel(&self) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::engine::{Engine, EngineError, Entry, EventKind, Listing, Lookup, Revision};
+use crate::engine::{Engine, EngineError, Entry, EventKind, Listing, Lookup, Revision, each_listed};
 use crate::follow::Change;
 
 /// What a follower of all keys was told.
@@ -63,6 +63,10 @@ impl Lookup for Mirror {
         let entries = state.entries.as_ref().ok_or_else(nothing_known)?;
         let from = entries.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
         Ok(Listing { revision: state.revision, entries: from.map(|(_, entry)| entry.clone()).collect() })
+    }
+
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        each_listed(self, prefixes)
     }
 }
 
@@ -129,66 +133,24 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::engine::{Compare, LeaseId, Op, Outcome, Watch};
+    use crate::engine::Op;
     use crate::follow::Follower;
     use crate::local::{LocalConfig, LocalEngine};
-
-    /// An engine that can be taken away.
-    struct Absent {
-        engine: LocalEngine,
-        is_away: AtomicBool,
-    }
-
-    impl Absent {
-        fn answer<T>(&self, answer: Result<T, EngineError>) -> Result<T, EngineError> {
-            if self.is_away.load(Ordering::Relaxed) {
-                Err(EngineError::NoQuorum("one of three".into()))
-            } else {
-                answer
-            }
-        }
-    }
-
-    impl Lookup for Absent {
-        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
-            self.answer(self.engine.read(key))
-        }
-        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
-            self.answer(self.engine.list(prefix))
-        }
-    }
-
-    impl Engine for Absent {
-        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
-            self.engine.transact(compares, ops)
-        }
-        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
-            self.engine.watch(prefix, after)
-        }
-        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
-            self.engine.grant(ttl)
-        }
-        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.engine.renew(lease)
-        }
-        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.engine.revoke(lease)
-        }
-        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
-            self.engine.continue_after(revision)
-        }
-    }
+    use crate::steered::{Call, Fate, Steered};
 
     #[test]
     fn what_was_followed_is_answered_while_the_engine_is_away_and_the_engine_when_it_is_back() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
-        let absent = Arc::new(Absent { engine: LocalEngine::open(config).unwrap(), is_away: AtomicBool::new(false) });
-        let engine: Arc<dyn Engine> = absent.clone();
+        let is_away = Arc::new(AtomicBool::new(false));
+        let also = Arc::clone(&is_away);
+        let engine: Arc<dyn Engine> = Arc::new(Steered::new(LocalEngine::open(config).unwrap(), move |call| {
+            if call == Call::LookUp && also.load(Ordering::Relaxed) { Fate::IsLost } else { Fate::Happens }
+        }));
         let answers = Arc::new(Answers::new(Arc::clone(&engine)));
-        absent.is_away.store(true, Ordering::Relaxed);
+        is_away.store(true, Ordering::Relaxed);
         assert!(answers.read("/a/1").is_err(), "nothing is known");
-        absent.is_away.store(false, Ordering::Relaxed);
+        is_away.store(false, Ordering::Relaxed);
         answers.probe("/a/1").unwrap();
 
         engine.transact(&[], &[Op::put("/a/1", "1"), Op::put("/a/2", "1"), Op::put("/b", "1")]).unwrap();
@@ -203,11 +165,11 @@ mod tests {
         is_heard.recv().unwrap();
         let present = (answers.read("/a/1").unwrap(), answers.list("/a/").unwrap());
 
-        absent.is_away.store(true, Ordering::Relaxed);
+        is_away.store(true, Ordering::Relaxed);
         assert_eq!((answers.read("/a/1").unwrap(), answers.list("/a/").unwrap()), present);
         assert_eq!(answers.read("/a/2").unwrap(), None);
         assert!(answers.away_for().is_some() && answers.probe("/a/1").is_err());
-        absent.is_away.store(false, Ordering::Relaxed);
+        is_away.store(false, Ordering::Relaxed);
         assert!(answers.away_for().is_some(), "only a probe finds that it is back");
         answers.probe("/a/1").unwrap();
         assert!(answers.away_for().is_none());

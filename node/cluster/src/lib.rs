@@ -11,7 +11,7 @@
 //! - [`known`]: answers while the engine is away, from what was followed.
 //!
 //! Back ends: [`local`] (one machine, a SQLite file), [`etcd`] (several machines). [`conformance`] holds the cases that
-//! every back end must pass.
+//! every back end must pass; [`steered`] an engine for tests that are of none.
 //!
 //! A lease that expired is not mutual exclusion: whoever acts on the strength of a lock carries its token
 //! ([`Revision`]) and the resource refuses older ones. Not here: what daemons store (`node/dvsd`), how a lost node is
@@ -32,9 +32,10 @@ pub mod known;
 pub mod lease;
 pub mod local;
 pub mod lock;
+pub mod steered;
 
 pub use engine::{
     Canceller, Compare, Conflict, Engine, EngineError, Entry, Event, EventKind, KEY_BYTES_MAX, LEASES_MAX,
     LIST_ENTRIES_MAX, LeaseId, Listing, Lookup, OPS_PER_TRANSACTION_MAX, Op, Outcome, Revision, TTL_MAX, TTL_MIN,
-    VALUE_BYTES_MAX, Watch, boot_clock, check_key, check_prefix, listed,
+    VALUE_BYTES_MAX, Watch, boot_clock, check_key, check_prefix, each_listed, listed,
 };

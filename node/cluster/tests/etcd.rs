@@ -330,7 +330,7 @@ fn request_that_was_lost_with_the_leader_is_sent_again_soon_by_who_cannot_wait()
     done(engine.transact(&[], &[Op::put("/a", "0")]));
     members.members[leader].stop();
     let begin = Instant::now();
-    let hurried = engine.hurried(Duration::from_millis(400));
+    let hurried = engine.hurried(Duration::from_millis(400)).unwrap();
     done(hurried.transact(&[], &[Op::put("/a", "1")]));
     let took = begin.elapsed();
     members.members[leader].go_on();

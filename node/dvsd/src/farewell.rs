@@ -80,10 +80,9 @@ pub fn finish_deletions(engine: &dyn Engine, told: &dyn Lookup) -> Result<(), En
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::{Entry, LeaseId, Listing, Watch};
+    use cluster::steered::{Call, Fate, Steered};
     use mgmt_api::{DcPhase, NodeShare, Promise};
 
     use super::*;
@@ -131,68 +130,28 @@ mod tests {
         engine.transact(&[], &[Op::put(records::share_key("shop", node), records::encode(&record))]).unwrap();
     }
 
-    /// An engine that is away once, at the change of this number, from before it or from after it.
-    struct Leaves {
-        engine: LocalEngine,
-        left: AtomicUsize,
-        does_it: bool,
-    }
-
-    impl Lookup for Leaves {
-        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
-            self.engine.read(key)
-        }
-
-        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
-            self.engine.list(prefix)
-        }
-    }
-
-    impl Engine for Leaves {
-        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
-            let leaves = self.left.fetch_sub(1, Ordering::Relaxed) == 0;
-            let done = if leaves && !self.does_it { None } else { Some(self.engine.transact(compares, ops)?) };
-            done.filter(|_| !leaves).ok_or_else(|| EngineError::Unreachable("it is away".into()))
-        }
-
-        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
-            self.engine.watch(prefix, after)
-        }
-
-        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
-            self.engine.grant(ttl)
-        }
-
-        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.engine.renew(lease)
-        }
-
-        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.engine.revoke(lease)
-        }
-
-        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
-            self.engine.continue_after(revision)
-        }
-    }
-
     const KEPT: [&str; 6] = ["/dcs/", "/eps/", "/names/", "/programs/", "/ids/dc/of/", "/ids/dc/used/"];
 
     #[test]
     fn deletion_that_was_interrupted_anywhere_leaves_the_name_taken_and_is_finished_by_the_next() {
-        for does_it in [false, true] {
+        for how in [Fate::IsLost, Fate::IsNotAnswered] {
             for which in 0.. {
                 let (_dir, engine) = engine();
                 deleted_dc(&engine);
                 report_gone(&engine, "n1", 3);
                 let view = records::dc_view(&engine, "shop").unwrap().unwrap();
-                let leaves = Leaves { engine, left: AtomicUsize::new(which), does_it };
+                // It is away once, at the change of this number.
+                let left = AtomicUsize::new(which);
+                let leaves = Steered::new(engine, move |call| {
+                    let is_it = call == Call::Transact && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                    if is_it { how } else { Fate::Happens }
+                });
                 let is_whole = forget(&leaves, &view).is_ok();
                 let there = |prefix: &&str| !leaves.list(prefix).unwrap().entries.is_empty();
                 let left: Vec<&str> = KEPT.into_iter().filter(there).collect();
                 assert!(left.is_empty() || left.contains(&"/dcs/") && left.contains(&"/ids/dc/used/"), "{left:?}");
                 finish_deletions(&leaves, &leaves).unwrap();
-                assert!(!KEPT.iter().any(there), "{which} {does_it}");
+                assert!(!KEPT.iter().any(there), "{which} {how:?}");
                 let accounts = ledger::accounts(&leaves).unwrap();
                 assert_eq!([accounts["n1"].promised.containers, accounts["n2"].promised.containers], [1, 0], "once");
                 if is_whole {

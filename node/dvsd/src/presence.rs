@@ -216,75 +216,37 @@ fn memory_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::channel;
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::{Entry, Listing, Lookup, Revision, Watch};
+    use cluster::steered::{Call, Fate, Steered};
 
     use super::*;
-
-    /// Once it is told to, it answers no transaction before it may.
-    struct Slow {
-        inner: LocalEngine,
-        is_slow: AtomicBool,
-        began: Mutex<Sender<()>>,
-        go_on: Mutex<Receiver<()>>,
-    }
-
-    impl Lookup for Slow {
-        fn read(&self, key: &str) -> Result<Option<Entry>, EngineError> {
-            self.inner.read(key)
-        }
-        fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
-            self.inner.list(prefix)
-        }
-    }
-
-    impl Engine for Slow {
-        fn transact(&self, compares: &[Compare], ops: &[Op]) -> Result<Outcome, EngineError> {
-            if self.is_slow.load(Ordering::Acquire) {
-                self.began.lock().send(()).expect("somebody listens");
-                self.go_on.lock().recv().expect("somebody says so");
-            }
-            self.inner.transact(compares, ops)
-        }
-        fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watch>, EngineError> {
-            self.inner.watch(prefix, after)
-        }
-        fn grant(&self, ttl: Duration) -> Result<LeaseId, EngineError> {
-            self.inner.grant(ttl)
-        }
-        fn renew(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.inner.renew(lease)
-        }
-        fn revoke(&self, lease: LeaseId) -> Result<(), EngineError> {
-            self.inner.revoke(lease)
-        }
-        fn continue_after(&self, revision: Revision) -> Result<(), EngineError> {
-            self.inner.continue_after(revision)
-        }
-    }
 
     #[test]
     fn lease_is_told_while_the_engine_takes_its_time_for_a_report() {
         let place = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let config = LocalConfig::new(place.path().join("engine.db"), place.path().join("volatile"));
         let ((began, has_begun), (go, go_on)) = (channel(), channel());
-        let slow = Arc::new(Slow {
-            inner: LocalEngine::open(config).expect("an engine"),
-            is_slow: AtomicBool::new(false),
-            began: Mutex::new(began),
-            go_on: Mutex::new(go_on),
+        let (is_slow, go_on) = (Arc::new(AtomicBool::new(false)), Mutex::new(go_on));
+        let also = Arc::clone(&is_slow);
+        // Once it is told to, it answers no transaction before it may.
+        let slow = Steered::new(LocalEngine::open(config).expect("an engine"), move |call| {
+            if call == Call::Transact && also.load(Ordering::Acquire) {
+                began.send(()).expect("somebody listens");
+                go_on.lock().recv().expect("somebody says so");
+            }
+            Fate::Happens
         });
-        let engine: Arc<dyn Engine> = Arc::clone(&slow) as Arc<dyn Engine>;
+        let engine: Arc<dyn Engine> = Arc::new(slow);
         let presence = Mutex::new(Some(Presence::start(&engine, "n1", Vec::new(), || ()).expect("a lease")));
-        slow.is_slow.store(true, Ordering::Release);
+        is_slow.store(true, Ordering::Release);
         std::thread::scope(|scope| {
             let health = NodeHealth { problems: vec!["something".to_owned()], ..NodeHealth::default() };
             scope.spawn(|| report(&presence, health));
             has_begun.recv().expect("it reports");
             let free = presence.try_lock().map(|presence| presence.as_ref().and_then(Presence::lease).is_some());
-            slow.is_slow.store(false, Ordering::Release);
+            is_slow.store(false, Ordering::Release);
             go.send(()).expect("it waits");
             assert_eq!(free, Some(true));
         });

@@ -160,14 +160,6 @@ impl EtcdEngine {
         Ok(engine)
     }
 
-    /// The same view, for whoever cannot wait as long as a member may take: after `attempt` without an answer a request
-    /// is sent again. A member hands requests to the leader, and waits for one that was lost with it.
-    pub fn hurried(&self, attempt: Duration) -> EtcdEngine {
-        let (keys, markers) = (Arc::clone(&self.keys), Arc::clone(&self.markers));
-        let caller = Arc::new(self.caller.hurried(attempt));
-        EtcdEngine { owned: None, runtime: self.runtime.clone(), caller, keys, markers }
-    }
-
     fn call<T, F>(&self, work: impl FnOnce(Arc<Caller>, Arc<Keys>) -> F) -> Result<T, EngineError>
     where
         T: Send + 'static,
@@ -332,6 +324,13 @@ impl Engine for EtcdEngine {
         })?;
         self.keys.base.store(base, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// A member hands requests to the leader, and waits for one that was lost with it.
+    fn hurried(&self, attempt: Duration) -> Option<Arc<dyn Engine>> {
+        let (keys, markers) = (Arc::clone(&self.keys), Arc::clone(&self.markers));
+        let caller = Arc::new(self.caller.hurried(attempt));
+        Some(Arc::new(EtcdEngine { owned: None, runtime: self.runtime.clone(), caller, keys, markers }))
     }
 
     fn connections(&self) -> u64 {

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{
     Compare, Engine, EngineError, Entry, LeaseId, Listing, Lookup, Op, Outcome, Revision, TTL_MAX, TTL_MIN, Watch,
-    check_key, check_prefix, check_transaction,
+    check_key, check_prefix, check_transaction, each_listed,
 };
 use leases::LeaseFiles;
 use pump::{Hub, Pump};
@@ -151,6 +151,10 @@ impl Lookup for LocalEngine {
     fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
         check_prefix(prefix)?;
         self.shared.with(&self.shared.reader, |store| store.list(prefix))
+    }
+
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        each_listed(self, prefixes)
     }
 }
 

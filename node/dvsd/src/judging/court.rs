@@ -108,13 +108,9 @@ impl Docket {
 }
 
 impl Court {
-    /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one,
-    /// and a leader there delays nothing that is decided here.
+    /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one.
     pub fn start(context: &Arc<Context>, etcd: Option<Arc<EtcdEngine>>) -> std::io::Result<Court> {
-        let engine: Arc<dyn Engine> = match &etcd {
-            Some(etcd) => Arc::new(etcd.hurried(HURRY)),
-            None => Arc::clone(&context.engine),
-        };
+        let engine = context.engine.hurried(HURRY).unwrap_or_else(|| Arc::clone(&context.engine));
         let shared = Arc::new(Shared {
             docket: Mutex::default(),
             confirmed: Mutex::default(),

@@ -127,6 +127,11 @@ impl Lookup for Measured {
     fn list(&self, prefix: &str) -> Result<Listing, EngineError> {
         self.call(Call::List, |engine| engine.list(prefix))
     }
+
+    /// One call, as it is one request.
+    fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError> {
+        self.call(Call::List, |engine| engine.lists(prefixes))
+    }
 }
 
 impl Engine for Measured {
@@ -154,6 +159,12 @@ impl Engine for Measured {
         self.engine.continue_after(revision)
     }
 
+    /// Counted with the others.
+    fn hurried(&self, attempt: Duration) -> Option<Arc<dyn Engine>> {
+        let hurried = self.engine.hurried(attempt)?;
+        Some(Arc::new(Measured::new(hurried, &self.tally)))
+    }
+
     fn connections(&self) -> u64 {
         self.engine.connections()
     }
@@ -162,6 +173,7 @@ impl Engine for Measured {
 #[cfg(test)]
 mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
+    use cluster::steered::{Fate, Steered};
 
     use super::*;
 
@@ -179,6 +191,27 @@ mod tests {
         assert_eq!(counted(Call::Transact), (1, 0));
         assert_eq!(counted(Call::Grant), (0, 0));
         assert_eq!(engine.connections(), 1);
+    }
+
+    #[test]
+    fn several_lists_are_one_call_and_calls_of_whoever_is_in_a_hurry_are_counted_with_the_others() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let (tally, asked) = (Arc::new(Tally::default()), Arc::new(AtomicU64::new(0)));
+        let also = Arc::clone(&asked);
+        let engine = Steered::new(LocalEngine::open(config).unwrap(), move |_| {
+            also.fetch_add(1, Ordering::Relaxed);
+            Fate::Happens
+        });
+        let engine = Measured::new(Arc::new(engine), &tally);
+        let hurried = engine.hurried(Duration::from_millis(400)).unwrap();
+        let counted = |call| tally.counted(call).unwrap().calls();
+        hurried.transact(&[], &[Op::put("/a", "1"), Op::put("/b", "1")]).unwrap();
+        assert_eq!((counted(Call::Transact), asked.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!(hurried.lists(&["/a", "/b"]).unwrap().len(), 2);
+        assert_eq!((counted(Call::List), asked.load(Ordering::Relaxed)), (1, 2));
+        assert!(hurried.read("a").is_err());
+        assert_eq!(tally.counted(Call::Read).unwrap().errors, 1);
     }
 
     #[test]
