@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod c_library;
+pub mod clock;
 pub mod load;
 pub mod machines;
 pub mod openapi;
@@ -298,4 +299,27 @@ fn files_ending(directory: &Path, suffix: &str) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// Takes everything that is left of a file system.
+pub fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).expect("a file");
+    let mut piece = vec![7; 1 << 20];
+    // Large pieces first, then what is left beside them.
+    while !piece.is_empty() {
+        match file.write(&piece) {
+            Ok(_) => (),
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => piece.truncate(piece.len() / 16),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Whether there is an etcd; says that what needs one is skipped when there is none.
+pub fn has_etcd() -> bool {
+    let is_there = Command::new("etcd").arg("--version").output().is_ok();
+    if !is_there {
+        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
+    }
+    is_there
 }

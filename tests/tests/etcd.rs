@@ -2,21 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::clock::{self, CLOCK, LONGEST_GAP};
+use end_to_end::{Cluster, eventually, has_etcd};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Writes the time into the tree ten times a second.
-const CLOCK: &str = "while :; do date +%s.%N >> /dc/clock; sleep 0.1; done";
-/// The longest time between two lines of it, in milliseconds.
-const LONGEST_GAP: &str = "awk 'NR>1 && $1-p>m {m=$1-p} {p=$1} END {printf \"%d %d\", NR, m*1000}' /dc/clock";
-
 fn etcd_cluster() -> Option<Cluster> {
-    if std::process::Command::new("etcd").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
-        return None;
-    }
-    Some(Cluster::up_with(3, &["--engine", "etcd"]))
+    has_etcd().then(|| Cluster::up_with(3, &["--engine", "etcd"]))
 }
 
 /// The member of etcd on a node, as the node numbers it.
@@ -26,9 +18,7 @@ fn member(cluster: &Cluster, node: &str) -> Option<String> {
 }
 
 fn ticks(cluster: &Cluster, dc: &str, node: &str) -> (u64, u64) {
-    let said = cluster.sh(dc, node, LONGEST_GAP);
-    let (lines, gap) = said.trim().split_once(' ').expect("two numbers");
-    (lines.parse().unwrap(), gap.parse().unwrap())
+    clock::ticks(&cluster.sh(dc, node, LONGEST_GAP))
 }
 
 #[test]

@@ -3,28 +3,14 @@
 
 use std::time::Duration;
 
-use end_to_end::eventually;
+use end_to_end::clock::{self, CLOCK, LONGEST_GAP};
 use end_to_end::machines::Machines;
+use end_to_end::{eventually, has_etcd};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Writes the time into the tree ten times a second.
-const CLOCK: &str = "while :; do date +%s.%N >> /dc/clock; sleep 0.1; done";
-/// Lines of it, and the longest time between two of them, in milliseconds.
-const LONGEST_GAP: &str = "awk 'NR>1 && $1-p>m {m=$1-p} {p=$1} END {printf \"%d %d\", NR, m*1000}' /dc/clock";
-
-fn has_etcd() -> bool {
-    let is_there = std::process::Command::new("etcd").arg("--version").output().is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
-    }
-    is_there
-}
-
 fn ticks(machines: &Machines, node: &str, dc: &str) -> (u64, u64) {
-    let said = machines.ok(node, &["run", dc, "--node", node, "--", "sh", "-c", LONGEST_GAP]);
-    let (lines, gap) = said.trim().split_once(' ').expect("two numbers");
-    (lines.parse().expect("a number"), gap.parse().expect("a number"))
+    clock::ticks(&machines.ok(node, &["run", dc, "--node", node, "--", "sh", "-c", LONGEST_GAP]))
 }
 
 /// State of a node as another one lists it; empty when it does not.

@@ -2,28 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use end_to_end::eventually;
+use end_to_end::clock::{CLOCK, LONGEST_GAP, ticks};
 use end_to_end::machines::Machines;
+use end_to_end::{eventually, has_etcd};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Writes the time into the tree ten times a second.
-const CLOCK: &str = "while :; do date +%s.%N >> /dc/clock; sleep 0.1; done";
-/// Lines of it, and the longest time between two of them, in milliseconds.
-const LONGEST_GAP: &str = "awk 'NR>1 && $1-p>m {m=$1-p} {p=$1} END {printf \"%d %d\", NR, m*1000}' /dc/clock";
-
-fn has_etcd() -> bool {
-    let is_there = std::process::Command::new("etcd").arg("--version").output().is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
-    }
-    is_there
-}
-
 fn demand_that_the_clock_went_on(machines: &Machines, node: &str) {
-    let said = machines.ok(node, &["run", "shop", "--node", node, "--", "sh", "-c", LONGEST_GAP]);
-    let (lines, gap) = said.trim().split_once(' ').expect("two numbers");
-    let (lines, gap): (u64, u64) = (lines.parse().expect("a number"), gap.parse().expect("a number"));
+    let (lines, gap) = ticks(&machines.ok(node, &["run", "shop", "--node", node, "--", "sh", "-c", LONGEST_GAP]));
     assert!(lines > 20 && gap < 3000, "{lines} lines, {gap} ms");
 }
 

@@ -1,29 +1,13 @@
 //! What a full disk of a node does, and to whom.
 
-use std::fs::File;
-use std::io::{ErrorKind, Write};
 use std::time::{Duration, Instant};
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::{Cluster, eventually, fill};
 
 const SOON: Duration = Duration::from_secs(60);
 /// A server comes back within a second or two; a machine with all CPUs busy needs more.
 const QUICKLY: Duration = Duration::from_secs(20);
 const DISK_BYTES: u64 = 512 << 20;
-
-/// Takes everything that is left.
-fn fill(path: &std::path::Path) {
-    let mut file = File::create(path).expect("a file");
-    let mut piece = vec![7; 1 << 20];
-    // Large pieces first, then what is left beside them.
-    while !piece.is_empty() {
-        match file.write(&piece) {
-            Ok(_) => (),
-            Err(error) if error.kind() == ErrorKind::StorageFull => piece.truncate(piece.len() / 16),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
 
 #[test]
 fn full_disk_is_enospc_to_who_wants_more_ends_nothing_is_shown_and_heals_by_itself() {

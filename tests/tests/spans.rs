@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
+use end_to_end::clock::{CLOCK, LONGEST_GAP, ticks};
 use end_to_end::{Cluster, eventually};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Writes the time into the tree ten times a second.
-const CLOCK: &str = "while :; do date +%s.%N >> /dc/clock; sleep 0.1; done";
-/// Lines of it, and the longest time between two of them, in milliseconds.
-const LONGEST_GAP: &str = "awk 'NR>1 && $1-p>m {m=$1-p} {p=$1} END {printf \"%d %d\", NR, m*1000}' /dc/clock";
 /// What a node has to say, at the address by which the others know it.
 const SAY: &str = "cd /tmp && hostname > said && exec python3 -m http.server 8000";
 
@@ -89,9 +86,8 @@ fn node_comes_and_goes_and_comes_back_while_programs_run() {
     assert_eq!(cluster.sh("shop", "n3", "cat /dc/after"), "from-n3\n");
     // Also across a stop.
     cluster.ok(&["dc", "remove-node", "shop", "n3", "--force"]);
-    let said = cluster.sh("shop", "n1", LONGEST_GAP);
-    let (lines, gap) = said.trim().split_once(' ').expect("two numbers");
-    assert!(lines.parse::<u32>().unwrap() > 5 && gap.parse::<u32>().unwrap() < 3000, "{lines} lines, {gap} ms");
+    let (lines, gap) = ticks(&cluster.sh("shop", "n1", LONGEST_GAP));
+    assert!(lines > 5 && gap < 3000, "{lines} lines, {gap} ms");
     cluster.ok(&["dc", "stop", "shop"]);
     cluster.ok(&["dc", "add-node", "shop", "n3"]);
     cluster.ok(&["dc", "start", "shop"]);

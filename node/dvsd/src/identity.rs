@@ -155,7 +155,7 @@ fn random_id() -> Result<String, IdentityError> {
     let mut bytes = [0_u8; ID_BYTES];
     let filled = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
     filled.map_err(|_| IdentityError::NoRandomness)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(pki::hex(&bytes))
 }
 
 impl Identity {

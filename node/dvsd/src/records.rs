@@ -330,6 +330,12 @@ pub fn read<T: DeserializeOwned>(engine: &dyn Lookup, key: &str) -> Result<Optio
     Ok(Some((decode(&entry)?, entry.modified)))
 }
 
+/// What a list says of each name; keys are `prefix` and a name.
+pub fn by_name<T: DeserializeOwned>(prefix: &str, listing: &Listing) -> Result<BTreeMap<String, T>, EngineError> {
+    let entries = listing.entries.iter();
+    entries.map(|entry| Ok((entry.key.trim_start_matches(prefix).to_owned(), decode(entry)?))).collect()
+}
+
 /// All nodes that were ever here, by name.
 pub fn members(engine: &dyn Lookup) -> Result<BTreeMap<String, NodeRecord>, EngineError> {
     let entries = engine.list(MEMBERS)?.entries;

@@ -14,6 +14,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 use crate::files::{self, NodeFiles, Secrecy};
+use crate::hex::{hex, unhex};
 use crate::{CA_CERT, CA_KEY, NODE_CERT, PkiError, names};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -259,16 +260,6 @@ pub(crate) fn random_serial() -> Result<[u8; 16], PkiError> {
         *first = *first & 0x7f | 0x40;
     }
     Ok(serial)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
-    let digits = digits.filter(|digits| !digits.is_empty() && digits.len().is_multiple_of(2))?;
-    digits.chunks(2).map(|pair| Some(pair.first()? << 4 | pair.last()?)).collect()
 }
 
 fn authority_params(cluster: &str, generation: u32) -> Result<CertificateParams, PkiError> {

@@ -8,7 +8,7 @@ use rustls_pki_types::pem::PemObject;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use crate::authority::hex;
+use crate::hex::hex;
 use crate::introduction::Fingerprint;
 use crate::{PkiError, files};
 

@@ -13,7 +13,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootC
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::PkiError;
-use crate::authority::{hex, unhex};
+use crate::hex::{hex, unhex};
 
 /// SHA-256 of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,12 +1,12 @@
 //! A disk that is full: where commands write files, where a daemon keeps what it knows, and where output goes.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use end_to_end::{Cluster, eventually};
+use end_to_end::{Cluster, eventually, fill};
 
 use crate::table::{Needs, Row, Short, TABLE, Well};
 use crate::world::{Files, Tried, World, demand_none, listed};
@@ -284,19 +284,6 @@ fn with_notes(tried: &Tried) -> Result<(), String> {
     match (errors.as_slice(), is_told, tried.done.status.code()) {
         ([error], true, Some(1)) if error.contains("written") || error.contains("cannot write") => Ok(()),
         _ => Err(format!("{}: status {:?}\n{said}", tried.words(), tried.done.status.code())),
-    }
-}
-
-/// Takes everything that is left.
-fn fill(path: &Path) {
-    let mut file = File::create(path).expect("a file");
-    let mut piece = vec![7; 1 << 20];
-    while !piece.is_empty() {
-        match file.write(&piece) {
-            Ok(_) => (),
-            Err(error) if error.kind() == ErrorKind::StorageFull => piece.truncate(piece.len() / 16),
-            Err(error) => panic!("{error}"),
-        }
     }
 }
 

@@ -4,8 +4,9 @@ import collections
 import enum
 from ctypes import CFUNCTYPE, POINTER, byref, c_void_p, create_string_buffer, string_at
 
+from ._handle import Handle
 from ._library import CChange, CGroupEvent, CHolder, CNode, c_uint64, checked, lib, milliseconds, opened
-from .errors import Busy, NotBound
+from .errors import NotBound
 
 ANY = 2**64 - 1
 """Condition of a change: whatever is there."""
@@ -46,30 +47,6 @@ class Level(enum.IntEnum):
     SAFE = 2
 
 
-class _Handle:
-    def __init__(self, handle):
-        self._handle = handle
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def _call(self, function, *arguments):
-        if self._handle is None:
-            raise NotBound("it is closed")
-        return checked(function(self._handle, *arguments))
-
-    def close(self):
-        """Ends it. Doing so again does nothing. After `Busy`, which says that another thread is in a call, all is as before."""
-        if self._handle is not None:
-            result = self._close(self._handle)
-            if result != Busy.number:
-                self._handle = None
-            checked(result)
-
-
 class Held:
     """A lock, or the lead; `token` rises from owner to owner. Given up at the end of a `with`."""
 
@@ -91,7 +68,7 @@ class Held:
         self.session._call(lib.m3_cs_confirm, self.kind, self.name.encode(), self.token)
 
 
-class Coordination(_Handle):
+class Coordination(Handle):
     """A session with the coordination server of this node. With it everything ends that it holds. Threads may share it.
 
     Time limits are seconds, `None` for ever. What the server refuses is `OsError`, whose `errno` says why.
@@ -162,7 +139,7 @@ class Coordination(_Handle):
         return Group(opened(lib.m3_group_join, self._handle, *arguments))
 
 
-class Group(_Handle):
+class Group(Handle):
     """Membership of a group: the same views and messages in the same order for all. `close` leaves it."""
 
     _close = staticmethod(lib.m3_group_leave)

@@ -2,35 +2,24 @@
 
 from ctypes import byref
 
+from ._handle import Handle
 from ._library import Completion, Submission, arena_of, checked, lib, milliseconds
-from .errors import Busy, NotBound
 
 
-class _End:
+class _End(Handle):
+    _closed = "the ring is closed"
+
     def __init__(self, handle, arena):
-        self._handle = handle
+        super().__init__(handle)
         self.arena = arena_of(arena, handle)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def _call(self, function, *arguments):
-        if self._handle is None:
-            raise NotBound("the ring is closed")
-        return checked(function(self._handle, *arguments))
+    def _forget(self):
+        self.arena.release()
 
     def close(self):
         """Closes this end; what refers to the arena must not be used any more. Doing so again does nothing. After `Busy`, which says that
         another thread is in a call, all is as before."""
-        if self._handle is not None:
-            result = self._close(self._handle)
-            if result != Busy.number:
-                self._handle = None
-                self.arena.release()
-            checked(result)
+        super().close()
 
 
 class Ring(_End):

@@ -26,7 +26,7 @@ use crate::kinds::KINDS;
 use crate::ledger::{self, Booking, Change};
 use crate::placer;
 use crate::reconcile::share::Share;
-use crate::records::{self, DcRecord, DcView, Desired, Images, NodeRecord};
+use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish};
 use crate::space;
 use crate::spec;
 use crate::uids::DC_ID_MAX;
@@ -288,7 +288,7 @@ fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
         known.insert(node.name, node.cpu_list);
     }
     spec::check(spec, &known)?;
-    let wishes = nodes::wishes_in(&wishes)?;
+    let wishes: BTreeMap<String, NodeWish> = records::by_name(records::NODE_WISHES, &wishes)?;
     if let Some(node) = spec.nodes.iter().find(|node| wishes.get(*node).is_some_and(|wish| wish.cordoned)) {
         return Err(ErrorBody::new(
             ErrorKind::Conflict,
@@ -445,7 +445,7 @@ pub async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str
     let also = Arc::clone(api);
     let [living, known] =
         blocking(move || Ok(listed(&*also.context.engine, [records::NODES, records::MEMBERS])?)).await?;
-    let alive = nodes::alive_in(&living)?;
+    let alive: BTreeMap<String, NodeHealth> = records::by_name(records::NODES, &living)?;
     let is_known =
         |node: &str| known.entries.iter().any(|entry| entry.key.trim_start_matches(records::MEMBERS) == node);
     match nodes.iter().find(|node| !alive.contains_key(*node) && is_known(node)) {

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, Method, StatusCode};
-use cluster::{Compare, EngineError, Listing, Lookup, Op, Outcome, listed};
+use cluster::{Compare, EngineError, Lookup, Op, Outcome, listed};
 use mgmt_api::{ErrorBody, ErrorKind, LinkState, Node, NodeChange, NodeState, path};
 use serde::Deserialize;
 
@@ -194,12 +194,7 @@ fn free_for_images(context: &Context) -> Option<u64> {
 
 /// Whether a node's daemon lives, and what it says of itself.
 pub fn alive(context: &Context) -> Result<BTreeMap<String, NodeHealth>, EngineError> {
-    alive_in(&context.answers.list(NODES)?)
-}
-
-pub fn alive_in(listing: &Listing) -> Result<BTreeMap<String, NodeHealth>, EngineError> {
-    let known = listing.entries.iter();
-    known.map(|entry| Ok((entry.key.trim_start_matches(NODES).to_owned(), records::decode(entry)?))).collect()
+    records::by_name(NODES, &context.answers.list(NODES)?)
 }
 
 /// Nodes to which this one has no link (any more).
@@ -242,12 +237,7 @@ fn state_of(health: Option<&NodeHealth>, is_fenced: bool, link: Option<LinkState
 
 /// What people want of the nodes, by name.
 pub fn wishes(lookup: &dyn Lookup) -> Result<BTreeMap<String, NodeWish>, EngineError> {
-    wishes_in(&lookup.list(NODE_WISHES)?)
-}
-
-pub fn wishes_in(listing: &Listing) -> Result<BTreeMap<String, NodeWish>, EngineError> {
-    let known = listing.entries.iter();
-    known.map(|entry| Ok((entry.key.trim_start_matches(NODE_WISHES).to_owned(), records::decode(entry)?))).collect()
+    records::by_name(NODE_WISHES, &lookup.list(NODE_WISHES)?)
 }
 
 /// All of them, as this one sees them.
@@ -255,7 +245,7 @@ pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let [capacity, promised] = ledger::ACCOUNTS;
     let all = [NODES, records::DCS, NODE_WISHES, MEMBERS, capacity, promised];
     let [living, dcs, wishes, members, accounts @ ..] = listed(&context.answers, all)?;
-    let mut alive = alive_in(&living)?;
+    let mut alive: BTreeMap<String, NodeHealth> = records::by_name(NODES, &living)?;
     if let Some(own) = alive.get_mut(&context.config.node) {
         own.problems.extend(health::engine_away(context));
         own.problems.extend(health::cut_off(context));
@@ -263,7 +253,7 @@ pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
     let reached = context.proxy.link_states();
     let dcs = records::dc_views_in(&dcs)?;
     let accounts = ledger::accounts_in(&accounts)?;
-    let mut wishes = wishes_in(&wishes)?;
+    let mut wishes: BTreeMap<String, NodeWish> = records::by_name(NODE_WISHES, &wishes)?;
     let members = members.entries.iter();
     members
         .map(|entry| {

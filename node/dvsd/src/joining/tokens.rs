@@ -2,6 +2,7 @@
 
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::TokenInfo;
+use pki::hex;
 use serde::{Deserialize, Serialize};
 
 use crate::records::{self, encode, now_s};
@@ -129,10 +130,6 @@ pub fn read(engine: &dyn Lookup, id: &str) -> Result<Option<(TokenRecord, Revisi
 
 pub fn hash(bytes: &[u8]) -> String {
     hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub fn random_hex(count: usize) -> Result<String, TokenError> {

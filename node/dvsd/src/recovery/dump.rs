@@ -13,6 +13,7 @@
 use std::io::{self, BufRead, Read, Write};
 
 use cluster::{Engine, EngineError, KEY_BYTES_MAX, LIST_ENTRIES_MAX, Revision, VALUE_BYTES_MAX, check_key};
+use pki::{hex, unhex};
 use ring::digest::{Context as Hash, SHA256};
 use serde::{Deserialize, Serialize};
 
@@ -124,11 +125,11 @@ impl Dump {
         for (key, value) in &self.entries {
             let (value, hex) = match std::str::from_utf8(value) {
                 Ok(text) => (Some(text.to_owned()), None),
-                Err(_) => (None, Some(to_hex(value))),
+                Err(_) => (None, Some(hex(value))),
             };
             line(text(&Line { key: key.clone(), value, hex })?)?;
         }
-        let footer = Footer { entries: self.entries.len(), sha256: to_hex(hash.finish().as_ref()) };
+        let footer = Footer { entries: self.entries.len(), sha256: hex(hash.finish().as_ref()) };
         writeln!(out, "{}", text(&footer)?)?;
         Ok(())
     }
@@ -146,7 +147,7 @@ impl Dump {
             // Nothing but the last line has the first bytes of a footer.
             if bytes.starts_with(b"{\"entries\"") {
                 let footer: Footer = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
-                if footer.entries != entries.len() || footer.sha256 != to_hex(hash.finish().as_ref()) {
+                if footer.entries != entries.len() || footer.sha256 != hex(hash.finish().as_ref()) {
                     return Err(DumpError::Damaged);
                 }
                 if next_line(input, &mut number)?.is_some() {
@@ -198,7 +199,7 @@ fn entry(line: Line) -> Result<(String, Vec<u8>), String> {
     }
     let value = match (line.value, line.hex) {
         (Some(text), None) => text.into_bytes(),
-        (None, Some(hex)) => from_hex(&hex).ok_or("no hexadecimal digits")?,
+        (None, Some(digits)) => unhex(&digits).ok_or("no hexadecimal digits")?,
         _ => return Err("one value is needed".to_owned()),
     };
     if value.len() > VALUE_BYTES_MAX {
@@ -221,18 +222,6 @@ fn next_line(input: &mut impl BufRead, number: &mut usize) -> Result<Option<Vec<
 
 fn text(value: &impl Serialize) -> Result<String, DumpError> {
     serde_json::to_string(value).map_err(|error| DumpError::Io(error.into()))
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 #[cfg(test)]

@@ -429,15 +429,17 @@ mod tests {
         assert!(refused.contains("'keeper'"), "{refused}");
     }
 
+    /// A file as a binary is one.
+    fn write(path: PathBuf, text: &str) -> PathBuf {
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
     #[test]
     fn file_takes_its_place_whole_and_the_one_before_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-            path
-        };
+        let write = |name: &str, text: &str| write(dir.path().join(name), text);
         let (target, new) = (write("dvs", "one"), write("new", "two"));
         for round in 0..2 {
             let before = put_in_place(&new, &target).unwrap().expect("another file");
@@ -453,12 +455,7 @@ mod tests {
     #[test]
     fn file_for_which_there_is_no_room_changes_nothing_of_what_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-            path
-        };
+        let write = |name: &str, text: &str| write(dir.path().join(name), text);
         let (target, new, before) = (write("dvs", "two"), write("new", "three"), write("dvs.before", "one"));
         // In the way of the copy.
         fs::create_dir(dir.path().join("dvs.next")).unwrap();
