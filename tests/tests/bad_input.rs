@@ -198,7 +198,7 @@ fn part_that_cannot_be_made_fails_the_start_soon_and_the_next_attempt_hears_noth
         refused(&cluster, &["dc", "start", "shop"], 1, "File exists");
     }
     assert!(start.elapsed() < SOON / 2, "{:?}", start.elapsed());
-    assert_eq!(cluster.json(&["dc", "inspect", "shop", "-o", "json"])["phase"], "failed");
+    assert_eq!(cluster.json(&["dc", "inspect", "shop", "-o", "json"])["phase"], "stopped", "as it was");
     ip(&["del", "foreign"]);
     cluster.ok(&["dc", "start", "shop"]);
     assert_eq!(cluster.sh("shop", "n1", "echo runs"), "runs\n");
@@ -223,8 +223,7 @@ fn image_that_was_damaged_cut_or_lost_is_reported_left_alone_and_works_when_put_
     let put_back = || fs::write(&path, &whole).expect("written");
     let does_not_start = |part: &str| {
         refused(&cluster, &["dc", "start", "shop"], 1, part);
-        refused(&cluster, &["run", "shop", "--", "true"], 125, part);
-        cluster.ok(&["dc", "stop", "shop"]);
+        refused(&cluster, &["run", "shop", "--", "true"], 125, "not running");
     };
 
     let mut file = fs::OpenOptions::new().write(true).open(&path).expect("the image");

@@ -11,7 +11,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use broker::BrokerError;
 use cluster::allocate::{self, AllocateError};
-use cluster::{Compare, Engine, Op, Outcome, listed};
+use cluster::{Compare, Engine, EngineError, Op, Outcome, listed};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare, Placement,
@@ -422,18 +422,74 @@ fn has_failed(view: &DcView) -> bool {
 
 // ---- waiting
 
+/// A start that fails leaves the container stopped, as it was: whoever was refused is not surprised by a container that
+/// starts later, when the reason is gone. One that was to run before goes on trying.
 async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
-    let view = api.dc(dc).await?;
-    demand_all_alive(api, &view, "cannot start").await?;
-    start_this_and_wait(api, view).await
+    let before = api.dc(dc).await?;
+    demand_all_alive(api, &before, "cannot start").await?;
+    let wished = wish_of(api, dc, Some(before.clone()), Desired::Running).await?;
+    match await_start(api, &wished).await {
+        Err(failed) if before.record.desired != Desired::Running => {
+            Err(withdraw(api, &wished, before.record.desired, failed).await)
+        }
+        answered => answered,
+    }
 }
 
 async fn start_this_and_wait(api: &Arc<Api>, view: DcView) -> Result<Dc, Failure> {
-    let dc = &view.record.spec.name.clone();
-    let view = wish_of(api, dc, Some(view), Desired::Running).await?;
-    let generation = view.record.generation;
-    let started = wait_until(api, &view, START_LIMIT, |view, alive| progress_of_start(view, alive, generation)).await?;
-    started.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
+    let dc = view.record.spec.name.clone();
+    let wished = wish_of(api, &dc, Some(view), Desired::Running).await?;
+    await_start(api, &wished).await
+}
+
+async fn await_start(api: &Arc<Api>, wished: &DcView) -> Result<Dc, Failure> {
+    let generation = wished.record.generation;
+    let progress = |view: &DcView, alive: &BTreeSet<String>| progress_of_start(view, alive, generation);
+    let started = wait_until(api, wished, START_LIMIT, progress).await?;
+    started.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(&wished.record.spec.name))
+}
+
+/// Takes back the wish that could not be carried out, waits until what there was of it is gone, and says what failed.
+/// The wish of somebody who came later stays.
+async fn withdraw(api: &Arc<Api>, wished: &DcView, desired: Desired, failed: Failure) -> Failure {
+    let dc = wished.record.spec.name.clone();
+    let (also, generation) = (Arc::clone(api), wished.record.generation);
+    let withdrawn = blocking(move || Ok(replace_wish(&*also.context.engine, &dc, generation, desired)?)).await;
+    let dc = &wished.record.spec.name;
+    let view = match withdrawn {
+        Ok(Some(view)) => view,
+        Ok(None) => return failed,
+        Err(Failure(why)) => {
+            tracing::warn!(dc, %why, "the wish to start a container that did not start cannot be taken back");
+            let stays = format!("dvs dc stop {dc}: it could not be taken back, so it starts when the reason is gone");
+            return failed.0.hint(stays).into();
+        }
+    };
+    if let Err(Failure(why)) = await_stop(api, &view, STOP_LIMIT).await {
+        tracing::warn!(dc, %why, "a container that did not start still ends");
+    }
+    failed.0.hint(format!("dvs dc start {dc} again, once the reason is gone; it is stopped, as it was")).into()
+}
+
+/// Nothing where the wish is another one by now.
+fn replace_wish(
+    engine: &dyn Engine,
+    dc: &str,
+    generation: u64,
+    desired: Desired,
+) -> Result<Option<DcView>, EngineError> {
+    loop {
+        let there = records::dc_view(engine, dc)?.filter(|view| view.record.generation == generation);
+        let Some(mut view) = there else { return Ok(None) };
+        view.record.desired = desired;
+        view.record.generation += 1;
+        let key = records::dc_key(dc);
+        let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
+        if let Outcome::Done(at) = engine.transact(&[unchanged], &[Op::put(key, records::encode(&view.record))])? {
+            view.modified = at;
+            return Ok(Some(view));
+        }
+    }
 }
 
 async fn demand_all_alive(api: &Arc<Api>, view: &DcView, what: &str) -> Result<(), Failure> {
@@ -499,8 +555,13 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
         return Ok(api.describe(&view));
     }
     let view = wish(api, dc, Desired::Stopped { grace_ms }).await?;
-    let generation = view.record.generation;
-    let stopped = wait_until(api, &view, limit, |view, alive| {
+    await_stop(api, &view, limit).await?.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
+}
+
+/// Until no living node has anything of it running. `None`: the container is gone.
+async fn await_stop(api: &Arc<Api>, wished: &DcView, limit: Duration) -> Result<Option<DcView>, Failure> {
+    let generation = wished.record.generation;
+    wait_until(api, wished, limit, |view, alive| {
         let down = |node: &String| {
             let share = view.shares.get(node);
             share.is_some_and(|share| share.generation == generation && share.share.phase == DcPhase::Stopped)
@@ -510,8 +571,7 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
             Some(node) => Progress::Waiting(format!("node {node} still has a part of it running")),
         }
     })
-    .await?;
-    stopped.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
+    .await
 }
 
 pub enum Progress {
@@ -639,6 +699,21 @@ mod tests {
         let view = records::dc_view(&engine, "dc-7").unwrap().unwrap();
         farewell::forget(&engine, &view).unwrap();
         assert_eq!(make(&engine, "one-more").unwrap().id, DCS_PER_CLUSTER + 1, "numbers are not given again soon");
+    }
+
+    #[test]
+    fn wish_that_is_taken_back_is_the_own_one_whatever_else_changed_of_the_record() {
+        let (_dir, engine) = engine_with_a_node();
+        let mut record = make(&engine, "shop").unwrap();
+        let stopped = record.desired;
+        (record.desired, record.generation) = (Desired::Running, 2);
+        engine.transact(&[], &[Op::put("/dcs/shop", records::encode(&record))]).unwrap();
+        assert!(replace_wish(&engine, "shop", 1, stopped).unwrap().is_none(), "somebody wished since");
+        assert!(replace_wish(&engine, "gone", 2, stopped).unwrap().is_none());
+        let view = replace_wish(&engine, "shop", 2, stopped).unwrap().unwrap();
+        assert_eq!((view.record.generation, &view.record.desired), (3, &stopped));
+        let there = records::dc_view(&engine, "shop").unwrap().unwrap();
+        assert_eq!((there.record, there.modified), (view.record, view.modified));
     }
 
     fn has(engine: &dyn Engine, memory_bytes: u64, disk_bytes: u64) {
