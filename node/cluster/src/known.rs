@@ -136,7 +136,7 @@ mod tests {
     use crate::engine::Op;
     use crate::follow::Follower;
     use crate::local::{LocalConfig, LocalEngine};
-    use crate::steered::{Call, Fate, Steered};
+    use crate::steered::{Course, EngineCall, Steered};
 
     #[test]
     fn what_was_followed_is_answered_while_the_engine_is_away_and_the_engine_when_it_is_back() {
@@ -145,7 +145,7 @@ mod tests {
         let is_away = Arc::new(AtomicBool::new(false));
         let also = Arc::clone(&is_away);
         let engine: Arc<dyn Engine> = Arc::new(Steered::new(LocalEngine::open(config).unwrap(), move |call| {
-            if call == Call::LookUp && also.load(Ordering::Relaxed) { Fate::IsLost } else { Fate::Happens }
+            if call == EngineCall::LookUp && also.load(Ordering::Relaxed) { Course::IsLost } else { Course::Happens }
         }));
         let answers = Arc::new(Answers::new(Arc::clone(&engine)));
         is_away.store(true, Ordering::Relaxed);

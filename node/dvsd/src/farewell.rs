@@ -82,7 +82,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::steered::{Call, Fate, Steered};
+    use cluster::steered::{Course, EngineCall, Steered};
     use mgmt_api::{DcPhase, NodeShare, Promise};
 
     use super::*;
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn deletion_that_was_interrupted_anywhere_leaves_the_name_taken_and_is_finished_by_the_next() {
-        for how in [Fate::IsLost, Fate::IsNotAnswered] {
+        for how in [Course::IsLost, Course::IsNotAnswered] {
             for which in 0.. {
                 let (_dir, engine) = engine();
                 deleted_dc(&engine);
@@ -143,8 +143,8 @@ mod tests {
                 // It is away once, at the change of this number.
                 let left = AtomicUsize::new(which);
                 let leaves = Steered::new(engine, move |call| {
-                    let is_it = call == Call::Transact && left.fetch_sub(1, Ordering::Relaxed) == 0;
-                    if is_it { how } else { Fate::Happens }
+                    let is_it = call == EngineCall::Transact && left.fetch_sub(1, Ordering::Relaxed) == 0;
+                    if is_it { how } else { Course::Happens }
                 });
                 let is_whole = forget(&leaves, &view).is_ok();
                 let there = |prefix: &&str| !leaves.list(prefix).unwrap().entries.is_empty();

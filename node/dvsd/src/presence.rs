@@ -219,7 +219,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::steered::{Call, Fate, Steered};
+    use cluster::steered::{Course, EngineCall, Steered};
 
     use super::*;
 
@@ -232,11 +232,11 @@ mod tests {
         let also = Arc::clone(&is_slow);
         // Once it is told to, it answers no transaction before it may.
         let slow = Steered::new(LocalEngine::open(config).expect("an engine"), move |call| {
-            if call == Call::Transact && also.load(Ordering::Acquire) {
+            if call == EngineCall::Transact && also.load(Ordering::Acquire) {
                 began.send(()).expect("somebody listens");
                 go_on.lock().recv().expect("somebody says so");
             }
-            Fate::Happens
+            Course::Happens
         });
         let engine: Arc<dyn Engine> = Arc::new(slow);
         let presence = Mutex::new(Some(Presence::start(&engine, "n1", Vec::new(), || ()).expect("a lease")));

@@ -173,7 +173,7 @@ impl Engine for Measured {
 #[cfg(test)]
 mod tests {
     use cluster::local::{LocalConfig, LocalEngine};
-    use cluster::steered::{Fate, Steered};
+    use cluster::steered::{Course, Steered};
 
     use super::*;
 
@@ -201,7 +201,7 @@ mod tests {
         let also = Arc::clone(&asked);
         let engine = Steered::new(LocalEngine::open(config).unwrap(), move |_| {
             also.fetch_add(1, Ordering::Relaxed);
-            Fate::Happens
+            Course::Happens
         });
         let engine = Measured::new(Arc::new(engine), &tally);
         let hurried = engine.hurried(Duration::from_millis(400)).unwrap();
