@@ -1,0 +1,296 @@
+//! The system calls that cross nodes: a row each. The filter ([`crate::filter`]) is made of the rows that are served,
+//! the table in `docs/design/processes.md` of all of them.
+//!
+//! A call without a row is native wherever it is made, also where it names a process: with a number of another node it
+//! says what Linux says of a number that nobody has.
+
+use crate::order::{Payload, SignalCall, Whom};
+use crate::permission::SignalError;
+use crate::range::Seat;
+
+/// What becomes of a call for which one of the row's cases holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Handling {
+    /// Another node is asked.
+    Forwarded,
+    /// The call gate of the own node knows.
+    Answered,
+    /// It is looked at, and may go on natively.
+    Watched,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowState {
+    /// In the filter.
+    Served,
+    /// Only described yet; native meanwhile.
+    Planned,
+}
+
+/// What the filter sees of an argument. The kernel looks at the lower 32 bits of these, and so does the filter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    /// The number of a process or thread of another node.
+    Foreign(u8),
+    /// The negative number of a group of another node.
+    ForeignGroup(u8),
+    Is(u8, u32),
+}
+
+/// All conditions hold.
+pub type ArgumentCase = &'static [Condition];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub name: &'static str,
+    pub number: libc::c_long,
+    /// It is intercepted when one of them holds.
+    pub cases: &'static [ArgumentCase],
+    pub service: Handling,
+    pub standing: RowState,
+    /// For people: when it stays native, what happens otherwise, and what differs from Linux.
+    pub native: &'static str,
+    pub otherwise: &'static str,
+    pub differs: &'static str,
+}
+
+use Condition::{Foreign, ForeignGroup, Is};
+use Handling::{Answered, Forwarded, Watched};
+use RowState::{Planned, Served};
+
+const EVERYBODY: u32 = u32::MAX;
+const PROCESS: u32 = libc::PRIO_PROCESS;
+const GROUP: u32 = libc::PRIO_PGRP;
+const IOPRIO_PROCESS: u32 = 1;
+const IOPRIO_GROUP: u32 = 2;
+const ALWAYS: &[ArgumentCase] = &[&[]];
+const OF_ANOTHER: &[ArgumentCase] = &[&[Foreign(0)]];
+
+const OWN: &str = "own numbers";
+const OWN_AND_GROUPS: &str = "own numbers and groups; a user's";
+const LIKE_KILL: &str = "as `kill`";
+const OF_A_USER: &str = "of a user: the own node's processes";
+const CPUS: &str = "CPUs are those of its node";
+
+const fn row(name: &'static str, number: libc::c_long, cases: &'static [ArgumentCase], service: Handling) -> Row {
+    let (native, otherwise) = match service {
+        Forwarded => (OWN, "forwarded"),
+        Answered => (OWN, "answered"),
+        Watched => ("", "looked at"),
+    };
+    Row { name, number, cases, service, standing: Planned, native, otherwise, differs: "" }
+}
+
+impl Row {
+    const fn served(self) -> Row {
+        Row { standing: Served, ..self }
+    }
+
+    const fn native(self, native: &'static str) -> Row {
+        Row { native, ..self }
+    }
+
+    const fn otherwise(self, otherwise: &'static str) -> Row {
+        Row { otherwise, ..self }
+    }
+
+    const fn differs(self, differs: &'static str) -> Row {
+        Row { differs, ..self }
+    }
+}
+
+/// What is most frequent comes first: the filter compares in this order.
+pub static ROWS: &[Row] = &[
+    row("kill", libc::SYS_kill, &[&[Foreign(0)], &[ForeignGroup(0)], &[Is(0, EVERYBODY)]], Forwarded)
+        .served()
+        .native("0, own numbers and groups, numbers of nobody")
+        .otherwise("forwarded; -1: forwarded, then native")
+        .differs("`si_code` is SI_QUEUE; EHOSTUNREACH; EINTR before it is received; -1 leaves out nodes that cannot be reached, and is ESRCH when only others have somebody"),
+    row("tgkill", libc::SYS_tgkill, OF_ANOTHER, Forwarded).served().differs(LIKE_KILL),
+    row("tkill", libc::SYS_tkill, OF_ANOTHER, Forwarded).served().differs(LIKE_KILL),
+    row("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, OF_ANOTHER, Forwarded)
+        .otherwise("`siginfo` is read, forwarded")
+        .differs("EHOSTUNREACH; EINTR before it is received"),
+    row("rt_tgsigqueueinfo", libc::SYS_rt_tgsigqueueinfo, OF_ANOTHER, Forwarded)
+        .otherwise("`siginfo` is read, forwarded")
+        .differs("EHOSTUNREACH; EINTR before it is received"),
+    row("pidfd_open", libc::SYS_pidfd_open, OF_ANOTHER, Answered)
+        .otherwise("answered: the pidfd of a stand-in that ends with the process")
+        .differs("`fdinfo` shows the stand-in's number"),
+    row("pidfd_send_signal", libc::SYS_pidfd_send_signal, ALWAYS, Watched)
+        .otherwise("looked at: own node native, stand-in forwarded")
+        .differs(LIKE_KILL),
+    row("pidfd_getfd", libc::SYS_pidfd_getfd, ALWAYS, Watched)
+        .otherwise("looked at: own node native, stand-in EPERM")
+        .differs("descriptors do not cross"),
+    row("getpriority", libc::SYS_getpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded)
+        .native(OWN_AND_GROUPS)
+        .differs(OF_A_USER),
+    row("setpriority", libc::SYS_setpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded)
+        .native(OWN_AND_GROUPS)
+        .differs(OF_A_USER),
+    row(
+        "ioprio_get",
+        libc::SYS_ioprio_get,
+        &[&[Is(0, IOPRIO_PROCESS), Foreign(1)], &[Is(0, IOPRIO_GROUP), Foreign(1)]],
+        Forwarded,
+    )
+    .native(OWN_AND_GROUPS)
+    .differs(OF_A_USER),
+    row(
+        "ioprio_set",
+        libc::SYS_ioprio_set,
+        &[&[Is(0, IOPRIO_PROCESS), Foreign(1)], &[Is(0, IOPRIO_GROUP), Foreign(1)]],
+        Forwarded,
+    )
+    .native(OWN_AND_GROUPS)
+    .differs(OF_A_USER),
+    row("prlimit64", libc::SYS_prlimit64, OF_ANOTHER, Forwarded).otherwise("limit is read, forwarded, limit is written"),
+    row("sched_getscheduler", libc::SYS_sched_getscheduler, OF_ANOTHER, Forwarded),
+    row("sched_getparam", libc::SYS_sched_getparam, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
+    row("sched_getattr", libc::SYS_sched_getattr, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
+    row("sched_getaffinity", libc::SYS_sched_getaffinity, OF_ANOTHER, Forwarded)
+        .otherwise("forwarded, result is written")
+        .differs(CPUS),
+    row("sched_rr_get_interval", libc::SYS_sched_rr_get_interval, OF_ANOTHER, Forwarded)
+        .otherwise("forwarded, result is written"),
+    row("sched_setscheduler", libc::SYS_sched_setscheduler, OF_ANOTHER, Forwarded)
+        .otherwise("argument is read, forwarded"),
+    row("sched_setparam", libc::SYS_sched_setparam, OF_ANOTHER, Forwarded).otherwise("argument is read, forwarded"),
+    row("sched_setattr", libc::SYS_sched_setattr, OF_ANOTHER, Forwarded).otherwise("argument is read, forwarded"),
+    row("sched_setaffinity", libc::SYS_sched_setaffinity, OF_ANOTHER, Forwarded)
+        .otherwise("argument is read, forwarded")
+        .differs(CPUS),
+    row("getpgid", libc::SYS_getpgid, OF_ANOTHER, Forwarded),
+    row("getsid", libc::SYS_getsid, OF_ANOTHER, Forwarded),
+];
+
+/// The rows as lines of a Markdown table, for the documentation.
+pub fn documentation() -> String {
+    let mut text = String::from("| call | native | otherwise | what is different |\n|---|---|---|---|\n");
+    for row in ROWS {
+        let mark = if row.standing == Planned { " [N]" } else { "" };
+        let native = if row.native.is_empty() { "–" } else { row.native };
+        text += &format!("| `{}`{mark} | {native} | {} | {} |\n", row.name, row.otherwise, row.differs);
+    }
+    text
+}
+
+/// Where an intercepted call has to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    Signal {
+        to: Destination,
+        call: SignalCall,
+    },
+    /// It needs no other node to be answered.
+    Failed(SignalError),
+    /// No row has it, or none of the row's cases holds: the filter that let it come here is of another release.
+    Unknown,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destination {
+    Node(Seat),
+    /// One after the other; the own node's part is native.
+    AllOthers,
+}
+
+/// What a call asks for, from what the kernel says of it. `own`: the caller's node.
+pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat) -> Asked {
+    let [first, second, third, ..] = arguments.map(|argument| argument as u32 as i32);
+    let signal = |whom, pid: i32, signal| match u32::try_from(pid).ok().and_then(Seat::of_pid) {
+        Some(seat) if seat != own => {
+            let call = SignalCall { whom, signal, payload: Payload::NONE };
+            Asked::Signal { to: Destination::Node(seat), call }
+        }
+        _ => Asked::Unknown,
+    };
+    match number {
+        libc::SYS_kill if first == -1 => {
+            let call = SignalCall { whom: Whom::Everybody, signal: second, payload: Payload::NONE };
+            Asked::Signal { to: Destination::AllOthers, call }
+        }
+        libc::SYS_kill if first < 0 => signal(Whom::Group(first.unsigned_abs()), first.wrapping_neg(), second),
+        libc::SYS_kill => signal(Whom::Process(first as u32), first, second),
+        libc::SYS_tkill => signal(Whom::Thread { process: None, thread: first as u32 }, first, second),
+        // The kernel says so before it looks for anybody.
+        libc::SYS_tgkill if second <= 0 => Asked::Failed(SignalError::Invalid),
+        libc::SYS_tgkill => signal(Whom::Thread { process: Some(first as u32), thread: second as u32 }, first, third),
+        _ => Asked::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn seat(index: usize) -> Seat {
+        Seat::new(index).unwrap()
+    }
+
+    fn ask(number: libc::c_long, arguments: [i64; 3]) -> Asked {
+        let [first, second, third] = arguments.map(|argument| argument as u64);
+        asked(number, &[first, second, third, 0, 0, 0], seat(0))
+    }
+
+    fn forwarded(to: usize, whom: Whom, signal: i32) -> Asked {
+        let call = SignalCall { whom, signal, payload: Payload::NONE };
+        Asked::Signal { to: Destination::Node(seat(to)), call }
+    }
+
+    #[test]
+    fn each_call_has_one_row() {
+        let (mut numbers, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for row in ROWS {
+            assert!(numbers.insert(row.number) && names.insert(row.name), "{}", row.name);
+            assert!(!row.cases.is_empty());
+        }
+    }
+
+    #[test]
+    fn number_says_which_node_is_asked() {
+        assert_eq!(ask(libc::SYS_kill, [131_072, 15, 0]), forwarded(1, Whom::Process(131_072), 15));
+        assert_eq!(ask(libc::SYS_kill, [-196_608, 15, 0]), forwarded(2, Whom::Group(196_608), 15));
+        let thread = Whom::Thread { process: None, thread: 131_073 };
+        assert_eq!(ask(libc::SYS_tkill, [131_073, 15, 0]), forwarded(1, thread, 15));
+        let thread = Whom::Thread { process: Some(131_072), thread: 5 };
+        assert_eq!(ask(libc::SYS_tgkill, [131_072, 5, 15]), forwarded(1, thread, 15));
+    }
+
+    #[test]
+    fn upper_halves_are_not_looked_at() {
+        let upper = 7 << 32;
+        assert_eq!(ask(libc::SYS_kill, [upper | 131_072, upper | 15, 0]), forwarded(1, Whom::Process(131_072), 15));
+    }
+
+    #[test]
+    fn whatever_a_filter_lets_through_has_an_answer() {
+        for pid in [0, 1, 70_000, -70_000, i64::from(i32::MIN), i64::from(i32::MAX), 5_000_000, -5_000_000] {
+            assert_eq!(ask(libc::SYS_kill, [pid, 15, 0]), Asked::Unknown, "{pid}");
+            assert_eq!(ask(libc::SYS_tkill, [pid, 15, 0]), Asked::Unknown, "{pid}");
+            assert_eq!(ask(libc::SYS_tgkill, [pid, 70_000, 15]), Asked::Unknown, "{pid}");
+        }
+        assert_eq!(ask(libc::SYS_tgkill, [131_072, 0, 15]), Asked::Failed(SignalError::Invalid));
+        assert_eq!(ask(libc::SYS_read, [131_072, 0, 15]), Asked::Unknown);
+    }
+
+    #[test]
+    fn rows_that_are_served_are_understood() {
+        for row in ROWS.iter().filter(|row| row.standing == Served) {
+            for case in row.cases {
+                let mut arguments = [1; 6];
+                for condition in *case {
+                    match *condition {
+                        Foreign(at) => arguments[usize::from(at)] = 131_072,
+                        ForeignGroup(at) => arguments[usize::from(at)] = -131_072_i64 as u64,
+                        Is(at, value) => arguments[usize::from(at)] = u64::from(value),
+                    }
+                }
+                assert_ne!(asked(row.number, &arguments, seat(0)), Asked::Unknown, "{} {case:?}", row.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Carries out what other nodes ask of this one's processes, each order at most once.
+//!
+//! It lives in the container's init: deciding, sending and remembering is one step of a process that ends only together
+//! with all processes an outcome could be about. So an outcome is true, and what is remembered needs no disk.
+//!
+//! For each origin it knows the life, below which sequence everything is settled, and the outcomes from there on: at
+//! most [`WINDOW`], of which a place is taken only when its order came.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::limits::{ROUNDS_MAX, WINDOW};
+use crate::order::{LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, SignalCall, Stale, Whom};
+use crate::permission::{self, Receiver, SameSession, SignalError, Signaller};
+use crate::range::{Seat, Seats};
+
+/// A signal as its receiver hears it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signal {
+    /// 1 to 64.
+    pub number: i32,
+    pub pid: u32,
+    pub uid: u32,
+    pub payload: Payload,
+}
+
+/// The processes of this node, as the kernel has them.
+pub trait ProcessTable {
+    /// A process, or a thread of it, that stays the one it is whatever becomes of its number.
+    type Held;
+
+    /// `None`: there is none. PID 1 is nobody.
+    fn hold_process(&mut self, process: u32) -> Option<Self::Held>;
+
+    /// `None`: there is none, or it is not of this process.
+    fn hold_thread(&mut self, process: Option<u32>, thread: u32) -> Option<Self::Held>;
+
+    /// `None`: it ended.
+    fn receiver(&mut self, held: &Self::Held) -> Option<Receiver>;
+
+    fn members(&mut self, group: u32) -> Vec<u32>;
+
+    /// All but PID 1, and but the remote ends of jobs: their deputies hear what everybody hears, and pass it on.
+    fn everybody(&mut self) -> Vec<u32>;
+
+    /// # Errors
+    /// It ended meanwhile, or as many signals are queued as it may have.
+    fn send(&mut self, held: &Self::Held, signal: &Signal) -> Result<(), SignalError>;
+}
+
+#[derive(Debug)]
+pub struct Executor {
+    own: Seat,
+    life: LifeNumber,
+    /// Those that may ask.
+    peers: Seats,
+    origins: BTreeMap<Seat, Origin>,
+}
+
+#[derive(Debug)]
+struct Origin {
+    life: LifeNumber,
+    settled_below: Sequence,
+    /// The first is that of `settled_below`.
+    outcomes: VecDeque<Option<OrderResult>>,
+}
+
+impl Executor {
+    /// `peers`: the other nodes of the container. Nobody else is heard.
+    pub fn new(own: Seat, life: LifeNumber, peers: Seats) -> Executor {
+        Executor { own, life, peers: peers.without(own), origins: BTreeMap::new() }
+    }
+
+    pub fn life(&self) -> LifeNumber {
+        self.life
+    }
+
+    pub fn carry_out(&mut self, order: &Order, processes: &mut impl ProcessTable) -> Outcome {
+        let carried = match self.place(order) {
+            Ok(place) => *place.get_or_insert_with(|| match signal(&order.call, &order.sender, processes) {
+                Ok(count) => OrderResult::Done(count),
+                Err(error) => OrderResult::Failed(error),
+            }),
+            Err(stale) => OrderResult::Refused(stale),
+        };
+        Outcome { origin_life: order.origin_life, sequence: order.sequence, carried }
+    }
+
+    /// Where the outcome of an order lies, or will.
+    fn place(&mut self, order: &Order) -> Result<&mut Option<OrderResult>, Stale> {
+        if order.executor_life != self.life {
+            return Err(Stale::Executor);
+        }
+        if !self.peers.contains(order.origin) {
+            return Err(Stale::Origin);
+        }
+        let new = || Origin { life: order.origin_life, settled_below: Sequence(1), outcomes: VecDeque::new() };
+        let origin = self.origins.entry(order.origin).or_insert_with(new);
+        if order.origin_life < origin.life {
+            return Err(Stale::Origin);
+        }
+        if order.origin_life > origin.life {
+            *origin = new();
+        }
+        origin.settle(order.settled_below);
+        let at = order.sequence.0.checked_sub(origin.settled_below.0).filter(|at| *at < WINDOW);
+        let at = at.ok_or(Stale::Sequence)? as usize;
+        if origin.outcomes.len() <= at {
+            origin.outcomes.resize(at + 1, None);
+        }
+        origin.outcomes.get_mut(at).ok_or(Stale::Sequence)
+    }
+
+    /// Outcomes that are remembered.
+    pub fn remembered(&self) -> usize {
+        self.origins.values().map(|origin| origin.outcomes.len()).sum()
+    }
+
+    pub fn seat(&self) -> Seat {
+        self.own
+    }
+}
+
+impl Origin {
+    /// Forgets what nobody asks for any more. An order that was overtaken by a later one says less; that changes
+    /// nothing.
+    fn settle(&mut self, below: Sequence) {
+        let settled = below.0.saturating_sub(self.settled_below.0);
+        let forgotten = usize::try_from(settled).unwrap_or(usize::MAX).min(self.outcomes.len());
+        self.outcomes.drain(..forgotten);
+        self.settled_below = self.settled_below.max(below);
+    }
+}
+
+/// How many processes were looked at.
+fn signal<P: ProcessTable>(call: &SignalCall, sender: &Signaller, processes: &mut P) -> Result<u32, SignalError> {
+    let to = |held: Option<P::Held>, processes: &mut P| {
+        let held = held.ok_or(SignalError::NoProcess)?;
+        let receiver = processes.receiver(&held).ok_or(SignalError::NoProcess)?;
+        permission::check(call.signal, sender, receiver, SameSession::No)?;
+        if call.signal == 0 {
+            return Ok(());
+        }
+        let signal = Signal { number: call.signal, pid: sender.pid, uid: sender.uid, payload: call.payload };
+        processes.send(&held, &signal)
+    };
+    match call.whom {
+        Whom::Process(process) => {
+            let held = processes.hold_process(process);
+            to(held, processes).map(|()| 1)
+        }
+        Whom::Thread { process, thread } => {
+            let held = processes.hold_thread(process, thread);
+            to(held, processes).map(|()| 1)
+        }
+        Whom::Group(leader) => {
+            // As the kernel's: one that heard it makes it a success; else what was said of the last one.
+            let (mut heard, mut last) = (0, Err(SignalError::NoProcess));
+            for process in processes.members(leader) {
+                let held = processes.hold_process(process);
+                last = to(held, processes);
+                heard += u32::from(last.is_ok());
+            }
+            if heard > 0 { Ok(heard) } else { last.map(|()| 0) }
+        }
+        Whom::Everybody => {
+            let (mut known, mut failure) = (BTreeSet::new(), None);
+            for _ in 0..ROUNDS_MAX {
+                let new: Vec<u32> =
+                    processes.everybody().into_iter().filter(|process| known.insert(*process)).collect();
+                if new.is_empty() {
+                    break;
+                }
+                for process in new {
+                    let held = processes.hold_process(process);
+                    match to(held, processes) {
+                        Ok(()) | Err(SignalError::NotPermitted | SignalError::NoProcess) => (),
+                        Err(error) => failure = Some(error),
+                    }
+                }
+            }
+            failure.map_or(Ok(known.len() as u32), Err)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::permission::Power;
+
+    /// ProcessTable by number, with a uid each; what was sent to whom.
+    #[derive(Default)]
+    struct Table {
+        uids: BTreeMap<u32, u32>,
+        groups: BTreeMap<u32, Vec<u32>>,
+        sent: Vec<(u32, i32)>,
+        /// Numbers that are forked, one in each round.
+        forks: Vec<u32>,
+    }
+
+    impl ProcessTable for Table {
+        type Held = u32;
+
+        fn hold_process(&mut self, process: u32) -> Option<u32> {
+            self.uids.contains_key(&process).then_some(process)
+        }
+
+        fn hold_thread(&mut self, process: Option<u32>, thread: u32) -> Option<u32> {
+            // Each process has one more thread, with the number after its own.
+            let owner = if self.uids.contains_key(&thread) { thread } else { thread - 1 };
+            (self.uids.contains_key(&owner) && process.is_none_or(|process| process == owner)).then_some(owner)
+        }
+
+        fn receiver(&mut self, held: &u32) -> Option<Receiver> {
+            self.uids.get(held).map(|uid| Receiver { uid: *uid, suid: *uid })
+        }
+
+        fn members(&mut self, group: u32) -> Vec<u32> {
+            self.groups.get(&group).cloned().unwrap_or_default()
+        }
+
+        fn everybody(&mut self) -> Vec<u32> {
+            if let Some(child) = self.forks.pop() {
+                self.uids.insert(child, 1);
+            }
+            self.uids.keys().copied().collect()
+        }
+
+        fn send(&mut self, held: &u32, signal: &Signal) -> Result<(), SignalError> {
+            self.sent.push((*held, signal.number));
+            Ok(())
+        }
+    }
+
+    const EXECUTOR: LifeNumber = LifeNumber(7);
+
+    fn seat(index: usize) -> Seat {
+        Seat::new(index).unwrap()
+    }
+
+    fn executor() -> Executor {
+        Executor::new(seat(1), EXECUTOR, [seat(0), seat(1), seat(2)].into_iter().collect())
+    }
+
+    fn order(life: u64, sequence: u64, settled_below: u64, whom: Whom, signal: i32) -> Order {
+        Order {
+            origin: seat(0),
+            origin_life: LifeNumber(life),
+            sequence: Sequence(sequence),
+            settled_below: Sequence(settled_below),
+            executor_life: EXECUTOR,
+            sender: Signaller { pid: 70_000, uid: 1, euid: 1, power: Power::Own },
+            call: SignalCall { whom, signal, payload: Payload::NONE },
+        }
+    }
+
+    fn table() -> Table {
+        Table { uids: [(131_072, 1), (131_080, 2), (131_090, 1)].into(), ..Table::default() }
+    }
+
+    #[test]
+    fn order_that_comes_again_is_answered_and_not_carried_out() {
+        let (mut executor, mut table) = (executor(), table());
+        let asked = order(1, 1, 1, Whom::Process(131_072), 15);
+        let first = executor.carry_out(&asked, &mut table);
+        table.uids.clear();
+        assert_eq!(executor.carry_out(&asked, &mut table), first);
+        assert_eq!((first.carried, table.sent), (OrderResult::Done(1), vec![(131_072, 15)]));
+    }
+
+    #[test]
+    fn failure_is_remembered_as_well() {
+        let (mut executor, mut table) = (executor(), table());
+        let asked = order(1, 1, 1, Whom::Process(131_073), 15);
+        assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Failed(SignalError::NoProcess));
+        table.uids.insert(131_073, 1);
+        assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Failed(SignalError::NoProcess));
+        assert_eq!(table.sent, []);
+    }
+
+    #[test]
+    fn order_for_another_life_finds_nobody() {
+        let (mut executor, mut table) = (executor(), table());
+        for life in [EXECUTOR.0 - 1, EXECUTOR.0 + 1] {
+            let asked = Order { executor_life: LifeNumber(life), ..order(1, 1, 1, Whom::Process(131_072), 9) };
+            assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Refused(Stale::Executor));
+        }
+        assert_eq!((table.sent, executor.remembered()), (vec![], 0));
+    }
+
+    #[test]
+    fn journal_that_is_over_is_not_heard_and_a_new_one_begins_at_one() {
+        let (mut executor, mut table) = (executor(), table());
+        let to = Whom::Process(131_072);
+        assert_eq!(executor.carry_out(&order(5, 900, 880, to, 1), &mut table).carried, OrderResult::Done(1));
+        assert_eq!(executor.carry_out(&order(6, 1, 1, to, 2), &mut table).carried, OrderResult::Done(1));
+        assert_eq!(
+            executor.carry_out(&order(5, 901, 880, to, 3), &mut table).carried,
+            OrderResult::Refused(Stale::Origin)
+        );
+        assert_eq!(table.sent, [(131_072, 1), (131_072, 2)]);
+    }
+
+    #[test]
+    fn what_is_remembered_has_a_bound() {
+        let (mut executor, mut table) = (executor(), table());
+        let to = Whom::Process(131_072);
+        for sequence in 1..=WINDOW {
+            assert_eq!(executor.carry_out(&order(1, sequence, 1, to, 0), &mut table).carried, OrderResult::Done(1));
+        }
+        let beyond = order(1, WINDOW + 1, 1, to, 0);
+        assert_eq!(executor.carry_out(&beyond, &mut table).carried, OrderResult::Refused(Stale::Sequence));
+        assert_eq!(executor.remembered(), WINDOW as usize);
+        let settled = order(1, WINDOW + 1, WINDOW + 1, to, 0);
+        assert_eq!(executor.carry_out(&settled, &mut table).carried, OrderResult::Done(1));
+        assert_eq!(executor.remembered(), 1);
+        assert_eq!(
+            executor.carry_out(&order(1, 7, 1, to, 9), &mut table).carried,
+            OrderResult::Refused(Stale::Sequence)
+        );
+        let far = order(1, u64::MAX, u64::MAX, to, 0);
+        assert_eq!(executor.carry_out(&far, &mut table).carried, OrderResult::Done(1));
+        assert_eq!(executor.remembered(), 1);
+    }
+
+    #[test]
+    fn nodes_that_are_not_of_the_container_are_not_heard() {
+        let (mut executor, mut table) = (executor(), table());
+        for origin in [1, 3] {
+            let asked = Order { origin: seat(origin), ..order(1, 1, 1, Whom::Process(131_072), 9) };
+            assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Refused(Stale::Origin));
+        }
+        assert_eq!(executor.remembered(), 0);
+    }
+
+    #[test]
+    fn group_is_heard_when_one_of_it_may_hear() {
+        let (mut executor, mut table) = (executor(), table());
+        table.groups = [(131_072, vec![131_072, 131_080]), (131_080, vec![131_080])].into();
+        let carried = |sequence, group, executor: &mut Executor, table: &mut Table| {
+            executor.carry_out(&order(1, sequence, 1, Whom::Group(group), 15), table).carried
+        };
+        assert_eq!(carried(1, 131_072, &mut executor, &mut table), OrderResult::Done(1));
+        assert_eq!(carried(2, 131_080, &mut executor, &mut table), OrderResult::Failed(SignalError::NotPermitted));
+        assert_eq!(carried(3, 131_099, &mut executor, &mut table), OrderResult::Failed(SignalError::NoProcess));
+        assert_eq!(table.sent, [(131_072, 15)]);
+    }
+
+    #[test]
+    fn everybody_is_heard_once_also_who_is_forked_meanwhile() {
+        let (mut executor, mut table) = (executor(), table());
+        table.forks = vec![131_101, 131_100];
+        let asked = order(1, 1, 1, Whom::Everybody, 9);
+        assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Done(5));
+        assert_eq!(table.sent, [131_072, 131_090, 131_100, 131_101].map(|pid| (pid, 9)));
+    }
+
+    #[test]
+    fn fork_storm_does_not_keep_the_executor() {
+        let (mut executor, mut table) = (executor(), table());
+        table.forks = (0..1000).map(|child| 140_000 + child).collect();
+        let asked = order(1, 1, 1, Whom::Everybody, 9);
+        assert_eq!(executor.carry_out(&asked, &mut table).carried, OrderResult::Done(3 + ROUNDS_MAX as u32));
+    }
+
+    #[test]
+    fn signal_that_is_none_needs_a_process_to_be_refused() {
+        let (mut executor, mut table) = (executor(), table());
+        let to = |process| Whom::Process(process);
+        let none = executor.carry_out(&order(1, 1, 1, to(131_072), 65), &mut table).carried;
+        let nobody = executor.carry_out(&order(1, 2, 1, to(131_073), 65), &mut table).carried;
+        assert_eq!(none, OrderResult::Failed(SignalError::Invalid));
+        assert_eq!(nobody, OrderResult::Failed(SignalError::NoProcess));
+        assert_eq!(table.sent, []);
+    }
+
+    #[test]
+    fn thread_has_to_be_of_the_process_that_is_named() {
+        let (mut executor, mut table) = (executor(), table());
+        let to = |process, thread| Whom::Thread { process, thread };
+        let asked = [to(None, 131_073), to(Some(131_072), 131_073), to(Some(131_080), 131_073)];
+        let carried: Vec<OrderResult> = (1..)
+            .zip(asked)
+            .map(|(sequence, whom)| executor.carry_out(&order(1, sequence, 1, whom, 15), &mut table).carried)
+            .collect();
+        assert_eq!(carried, [OrderResult::Done(1), OrderResult::Done(1), OrderResult::Failed(SignalError::NoProcess)]);
+    }
+}

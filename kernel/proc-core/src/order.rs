@@ -1,0 +1,365 @@
+//! What one node asks another one to do, and what it hears: fixed records, little-endian.
+//!
+//! An *origin* is the call gate of a node with its journal, an *executor* the init of a container on a node. Each has a
+//! *life*: the origin's is the epoch in which its journal was made, the executor's that of its share's start. Both only
+//! rise. An order is said again, as it was, until its outcome arrives; carried out it is once (`executor`).
+//!
+//! ```text
+//! order    0 version  1 kind  2 origin seat  3 flags  4 signal  8 first  12 second  16 code
+//!         24 origin life  32 sequence  40 settled below  48 executor life  56 pid  60 uid  64 euid  72 value  80 bytes
+//! outcome  0 version  1 kind  4 number  8 origin life  16 sequence                                        24 bytes
+//! ```
+
+use crate::permission::{Power, SignalError, Signaller};
+use crate::range::Seat;
+
+pub const ORDER_BYTES: usize = 80;
+pub const OUTCOME_BYTES: usize = 24;
+/// Of both records; another one is another protocol.
+const VERSION: u8 = 1;
+
+/// Number of a life; later ones are larger.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LifeNumber(pub u64);
+
+/// Number of an order among those of one origin to one node; the first is 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Sequence(pub u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whom {
+    Process(u32),
+    /// Of a process, if one is named.
+    Thread {
+        process: Option<u32>,
+        thread: u32,
+    },
+    /// By the number of its leader.
+    Group(u32),
+    Everybody,
+}
+
+/// What `siginfo` says beside the sender.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Payload {
+    /// Negative and not SI_TKILL: the kernel lets nobody else's process say anything else.
+    pub code: i32,
+    pub value: u64,
+}
+
+impl Payload {
+    /// Of `kill`, `tkill` and `tgkill`, which have none.
+    pub const NONE: Payload = Payload { code: libc::SI_QUEUE, value: 0 };
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalCall {
+    pub whom: Whom,
+    /// As the caller said it: it may be none.
+    pub signal: i32,
+    pub payload: Payload,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    pub origin: Seat,
+    pub origin_life: LifeNumber,
+    pub sequence: Sequence,
+    /// The origin asks for nothing below it any more.
+    pub settled_below: Sequence,
+    /// Whom it was meant for.
+    pub executor_life: LifeNumber,
+    pub sender: Signaller,
+    pub call: SignalCall,
+}
+
+/// Why an executor did not look at an order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stale {
+    /// It was meant for another life of the executor: the process is gone.
+    Executor,
+    /// The origin has another life by now.
+    Origin,
+    /// Settled, or further ahead than an origin may be.
+    Sequence,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OrderResult {
+    /// How many processes were looked at: 1, but for groups and everybody.
+    Done(u32),
+    Failed(SignalError),
+    Refused(Stale),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Whose sequence: an outcome may come so late that its origin has another life.
+    pub origin_life: LifeNumber,
+    pub sequence: Sequence,
+    pub carried: OrderResult,
+}
+
+/// Bytes that are no record of this version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadRecord;
+
+const POWERFUL: u8 = 1;
+const OF_PROCESS: u8 = 2;
+
+impl Order {
+    pub fn encode(&self) -> [u8; ORDER_BYTES] {
+        let power = if self.sender.power == Power::All { POWERFUL } else { 0 };
+        let (kind, of_process, first, second) = match self.call.whom {
+            Whom::Process(process) => (0, 0, process, 0),
+            Whom::Thread { process, thread } => {
+                (1, if process.is_some() { OF_PROCESS } else { 0 }, thread, process.unwrap_or(0))
+            }
+            Whom::Group(leader) => (2, 0, leader, 0),
+            Whom::Everybody => (3, 0, 0, 0),
+        };
+        let mut bytes = Writer::new();
+        bytes.put(&[VERSION, kind, self.origin.index() as u8, power | of_process]);
+        bytes.put(&self.call.signal.to_le_bytes());
+        bytes.put(&first.to_le_bytes());
+        bytes.put(&second.to_le_bytes());
+        bytes.put(&self.call.payload.code.to_le_bytes());
+        bytes.put(&[0; 4]);
+        let (origin, executor) = (self.origin_life.0, self.executor_life.0);
+        for word in [origin, self.sequence.0, self.settled_below.0, executor] {
+            bytes.put(&word.to_le_bytes());
+        }
+        for word in [self.sender.pid, self.sender.uid, self.sender.euid, 0] {
+            bytes.put(&word.to_le_bytes());
+        }
+        bytes.put(&self.call.payload.value.to_le_bytes());
+        bytes.bytes
+    }
+
+    /// # Errors
+    /// The bytes are no order, or one that no call gate sends.
+    pub fn decode(bytes: &[u8]) -> Result<Order, BadRecord> {
+        let bytes: &[u8; ORDER_BYTES] = bytes.try_into().map_err(|_| BadRecord)?;
+        let mut from = Reader(bytes);
+        let [version, kind, seat, flags] = from.take()?;
+        let signal = i32::from_le_bytes(from.take()?);
+        let (first, second) = (u32::from_le_bytes(from.take()?), u32::from_le_bytes(from.take()?));
+        let code = i32::from_le_bytes(from.take()?);
+        let padding = u32::from_le_bytes(from.take()?);
+        let mut word = || Ok(u64::from_le_bytes(from.take()?));
+        let (origin_life, sequence, settled_below, executor_life) = (word()?, word()?, word()?, word()?);
+        let mut half = || Ok(u32::from_le_bytes(from.take()?));
+        let (pid, uid, euid, more) = (half()?, half()?, half()?, half()?);
+        let value = u64::from_le_bytes(from.take()?);
+        let whom = match (kind, flags & OF_PROCESS != 0) {
+            (0, false) if second == 0 => Whom::Process(first),
+            (1, true) => Whom::Thread { process: Some(second), thread: first },
+            (1, false) if second == 0 => Whom::Thread { process: None, thread: first },
+            (2, false) if second == 0 => Whom::Group(first),
+            (3, false) if first == 0 && second == 0 => Whom::Everybody,
+            _ => return Err(BadRecord),
+        };
+        let is_sound = version == VERSION
+            && flags & !(POWERFUL | OF_PROCESS) == 0
+            && (padding, more) == (0, 0)
+            && 0 < settled_below
+            && settled_below <= sequence
+            && may_be_said(code);
+        if !is_sound {
+            return Err(BadRecord);
+        }
+        let power = if flags & POWERFUL != 0 { Power::All } else { Power::Own };
+        Ok(Order {
+            origin: Seat::new(usize::from(seat)).ok_or(BadRecord)?,
+            origin_life: LifeNumber(origin_life),
+            sequence: Sequence(sequence),
+            settled_below: Sequence(settled_below),
+            executor_life: LifeNumber(executor_life),
+            sender: Signaller { pid, uid, euid, power },
+            call: SignalCall { whom, signal, payload: Payload { code, value } },
+        })
+    }
+}
+
+/// What the kernel lets a process say in `si_code` of a signal to another one.
+pub const fn may_be_said(code: i32) -> bool {
+    code < 0 && code != libc::SI_TKILL
+}
+
+impl Outcome {
+    pub fn encode(&self) -> [u8; OUTCOME_BYTES] {
+        let (kind, number) = match self.carried {
+            OrderResult::Done(count) => (0, count),
+            OrderResult::Failed(error) => (1, error.errno() as u32),
+            OrderResult::Refused(Stale::Executor) => (2, 0),
+            OrderResult::Refused(Stale::Origin) => (3, 0),
+            OrderResult::Refused(Stale::Sequence) => (4, 0),
+        };
+        let mut bytes = Writer::new();
+        bytes.put(&[VERSION, kind, 0, 0]);
+        bytes.put(&number.to_le_bytes());
+        bytes.put(&self.origin_life.0.to_le_bytes());
+        bytes.put(&self.sequence.0.to_le_bytes());
+        bytes.bytes
+    }
+
+    /// # Errors
+    /// The bytes are no outcome.
+    pub fn decode(bytes: &[u8]) -> Result<Outcome, BadRecord> {
+        let bytes: &[u8; OUTCOME_BYTES] = bytes.try_into().map_err(|_| BadRecord)?;
+        let mut from = Reader(bytes);
+        let [version, kind, 0, 0] = from.take()? else { return Err(BadRecord) };
+        let number = u32::from_le_bytes(from.take()?);
+        let origin_life = LifeNumber(u64::from_le_bytes(from.take()?));
+        let sequence = Sequence(u64::from_le_bytes(from.take()?));
+        let error = || i32::try_from(number).ok().and_then(SignalError::from_errno).ok_or(BadRecord);
+        let carried = match (version, kind, number) {
+            (VERSION, 0, count) => OrderResult::Done(count),
+            (VERSION, 1, _) => OrderResult::Failed(error()?),
+            (VERSION, 2, 0) => OrderResult::Refused(Stale::Executor),
+            (VERSION, 3, 0) => OrderResult::Refused(Stale::Origin),
+            (VERSION, 4, 0) => OrderResult::Refused(Stale::Sequence),
+            _ => return Err(BadRecord),
+        };
+        Ok(Outcome { origin_life, sequence, carried })
+    }
+}
+
+struct Writer<const N: usize> {
+    bytes: [u8; N],
+    at: usize,
+}
+
+impl<const N: usize> Writer<N> {
+    fn new() -> Writer<N> {
+        Writer { bytes: [0; N], at: 0 }
+    }
+
+    fn put(&mut self, field: &[u8]) {
+        let end = self.at + field.len();
+        if let Some(room) = self.bytes.get_mut(self.at..end) {
+            room.copy_from_slice(field);
+        }
+        self.at = end;
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadRecord> {
+        let (field, rest) = self.0.split_first_chunk().ok_or(BadRecord)?;
+        self.0 = rest;
+        Ok(*field)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn orders() -> Vec<Order> {
+        let whom = [
+            Whom::Process(131_072),
+            Whom::Thread { process: None, thread: 131_073 },
+            Whom::Thread { process: Some(131_072), thread: 131_073 },
+            Whom::Group(196_608),
+            Whom::Everybody,
+        ];
+        let order = |(at, whom): (usize, Whom)| Order {
+            origin: Seat::new(at).unwrap(),
+            origin_life: LifeNumber(u64::MAX - at as u64),
+            sequence: Sequence(9 + at as u64),
+            settled_below: Sequence(9),
+            executor_life: LifeNumber(3),
+            sender: Signaller {
+                pid: 70_000,
+                uid: 33,
+                euid: 0,
+                power: if at % 2 == 0 { Power::All } else { Power::Own },
+            },
+            call: SignalCall {
+                whom,
+                signal: if at == 3 { i32::MIN } else { 15 },
+                payload: Payload { code: -60, value: u64::MAX },
+            },
+        };
+        whom.into_iter().enumerate().map(order).collect()
+    }
+
+    #[test]
+    fn orders_arrive_as_they_were_sent() {
+        for order in orders() {
+            assert_eq!(Order::decode(&order.encode()), Ok(order));
+        }
+    }
+
+    #[test]
+    fn bytes_of_an_order_are_these() {
+        let mut expected = [0; ORDER_BYTES];
+        expected[..4].copy_from_slice(&[1, 1, 2, 3]);
+        expected[4] = 15;
+        expected[8..12].copy_from_slice(&131_073_u32.to_le_bytes());
+        expected[12..16].copy_from_slice(&131_072_u32.to_le_bytes());
+        expected[16..20].copy_from_slice(&(-60_i32).to_le_bytes());
+        expected[24..32].copy_from_slice(&(u64::MAX - 2).to_le_bytes());
+        (expected[32], expected[40], expected[48]) = (11, 9, 3);
+        expected[56..60].copy_from_slice(&70_000_u32.to_le_bytes());
+        expected[60] = 33;
+        expected[72..].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(orders()[2].encode(), expected);
+    }
+
+    #[test]
+    fn outcomes_arrive_as_they_were_sent_and_nothing_else_is_one() {
+        let all = [
+            OrderResult::Done(0),
+            OrderResult::Done(u32::MAX),
+            OrderResult::Failed(SignalError::NotPermitted),
+            OrderResult::Failed(SignalError::Full),
+            OrderResult::Refused(Stale::Executor),
+            OrderResult::Refused(Stale::Origin),
+            OrderResult::Refused(Stale::Sequence),
+        ];
+        for carried in all {
+            let outcome = Outcome { origin_life: LifeNumber(7), sequence: Sequence(u64::MAX), carried };
+            assert_eq!(Outcome::decode(&outcome.encode()), Ok(outcome));
+        }
+        let done = Outcome { origin_life: LifeNumber(1), sequence: Sequence(1), carried: OrderResult::Done(0) };
+        let mut bytes = done.encode();
+        for kind in 5..=255 {
+            bytes[1] = kind;
+            assert_eq!(Outcome::decode(&bytes), Err(BadRecord));
+        }
+        bytes[1] = 1;
+        assert_eq!(Outcome::decode(&bytes), Err(BadRecord), "0 is no error");
+    }
+
+    #[test]
+    fn each_changed_byte_is_refused_or_means_an_order_that_encodes_to_it() {
+        for order in orders() {
+            let bytes = order.encode();
+            for at in 0..ORDER_BYTES {
+                for value in 0..=255 {
+                    let mut changed = bytes;
+                    changed[at] = value;
+                    if let Ok(read) = Order::decode(&changed) {
+                        assert_eq!(read.encode(), changed, "byte {at} is {value}");
+                    }
+                }
+            }
+            for length in 0..ORDER_BYTES {
+                assert_eq!(Order::decode(&bytes[..length]), Err(BadRecord));
+            }
+        }
+    }
+
+    #[test]
+    fn codes_that_are_the_kernels_own_are_refused() {
+        let mut order = orders()[0];
+        for code in [0, 1, 0x80, libc::SI_TKILL, i32::MAX] {
+            order.call.payload.code = code;
+            assert_eq!(Order::decode(&order.encode()), Err(BadRecord), "{code}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Who may signal whom, as `kill(2)` has it.
+//!
+//! A container has one user namespace, so uids are the container's own, and CAP_KILL counts for all of its processes.
+//! SameSession do not span nodes; the rule about them is here because the kernel is asked the same (`tests/kernel.rs`).
+
+/// Who signals, as the kernel shows the calling thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signaller {
+    /// Process, not thread: receivers see it in `si_pid`.
+    pub pid: u32,
+    /// Real, which receivers see in `si_uid`.
+    pub uid: u32,
+    pub euid: u32,
+    pub power: Power,
+}
+
+/// Whether CAP_KILL is effective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Power {
+    All,
+    Own,
+}
+
+/// Of a process that is to be signalled, what is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Receiver {
+    /// Real.
+    pub uid: u32,
+    /// Saved.
+    pub suid: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SameSession {
+    Yes,
+    No,
+}
+
+/// Why a signal was not sent, in words of `kill(2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SignalError {
+    /// There is no such process, or not any more.
+    NoProcess,
+    NotPermitted,
+    /// There is no such signal, or a number that is none.
+    Invalid,
+    /// As many signals are queued as the receiver may have.
+    Full,
+    /// Its node cannot be reached. It may have heard the signal or not.
+    Unreachable,
+}
+
+impl SignalError {
+    pub const fn errno(self) -> i32 {
+        match self {
+            SignalError::NoProcess => libc::ESRCH,
+            SignalError::NotPermitted => libc::EPERM,
+            SignalError::Invalid => libc::EINVAL,
+            SignalError::Full => libc::EAGAIN,
+            SignalError::Unreachable => libc::EHOSTUNREACH,
+        }
+    }
+
+    pub fn from_errno(errno: i32) -> Option<SignalError> {
+        let all = [
+            SignalError::NoProcess,
+            SignalError::NotPermitted,
+            SignalError::Invalid,
+            SignalError::Full,
+            SignalError::Unreachable,
+        ];
+        all.into_iter().find(|error| error.errno() == errno)
+    }
+}
+
+/// Most that a signal's number is; 0 asks whether a process is there.
+pub const SIGNAL_MAX: i32 = 64;
+
+/// Whether a process that is there may be signalled, and with what. A process may signal itself always; that never
+/// crosses nodes.
+///
+/// # Errors
+/// The signal is none, or the sender may not.
+pub fn check(signal: i32, sender: &Signaller, receiver: Receiver, session: SameSession) -> Result<(), SignalError> {
+    if !(0..=SIGNAL_MAX).contains(&signal) {
+        return Err(SignalError::Invalid);
+    }
+    let is_own = [sender.uid, sender.euid].iter().any(|uid| [receiver.uid, receiver.suid].contains(uid));
+    let continues = signal == libc::SIGCONT && session == SameSession::Yes;
+    if is_own || continues || sender.power == Power::All { Ok(()) } else { Err(SignalError::NotPermitted) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sender(uid: u32, euid: u32, power: Power) -> Signaller {
+        Signaller { pid: 70_000, uid, euid, power }
+    }
+
+    #[test]
+    fn one_of_two_uids_has_to_be_one_of_two() {
+        let asked = |uid, euid, receiver| {
+            check(15, &sender(uid, euid, Power::Own), Receiver { uid: receiver, suid: 9 }, SameSession::No)
+        };
+        assert_eq!((asked(5, 6, 5), asked(5, 6, 6), asked(9, 6, 1)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(asked(5, 6, 7), Err(SignalError::NotPermitted));
+        assert_eq!(asked(0, 0, 7), Err(SignalError::NotPermitted), "root without the capability is a user like others");
+    }
+
+    #[test]
+    fn signal_that_is_none_is_said_before_who_may() {
+        let nobody = Receiver { uid: 1, suid: 1 };
+        for signal in [-1, 65, i32::MIN, i32::MAX] {
+            assert_eq!(check(signal, &sender(5, 5, Power::Own), nobody, SameSession::No), Err(SignalError::Invalid));
+        }
+        assert_eq!(check(0, &sender(5, 5, Power::Own), nobody, SameSession::No), Err(SignalError::NotPermitted));
+        assert_eq!(check(64, &sender(5, 5, Power::All), nobody, SameSession::No), Ok(()));
+    }
+
+    #[test]
+    fn session_lets_sigcont_pass_and_nothing_else() {
+        let (other, user) = (Receiver { uid: 1, suid: 1 }, sender(5, 5, Power::Own));
+        assert_eq!(check(libc::SIGCONT, &user, other, SameSession::Yes), Ok(()));
+        assert_eq!(check(libc::SIGCONT, &user, other, SameSession::No), Err(SignalError::NotPermitted));
+        assert_eq!(check(libc::SIGTERM, &user, other, SameSession::Yes), Err(SignalError::NotPermitted));
+    }
+
+    #[test]
+    fn errors_and_their_numbers_are_one_to_one() {
+        for errno in 1..=133 {
+            if let Some(error) = SignalError::from_errno(errno) {
+                assert_eq!(error.errno(), errno);
+            }
+        }
+        assert_eq!(SignalError::from_errno(0), None);
+    }
+}
