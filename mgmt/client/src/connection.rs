@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use crate::Error;
-use crate::far::Far;
+use crate::far::{Far, Unusable};
 use crate::frames::Stream;
 use crate::wire::Wire;
 
@@ -80,22 +80,44 @@ impl Client {
         body: Option<&impl Serialize>,
         seconds: u64,
     ) -> Result<Bytes, Error> {
+        let asked = OnceLock::new();
         let exchange = async {
-            let response = refuse_errors(self.send(request(method, path, body)?).await?).await?;
-            read_body(response).await
+            let request = request(method, path, body)?;
+            let (wire, whom) = self.connect().await?;
+            let _ = asked.set(whom);
+            read_body(refuse_errors(self.send_over(wire, request).await?).await?).await
         };
         let answer = within(seconds, exchange);
-        match &self.0 {
-            Way::Socket(_) if seconds > ASK_SECONDS => unless_silent(answer, LOOK_EVERY, || self.lives()).await,
-            // A node that vanishes is noticed by the connection.
-            Way::Socket(_) | Way::Far(_) => answer.await,
+        if seconds <= ASK_SECONDS {
+            return answer.await;
         }
+        unless_silent(answer, LOOK_EVERY, async || match asked.get() {
+            Some(whom) => self.lives(*whom).await,
+            // Dialling has a limit of its own.
+            None => true,
+        })
+        .await
     }
 
-    /// Whatever it answers, or that nobody is there, it is not one that hangs.
-    async fn lives(&self) -> bool {
-        let asked = async { self.send(request(Method::GET, mgmt_api::path::LIVEZ, None::<&()>)?).await.map(drop) };
-        !matches!(within(ASK_SECONDS, asked).await, Err(Error::TimedOut { .. }))
+    /// The one that was asked. Whatever it answers, or that nobody is there, it is not one that hangs: a node that is
+    /// gone is noticed by the connection.
+    async fn lives(&self, whom: usize) -> bool {
+        let asked = async {
+            let wire = match &self.0 {
+                Way::Socket(_) => self.connect().await?.0,
+                Way::Far(far) => match far.dial_again(whom).await {
+                    Ok(wire) => wire,
+                    Err(Unusable::Silent) => return Ok(false),
+                    Err(Unusable::Away(_) | Unusable::Untrusted(_)) => return Ok(true),
+                },
+            };
+            let request = request(Method::GET, mgmt_api::path::LIVEZ, None::<&()>)?;
+            self.send_over(wire, request).await.map(|_| true)
+        };
+        match within(ASK_SECONDS, asked).await {
+            Ok(lives) => lives,
+            Err(error) => !matches!(error, Error::TimedOut { .. }),
+        }
     }
 
     /// Sends what is answered with nothing. Somebody else's server would answer with something.
@@ -174,17 +196,26 @@ impl Client {
         within(ASK_SECONDS, exchange).await
     }
 
-    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
-        let wire = match &self.0 {
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        let (wire, _) = self.connect().await?;
+        self.send_over(wire, request).await
+    }
+
+    /// And to which of several.
+    async fn connect(&self) -> Result<(Wire, usize), Error> {
+        match &self.0 {
             Way::Socket(socket) => {
                 let connected = UnixStream::connect(socket).await;
-                Wire::Unix(connected.map_err(|source| no_connection(socket.clone(), source))?)
+                Ok((Wire::Unix(connected.map_err(|source| no_connection(socket.clone(), source))?), 0))
             }
-            Way::Far(far) => {
-                far.sign(request.headers_mut());
-                far.dial().await?
-            }
-        };
+            Way::Far(far) => far.dial().await,
+        }
+    }
+
+    async fn send_over(&self, wire: Wire, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        if let Way::Far(far) = &self.0 {
+            far.sign(request.headers_mut());
+        }
         send_over(wire, request).await
     }
 }

@@ -45,8 +45,10 @@ impl std::fmt::Debug for Far {
 }
 
 /// Why one address is none to talk to.
-enum Unusable {
+pub enum Unusable {
     Away(String),
+    /// It takes the connection perhaps, and says nothing.
+    Silent,
     Untrusted(Distrust),
 }
 
@@ -80,8 +82,8 @@ impl Far {
     }
 
     /// A connection to the first node that answers. They are dialled one after the other, the next as soon as one is
-    /// slow; whoever answered last comes first.
-    pub async fn dial(&self) -> Result<Wire, Error> {
+    /// slow; whoever answered last comes first. Says which one it is.
+    pub async fn dial(&self) -> Result<(Wire, usize), Error> {
         let (count, first) = (self.addresses.len(), self.first.load(Ordering::Relaxed));
         let mut order = (0..count).map(|index| (first + index) % count);
         let (mut dialling, mut failed) = (JoinSet::new(), Vec::new());
@@ -102,7 +104,7 @@ impl Far {
                 ended = dialling.join_next() => match ended {
                     Some(Ok((index, Ok(stream)))) => {
                         self.first.store(index, Ordering::Relaxed);
-                        return Ok(Wire::Tls(Box::new(stream)));
+                        return Ok((Wire::Tls(Box::new(stream)), index));
                     }
                     Some(Ok((index, Err(why)))) => failed.push((self.addresses[index].clone(), why)),
                     Some(Err(_)) => (),
@@ -112,12 +114,19 @@ impl Far {
         }
     }
 
+    /// Another connection to one that answered.
+    pub async fn dial_again(&self, index: usize) -> Result<Wire, Unusable> {
+        let Some(address) = self.addresses.get(index) else { return Err(Unusable::Away("no address".to_owned())) };
+        Ok(Wire::Tls(Box::new(dial(&self.connector, address).await?)))
+    }
+
     /// That somebody is not believed says more than that others are away.
     fn failure(&self, failed: Vec<(String, Unusable)>) -> Error {
         let mut tried = Vec::new();
         for (address, why) in failed {
             match why {
                 Unusable::Away(why) => tried.push(format!("{address}: {why}")),
+                Unusable::Silent => tried.push(format!("{address}: no answer within {} s", DIAL_LIMIT.as_secs())),
                 Unusable::Untrusted(why) => return Error::Untrusted { cluster: self.cluster.clone(), address, why },
             }
         }
@@ -136,7 +145,7 @@ async fn dial(connector: &TlsConnector, address: &str) -> Result<TlsStream<TcpSt
         shaken.map_err(|error| Distrust::of(&error).map_or_else(|| away(&error), Unusable::Untrusted))
     };
     let answered = tokio::time::timeout(DIAL_LIMIT, connected).await;
-    answered.unwrap_or_else(|_| Err(Unusable::Away(format!("no answer within {} s", DIAL_LIMIT.as_secs()))))
+    answered.unwrap_or(Err(Unusable::Silent))
 }
 
 /// Keys of a terminal go at once, and a node that is gone is noticed. A socket that takes none of it works all the

@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use end_to_end::{Cluster, dvs_binary, eventually};
 use pki::{Authority, NodeRequest, Validity};
@@ -188,6 +188,66 @@ fn daemon_that_is_stopped_is_given_up_by_every_command() {
     signal(rustix::process::Signal::CONT);
     let check = |tried: &Tried| tried.demand_refusal_within(GIVEN_UP, tried.row.status(), "whether it was done").err();
     demand_none("a daemon that is stopped", tried.iter().filter_map(check).collect());
+}
+
+/// In the middle of what takes its time, of the node that was asked and of one that it asks itself. What takes as long
+/// and is worked on is waited for.
+#[test]
+fn daemon_elsewhere_that_is_stopped_at_work_is_given_up_and_one_that_works_is_not() {
+    const GIVEN_UP: Duration = Duration::from_secs(60);
+    let world = World::begin(Cluster::up(2), "n2", "n1");
+    let access = world.files.path("eve.access").display().to_string();
+    world.cluster.ok(&["access", "token", "eve", "--role", "operator", "--out", &access]);
+    // Of its addresses only that of n2.
+    let text = std::fs::read(&access).expect("an access");
+    let mut context: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let addresses = context["addresses"].as_array().expect("addresses");
+    let of_n2 = |address: &&serde_json::Value| address.as_str().is_some_and(|text| text.starts_with("10.255.0.2:"));
+    context["addresses"] = serde_json::json!([addresses.iter().find(of_n2).expect("that of n2")]);
+    let path = world.files.contexts().join("dvs/contexts/eve.json");
+    std::fs::write(&path, context.to_string()).expect("a context");
+    let secret = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, secret).expect("a mode");
+    let elsewhere = |line: &[&str]| {
+        let mut command = world.at("n1", "dev exec n1 --", &[]);
+        command.env_remove("DVS_SOCKET").arg(dvs_binary()).args(["--context", "eve"]).args(line);
+        command
+    };
+
+    let stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"];
+    world.cluster.ok(&[&["run", "-d", "shop", "--"], &stubborn[..]].concat());
+    let began = Instant::now();
+    let done = elsewhere(&["dc", "stop", "shop", "--grace", "12"]).output().expect("dvs starts");
+    assert!(done.status.success() && began.elapsed() > Duration::from_secs(12), "{:?} {done:?}", began.elapsed());
+
+    world.cluster.ok(&["dc", "start", "shop"]);
+    world.cluster.ok(&[&["run", "-d", "shop", "--"], &stubborn[..]].concat());
+    let signal = |what: &str, pid: &str| world.cluster.ok(&["dev", "exec", "n2", "--", "kill", what, pid]);
+    let pid_of = |pattern: &str| {
+        let found = world.cluster.ok(&["dev", "exec", "n2", "--", "pgrep", "-o", "-f", pattern]);
+        found.trim().to_owned()
+    };
+    let daemon = pid_of("daemon --config");
+    let given_up = |command: &mut Command, is_under_way: &dyn Fn() -> bool, part: &str| {
+        let asking = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dvs starts");
+        eventually("it is at work", SOON, || is_under_way().then_some(()));
+        let began = Instant::now();
+        signal("-STOP", &daemon);
+        let done = asking.wait_with_output().expect("it ends");
+        let took = began.elapsed();
+        signal("-CONT", &daemon);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            !done.status.success() && said.contains(part) && said.contains("\n  try: "),
+            "{:?} {said}",
+            done.status
+        );
+        assert!(took < GIVEN_UP, "{took:?}");
+        println!("given up after {took:?}: {said}");
+    };
+    let stopping = ["dc", "stop", "shop", "--grace", "100"];
+    let is_stopping = || world.cluster.json(&["dc", "inspect", "shop", "-o", "json"])["phase"] == "stopping";
+    given_up(&mut elsewhere(&stopping), &is_stopping, "the daemon hangs");
 }
 
 // ---- a cluster elsewhere that does not answer, or not as it should
