@@ -124,6 +124,21 @@ fn engine_that_lost_its_majority_is_recovered_of_the_member_that_is_left() {
             machines.dvs("n1", &["node", "remove", node, "--lost"]).status.success().then_some(())
         });
     }
+    // Once more: the data of before the first time go when the member serves again, those of before the second stay.
+    let put_aside = || {
+        machines
+            .sh("n1", "cd /var/lib/dvs/etcd; ls -d data.*")
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let first = put_aside();
+    stop_daemon(&machines, "n1");
+    machines.ok("n1", &["cluster", "recover"]);
+    assert_eq!((first.len(), put_aside().len()), (1, 2));
+    machines.start_daemon("n1");
+    eventually("only the newest stay", SOON, || (put_aside().len() == 1 && put_aside() != first).then_some(()));
+    machines.ok("n1", &["dc", "create", "again", "--nodes", "n1"]);
     // A node that was away while that was done does not come back with what it had.
     machines.dev(&["restart", "n2"]);
     let at = machines.token(&[]);

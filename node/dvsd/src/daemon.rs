@@ -28,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::api::serve::{self, Knowledge};
 use crate::api::{self, Api, remote};
+use crate::aside;
 use crate::claim::{Claim, ClaimError};
 use crate::config::Config;
 use crate::context::{Context, Ending};
@@ -432,6 +433,9 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             }
             if let Err(error) = farewell::finish_deletions(&*context.engine, &*context.answers.mirror) {
                 tracing::warn!(%error, "cannot look after deleted containers");
+            }
+            if is_well {
+                aside::forget_older(&context);
             }
             (pause, Some(health), capacity)
         });

@@ -25,6 +25,7 @@
 
 mod anew;
 mod api;
+mod aside;
 mod claim;
 mod config;
 mod context;

@@ -30,9 +30,11 @@ use sys::harden::{Identity, give_up_privileges};
 use sys::launch::PidNamespace;
 use sys::spawn::Spawn;
 
+use crate::aside;
 use crate::config::Config;
 use crate::engine::{EtcdChoice, Serve};
 use crate::reconcile::plan::Standing;
+use crate::records::now_s;
 use crate::spawn::Role;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
@@ -104,19 +106,11 @@ pub fn look_after_at(
     watching.map(Some).map_err(MemberError::Thread)
 }
 
-/// No member goes on with the data of one that was removed. They stay beside, until others are put there.
+/// No member goes on with the data of one that was removed. They stay beside.
 pub fn put_data_aside(config: &Config) {
     let home = config.state_dir.join(NAME);
-    let (data, old) = (home.join("data"), home.join("data.old"));
-    let moved = match fs::remove_dir_all(&old) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => fs::rename(&data, &old),
-    };
-    match moved {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(data = %data.display(), %error, "the data of a member that was removed stay where they are");
-        }
-        _ => (),
+    if let Err(error) = aside::put(&home, now_s()) {
+        tracing::warn!(home = %home.display(), %error, "the data of a member that was removed stay where they are");
     }
 }
 

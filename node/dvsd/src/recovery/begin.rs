@@ -16,6 +16,7 @@ use super::RecoveryError;
 use super::dump::{Dump, take};
 use super::fill::fill;
 use super::revision::{Contents, revised};
+use crate::aside;
 use crate::claim::Claim;
 use crate::config::Config;
 use crate::daemon;
@@ -137,7 +138,7 @@ fn put_aside(config: &Config, generation: u64) -> Result<(), RecoveryError> {
     if is_ours {
         return fs::remove_dir_all(&data).map_err(failed("remove", &data));
     }
-    fs::rename(&data, home.join(format!("data.{generation}"))).map_err(failed("put aside", &data))
+    aside::put(&home, generation).map_err(failed("put aside", &data))
 }
 
 pub(super) fn open_soon(
