@@ -24,9 +24,6 @@ use crate::desk::{Desk, Patience, Purpose, Reply};
 use crate::names;
 use crate::replica::Replica;
 
-/// How much later than their time those hear of it whose wish is being withdrawn, when the engine is away.
-const LATE_MS: u64 = 2_000;
-
 /// One session's wish, by its key in the engine.
 pub type WishKey = String;
 
@@ -35,9 +32,9 @@ struct Wish {
     value: Vec<u8>,
     stage: Stage,
     waiters: Vec<Waiter>,
-    /// Whose time is over: they hear it when the wish is gone. A server that is killed before would otherwise leave a
-    /// wish of which its client thinks that it is none.
-    late: Vec<Waiter>,
+    /// Whose time is over: they hear it when the wish is gone, however long the engine is away. A server that is killed
+    /// before would otherwise leave a wish of which its client thinks that it is none, and which it may be given.
+    late: Vec<Ticket>,
     /// Who released it, and waits until it is gone.
     releasing: Vec<Ticket>,
 }
@@ -261,7 +258,7 @@ impl Races {
     pub fn was_withdrawn(&mut self, key: &WishKey, (desk, answers): (&mut Desk, &mut Answers)) {
         let Some(wish) = self.wishes.get_mut(key).filter(|wish| wish.stage == Stage::Leaving) else { return };
         wish.releasing.drain(..).for_each(|ticket| answers.give(ticket, Answered::default()));
-        wish.late.drain(..).for_each(|waiter| answers.refuse(waiter.ticket, Errno::TimedOut));
+        wish.late.drain(..).for_each(|ticket| answers.refuse(ticket, Errno::TimedOut));
         if wish.waiters.is_empty() {
             self.wishes.remove(key);
         } else {
@@ -328,7 +325,7 @@ impl Races {
 
     pub fn deadline(&self, replica: &Replica) -> Option<u64> {
         let decided = self.wishes.values().filter(|wish| wish.is_decided(replica));
-        let waiters = decided.flat_map(|wish| wish.waiters.iter().chain(&wish.late)).map(|waiter| waiter.until);
+        let waiters = decided.flat_map(|wish| &wish.waiters).map(|waiter| waiter.until);
         waiters.chain(self.observers.iter().map(|observer| observer.until)).min()
     }
 
@@ -342,15 +339,11 @@ impl Races {
             let (late, waiting): (Vec<Waiter>, Vec<Waiter>) =
                 std::mem::take(&mut wish.waiters).into_iter().partition(|waiter| waiter.until <= now);
             wish.waiters = waiting;
-            wish.late.extend(late.into_iter().map(|waiter| Waiter { until: now + LATE_MS, ..waiter }));
-            let goes_on = !wish.waiters.is_empty();
-            wish.late.retain(|waiter| {
-                let stays = !goes_on && waiter.until > now;
-                if !stays {
-                    answers.refuse(waiter.ticket, Errno::TimedOut);
-                }
-                stays
-            });
+            wish.late.extend(late.into_iter().map(|waiter| waiter.ticket));
+            // The wish is somebody else's, of the same session, who asks for it again after a restart.
+            if !wish.waiters.is_empty() {
+                wish.late.drain(..).for_each(|ticket| answers.refuse(ticket, Errno::TimedOut));
+            }
             if !wish.late.is_empty() && matches!(wish.stage, Stage::Waiting(_)) {
                 idle.push(key.clone());
             }

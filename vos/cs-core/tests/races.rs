@@ -249,6 +249,46 @@ fn member_that_wants_everything_is_refused_and_others_names_and_sessions_are_not
     assert!(world.queue().is_empty(), "all is free when its session is over");
 }
 
+/// Its server is killed before it could be withdrawn, and is first in the queue when it comes back.
+#[test]
+fn lock_is_of_nobody_who_was_told_that_his_time_is_over_while_the_engine_was_away() {
+    let mut world = World::new(1, 2);
+    world.settle(500, |_| ());
+    for (node, session) in [(0, 1), (1, 2), (0, 3)] {
+        world.node(node).core.open(session, 0, 1).expect("a new session");
+    }
+    let name = Measured(b"stock");
+    let lock = |world: &mut World, node, session, wait_ms| {
+        world.call(node, session, 0, Request::Acquire(Acquire { race: Race::Lock, name, wait_ms, value: b"" }))
+    };
+    let answer = |world: &World, ticket| {
+        world.answers.iter().find(|(_, one, _)| *one == ticket).map(|(.., answer)| answer.clone())
+    };
+    let settled = |world: &mut World| while world.step() {};
+    let first = lock(&mut world, 0, 1, 0);
+    settled(&mut world);
+    let token = Fencing::from(answer(&world, first).expect("an answer").expect("it is free").words).token;
+    let second = lock(&mut world, 1, 2, 50);
+    settled(&mut world);
+    // The engine says nothing meanwhile.
+    world.pass(100);
+    world.pass(10_000);
+    let told = answer(&world, second);
+    world.kill(1);
+    world.call(0, 1, 0, Request::Release(Release { race: Race::Lock, name, token }));
+    settled(&mut world);
+    let now = world.now;
+    world.node(1).core.open(2, 0, now).expect("it comes back");
+    // What was not answered is asked again.
+    let again = told.is_none().then(|| lock(&mut world, 1, 2, 50));
+    world.settle(20_000, |_| ());
+    let has_it = again.and_then(|again| answer(&world, again)).is_some_and(|answer| answer.is_ok());
+    let third = lock(&mut world, 0, 3, 1_000);
+    world.settle(20_000, |_| ());
+    let is_free = answer(&world, third).is_some_and(|answer| answer.is_ok());
+    assert!(has_it != is_free, "told {told:?}; who has it knows that, or it is free: {:?}", world.queue());
+}
+
 #[test]
 fn candidate_who_comes_again_is_called_what_it_says_now() {
     let mut world = World::new(1, 1);
@@ -270,14 +310,15 @@ fn candidate_who_comes_again_is_called_what_it_says_now() {
         world.step();
     }
     let token = Fencing::from(answer(&world, chief).expect("an answer").expect("it leads").words).token;
-    // The engine says nothing for so long that the candidate is not kept waiting for its withdrawal.
+    // The engine says nothing, so the first candidacy is still there when the second one comes.
     world.pass(100);
     world.pass(10_000);
-    assert_eq!(answer(&world, early), Some(Err(Errno::TimedOut)));
+    assert_eq!(answer(&world, early), None, "it is told when it is withdrawn");
     let late = campaign(&mut world, 2, b"late", 60_000);
     world.call(0, 1, 0, Request::Release(Release { race: Race::Election, name, token }));
     world.settle(1_000, |_| ());
     let token = Fencing::from(answer(&world, late).expect("an answer").expect("it leads").words).token;
     let first = world.engine.keys.values().find(|(known, _)| known.created == token).expect("the owner's key");
     assert_eq!(String::from_utf8_lossy(&first.0.value), "late");
+    assert_eq!(answer(&world, early), Some(Err(Errno::TimedOut)));
 }
