@@ -41,6 +41,8 @@ use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
 use crate::waiting;
 
 pub const NAME: &str = "etcd";
+/// Beside the copies as long as the member that runs may know other roots than these: it was not ended yet.
+const ROOTS_BEFORE: &str = "roots-before";
 /// Logs are looked after so often.
 const IDLE: Duration = Duration::from_secs(30);
 /// Between two starts: one that cannot serve, because its address is taken or its directory is another member's, ends
@@ -101,6 +103,9 @@ pub fn look_after_at(
     if process.standing() == Standing::Stale {
         process.end(GRACE)?;
     }
+    if authority == Authority::Another {
+        forget_roots_before(place.home)?;
+    }
     let program = serve.program.clone();
     let watching = Watching::start(NAME, move |stop, bell| run(process, &program, &arguments, stop, bell));
     watching.map(Some).map_err(MemberError::Thread)
@@ -118,7 +123,17 @@ pub fn put_data_aside(config: &Config) {
 pub fn has_another_root(config: &Config, etcd: &EtcdChoice) -> bool {
     let Some(tls) = &etcd.tls_dir else { return false };
     let copy = fs::read(config.state_dir.join(NAME).join("tls").join(pki::CA_CERT)).ok();
-    copy.is_some() && copy != fs::read(tls.join(pki::CA_CERT)).ok()
+    let knows_others = config.state_dir.join(NAME).join("tls").join(ROOTS_BEFORE).exists();
+    copy.is_some() && (knows_others || copy != fs::read(tls.join(pki::CA_CERT)).ok())
+}
+
+/// The member that knew them has ended.
+fn forget_roots_before(home: &Path) -> Result<(), MemberError> {
+    let path = home.join("tls").join(ROOTS_BEFORE);
+    match fs::remove_file(&path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(MemberError::Write { path, cause }),
+        _ => Ok(()),
+    }
 }
 
 /// Of a process that became etcd, without its own name.
@@ -189,14 +204,17 @@ fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<Authority, MemberError> {
     directory(&data, 0o700, uid, uid)?;
     let Some(tls) = &etcd.tls_dir else { return Ok(Authority::AsBefore) };
     directory(&tls_dir, 0o750, Some(0), uid)?;
-    let mut authority = Authority::AsBefore;
+    let before = tls_dir.join(ROOTS_BEFORE);
+    let mut authority = if before.exists() { Authority::Another } else { Authority::AsBefore };
     for name in [pki::CA_CERT, pki::CA_CRL, pki::NODE_CERT, pki::NODE_KEY] {
         let (from, to, draft) = (tls.join(name), tls_dir.join(name), tls_dir.join(format!(".{name}.new")));
         let bytes = match fs::read(&from) {
             Err(cause) if name == pki::CA_CRL && cause.kind() == std::io::ErrorKind::NotFound => continue,
             read => read.map_err(failed(&from))?,
         };
-        if name == pki::CA_CERT && fs::read(&to).is_ok_and(|before| before != bytes) {
+        if name == pki::CA_CERT && fs::read(&to).is_ok_and(|there| there != bytes) {
+            // Before the copy: a daemon that is killed after it would leave nothing that tells the two apart.
+            fs::write(&before, "").map_err(failed(&before))?;
             authority = Authority::Another;
         }
         let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&draft);
@@ -260,4 +278,40 @@ pub fn become_from_spawn() -> Result<std::convert::Infallible, Problem> {
     spawn.ready();
     let failed = Command::new(&program).args(&arguments).env_remove(sys::spawn::VARIABLE).exec();
     Err(format!("cannot start {program}: {failed} (Debian: etcd-server)").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::engine::EtcdSettings;
+
+    /// A daemon that is killed after it copied the new root finds a member that runs, with the arguments it should have
+    /// and the old root in its memory.
+    #[test]
+    fn member_that_knows_other_roots_is_found_out_until_it_was_ended_whoever_dies_meanwhile() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: only root gives files away");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (home, tls) = (dir.path().join("etcd"), dir.path().join("tls"));
+        fs::create_dir(&tls).unwrap();
+        for name in [pki::NODE_CERT, pki::NODE_KEY] {
+            fs::write(tls.join(name), name).unwrap();
+        }
+        let settings: EtcdSettings = toml::from_str("members = [\"10.0.0.2:2379\"]").unwrap();
+        let etcd = settings.settle("n2", "shop", IpAddr::from([10, 0, 0, 2]), &tls).unwrap();
+        let prepared_with = |roots: &str| {
+            fs::write(tls.join(pki::CA_CERT), roots).unwrap();
+            prepare(&home, &etcd).unwrap() == Authority::Another
+        };
+        assert!(!prepared_with("old"), "the first start");
+        assert!(prepared_with("old, new"));
+        assert!(prepared_with("old, new"), "nobody ended the one before");
+        forget_roots_before(&home).unwrap();
+        assert!(!prepared_with("old, new"));
+        assert_eq!(fs::read_to_string(home.join("tls").join(pki::CA_CERT)).unwrap(), "old, new");
+    }
 }

@@ -130,13 +130,11 @@ pub async fn authority(State(api): State<Arc<Api>>) -> Result<Json<AuthorityStat
 pub async fn rotate(State(api): State<Arc<Api>>) -> Result<Json<AuthorityState>, Failure> {
     blocking(move || {
         let (engine, cluster) = (&*api.context.engine, &api.context.config.cluster);
-        rotation::begin(engine, cluster).map_err(|error| match error {
-            RotationError::UnderWay => Failure(
-                ErrorBody::new(ErrorKind::Conflict, error.to_string())
-                    .hint("dvs cluster authority shows how far it is"),
-            ),
-            RotationError::Authority(error) => Failure(admission::refused(error)),
-        })?;
+        match rotation::begin(engine, cluster) {
+            // Whoever asks again goes on with the one that is under way: perhaps it lost the answer.
+            Ok(()) | Err(RotationError::UnderWay) => (),
+            Err(RotationError::Authority(error)) => return Err(Failure(admission::refused(error))),
+        }
         Ok(Json(rotation::state(engine).map_err(admission::refused)?))
     })
     .await

@@ -42,8 +42,8 @@ pub struct Question {
 }
 
 impl Remote {
-    /// Asks another node. The answer is whatever it says, errors included. It may take as long as the other daemon lives
-    /// and works on it; of one that hangs (stopped, or no CPU for it) the answer is given up.
+    /// Asks another node. The answer is whatever it says, errors included. It may take as long as the other daemon
+    /// lives and works on it; of one that hangs (stopped, or no CPU for it) the answer is given up.
     pub async fn ask(&self, node: &NodeRecord, question: &Question) -> Result<Response<Incoming>, Failure> {
         match tokio::time::timeout(CONNECT_LIMIT, self.connect(node)).await {
             Ok(Ok(mut sender)) => {

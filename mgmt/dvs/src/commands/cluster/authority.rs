@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(500);
 #[command(after_help = "\
 For a time nodes believe both authorities; then each gets a certificate of the new one, and the old one is forgotten. Members \
 of etcd are started again for it, one after the other. All nodes have to be there: bring those back that are down, or take \
-them out (dvs node remove --lost). Tokens that were made before let nobody in any more.
+them out (dvs node remove --lost). Asked again meanwhile, it goes on with the one that is under way. Tokens that were made before let nobody in any more.
 
 Do it after a machine was in wrong hands, once it is taken out.
 
