@@ -61,7 +61,7 @@ fn what_is_wrong_with_a_cluster_is_said_with_what_to_do_and_shown_by_the_exit_st
         "-ec",
         "mount --bind /dev/null \"$(command -v etcd)\"; pkill -9 -x etcd",
     ]);
-    finding(&cluster, "n2: etcd", &["the node's settings say that it should", "log/etcd.log"]);
+    finding(&cluster, "n2: engine members", &["ends again and again", "cannot start", "tail", "log/etcd.log"]);
     finding(&cluster, "n1: engine", &["too few members", "journalctl -u dvsd"]);
     let socket = cluster.socket_of("n1");
     cluster.ok(&["dev", "kill", "n1"]);

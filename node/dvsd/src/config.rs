@@ -25,7 +25,9 @@ pub struct Settings {
     pub run_dir: Option<PathBuf>,
     /// The API's Unix socket. `RUN_DIR/dvsd.sock`.
     pub socket: Option<PathBuf>,
-    /// Where the API (TLS) and the proxy listen. `0.0.0.0`.
+    /// Where the API (TLS), the proxy and a member of etcd listen; networks of containers go out from there. Needed
+    /// when `advertise` is no address of this machine, but translated to one. `0.0.0.0`, which for the last two means
+    /// `advertise`.
     pub listen: Option<IpAddr>,
     /// Where other nodes reach this one; needed unless `listen` says it.
     pub advertise: Option<IpAddr>,
@@ -114,6 +116,25 @@ pub struct Config {
     pub tls_dir: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
+}
+
+/// Where this node is, for others and for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Addresses {
+    pub advertise: IpAddr,
+    pub listen: IpAddr,
+}
+
+impl Addresses {
+    /// An address that this machine has: who listens at all takes it for granted that it has the advertised one.
+    pub fn own(self) -> IpAddr {
+        if self.listen.is_unspecified() { self.advertise } else { self.listen }
+    }
+
+    /// The advertised address and its own, where somebody between translates one to the other.
+    pub fn translated(self) -> Option<(IpAddr, IpAddr)> {
+        (self.own() != self.advertise).then(|| (self.advertise, self.own()))
+    }
 }
 
 pub const API_PORT: u16 = 7420;
@@ -266,7 +287,10 @@ impl Settings {
         let cluster = named("cluster", self.cluster.unwrap_or_else(|| "dvs".to_owned()))?;
         let tls_dir = self.tls_dir.unwrap_or_else(|| state_dir.join("tls"));
         let config = Config {
-            etcd: self.etcd.map(|etcd| etcd.settle(&node, &cluster, advertise, &tls_dir)).transpose()?,
+            etcd: self
+                .etcd
+                .map(|etcd| etcd.settle(&node, &cluster, Addresses { advertise, listen }, &tls_dir))
+                .transpose()?,
             node,
             cluster,
             socket: self.socket.unwrap_or_else(|| run_dir.join("dvsd.sock")),
@@ -314,6 +338,10 @@ impl Config {
     pub fn load(file: Option<&Path>, flags: Settings) -> Result<Config, ConfigError> {
         let from_file = file.map(Settings::from_file).transpose()?.unwrap_or_default();
         from_file.overridden_by(Settings::from_env()?).overridden_by(flags).settle()
+    }
+
+    pub fn addresses(&self) -> Addresses {
+        Addresses { advertise: self.advertise, listen: self.listen }
     }
 
     fn check_pairs(&self) -> Result<(), ConfigError> {
@@ -501,6 +529,20 @@ mod tests {
         let tables = Settings { links: None, proxy_options: None, etcd: None, ..shown };
         let said = Settings { ethernet: None, proxy_program: None, ..tables }.settle().unwrap();
         assert_eq!(format!("{said:?}"), format!("{default:?}"));
+    }
+
+    #[test]
+    fn own_address_is_the_one_to_listen_at_and_the_advertised_one_where_that_is_any() {
+        let at = |advertise: &str, listen: &str| Addresses {
+            advertise: advertise.parse().unwrap(),
+            listen: listen.parse().unwrap(),
+        };
+        assert_eq!(at("10.0.0.1", "0.0.0.0").own().to_string(), "10.0.0.1");
+        assert_eq!(at("fd00::1", "::").translated(), None);
+        assert_eq!(at("10.0.0.1", "10.0.0.1").translated(), None);
+        let behind = at("192.0.2.1", "10.0.0.1");
+        assert_eq!(behind.own().to_string(), "10.0.0.1");
+        assert_eq!(behind.translated(), Some((behind.advertise, behind.listen)));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::engine::EtcdChoice;
 use crate::identity::Identity;
 use crate::joining::certificates::Certificates;
 use crate::judging::Court;
+use crate::member::Complaint;
 use crate::metrics::Tally;
 use crate::observed::Observed;
 use crate::people::audit::Audit;
@@ -48,6 +49,8 @@ pub struct Context {
     pub certificates: Mutex<Option<Certificates>>,
     /// Likewise; and where the cluster does not decide which nodes run members of etcd.
     pub quorum: Mutex<Option<Members>>,
+    /// What is wrong with the node's own member of etcd, whoever looks after it.
+    pub complaint: Complaint,
     /// Where the engine is, as the daemon was told at its start.
     pub etcd: Option<EtcdChoice>,
     /// All nodes ever seen, as the follower knows them.

@@ -43,7 +43,7 @@ use crate::joining::certificates::{self, Certificates, Users};
 use crate::judging::Court;
 use crate::ledger;
 use crate::level;
-use crate::member::{self, MemberError};
+use crate::member::{self, Complaint, MemberError};
 use crate::metrics::{Measured, Tally};
 use crate::news::News;
 use crate::people::audit::Audit;
@@ -142,7 +142,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let etcd = engine::chosen(&config).map_err(engine::OpenError::Settings)?;
     let for_etcd = credentials_for_etcd(etcd.as_ref(), &credentials)?;
     manager.say_status("opening the cluster engine");
-    let member = member::look_after(&config, etcd.as_ref())?;
+    let complaint = Complaint::default();
+    let member = member::look_after(&config, etcd.as_ref(), &complaint)?;
     let tally = Arc::new(Tally::default());
     let Opened { engine, etcd: etcd_engine } = engine::open(&config, etcd.as_ref(), for_etcd.as_ref())?;
     let engine: Arc<dyn Engine> = Arc::new(Measured::new(engine, &tally));
@@ -193,6 +194,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         presence: Mutex::new(None),
         certificates: Mutex::new(None),
         quorum: Mutex::new(None),
+        complaint,
         etcd,
         members: Default::default(),
         observed: Default::default(),
@@ -227,9 +229,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let member = Arc::new(Mutex::new(member));
     if let (Some(managed), Some(etcd_engine)) = (managed, &etcd_engine) {
         let file = EngineFile::read(&context.config.state_dir).map_err(QuorumError::File)?;
-        let running = member.lock().take();
-        *context.quorum.lock() =
-            Some(Members::start(&context.config, managed, (etcd_engine, &context.answers.mirror), file, running)?);
+        let running = (member.lock().take(), Arc::clone(&context.complaint));
+        let members = Members::start(&context.config, managed, (etcd_engine, &context.answers.mirror), file, running);
+        *context.quorum.lock() = Some(members?);
     }
     let others = for_etcd.into_iter().filter(|other| !Arc::ptr_eq(other, &credentials)).collect();
     let (also, of_member) = (Arc::downgrade(&context), Arc::clone(&member));
@@ -304,7 +306,7 @@ fn certificates_changed(context: &Weak<Context>, member: &Mutex<Option<Watching>
     } else if context.etcd.as_ref().is_some_and(|etcd| etcd.serve.is_some()) {
         let mut member = member.lock();
         drop(member.take());
-        match member::look_after(&context.config, context.etcd.as_ref()) {
+        match member::look_after(&context.config, context.etcd.as_ref(), &context.complaint) {
             Ok(watching) => *member = watching,
             Err(error) => {
                 tracing::error!(error = supervise::causes(&error), "the member of etcd cannot be looked after")

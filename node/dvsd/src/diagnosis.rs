@@ -171,6 +171,9 @@ fn failed(node: &Seen, facts: &NodeFacts, check: &HealthCheck) -> Trouble {
     let hint = match check.name.as_str() {
         "engine" | "lease" => format!("on {name}: journalctl -u dvsd; with etcd: tail {log_dir}/etcd.log"),
         "proxy" => format!("dvs node inspect {name}; on {name}: tail {log_dir}/proxy.log"),
+        "engine-members" => format!(
+            "on {name}: what is said there; etcd --version, tail {log_dir}/etcd.log; then systemctl restart dvsd"
+        ),
         "disk-space" => format!("on {name}: df -h, and make room"),
         "audit" => format!("on {name}: df -h; what is not written cannot be shown later"),
         _ => format!("on {name}: journalctl -u dvsd, systemctl restart dvsd (containers go on)"),
@@ -179,11 +182,13 @@ fn failed(node: &Seen, facts: &NodeFacts, check: &HealthCheck) -> Trouble {
 }
 
 fn of_member(node: &Seen, facts: &NodeFacts, member: &MemberFacts) -> Option<Trouble> {
-    if member.is_running {
+    // One that ends again and again is told once.
+    let is_told = facts.checks.iter().any(|check| check.name == "engine-members" && !check.is_passed());
+    if member.is_running || is_told {
         return None;
     }
     let words = member.last_words.as_ref().map(|words| format!("; its last words: {words}")).unwrap_or_default();
-    let words = format!("etcd does not run there, and the node's settings say that it should{words}");
+    let words = format!("etcd does not run there, and it should{words}");
     let hint = format!("on {}: tail {}/etcd.log; is etcd-server installed?", node.name, facts.log_dir);
     Some(trouble(node, "etcd", Gravity::Broken, words, hint))
 }
@@ -333,6 +338,9 @@ mod tests {
         let away = node("n2", |facts| facts.checks = vec![HealthCheck::new("engine", ["too few members".to_owned()])]);
         one(away, "engine", Gravity::Broken, &["too few members", "log/etcd.log"]);
         let gone = MemberFacts { is_running: false, last_words: Some("address in use".to_owned()) };
+        let again = vec![HealthCheck::new("engine-members", ["it ends again and again: address in use".to_owned()])];
+        let ends = node("n2", |facts| (facts.member, facts.checks) = (Some(gone.clone()), again));
+        one(ends, "engine members", Gravity::Broken, &["again and again", "tail /var/lib/dvs/log/etcd.log"]);
         let gone = node("n2", |facts| facts.member = Some(gone));
         one(gone, "etcd", Gravity::Broken, &["address in use", "tail /var/lib/dvs/log/etcd.log"]);
         assert_eq!(said(node("n2", |facts| facts.member = None)), [], "not every node runs one");

@@ -15,7 +15,7 @@ use cluster::{Engine, EngineError};
 use pki::NodeCredentials;
 use serde::Deserialize;
 
-use crate::config::Config;
+use crate::config::{Addresses, Config};
 use crate::quorum::{EngineFile, FileError, Own};
 
 /// What etcd calls its own; the numbers that are assigned to it.
@@ -105,6 +105,8 @@ pub struct EtcdChoice {
     pub serve: Option<Serve>,
     /// Members and `serve` are those of the file, as they are now.
     pub managed: Option<Managed>,
+    /// This node's address for others, and the one of its own to which that is translated; where they differ.
+    pub translated: Option<(IpAddr, IpAddr)>,
 }
 
 /// How this node would run a member, where the cluster decides whether it does.
@@ -120,7 +122,10 @@ pub struct Managed {
 /// The member that this node runs.
 #[derive(Clone, Debug)]
 pub struct Serve {
+    /// Where others find it.
     pub address: IpAddr,
+    /// Where it listens: an address of this machine.
+    pub listen: IpAddr,
     pub client_port: u16,
     pub peer_port: u16,
     pub peers: BTreeMap<String, Member>,
@@ -136,7 +141,7 @@ impl EtcdSettings {
         self,
         node: &str,
         cluster: &str,
-        advertise: IpAddr,
+        at: Addresses,
         tls_dir: &Path,
     ) -> Result<EtcdChoice, EtcdSettingsError> {
         let is_managed = self.managed.unwrap_or(false);
@@ -174,10 +179,11 @@ impl EtcdSettings {
                 peer_port: serve.peer_port.unwrap_or(PEER_PORT),
                 program: serve.program.unwrap_or_else(|| PathBuf::from("etcd")),
             };
-            return Ok(EtcdChoice { members, root, tls_dir, user, serve: None, managed: Some(managed) });
+            let translated = at.translated();
+            return Ok(EtcdChoice { members, root, tls_dir, user, serve: None, managed: Some(managed), translated });
         }
-        let serve = self.serve.map(|serve| serve.settle(node, cluster, advertise)).transpose()?;
-        Ok(EtcdChoice { members, root, tls_dir, user, serve, managed: None })
+        let serve = self.serve.map(|serve| serve.settle(node, cluster, at)).transpose()?;
+        Ok(EtcdChoice { members, root, tls_dir, user, serve, managed: None, translated: at.translated() })
     }
 }
 
@@ -204,6 +210,7 @@ impl Managed {
             let peers = peers.collect::<Result<BTreeMap<String, Member>, EtcdSettingsError>>()?;
             Ok::<Serve, EtcdSettingsError>(Serve {
                 address: config.advertise,
+                listen: config.addresses().own(),
                 client_port: self.client_port,
                 peer_port: self.peer_port,
                 peers,
@@ -219,6 +226,7 @@ impl Managed {
             user: None,
             serve: serve.transpose()?,
             managed: Some(self.clone()),
+            translated: config.addresses().translated(),
         })
     }
 }
@@ -239,14 +247,15 @@ pub fn chosen(config: &Config) -> Result<Option<EtcdChoice>, EtcdSettingsError> 
 }
 
 impl ServeSettings {
-    fn settle(self, node: &str, cluster: &str, address: IpAddr) -> Result<Serve, EtcdSettingsError> {
+    fn settle(self, node: &str, cluster: &str, at: Addresses) -> Result<Serve, EtcdSettingsError> {
         let peers = self.peers.into_iter().map(|(name, peer)| Ok((name, peer.parse()?)));
         let peers = peers.collect::<Result<BTreeMap<String, Member>, EtcdSettingsError>>()?;
         if !peers.contains_key(node) {
             return Err(EtcdSettingsError::NotAPeer(node.to_owned()));
         }
         Ok(Serve {
-            address,
+            address: at.advertise,
+            listen: at.own(),
             client_port: self.client_port.unwrap_or(CLIENT_PORT),
             peer_port: self.peer_port.unwrap_or(PEER_PORT),
             peers,
@@ -316,6 +325,7 @@ pub fn etcd_config(
 ) -> Result<EtcdConfig, EtcdSettingsError> {
     let mut config = EtcdConfig::new(etcd.members.clone(), &etcd.root);
     config.first_member = first_member(etcd, node);
+    config.translated = etcd.translated.map(|(advertised, own)| (advertised.to_string(), own));
     config.tls = credentials.map(NodeCredentials::client_config).transpose()?;
     if let Some((name, path)) = &etcd.user {
         let read = std::fs::read_to_string(path);
@@ -341,7 +351,8 @@ mod tests {
 
     fn settled(text: &str) -> Result<EtcdChoice, EtcdSettingsError> {
         let settings: EtcdSettings = toml::from_str(text).unwrap();
-        settings.settle("n2", "shop", IpAddr::from([10, 0, 0, 2]), Path::new("/tls"))
+        let at = Addresses { advertise: [10, 0, 0, 2].into(), listen: [0, 0, 0, 0].into() };
+        settings.settle("n2", "shop", at, Path::new("/tls"))
     }
 
     #[test]

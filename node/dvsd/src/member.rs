@@ -12,19 +12,24 @@
 //!
 //! Etcd reads its certificate and what is revoked anew for each connection, and the authority's certificate once. A
 //! member that was started with other arguments or another authority than the settings say now is replaced; one that
-//! the settings do not have any more is ended.
+//! the settings do not have any more is ended. One that ends again and again is told ([`Complaint`]).
+
+mod endings;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sys::harden::{Identity, give_up_privileges};
 use sys::launch::PidNamespace;
@@ -39,6 +44,9 @@ use crate::spawn::Role;
 use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised, Watching};
 use crate::waiting;
+
+use endings::Endings;
+pub use endings::last_words;
 
 pub const NAME: &str = "etcd";
 /// Beside the copies as long as the member that runs may know other roots than these: it was not ended yet.
@@ -67,10 +75,17 @@ pub enum MemberError {
     Thread(#[source] std::io::Error),
 }
 
+/// What is wrong with the member, for people. `None`: nothing is.
+pub type Complaint = Arc<Mutex<Option<String>>>;
+
 /// Starts the member, or takes over the one that runs. `None`: this node has none.
-pub fn look_after(config: &Config, etcd: Option<&EtcdChoice>) -> Result<Option<Watching>, MemberError> {
+pub fn look_after(
+    config: &Config,
+    etcd: Option<&EtcdChoice>,
+    complaint: &Complaint,
+) -> Result<Option<Watching>, MemberError> {
     let home = config.state_dir.join(NAME);
-    look_after_at(config, etcd, &Place { home: &home, run_dir: &config.run_dir, further: &[] })
+    look_after_at(config, etcd, &Place { home: &home, run_dir: &config.run_dir, further: &[] }, complaint)
 }
 
 /// Where a member is, and what it is told besides.
@@ -86,10 +101,12 @@ pub fn look_after_at(
     config: &Config,
     etcd: Option<&EtcdChoice>,
     place: &Place<'_>,
+    complaint: &Complaint,
 ) -> Result<Option<Watching>, MemberError> {
     let (run_dir, log_dir) = (place.run_dir, config.state_dir.join("log"));
     let Some((etcd, serve)) = etcd.and_then(|etcd| Some((etcd, etcd.serve.as_ref()?))) else {
         Supervised::adopt(NAME, run_dir, &log_dir, OnAdoption::GoesOn)?.end(GRACE)?;
+        *complaint.lock() = None;
         return Ok(None);
     };
     let authority = prepare(place.home, etcd)?;
@@ -106,8 +123,8 @@ pub fn look_after_at(
     if authority == Authority::Another {
         forget_roots_before(place.home)?;
     }
-    let program = serve.program.clone();
-    let watching = Watching::start(NAME, move |stop, bell| run(process, &program, &arguments, stop, bell));
+    let (program, told) = (serve.program.clone(), Arc::clone(complaint));
+    let watching = Watching::start(NAME, move |stop, bell| run(process, (&program, &arguments), &told, (stop, bell)));
     watching.map(Some).map_err(MemberError::Thread)
 }
 
@@ -143,10 +160,19 @@ fn arguments_of(pid: i32) -> Option<Vec<String>> {
     Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
 }
 
-fn run(mut process: Supervised, program: &Path, arguments: &[String], stop: &AtomicBool, bell: &OwnedFd) {
-    let mut not_before = Instant::now();
+fn run(
+    mut process: Supervised,
+    (program, arguments): (&Path, &[String]),
+    complaint: &Complaint,
+    (stop, bell): (&AtomicBool, &OwnedFd),
+) {
+    let (mut not_before, mut endings, mut seen) = (Instant::now(), Endings::default(), process.restarts());
     while !stop.load(Ordering::SeqCst) {
         process.look(Instant::now());
+        if std::mem::replace(&mut seen, process.restarts()) != process.restarts() {
+            endings.ended(Instant::now());
+        }
+        *complaint.lock() = endings.are_many(Instant::now()).then(|| endings::complaint(&process.log_path()));
         if process.standing() == Standing::Stale
             && let Err(error) = process.end(GRACE)
         {
@@ -157,7 +183,9 @@ fn run(mut process: Supervised, program: &Path, arguments: &[String], stop: &Ato
             not_before = Instant::now() + PACE;
             process.start(|restarts| Ok::<Role, Problem>(role(program, arguments, restarts)));
         }
-        let due = if is_absent { not_before } else { process.due().unwrap_or_else(|| Instant::now() + IDLE) };
+        // To see that it goes on, as well.
+        let pause = if endings.is_unproven(Instant::now()) { endings::PROVEN } else { IDLE };
+        let due = if is_absent { not_before } else { process.due().unwrap_or_else(|| Instant::now() + pause) };
         waiting::until_readable(process.descriptors().chain([bell.as_fd()]), due);
         crate::spawn::bound_log(&process.log_path());
     }
@@ -228,16 +256,19 @@ fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<Authority, MemberError> {
 fn arguments(config: &Config, etcd: &EtcdChoice, serve: &Serve, home: &Path) -> Vec<String> {
     let scheme = if etcd.tls_dir.is_some() { "https" } else { "http" };
     let url = |host: &str, port: u16| format!("{scheme}://{}", cluster::etcd::Member { host: host.to_owned(), port });
-    let address = serve.address.to_string();
-    let (client, peer) = (url(&address, serve.client_port), url(&address, serve.peer_port));
+    let urls = |address: IpAddr| {
+        let address = address.to_string();
+        (url(&address, serve.client_port), url(&address, serve.peer_port))
+    };
+    let ((client, peer), (listen_client, listen_peer)) = (urls(serve.address), urls(serve.listen));
     let peers: Vec<String> =
         serve.peers.iter().map(|(name, member)| format!("{name}={}", url(&member.host, member.port))).collect();
     let mut arguments = vec![
         format!("--name={}", config.node),
         format!("--data-dir={}", home.join("data").display()),
-        format!("--listen-client-urls={client}"),
+        format!("--listen-client-urls={listen_client}"),
         format!("--advertise-client-urls={client}"),
-        format!("--listen-peer-urls={peer}"),
+        format!("--listen-peer-urls={listen_peer}"),
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster={}", peers.join(",")),
         format!("--initial-cluster-token={}", serve.token),
@@ -282,10 +313,30 @@ pub fn become_from_spawn() -> Result<std::convert::Infallible, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
+    use crate::config::{Addresses, Settings};
     use crate::engine::EtcdSettings;
+
+    #[test]
+    fn member_listens_at_an_address_of_the_machine_and_tells_others_the_one_that_is_translated_to_it() {
+        let said = |listen: &str| {
+            let text = format!(
+                "node = \"n1\"\nadvertise = \"192.0.2.1\"\n{listen}
+                [etcd]\nmembers = [\"192.0.2.1:2379\"]\nserve = {{ peers = {{ n1 = \"192.0.2.1:2380\" }} }}"
+            );
+            let config = Settings::from_text(Path::new("/x"), &text).unwrap().settle().unwrap();
+            let etcd = config.etcd.clone().unwrap();
+            let said = arguments(&config, &etcd, etcd.serve.as_ref().unwrap(), Path::new("/etcd"));
+            let urls = |kind: &str| {
+                let of = said.iter().filter_map(|word| word.strip_prefix(kind)?.strip_suffix(":2380"));
+                of.collect::<Vec<_>>().concat()
+            };
+            (urls("--listen-peer-urls=https://"), urls("--initial-advertise-peer-urls=https://"))
+        };
+        let (advertised, own) = ("192.0.2.1".to_owned(), "10.0.0.5".to_owned());
+        assert_eq!(said("listen = \"10.0.0.5\""), (own, advertised.clone()));
+        assert_eq!(said(""), (advertised.clone(), advertised));
+    }
 
     /// A daemon that is killed after it copied the new root finds a member that runs, with the arguments it should have
     /// and the old root in its memory.
@@ -302,7 +353,8 @@ mod tests {
             fs::write(tls.join(name), name).unwrap();
         }
         let settings: EtcdSettings = toml::from_str("members = [\"10.0.0.2:2379\"]").unwrap();
-        let etcd = settings.settle("n2", "shop", IpAddr::from([10, 0, 0, 2]), &tls).unwrap();
+        let at = Addresses { advertise: [10, 0, 0, 2].into(), listen: [0, 0, 0, 0].into() };
+        let etcd = settings.settle("n2", "shop", at, &tls).unwrap();
         let prepared_with = |roots: &str| {
             fs::write(tls.join(pki::CA_CERT), roots).unwrap();
             prepare(&home, &etcd).unwrap() == Authority::Another

@@ -299,7 +299,11 @@ impl Connection {
 
 async fn dial(member: &Member, config: &EtcdConfig) -> Result<(Channel, Refusal), DialError> {
     let network = |cause| DialError::Network { member: member.clone(), cause };
-    let stream = within(TcpStream::connect((member.host.as_str(), member.port))).await.map_err(network)?;
+    let stream = match &config.translated {
+        Some((host, own)) if *host == member.host => within(TcpStream::connect((*own, member.port))).await,
+        _ => within(TcpStream::connect((member.host.as_str(), member.port))).await,
+    };
+    let stream = stream.map_err(network)?;
     stream.set_nodelay(true).map_err(network)?;
     let Some(tls) = &config.tls else { return Ok((speak(member, stream).await?, Refusal::default())) };
     let certificate = |cause: std::io::Error| match refusal_in(&cause) {
@@ -470,5 +474,19 @@ mod tests {
         assert_eq!(connection.order(&members, 1), [2, 0, 1]);
         assert_eq!(connection.order(&members, usize::MAX), [0, 2, 1]);
         assert!(connection.order(&[], 1).is_empty());
+    }
+
+    #[tokio::test]
+    async fn member_whose_address_is_translated_on_the_way_is_dialled_where_it_listens() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Of a documentation (RFC 5737): nobody has it.
+        let member = Member { host: "192.0.2.1".to_owned(), port };
+        let mut config = EtcdConfig::new(vec![member.clone()], "dvs/test");
+        config.translated = Some(("192.0.2.1".to_owned(), [127, 0, 0, 1].into()));
+        let dialling = tokio::spawn(async move { dial(&member, &config).await.map(drop) });
+        let accepted = tokio::time::timeout(DIAL, listener.accept()).await;
+        assert!(accepted.is_ok_and(|accepted| accepted.is_ok()), "it comes here");
+        dialling.abort();
     }
 }

@@ -27,6 +27,7 @@ mod transaction;
 mod watch;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -104,6 +105,9 @@ pub struct EtcdConfig {
     /// How members prove who they are, and this node to them. Without: no encryption.
     pub tls: Option<Arc<rustls::ClientConfig>>,
     pub user: Option<User>,
+    /// A host of members that cannot be reached by that name from here, and where it is instead: this machine, whose
+    /// address for others is translated on the way (NAT). What its certificate says is the former.
+    pub translated: Option<(String, IpAddr)>,
     pub patience: Duration,
     pub attempt: Duration,
 }
@@ -116,6 +120,7 @@ impl EtcdConfig {
             root: root.into(),
             tls: None,
             user: None,
+            translated: None,
             patience: PATIENCE_DEFAULT,
             attempt: ATTEMPT_DEFAULT,
         }

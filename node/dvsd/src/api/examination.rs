@@ -18,8 +18,8 @@ use super::{Api, blocking, health, nodes, parse, read_body};
 use crate::context::Context;
 use crate::diagnosis::{self, Asked, ClockOff, Seen};
 use crate::member;
+use crate::quorum::EngineFile;
 use crate::space::Space;
-use crate::spawn;
 use crate::state;
 
 /// A node that needs longer has something to be found at once.
@@ -104,7 +104,10 @@ fn own_facts(context: &Context) -> NodeFacts {
             space.push(SpaceFacts { path: path.display().to_string(), free_bytes, whole_bytes });
         }
     }
-    let runs_member = config.etcd.as_ref().is_some_and(|etcd| etcd.serve.is_some());
+    let runs_member = config.etcd.as_ref().is_some_and(|etcd| match etcd.managed {
+        Some(_) => EngineFile::read(&config.state_dir).is_ok_and(|file| file.own.is_some()),
+        None => etcd.serve.is_some(),
+    });
     NodeFacts {
         node: config.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -122,7 +125,7 @@ fn member_facts(run_dir: &Path, log_dir: &Path) -> MemberFacts {
     let is_running =
         state::recorded(run_dir).iter().any(|child| child.role == member::NAME && state::is_running(child));
     let log = log_dir.join(format!("{}.log", member::NAME));
-    MemberFacts { is_running, last_words: if is_running { None } else { spawn::last_words(&log, 0) } }
+    MemberFacts { is_running, last_words: if is_running { None } else { member::last_words(&log) } }
 }
 
 fn now_ms() -> u64 {

@@ -23,6 +23,7 @@ use crate::context::Context;
 use crate::judging::Court;
 use crate::level;
 use crate::metrics;
+use crate::quorum::Members;
 use crate::records;
 
 #[derive(Deserialize)]
@@ -139,13 +140,19 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("broker", broker.map(|error| format!("broker: {error}"))),
         HealthCheck::new("disk-space", crate::space::problems(&context.config)),
         HealthCheck::new("certificates", context.certificates.lock().as_ref().and_then(|kept| kept.problem())),
-        HealthCheck::new("engine-members", context.quorum.lock().as_ref().and_then(|members| members.problem())),
+        HealthCheck::new("engine-members", engine_members(context)),
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
         HealthCheck::new("cut-off", cut_off(context)),
         HealthCheck::new("audit", context.audit.problem()),
         HealthCheck::new("releases", level::problems(&context.config.node, context.members.read().values())),
         progress(context),
     ]
+}
+
+/// Of this node's member of etcd, and of how many there are.
+fn engine_members(context: &Context) -> Option<String> {
+    let complaint = context.complaint.lock().clone();
+    complaint.or_else(|| context.quorum.lock().as_ref().and_then(Members::problem))
 }
 
 /// Known by this node's own clock.

@@ -8,6 +8,7 @@
 //! One thread, which may wait; the daemon's follower wakes it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -23,10 +24,11 @@ use parking_lot::Mutex;
 
 use super::file::{EngineFile, FileError, Own};
 use super::step::{self, Step, View};
-use super::{ENGINE, MEMBERS, MemberRecord, OFFERS, Offer, PLAN, Stage, member_key, offer_key};
+use super::version::EtcdVersion;
+use super::{ENGINE, MEMBERS, MemberRecord, OFFERS, Offer, PLAN, Stage, member_key, offer_key, shortage};
 use crate::config::Config;
 use crate::engine::{EtcdChoice, Managed};
-use crate::member::{self, MemberError};
+use crate::member::{self, Complaint, MemberError};
 use crate::records::{self, NodeWish, encode};
 use crate::supervise::{Watching, causes};
 
@@ -83,6 +85,7 @@ struct Keeper {
     file: EngineFile,
     /// Of the node's own member.
     watching: Option<Watching>,
+    complaint: Complaint,
     problem: Arc<Mutex<Option<String>>>,
     taken: Arc<AtomicU64>,
     is_told: Arc<AtomicBool>,
@@ -90,13 +93,13 @@ struct Keeper {
 }
 
 impl Members {
-    /// `watching`: the member that runs already, by what the file said.
+    /// `watching`: the member that runs already, by what the file said; `complaint`: what is wrong with it.
     pub fn start(
         config: &Config,
         managed: &Managed,
         (engine, told): (&Arc<EtcdEngine>, &Arc<Mirror>),
         file: EngineFile,
-        watching: Option<Watching>,
+        (watching, complaint): (Option<Watching>, Complaint),
     ) -> Result<Members, QuorumError> {
         let problem = Arc::new(Mutex::new(None));
         let (taken, is_told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -110,6 +113,7 @@ impl Members {
             told: Arc::clone(told),
             file,
             watching,
+            complaint,
             problem: Arc::clone(&problem),
         };
         keeper.say_that_it_is_the_first()?;
@@ -145,7 +149,7 @@ impl Members {
         let _ = self.bell.send(Wake::Leave);
     }
 
-    /// For people.
+    /// For people: of how many there are.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().clone()
     }
@@ -344,7 +348,7 @@ impl Keeper {
     /// Ends this node's member, and puts its data aside.
     fn end_own(&mut self) -> Result<(), QuorumError> {
         drop(self.watching.take());
-        member::look_after(&self.config, None)?;
+        member::look_after(&self.config, None, &self.complaint)?;
         member::put_data_aside(&self.config);
         Ok(())
     }
@@ -393,7 +397,7 @@ impl Keeper {
         drop(self.watching.take());
         let choice = self.managed.choice(&self.config, &self.file);
         match choice.map_err(|error| causes(&error)).and_then(|choice: EtcdChoice| {
-            member::look_after(&self.config, Some(&choice)).map_err(|error| causes(&error))
+            member::look_after(&self.config, Some(&choice), &self.complaint).map_err(|error| causes(&error))
         }) {
             Ok(watching) => {
                 self.watching = watching;
@@ -464,26 +468,25 @@ impl Keeper {
                 "engine: the data of this node's member are gone (dvs node remove {node} --lost elsewhere, then join again)"
             ));
         }
-        let (has, wanted) = (view.members.len(), step::wanted(view.nodes.len()));
-        let offers = view.offers.contains_key(&self.config.node);
-        (has < wanted && !offers && !view.members.contains_key(&self.config.node)).then(|| {
-            format!(
-                "engine: {has} of {wanted} members run, and this node has no etcd (Debian: apt-get install etcd-server)"
-            )
-        })
+        shortage::words(view, &self.config.node)
     }
 }
 
-/// A key for the node's lease, and its value: that it could run a member.
+/// A key for the node's lease, and its value: that it could run a member, and of which version.
 pub fn offer(config: &Config, managed: &Managed) -> Option<(String, Vec<u8>)> {
-    let address = own_address(config, managed);
-    is_installed(managed).then(|| (offer_key(&config.node), encode(&Offer { address })))
+    let (address, program) = (own_address(config, managed), installed(managed)?);
+    let version = EtcdVersion::of_program(&program).map(|version| version.to_string());
+    if version.is_none() {
+        tracing::warn!(program = %program.display(), "it does not say which version of etcd it is");
+    }
+    Some((offer_key(&config.node), encode(&Offer { address, version })))
 }
 
-fn is_installed(managed: &Managed) -> bool {
+/// Where the program is.
+fn installed(managed: &Managed) -> Option<PathBuf> {
     if managed.program.is_absolute() {
-        return managed.program.exists();
+        return managed.program.exists().then(|| managed.program.clone());
     }
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths).any(|dir| dir.join(&managed.program).exists())
+    std::env::split_paths(&paths).map(|dir| dir.join(&managed.program)).find(|path| path.exists())
 }

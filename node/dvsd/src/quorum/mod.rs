@@ -5,6 +5,8 @@
 //! | `file.rs` | what this node knows of the members, so that its daemon finds the engine |
 //! | `step.rs` | the next step, from what is known: pure |
 //! | `keeper.rs` | takes the steps, and runs or ends this node's member |
+//! | `version.rs` | versions of etcd, and which of them go together |
+//! | `shortage.rs` | why there are fewer members than there should be, for people: pure |
 //!
 //! | key | value | life |
 //! |---|---|---|
@@ -14,7 +16,9 @@
 
 mod file;
 mod keeper;
+mod shortage;
 mod step;
+mod version;
 
 use std::collections::BTreeMap;
 
@@ -23,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use file::{EngineFile, FileError, Own};
 pub use keeper::{Members, QuorumError, offer, own_address};
+use version::EtcdVersion;
 
 pub const MEMBERS: &str = "/engine/members/";
 pub const OFFERS: &str = "/engine/offers/";
@@ -58,6 +63,16 @@ pub enum Stage {
 pub struct Offer {
     #[serde(flatten)]
     pub address: MemberAddress,
+    /// Of the etcd that it would run, `3.5.16`. Daemons of earlier releases do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+impl Offer {
+    /// `None`: it was not said, or cannot be understood.
+    fn version(&self) -> Option<EtcdVersion> {
+        self.version.as_ref()?.parse().ok()
+    }
 }
 
 pub fn member_key(node: &str) -> String {
@@ -66,4 +81,27 @@ pub fn member_key(node: &str) -> String {
 
 pub fn offer_key(node: &str) -> String {
     format!("{OFFERS}{node}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offer_of_an_earlier_release_has_no_version_and_a_version_is_passed_over_by_it() {
+        #[derive(Deserialize)]
+        struct Earlier {
+            #[serde(flatten)]
+            address: MemberAddress,
+        }
+        let earlier = r#"{"client":"10.0.0.1:2379","peer":"10.0.0.1:2380"}"#;
+        let offer: Offer = serde_json::from_str(earlier).unwrap();
+        assert_eq!((offer.version(), serde_json::to_string(&offer).unwrap()), (None, earlier.to_owned()));
+        let now = Offer { version: Some("3.5.16".to_owned()), ..offer };
+        let text = serde_json::to_string(&now).unwrap();
+        assert_eq!(serde_json::from_str::<Earlier>(&text).unwrap().address, now.address);
+        assert_eq!(serde_json::from_str::<Offer>(&text).unwrap().version(), "3.5.16".parse().ok());
+        let later = Offer { version: Some("four".to_owned()), ..now };
+        assert_eq!(later.version(), None);
+    }
 }

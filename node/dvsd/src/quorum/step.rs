@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::etcd::membership::Listed;
 
+use super::version::{EtcdVersion, Fit};
 use super::{MemberRecord, Offer, Stage};
 
 /// What is known at one moment.
 #[derive(Clone, Default, Debug)]
 pub struct View {
     pub members: BTreeMap<String, MemberRecord>,
-    /// Nodes that could run one: they live, and have etcd.
+    /// Nodes that could run one, and those that do: they live, and have etcd.
     pub offers: BTreeMap<String, Offer>,
     /// As etcd knows them.
     pub listed: Vec<Listed>,
@@ -29,6 +30,21 @@ pub struct View {
     pub leaving: BTreeSet<String>,
     /// Members that etcd has not listed for a while.
     pub missing: BTreeSet<String>,
+}
+
+impl View {
+    /// The oldest etcd among members that count; of one that is down nobody knows. `None`: nobody says.
+    pub fn oldest(&self) -> Option<EtcdVersion> {
+        let voters = self.members.iter().filter(|(_, record)| record.stage == Stage::Voter);
+        voters.filter_map(|(node, _)| self.offers.get(node)?.version()).min()
+    }
+
+    /// Whether a node's etcd goes with those of the members. One that does not say its version is taken, as daemons of
+    /// earlier releases do.
+    pub fn fit(&self, node: &str) -> Fit {
+        let own = self.offers.get(node).and_then(Offer::version);
+        own.zip(self.oldest()).map_or(Fit::Fits, |(own, oldest)| own.fit(oldest))
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,6 +123,11 @@ fn beginning(
     url: &impl Fn(&str) -> String,
 ) -> Option<Due> {
     let own = || node.to_owned();
+    // Another release invited it, or it got another etcd since: it would end at each start, and all others wait for it.
+    let has_begun = listed.is_some_and(|listed| listed.has_started);
+    if matches!(record.stage, Stage::Invited | Stage::Learner) && !has_begun && view.fit(node) != Fit::Fits {
+        return Some(Due::Step(Step::Dismiss(own())));
+    }
     let step = match (record.stage, listed) {
         (Stage::Invited, None) => Step::Add(own()),
         (Stage::Invited, Some(_)) => Step::Begin { initial: initial(view, node, url), node: own() },
@@ -168,6 +189,7 @@ fn newcomers(view: &View) -> Vec<&String> {
             && !view.members.contains_key(*node)
             && !view.cordoned.contains(*node)
             && !view.leaving.contains(*node)
+            && view.fit(node) == Fit::Fits
     };
     view.offers.keys().filter(may).collect()
 }
@@ -213,7 +235,14 @@ mod tests {
         fn come(&mut self, node: &str) {
             self.view.nodes.insert(node.to_owned());
             self.view.alive.insert(node.to_owned());
-            self.view.offers.insert(node.to_owned(), Offer { address: address(node) });
+            self.view.offers.insert(node.to_owned(), Offer { address: address(node), version: None });
+        }
+
+        fn come_with(&mut self, node: &str, version: &str) {
+            self.come(node);
+            self.view
+                .offers
+                .insert(node.to_owned(), Offer { address: address(node), version: Some(version.to_owned()) });
         }
 
         fn die(&mut self, node: &str) {
@@ -365,7 +394,7 @@ mod tests {
         ["n2", "n3"].iter().for_each(|node| world.come(node));
         world.view.offers.remove("n3");
         assert_eq!(world.settle(), ["n1"], "a second one alone would survive less");
-        world.view.offers.insert("n3".to_owned(), Offer { address: address("n3") });
+        world.come("n3");
         assert_eq!(world.settle(), ["n1", "n2", "n3"]);
         world.view.nodes.remove("n2");
         world.die("n2");
@@ -411,5 +440,66 @@ mod tests {
         world.settle();
         let members: Vec<&String> = world.view.members.keys().collect();
         assert_eq!(members, ["n1", "n4", "n5"]);
+    }
+
+    #[test]
+    fn only_who_has_an_etcd_that_the_members_let_in_gets_a_member() {
+        let mut world = World::first();
+        world.come_with("n1", "3.5.16");
+        world.come_with("n2", "3.4.23");
+        world.come_with("n3", "3.4.23");
+        assert_eq!(world.settle(), ["n1"], "they would end at each start");
+        world.come_with("n3", "3.7.0");
+        assert_eq!(world.settle(), ["n1"], "one that is too new does not understand what there is");
+        world.come_with("n4", "3.5.2");
+        world.come_with("n5", "3.6.1");
+        assert_eq!(world.settle(), ["n1", "n4", "n5"]);
+        // An upgrade of the others lets the rest in.
+        world.come_with("n2", "3.5.16");
+        world.come_with("n3", "3.6.1");
+        assert_eq!(world.settle().len(), 5);
+    }
+
+    #[test]
+    fn newer_ones_come_to_older_ones() {
+        let mut world = World::first();
+        world.come_with("n1", "3.4.23");
+        world.come_with("n2", "3.4.23");
+        world.come_with("n3", "3.5.16");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+    }
+
+    #[test]
+    fn who_does_not_say_a_version_is_taken_as_before() {
+        let mut world = World::first();
+        world.come_with("n2", "3.4.23");
+        world.come("n3");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+    }
+
+    #[test]
+    fn newcomer_that_cannot_begin_is_dismissed_and_not_asked_again() {
+        for (stage, is_listed) in [(Stage::Invited, false), (Stage::Invited, true), (Stage::Learner, true)] {
+            let mut world = World::first();
+            world.come_with("n1", "3.5.16");
+            world.come_with("n2", "3.4.23");
+            world.come_with("n3", "3.4.23");
+            let record = MemberRecord { address: address("n2"), stage, initial: BTreeMap::new() };
+            world.view.members.insert("n2".to_owned(), record);
+            if is_listed {
+                world.list("n2", true);
+            }
+            assert_eq!(next(&world.view, url), Some(Step::Dismiss("n2".to_owned())), "{stage:?}");
+            assert_eq!(world.settle(), ["n1"], "{stage:?}");
+        }
+    }
+
+    #[test]
+    fn member_that_counts_stays_whatever_its_node_has_installed_since() {
+        let mut world = World::first();
+        ["n1", "n2", "n3"].iter().for_each(|node| world.come_with(node, "3.5.16"));
+        assert_eq!(world.settle().len(), 3);
+        world.come_with("n2", "3.4.23");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
     }
 }

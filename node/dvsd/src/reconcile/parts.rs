@@ -357,7 +357,7 @@ impl Parts {
             dc: self.share.id,
             index: u8::try_from(self.share.index)?,
             subnet: self.share.spec.subnet.parse()?,
-            underlay: self.context.config.advertise,
+            underlay: self.context.config.addresses().own(),
             port: self.context.config.vxlan_port,
             peers,
         };

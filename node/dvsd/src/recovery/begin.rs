@@ -24,7 +24,7 @@ use crate::engine::{EtcdChoice, Managed, OpenError};
 use crate::identity::Identity;
 use crate::joining::authority::{AUTHORITY, AuthorityRecord, IssuedOne, IssuedRecord, issued_key};
 use crate::joining::certificates;
-use crate::member;
+use crate::member::{self, Complaint};
 use crate::quorum::{self, EngineFile, MemberRecord, Own, Stage};
 use crate::records::encode;
 
@@ -60,7 +60,7 @@ pub fn begin_anew(config: &Config, dump: &Dump, told: &dyn Fn(&str)) -> Result<B
         }
         Some(EtcdChoice { managed: Some(managed), .. }) => begin_managed(config, managed, &mut contents, told)?,
         Some(given) => {
-            let watching = member::look_after(config, Some(given))?;
+            let watching = member::look_after(config, Some(given), &Complaint::default())?;
             let credentials = given.tls_dir.as_deref().map(certificates::open).transpose()?;
             fill(&open_soon(config, given, credentials.as_ref())?, &contents, &filling)?;
             drop(watching);
@@ -93,7 +93,7 @@ fn begin_managed(
     contents: &mut Contents,
     told: &dyn Fn(&str),
 ) -> Result<(), RecoveryError> {
-    drop(member::look_after(config, None)?);
+    drop(member::look_after(config, None, &Complaint::default())?);
     put_aside(config, contents.cluster.generation)?;
     let address = quorum::own_address(config, managed);
     let initial = BTreeMap::from([(config.node.clone(), address.peer.clone())]);
@@ -108,7 +108,7 @@ fn begin_managed(
 
     told("etcd begins to serve");
     let choice = managed.choice(config, &file)?;
-    let watching = member::look_after(config, Some(&choice))?;
+    let watching = member::look_after(config, Some(&choice), &Complaint::default())?;
     let credentials = choice.tls_dir.as_deref().map(certificates::open).transpose()?;
     let engine = open_soon(config, &choice, credentials.as_ref())?;
     fill(&engine, contents, &|done, all| told(&format!("{done} of {all} keys")))?;
@@ -118,7 +118,7 @@ fn begin_managed(
     file.write(&config.state_dir)?;
     drop((engine, watching));
     // The daemon starts it again: nothing goes on here that nobody looks after.
-    drop(member::look_after(config, None)?);
+    drop(member::look_after(config, None, &Complaint::default())?);
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use super::dump::{Dump, take};
 use crate::config::Config;
 use crate::engine::{EtcdChoice, Managed, Serve};
 use crate::joining::certificates;
-use crate::member::{self, Place};
+use crate::member::{self, Complaint, Place};
 
 /// Below the state directory; removed at the end, and at the beginning of the next attempt.
 const DIR: &str = "salvage";
@@ -34,11 +34,17 @@ pub fn salvage(config: &Config, told: &dyn Fn(&str)) -> Result<Dump, RecoveryErr
     let missing = || RecoveryError::NoData(config.state_dir.join(member::NAME).join("data/member"));
     let data = what_is_left(config).ok_or_else(missing)?;
     // It could not serve alone, and must not write while it is copied.
-    drop(member::look_after(config, None)?);
+    drop(member::look_after(config, None, &Complaint::default())?);
     let home = config.state_dir.join(DIR);
     let run_dir = config.run_dir.join(DIR);
+    let told_of_member = Complaint::default();
     let end = || -> Result<(), RecoveryError> {
-        drop(member::look_after_at(config, None, &Place { home: &home, run_dir: &run_dir, further: &[] })?);
+        drop(member::look_after_at(
+            config,
+            None,
+            &Place { home: &home, run_dir: &run_dir, further: &[] },
+            &told_of_member,
+        )?);
         remove(&home)
     };
     end()?;
@@ -70,6 +76,7 @@ fn serve_copy(
     let at = |port| Member { host: address.to_string(), port };
     let serve = Serve {
         address,
+        listen: address,
         client_port,
         peer_port,
         peers: BTreeMap::from([(config.node.clone(), at(peer_port))]),
@@ -84,10 +91,11 @@ fn serve_copy(
         user: None,
         serve: Some(serve),
         managed: None,
+        translated: None,
     };
     told("a member of etcd serves the copy");
     let place = Place { home, run_dir, further: &["--force-new-cluster"] };
-    let watching = member::look_after_at(config, Some(&choice), &place)?;
+    let watching = member::look_after_at(config, Some(&choice), &place, &Complaint::default())?;
     let credentials = certificates::open(&tls)?;
     let engine = open_soon(config, &choice, Some(&credentials))?;
     let by = format!("dvs {}, salvaged from node {}", env!("CARGO_PKG_VERSION"), config.node);
