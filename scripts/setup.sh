@@ -30,6 +30,7 @@ redis-tools:likewise
 postgresql:likewise
 etcd-server:the cluster engine of several machines
 etcd-client:asks it beside DVS
+nftables:translates addresses, as a router before a machine does
 strace:shows that the message path makes no system calls
 busybox-static:a small root file system
 debootstrap:a Debian root file system (long tests only)

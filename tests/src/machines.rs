@@ -21,9 +21,14 @@ impl Machines {
         Machines { cluster: Cluster::up_with(count, &["--bare"]) }
     }
 
-    /// The first `count` of them are one cluster, and each runs its daemon.
+    /// All of them are one cluster, and each runs its daemon.
     pub fn joined(count: usize, init: &[&str]) -> Machines {
-        let machines = Machines::up(count);
+        Machines::joined_beside(0, count, init)
+    }
+
+    /// The first `count` of them are; `spare` more have nothing.
+    pub fn joined_beside(spare: usize, count: usize, init: &[&str]) -> Machines {
+        let machines = Machines::up(count + spare);
         machines.ok("n1", &[&["cluster", "init", "home"], init].concat());
         machines.start_daemon("n1");
         for index in 2..=count {

@@ -1,6 +1,8 @@
 //! Machines become a cluster by commands, and stay one: they join with a token, go, are lost, and renew their
 //! certificates.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::time::Duration;
 
 use end_to_end::clock::{self, CLOCK, LONGEST_GAP};
@@ -8,6 +10,10 @@ use end_to_end::machines::Machines;
 use end_to_end::{eventually, has_etcd};
 
 const SOON: Duration = Duration::from_secs(60);
+
+/// Where what a machine becomes is easily taken away again.
+const ELSEWHERE: [&str; 6] =
+    ["--config", "/var/lib/dvs/x/dvsd.toml", "--data", "/var/lib/dvs/x/state", "--run", "/var/lib/dvs/x/run"];
 
 fn ticks(machines: &Machines, node: &str, dc: &str) -> (u64, u64) {
     clock::ticks(&machines.ok(node, &["run", dc, "--node", node, "--", "sh", "-c", LONGEST_GAP]))
@@ -81,7 +87,7 @@ fn uninvited_machine_gets_nothing_and_a_node_goes_by_its_own_will() {
     if !has_etcd() {
         return;
     }
-    let machines = Machines::joined(2, &[]);
+    let machines = Machines::joined_beside(1, 2, &[]);
     // Whoever shows no certificate may ask for nothing but to join.
     let asked = machines.sh(
         "n2",
@@ -106,14 +112,8 @@ fn uninvited_machine_gets_nothing_and_a_node_goes_by_its_own_will() {
         let flipped = if head.ends_with('0') { "1" } else { "0" };
         format!("{}{flipped}@{tail}", &head[..head.len() - 1])
     };
-    // A third machine, in the place of the second: it has settings of its own.
-    let elsewhere =
-        ["--config", "/var/lib/dvs/x/dvsd.toml", "--data", "/var/lib/dvs/x/state", "--run", "/var/lib/dvs/x/run"];
     let join = |token: &str, name: &str| {
-        machines.dvs(
-            "n2",
-            &[&["node", "join", token, "--node", name, "--advertise", "10.255.0.9"], &elsewhere[..]].concat(),
-        )
+        machines.dvs("n3", &[&["node", "join", token, "--node", name], &ELSEWHERE[..]].concat())
     };
     let words = |token: &str, name: &str| {
         let done = join(token, name);
@@ -127,12 +127,12 @@ fn uninvited_machine_gets_nothing_and_a_node_goes_by_its_own_will() {
     assert!(words(&used, "n2").contains("there is a node 'n2' already"));
     assert!(words(&used, "N3").contains("cannot be a node's name"));
     assert!(
-        machines.run("n2", &["test", "-e", "/var/lib/dvs/x/dvsd.toml"]).status.code() == Some(1),
+        machines.run("n3", &["test", "-e", "/var/lib/dvs/x/dvsd.toml"]).status.code() == Some(1),
         "nothing half done"
     );
     let done = join(&used, "n3");
     assert!(done.status.success(), "{done:?}");
-    machines.sh("n2", "rm -r /var/lib/dvs/x");
+    machines.sh("n3", "rm -r /var/lib/dvs/x");
     assert!(words(&used, "n3").contains("another machine came with the token"));
     let id = ended.split('.').next().expect("points").to_owned();
     eventually("the token has ended", SOON, || {
@@ -200,7 +200,7 @@ fn authority_is_replaced_while_everything_goes_on() {
     if !has_etcd() {
         return;
     }
-    let machines = Machines::joined(3, &[]);
+    let machines = Machines::joined_beside(1, 3, &[]);
     machines.await_members(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
     machines.ok("n1", &["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start"]);
     machines.ok("n2", &["run", "-d", "shop", "--node", "n2", "--", "sh", "-c", CLOCK]);
@@ -231,10 +231,106 @@ fn authority_is_replaced_while_everything_goes_on() {
     machines.sh("n1", &format!("kill -9 {member}"));
     eventually("n1's member is back", SOON, || machines.member_pid("n1").filter(|pid| *pid != member));
     machines.ok("n1", &["dc", "create", "latest", "--nodes", "n1"]);
-    let elsewhere =
-        ["--config", "/var/lib/dvs/x/dvsd.toml", "--data", "/var/lib/dvs/x/state", "--run", "/var/lib/dvs/x/run"];
-    let refused = machines.fails("n3", &[&["node", "join", &old_token], &elsewhere[..]].concat());
+    let refused = machines.fails("n4", &["node", "join", &old_token]);
     assert!(refused.contains("not of the cluster that made the token"), "{refused}");
     let (lines, gap) = ticks(&machines, "n2", "shop");
     assert!(lines > 10 && gap < 3000, "{lines} lines, {gap} ms");
+}
+
+#[test]
+fn address_of_another_machine_and_a_port_that_is_taken_are_refused_before_anything_is_written() {
+    if !has_etcd() {
+        return;
+    }
+    let machines = Machines::joined_beside(1, 1, &[]);
+    let token = machines.token(&[]);
+    // Until its input ends.
+    let listen = |port: u16| {
+        let script = format!(
+            "import socket, sys; s = socket.create_server(('', {port})); print('ready', flush=True); sys.stdin.read()"
+        );
+        let mut child = machines.command("n2", &["python3", "-c", &script]);
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("a word");
+        assert_eq!(said, "ready\n");
+        child
+    };
+    let nothing =
+        || assert_eq!(machines.sh("n2", "ls -A /var/lib/dvs /etc/dvs 2>/dev/null || true").trim(), "/var/lib/dvs:");
+    for become_node in [&["cluster", "init", "home"][..], &["node", "join", &token]] {
+        let refused = machines.fails("n2", &[become_node, &["--advertise", "10.255.0.1"]].concat());
+        assert!(refused.contains("does not have the address 10.255.0.1"), "{refused}");
+        assert!(refused.contains("10.255.0.2") && refused.contains("--listen"), "{refused}");
+        nothing();
+        for (port, whose) in [(7420, "the daemon"), (7421, "the daemon"), (2379, "etcd"), (2380, "etcd")] {
+            let mut holder = listen(port);
+            let refused = machines.fails("n2", become_node);
+            drop(holder.stdin.take());
+            holder.wait().expect("it ends");
+            assert!(refused.contains(&format!("port {port} ")) && refused.contains(whose), "{refused}");
+        }
+    }
+    // The token was shown to the cluster, and is this machine's until it ends.
+    machines.ok("n2", &["node", "join", &token]);
+    machines.start_daemon("n2");
+}
+
+/// As behind a router that translates a floating address to the machine's own, and does not send back what the machine
+/// itself sends there.
+const TRANSLATE: &str = "nft -f - <<END
+table ip floating {
+    chain in { type nat hook prerouting priority dstnat; ip daddr 10.255.1.1 dnat to 10.255.0.1; }
+    chain out { type nat hook postrouting priority srcnat; oifname eth0 ip saddr 10.255.0.1 snat to 10.255.1.1; }
+}
+END
+ip route add blackhole 10.255.1.1/32";
+
+#[test]
+fn machine_behind_a_translated_address_is_a_node_with_a_member_like_any_other() {
+    let has_nft = std::process::Command::new("nft").arg("--version").output().is_ok();
+    if !has_etcd() || !has_nft {
+        eprintln!("SKIPPED: there is no etcd or no nft (Debian: etcd-server, nftables)");
+        return;
+    }
+    let machines = Machines::up(3);
+    machines.sh("n1", TRANSLATE);
+    for node in ["n2", "n3"] {
+        machines.sh(node, "ip route add 10.255.1.1/32 via 10.255.0.1");
+    }
+    let refused = machines.fails("n1", &["cluster", "init", "home", "--advertise", "10.255.1.1"]);
+    assert!(refused.contains("--advertise 10.255.1.1 --listen ADDRESS"), "{refused}");
+    machines.ok("n1", &["cluster", "init", "home", "--advertise", "10.255.1.1", "--listen", "10.255.0.1"]);
+    // It asks its own member, although nobody sends it back what it sends to its address for others.
+    machines.start_daemon("n1");
+    assert!(machines.token(&[]).ends_with("@10.255.1.1"));
+    machines.join("n2");
+    machines.join("n3");
+    machines.await_members(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
+    machines.ok("n2", &["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start"]);
+    for node in ["n1", "n2", "n3"] {
+        machines.ok("n1", &["run", "shop", "--node", node, "--", "sh", "-c", "hostname >> /dc/names"]);
+    }
+    let names = machines.ok("n3", &["run", "shop", "--node", "n1", "--", "sh", "-c", "wc -l < /dc/names"]);
+    assert_eq!(names.trim(), "3");
+    // The containers' own network, in both directions.
+    for (from, to) in [("n1", "n2"), ("n2", "n1"), ("n1", "n3")] {
+        let shares = machines.json("n2", &["dc", "inspect", "shop"]);
+        let share = shares["shares"].as_array().expect("shares").iter().find(|share| share["node"] == to).cloned();
+        let address = share.expect("a share")["address"].as_str().expect("an address").to_owned();
+        let address = address.split('/').next().expect("an address").to_owned();
+        let serve = "import socket\ns = socket.create_server(('', 7000))\nwhile True:\n  c = s.accept()[0]\n  c.sendall(b'heard')\n  c.close()";
+        let server = machines.ok("n2", &["run", "-d", "shop", "--node", to, "--", "python3", "-c", serve]);
+        let ask = format!("exec 3<>/dev/tcp/{address}/7000 && cat <&3");
+        eventually("the other end answers", SOON, || {
+            let done = machines.dvs("n2", &["run", "shop", "--node", from, "--", "timeout", "5", "bash", "-c", &ask]);
+            (done.stdout == b"heard").then_some(())
+        });
+        machines.ok("n2", &["kill", "shop", server.trim(), "--signal", "KILL"]);
+    }
+    let member = machines.member_pid("n1").expect("it runs");
+    machines.sh("n1", &format!("kill -9 {member}"));
+    machines.ok("n1", &["dc", "create", "more", "--nodes", "n1"]);
+    eventually("the member is started again", SOON, || machines.member_pid("n1").filter(|pid| *pid != member));
+    machines.await_members(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
 }

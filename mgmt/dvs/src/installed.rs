@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,9 @@ use crate::output::Row;
 /// What etcd calls its own.
 pub const ETCD_CLIENT_PORT: u16 = 2379;
 pub const ETCD_PEER_PORT: u16 = 2380;
+/// Of the daemon's API, and of its first proxy.
+pub const API_PORT: u16 = 7420;
+const PROXY_PORT: u16 = 7421;
 
 /// Where things lie on this machine.
 #[derive(Args, Debug)]
@@ -39,6 +42,9 @@ pub struct Where {
     /// Address at which other nodes reach this one [default: the one from which this machine reaches others].
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<IpAddr>,
+    /// Address of this machine to which the one of --advertise is translated (NAT, a floating address).
+    #[arg(long, value_name = "ADDRESS", requires = "advertise")]
+    pub listen: Option<IpAddr>,
 }
 
 /// What this machine became.
@@ -77,6 +83,9 @@ pub struct SettingsFile<'a> {
     pub node: &'a str,
     pub cluster: &'a str,
     pub advertise: IpAddr,
+    /// Absent: everywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<IpAddr>,
     pub state_dir: &'a Path,
     pub run_dir: &'a Path,
     /// Absent: the engine is a file of this machine.
@@ -166,6 +175,42 @@ impl Where {
         }
     }
 
+    /// Refuses an address that this machine does not have: nothing could listen there.
+    pub fn demand_own(&self, advertised: IpAddr) -> Result<(), Failure> {
+        if let Some(own) = self.listen.filter(|own| own.is_unspecified() || own.is_loopback()) {
+            return Err(Failure::usage(format!("nothing that comes from elsewhere is translated to {own}"))
+                .hint("an address of this machine (ip addr): --listen 10.0.0.5"));
+        }
+        let own = self.listen.unwrap_or(advertised);
+        // Whatever else may be wrong is told by who uses it.
+        let absent = TcpListener::bind((own, 0)).err().filter(|error| error.kind() == io::ErrorKind::AddrNotAvailable);
+        let Some(error) = absent else { return Ok(()) };
+        let mut failure = Failure::new(format!("this machine does not have the address {own}")).because(&error);
+        if let Some(other) = own_address() {
+            failure = failure.because_text(format!("the one from which it reaches others is {other}"));
+        }
+        Err(failure.hint(match self.listen {
+            Some(_) => "an address of this machine (ip addr): --listen 10.0.0.5".to_owned(),
+            None => format!(
+                "one that it has (ip addr): --advertise ADDRESS; if {own} is translated to one of this machine (NAT, a \
+                 floating address), name that one too: --advertise {own} --listen ADDRESS"
+            ),
+        }))
+    }
+
+    /// Refuses to become a node while something else listens where its daemon would.
+    pub fn demand_free_for_daemon(&self) -> Result<(), Failure> {
+        let at = self.listen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        [API_PORT, PROXY_PORT].into_iter().try_for_each(|port| demand_free(SocketAddr::new(at, port), "the daemon"))
+    }
+
+    /// The same for its member of etcd.
+    pub fn demand_free_for_member(&self, advertised: IpAddr) -> Result<(), Failure> {
+        let at = self.listen.unwrap_or(advertised);
+        let ports = [ETCD_CLIENT_PORT, ETCD_PEER_PORT];
+        ports.into_iter().try_for_each(|port| demand_free(SocketAddr::new(at, port), "its member of etcd"))
+    }
+
     /// Puts aside what a node leaves that was taken out, as `NAME.old`. Images of containers stay.
     pub fn put_aside(&self) -> Result<(), Failure> {
         for name in ["etcd", "tls", "engine.json", "engine.db", "identity.json"] {
@@ -215,10 +260,27 @@ impl Where {
     }
 }
 
+/// What is wrong with a port may be something else; who binds it for good says that.
+fn demand_free(at: SocketAddr, whose: &str) -> Result<(), Failure> {
+    match TcpListener::bind(at) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let port = at.port();
+            Err(Failure::new(format!("port {port} of this machine is taken, and {whose} needs it"))
+                .because(&error)
+                .hint(format!("ss -ltnp 'sport = :{port}' shows who listens there; end that first")))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn has_etcd() -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|dir| dir.join("etcd").exists())
+}
+
 /// Where the cluster's decisions would lie.
 pub fn demand_etcd() -> Result<(), Failure> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&paths).any(|dir| dir.join("etcd").exists()) {
+    if has_etcd() {
         return Ok(());
     }
     Err(Failure::new("this machine cannot keep the cluster's decisions")
@@ -348,6 +410,42 @@ mod tests {
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::PermissionDenied, io::ErrorKind::Other] {
             assert!(!what_to_try(&kind.into()).is_empty());
         }
+    }
+
+    fn place(listen: Option<&str>) -> Where {
+        let listen = listen.map(|address| address.parse().unwrap());
+        let nothing = PathBuf::new;
+        Where { config: nothing(), data: nothing(), run: nothing(), node: None, advertise: None, listen }
+    }
+
+    #[test]
+    fn address_of_nobody_here_is_refused_with_what_to_say_when_it_is_translated() {
+        let foreign: IpAddr = [192, 0, 2, 77].into();
+        let refused = place(None).demand_own(foreign).unwrap_err();
+        let hint = refused.hint.unwrap();
+        assert!(refused.what.contains("does not have the address 192.0.2.77"), "{}", refused.what);
+        assert!(hint.contains("--advertise 192.0.2.77 --listen ADDRESS"), "{hint}");
+        let refused = place(Some("192.0.2.78")).demand_own(foreign).unwrap_err();
+        assert!(refused.what.contains("192.0.2.78") && refused.hint.unwrap().contains("--listen"));
+        for nobody in ["0.0.0.0", "127.0.0.1"] {
+            assert!(place(Some(nobody)).demand_own(foreign).unwrap_err().what.contains("translated"), "{nobody}");
+        }
+        let Some(own) = own_address() else { return };
+        assert!(place(None).demand_own(own).is_ok());
+        assert!(place(Some(&own.to_string())).demand_own(foreign).is_ok());
+    }
+
+    #[test]
+    fn port_at_which_something_listens_is_refused_and_a_free_one_is_not() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let at = listener.local_addr().unwrap();
+        let refused = demand_free(at, "the daemon").unwrap_err();
+        assert!(refused.what.contains(&at.port().to_string()) && refused.what.contains("the daemon"), "{refused:?}");
+        assert!(refused.hint.unwrap().contains("ss -ltnp"));
+        let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
+        assert!(demand_free(everywhere, "the daemon").is_err(), "one address of it is taken");
+        drop(listener);
+        assert!(demand_free(at, "the daemon").is_ok());
     }
 
     #[test]

@@ -206,7 +206,7 @@ fn machine_that_has_no_room_to_become_a_node_is_none_and_becomes_one_when_there_
     for pages in 0..32 {
         small.leave(pages);
         let words: Vec<String> = ["cluster", "init"].map(str::to_owned).into_iter().chain(line.clone()).collect();
-        let tried = Tried::of(row("cluster init"), line.clone(), files.dvs(&words));
+        let tried = Tried::of(row("cluster init"), line.clone(), files.dvs_at("192.0.2.9", &words));
         if tried.done.status.success() {
             break;
         }

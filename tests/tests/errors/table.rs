@@ -340,6 +340,7 @@ pub const TABLE: &[Row] = &[
             (&["{token}@127.0.0.1:1", "{own}", "--node", "Bad"], 2, "Bad"),
             (&["{token}@no-such-host.invalid", "{own}"], 1, "no-such-host.invalid"),
             (&["{token}@127.0.0.1:1", "{own}", "--advertise", "127.0.0.2"], 1, "127.0.0.1:1"),
+            (&["{token}@127.0.0.1:1", "{own}", "--advertise", "192.0.2.9"], 1, "does not have the address 192.0.2.9"),
         ],
     ),
     row(
@@ -382,6 +383,17 @@ pub const TABLE: &[Row] = &[
             (&["home", "{own}", "--certificate-lifetime", "1s"], 2, "10 s"),
             (&["home", "{own}", "--engine", "local", "--etcd", "192.0.2.1:2379"], 2, "either"),
             (&["home", "{own}", "--etcd-tls", "/x"], 2, "--etcd"),
+            (
+                &["home", "{own}", "--engine", "local", "--advertise", "192.0.2.9"],
+                1,
+                "does not have the address 192.0.2.9",
+            ),
+            (&["home", "{own}", "--listen", "192.0.2.9"], 2, "--advertise"),
+            (
+                &["home", "{own}", "--engine", "local", "--advertise", "192.0.2.9", "--listen", "0.0.0.0"],
+                2,
+                "translated to 0.0.0.0",
+            ),
         ],
     ),
     row(

@@ -82,6 +82,17 @@ impl Files {
         command
     }
 
+    /// The same on a machine of its own network, which has this address.
+    pub fn dvs_at<S: AsRef<std::ffi::OsStr>>(&self, address: &str, arguments: &[S]) -> Command {
+        let script = "ip link set lo up; ip address add $0/32 dev lo; exec \"$@\"";
+        let inner = self.dvs(arguments);
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-ec", script, address]).arg(inner.get_program()).args(inner.get_args());
+        self.environment(&mut command);
+        command.env("DVS_STATE_DIR", self.path("nothing")).current_dir(self.directory.path());
+        command
+    }
+
     pub fn environment(&self, command: &mut Command) {
         for name in ["DVS_SOCKET", "DVS_CONTEXT", "DVS_CLUSTER"] {
             command.env_remove(name);

@@ -32,6 +32,7 @@ Certificates renew themselves. Whoever else shall be let in needs a token: dvs n
 Examples:
   dvs cluster init home
   dvs cluster init home --node n1 --advertise 192.0.2.11
+  dvs cluster init home --advertise 192.0.2.11 --listen 10.0.0.5     the first is translated to the second
   dvs cluster init home --engine local         one machine, without etcd
   dvs cluster init home --etcd 192.0.2.1:2379,192.0.2.2:2379 --etcd-tls /etc/dvs/etcd")]
 pub struct Options {
@@ -87,6 +88,11 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     if is_managed {
         installed::demand_etcd()?;
     }
+    place.demand_own(address)?;
+    place.demand_free_for_daemon()?;
+    if is_managed {
+        place.demand_free_for_member(address)?;
+    }
     place.make_data_dir()?;
 
     let authority_dir = place.data.join("authority");
@@ -113,6 +119,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         node: &node,
         cluster: &options.name,
         advertise: address,
+        listen: place.listen,
         state_dir: &place.data,
         run_dir: &place.run,
         etcd,

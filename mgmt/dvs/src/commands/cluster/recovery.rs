@@ -208,12 +208,16 @@ mod here {
                 .because_text("its certificates are made by hand: the copy has no authority")
                 .hint("on one of its nodes; or write the daemon's settings and certificates first"));
         }
+        place.demand_own(address)?;
+        place.demand_free_for_daemon()?;
+        place.demand_free_for_member(address)?;
         place.make_data_dir()?;
         let (node, cluster) = (place.name()?, dump.header.cluster.name.clone());
         let settings = SettingsFile {
             node: &node,
             cluster: &cluster,
             advertise: address,
+            listen: place.listen,
             state_dir: &place.data,
             run_dir: &place.run,
             etcd: Some(EtcdTable { managed: true, ..EtcdTable::default() }),
@@ -251,7 +255,9 @@ mod here {
     }
 
     fn where_of(config: &Path) -> Where {
-        Where { config: config.to_owned(), data: PathBuf::new(), run: PathBuf::new(), node: None, advertise: None }
+        let nowhere = PathBuf::new;
+        let (data, run) = (nowhere(), nowhere());
+        Where { config: config.to_owned(), data, run, node: None, advertise: None, listen: None }
     }
 
     fn demand_root(to: &str) -> Result<(), Failure> {

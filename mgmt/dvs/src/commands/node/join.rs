@@ -16,12 +16,10 @@ use tokio_rustls::TlsConnector;
 use crate::cli::Global;
 use crate::commands::{Outcome, block_on, done, say};
 use crate::errors::Failure;
-use crate::installed::{self, Before, EngineFile, EtcdTable, NewNode, SettingsFile, Where};
+use crate::installed::{self, API_PORT, Before, EngineFile, EtcdTable, NewNode, SettingsFile, Where};
 
 /// A node that does not answer within this is not there.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Where nodes listen, unless they were told otherwise.
-const API_PORT: u16 = 7420;
 /// The key of a join that was begun, so that one that is repeated is the same.
 const KEY: &str = "join.key";
 
@@ -85,6 +83,11 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         Failure::usage("other nodes cannot reach this machine")
             .hint("an address of it (ip addr): --advertise 192.0.2.12")
     })?;
+    place.demand_own(address)?;
+    // What is left of the node that it was makes room for the new one's.
+    if !options.again {
+        place.demand_free_for_daemon()?;
+    }
     let failed = |error: PkiError| Failure::new("this machine has no key").because(&error).hint(error.hint());
     // For the key, which is kept for the same again.
     place.make_data_dir()?;
@@ -101,6 +104,10 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         records: Some(versions::RECORDS.speaks),
     };
     let answer = block_on(ask(&options.invitation, remote, &asked))??;
+    // Nothing is written yet: the same again, once it is free.
+    if matches!(answer.engine, EngineAnswer::Managed { .. }) && installed::has_etcd() {
+        place.demand_free_for_member(address)?;
+    }
     // Only now that the cluster takes it: whoever mistyped loses nothing.
     if options.again {
         place.put_aside()?;
@@ -115,6 +122,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         node: &node,
         cluster: &answer.cluster,
         advertise: address,
+        listen: place.listen,
         state_dir: &place.data,
         run_dir: &place.run,
         etcd: Some(etcd),
