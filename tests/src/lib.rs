@@ -8,6 +8,7 @@
 
 pub mod c_library;
 pub mod clock;
+pub mod debian;
 pub mod load;
 pub mod machines;
 pub mod openapi;

@@ -1,13 +1,13 @@
 //! The Debian package: what is in it, and what it does in a clean system.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use end_to_end::{dvs_binary, eventually};
+use end_to_end::debian::{BURY, Root, SYSTEMD, System, WITH_SYSTEMD, done, has, package, text};
+use end_to_end::eventually;
 
 /// For what takes a moment on a slow machine.
 const LONG: Duration = Duration::from_secs(30);
@@ -26,30 +26,6 @@ const FILES: &[&str] = &[
     "-rw-r--r-- root/root ./usr/share/lintian/overrides/dvs",
     "lrwxrwxrwx root/root ./usr/share/man/man8/dvsd.8.gz -> ../man1/dvs-daemon.1.gz",
 ];
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn done(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}\n{}{}", text(&output), String::from_utf8_lossy(&output.stderr));
-    text(&output)
-}
-
-/// The package of the binary that was built beside the tests; or the one that is about to be handed out, where a
-/// variable names it.
-fn package(out: &Path) -> PathBuf {
-    if let Some(package) = std::env::var_os("DVS_TEST_PACKAGE") {
-        return PathBuf::from(package);
-    }
-    let xtask = dvs_binary().with_file_name("xtask");
-    assert!(xtask.exists(), "{} is missing: run `cargo build --package xtask` first", xtask.display());
-    let mut build = Command::new(xtask);
-    // Fast, not small.
-    build.env("DPKG_DEB_COMPRESSOR_LEVEL", "0").args(["deb", "--binary"]).arg(dvs_binary()).arg("--out").arg(out);
-    PathBuf::from(done(&mut build).trim())
-}
 
 #[test]
 fn package_has_the_binary_its_pages_and_completions_and_starts_nothing() {
@@ -85,10 +61,6 @@ fn package_has_the_binary_its_pages_and_completions_and_starts_nothing() {
     pages_are_well_formed(&tree);
 }
 
-fn has(program: &str) -> bool {
-    Command::new("sh").args(["-c", &format!("command -v {program}")]).output().is_ok_and(|found| found.status.success())
-}
-
 fn unit_is_understood(tree: &Path) {
     if !has("systemd-analyze") {
         eprintln!("SKIPPED: there is no systemd-analyze (Debian: systemd)");
@@ -112,131 +84,16 @@ fn pages_are_well_formed(tree: &Path) {
     done(Command::new("sh").args(["-ec", lint, "sh"]).arg(tree.join("usr/share/man/man1")));
 }
 
-/// A Debian of its own, in namespaces of its own: no service manager, no network but itself. Its first process ends
-/// with this test, and with it everything in it.
-struct System {
-    /// Holds the root, and the package beside it.
-    place: tempfile::TempDir,
-    first: Child,
-    /// As the host numbers it.
-    inside: u32,
-    group: String,
-}
-
-/// `$1` is the root, `$2` the name of a group of its own, `$3` the first process. What a machine has before its service
-/// manager begins. The root is that of the namespace: in another one the kernel makes no user namespaces.
-const FURNISH: &str = "root=$1 group=$2 first=$3
-mount --make-rprivate /
-mount --bind $root $root
-mount -t proc proc $root/proc
-mount -t sysfs sysfs $root/sys
-mount -t tmpfs tmpfs $root/dev
-for device in null zero full random urandom tty fuse; do
-    touch $root/dev/$device
-    mount --bind /dev/$device $root/dev/$device
-done
-mkdir $root/dev/pts $root/dev/shm
-mount -t devpts -o newinstance,ptmxmode=0666 devpts $root/dev/pts
-mount -t tmpfs tmpfs $root/dev/shm
-ln -s pts/ptmx $root/dev/ptmx
-ln -s /proc/self/fd $root/dev/fd
-mount -t tmpfs tmpfs $root/run
-mount -t tmpfs tmpfs $root/sys/fs/cgroup
-ip link set lo up
-awk '$3 ~ /^cgroup2?$/ && $2 ~ /^.sys.fs.cgroup/ {print $2}' /proc/self/mounts | while read place; do
-    mkdir -p $place/$group $root$place
-    for file in cpuset.cpus cpuset.mems; do
-        if [ -e $place/$file ]; then cat $place/$file > $place/$group/$file; fi
-    done
-    mount --bind $place/$group $root$place
-done
-echo furnished
-cd $root
-pivot_root . mnt
-exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot . sh -c \"umount -l /mnt; $first\"";
-
-/// A shell that waits for one child buries all others that it got.
-const BURY: &str = "while :; do sleep 1000; done";
-
-impl System {
-    /// With nothing that starts anything. `None`: there is no network to fetch it from.
-    fn make(suite: &str) -> Option<System> {
-        System::make_with(suite, &[], BURY)
-    }
-
-    fn make_with(suite: &str, more: &[&str], first: &str) -> Option<System> {
-        let place = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("a directory");
-        let root = place.path().join("root");
-        let made = Command::new("debootstrap").arg("--variant=minbase").args(more).arg(suite).arg(&root).output();
-        let made = made.expect("debootstrap is installed");
-        if !made.status.success() {
-            eprintln!("SKIPPED: debootstrap made no {suite}, is there a network?\n{}", text(&made));
-            return None;
-        }
-        let group = format!("dvs-package-{}-{suite}", std::process::id());
-        let mut process = Command::new("unshare")
-            .args(["--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL"])
-            .args(["sh", "-ec", FURNISH, "sh"])
-            .arg(&root)
-            .arg(&group)
-            .arg(first)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare starts");
-        let mut said = String::new();
-        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("a word");
-        assert_eq!(said, "furnished\n", "the system was not set up");
-        let children = format!("/proc/{0}/task/{0}/children", process.id());
-        let children = std::fs::read_to_string(children).expect("it has a child");
-        let inside = children.trim().parse().expect("one child");
-        Some(System { place, first: process, inside, group })
-    }
-
-    fn root(&self) -> PathBuf {
-        self.place.path().join("root")
-    }
-
-    fn command(&self, script: &str) -> Command {
-        let target = self.inside.to_string();
-        let mut command = Command::new("timeout");
-        command.args(["120", "nsenter", "--target", &target, "--mount", "--net", "--pid", "--ipc", "--uts"]);
-        command.args(["--root", "--wdns=/", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]);
-        command.args(["DEBIAN_FRONTEND=noninteractive", "sh", "-ec", script]);
-        command.stdin(Stdio::null());
-        command
-    }
-
-    /// Output of a script that must succeed in it.
-    fn sh(&self, script: &str) -> String {
-        done(&mut self.command(script))
-    }
-
-    /// As the unit does it, with this test in the place of the service manager. Waits until it serves.
-    fn start_daemon(&self, manager: &UnixDatagram) {
-        let unit = std::fs::read_to_string(self.root().join("usr/lib/systemd/system/dvsd.service")).expect("a unit");
-        let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("what it starts");
-        self.sh(&format!("NOTIFY_SOCKET=/notify WATCHDOG_USEC=60000000 setsid {line} >>/root/daemon.log 2>&1 &"));
-        let mut bytes = [0; 4096];
-        let hear = |bytes: &mut [u8]| manager.recv(bytes).map(|length| bytes[..length].to_vec());
-        while hear(&mut bytes).unwrap_or_else(|error| panic!("{error}: {}", self.sh("cat /root/daemon.log")))
-            != b"READY=1"
-        {}
-    }
-}
-
-impl Drop for System {
-    fn drop(&mut self) {
-        let _ = self.first.kill();
-        let _ = self.first.wait();
-        // Groups are empty a moment after the last process has ended.
-        let remove = "for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
-            if [ -d $place/$1 ]; then find $place/$1 -depth -type d -exec rmdir {} +; fi; done";
-        let is_removed = || Command::new("sh").args(["-ec", remove, "sh", &self.group]).output();
-        let began = Instant::now();
-        while !is_removed().is_ok_and(|output| output.status.success()) && began.elapsed() < LONG {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
+/// As the unit does it, with this test in the place of the service manager. Waits until it serves.
+fn start_daemon(system: &System, manager: &UnixDatagram) {
+    let unit = std::fs::read_to_string(system.root().join("usr/lib/systemd/system/dvsd.service")).expect("a unit");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("what it starts");
+    system.sh(&format!("NOTIFY_SOCKET=/notify WATCHDOG_USEC=60000000 setsid {line} >>/root/daemon.log 2>&1 &"));
+    let mut bytes = [0; 4096];
+    let hear = |bytes: &mut [u8]| manager.recv(bytes).map(|length| bytes[..length].to_vec());
+    while hear(&mut bytes).unwrap_or_else(|error| panic!("{error}: {}", system.sh("cat /root/daemon.log")))
+        != b"READY=1"
+    {}
 }
 
 #[test]
@@ -246,7 +103,8 @@ fn package_is_installed_used_upgraded_removed_and_purged_in_clean_systems() {
     let package = package(place.path());
     is_as_the_distribution_wants_it(&package);
     for suite in ["bookworm", "trixie"] {
-        let Some(system) = System::make(suite) else { return };
+        let Some(root) = Root::make(suite, &[]) else { return };
+        let system = root.boot("debian", BURY);
         std::fs::copy(&package, system.root().join("root/dvs.deb")).expect("copied");
         let manager = UnixDatagram::bind(system.root().join("notify")).expect("a socket");
         manager.set_read_timeout(Some(LONG)).expect("a limit");
@@ -282,7 +140,7 @@ fn installs_and_runs(system: &System, manager: &UnixDatagram) {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("advertise"), "{said}");
     system.sh(CONFIGURE);
-    system.start_daemon(manager);
+    start_daemon(system, manager);
     assert!(system.sh("dvs version").contains("node n1 of cluster home"));
     system.sh("dvs dc create shop --nodes n1 --start >&2");
     assert_eq!(system.sh("dvs run shop -- sh -c 'echo hello > /dc/greeting; cat /dc/greeting'"), "hello\n");
@@ -296,7 +154,7 @@ fn survives_an_upgrade_and_refuses_to_leave_containers(system: &System, manager:
     assert!(String::from_utf8_lossy(&upgraded.stderr).contains("restart it, containers go on"), "{upgraded:?}");
     assert!(system.sh("cat /etc/dvs/dvsd.toml").contains("\nnode = \"n1\"\n"), "the settings are the operator's");
     system.sh(END_DAEMON);
-    system.start_daemon(manager);
+    start_daemon(system, manager);
     assert!(system.sh("dvs ps shop").contains(pid.trim()), "the program went on");
 
     let refused = system.command("dpkg -r dvs").output().expect("it runs");
@@ -333,8 +191,8 @@ fn leaves_nothing(system: &System, before: &str) {
 fn service_is_watched_restarted_upgraded_and_removed_by_systemd() {
     let place = tempfile::tempdir().expect("a directory");
     let package = package(place.path());
-    let more = ["--include=systemd,systemd-sysv,dbus"];
-    let Some(system) = System::make_with("bookworm", &more, "exec /lib/systemd/systemd") else { return };
+    let Some(root) = Root::make("bookworm", &[WITH_SYSTEMD]) else { return };
+    let system = root.boot("debian", SYSTEMD);
     std::fs::copy(&package, system.root().join("root/dvs.deb")).expect("copied");
     eventually("systemd runs", LONG, || {
         let said = system.command("systemctl is-system-running").output().expect("it runs");
