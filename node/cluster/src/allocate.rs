@@ -3,9 +3,10 @@
 //! A space keeps `/ids/SPACE/of/OWNER` = number, `/ids/SPACE/used/NUMBER` = owner, and `/ids/SPACE/last`, from which
 //! the search goes on, so that a number that was given back is not given out again soon.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
-use crate::engine::{Compare, Engine, EngineError, Entry, Lookup, Op, Outcome};
+use crate::engine::{Compare, Engine, EngineError, Entry, Listing, Lookup, Op, Outcome, listed};
 
 /// Others may win a race this often; each time one of them has made progress.
 const ATTEMPTS: usize = 1000;
@@ -47,14 +48,34 @@ pub fn choose(
     range: RangeInclusive<u32>,
     owners_max: usize,
 ) -> Result<Choice, AllocateError> {
-    let (of, last_key) = (format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/last"));
-    if let Some(entry) = engine.read(&of)? {
-        let same = Compare::Modified { key: of, at: entry.modified };
+    let prefixes = prefixes(space, owner);
+    let found = listed(engine, prefixes.each_ref().map(String::as_str))?;
+    choose_of(space, owner, range, owners_max, &found)
+}
+
+/// What a choice is made of, in this order: what was given last is not read after what is used, because whoever takes a
+/// number meanwhile changes it.
+pub fn prefixes(space: &str, owner: &str) -> [String; 3] {
+    [format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/last"), format!("/ids/{space}/used/")]
+}
+
+/// The same for who has listed those together with something else.
+pub fn choose_of(
+    space: &str,
+    owner: &str,
+    range: RangeInclusive<u32>,
+    owners_max: usize,
+    [of, last, used]: &[Listing; 3],
+) -> Result<Choice, AllocateError> {
+    let [of_key, last_key, used_prefix] = prefixes(space, owner);
+    let entry = |listing: &Listing, key: &str| listing.entries.iter().find(|entry| entry.key == key).cloned();
+    if let Some(entry) = entry(of, &of_key) {
+        let same = Compare::Modified { key: of_key, at: entry.modified };
         return Ok(Choice { number: parse(&entry)?, compares: vec![same], ops: Vec::new() });
     }
-    // Read before the list: who takes a number meanwhile changes it.
-    let last = engine.read(&last_key)?;
-    let used = used(engine, space)?;
+    let last = entry(last, &last_key);
+    let numbers = used.entries.iter().filter_map(|entry| entry.key.strip_prefix(&used_prefix)?.parse::<u32>().ok());
+    let used: HashSet<u32> = numbers.collect();
     let from = match &last {
         Some(entry) => parse(entry)?.saturating_add(1),
         None => *range.start(),
@@ -69,9 +90,9 @@ pub fn choose(
         Some(entry) => Compare::Modified { key: last_key.clone(), at: entry.modified },
         None => Compare::Absent { key: last_key.clone() },
     };
-    let compares = vec![unchanged, Compare::Absent { key: of.clone() }, Compare::Absent { key: used_key.clone() }];
+    let compares = vec![unchanged, Compare::Absent { key: of_key.clone() }, Compare::Absent { key: used_key.clone() }];
     let text = number.to_string();
-    let ops = vec![Op::put(last_key, &*text), Op::put(of, &*text), Op::put(used_key, owner)];
+    let ops = vec![Op::put(last_key, &*text), Op::put(of_key, &*text), Op::put(used_key, owner)];
     Ok(Choice { number, compares, ops })
 }
 
@@ -83,12 +104,6 @@ pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<C
     let used_key = format!("/ids/{space}/used/{}", parse(&entry)?);
     let same = Compare::Modified { key: of.clone(), at: entry.modified };
     Ok((vec![same], vec![Op::delete(of), Op::delete(used_key)]))
-}
-
-fn used(engine: &dyn Engine, space: &str) -> Result<std::collections::HashSet<u32>, EngineError> {
-    let prefix = format!("/ids/{space}/used/");
-    let entries = engine.list(&prefix)?.entries;
-    Ok(entries.iter().filter_map(|entry| entry.key.strip_prefix(&prefix)?.parse().ok()).collect())
 }
 
 fn parse(entry: &Entry) -> Result<u32, EngineError> {

@@ -235,8 +235,9 @@ pub trait Lookup {
     fn list(&self, prefix: &str) -> Result<Listing, EngineError>;
 
     /// The same of several prefixes, at most [`OPS_PER_TRANSACTION_MAX`], without waiting for each by itself. Each
-    /// listing is of one moment, which need not be that of the others. Without a default, so that whoever only passes
-    /// calls on cannot forget this one: it would work, and take a round trip for each prefix. See [`each_listed`].
+    /// listing is of one moment, which need not be that of the others, and is not before that of the listing before it.
+    /// Without a default, so that whoever only passes calls on cannot forget this one: it would work, and take a round
+    /// trip for each prefix. See [`each_listed`].
     fn lists(&self, prefixes: &[&str]) -> Result<Vec<Listing>, EngineError>;
 }
 

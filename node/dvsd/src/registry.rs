@@ -45,8 +45,10 @@ pub fn store(
     write: Write,
 ) -> Result<Option<EndpointName>, EngineError> {
     let key = records::endpoint_key(dc, endpoint);
+    // The first incarnation of an endpoint finds nothing there, mostly, and need not look before it is written.
+    let mut is_first = matches!(write, Write::Bound { epoch, .. } if epoch.0 <= 1);
     loop {
-        let found = records::read::<EndpointRecord>(engine, &key)?;
+        let found = if std::mem::take(&mut is_first) { None } else { records::read::<EndpointRecord>(engine, &key)? };
         let named = found.as_ref().and_then(|(there, _)| there.name);
         let (op, name) = match (write, &found) {
             (Write::Bound { epoch, .. }, Some((there, _))) if there.epoch > epoch.0 => {

@@ -10,8 +10,8 @@ use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use broker::BrokerError;
-use cluster::allocate::{self, AllocateError};
-use cluster::{Compare, Engine, EngineError, Op, Outcome, listed};
+use cluster::allocate::{self, AllocateError, Choice};
+use cluster::{Compare, Engine, EngineError, Listing, Op, Outcome, listed};
 use ipc::info;
 use mgmt_api::{
     ChannelCounts, ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, ErrorBody, ErrorKind, NodeShare, Placement,
@@ -35,6 +35,8 @@ use crate::uids::DC_ID_MAX;
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 /// Beyond the grace of programs: three stages, each of which may wait for a silent node.
 pub const STOP_LIMIT: Duration = Duration::from_secs(90);
+/// Numbers of containers.
+const IDS: &str = "dc";
 const GRACE_DEFAULT_MS: u64 = 10_000;
 const GRACE_MAX_MS: u64 = 3_600_000;
 /// Of somebody who makes a container while many others do; each time one of them has made progress.
@@ -87,18 +89,16 @@ pub async fn create(
 ) -> Result<(StatusCode, Json<Dc>), Failure> {
     let spec: DcSpec = parse(&read_body(body).await?)?;
     let name = spec.name.clone();
-    if query.start {
-        demand_alive(&api, &name, &spec.nodes, "cannot start").await?;
-    }
+    let desired = if query.start { Desired::Running } else { Desired::Stopped { grace_ms: 0 } };
     let also = Arc::clone(&api);
-    let (spec, decision) = blocking(move || Ok((spec.clone(), decide(&*also.context.engine, &spec)?))).await?;
+    let (spec, decision) = blocking(move || Ok((spec.clone(), decide(&*also.context.engine, &spec, desired)?))).await?;
     demand_space(&api, &name, &decision.placement).await?;
     let also = Arc::clone(&api);
-    let view = blocking(move || write_record(&*also.context.engine, &spec, decision)).await?;
+    let view = blocking(move || write_record(&*also.context.engine, &spec, desired, decision)).await?;
     if !query.start {
         return Ok((StatusCode::CREATED, Json(api.describe(&view))));
     }
-    match start_this_and_wait(&api, view.clone()).await {
+    match await_start(&api, &view).await {
         Ok(dc) => Ok((StatusCode::CREATED, Json(dc))),
         Err(failed) => {
             take_back(&api, &view).await;
@@ -276,12 +276,19 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
 struct Decision {
     placement: Placement,
     booking: Booking,
+    number: Choice,
 }
 
-fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
+/// All that is needed is one question to the engine.
+fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decision, Failure> {
     let [capacity, promised] = ledger::ACCOUNTS;
-    let [members, wishes, accounts @ ..] =
-        listed(engine, [records::MEMBERS, records::NODE_WISHES, capacity, promised])?;
+    let ids = allocate::prefixes(IDS, &spec.name);
+    let [of, last, used] = ids.each_ref().map(String::as_str);
+    let all = [records::NODES, records::MEMBERS, records::NODE_WISHES, capacity, promised, of, last, used];
+    let [living, members, wishes, capacity, promised, ids @ ..] = listed(engine, all)?;
+    if desired == Desired::Running {
+        demand_listed_alive(&spec.name, &spec.nodes, "cannot start", [&living, &members])?;
+    }
     let mut known = spec::KnownNodes::new();
     for entry in &members.entries {
         let node: NodeRecord = records::decode(entry)?;
@@ -298,13 +305,16 @@ fn decide(engine: &dyn Engine, spec: &DcSpec) -> Result<Decision, Failure> {
         .hint(format!("other --nodes, or dvs node uncordon {node}"))
         .into());
     }
-    if engine.read(&records::dc_key(&spec.name))?.is_some() {
+    let number = allocate::choose_of(IDS, &spec.name, 1..=DC_ID_MAX, DCS_PER_CLUSTER as usize, &ids);
+    // Whoever has a number has a record, unless its maker, of an earlier release, died between the two.
+    let has_number = number.as_ref().is_ok_and(|number| number.ops.is_empty());
+    if has_number && engine.read(&records::dc_key(&spec.name))?.is_some() {
         return Err(name_taken(&spec.name));
     }
-    let accounts = ledger::accounts_in(&accounts)?;
+    let accounts = ledger::accounts_in(&[capacity, promised])?;
     let placement = placer::place(spec, KINDS, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
-    Ok(Decision { placement, booking })
+    Ok(Decision { placement, booking, number: number.map_err(no_number)? })
 }
 
 /// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node
@@ -325,21 +335,25 @@ async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Resu
 
 #[cfg(test)]
 pub fn make_record(engine: &dyn Engine, spec: &DcSpec) -> Result<DcView, Failure> {
-    write_record(engine, spec, decide(engine, spec)?)
+    let desired = Desired::Stopped { grace_ms: 0 };
+    write_record(engine, spec, desired, decide(engine, spec, desired)?)
 }
 
 /// Wish, placement, number and promises in one transaction: all or nothing.
-fn write_record(engine: &dyn Engine, spec: &DcSpec, mut decision: Decision) -> Result<DcView, Failure> {
+fn write_record(
+    engine: &dyn Engine,
+    spec: &DcSpec,
+    desired: Desired,
+    mut decision: Decision,
+) -> Result<DcView, Failure> {
     let key = records::dc_key(&spec.name);
     for _ in 0..ATTEMPTS {
-        let Decision { placement, mut booking } = decision;
-        let id =
-            allocate::choose(engine, "dc", &spec.name, 1..=DC_ID_MAX, DCS_PER_CLUSTER as usize).map_err(no_number)?;
+        let Decision { placement, mut booking, number: id } = decision;
         let record = DcRecord {
             id: id.number,
             spec: spec.clone(),
             placement,
-            desired: Desired::Stopped { grace_ms: 0 },
+            desired,
             generation: 1,
             created_s: records::now_s(),
             endpoints: spec::share_endpoints(spec.nodes.len()),
@@ -351,7 +365,7 @@ fn write_record(engine: &dyn Engine, spec: &DcSpec, mut decision: Decision) -> R
         if let Outcome::Done(modified) = engine.transact(&booking.compares, &booking.ops)? {
             return Ok(DcView { record, modified, shares: Default::default() });
         }
-        decision = decide(engine, spec)?;
+        decision = decide(engine, spec, desired)?;
     }
     Err(failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again"))
 }
@@ -436,12 +450,6 @@ async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
     }
 }
 
-async fn start_this_and_wait(api: &Arc<Api>, view: DcView) -> Result<Dc, Failure> {
-    let dc = view.record.spec.name.clone();
-    let wished = wish_of(api, &dc, Some(view), Desired::Running).await?;
-    await_start(api, &wished).await
-}
-
 async fn await_start(api: &Arc<Api>, wished: &DcView) -> Result<Dc, Failure> {
     let generation = wished.record.generation;
     let progress = |view: &DcView, alive: &BTreeSet<String>| progress_of_start(view, alive, generation);
@@ -501,7 +509,11 @@ pub async fn demand_alive(api: &Arc<Api>, dc: &str, nodes: &[String], what: &str
     let also = Arc::clone(api);
     let [living, known] =
         blocking(move || Ok(listed(&*also.context.engine, [records::NODES, records::MEMBERS])?)).await?;
-    let alive: BTreeMap<String, NodeHealth> = records::by_name(records::NODES, &living)?;
+    demand_listed_alive(dc, nodes, what, [&living, &known])
+}
+
+fn demand_listed_alive(dc: &str, nodes: &[String], what: &str, [living, known]: [&Listing; 2]) -> Result<(), Failure> {
+    let alive: BTreeMap<String, NodeHealth> = records::by_name(records::NODES, living)?;
     let is_known =
         |node: &str| known.entries.iter().any(|entry| entry.key.trim_start_matches(records::MEMBERS) == node);
     match nodes.iter().find(|node| !alive.contains_key(*node) && is_known(node)) {

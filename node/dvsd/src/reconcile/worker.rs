@@ -23,6 +23,9 @@ use crate::waiting;
 
 /// Without anything to do: logs are looked after, reports that failed are made again.
 const IDLE: Duration = Duration::from_secs(30);
+/// What a start looks like on its way is told this much later, if it still is: a write each time a part is there would
+/// take longer than the parts.
+const REPORT_PAUSE: Duration = Duration::from_millis(200);
 /// After a failed report, image removal or unmaking.
 const RETRY: Duration = Duration::from_millis(500);
 /// How long a stage of going down waits for nodes that do not answer.
@@ -130,6 +133,8 @@ struct Working {
     /// What the engine has of ours.
     reported: Option<Vec<u8>>,
     report_due: Option<Instant>,
+    /// When what a start looks like is told next.
+    starting_told_at: Option<Instant>,
     /// Generation of the order worked on, and whether everything ran since.
     generation: u64,
     ran: bool,
@@ -149,6 +154,7 @@ impl Working {
             parts: Parts::open(context, share, history)?,
             reported: None,
             report_due: None,
+            starting_told_at: None,
             generation: record.generation,
             ran: false,
             stage_since: (Stage::Up, Instant::now()),
@@ -243,6 +249,14 @@ impl Working {
             gone: false,
             share: self.describe(wish, stage, all_ready),
         };
+        if record.share.phase == DcPhase::Starting {
+            let due = *self.starting_told_at.get_or_insert_with(|| Instant::now() + REPORT_PAUSE);
+            if Instant::now() < due {
+                self.report_due = Some(due);
+                return;
+            }
+        }
+        self.starting_told_at = None;
         self.publish(&order.record.spec.name, &record);
     }
 
@@ -274,6 +288,7 @@ impl Working {
 
     fn publish(&mut self, dc: &str, record: &ShareRecord) {
         let value = records::encode(record);
+        self.report_due = None;
         if self.reported.as_ref() == Some(&value) {
             return;
         }
@@ -283,7 +298,6 @@ impl Working {
         let engine = &self.context.engine;
         let put =
             self.context.lease().map(|lease| engine.transact(&exists, &[Op::put_leased(key, value.clone(), lease)]));
-        self.report_due = None;
         match put {
             Some(Ok(_)) => self.reported = Some(value),
             // Without a lease: there will be a call when there is a new one.
