@@ -6,6 +6,11 @@
 //! of their sequences, all operations that have no completion. The server answers one it executed already from its
 //! record of the session, and executes the others: each is applied exactly once.
 //!
+//! A server may fence a session that does not give back what others need: leases and locks are gone, and whatever it
+//! asks is answered `ESTALE`. Its record is kept, so a client that dropped what it had cached may revive it by a
+//! `HELLO` that says so ([`Progress`]), and sends again what has no completion. `docs/design/sessions.md` has the
+//! states.
+//!
 //! `HELLO` says of which placements the client knows ([`Epochs`]), for every request of its ring. A server that knows
 //! of other ones answers `ESTALE` with [`Outdated`].
 //!
@@ -19,15 +24,15 @@ use crate::operation::{Decoder, Empty, Encoder, Field, operations, replies};
 operations! {
     enum Request;
 
-    /// A client opened a ring. May be repeated over each new one. `EPERM`: a program said an epoch.
+    /// A client opened a ring. May be repeated over each new one. `EPERM`: a program said an epoch. `EAGAIN`: what the
+    /// session had in flight when it was fenced is still coming to its end; greet again.
     HELLO = 1: repeatable Hello {
         session: u64,
-        /// Everything up to it has been completed; the server may forget.
-        acknowledged: u64,
+        progress: Progress,
         epochs: Epochs,
         /// Of [`versions::SERVERS`].
         speaks: Versions,
-    } -> Greeting [NoSpace, NotPermitted];
+    } -> Greeting [NoSpace, NotPermitted, TryAgain];
 
     /// Ends the session for good: the server forgets it and releases its locks and leases.
     GOODBYE = 2: repeatable Goodbye {} -> Empty [NoSpace];
@@ -101,6 +106,30 @@ impl Field<'_> for Versions {
 
     fn take(from: &mut Decoder<'_>) -> Option<Versions> {
         Versions::from_u16(u16::take(from)?)
+    }
+}
+
+/// How far a client has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Everything up to it has been completed; the server may forget. Below 2^63.
+    pub acknowledged: u64,
+    /// The client knows that the session was fenced: it keeps nothing that a lease covered. A server that knows of no
+    /// revival takes this for a client that it has forgotten.
+    pub revives: bool,
+}
+
+const REVIVES: u64 = 1 << 63;
+
+/// Both in one argument.
+impl Field<'_> for Progress {
+    fn put(&self, to: &mut Encoder<'_>) {
+        (self.acknowledged & !REVIVES | if self.revives { REVIVES } else { 0 }).put(to);
+    }
+
+    fn take(from: &mut Decoder<'_>) -> Option<Progress> {
+        let both = u64::take(from)?;
+        Some(Progress { acknowledged: both & !REVIVES, revives: both & REVIVES != 0 })
     }
 }
 

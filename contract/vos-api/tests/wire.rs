@@ -32,15 +32,18 @@ fn check<'a, O: Operation<'a> + PartialEq + std::fmt::Debug>(
 fn operations_of_sessions_and_disks_lie_where_they_always_did() {
     use Class::Repeatable;
     use disk::{Allocate, Discard, Durability, Flush, Info, Need, Read, Readv, Write};
+    let progress = session::Progress { acknowledged: 6, revives: false };
     let hello = |server, own| session::Hello {
         session: 5,
-        acknowledged: 6,
+        progress,
         epochs: session::Epochs { server, own },
         speaks: versions::Versions::from_to(1, 2),
     };
     check(hello(0, 0), (1, 0x0201, [5, 6, 0], &[]), Repeatable);
     check(hello(7, 8), (1, 0x0201, [5, 6, 0x8_0000_0007], &[]), Repeatable);
     check(hello(u32::MAX, 0), (1, 0x0201, [5, 6, 0xffff_ffff], &[]), Repeatable);
+    let revived = session::Hello { progress: session::Progress { revives: true, ..progress }, ..hello(0, 0) };
+    check(revived, (1, 0x0201, [5, 1 << 63 | 6, 0], &[]), Repeatable);
     // Who says nothing of versions speaks the first.
     let silent = session::Hello::decode(0, [5, 6, 0], &[]).expect("a greeting");
     assert_eq!(silent.speaks, versions::Versions::only(1));

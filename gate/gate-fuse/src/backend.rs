@@ -49,11 +49,21 @@ pub struct Done<D> {
 
 #[derive(Debug)]
 pub enum Event<D> {
+    /// Never with `ESTALE`, which is said of the session and not of a file.
     Done(Done<D>),
-    /// The server does not know the session any more (fenced or forgotten). Operations in flight get no completion.
-    SessionLost,
+    /// The session goes on no further as it is. Operations in flight get no completion.
+    SessionLost(Loss),
     /// What this gate was told of placements is old; the session goes on with a gate that knows better.
     Outdated(Fenced),
+}
+
+/// What became of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// It can be begun once more, as one that is revived.
+    Fenced,
+    /// Nobody knows what it did.
+    Forgotten,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -81,6 +91,8 @@ pub struct Start {
     pub next_sequence: u64,
     /// Every operation up to this number has been answered.
     pub acknowledged: u64,
+    /// It was fenced, and nothing is kept that a lease covered.
+    pub revives: bool,
 }
 
 pub trait Backend {

@@ -1,10 +1,10 @@
 //! The gate: one thread that moves requests from the kernel to the fs server and answers back.
 //!
-//! States: `Collecting` (a new process: everything the kernel resends is taken before anything is submitted),
-//! `Serving`, and `Reopening` (the session was lost: files are opened again in a new one before the kernel is asked to
-//! resend). Requests that were read and could not be submitted wait in `held`, in order, and nothing is read while one
-//! waits; reads and writes of an inode whose lease is about to be given back wait in `deferred` until it is. What is in
-//! memory is bounded by [`IN_FLIGHT_MAX`] requests.
+//! States: `Collecting` (a new process, or a session that was fenced and is revived: everything the kernel resends is
+//! taken before anything is submitted), `Serving`, and `Reopening` (the session was forgotten: files are opened again
+//! in a new one before the kernel is asked to resend). Requests that were read and could not be submitted wait in
+//! `held`, in order, and nothing is read while one waits; reads and writes of an inode whose lease is about to be given
+//! back wait in `deferred` until it is. What is in memory is bounded by [`IN_FLIGHT_MAX`] requests.
 //!
 //! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table,
 //! then answer; answer, then the journal's slot is free.
@@ -27,7 +27,7 @@ use vos_api::fs::{Events, Released, Waits};
 use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::backend::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
+use crate::backend::{Backend, BackendError, Done, Event, Loss, Op, Refused, ReplyData, Start, Token};
 use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
 use crate::complete::{After, Completer, FuseReply};
 use crate::flight::{Flight, Flights};
@@ -101,6 +101,8 @@ pub struct Counters {
     pub repeated: u64,
     pub recalls: u64,
     pub sessions_lost: u64,
+    /// Of these, how many went on.
+    pub sessions_revived: u64,
 }
 
 enum Phase {
@@ -217,6 +219,32 @@ impl<B: Backend> Gate<B> {
 
     /// Takes everything a dead gate left unanswered, then begins (or goes on with) the session.
     fn adopt(&mut self) -> Result<(), GateError> {
+        let abandoned = self.collect()?;
+        if self.state.session() == 0 {
+            self.state.begin_session(random())?;
+        }
+        if self.state.negotiated().is_some() {
+            // Which names the predecessor told nobody knows; the kernel trusts none of them for longer.
+            self.unknown_names_until = Some(Instant::now() + NAME_TIMEOUT);
+        }
+        self.begin_backend(false)?;
+        self.phase = Phase::Serving;
+        if abandoned > 0 {
+            // Some of these may have changed what the kernel keeps.
+            let everything = self.everything(None);
+            self.give(everything);
+            tracing::warn!(abandoned, "requests of the dead gate failed: this kernel cannot send them again");
+        }
+        if self.counters.resent > 0 {
+            let Counters { resent, repeated, .. } = self.counters;
+            tracing::info!(resent, repeated, "took over a connection with requests in flight");
+        }
+        Ok(())
+    }
+
+    /// Takes what was read before and not answered, as far as the kernel sends it again; answers how many requests got
+    /// an error instead.
+    fn collect(&mut self) -> Result<usize, GateError> {
         notify::resend(&self.fuse);
         let abandoned = self.fail_abandoned()?;
         while self.end.is_none() && self.held.len() < 2 * IN_FLIGHT_MAX {
@@ -231,26 +259,7 @@ impl<B: Backend> Gate<B> {
         }
         self.sort_held();
         self.state.forget_unclaimed();
-        if self.state.session() == 0 {
-            self.state.begin_session(random())?;
-        }
-        if self.state.negotiated().is_some() {
-            // Which names the predecessor told nobody knows; the kernel trusts none of them for longer.
-            self.unknown_names_until = Some(Instant::now() + NAME_TIMEOUT);
-        }
-        self.begin_backend()?;
-        self.phase = Phase::Serving;
-        if abandoned > 0 {
-            // Some of these may have changed what the kernel keeps.
-            let everything = self.everything(None);
-            self.give(everything);
-            tracing::warn!(abandoned, "requests of the dead gate failed: this kernel cannot send them again");
-        }
-        if self.counters.resent > 0 {
-            let Counters { resent, repeated, .. } = self.counters;
-            tracing::info!(resent, repeated, "took over a connection with requests in flight");
-        }
-        Ok(())
+        Ok(abandoned)
     }
 
     /// A kernel that cannot resend keeps the requests that the dead gate had taken, and their programs wait: they get
@@ -286,11 +295,12 @@ impl<B: Backend> Gate<B> {
         self.held = keyed.into_iter().map(|(_, _, held)| held).collect();
     }
 
-    fn begin_backend(&mut self) -> Result<(), GateError> {
+    fn begin_backend(&mut self, revives: bool) -> Result<(), GateError> {
         let start = Start {
             session: self.state.session(),
             next_sequence: self.state.next_sequence(),
             acknowledged: self.state.acknowledged(),
+            revives,
         };
         self.backend.begin(start)?;
         Ok(())
@@ -533,10 +543,8 @@ impl<B: Backend> Gate<B> {
         for _ in 0..2 * IN_FLIGHT_MAX {
             match self.backend.poll() {
                 None => break,
-                Some(Event::SessionLost) => self.begin_anew()?,
+                Some(Event::SessionLost(loss)) => self.lost(loss)?,
                 Some(Event::Outdated(why)) => return Err(GateError::Outdated(why)),
-                // ESTALE is said of the session, never of a file.
-                Some(Event::Done(done)) if done.status == libc::ESTALE as u32 => self.begin_anew()?,
                 Some(Event::Done(done)) => self.complete(&done)?,
             }
             is_busy = true;
@@ -659,12 +667,11 @@ impl<B: Backend> Gate<B> {
 
     // ---- a lost session
 
-    /// The server does not know us any more: nothing the kernel keeps is covered by a lease, nothing in flight gets an
-    /// answer.
-    fn begin_anew(&mut self) -> Result<(), GateError> {
+    /// Nothing the kernel keeps is covered by a lease any more, and nothing in flight gets an answer.
+    fn lost(&mut self, loss: Loss) -> Result<(), GateError> {
         self.counters.sessions_lost += 1;
         let flights = self.flights.drain();
-        tracing::warn!(in_flight = flights.len(), "the fs server fenced this gate; beginning a new session");
+        tracing::warn!(in_flight = flights.len(), ?loss, "the fs server does not take this gate's session any more");
         let can_resend = self.can_resend();
         for flight in &flights {
             if flight.is_left {
@@ -688,8 +695,30 @@ impl<B: Backend> Gate<B> {
         self.recalls.reset();
         let everything = self.everything(None);
         self.give(everything);
+        match loss {
+            // A session in which files are still being opened again has done nothing else.
+            Loss::Fenced if !matches!(self.phase, Phase::Reopening { .. }) => self.revive(),
+            _ => self.begin_anew(),
+        }
+    }
+
+    /// Goes on with the session: what was in flight keeps its numbers.
+    fn revive(&mut self) -> Result<(), GateError> {
+        self.counters.sessions_revived += 1;
+        self.state.disown();
+        match self.can_resend() {
+            true => drop(self.collect()?),
+            false => self.state.forget_unclaimed(),
+        }
+        self.begin_backend(true)?;
+        self.phase = Phase::Serving;
+        Ok(())
+    }
+
+    fn begin_anew(&mut self) -> Result<(), GateError> {
+        tracing::warn!("beginning a new session: what was in flight may have happened, and happens again");
         self.state.begin_session(random())?;
-        self.begin_backend()?;
+        self.begin_backend(false)?;
         let left = self.state.handles().map(|(fh, handle)| (fh, translate::reopen(handle.ino, handle.flags))).collect();
         self.phase = Phase::Reopening { left, in_flight: Vec::new() };
         self.go_on_reopening()

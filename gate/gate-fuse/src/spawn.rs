@@ -66,9 +66,17 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     }
     let mut gate = Gate::new(fuse, state, backend)?;
     restrict_system_calls(SYSTEM_CALLS)?;
-    spawn.ready();
     tracing::info!(dc = spawn.dc, dc_name = spawn.dc_name, %endpoint, %server, "serving");
-    let end = gate.run(&stop)?;
+    // Not the first thread: with the end of this one the daemon starts the next gate (`ChildRecord::serving`).
+    let end = std::thread::scope(|scope| {
+        let serve = || {
+            spawn.ready();
+            gate.run(&stop)
+        };
+        let serving = std::thread::Builder::new().name("serve".to_owned()).spawn_scoped(scope, serve)?;
+        let ended = serving.join().map_err(|_| "the thread that serves panicked")?;
+        Ok::<_, Box<dyn Error + Send + Sync>>(ended?)
+    })?;
     let counters = gate.counters();
     match end {
         End::Unmounted => tracing::info!(?counters, "ended: the file tree was unmounted"),

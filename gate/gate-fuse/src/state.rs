@@ -218,6 +218,11 @@ impl State {
         self.noted(key)
     }
 
+    /// As if this gate were the next one: what is in use was noted by another, until its request comes again.
+    pub fn disown(&mut self) {
+        self.inherited.extend(self.live.drain());
+    }
+
     /// All resent requests are known: what was not claimed was answered, its slots are free.
     pub fn forget_unclaimed(&mut self) {
         for (_, slot) in self.inherited.drain() {

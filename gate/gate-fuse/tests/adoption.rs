@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use common::{World, in_private_mounts};
+use common::{Mounted, World, in_private_mounts};
 
 /// How many gates are killed; more with `DVS_GATE_KILLS`.
 fn kills() -> u64 {
@@ -33,16 +33,31 @@ fn launcher_child() {
 
 #[test]
 fn gate_killed_two_hundred_times_under_writes_loses_and_repeats_nothing() {
-    in_private_mounts(|| {
+    under_load(kills(), |_, mounted, _| mounted.replace_gate());
+}
+
+#[test]
+fn gate_fenced_two_hundred_times_under_writes_loses_and_repeats_nothing() {
+    under_load(kills(), |world, mounted, round| {
+        world.server.fence_all();
+        // One that dies before it knows leaves it to the next.
+        if round % 4 == 0 {
+            mounted.replace_gate();
+        }
+    });
+}
+
+fn under_load(rounds: u64, disturb: impl Fn(&World, &mut Mounted, u64) + Send + 'static) {
+    in_private_mounts(move || {
         let world = World::new();
         let mut mounted = world.mount("m");
         let load = Load::start(&mounted.path);
-        for kill in 0..kills() {
-            load.wait_for_progress(kill % 3);
-            mounted.replace_gate();
+        for round in 0..rounds {
+            load.wait_for_progress(round % 3);
+            disturb(&world, &mut mounted, round);
         }
         let totals = load.finish();
-        assert!(totals.appends > kills() && totals.names > 0, "the load made progress: {totals:?}");
+        assert!(totals.appends > rounds && totals.names > 0, "the load made progress: {totals:?}");
         let log = fs::read(mounted.path.join("log")).expect("read");
         // Each append happened once, in order: a repetition would show twice.
         let lines: Vec<_> = log.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
@@ -156,14 +171,39 @@ fn waiting_lock_ends_when_its_program_is_signalled() {
 }
 
 #[test]
-fn fenced_gate_begins_a_new_session_and_programs_see_a_pause() {
+fn fenced_gate_goes_on_with_its_open_files_and_programs_see_a_pause() {
+    in_private_mounts(|| {
+        let world = World::new();
+        let mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("create");
+        let nameless = OpenOptions::new().read(true).write(true).create_new(true).open(mounted.path.join("g"));
+        let nameless = nameless.expect("create");
+        fs::remove_file(mounted.path.join("g")).expect("unlink");
+        for round in 0..20_u64 {
+            world.server.fence_all();
+            file.write_all_at(&round.to_le_bytes(), round * 8).expect("write");
+            assert_eq!(fs::metadata(&path).expect("stat").len(), round * 8 + 8);
+            nameless.write_all_at(&round.to_le_bytes(), 0).expect("it has no name, and is open");
+        }
+        drop((file, nameless));
+        wait_until(|| world.server.with_model(|model| model.open_handles() == 0));
+    });
+}
+
+#[test]
+fn forgotten_gate_begins_a_new_session_and_programs_see_a_pause() {
     in_private_mounts(|| {
         let world = World::new();
         let mounted = world.mount("m");
         let path = mounted.path.join("f");
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("create");
         for round in 0..20_u64 {
-            world.server.fence_all();
+            world.server.forget_all();
+            if round % 2 == 0 {
+                // Perhaps while it opens its files again.
+                world.server.fence_all();
+            }
             file.write_all_at(&round.to_le_bytes(), round * 8).expect("write");
             assert_eq!(fs::metadata(&path).expect("stat").len(), round * 8 + 8);
         }

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -199,6 +200,56 @@ fn programs_see_no_error_while_gates_and_servers_die() {
         let expected: String = (0..ROUNDS * 5).map(|n| format!("line {n}\n")).collect();
         assert_eq!(log, expected);
         assert_eq!(fs::read_dir(&mounted.path).expect("readdir").count(), 1);
+    });
+}
+
+/// One of two nodes stands still while its program writes and the other one wants what it holds.
+#[test]
+fn node_that_stood_still_is_fenced_and_its_programs_do_nothing_twice() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (mut stands, goes_on) = (world.mount("stands"), world.mount("goes_on"));
+        let path = stands.path.clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&stop);
+        let writer = std::thread::spawn(move || {
+            let mut log = OpenOptions::new().append(true).create_new(true).open(path.join("log")).expect("create");
+            let mut n = 0;
+            while !ended.load(Ordering::Relaxed) {
+                log.write_all(format!("line {n}\n").as_bytes()).expect("append");
+                let name = path.join(format!("f{n}"));
+                drop(OpenOptions::new().write(true).create_new(true).open(&name).expect("create"));
+                fs::hard_link(&name, path.join("g")).expect("link");
+                fs::remove_file(path.join("g")).expect("unlink");
+                fs::remove_file(&name).expect("unlink");
+                n += 1;
+            }
+            n
+        });
+        let kept = stands.path.join("kept");
+        let log = goes_on.path.join("log");
+        fs::write(&kept, "held under a lease").expect("write");
+        for round in 0..4_u64 {
+            std::thread::sleep(Duration::from_millis(20 + 7 * round));
+            let rests = stands.stop_gate(|| {
+                // Not before the other one was fenced.
+                fs::write(goes_on.path.join("kept"), round.to_le_bytes()).expect("write");
+                if round % 2 == 1 {
+                    world.real.as_mut().expect("real").replace_server();
+                }
+                fs::read_to_string(&log).expect("read")
+            });
+            assert!(rests.ends_with('\n') || rests.is_empty(), "{rests}");
+            assert_eq!(fs::read(&kept).expect("read"), round.to_le_bytes());
+        }
+        stop.store(true, Ordering::Relaxed);
+        let written = writer.join().expect("no program saw an error");
+        let expected: String = (0..written).map(|n| format!("line {n}\n")).collect();
+        assert_eq!(fs::read_to_string(log).expect("read"), expected);
+        let mut left: Vec<_> =
+            fs::read_dir(&goes_on.path).expect("readdir").map(|entry| entry.expect("entry").file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["kept", "log"]);
     });
 }
 

@@ -16,6 +16,22 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     })?)
 }
 
+/// A descriptor of the thread of this name: readable when that one has ended, whatever the others wait for in the
+/// kernel. Not for a process's first thread, of which the kernel tells only with the last one. `EINVAL` before Linux
+/// 6.9, `ESRCH` when there is no such thread.
+pub fn open_thread(pid: i32, name: &str) -> io::Result<OwnedFd> {
+    let is_named = |tid: &i32| {
+        let said = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm"));
+        said.is_ok_and(|said| said.trim_end() == name)
+    };
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    let mut numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    let number = numbers.find(is_named).and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+    // PIDFD_THREAD (linux/pidfd.h).
+    let thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
+    Ok(rustix::process::pidfd_open(number, thread | PidfdFlags::NONBLOCK)?)
+}
+
 /// Whether the process has ended, reaped or not.
 pub fn has_ended(process: impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,5 +71,20 @@ mod tests {
         open(own).unwrap();
         assert!(start_ticks(own).unwrap() > 0);
         assert!(innermost_pid(own).unwrap() > 0);
+    }
+
+    #[test]
+    fn thread_is_told_from_others_and_its_end_from_theirs() {
+        let own = std::process::id() as i32;
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("serve-test".to_owned()).spawn(move || told.recv()).unwrap();
+        // The name is given by the thread itself.
+        let found =
+            std::iter::repeat_with(|| open_thread(own, "serve-test")).take(100_000).find_map(Result::ok).unwrap();
+        assert!(!has_ended(&found));
+        drop(tell);
+        let _ = thread.join().unwrap();
+        assert!(std::iter::repeat_with(|| has_ended(&found)).take(100_000).any(|ended| ended));
+        assert!(open_thread(own, "nobody").is_err());
     }
 }

@@ -28,6 +28,8 @@ pub struct Kind {
     pub options: &'static [(&'static str, Setting)],
     /// By the names that its spawn record gives them.
     pub descriptors: &'static [(&'static str, Source)],
+    /// The thread whose end is that of the server: `ChildRecord::serving`.
+    pub serving: Option<&'static str>,
 }
 
 /// How many of a kind a container has, and where.
@@ -88,6 +90,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "disk"],
         options: &[("bytes", Setting::DiskBytes), ("owner", Setting::EndpointOf("fs"))],
         descriptors: &[("image", Source::Disk), ("fence", Source::Fence)],
+        serving: None,
     },
     Kind {
         name: "fs",
@@ -99,6 +102,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "fs"],
         options: &[("disk", Setting::EndpointOf("disk")), ("disk_epoch", Setting::EpochOf("disk"))],
         descriptors: &[],
+        serving: None,
     },
     Kind {
         name: "ds",
@@ -110,6 +114,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "ds"],
         options: &[],
         descriptors: &[("image", Source::Store)],
+        serving: None,
     },
     Kind {
         name: "gate",
@@ -127,6 +132,7 @@ pub static KINDS: &[Kind] = &[
             ("node_index", Setting::NodeIndex),
         ],
         descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],
+        serving: Some("serve"),
     },
     Kind {
         name: "cs",
@@ -139,6 +145,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "cs"],
         options: &[("node_index", Setting::NodeIndex)],
         descriptors: &[("desk", Source::Desk)],
+        serving: None,
     },
 ];
 
@@ -238,6 +245,7 @@ mod tests {
         arguments: &["server", "echo"],
         options: &[("store", Setting::EndpointOf("ds")), ("node_index", Setting::NodeIndex)],
         descriptors: &[("image", Source::Store)],
+        serving: None,
     };
 
     fn with_echo() -> &'static [Kind] {

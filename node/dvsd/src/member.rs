@@ -207,6 +207,7 @@ fn role(program: &Path, arguments: &[String], restarts: u64) -> Role {
         group: None,
         epoch: restarts + 1,
         restarts,
+        serving: None,
     }
 }
 

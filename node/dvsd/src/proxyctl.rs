@@ -394,6 +394,7 @@ impl ProxySupervisor {
                 // Rises over restarts of the proxy and of the daemon.
                 epoch: (node.epoch << 20) | (restarts + 1),
                 restarts,
+                serving: None,
             })
         };
         process.start(role);

@@ -133,6 +133,7 @@ fn role(socket: &Path, cluster: &str, node: &str, restarts: u64) -> Result<Role,
         group: None,
         epoch: restarts + 1,
         restarts,
+        serving: None,
     })
 }
 

@@ -44,6 +44,8 @@ pub struct Role {
     pub group: Option<Cgroup>,
     pub epoch: u64,
     pub restarts: u64,
+    /// See [`ChildRecord::serving`].
+    pub serving: Option<&'static str>,
 }
 
 /// A child that has not said yet that it serves.
@@ -111,6 +113,7 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
         epoch: role.epoch,
         ready: false,
         restarts: role.restarts,
+        serving: role.serving.map(str::to_owned),
     };
     let what = Launch {
         program: &program,

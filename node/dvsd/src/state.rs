@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,11 @@ pub struct ChildRecord {
     /// It said that it serves.
     pub ready: bool,
     pub restarts: u64,
+    /// Name of the thread that does everything, if its end counts as that of the process. A file gate's other threads
+    /// may wait in the kernel for the lock of a directory, which a program holds until the *next* gate has answered it:
+    /// that one cannot wait until the process is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serving: Option<String>,
 }
 
 /// A process the daemon looks after, started by this daemon or by an earlier one.
@@ -33,8 +39,13 @@ pub struct ChildRecord {
 pub struct Child {
     pub record: ChildRecord,
     pidfd: OwnedFd,
+    /// Of the thread that serves, if that one's end is the end: see [`ChildRecord::serving`].
+    serving: Option<OwnedFd>,
     path: PathBuf,
 }
+
+/// Processes that have ended as far as anybody is concerned, and are not gone yet: to be buried later.
+static LINGERING: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {}", .path.display())]
@@ -47,12 +58,23 @@ pub struct StateError {
 
 impl Child {
     pub fn new(record: ChildRecord, pidfd: OwnedFd, path: PathBuf) -> Child {
-        Child { record, pidfd, path }
+        let mut child = Child { record, pidfd, serving: None, path };
+        if child.record.ready {
+            child.find_serving();
+        }
+        child
+    }
+
+    /// The descriptor of the process keeps its number from another one meanwhile.
+    fn find_serving(&mut self) {
+        let open = |name: &String| sys::pidfd::open_thread(self.record.pid, name);
+        // Without it the whole process counts, as on an earlier kernel.
+        self.serving = self.record.serving.as_ref().and_then(|name| open(name).ok());
     }
 
     /// Readable once it has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.serving.as_ref().unwrap_or(&self.pidfd).as_fd()
     }
 
     pub fn has_ended(&self) -> bool {
@@ -63,7 +85,7 @@ impl Child {
     pub fn wait(&self, limit: Duration) -> bool {
         let timeout =
             Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() };
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(self.pidfd(), PollFlags::IN)];
         rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).is_ok_and(|ready| ready > 0)
     }
 
@@ -90,7 +112,16 @@ impl Child {
 
     /// Of a child that has ended: takes its status and removes the record.
     pub fn bury(self) -> Result<Option<String>, StateError> {
-        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        let reap =
+            |pidfd: &OwnedFd| waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        let mut lingering = LINGERING.lock();
+        lingering.retain(|pidfd| !sys::pidfd::has_ended(pidfd) || reap(pidfd).is_err());
+        let status = reap(&self.pidfd);
+        if !sys::pidfd::has_ended(&self.pidfd) {
+            tracing::warn!(role = self.record.role, pid = self.record.pid, "a thread of it is still in the kernel");
+            lingering.push(self.pidfd);
+        }
+        drop(lingering);
         remove(&self.path)?;
         Ok(status.ok().flatten().map(|status| match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => format!("exit status {code}"),
@@ -101,6 +132,7 @@ impl Child {
 
     pub fn mark_ready(&mut self) -> Result<(), StateError> {
         self.record.ready = true;
+        self.find_serving();
         write(&self.path, &self.record)
     }
 }
@@ -143,7 +175,7 @@ pub fn adopt(path: &Path) -> Result<Option<Child>, StateError> {
     let same = record.boot == boot_id() && sys::pidfd::start_ticks(record.pid) == Some(record.start_ticks);
     match pidfd {
         Ok(pidfd) if same => {
-            let child = Child { record, pidfd, path: path.to_owned() };
+            let child = Child::new(record, pidfd, path.to_owned());
             if child.has_ended() { child.bury().map(|_| None) } else { Ok(Some(child)) }
         }
         _ => remove(path).map(|()| None),
@@ -210,6 +242,7 @@ mod tests {
             epoch: 1,
             ready: true,
             restarts: 0,
+            serving: None,
         };
         let path = dir.join("fs.json");
         write(&path, &record).unwrap();

@@ -257,16 +257,6 @@ impl Site {
         self.inside(node, &format!("{STATE}/filler"))
     }
 
-    /// How often the file server took a gate of this node for dead: what was in flight then may happen twice
-    /// (docs/design/gate-fuse.md).
-    pub fn fenced_gates(&self, node: Node) -> usize {
-        let dcs = self.inside(node, &format!("{STATE}/dcs")).and_then(|place| std::fs::read_dir(place).ok());
-        let logs = dcs.into_iter().flatten().flatten().filter_map(|dc| std::fs::read_dir(dc.path().join("log")).ok());
-        let gates = logs.flatten().flatten().filter(|log| log.file_name().to_string_lossy().starts_with("gate"));
-        let text = gates.map(|log| std::fs::read(log.path()).unwrap_or_default());
-        text.map(|text| String::from_utf8_lossy(&text).matches("fenced this gate").count()).sum()
-    }
-
     /// Copies the logs of all daemons and members for people.
     pub fn save_logs(&self, to: &Path) {
         let _ = std::fs::create_dir_all(to);

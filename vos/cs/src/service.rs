@@ -9,6 +9,7 @@ use cs_core::{Act, ClientCall, Core, Host, Ticket};
 use libvos::SharedPort;
 use rustix::io::Errno;
 use vos_api::cs::{IN_FLIGHT_MAX, LINK, Request as Ask};
+use vos_api::session::Progress;
 use vos_rt::{ClientId, Handle, Hello, HelloReply, Request, Service};
 
 use crate::engine::Socket;
@@ -182,7 +183,7 @@ impl Service for Cs {
             self.clients.insert(client, Client::Server { node });
             return HelloReply::STATELESS;
         }
-        let Hello { session, acknowledged, .. } = *hello;
+        let Hello { session, progress: Progress { acknowledged, .. }, .. } = *hello;
         if let Some((owner, before)) = self.sessions.get(&session).copied() {
             if owner != from {
                 return HelloReply::Refused(Errno::PERM);

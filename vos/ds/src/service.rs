@@ -97,8 +97,8 @@ impl Ds {
 
 impl Service for Ds {
     fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
-        let Hello { session, acknowledged, .. } = *hello;
-        let opened = self.shared.sessions.lock().open(Opening { session, acknowledged, now_ms: self.now_ms() });
+        let Hello { session, progress, .. } = *hello;
+        let opened = self.shared.sessions.lock().open(Opening { session, progress, now_ms: self.now_ms() });
         match opened {
             Ok(opened) => {
                 self.clients.insert(client, hello.session);

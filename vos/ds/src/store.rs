@@ -220,7 +220,8 @@ fn load_history(transaction: &ReadTransaction, floor: u64) -> Result<History, St
 }
 
 const LIVE: u8 = 0;
-const FENCED: u8 = 1;
+const ENDED: u8 = 1;
+const FENCED: u8 = 2;
 
 impl Record for Store {
     type Error = StoreError;
@@ -234,7 +235,12 @@ impl Record for Store {
         }
         for row in transaction.open_table(SESSIONS).map_err(file)?.iter().map_err(file)? {
             let (session, standing) = row.map_err(file)?;
-            standings.insert(session.value(), if standing.value() == LIVE { Standing::Live } else { Standing::Fenced });
+            let standing = match standing.value() {
+                LIVE => Standing::Live,
+                FENCED => Standing::Fenced,
+                _ => Standing::Ended,
+            };
+            standings.insert(session.value(), standing);
         }
         Ok(standings.into_iter().collect())
     }
@@ -263,7 +269,11 @@ impl Step for Open<'_> {
     type Error = StoreError;
 
     fn put_standing(&mut self, session: u64, standing: Standing) -> Result<(), StoreError> {
-        let kept = if standing == Standing::Live { LIVE } else { FENCED };
+        let kept = match standing {
+            Standing::Live => LIVE,
+            Standing::Fenced => FENCED,
+            Standing::Ended => ENDED,
+        };
         self.sessions.insert(session, kept).map(drop).map_err(file)
     }
 

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use sessions::{Begun, Mark, Opening, Record, Reply, Table};
 use vos_api::ds::{ABSENT, ANY};
+use vos_api::session::Progress;
 
 /// A small generator, so that a seed is enough to repeat a run.
 struct Seeded(u64);
@@ -32,7 +33,7 @@ fn file() -> FileStore {
 fn table(store: &Store) -> Mutex<Table<()>> {
     let mut table = Table::load(store, 0).expect("load");
     for session in 1..=3 {
-        table.open(Opening { session, acknowledged: 0, now_ms: 0 }).expect("a session");
+        table.open(Opening { session, progress: Progress::default(), now_ms: 0 }).expect("a session");
     }
     Mutex::new(table)
 }

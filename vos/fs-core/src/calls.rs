@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use sessions::{Begun, Record};
+use sessions::{Begun, Record, Step};
 use vos_api::fs::{self as api, Request, Waits};
 use vos_api::{Class, Unreadable};
 
@@ -144,21 +144,26 @@ impl Fs {
         self.now_ms.store(now_ms, Ordering::Relaxed);
         let mut doomed = self.leases.silent(now_ms);
         let blockers = self.waiting.lock().blockers();
-        {
+        let lapsed = {
             let table = self.sessions.lock();
             doomed.extend(blockers.into_iter().filter(|session| table.is_away(*session, api::RECALL_MS, now_ms)));
             doomed.extend(table.away_for(AWAY_MS_MAX, now_ms));
-        }
+            table.lapsed(AWAY_MS_MAX, now_ms)
+        };
         for session in doomed {
-            self.fence(session);
+            tracing::warn!(session, "fenced: it did not give back what others need, or was away for too long");
+            self.end(session, End::Fence);
+        }
+        for session in lapsed {
+            tracing::warn!(session, "given up: it was fenced, and its client stayed away");
+            self.end(session, End::Lapse);
         }
         self.reap_due(now_ms);
     }
 
-    fn fence(&self, session: u64) {
-        tracing::warn!(session, "fenced: it did not give back what others need");
-        if let Err(errno) = self.end_session(session, End::Fence) {
-            tracing::error!(session, "fencing failed: {errno}");
+    fn end(&self, session: u64, end: End) {
+        if let Err(errno) = self.end_session(session, end) {
+            tracing::error!(session, ?end, "a session could not be ended: {errno}");
         }
     }
 
@@ -221,9 +226,22 @@ impl Fs {
         if mark.session == 0 || mark.sequence == 0 {
             return run(self, Job::new(self, call, answer));
         }
-        let begun = self.sessions.lock().begin(mark, answer);
+        let (begun, void) = {
+            let mut table = self.sessions.lock();
+            // Of a lock that went with a fence nobody was told that it was had.
+            if call.op == api::SETLK { table.begin_held(mark, answer) } else { (table.begin(mark, answer), None) }
+        };
         match begun {
-            Begun::Execute(answer) => run(self, Job::new(self, call, answer)),
+            Begun::Execute(answer) => {
+                let job = Job::new(self, call, answer);
+                if let Some(place) = void {
+                    match self.transact_quietly(|txn| txn.drop_reply(mark.session, place)) {
+                        Ok(()) => self.log.drive(),
+                        Err(errno) => return job.fail(errno),
+                    }
+                }
+                run(self, job);
+            }
             Begun::Joined => (),
             Begun::Executed(answer, place) => {
                 let stored = self.store.reply(mark.session, place).and_then(|reply| reply.ok_or(Errno::Io));

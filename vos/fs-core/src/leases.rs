@@ -427,21 +427,26 @@ impl Leases {
         resumes.into_iter().map(|resume| (resume, Go::Fenced)).collect()
     }
 
+    /// The session is fenced: its leases are gone, what it has open is not. It gets none before [`Leases::admit`], and
+    /// its events are numbered on, so that what it says of earlier ones says nothing of later ones. Answers what can go
+    /// on now.
+    #[must_use]
+    pub fn fence(&self, session: u64, now_ms: u64) -> Woken {
+        let mut state = self.state.lock();
+        let mailbox = state.drop_leases(session);
+        state.mailboxes.insert(session, Mailbox { next_recall: mailbox.next_recall, ..Mailbox::default() });
+        state.satisfied(session, u64::MAX, now_ms)
+    }
+
     /// The session is gone; its leases with it. Answers what can go on now.
     #[must_use]
     pub fn forget(&self, session: u64, now_ms: u64) -> Woken {
         let mut state = self.state.lock();
-        state.holders.retain(|_, holders| {
-            holders.remove(&session);
-            !holders.is_empty()
-        });
+        state.drop_leases(session);
         state.open.retain(|_, sessions| {
             sessions.remove(&session);
             !sessions.is_empty()
         });
-        if let Some(Mailbox { poll: Some((_, answer)), .. }) = state.mailboxes.remove(&session) {
-            answer(Reply::failed(crate::error::Errno::Stale));
-        }
         state.satisfied(session, u64::MAX, now_ms)
     }
 
@@ -479,6 +484,18 @@ impl Leases {
 }
 
 impl State {
+    fn drop_leases(&mut self, session: u64) -> Mailbox {
+        self.holders.retain(|_, holders| {
+            holders.remove(&session);
+            !holders.is_empty()
+        });
+        let mut mailbox = self.mailboxes.remove(&session).unwrap_or_default();
+        if let Some((_, answer)) = mailbox.poll.take() {
+            answer(Reply::failed(crate::error::Errno::Stale));
+        }
+        mailbox
+    }
+
     fn holds(&self, session: u64, ino: u64) -> bool {
         self.holders.get(&ino).is_some_and(|holders| holders.get(&session) == Some(&None))
     }

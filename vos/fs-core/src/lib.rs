@@ -67,4 +67,4 @@ pub use check::{Depth, Finding};
 pub use core::{Fs, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;
-pub use sessions::End;
+pub use sessions::{AWAY_MS_MAX, End};

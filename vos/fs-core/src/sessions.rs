@@ -2,13 +2,17 @@
 //! rest).
 //!
 //! A session without a ring keeps its locks and handles for a while. It is fenced when it was silent while others
-//! needed what it held, or away too long. The reply of an executed operation is part of its log record. Failures are
-//! not recorded: executing them again changes nothing that was promised.
+//! needed what it held, or away too long: leases and locks are gone, replies and handles stay, and its client may
+//! revive it until it has been away too long. The reply of an executed operation is part of its log record. Failures
+//! are not recorded: executing them again changes nothing that was promised.
+//!
+//! Locks: `progress`, then the table of sessions, then the leases.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sessions::{Opened, Opening, Place, Record, Reply, Standing, Step, Table};
+use vos_api::session::Progress;
 
 use crate::calls::Responder;
 use crate::core::Fs;
@@ -30,18 +34,20 @@ const STEP_KEYS: usize = 512;
 const RECALLS_PER_LOG_BYTE_BITS: u32 = 12;
 const _: () = assert!(GAP_BYTES << RECALLS_PER_LOG_BYTE_BITS > 1 << 32);
 
+// How a session's standing is stored. A fence (u64, little-endian) may follow: see `Table::settle`.
 const LIVE: u8 = 0;
-const FENCED: u8 = 1;
+const ENDED: u8 = 1;
+const FENCED: u8 = 2;
 
 impl Fs {
     /// A ring of a session opened; `ESTALE` when the session was fenced or forgotten. Only looks at memory;
     /// [`Fs::keep_session`] must follow, from a thread that may wait.
-    pub fn hello(&self, session: u64, acknowledged: u64) -> Result<Opened, Errno> {
+    pub fn hello(&self, session: u64, progress: Progress) -> Result<Opened, Errno> {
         if session == 0 {
             return Err(Errno::Invalid);
         }
         let mut table = self.sessions.lock();
-        let opened = table.open(Opening { session, acknowledged, now_ms: self.now() })?;
+        let opened = table.open(Opening { session, progress, now_ms: self.now() })?;
         self.leases.redeliver(session);
         Ok(opened)
     }
@@ -52,18 +58,26 @@ impl Fs {
         if let Some(leaving) = opened.leaving {
             self.end_session(leaving, End::Forget)?;
         }
-        if self.store.get(&key1(tag::SESSION, session))?.is_none() {
-            self.transact_quietly(|txn| txn.put_standing(session, Standing::Live))?;
+        let is_stored_live = |kept: Option<Vec<u8>>| kept.is_some_and(|kept| kept.first() == Some(&LIVE));
+        if !is_stored_live(self.store.get(&key1(tag::SESSION, session))?) {
+            self.transact_quietly(|txn| match self.sessions.lock().is_live(session) {
+                true => txn.put_standing(session, Standing::Live),
+                false => Ok(()),
+            })?;
         }
         self.log.settle()?;
-        self.leases.admit(session);
+        // Meanwhile it may have been fenced.
+        let table = self.sessions.lock();
+        if table.is_live(session) {
+            self.leases.admit(session);
+        }
         Ok(())
     }
 
     /// A ring opened and the session is kept: for callers that may wait. Answers the highest sequence that was
     /// executed.
     pub fn open_session(self: &Arc<Fs>, session: u64, acknowledged: u64) -> Result<u64, Errno> {
-        let opened = self.hello(session, acknowledged)?;
+        let opened = self.hello(session, Progress { acknowledged, revives: false })?;
         self.keep_session(session, opened)?;
         Ok(opened.highest)
     }
@@ -85,19 +99,43 @@ impl Fs {
         if self.sessions.lock().is_live(session) { Ok(()) } else { Err(Errno::Stale) }
     }
 
-    /// Releases everything a session holds: leases, locks, handles.
+    /// Takes from a session what it holds: leases and locks; handles and replies, too, unless it may be revived.
     pub fn end_session(&self, session: u64, end: End) -> Result<(), Errno> {
-        {
-            let mut table = self.sessions.lock();
-            if end == End::Fence && table.is_refused(session) {
-                return Ok(());
-            }
-            table.refuse(session, end);
+        if !self.sessions.lock().refuse(session, end) {
+            return Ok(());
         }
         // From here on no change of the session is recorded ([`Fs::transact`]); what it has parked need not wait any
         // more.
         self.wake(self.leases.end_parked(session));
+        let fence = self.applied() + 1;
         self.drop_locks_of(session)?;
+        match end {
+            End::Fence => self.transact_quietly(|txn| {
+                // It may have said goodbye meanwhile.
+                if self.sessions.lock().is_fencing(session) {
+                    txn.put(key1(tag::SESSION, session), standing_with(FENCED, Some(fence)));
+                }
+                Ok(())
+            })?,
+            End::Forget => {
+                self.drop_kept(session, |txn| txn.drop_standing(session))?;
+                self.sessions.lock().forget(session);
+            }
+            End::Lapse => self.drop_kept(session, |txn| txn.put_standing(session, Standing::Ended))?,
+        }
+        self.log.drive();
+        // Only now may others act on what it held.
+        if end == End::Fence {
+            self.wake(self.leases.fence(session, self.now()));
+            self.sessions.lock().settle(session, fence);
+        } else {
+            self.wake(self.leases.forget(session, self.now()));
+        }
+        Ok(())
+    }
+
+    /// Handles and replies, in steps, the last of which is also `last`.
+    fn drop_kept(&self, session: u64, last: impl Fn(&mut Txn<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
         self.drop_handles_of(session)?;
         let mut is_last = false;
         while !is_last {
@@ -105,19 +143,9 @@ impl Fs {
             is_last = places.len() < STEP_KEYS;
             self.transact_quietly(|txn| {
                 places.into_iter().try_for_each(|place| txn.drop_reply(session, place))?;
-                match end {
-                    _ if !is_last => Ok(()),
-                    End::Forget => txn.drop_standing(session),
-                    End::Fence => txn.put_standing(session, Standing::Fenced),
-                }
+                if is_last { last(txn) } else { Ok(()) }
             })?;
         }
-        if end == End::Forget {
-            self.sessions.lock().forget(session);
-        }
-        self.log.drive();
-        // Only now may others act on what it held.
-        self.wake(self.leases.forget(session, self.now()));
         Ok(())
     }
 
@@ -146,9 +174,13 @@ impl Fs {
         let now = self.now();
         // The checkpoint made at opening holds this position, so that no successor begins here again.
         let first_recall = self.log.tail_for(self.applied()).lsn << RECALLS_PER_LOG_BYTE_BITS;
-        let table = Table::load(&self.store, now)?;
-        for session in table.ids() {
+        let mut table = Table::load(&self.store, now)?;
+        let ids: Vec<u64> = table.ids().collect();
+        for session in ids {
             self.restore_open(session)?;
+            if let Some(fence) = self.store.get(&key1(tag::SESSION, session))?.and_then(|kept| fence_of(&kept)) {
+                table.restore_fence(session, fence);
+            }
             if table.is_live(session) {
                 self.leases.expect_everything(session, first_recall, now);
             }
@@ -181,8 +213,14 @@ impl Step for Txn<'_> {
     type Error = Errno;
 
     fn put_standing(&mut self, session: u64, standing: Standing) -> Result<(), Errno> {
-        let kept = if standing == Standing::Live { LIVE } else { FENCED };
-        self.put(key1(tag::SESSION, session), vec![kept]);
+        let key = key1(tag::SESSION, session);
+        let fence = self.get(&key)?.and_then(|kept| fence_of(&kept));
+        let kept = match standing {
+            Standing::Live => LIVE,
+            Standing::Fenced => FENCED,
+            Standing::Ended => ENDED,
+        };
+        self.put(key, standing_with(kept, fence));
         Ok(())
     }
 
@@ -208,7 +246,11 @@ impl Record for Store {
 
     fn standings(&self) -> Result<Vec<(u64, Standing)>, Errno> {
         let found = self.scan(&key(tag::SESSION), &key(tag::SESSION + 1), usize::MAX, From::Start)?;
-        let standing = |kept: &[u8]| if kept == [LIVE] { Standing::Live } else { Standing::Fenced };
+        let standing = |kept: &[u8]| match kept.first() {
+            Some(&LIVE) => Standing::Live,
+            Some(&FENCED) => Standing::Fenced,
+            _ => Standing::Ended,
+        };
         found.iter().map(|(key, kept)| Ok((number_of(key, 0).ok_or(Errno::Io)?, standing(kept)))).collect()
     }
 
@@ -224,6 +266,14 @@ impl Record for Store {
         let found = self.get(&key2(tag::REPLY, session, place.sequence))?;
         found.map(|value| value.get(8..).and_then(Reply::from_bytes).ok_or(Errno::Io)).transpose()
     }
+}
+
+fn standing_with(standing: u8, fence: Option<u64>) -> Vec<u8> {
+    fence.map_or(vec![standing], |fence| [&[standing], &fence.to_le_bytes()[..]].concat())
+}
+
+fn fence_of(kept: &[u8]) -> Option<u64> {
+    Reader(kept.get(1..)?).u64()
 }
 
 /// Whether a file without a name may go.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use common::{Client, Random, attr_of};
 use fs_core::device::{BlockDevice, DeviceError};
 use fs_core::testing::{FailingDevice, MemoryDevice, SparseDevice};
-use fs_core::{Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
+use fs_core::{AWAY_MS_MAX, Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -561,7 +561,89 @@ fn silent_holder_is_fenced_and_learns_it() {
     fs.tick(api::RECALL_MS + 1);
     assert_eq!(write.try_recv().expect("the write went on").status, 0);
     assert_eq!(two.read_call(api::GETATTR, [ino, 0, 0], &[]).status, 116);
-    assert!(fs.hello(8, 1).is_err());
+    assert!(fs.open_session(8, 1).is_err());
+}
+
+#[test]
+fn revived_session_has_its_replies_and_open_files_and_neither_leases_nor_locks() {
+    for restarts in [false, true] {
+        let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+        let mut fs = open(&device, 1);
+        let (mut one, mut two) = (Client::new(&fs, 7), Client::new(&fs, 8));
+        let ino = make(&mut one, "f");
+        let handle = one.change(api::OPEN, 0, [ino, 2, 0], &[]).results[0];
+        assert_eq!(one.change(api::UNLINK, 0, [1, 0, 3], b"f").status, 0);
+        let lock = api::Lock { owner: 1.into(), start: 0.into(), end: 9.into(), kind: 1.into(), pid: 1.into() };
+        let append = one.change_call(api::WRITE, api::APPEND, [ino, 0, 2], b"once");
+        let locks = one.change_call(api::SETLK, 0, [ino, 0, 0], lock.as_bytes());
+        assert_eq!([&append, &locks].map(|call| fs.call(call.clone()).status), [0, 0]);
+        fs.end_session(7, End::Fence).expect("it is fenced");
+        assert_eq!(fs.call(append.clone()).status, 116);
+        assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], lock.as_bytes()).status, 0, "the lock is free");
+        if restarts {
+            drop((one, two));
+            drop(fs);
+            fs = open(&device, 2);
+            one = Client { fs: fs.clone(), session: 7, sequence: locks.sequence };
+            two = Client { fs: fs.clone(), session: 8, sequence: 1 };
+        }
+        assert!(fs.open_session(7, 1).is_err(), "who does not know of the fence");
+        assert_eq!(one.revive().expect("it is revived"), locks.sequence);
+        assert_eq!(fs.call(append).status, 0);
+        assert_eq!(one.read(ino, 0, 100), b"once");
+        assert_eq!(fs.call(locks.clone()).status, 11, "a lock is asked for again");
+        let unlock = api::Lock { kind: 2.into(), ..lock };
+        assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], unlock.as_bytes()).status, 0);
+        assert_eq!([fs.call(locks.clone()).status, fs.call(locks).status], [0, 0]);
+        assert_eq!(two.change(api::SETLK, 0, [ino, 0, 0], lock.as_bytes()).status, 11, "it is held");
+        assert_eq!(one.change(api::RELEASE, 0, [ino, handle, 0], &[]).status, 0);
+        drop(two);
+        assert_sound(&fs);
+    }
+}
+
+#[test]
+fn fenced_session_that_stays_away_leaves_nothing_behind() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let two = Client::new(&fs, 8);
+    let ino = make(&mut one, "f");
+    assert_eq!(one.change(api::OPEN, 0, [ino, 2, 0], &[]).status, 0);
+    assert_eq!(one.change(api::UNLINK, 0, [1, 0, 3], b"f").status, 0);
+    fs.detach(7);
+    fs.tick(AWAY_MS_MAX);
+    assert_eq!(two.read(ino, 0, 1), b"", "it is open");
+    fs.tick(AWAY_MS_MAX + 1);
+    fs.tick(AWAY_MS_MAX + 2);
+    assert!(one.revive().is_err());
+    fs.tick(AWAY_MS_MAX * 2);
+    assert_eq!(two.read_call(api::READ, [ino, 0, 1], &[]).status, EIDRM);
+    assert_sound(&fs);
+    let fs = open(&device, 2);
+    assert!(fs.open_session(7, 0).is_err(), "its number stays refused");
+}
+
+#[test]
+fn session_that_is_revived_is_asked_for_what_it_got_since_and_not_for_what_it_had() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let (mut one, two) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    let ino = make(&mut one, "f");
+    two.attr(ino);
+    let write = start(&mut one, api::WRITE, [ino, 0, 2], b"x");
+    assert!(write.try_recv().is_err());
+    fs.end_session(8, End::Fence).expect("it is fenced");
+    assert_eq!(write.try_recv().expect("the write went on").status, 0);
+    two.revive().expect("it is revived");
+    assert_eq!(start(&mut one, api::WRITE, [ino, 0, 2], b"y").try_recv().expect("nobody is asked").status, 0);
+    two.attr(ino);
+    let write = start(&mut one, api::WRITE, [ino, 0, 2], b"z");
+    // What an earlier ring said of an earlier event says nothing of this one.
+    two.read_call(api::RELEASED, [1, 0, 0], &[]);
+    assert!(write.try_recv().is_err());
+    two.read_call(api::RELEASED, [2, 0, 0], &[]);
+    assert_eq!(write.try_recv().expect("the write went on").status, 0);
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn random_operations_do_what_the_model_says() {
                 let sequence = client.sequence;
                 drop((client, fs));
                 fs = Fs::open(device.clone(), Options::inline(seed + number)).expect("the same volume");
-                fs.hello(7, sequence).expect("the same session");
+                fs.open_session(7, sequence).expect("the same session");
                 client = Client { fs: fs.clone(), session: 7, sequence };
             }
         }

@@ -154,7 +154,7 @@ impl FsService {
 
 impl Service for FsService {
     fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
-        match self.fs.hello(hello.session, hello.acknowledged) {
+        match self.fs.hello(hello.session, hello.progress) {
             Ok(opened) => {
                 self.sessions.insert(client, hello.session);
                 self.newest.insert(hello.session, client);

@@ -68,11 +68,13 @@ pub(crate) struct Connecting {
 type Opened = (RingClient, Box<dyn Connect>);
 
 impl Connecting {
-    pub(crate) fn start(connect: Box<dyn Connect>, poke: Poke) -> io::Result<Connecting> {
+    /// `pause`: before the first attempt, and no longer than one.
+    pub(crate) fn start(connect: Box<dyn Connect>, poke: Poke, pause: Duration) -> io::Result<Connecting> {
         let stop = Arc::new(AtomicBool::new(false));
         let (send, result) = sync_channel(1);
         let stopped = Arc::clone(&stop);
         let run = move || {
+            std::thread::sleep(pause.min(ATTEMPT));
             if let Some(opened) = open(connect, &stopped) {
                 let _ = send.send(opened);
                 poke.set();

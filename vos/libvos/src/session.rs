@@ -1,10 +1,10 @@
 //! A session with a server, for programs that have an event loop of their own.
 //!
 //! A session is `Down` (a ring is being opened in the background), `Greeting` (HELLO was sent), `Up`, or `Fenced` (it
-//! must not go on, [`Fenced`] says why: everything answers `ESTALE` until the caller begins a new session). Callers
-//! submit in every state; what has no completion when a ring ends is kept and sent again, in order, over the next one.
-//! They see nothing of it but the time it takes. A server that was left behind is one that died: the ring ends, and
-//! the next one leads to its successor.
+//! must not go on, [`Fenced`] says why: everything answers `ESTALE` until the caller begins a new session, or revives
+//! this one by another ([`Identity::revives`])). Callers submit in every state; what has no completion when a ring ends
+//! is kept and sent again, in order, over the next one. They see nothing of it but the time it takes. A server that was
+//! left behind is one that died: the ring ends, and the next one leads to its successor.
 //!
 //! Request data stays in the arena of the ring it was put into; mappings live as long as we hold them. Where a server
 //! may put reply data over it, a copy is kept.
@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use abi::limits::{ARENA_BYTES_MAX, RING_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use abi::ring::{Completion, Submission};
@@ -25,7 +26,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use versions::Versions;
 use vos_api::Operation;
-use vos_api::session::{Epochs, Greeting, Hello, OtherVersion, Outdated};
+use vos_api::session::{Epochs, Greeting, Hello, OtherVersion, Outdated, Progress};
 
 use crate::connecting::{Connect, Connecting, Poke};
 use crate::op::{Data, Done, Op, Sequenced, SubmitError, Token};
@@ -33,6 +34,9 @@ use crate::space::{RANGE_BYTES_MIN, Range, Space};
 
 /// Tag of the greeting; others are slot numbers.
 const HELLO_TAG: u32 = u32::MAX;
+
+/// Before a server is greeted again that could not take the greeting.
+const GREETING_PAUSE: Duration = Duration::from_millis(5);
 
 /// Who we are to the server.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +47,8 @@ pub struct Identity {
     pub next_sequence: u64,
     /// The lowest sequence that may come again as [`Sequenced::As`]: the server must remember from there on.
     pub repeats_from: Option<u64>,
+    /// The caller knows that the session was fenced, and keeps nothing that a lease covered.
+    pub revives: bool,
     /// What we were told of placements; nothing, for a program.
     pub epochs: Epochs,
 }
@@ -103,6 +109,8 @@ pub struct Session {
     id: u64,
     next_sequence: u64,
     repeats_from: Option<u64>,
+    /// Said until a server greets.
+    revives: bool,
     epochs: Epochs,
     next_token: u64,
     entries: u32,
@@ -171,6 +179,7 @@ impl Session {
             id: identity.session.map_or_else(random_id, Ok)?,
             next_sequence: identity.next_sequence.max(1),
             repeats_from: identity.repeats_from,
+            revives: identity.revives,
             epochs: identity.epochs,
             next_token: 1,
             entries,
@@ -188,7 +197,7 @@ impl Session {
             incarnation: 0,
             restarts: 0,
         };
-        session.reconnect()?;
+        session.reconnect(Duration::ZERO)?;
         Ok(session)
     }
 
@@ -322,7 +331,8 @@ impl Session {
             self.id = random_id()?;
             self.next_sequence = 1;
             self.repeats_from = None;
-            self.reconnect()?;
+            self.revives = false;
+            self.reconnect(Duration::ZERO)?;
         }
         Ok(())
     }
@@ -363,8 +373,9 @@ impl Session {
     }
 
     fn greet(&mut self, ring: RingClient) {
-        let (acknowledged, speaks) = (self.acknowledged(), versions::SERVERS.speaks);
-        let hello = Hello { session: self.id, acknowledged, epochs: self.epochs, speaks }.encode();
+        let progress = Progress { acknowledged: self.acknowledged(), revives: self.revives };
+        let (epochs, speaks) = (self.epochs, versions::SERVERS.speaks);
+        let hello = Hello { session: self.id, progress, epochs, speaks }.encode();
         let (op, flags, args) = (hello.op, hello.flags, hello.args);
         let hello = Submission { tag: HELLO_TAG, op, flags, args, ..Submission::default() };
         let ring = Arc::new(ring);
@@ -399,6 +410,7 @@ impl Session {
         if greeting.in_flight() > 0 {
             self.in_flight_max = greeting.in_flight().min(self.entries) as usize;
         }
+        self.revives = false;
         self.stage = Stage::Up(Arc::clone(ring));
         self.resend();
     }
@@ -418,7 +430,7 @@ impl Session {
             Errno::STALE if own > u64::from(told.own) => self.fence(Fenced::Replaced { told: told.own, now: own }),
             Errno::STALE if (server, own) == (0, 0) => self.fence(Fenced::Forgotten),
             Errno::STALE => self.lost(&"the server was left behind"),
-            _ => self.lost(&format!("the greeting was answered with {errno}")),
+            _ => self.lost_for(&format!("the greeting was answered with {errno}"), GREETING_PAUSE),
         }
     }
 
@@ -469,9 +481,13 @@ impl Session {
 
     /// The ring ended: everything without a completion stays, and a new ring is opened.
     fn lost(&mut self, why: &dyn std::fmt::Display) {
+        self.lost_for(why, Duration::ZERO);
+    }
+
+    fn lost_for(&mut self, why: &dyn std::fmt::Display, pause: Duration) {
         tracing::debug!(session = self.id, %why, in_flight = self.order.len(), "ring lost");
         self.leave_ring();
-        if let Err(error) = self.reconnect() {
+        if let Err(error) = self.reconnect(pause) {
             // No thread can be started: give the caller an answer rather than silence.
             tracing::error!(%error, "cannot open a new ring");
             self.fence(Fenced::NoThread);
@@ -486,9 +502,9 @@ impl Session {
         self.stage = Stage::Down(None);
     }
 
-    fn reconnect(&mut self) -> io::Result<()> {
+    fn reconnect(&mut self, pause: Duration) -> io::Result<()> {
         let Some(connect) = self.connect.take() else { return Ok(()) };
-        self.stage = Stage::Down(Some(Connecting::start(connect, self.poke.clone())?));
+        self.stage = Stage::Down(Some(Connecting::start(connect, self.poke.clone(), pause)?));
         Ok(())
     }
 

@@ -1,16 +1,16 @@
 //! What every store of sessions must do, and exactly-once as a whole: clients that lose rings, servers that die, steps
-//! that fail.
+//! that fail, fences.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 
-use vos_api::session::IN_FLIGHT_MAX;
+use vos_api::session::{IN_FLIGHT_MAX, Progress};
 
 use crate::record::{Place, Record, Standing, Step};
 use crate::reply::Reply;
-use crate::table::{Begun, End, Mark, Opening, REPLIES_KEPT, Table};
+use crate::table::{Begun, End, Mark, Opening, REPLIES_KEPT, Refusal, Table};
 
 /// What becomes of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,10 +79,12 @@ where
 {
     put(&mut store, Fate::Happens, 7, &PLACES);
     put(&mut store, Fate::Happens, u64::MAX, &PLACES[..1]);
-    store.step(Fate::Happens, &mut |step| step.put_standing(9, Standing::Fenced)).expect("a step");
+    for (session, standing) in [(9, Standing::Fenced), (10, Standing::Ended)] {
+        store.step(Fate::Happens, &mut |step| step.put_standing(session, standing)).expect("a step");
+    }
     for _ in 0..2 {
         let standings: BTreeMap<_, _> = store.standings().expect("readable").into_iter().collect();
-        let wanted = [(7, Standing::Live), (9, Standing::Fenced), (u64::MAX, Standing::Live)];
+        let wanted = [(7, Standing::Live), (9, Standing::Fenced), (10, Standing::Ended), (u64::MAX, Standing::Live)];
         assert_eq!(standings, wanted.into());
         assert_eq!((places_of(&store, 7), places_of(&store, 9)), (PLACES.to_vec(), vec![]));
         assert_eq!(places_of(&store, u64::MAX), PLACES[..1]);
@@ -186,13 +188,14 @@ where
         self.table.keep(self.bounds.kept);
         self.open_ring()?;
         for _ in 0..events {
-            match self.below(40) {
+            match self.below(41) {
                 0..8 => self.ask(),
                 8..20 => self.take_request()?,
                 20..26 => self.execute()?,
                 26..32 => self.answer(),
                 32..38 => self.take_completion()?,
                 38 => self.die()?,
+                39 => self.fence()?,
                 _ => self.lose_ring()?,
             }
         }
@@ -293,22 +296,62 @@ where
         self.open_ring()
     }
 
+    /// The client learns it from its next answer, and comes back.
+    fn fence(&mut self) -> Result<(), String> {
+        self.table.refuse(SESSION, End::Fence);
+        self.put_standing(Standing::Fenced);
+        self.table.settle(SESSION, self.order + 1);
+        if self.below(2) == 0 {
+            self.restart();
+        }
+        self.table.detach(SESSION, 0);
+        // Whatever was under way is refused, or was executed before.
+        while let Some((sequence, _)) = self.taken.pop().or_else(|| self.recorded.pop_front()) {
+            if self.greet(true) != Err(Refusal::Busy) {
+                return Err(format!("revived while {sequence} is under way"));
+            }
+            self.table.finish(Mark { session: SESSION, sequence });
+        }
+        if self.greet(false) != Err(Refusal::Stale) {
+            return Err("a client that does not know of the fence goes on".into());
+        }
+        self.open_ring_as(true)?;
+        self.put_standing(Standing::Live);
+        Ok(())
+    }
+
+    fn put_standing(&mut self, standing: Standing) {
+        self.store.step(Fate::Happens, &mut |step| step.put_standing(SESSION, standing)).expect("a step");
+    }
+
+    fn greet(&mut self, revives: bool) -> Result<(), Refusal> {
+        let acknowledged = self.untaken.first().map_or(self.next_sequence, |oldest| *oldest) - 1;
+        let progress = Progress { acknowledged, revives };
+        self.table.open(Opening { session: SESSION, progress, now_ms: 0 }).map(drop)
+    }
+
     fn open_ring(&mut self) -> Result<(), String> {
+        self.open_ring_as(false)
+    }
+
+    fn open_ring_as(&mut self, revives: bool) -> Result<(), String> {
         self.ring += 1;
         self.answered.clear();
         self.asked = self.untaken.iter().copied().collect();
-        let acknowledged = self.untaken.first().map_or(self.next_sequence, |oldest| *oldest) - 1;
-        let opened = self.table.open(Opening { session: SESSION, acknowledged, now_ms: 0 });
-        opened.map(drop).map_err(|why| format!("the ring is refused: {why:?}"))
+        self.greet(revives).map_err(|why| format!("the ring is refused: {why:?}"))
     }
 
     fn die(&mut self) -> Result<(), String> {
+        self.restart();
+        self.open_ring()
+    }
+
+    fn restart(&mut self) {
         self.taken.clear();
         self.recorded.clear();
         self.store.restart();
         self.table = Table::load(&self.store, 0).expect("readable");
         self.table.keep(self.bounds.kept);
-        self.open_ring()
     }
 
     /// Nothing of a session that ended stays, in however many steps.

@@ -6,8 +6,10 @@ use crate::reply::Reply;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
     Live,
-    /// It must not go on: its number stays refused.
+    /// It is refused until its client says that it knows; its replies are kept.
     Fenced,
+    /// It must not go on: its number stays refused.
+    Ended,
 }
 
 /// Where a reply lies. Ordered as the operations were executed.

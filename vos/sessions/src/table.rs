@@ -1,8 +1,9 @@
 //! The sessions of one server, in memory.
 //!
-//! A session is `Live`, `Fenced` (everything it asks gets `ESTALE`, and its number is remembered) or `Leaving` (it gets
-//! `ESTALE` too, and goes when nothing of it is left). A live session without a ring is *away*: what it holds stays for
-//! a while.
+//! A session is `Live`; `Fencing`, then `Fenced` (everything it asks gets `ESTALE`, and its replies are kept, until its
+//! client says that it knows: then it is live again); `Ended` (it is refused for good, and its number is remembered);
+//! or `Leaving` (it gets `ESTALE` too, and goes when nothing of it is left). One without a ring is *away*: what it has
+//! stays for a while.
 //!
 //! An operation is *in flight* from [`Table::begin`] to [`Table::finish`] and *executed* from [`Table::record`] on; for
 //! a while it is both. A repetition joins an operation that is in flight, or is answered from the record.
@@ -14,7 +15,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use vos_api::Errno;
-use vos_api::session::{IN_FLIGHT_MAX, SESSIONS_MAX};
+use vos_api::session::{IN_FLIGHT_MAX, Progress, SESSIONS_MAX};
 
 use crate::record::{Place, Record, Standing, Step};
 
@@ -35,8 +36,8 @@ pub struct Mark {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opening {
     pub session: u64,
-    /// The client's word: everything up to it was completed.
-    pub acknowledged: u64,
+    /// The client's word.
+    pub progress: Progress,
     /// The server's clock, which only rises.
     pub now_ms: u64,
 }
@@ -54,18 +55,20 @@ pub struct Opened {
 pub enum End {
     /// It said goodbye, or had to make room: nothing of it is kept.
     Forget,
-    /// It must not go on: its number stays refused.
+    /// It lost what it held, and may be revived: its replies are kept. [`Table::settle`] follows.
     Fence,
+    /// A fenced one that nobody revived: nothing of it is kept, and its number stays refused.
+    Lapse,
 }
 
 /// Why nothing is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The session was fenced, or forgotten: repeating might do things twice.
+    /// The session was fenced, or forgotten.
     Stale,
     /// As many sessions as a server remembers have rings.
     Full,
-    /// More operations than a client may have in flight.
+    /// More operations than a client may have in flight; or a session cannot be revived yet.
     Busy,
 }
 
@@ -123,6 +126,8 @@ struct Session<W> {
     rings: u32,
     away_since_ms: u64,
     highest: u64,
+    /// Replies of lower orders are of before the last fence.
+    fence: u64,
     /// Executed operations whose replies are kept: in the order of execution, and where each lies.
     order: VecDeque<u64>,
     places: HashMap<u64, u64>,
@@ -133,8 +138,21 @@ struct Session<W> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Live,
+    /// What it holds is being taken from it.
+    Fencing,
     Fenced,
+    Ended,
     Leaving,
+}
+
+impl From<Standing> for State {
+    fn from(standing: Standing) -> State {
+        match standing {
+            Standing::Live => State::Live,
+            Standing::Fenced => State::Fenced,
+            Standing::Ended => State::Ended,
+        }
+    }
 }
 
 impl<W> Default for Table<W> {
@@ -146,11 +164,11 @@ impl<W> Default for Table<W> {
 impl<W> Session<W> {
     fn new(state: State, now_ms: u64) -> Session<W> {
         let (order, places, in_flight) = (VecDeque::new(), HashMap::new(), HashMap::new());
-        Session { state, rings: 0, away_since_ms: now_ms, highest: 0, order, places, in_flight }
+        Session { state, rings: 0, away_since_ms: now_ms, highest: 0, fence: 0, order, places, in_flight }
     }
 
     fn is_away(&self) -> bool {
-        self.rings == 0 && self.state == State::Live
+        self.rings == 0 && matches!(self.state, State::Live | State::Fenced)
     }
 
     fn place(&self, sequence: u64) -> Option<Place> {
@@ -195,10 +213,9 @@ impl<W> Table<W> {
             }
         }
         for (id, standing) in record.standings()? {
-            let state = if standing == Standing::Live { State::Live } else { State::Fenced };
             let mut places = record.places(id)?;
             places.sort_unstable();
-            let session = self.sessions.entry(id).or_insert_with(|| Session::new(state, now_ms));
+            let session = self.sessions.entry(id).or_insert_with(|| Session::new(standing.into(), now_ms));
             session.highest = places.iter().map(|place| place.sequence).max().unwrap_or(0).max(session.highest);
             session.order = places.iter().map(|place| place.sequence).collect();
             session.places = places.iter().map(|place| (place.sequence, place.order)).collect();
@@ -213,14 +230,20 @@ impl<W> Table<W> {
 
     /// A ring of a session opened.
     pub fn open(&mut self, opening: Opening) -> Result<Opened, Refusal> {
+        let Progress { acknowledged, revives } = opening.progress;
         if let Some(known) = self.sessions.get_mut(&opening.session) {
-            if known.state != State::Live {
-                return Err(Refusal::Stale);
+            match known.state {
+                State::Live => {}
+                // What is under way for it must not take what it gets from now on for its own.
+                State::Fencing if revives => return Err(Refusal::Busy),
+                State::Fenced if revives && !known.in_flight.is_empty() => return Err(Refusal::Busy),
+                State::Fenced if revives => known.state = State::Live,
+                _ => return Err(Refusal::Stale),
             }
             known.rings += 1;
             return Ok(Opened { highest: known.highest, leaving: None });
         }
-        if opening.acknowledged > 0 {
+        if acknowledged > 0 || revives {
             return Err(Refusal::Stale);
         }
         let leaving = self.make_room()?;
@@ -235,7 +258,8 @@ impl<W> Table<W> {
         if self.sessions.len() < SESSIONS_MAX {
             return Ok(None);
         }
-        let idle = self.sessions.iter_mut().filter(|(_, known)| known.rings == 0 && known.state != State::Leaving);
+        let may_go = |known: &Session<W>| known.rings == 0 && !matches!(known.state, State::Leaving | State::Fencing);
+        let idle = self.sessions.iter_mut().filter(|(_, known)| may_go(known));
         let longest = idle.min_by_key(|(id, known)| (known.state == State::Live, known.away_since_ms, **id));
         let (&id, session) = longest.ok_or(Refusal::Full)?;
         session.state = State::Leaving;
@@ -250,12 +274,34 @@ impl<W> Table<W> {
         known.rings == 0
     }
 
-    /// `ESTALE` to everything that the session asks from now on; what is in flight comes to its end.
-    pub fn refuse(&mut self, session: u64, end: End) {
+    /// `ESTALE` to everything that the session asks from now on; what is in flight comes to its end. `false`: there is
+    /// nothing to end in this way.
+    pub fn refuse(&mut self, session: u64, end: End) -> bool {
+        let Some(known) = self.sessions.get_mut(&session) else { return end == End::Forget };
+        known.state = match (end, known.state) {
+            (End::Forget, _) => State::Leaving,
+            (End::Fence, State::Live) => State::Fencing,
+            // One that came back meanwhile lives on.
+            (End::Lapse, State::Fenced) if known.rings == 0 => State::Ended,
+            _ => return false,
+        };
+        true
+    }
+
+    /// What a fenced session held is taken from it: it can be revived. `fence`: the order of the first reply after all
+    /// that it had recorded.
+    pub fn settle(&mut self, session: u64, fence: u64) {
         if let Some(known) = self.sessions.get_mut(&session)
-            && (known.state == State::Live || end == End::Forget)
+            && known.state == State::Fencing
         {
-            known.state = if end == End::Forget { State::Leaving } else { State::Fenced };
+            (known.state, known.fence) = (State::Fenced, fence);
+        }
+    }
+
+    /// A fence of before this server, as [`Table::settle`] was told of it.
+    pub fn restore_fence(&mut self, session: u64, fence: u64) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.fence = fence;
         }
     }
 
@@ -286,6 +332,18 @@ impl<W> Table<W> {
         }
         session.in_flight.insert(mark.sequence, Vec::new());
         Begun::Execute(waiter)
+    }
+
+    /// As [`Table::begin`], of an operation whose effect is something that the session holds, and loses when it is
+    /// fenced: executed before a fence, it is to be executed again, after that reply was dropped.
+    pub fn begin_held(&mut self, mark: Mark, waiter: W) -> (Begun<W>, Option<Place>) {
+        let void = self.sessions.get_mut(&mark.session).filter(|known| known.state == State::Live).and_then(|known| {
+            let place = known.place(mark.sequence).filter(|place| place.order < known.fence)?;
+            known.places.remove(&mark.sequence);
+            known.order.retain(|sequence| *sequence != mark.sequence);
+            Some(place)
+        });
+        (self.begin(mark, waiter), void)
     }
 
     /// An operation was executed: its reply is to be put into the step that has its effects. A failure that changed
@@ -326,15 +384,25 @@ impl<W> Table<W> {
         self.sessions.values().any(Session::is_away)
     }
 
-    /// Sessions that are without a ring for more than `ms`.
+    /// Live sessions that are without a ring for more than `ms`.
     pub fn away_for(&self, ms: u64, now_ms: u64) -> Vec<u64> {
-        let is_meant = |known: &Session<W>| known.is_away() && now_ms.saturating_sub(known.away_since_ms) > ms;
-        self.sessions.iter().filter(|(_, known)| is_meant(known)).map(|(id, _)| *id).collect()
+        self.absent(State::Live, ms, now_ms)
     }
 
-    /// Whether the session is known and must not go on.
-    pub fn is_refused(&self, session: u64) -> bool {
-        self.sessions.get(&session).is_some_and(|known| known.state != State::Live)
+    /// Fenced ones likewise: nobody revives them.
+    pub fn lapsed(&self, ms: u64, now_ms: u64) -> Vec<u64> {
+        self.absent(State::Fenced, ms, now_ms)
+    }
+
+    fn absent(&self, state: State, ms: u64, now_ms: u64) -> Vec<u64> {
+        let is_away = |known: &Session<W>| known.is_away() && now_ms.saturating_sub(known.away_since_ms) > ms;
+        let meant = self.sessions.iter().filter(|(_, known)| known.state == state && is_away(known));
+        meant.map(|(id, _)| *id).collect()
+    }
+
+    /// Whether what the session holds is being taken from it.
+    pub fn is_fencing(&self, session: u64) -> bool {
+        self.sessions.get(&session).is_some_and(|known| known.state == State::Fencing)
     }
 
     pub fn ids(&self) -> impl Iterator<Item = u64> {
@@ -411,7 +479,11 @@ mod tests {
     }
 
     fn opening(session: u64, acknowledged: u64) -> Opening {
-        Opening { session, acknowledged, now_ms: 0 }
+        Opening { session, progress: Progress { acknowledged, revives: false }, now_ms: 0 }
+    }
+
+    fn revival(session: u64, acknowledged: u64) -> Opening {
+        Opening { session, progress: Progress { acknowledged, revives: true }, now_ms: 0 }
     }
 
     #[test]
@@ -467,9 +539,67 @@ mod tests {
         let mut table = Table::<()>::default();
         assert_eq!(table.open(opening(7, 3)), Err(Refusal::Stale));
         assert!(table.open(opening(7, 0)).is_ok());
-        table.refuse(7, End::Fence);
+        assert!(table.refuse(7, End::Fence));
         assert_eq!(table.open(opening(7, 0)), Err(Refusal::Stale));
         assert_eq!(table.begin(Mark { session: 7, sequence: 1 }, ()), Begun::Refused((), Refusal::Stale));
+    }
+
+    #[test]
+    fn fenced_session_is_revived_once_its_client_knows_and_nothing_of_before_is_under_way() {
+        let mut table = Table::<()>::default();
+        assert_eq!(table.open(revival(7, 0)), Err(Refusal::Stale), "nobody knows what a forgotten one did");
+        table.open(opening(7, 0)).expect("room");
+        let mark = |sequence| Mark { session: 7, sequence };
+        assert_eq!(table.begin(mark(1), ()), Begun::Execute(()));
+        assert!(table.refuse(7, End::Fence));
+        assert!(!table.refuse(7, End::Fence), "it is fenced once");
+        assert_eq!(table.open(revival(7, 0)), Err(Refusal::Busy));
+        table.settle(7, 1);
+        assert_eq!(table.open(revival(7, 0)), Err(Refusal::Busy));
+        assert!(table.finish(mark(1)).is_empty());
+        assert_eq!(table.open(opening(7, 0)), Err(Refusal::Stale));
+        assert_eq!(table.open(revival(7, 0)), Ok(Opened { highest: 0, leaving: None }));
+        assert_eq!(table.begin(mark(1), ()), Begun::Execute(()));
+        assert!(!table.refuse(7, End::Lapse), "it is not fenced");
+    }
+
+    #[test]
+    fn what_a_session_held_before_a_fence_is_executed_again_and_everything_else_is_not() {
+        let mut table = Table::<()>::default();
+        table.open(opening(7, 0)).expect("room");
+        let mark = |sequence| Mark { session: 7, sequence };
+        let execute = |table: &mut Table<()>, sequence, order| {
+            let _ = table.record(mark(sequence), order).expect("a session");
+            table.finish(mark(sequence));
+        };
+        for (sequence, order) in [(1, 10), (2, 11)] {
+            assert_eq!(table.begin(mark(sequence), ()), Begun::Execute(()));
+            execute(&mut table, sequence, order);
+        }
+        table.refuse(7, End::Fence);
+        table.settle(7, 12);
+        table.open(revival(7, 0)).expect("it is revived");
+        let void = Place { order: 10, sequence: 1 };
+        assert_eq!(table.begin_held(mark(1), ()), (Begun::Execute(()), Some(void)));
+        assert_eq!(table.begin_held(mark(1), ()), (Begun::Joined, None));
+        assert_eq!(table.begin(mark(2), ()), Begun::Executed((), Place { order: 11, sequence: 2 }));
+        execute(&mut table, 1, 12);
+        let again = Place { order: 12, sequence: 1 };
+        assert_eq!(table.begin_held(mark(1), ()), (Begun::Executed((), again), None));
+    }
+
+    #[test]
+    fn fenced_session_that_nobody_revives_is_refused_for_good() {
+        let mut table = Table::<()>::default();
+        table.open(opening(7, 0)).expect("room");
+        table.refuse(7, End::Fence);
+        table.settle(7, 1);
+        assert_eq!(table.lapsed(5, 9), [], "its client has a ring");
+        assert!(!table.refuse(7, End::Lapse));
+        table.detach(7, 3);
+        assert_eq!((table.lapsed(5, 8), table.lapsed(5, 9), table.away_for(5, 9)), (vec![], vec![7], vec![]));
+        assert!(table.has_away() && table.refuse(7, End::Lapse) && !table.has_away());
+        assert_eq!(table.open(revival(7, 0)), Err(Refusal::Stale));
     }
 
     #[test]
@@ -483,6 +613,7 @@ mod tests {
             assert!(table.detach(session, now_ms));
         }
         table.refuse(9, End::Fence);
+        table.settle(9, 1);
         assert_eq!(table.away_for(1, 3), [4]);
         for (session, leaving) in [(5000, 9), (5001, 4), (5002, 3)] {
             assert_eq!(table.open(opening(session, 0)), Ok(Opened { highest: 0, leaving: Some(leaving) }));

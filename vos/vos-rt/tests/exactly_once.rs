@@ -80,7 +80,7 @@ impl Appender {
 
 impl Service for Appender {
     fn opened(&mut self, _client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
-        let opening = Opening { session: hello.session, acknowledged: hello.acknowledged, now_ms: 0 };
+        let opening = Opening { session: hello.session, progress: hello.progress, now_ms: 0 };
         match self.table.lock().expect("lock").open(opening) {
             Ok(opened) => HelloReply::Welcome { highest: opened.highest, in_flight: 0, service: 0 },
             Err(_) => HelloReply::Refused(Errno::STALE),

@@ -4,22 +4,25 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use libvos::{Armed, Connect, Data, Epochs, Identity, Sequenced, Session, Size, SubmitError};
+use libvos::{Armed, Connect, Data, Epochs, Fenced, Identity, Sequenced, Session, Size, SubmitError};
 use rustix::event::epoll;
+use rustix::io::Errno;
 use vos_api::fs::{READ, Read, WHERE, WHERE_BYTES_MIN};
 use vos_api::{Class, Operation};
 
 use super::volume::{self, Asked, Outcome, Volume};
-use super::{Backend, BackendError, Done, Event, Op, Refused, ReplyData, Start, Token};
+use super::{Backend, BackendError, Done, Event, Loss, Op, Refused, ReplyData, Start, Token};
 
 /// Makes connectors: one for each session that is begun.
-pub type Connector = Box<dyn FnMut() -> Box<dyn Connect>>;
+pub type Connector = Box<dyn FnMut() -> Box<dyn Connect> + Send>;
 
 pub struct SessionBackend {
     connector: Connector,
     size: Size,
     epochs: Epochs,
     session: Option<Session>,
+    /// The session was begun as one that was fenced before.
+    revives: bool,
     /// Where long reads go by themselves, if the container has a disk that this gate knows.
     volume: Option<Volume>,
     /// Reads whose answer may say where the bytes lie; by their number in the session.
@@ -40,6 +43,7 @@ impl SessionBackend {
             size,
             epochs: Epochs::default(),
             session: None,
+            revives: false,
             volume: None,
             asked: HashMap::new(),
             repeated: HashMap::new(),
@@ -78,6 +82,11 @@ impl SessionBackend {
             let done = session.complete()?;
             if let Some(why) = session.fenced().filter(|why| !why.is_renewable()) {
                 return Some(Event::Outdated(why));
+            }
+            if done.error == Some(Errno::STALE) {
+                let is_refused = session.fenced() == Some(Fenced::Forgotten);
+                let loss = if self.revives && is_refused { Loss::Forgotten } else { Loss::Fenced };
+                return Some(Event::SessionLost(loss));
             }
             match (self.asked.remove(&done.token), &mut self.volume) {
                 (Some(asked), Some(volume)) if volume::is_told(&done) => volume.read(asked, &done),
@@ -120,6 +129,7 @@ impl Backend for SessionBackend {
 
     fn begin(&mut self, start: Start) -> Result<(), BackendError> {
         self.session = None;
+        self.revives = start.revives;
         self.asked.clear();
         self.repeated.clear();
         self.repeats.clear();
@@ -130,6 +140,7 @@ impl Backend for SessionBackend {
             session: Some(start.session),
             next_sequence: start.next_sequence,
             repeats_from: Some(start.acknowledged + 1),
+            revives: start.revives,
             epochs: self.epochs,
         };
         let session = Session::open((self.connector)(), self.size, identity);

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use gate_fuse::Gate;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::process::Signal;
 
 use server::{Server, SocketBackend};
 
@@ -140,6 +141,14 @@ impl Mounted {
         self.command(KILL);
     }
 
+    /// The gate stands still while `meanwhile` runs.
+    pub fn stop_gate<R>(&mut self, meanwhile: impl FnOnce() -> R) -> R {
+        self.command(STAND);
+        let result = meanwhile();
+        self.command(GO_ON);
+        result
+    }
+
     /// Tells the launcher and waits until it has done so.
     fn command(&mut self, what: u8) {
         let socket = self.sockets.as_mut().filter(|_| what == START).map(real::Sockets::next);
@@ -162,8 +171,13 @@ impl Drop for Mounted {
     }
 }
 
+/// The test harness calls its thread after the test.
+const SERVING: &str = "gate_child";
+
 const START: u8 = b'g';
 const KILL: u8 = b'k';
+const STAND: u8 = b's';
+const GO_ON: u8 = b'c';
 const END: u8 = b'e';
 
 fn child_process(role: &str, socket: &Path, server: &Path, without: &str) -> Child {
@@ -187,14 +201,25 @@ pub fn run_launcher_child() {
     let own = PathBuf::from(socket).with_extension("gate");
     let control = sys::seqpacket::listen(&own, 8).expect("a control socket");
     let mut gate: Option<(Child, OwnedFd)> = None;
+    let mut killed = Vec::new();
     loop {
         wait_readable(&link);
         let mut command = [0; 16];
         let received = sys::seqpacket::receive(&link, &mut command).unwrap_or_default();
         let kind = if received.bytes == 1 { command[0] } else { END };
-        if let Some((mut gate, _link)) = gate.take() {
+        if let (STAND | GO_ON, Some((gate, _))) = (kind, &gate) {
+            let pid = rustix::process::Pid::from_child(gate);
+            let signal = if kind == STAND { Signal::STOP } else { Signal::CONT };
+            rustix::process::kill_process(pid, signal).expect("the gate is signalled");
+        } else if let Some((mut gate, _link)) = gate.take() {
+            let pid = rustix::process::Pid::from_child(&gate).as_raw_pid();
+            let serving = sys::pidfd::open_thread(pid, SERVING);
             gate.kill().expect("the gate is killed");
-            gate.wait().expect("the gate is reaped");
+            // Others of its threads may wait in the kernel until the next gate has answered.
+            // It is not there when the tree was cut off from the gate.
+            serving.iter().for_each(wait_readable);
+            killed.retain_mut(|gate: &mut Child| gate.try_wait().expect("a child").is_none());
+            killed.push(gate);
         }
         match kind {
             START => {
@@ -210,8 +235,11 @@ pub fn run_launcher_child() {
                 sys::seqpacket::send(&gate_link, b"d", &handed).expect("descriptors are sent");
                 gate = Some((child, gate_link));
             }
-            KILL => {}
-            _ => return,
+            KILL | STAND | GO_ON => {}
+            _ => {
+                killed.iter_mut().for_each(|gate| drop(gate.wait()));
+                return;
+            }
         }
         let _ = sys::seqpacket::send(&link, b"d", &[] as &[OwnedFd]);
     }

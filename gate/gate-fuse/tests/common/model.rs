@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use abi::ring::Submission;
 use vos_api::fs::{self, Attr, Create, DirEntry, Event, Lock, SetAttr};
+use vos_api::session::Progress;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub type Errno = i32;
@@ -52,6 +53,7 @@ struct Client {
     unreleased: BTreeMap<u64, Vec<u8>>,
     /// Up to which recall the events were delivered over the present connection.
     delivered: u64,
+    is_fenced: bool,
 }
 
 /// Something the caller must wait for before it completes an operation.
@@ -142,17 +144,34 @@ impl Node {
 }
 
 impl Model {
-    pub fn hello(&mut self, session: Session, acknowledged: u64) -> bool {
-        if acknowledged > 0 && !self.clients.contains_key(&session) {
-            return false;
+    pub fn hello(&mut self, session: Session, progress: Progress) -> bool {
+        let Progress { acknowledged, revives } = progress;
+        match self.clients.get_mut(&session) {
+            Some(client) if client.is_fenced && !revives => false,
+            Some(client) => {
+                (client.is_fenced, client.delivered) = (false, 0);
+                true
+            }
+            None if acknowledged > 0 || revives => false,
+            None => self.clients.insert(session, Client::default()).is_none(),
         }
-        self.clients.entry(session).or_default().delivered = 0;
-        true
     }
 
-    /// Forgets a session, as a server does with a client that answers no recall.
+    /// Takes leases and locks from a session, as a server does with a client that answers no recall.
     pub fn fence(&mut self, session: Session) {
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.is_fenced = true;
+            client.unreleased.clear();
+        }
+        self.drop_held(session);
+    }
+
+    pub fn forget(&mut self, session: Session) {
         self.clients.remove(&session);
+        self.drop_held(session);
+    }
+
+    fn drop_held(&mut self, session: Session) {
         self.locks.retain(|(_, owner, _)| *owner != session);
         for node in self.nodes.values_mut() {
             node.holders.remove(&session);
@@ -173,7 +192,9 @@ impl Model {
 
     /// Executes one operation, or answers it from the session's record.
     pub fn execute(&mut self, session: Session, op: &Submission, data: &[u8]) -> Outcome {
-        let Some(client) = self.clients.get(&session) else { return Outcome::Done(failed(libc::ESTALE)) };
+        let Some(client) = self.clients.get(&session).filter(|client| !client.is_fenced) else {
+            return Outcome::Done(failed(libc::ESTALE));
+        };
         if op.sequence > 0
             && let Some(reply) = client.replies.get(&op.sequence)
         {

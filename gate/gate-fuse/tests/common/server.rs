@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use abi::ring::{Completion, ENTRY_BYTES, Submission};
-use gate_fuse::backend::{Backend, BackendError, Done, Event, Op, Refused, Start, Token};
+use gate_fuse::backend::{Backend, BackendError, Done, Event, Loss, Op, Refused, Start, Token};
 use parking_lot::Mutex;
-use vos_api::{fs, session};
+use vos_api::session::{Epochs, Hello, Progress};
+use vos_api::{Encoded, Operation, fs, session};
 
 use super::model::{Model, Outcome, Reply, Session, failed};
 
@@ -88,11 +89,20 @@ impl Server {
         }
     }
 
-    /// Forgets all sessions and cuts nothing: the gates learn it from the next answer.
+    /// Fences all sessions and cuts nothing: the gates learn it from the next answer.
     pub fn fence_all(&self) {
+        self.end_all(Model::fence);
+    }
+
+    /// Forgets all sessions, likewise.
+    pub fn forget_all(&self) {
+        self.end_all(Model::forget);
+    }
+
+    fn end_all(&self, end: fn(&mut Model, u64)) {
         let mut shared = self.shared.lock();
         for session in shared.model.sessions() {
-            shared.model.fence(session);
+            end(&mut shared.model, session);
         }
         shared.settle();
     }
@@ -111,8 +121,9 @@ fn serve(shared: &Mutex<Shared>, stream: UnixStream) {
     while let Ok((submission, data)) = receive(&mut reader) {
         let mut shared = shared.lock();
         if submission.op == session::HELLO {
-            let [session, acknowledged, _] = submission.args;
-            let known = shared.model.hello(session, acknowledged);
+            let hello = Hello::decode(submission.flags, submission.args, &[]).expect("a greeting");
+            let session = hello.session;
+            let known = shared.model.hello(session, hello.progress);
             shared.next_link += 1;
             link = shared.next_link;
             let stream = stream.try_clone().expect("clone of a socket");
@@ -225,6 +236,8 @@ impl Shared {
 
 /// The gate's end of the socket.
 pub struct SocketBackend {
+    /// The session was begun as one that was fenced before.
+    revives: bool,
     path: PathBuf,
     stream: Option<UnixStream>,
     next: u32,
@@ -236,7 +249,8 @@ pub struct SocketBackend {
 impl SocketBackend {
     pub fn new(path: &Path) -> SocketBackend {
         let (out, incoming) = (Vec::new(), Vec::new());
-        SocketBackend { path: path.to_owned(), stream: None, next: 1, out, incoming, ready: VecDeque::new() }
+        let (path, ready) = (path.to_owned(), VecDeque::new());
+        SocketBackend { revives: false, path, stream: None, next: 1, out, incoming, ready }
     }
 
     fn flush(&mut self) {
@@ -266,8 +280,13 @@ impl SocketBackend {
             at = first + data.len();
             if completion.tag == 0 {
                 if completion.status != 0 {
-                    self.ready.push_back(Event::SessionLost);
+                    let loss = if self.revives { Loss::Forgotten } else { Loss::Fenced };
+                    self.ready.push_back(Event::SessionLost(loss));
                 }
+                continue;
+            }
+            if completion.status == libc::ESTALE as u32 {
+                self.ready.push_back(Event::SessionLost(Loss::Fenced));
                 continue;
             }
             let Completion { tag, status, results, .. } = completion;
@@ -288,8 +307,11 @@ impl Backend for SocketBackend {
         self.out.clear();
         self.incoming.clear();
         self.ready.clear();
-        let args = [start.session, start.acknowledged, 0];
-        let hello = Submission { op: session::HELLO, args, ..Submission::default() };
+        self.revives = start.revives;
+        let progress = Progress { acknowledged: start.acknowledged, revives: start.revives };
+        let (epochs, speaks) = (Epochs::default(), versions::SERVERS.speaks);
+        let Encoded { op, flags, args, .. } = Hello { session: start.session, progress, epochs, speaks }.encode();
+        let hello = Submission { op, flags, args, ..Submission::default() };
         self.out.extend_from_slice(&hello.to_bytes());
         Ok(())
     }

@@ -458,6 +458,7 @@ impl Parts {
             group: self.cgroup.clone(),
             epoch: restarts + 1,
             restarts,
+            serving: None,
         })
     }
 
@@ -501,6 +502,7 @@ impl Parts {
             group: self.cgroup.clone(),
             epoch,
             restarts,
+            serving: kind.serving,
         })
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fs_core::{Call, Fs, Reply};
 use vos_api::Errno;
 use vos_api::fs as api;
+use vos_api::session::Progress;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Deterministic numbers from a seed (xorshift64*).
@@ -54,6 +55,13 @@ impl Client {
             fs.open_session(session, 0).expect("a new session");
         }
         Client { fs: fs.clone(), session, sequence: 0 }
+    }
+
+    /// Says that it knows of the fence.
+    pub fn revive(&self) -> Result<u64, Errno> {
+        let progress = Progress { acknowledged: 0, revives: true };
+        let opened = self.fs.hello(self.session, progress)?;
+        self.fs.keep_session(self.session, opened).map(|()| opened.highest)
     }
 
     pub fn read_call(&self, op: u16, args: [u64; 3], data: &[u8]) -> Reply {
