@@ -16,7 +16,7 @@ pub struct NodeFacts {
     pub certificates: Vec<CertificateFacts>,
     /// File systems of the daemon's directories.
     pub space: Vec<SpaceFacts>,
-    /// Of the cluster engine, where the node's settings say that it runs one.
+    /// Of the cluster engine, where the node should run one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<MemberFacts>,
     /// Where the node's logs are.
