@@ -102,7 +102,10 @@ fn obey(client: &CsClient, memberships: &Mutex<HashMap<String, GroupMembership>>
             beat(&membership, words[2] == "send", number(3))
         }
         "echo" => echo(),
-        "rtt" => round_trips(ipc::Endpoint::new(number(1) as u32).expect("an endpoint"), number(2)),
+        "rtt" => {
+            let to = ipc::Endpoint::new(number(1) as u32).expect("an endpoint");
+            round_trips(to, number(2), Duration::from_millis(number(3)))
+        }
         "view" => {
             let (number, members) = client.view(words[1], number(2), wait(3)).expect("a view");
             format!("{number}:{}", members.into_iter().map(|member| member.name).collect::<Vec<_>>().join("+"))
@@ -188,12 +191,13 @@ fn echo() -> String {
     endpoint.to_string()
 }
 
-/// Half of the median round trip of a message, in microseconds.
-fn round_trips(to: ipc::Endpoint, count: u64) -> String {
+/// Half of the median round trip of a message, in microseconds. With a pause all on the way sleep between two.
+fn round_trips(to: ipc::Endpoint, count: u64, pause: Duration) -> String {
     let mut port = ipc::Port::connect(Path::new("/run/dvs/broker"), None).expect("bound");
     port.wait4bind(to, ipc::Wait::For(PATIENCE)).expect("its node has heard of it");
     let mut took: Vec<u64> = (0..count)
         .map(|_| {
+            std::thread::sleep(pause);
             let begin = Instant::now();
             port.sendrec(to, &ipc::Message::new(1), ipc::Wait::For(PATIENCE)).expect("an answer");
             begin.elapsed().as_nanos() as u64 / 2000
@@ -552,7 +556,8 @@ fn three_members_of_one_node_and_of_three_are_given_a_flood_in_one_order() {
             println!("{nodes:?}: {} messages/s, each given to three", 3 * count * 1000 / slowest);
 
             let echo = members[1].ask("echo");
-            let one_way = members[0].ask(&format!("rtt {echo} {beats}"));
+            let one_way = members[0].ask(&format!("rtt {echo} {beats} 0"));
+            let paced = members[0].ask(&format!("rtt {echo} {beats} 1"));
             let tags = ["send", "take", "take"];
             let tags: Vec<String> = members
                 .iter_mut()
@@ -560,7 +565,9 @@ fn three_members_of_one_node_and_of_three_are_given_a_flood_in_one_order() {
                 .map(|(member, role)| member.tell(&format!("beat crew {role} {beats}")))
                 .collect();
             let ages: Vec<String> = members.iter_mut().zip(&tags).map(|(member, tag)| member.hear(tag)).collect();
-            println!("{nodes:?}: p50 {ages:?} us from send to each member; one way of a message {one_way} us");
+            println!(
+                "{nodes:?}: p50 {ages:?} us from send to each member; one way of a message {one_way} us, {paced} us 1 ms apart"
+            );
         }
     }
 }
