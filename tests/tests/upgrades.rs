@@ -1,5 +1,5 @@
 //! Nodes get another release while their programs go on: messages, files, programs that are started and looked after
-//! from both sides. In its long form with a build of the release before, from its tag.
+//! from both sides. In its long form with a build of the release before, from its commit.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(60);
 /// The release before this one.
-const BEFORE: &str = "v0.1.0";
+const BEFORE: &str = "09c83a31f84a06f61270eeb898d21a5e0b6e817e";
 /// Writes the time into the tree ten times a second.
 const CLOCK: &str = "while :; do date +%s.%N >> /dc/clock-$0; sleep 0.1; done";
 /// Lines of it, and the longest time between two of them, in milliseconds.
@@ -256,27 +256,27 @@ fn daemon_that_does_not_come_back_gets_its_earlier_binary_again() {
     eventually("the program still runs", SOON, || (world.clock("n1").0 > lines).then_some(()));
 }
 
-/// The binary of a release, from its tag; built once. `None`: this is no clone that has the tag.
-fn release(tag: &str) -> Option<PathBuf> {
+/// The binary of a release, from its commit; built once. `None`: this is no clone that has it.
+fn release(commit: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the source");
-    let has_tag = Command::new("git").current_dir(&root).args(["rev-parse", "-q", "--verify", tag]).output();
-    if !has_tag.is_ok_and(|done| done.status.success()) {
-        eprintln!("SKIPPED: there is no tag {tag} here (git fetch --tags)");
+    let has_it = Command::new("git").current_dir(&root).args(["cat-file", "-e", commit]).output();
+    if !has_it.is_ok_and(|done| done.status.success()) {
+        eprintln!("SKIPPED: there is no commit {commit} here (git fetch --unshallow)");
         return None;
     }
-    let place = dvs_binary().ancestors().nth(3).expect("target").join("releases").join(tag);
+    let place = dvs_binary().ancestors().nth(3).expect("target").join("releases").join(commit);
     let (source, target) = (place.join("source"), place.join("target"));
     let folder = dvs_binary().strip_prefix(dvs_binary().ancestors().nth(3)?).expect("below").to_owned();
     let binary = target.join(folder);
     if !binary.exists() {
         std::fs::create_dir_all(&source).expect("made");
-        let script = format!("git archive {tag} | tar -x -C '{}'", source.display());
+        let script = format!("git archive {commit} | tar -x -C '{}'", source.display());
         let done = Command::new("sh").current_dir(&root).args(["-ec", &script]).status().expect("sh");
         assert!(done.success());
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.current_dir(&source).args(["build", "--package", "dvs", "--bin", "dvs"]);
-        assert!(build.env("CARGO_TARGET_DIR", &target).status().expect("cargo").success(), "{tag} is built");
+        assert!(build.env("CARGO_TARGET_DIR", &target).status().expect("cargo").success(), "{commit} is built");
     }
     Some(binary)
 }
