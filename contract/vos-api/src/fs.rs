@@ -67,8 +67,12 @@ pub struct Attr {
     pub uid: U32,
     pub gid: U32,
     pub rdev: U32,
-    pub reserved: U32,
+    /// [`BARE`].
+    pub marks: U32,
 }
+
+/// In [`Attr::marks`]: the inode has no extended attributes. Without it, it may have some.
+pub const BARE: u32 = 1;
 
 /// What [`Setattr`] changes; `valid` tells which fields count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

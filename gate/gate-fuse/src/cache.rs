@@ -52,6 +52,8 @@ struct Lease {
     pages: Pages,
     /// `security.capability` is known to be absent.
     no_capability: bool,
+    /// So are all extended attributes.
+    is_bare: bool,
 }
 
 pub struct Cache {
@@ -88,7 +90,7 @@ impl Cache {
         if self.leases.len() >= LEASES_MAX && !self.leases.contains_key(&ino) {
             self.leases.clear();
         }
-        self.leases.entry(ino).or_insert(Lease { pages: Pages::Fresh, no_capability: false });
+        self.leases.entry(ino).or_insert(Lease { pages: Pages::Fresh, no_capability: false, is_bare: false });
     }
 
     /// The lease is gone. Answers the directory in which the inode was found lately.
@@ -167,9 +169,26 @@ impl Cache {
         self.leases.get(&ino).is_some_and(|lease| lease.no_capability)
     }
 
-    pub fn attributes_changed(&mut self, ino: u64) {
+    /// It has no extended attributes, as an answer says that came with a lease.
+    pub fn told_bare(&mut self, ino: u64) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            lease.is_bare = true;
+        }
+    }
+
+    pub fn is_bare(&self, ino: u64) -> bool {
+        self.leases.get(&ino).is_some_and(|lease| lease.is_bare)
+    }
+
+    pub fn written(&mut self, ino: u64) {
         if let Some(lease) = self.leases.get_mut(&ino) {
             lease.no_capability = false;
+        }
+    }
+
+    pub fn attributes_changed(&mut self, ino: u64) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            (lease.no_capability, lease.is_bare) = (false, false);
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Completer<'a> {
     pub names: &'a mut Names,
     /// What the request calls the inode that is told of.
     pub name: Option<&'a [u8]>,
+    /// No extended attribute was changed here since the operation was submitted: what it says of their absence counts.
+    pub is_current: bool,
     pub now: Instant,
 }
 
@@ -87,7 +89,7 @@ impl Completer<'_> {
                 (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
                 FuseReply::Bytes(entry.as_bytes().to_vec())
             }
-            Then::Xattr { probe: Probe::Capability, .. } if errno == libc::ENODATA => {
+            Then::Xattr { probe: Probe::Capability, .. } if errno == libc::ENODATA && self.is_current => {
                 self.cache.capability_absent(ino);
                 FuseReply::Errno(errno)
             }
@@ -114,8 +116,9 @@ impl Completer<'_> {
                 bytes(&self.entry(ino, self.name, &attr, results))
             }
             Then::Attr => {
-                let leased = self.lease(ino, results);
-                bytes(&attributes(&attr_of(&done.data)?, leased))
+                let attr = attr_of(&done.data)?;
+                let leased = self.lease_of(ino, &attr, results);
+                bytes(&attributes(&attr, leased))
             }
             Then::Set => {
                 self.lease(ino, results);
@@ -165,7 +168,7 @@ impl Completer<'_> {
         let Some(size_written) = u32::try_from(written).ok().filter(|&written| written <= bytes) else {
             return (FuseReply::Errno(libc::EIO), After::Nothing);
         };
-        self.cache.attributes_changed(ino);
+        self.cache.written(ino);
         let out = kernel::WriteOut { size: size_written, padding: 0 };
         let elsewhere = append && size.checked_sub(written) != Some(offset);
         let after = match self.lease(ino, done.results) {
@@ -214,7 +217,7 @@ impl Completer<'_> {
 
     fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
-        let leased = self.lease(ino, results);
+        let leased = self.lease_of(ino, attr, results);
         if leased {
             self.cache.found(ino, parent);
         }
@@ -237,6 +240,14 @@ impl Completer<'_> {
         let leased = results[3] & fs::LEASE != 0 && self.state.remember_cached(ino).unwrap_or(false);
         if leased {
             self.cache.granted(ino);
+        }
+        leased
+    }
+
+    fn lease_of(&mut self, ino: u64, attr: &fs::Attr, results: [u64; 4]) -> bool {
+        let leased = self.lease(ino, results);
+        if leased && self.is_current && attr.marks.get() & fs::BARE != 0 {
+            self.cache.told_bare(ino);
         }
         leased
     }

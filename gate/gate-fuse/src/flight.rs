@@ -16,6 +16,8 @@ pub struct Flight {
     pub then: Then,
     pub step: u32,
     pub changes: bool,
+    /// Changes of extended attributes that this gate had submitted or seen complete before.
+    pub xattr_changes: u64,
     /// Number in the session of a lock that waits.
     pub waiting_lock: Option<u64>,
     /// Bytes of the file that are read or written: the kernel may hold their pages locked.
@@ -43,6 +45,7 @@ impl Flight {
             then,
             step: 0,
             changes: false,
+            xattr_changes: 0,
             waiting_lock: None,
             locked: None,
             request: None,

@@ -142,6 +142,8 @@ pub struct Gate<B: Backend> {
     drops: HashMap<u64, usize>,
     /// Answers that follow such a drop, by the keys of their requests.
     answers: HashMap<u64, Late>,
+    /// Changes of extended attributes, counted when they are submitted and when they complete.
+    xattr_changes: u64,
     held: VecDeque<Held>,
     deferred: VecDeque<Held>,
     phase: Phase,
@@ -177,6 +179,7 @@ impl<B: Backend> Gate<B> {
             flights: Flights::default(),
             drops: HashMap::new(),
             answers: HashMap::new(),
+            xattr_changes: 0,
             held: VecDeque::new(),
             deferred: VecDeque::new(),
             phase: Phase::Collecting,
@@ -423,13 +426,20 @@ impl<B: Backend> Gate<B> {
         }
     }
 
-    /// The question before every write whether the file has capabilities.
+    /// What `ls`, `cp` and every write ask: extended attributes that are not there.
     fn answer_from_memory(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
-        let Body::Getxattr { name: b"security.capability", .. } = request.body else { return Ok(false) };
-        if !self.cache.is_capability_absent(request.header.nodeid) {
-            return Ok(false);
+        let (unique, ino) = (request.header.unique, request.header.nodeid);
+        match request.body {
+            Body::Getxattr { name: b"security.capability", .. } if self.cache.is_capability_absent(ino) => (),
+            Body::Getxattr { name, .. } if self.cache.is_bare(ino) && !translate::is_acl(name) => (),
+            Body::Listxattr { size } if self.cache.is_bare(ino) => {
+                let none = kernel::GetxattrOut { size: 0, padding: 0 };
+                self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
+                return Ok(true);
+            }
+            _ => return Ok(false),
         }
-        self.answer(request.header.unique, -libc::ENODATA, &[])?;
+        self.answer(unique, -libc::ENODATA, &[])?;
         Ok(true)
     }
 
@@ -512,9 +522,11 @@ impl<B: Backend> Gate<B> {
             Body::Read(head) => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
             _ => None,
         };
+        self.xattr_changes += u64::from(plan.then == Then::Changed);
         let flight = Flight {
             step,
             changes,
+            xattr_changes: self.xattr_changes,
             waiting_lock: sequence.filter(|_| waits),
             locked,
             request: (plan.then == Then::Next).then(|| bytes.to_vec()),
@@ -568,6 +580,7 @@ impl<B: Backend> Gate<B> {
             return self.complete_left(&flight, done);
         }
         let now = Instant::now();
+        self.xattr_changes += u64::from(flight.then == Then::Changed);
         match (flight.names.as_slice(), flight.then) {
             ([(parent, name)], Then::Placed) => self.placed(*parent, name, done.status),
             // The kernel moves what it knows of the old name to the new one.
@@ -583,7 +596,8 @@ impl<B: Backend> Gate<B> {
         }
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let name = flight.names.first().map(|(_, name)| name.as_slice());
-        let mut completer = Completer { cache, state, names, name, now };
+        let is_current = flight.xattr_changes == self.xattr_changes;
+        let mut completer = Completer { cache, state, names, name, is_current, now };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {

@@ -251,7 +251,7 @@ fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
 }
 
 /// POSIX ACLs are not kept: without a word from us the kernel would let them be stored but not obeyed.
-fn is_acl(name: &[u8]) -> bool {
+pub fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
 

@@ -378,3 +378,27 @@ fn read_all(mut file: &File) -> Vec<u8> {
     file.read_to_end(&mut bytes).expect("read");
     bytes
 }
+
+#[test]
+fn extended_attributes_of_a_file_that_has_none_are_asked_for_with_its_attributes() {
+    use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
+    use rustix::io::Errno;
+    in_private_mounts(|| {
+        let world = World::new();
+        let mounted = world.mount("m");
+        let path = mounted.path.join("f");
+        fs::write(&path, "x").expect("write");
+        fs::metadata(&path).expect("stat");
+        let file = File::open(&path).expect("open");
+        world.server.go_away();
+        for name in ["user.a", "security.selinux", "security.capability"] {
+            assert_eq!(rustix::fs::fgetxattr(&file, name, &mut [0; 8]), Err(Errno::NODATA), "{name}");
+        }
+        assert_eq!(rustix::fs::flistxattr(&file, &mut [0; 8]), Ok(0));
+        assert_eq!(rustix::fs::flistxattr(&file, &mut [0; 0]), Ok(0));
+        world.server.come_back();
+        setxattr(&path, "user.a", b"1", XattrFlags::empty()).expect("set");
+        assert_eq!(getxattr(&path, "user.a", &mut [0; 8]), Ok(1));
+        assert_eq!(listxattr(&path, &mut [0; 8]), Ok(7));
+    });
+}

@@ -274,6 +274,35 @@ fn what_one_node_changes_the_other_sees_at_once() {
     });
 }
 
+/// What is not there is asked for once, and is there at once when another node puts it there.
+#[test]
+fn extended_attribute_that_one_node_sets_the_other_sees_at_once() {
+    use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+    use rustix::io::Errno;
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let (here, there) = (one.path.join("f"), two.path.join("f"));
+        fs::write(&here, "x").expect("write");
+        let names = |path: &Path| listxattr(path, &mut [0; 64]);
+        for round in 0..50_u8 {
+            for path in [&here, &there] {
+                assert_eq!(fs::metadata(path).expect("stat").len(), 1);
+                assert_eq!(getxattr(path, "user.a", &mut [0; 8]), Err(Errno::NODATA), "round {round}");
+                assert_eq!(names(path), Ok(0), "round {round}");
+            }
+            let (sets, looks) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
+            setxattr(sets, "user.a", &[round], XattrFlags::CREATE).expect("set");
+            for path in [sets, looks] {
+                let mut value = [0; 8];
+                assert_eq!((getxattr(path, "user.a", &mut value), value[0]), (Ok(1), round));
+                assert_eq!(names(path), Ok(b"user.a\0".len()));
+            }
+            removexattr(looks, "user.a").expect("remove");
+        }
+    });
+}
+
 /// A name seen here is believed until its directory's lease goes, which a change of any other name in it takes away.
 #[test]
 fn names_seen_before_another_name_changed_are_not_believed() {

@@ -175,7 +175,8 @@ impl Inode {
         are_sizes && are_claims && self.entries.max(self.next_cookie) <= NUMBER_MAX
     }
 
-    pub fn attr(&self, ino: u64) -> Attr {
+    /// `marks`: [`vos_api::fs::BARE`], if that is known.
+    pub fn attr(&self, ino: u64, marks: u32) -> Attr {
         Attr {
             ino: ino.into(),
             bytes: if self.is_dir() { DIRECTORY_BYTES } else { self.bytes }.into(),
@@ -188,7 +189,7 @@ impl Inode {
             uid: self.uid.into(),
             gid: self.gid.into(),
             rdev: self.rdev.into(),
-            reserved: 0.into(),
+            marks: marks.into(),
         }
     }
 }

@@ -126,7 +126,7 @@ impl Node {
             uid: self.uid.into(),
             gid: self.gid.into(),
             rdev: self.rdev.into(),
-            reserved: 0.into(),
+            marks: if self.xattrs.is_empty() { fs::BARE } else { 0 }.into(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::txn::Txn;
 
 pub(super) fn getattr(fs: &Fs, call: &Call, Getattr { ino }: Getattr) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
-    Ok(attr_reply(ino, &fs.read_inode(ino)?).lease_on([ino]))
+    Ok(attr_reply(ino, &fs.read_inode(ino)?, fs.marks(ino)?).lease_on([ino]))
 }
 
 pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr) -> Result<(), Errno> {
@@ -45,7 +45,7 @@ pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr)
         let mut inode = txn.inode(ino)?;
         apply(&mut inode, &wanted, time_ns);
         txn.put_inode(ino, &inode);
-        Ok(attr_reply(ino, &inode).lease_on([ino]))
+        Ok(attr_reply(ino, &inode, 0).lease_on([ino]))
     });
     if result.is_err() {
         fs.give_back(&blocks);

@@ -65,7 +65,7 @@ impl Page {
         if wants_attr {
             fs.leases.register(call.session, entry.ino);
             attr = match fs.read_inode(entry.ino) {
-                Ok(inode) => Some(inode.attr(entry.ino)),
+                Ok(inode) => Some(inode.attr(entry.ino, fs.marks(entry.ino)?)),
                 // Removed since the scan.
                 Err(Errno::Gone) => return Ok(true),
                 Err(errno) => return Err(errno),

@@ -90,7 +90,7 @@ pub(super) fn lookup(fs: &Fs, call: &Call, Lookup { parent, name }: Lookup<'_>) 
         let Some(ino) = ino else { return Ok(Reply::failed(Errno::NoEntry).lease_on([parent])) };
         fs.leases.register(call.session, ino);
         match fs.read_inode(ino) {
-            Ok(inode) => return Ok(attr_reply(ino, &inode).lease_on([parent, ino])),
+            Ok(inode) => return Ok(attr_reply(ino, &inode, fs.marks(ino)?).lease_on([parent, ino])),
             Err(Errno::Gone) => continue,
             Err(errno) => return Err(errno),
         }
@@ -98,8 +98,9 @@ pub(super) fn lookup(fs: &Fs, call: &Call, Lookup { parent, name }: Lookup<'_>) 
     Err(Errno::NoEntry)
 }
 
-pub(super) fn attr_reply(ino: u64, inode: &Inode) -> Reply {
-    Reply::with_data([0; 4], inode.attr(ino).as_bytes().to_vec())
+/// `marks` of a change's reply: what it left, as the reply may be kept and given later.
+pub(super) fn attr_reply(ino: u64, inode: &Inode, marks: u32) -> Reply {
+    Reply::with_data([0; 4], inode.attr(ino, marks).as_bytes().to_vec())
 }
 
 pub(super) fn readlink(fs: &Fs, call: &Call, Readlink { ino }: Readlink) -> Result<Reply, Errno> {
@@ -121,7 +122,7 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Resu
             Some(_) => return Err(Errno::Exists),
             None => make(txn, making)?,
         };
-        let mut reply = attr_reply(ino, &inode).lease_on([parent, ino]);
+        let mut reply = attr_reply(ino, &inode, api::BARE).lease_on([parent, ino]);
         if making.opens.is_some() {
             reply.results = api::Created { handle: handles::add(txn, session, ino)? }.into();
             job.fs.leases.opened(session, ino);
@@ -417,6 +418,6 @@ pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>
         inode.ctime_ns = time_ns;
         txn.put_inode(ino, &inode);
         add_entry(txn, parent, name, ino, &inode, time_ns)?;
-        Ok(attr_reply(ino, &inode).lease_on([parent, ino]))
+        Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]))
     })
 }

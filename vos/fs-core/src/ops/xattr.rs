@@ -48,6 +48,14 @@ pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result
     sized(names, call.capacity, ino)
 }
 
+impl Fs {
+    /// [`api::BARE`] or nothing.
+    pub(super) fn marks(&self, ino: u64) -> Result<u32, Errno> {
+        let (from, to) = (key1(tag::XATTR, ino), key1(tag::XATTR, ino.saturating_add(1)));
+        Ok(if self.store.scan(&from, &to, 1, From::Start)?.is_empty() { api::BARE } else { 0 })
+    }
+}
+
 /// As getxattr(2): without room only the size is told.
 fn sized(value: Vec<u8>, capacity: usize, ino: u64) -> Result<Reply, Errno> {
     let bytes = value.len() as u64;
