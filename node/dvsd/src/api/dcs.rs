@@ -572,18 +572,25 @@ async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration)
 
 /// Until no living node has anything of it running. `None`: the container is gone.
 async fn await_stop(api: &Arc<Api>, wished: &DcView, limit: Duration) -> Result<Option<DcView>, Failure> {
-    let generation = wished.record.generation;
-    wait_until(api, wished, limit, |view, alive| {
-        let down = |node: &String| {
-            let share = view.shares.get(node);
-            share.is_some_and(|share| share.generation == generation && share.share.phase == DcPhase::Stopped)
-        };
-        match view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !down(node)) {
-            None => Progress::Done,
-            Some(node) => Progress::Waiting(format!("node {node} still has a part of it running")),
-        }
-    })
-    .await
+    wait_until(api, wished, limit, |view, alive| progress_of_stop(view, alive, &wished.record)).await
+}
+
+/// `wished`: the record as it was when somebody asked for the stop.
+fn progress_of_stop(view: &DcView, alive: &BTreeSet<String>, wished: &DcRecord) -> Progress {
+    // Stopped once more, or given another node meanwhile, it is on its way all the same.
+    if view.record.generation != wished.generation && view.record.desired == Desired::Running {
+        let dc = &wished.spec.name;
+        let other = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' was started again meanwhile"));
+        return Progress::Failed(other.hint(format!("dvs dc inspect {dc}")));
+    }
+    let down = |node: &String| {
+        let share = view.shares.get(node);
+        share.is_some_and(|share| share.generation == view.record.generation && share.share.phase == DcPhase::Stopped)
+    };
+    match view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !down(node)) {
+        None => Progress::Done,
+        Some(node) => Progress::Waiting(format!("node {node} still has a part of it running")),
+    }
 }
 
 pub enum Progress {
@@ -626,7 +633,8 @@ pub async fn wait_until(
         // Marked as seen before the look: a change during the look ends the wait at once.
         changes.borrow_and_update();
         let (view, alive) = observed_since(api, wished).await?;
-        let Some(view) = view else { return Ok(None) };
+        // Another one of the same name is not the one that was meant.
+        let Some(view) = view.filter(|view| view.record.id == wished.record.id) else { return Ok(None) };
         let waiting_for = match judge(&view, &alive) {
             Progress::Done => return Ok(Some(view)),
             Progress::Failed(body) => return Err(body.into()),
@@ -648,10 +656,12 @@ pub async fn wait_until(
 mod tests {
     use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
-    use mgmt_api::ServerState;
+    use mgmt_api::{NodeShare, ServerState};
     use serde_json::json;
 
     use super::*;
+    use crate::reconcile::plan::Stage;
+    use crate::records::ShareRecord;
 
     fn engine_with_a_node() -> (tempfile::TempDir, LocalEngine) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -726,6 +736,31 @@ mod tests {
         assert_eq!((view.record.generation, &view.record.desired), (3, &stopped));
         let there = records::dc_view(&engine, "shop").unwrap().unwrap();
         assert_eq!((there.record, there.modified), (view.record, view.modified));
+    }
+
+    #[test]
+    fn who_stops_what_somebody_starts_meanwhile_hears_it_at_once() {
+        let (_dir, engine) = engine_with_a_node();
+        let wished = DcRecord { desired: Desired::Stopped { grace_ms: 0 }, ..make(&engine, "shop").unwrap() };
+        let alive = BTreeSet::from(["n1".to_owned()]);
+        let progress = |generation, desired, reported, phase| {
+            let (address, pid_base, endpoints) = (String::new(), 0, 0..0);
+            let (node, servers, problems) = ("n1".to_owned(), Vec::new(), Vec::new());
+            let share = NodeShare { node, phase, address, pid_base, endpoints, servers, problems };
+            let said = ShareRecord { id: 1, generation: reported, stage: Stage::Down, gone: false, share };
+            let record = DcRecord { generation, desired, ..wished.clone() };
+            let view = DcView { record, modified: cluster::Revision(1), shares: [("n1".to_owned(), said)].into() };
+            progress_of_stop(&view, &alive, &wished)
+        };
+        let (running, down) = (DcPhase::Running, DcPhase::Stopped);
+        let stopped = wished.desired;
+        let (own, later) = (wished.generation, wished.generation + 1);
+        assert!(matches!(progress(own, stopped, own, running), Progress::Waiting(_)));
+        assert!(matches!(progress(own, stopped, own, down), Progress::Done));
+        assert!(matches!(progress(later, stopped, own, down), Progress::Waiting(_)), "of before");
+        assert!(matches!(progress(later, stopped, later, down), Progress::Done));
+        let Progress::Failed(body) = progress(later, Desired::Running, own, down) else { panic!("it is started") };
+        assert!(body.kind == ErrorKind::Conflict && body.what.contains("started again meanwhile"), "{body}");
     }
 
     fn has(engine: &dyn Engine, memory_bytes: u64, disk_bytes: u64) {
