@@ -19,6 +19,7 @@ pub mod path;
 mod placement;
 mod process;
 pub mod routes;
+mod service;
 pub mod stream;
 mod tree;
 
@@ -43,4 +44,5 @@ pub use node::{
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
+pub use service::{HealthProbe, HealthSpec, PlacePolicy, RestartPolicy, ServiceSpec, ServiceState, StopSpec};
 pub use tree::{TREE, in_tree};
