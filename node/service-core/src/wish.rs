@@ -200,10 +200,11 @@ fn parse_http(target: &str) -> Result<HealthProbe, ErrorBody> {
     }
 }
 
-/// User and group.
+/// User and group, as `dvs run` takes them.
 pub fn parse_user(text: &str) -> Result<(u32, u32), ErrorBody> {
     let (user, group) = text.split_once(':').unwrap_or((text, text));
-    match (number(user), number(group)) {
+    let id = |part: &str| if part == "root" { Some(0) } else { number(part) };
+    match (id(user), id(group)) {
         (Some(user), Some(group)) if user <= UID_MAX && group <= UID_MAX => Ok((user, group)),
         _ => Err(bad(format!("'user' is {text:?}"))
             .hint(format!("USER or USER:GROUP, numbers up to {UID_MAX}: user = \"33:33\""))),
@@ -272,7 +273,8 @@ mod tests {
         check(&long, &nodes()).unwrap();
         let expected = HealthProbe::Http { port: 80, path: "/ready".to_owned() };
         assert_eq!(probe(long[0].health.as_ref().unwrap()).unwrap(), expected);
-        assert_eq!((parse_user("33:7").unwrap(), parse_user("5").unwrap()), ((33, 7), (5, 5)));
+        let users = ["33:7", "5", "root"].map(|user| parse_user(user).unwrap());
+        assert_eq!(users, [(33, 7), (5, 5), (0, 0)]);
     }
 
     #[test]
