@@ -23,6 +23,8 @@ impl Endpoint {
     pub const DISK: Endpoint = Endpoint(16);
     /// The file gate of node index `i` (position in the container's node list) is `GATE + i`.
     pub const GATE: Endpoint = Endpoint(64);
+    /// The call gate of node index `i` is `CALLS + i`.
+    pub const CALLS: Endpoint = Endpoint(128);
     /// The coordination server of node index `i` is `CS + i`.
     pub const CS: Endpoint = Endpoint(192);
 

@@ -190,6 +190,16 @@ impl Mapping {
         Some(())
     }
 
+    /// Receives a trapped system call of another process (`sys::notify`) into the object, where it must be 0.
+    ///
+    /// # Errors
+    /// As of `sys::notify::receive`. `InvalidInput`: not inside a writable object.
+    pub fn receive_call(&self, at: usize, listener: impl AsFd) -> io::Result<()> {
+        let into = self.writable_range(at, sys::notify::NOTIFICATION_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: 1. The range lies inside a writable mapping. 2. Nobody can hold a reference into it.
+        unsafe { sys::notify::receive(listener, into) }
+    }
+
     /// The address of a range for a system call that reads or writes it. Whoever uses it keeps the mapping alive.
     #[inline]
     pub(crate) fn range(&self, at: usize, bytes: usize) -> Option<*mut u8> {

@@ -82,7 +82,7 @@ impl Executor {
             }),
             Err(stale) => OrderResult::Refused(stale),
         };
-        Outcome { origin_life: order.origin_life, sequence: order.sequence, carried }
+        Outcome { origin: order.origin, origin_life: order.origin_life, sequence: order.sequence, carried }
     }
 
     /// Where the outcome of an order lies, or will.
@@ -115,8 +115,10 @@ impl Executor {
         self.origins.values().map(|origin| origin.outcomes.len()).sum()
     }
 
-    pub fn seat(&self) -> Seat {
-        self.own
+    /// Nodes came to the container, or left it.
+    pub fn set_peers(&mut self, peers: Seats) {
+        self.peers = peers.without(self.own);
+        self.origins.retain(|seat, _| peers.contains(*seat));
     }
 }
 

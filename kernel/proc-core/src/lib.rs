@@ -7,6 +7,7 @@
 //! - [`caller`]: who asks, from what the kernel shows of a thread.
 //! - [`permission`]: who may signal whom.
 //! - [`order`]: what one node asks another one to do, as it travels.
+//! - [`errand`]: what a call gate and the init of its node say to each other.
 //! - [`executor`]: carries orders out, each at most once.
 //! - [`journal`]: intercepted calls as they lie in memory that outlives the call gate.
 //! - [`origin`]: the calls of one node, from the kernel's notification to the one answer.
@@ -21,6 +22,7 @@
 
 pub mod caller;
 pub mod calls;
+pub mod errand;
 pub mod executor;
 pub mod filter;
 pub mod journal;

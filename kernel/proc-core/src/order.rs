@@ -7,7 +7,7 @@
 //! ```text
 //! order    0 version  1 kind  2 origin seat  3 flags  4 signal  8 first  12 second  16 code
 //!         24 origin life  32 sequence  40 settled below  48 executor life  56 pid  60 uid  64 euid  72 value  80 bytes
-//! outcome  0 version  1 kind  4 number  8 origin life  16 sequence                                        24 bytes
+//! outcome  0 version  1 kind  2 origin seat  4 number  8 origin life  16 sequence                        24 bytes
 //! ```
 
 use crate::permission::{Power, SignalError, Signaller};
@@ -94,6 +94,7 @@ pub enum OrderResult {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
+    pub origin: Seat,
     /// Whose sequence: an outcome may come so late that its origin has another life.
     pub origin_life: LifeNumber,
     pub sequence: Sequence,
@@ -196,7 +197,7 @@ impl Outcome {
             OrderResult::Refused(Stale::Sequence) => (4, 0),
         };
         let mut bytes = Writer::new();
-        bytes.put(&[VERSION, kind, 0, 0]);
+        bytes.put(&[VERSION, kind, self.origin.index() as u8, 0]);
         bytes.put(&number.to_le_bytes());
         bytes.put(&self.origin_life.0.to_le_bytes());
         bytes.put(&self.sequence.0.to_le_bytes());
@@ -208,7 +209,8 @@ impl Outcome {
     pub fn decode(bytes: &[u8]) -> Result<Outcome, BadRecord> {
         let bytes: &[u8; OUTCOME_BYTES] = bytes.try_into().map_err(|_| BadRecord)?;
         let mut from = Reader(bytes);
-        let [version, kind, 0, 0] = from.take()? else { return Err(BadRecord) };
+        let [version, kind, seat, 0] = from.take()? else { return Err(BadRecord) };
+        let origin = Seat::new(usize::from(seat)).ok_or(BadRecord)?;
         let number = u32::from_le_bytes(from.take()?);
         let origin_life = LifeNumber(u64::from_le_bytes(from.take()?));
         let sequence = Sequence(u64::from_le_bytes(from.take()?));
@@ -221,7 +223,7 @@ impl Outcome {
             (VERSION, 4, 0) => OrderResult::Refused(Stale::Sequence),
             _ => return Err(BadRecord),
         };
-        Ok(Outcome { origin_life, sequence, carried })
+        Ok(Outcome { origin, origin_life, sequence, carried })
     }
 }
 
@@ -322,10 +324,20 @@ mod tests {
             OrderResult::Refused(Stale::Sequence),
         ];
         for carried in all {
-            let outcome = Outcome { origin_life: LifeNumber(7), sequence: Sequence(u64::MAX), carried };
+            let outcome = Outcome {
+                origin: Seat::new(62).unwrap(),
+                origin_life: LifeNumber(7),
+                sequence: Sequence(u64::MAX),
+                carried,
+            };
             assert_eq!(Outcome::decode(&outcome.encode()), Ok(outcome));
         }
-        let done = Outcome { origin_life: LifeNumber(1), sequence: Sequence(1), carried: OrderResult::Done(0) };
+        let done = Outcome {
+            origin: Seat::new(0).unwrap(),
+            origin_life: LifeNumber(1),
+            sequence: Sequence(1),
+            carried: OrderResult::Done(0),
+        };
         let mut bytes = done.encode();
         for kind in 5..=255 {
             bytes[1] = kind;

@@ -13,6 +13,7 @@ pub mod launch;
 pub mod log;
 pub mod memfd;
 pub mod mount;
+pub mod notify;
 pub mod ns;
 pub mod packet;
 pub mod pidfd;

@@ -1,7 +1,7 @@
 //! Processes by descriptor: readable when the process has ended, immune to reuse of its number.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -27,9 +27,98 @@ pub fn open_thread(pid: i32, name: &str) -> io::Result<OwnedFd> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
     let mut numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
     let number = numbers.find(is_named).and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+    open_tid(number.as_raw_nonzero().get())
+}
+
+/// A descriptor of one thread, by its number. `ESRCH` when there is none; `EINVAL` before Linux 6.9.
+pub fn open_tid(tid: i32) -> io::Result<OwnedFd> {
+    let tid = Pid::from_raw(tid).ok_or(io::ErrorKind::InvalidInput)?;
     // PIDFD_THREAD (linux/pidfd.h).
     let thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
-    Ok(rustix::process::pidfd_open(number, thread | PidfdFlags::NONBLOCK)?)
+    Ok(rustix::process::pidfd_open(tid, thread | PidfdFlags::NONBLOCK)?)
+}
+
+/// Who a process, or thread, is: numbers as the caller's own namespaces have them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identified {
+    pub process: u32,
+    /// Real.
+    pub uid: u32,
+    /// Saved.
+    pub suid: u32,
+}
+
+/// `ESRCH`: it has ended. `ENOTTY`: a kernel before Linux 6.13.
+pub fn identify(process: impl AsFd) -> io::Result<Identified> {
+    /// `struct pidfd_info` in its first size.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        mask: u64,
+        cgroup: u64,
+        pid: u32,
+        tgid: u32,
+        ppid: u32,
+        /// Real, effective, saved, of the file system; each of user and group.
+        ids: [u32; 8],
+        exit_code: i32,
+    }
+    const _: () = assert!(size_of::<Info>() == 64);
+    /// `PIDFD_GET_INFO`
+    const GET_INFO: libc::c_ulong = 3 << 30 | 64 << 16 | 0xff << 8 | 11;
+    /// Process numbers and ids, which the kernel always gives.
+    const PID_AND_IDS: u64 = 3;
+    let mut info = Info { mask: PID_AND_IDS, ..Info::default() };
+    // SAFETY: (1) the descriptor is borrowed, hence open; (2) the command reads and writes the 64 bytes of `info`.
+    let result = unsafe { libc::ioctl(process.as_fd().as_raw_fd(), GET_INFO as libc::Ioctl, &raw mut info) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if info.mask & PID_AND_IDS != PID_AND_IDS {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    let [uid, _, _, _, suid, ..] = info.ids;
+    Ok(Identified { process: info.tgid, uid, suid })
+}
+
+/// A signal that says of itself whatever the kernel lets a process say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Queued {
+    pub signal: i32,
+    /// Negative, and not SI_TKILL.
+    pub code: i32,
+    pub pid: u32,
+    pub uid: u32,
+    pub value: u64,
+}
+
+/// Sends a signal to the process, or the thread, behind the descriptor. What it says of its sender is kept as it is if
+/// the caller is in the receiver's pid namespace.
+///
+/// # Errors
+/// `ESRCH`: it has ended. `EAGAIN`: as many are queued as it may have. `EPERM`: the caller may not, or the code is one
+/// that others may not say.
+pub fn queue(process: impl AsFd, queued: &Queued) -> io::Result<()> {
+    /// `siginfo_t` with what `SI_QUEUE` has (`sigaction(2)`): numbers of the signal, then sender and value.
+    #[repr(C)]
+    struct Info {
+        signal: i32,
+        errno: i32,
+        code: i32,
+        padding: i32,
+        pid: u32,
+        uid: u32,
+        value: u64,
+        rest: [u64; 12],
+    }
+    const _: () = assert!(size_of::<Info>() == size_of::<libc::siginfo_t>());
+    let Queued { signal, code, pid, uid, value } = *queued;
+    let info = Info { signal, errno: 0, code, padding: 0, pid, uid, value, rest: [0; 12] };
+    // SAFETY: (1) the descriptor is borrowed, hence open; (2) `info` has the size and layout of a siginfo and lives
+    // across the call, which copies it.
+    let result =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_fd().as_raw_fd(), signal, &raw const info, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Whether the process has ended, reaped or not.
@@ -86,5 +175,33 @@ mod tests {
         let _ = thread.join().unwrap();
         assert!(std::iter::repeat_with(|| has_ended(&found)).take(100_000).any(|ended| ended));
         assert!(open_thread(own, "nobody").is_err());
+    }
+
+    #[test]
+    fn process_and_its_threads_are_identified() {
+        let own = std::process::id();
+        let uid = rustix::process::getuid().as_raw();
+        let expected = Identified { process: own, uid, suid: uid };
+        assert_eq!(identify(open(own as i32).unwrap()).unwrap(), expected);
+        // The test's own thread is not the first one of the process.
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_eq!(identify(open_tid(thread).unwrap()).unwrap(), expected);
+        assert_eq!(open_tid(1 << 22).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn signal_says_of_its_sender_what_it_was_told_to() {
+        let set = [libc::SIGRTMIN()];
+        let signals = crate::signals::open(&set).unwrap();
+        let thread = open_tid(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        let queued = Queued { signal: set[0], code: libc::SI_QUEUE, pid: 131_072, uid: 33, value: 0x1234_5678_9abc };
+        queue(&thread, &queued).unwrap();
+        // `struct signalfd_siginfo`
+        let mut bytes = [0; 128];
+        assert_eq!(rustix::io::read(&signals, &mut bytes).unwrap(), 128);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(8) as i32), (queued.signal as u32, queued.code));
+        assert_eq!((word(12), word(16)), (queued.pid, queued.uid));
+        assert_eq!(u64::from_le_bytes(bytes[48..56].try_into().unwrap()), queued.value);
     }
 }
