@@ -1,0 +1,171 @@
+//! The thread that has the state of every call: hears news, lets `proc_core::origin` decide, and does what it says.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use proc_core::caller::Uids;
+use proc_core::journal::{CallAnswer, Notification, SlotIndex};
+use proc_core::order::{LifeNumber, Order, Outcome};
+use proc_core::origin::{CallEffect, Origin};
+use proc_core::range::{Seat, Seats};
+use sys::notify::NotifyAnswer;
+
+use crate::listeners::Listeners;
+use crate::look;
+use crate::memory::KeptMemory;
+use crate::receiver::{CallReceiver, Wake};
+
+/// What the thread of calls hears.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    /// The kernel wrote a call into this slot.
+    Received(SlotIndex),
+    /// A connection to the call gate of a node begins; by [`Wake::greeted`] alone.
+    Greeted {
+        node: Seat,
+        life: LifeNumber,
+    },
+    /// It ended.
+    Parted(Seat),
+    /// There is no link to the node any more.
+    GivenUp(Seat),
+    /// The engine decided that the node is lost.
+    Fenced(Seat),
+    Outcome {
+        node: Seat,
+        outcome: Outcome,
+    },
+    /// Asked to end. CallStates stay in the journal.
+    Stop,
+}
+
+/// The way to the call gates of other nodes. Says what becomes of it as [`News`].
+pub trait NodeLinks {
+    /// Over the connection that greeted last; nothing is kept for a later one.
+    fn send(&mut self, to: Seat, order: &Order);
+}
+
+/// Whose calls these are.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub own: Seat,
+    /// The other nodes of the container.
+    pub others: Seats,
+    /// Host uids of the container.
+    pub uids: Uids,
+    /// Of a journal that is made now: larger than that of any before.
+    pub life: LifeNumber,
+}
+
+pub struct CallStates<L> {
+    origin: Origin<KeptMemory>,
+    uids: Uids,
+    listeners: Listeners,
+    links: L,
+    wake: Wake,
+    news: mpsc::Receiver<News>,
+    begun: Instant,
+}
+
+impl<L: NodeLinks> CallStates<L> {
+    /// Goes on with what the journal says. All listeners that there are must be in the table: calls of others are over.
+    /// Gives the receiving thread's half, and how to tell news.
+    ///
+    /// # Errors
+    /// No descriptors for the receiving thread, or what `links` says.
+    pub fn new(
+        setting: Setting,
+        memory: &KeptMemory,
+        listeners: Listeners,
+        links: impl FnOnce(Sender<News>, Wake) -> std::io::Result<L>,
+    ) -> std::io::Result<(CallStates<L>, CallReceiver, Sender<News>)> {
+        let (tell, news) = mpsc::channel();
+        let wake = Wake::new()?;
+        let (origin, found, effects) = Origin::resume(setting.own, setting.others, memory.journal(setting.life), 0);
+        let receiving = memory.journal(setting.life);
+        let receiver = CallReceiver::new(wake.clone(), listeners.clone(), memory.clone(), receiving, tell.clone())?;
+        let links = links(tell.clone(), wake.clone())?;
+        let mut calls = CallStates { origin, uids: setting.uids, listeners, links, wake, news, begun: Instant::now() };
+        calls.wake.give_back(found.free);
+        calls.carry_out(effects);
+        found.received.into_iter().for_each(|slot| calls.look_at(slot));
+        Ok((calls, receiver, tell))
+    }
+
+    pub fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
+    /// Until it is asked to end.
+    pub fn run(mut self) {
+        loop {
+            let limit = self.origin.next_tick_ms().map(|at| Duration::from_millis(at.saturating_sub(self.now_ms())));
+            let heard = match limit {
+                Some(limit) => self.news.recv_timeout(limit),
+                None => self.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let effects = match heard {
+                Ok(News::Received(slot)) => {
+                    self.look_at(slot);
+                    Vec::new()
+                }
+                Ok(News::Greeted { node, life }) => self.origin.greeted(node, life),
+                Ok(News::Parted(node)) => {
+                    let now = self.now_ms();
+                    self.origin.parted(node, now);
+                    Vec::new()
+                }
+                Ok(News::GivenUp(node)) => self.origin.given_up(node),
+                Ok(News::Fenced(node)) => self.origin.fenced(node),
+                Ok(News::Outcome { node, outcome }) => self.origin.outcome(node, outcome),
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = self.now_ms();
+                    self.origin.tick(now)
+                }
+                Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return self.wake.stop(),
+            };
+            self.carry_out(effects);
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64
+    }
+
+    fn look_at(&mut self, slot: SlotIndex) {
+        let Some(notification) = self.origin.journal().notification(slot) else { return };
+        let listener = self.listeners.get(notification.listener);
+        let sender = listener.and_then(|listener| look::who(&notification, &*listener, self.uids));
+        let effects = self.origin.received(slot, sender);
+        self.carry_out(effects);
+    }
+
+    fn carry_out(&mut self, effects: Vec<CallEffect>) {
+        for effect in effects {
+            match effect {
+                CallEffect::Send { to, order } => self.links.send(to, &order),
+                CallEffect::Answer { slot, notification, answer } => {
+                    self.answer(&notification, answer);
+                    self.origin.answered(slot);
+                    self.wake.give_back([slot]);
+                }
+            }
+        }
+    }
+
+    fn answer(&self, notification: &Notification, answer: CallAnswer) {
+        let told = match answer {
+            CallAnswer::Done => NotifyAnswer::Value(0),
+            CallAnswer::Failed(error) => NotifyAnswer::Errno(error.errno()),
+            CallAnswer::Native => NotifyAnswer::Native,
+        };
+        // Without a listener its callers are gone.
+        let Some(listener) = self.listeners.get(notification.listener) else { return };
+        match sys::notify::answer(&*listener, notification.id, told) {
+            Ok(()) => (),
+            // The caller is gone, or a predecessor answered it just before it was killed.
+            Err(cause) if cause.raw_os_error() == Some(libc::ENOENT) => (),
+            Err(cause) => tracing::error!(%cause, "a call was not answered"),
+        }
+    }
+}

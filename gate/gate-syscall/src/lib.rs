@@ -1,0 +1,48 @@
+//! The call gate: answers the system calls of a container's programs that name a process of another node
+//! (`docs/design/processes.md`). Decisions are those of `proc-core`; this crate brings them together with the kernel.
+//!
+//! - `memory.rs`: the journal in memory that the keeper holds
+//! - `listeners.rs`: the descriptors by which calls come, by the keeper's numbers
+//! - `receiver.rs`: the thread that receives calls into the journal, at once, so that signals do not interrupt them
+//! - `calls.rs`: the thread that has the state of every call, and answers
+//! - `look.rs`: who makes a call
+//! - `doorway.rs`: the socket to the keeper, over which listeners come
+//! - `init.rs`: the socket to init, who carries out what other nodes ask
+//! - `links.rs`: rings to the call gates of other nodes
+//! - `service.rs`: orders that come over rings of theirs
+//! - `spawn.rs`: the process, from its spawn record
+//!
+//! ```text
+//! kernel ──▶ receiver ── slot ──▶ calls ── order ──▶ NodeLinks ──▶ other nodes
+//!   ▲                              │  ▲                │
+//!   └─────────── answer ───────────┘  └── outcome ─────┘
+//! ```
+//!
+//! Who is killed loses nothing: a successor over the same journal goes on with every call that had been received.
+//!
+//! Locks: `Listeners` has one, held for a look-up alone; free slots have one, likewise. Neither is held while the other
+//! is taken, or during a system call that waits.
+
+#![forbid(unsafe_code)]
+// No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod calls;
+mod doorway;
+mod init;
+mod links;
+mod listeners;
+mod look;
+mod memory;
+mod receiver;
+mod service;
+mod spawn;
+
+pub use calls::{CallStates, News, NodeLinks, Setting};
+pub use doorway::Doorway;
+pub use init::InitSocket;
+pub use listeners::Listeners;
+pub use memory::{JOURNAL_BYTES, KeptMemory};
+pub use receiver::{CallReceiver, Wake};
+pub use spawn::main_from_spawn;
