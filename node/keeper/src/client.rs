@@ -72,6 +72,16 @@ pub struct NamespaceFds {
     pub init: OwnedFd,
 }
 
+/// What a call gate begins with.
+#[derive(Debug)]
+pub struct CallGateFds {
+    /// Over it come the listeners of programs.
+    pub keeper: OwnedFd,
+    pub journal: OwnedFd,
+    /// Over it go orders of other nodes to init.
+    pub init: OwnedFd,
+}
+
 /// The connected socket of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamEnd<'a> {
@@ -237,6 +247,17 @@ impl KeeperClient {
             (Answer::Namespaces, Ok([user, mount, pid, net, ipc, uts, init])) => {
                 Ok(NamespaceFds { user, mount, pid, net, ipc, uts, init })
             }
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// What a call gate begins with. `None`: the container's programs have none here.
+    pub fn begin_call_gate(&self) -> Result<Option<CallGateFds>, KeeperError> {
+        let (answer, fds) = self.ask(&Request::BeginCallGate, &[])?;
+        let fds: Result<[OwnedFd; 3], _> = fds.try_into();
+        match (answer, fds) {
+            (Answer::CallGate, Ok([keeper, journal, init])) => Ok(Some(CallGateFds { keeper, journal, init })),
+            (Answer::NotStored, _) => Ok(None),
             _ => Err(self.confused()),
         }
     }

@@ -8,14 +8,17 @@
 //! the limit of half a range of processes per container and node (`sandbox::cgroup::PIDS_MAX`).
 //!
 //! States: `Waiting` (namespaces exist, mount tree does not) → `Serving`. It ends when its keeper ends: the kernel's
-//! parent death signal, and the end of their socket. With it ends everything in the namespace.
+//! parent death signal, and the end of their socket. With it ends everything in the namespace. So it is also who
+//! carries out what other nodes ask of these processes (`orders.rs`): what it remembers of that lasts as long as they
+//! do.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Gid, Signal, Uid, WaitId, WaitIdOptions, set_parent_process_death_signal, waitid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use sandbox::helper::chain;
@@ -24,6 +27,7 @@ use sys::child::{ForkError, Forked, Parentage, exit_now, fork};
 use sys::ns::Kinds;
 use sys::without::Feature;
 
+use crate::orders::{self, Orders};
 use crate::packet::{self, PacketError};
 
 /// Building a mount tree takes milliseconds; a start that takes this long has a keeper that hangs.
@@ -100,11 +104,17 @@ impl Init {
     }
 
     /// Moves init into the finished mount tree and lets it take over the PID range. Gives what this kernel could not
-    /// do.
-    pub fn settle(&self, mount_namespace: &OwnedFd, order: &Order) -> Result<Vec<String>, InitError> {
+    /// do. `orders`: over it come orders of other nodes, if any do.
+    pub fn settle(
+        &self,
+        mount_namespace: &OwnedFd,
+        orders: Option<OwnedFd>,
+        order: &Order,
+    ) -> Result<Vec<String>, InitError> {
         let until = Instant::now() + ORDER_LIMIT;
         let socket = self.socket.as_fd();
-        packet::send(socket, order, &[mount_namespace.as_fd()], until).map_err(InitError::NoAnswer)?;
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(mount_namespace).chain(&orders).map(AsFd::as_fd).collect();
+        packet::send(socket, order, &fds, until).map_err(InitError::NoAnswer)?;
         match packet::receive_until::<Word>(socket, until).map_err(InitError::NoAnswer)?.0 {
             Word::Settled { degraded } => Ok(degraded),
             Word::Failed(text) => Err(InitError::Failed(text)),
@@ -134,19 +144,32 @@ fn init(socket: OwnedFd) -> ! {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     sys::child::ignore_child_deaths();
     let _ = rustix::thread::set_name(c"dvs-init");
-    let (order, mut fds) = match packet::receive_until::<Order>(socket.as_fd(), Instant::now() + ORDER_LIMIT) {
+    let (order, fds) = match packet::receive_until::<Order>(socket.as_fd(), Instant::now() + ORDER_LIMIT) {
         Ok(order) => order,
         Err(_) => exit_now(1),
     };
-    let (word, range) =
-        match fds.pop().ok_or_else(|| "no mount tree came".into()).and_then(|tree| settle(&tree, &order)) {
-            Ok((range, degraded)) => (Word::Settled { degraded }, range),
-            Err(error) => (Word::Failed(chain(error.as_ref())), None),
-        };
+    let mut fds = fds.into_iter();
+    let tree = fds.next().ok_or_else(|| "no mount tree came".into());
+    let settled = tree.and_then(|tree| settle(&tree, &order)).and_then(|(range, degraded)| {
+        let orders = fds.next().map(|socket| orders(&order, socket)).transpose()?;
+        Ok((range, orders, degraded))
+    });
+    let (word, range, orders) = match settled {
+        Ok((range, orders, degraded)) => (Word::Settled { degraded }, range, orders),
+        Err(error) => (Word::Failed(chain(error.as_ref())), None, None),
+    };
     if packet::send_now(socket.as_fd(), &word, &[]).is_err() || matches!(word, Word::Failed(_)) {
         exit_now(1);
     }
-    serve(&socket, range)
+    serve(&socket, range, orders)
+}
+
+fn orders(order: &Order, socket: OwnedFd) -> Result<Orders, Box<dyn std::error::Error>> {
+    let own = orders::seat_of(order.pid_base).ok_or("its numbers are those of no node")?;
+    // In the finished mount tree, before there is any program.
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let proc_dir = rustix::fs::open("/proc", flags, Mode::empty())?;
+    Ok(Orders::new(own, socket, proc_dir))
 }
 
 type Settled = Result<(Option<Range>, Vec<String>), Box<dyn std::error::Error>>;
@@ -233,15 +256,26 @@ fn pause(left: u32) -> Duration {
 }
 
 /// Until the keeper is gone.
-fn serve(socket: &OwnedFd, mut range: Option<Range>) -> ! {
+fn serve(socket: &OwnedFd, mut range: Option<Range>, mut orders: Option<Orders>) -> ! {
     loop {
         let pause = range.as_mut().map(|range| range.look().unwrap_or(PAUSE_MAX));
-        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-        let mut keeper = [PollFd::new(socket, PollFlags::IN)];
-        match poll(&mut keeper, pause.as_ref()) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => (),
+        let limit = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        let mut ready = vec![PollFd::new(socket, PollFlags::IN)];
+        ready.extend(orders.as_ref().map(|orders| PollFd::new(orders.socket(), orders.waits_for())));
+        let heard = match poll(&mut ready, limit.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => false,
             // The keeper has nothing more to say: this is the end of it.
-            _ => exit_now(0),
+            Ok(_) if ready.first().is_none_or(|keeper| !keeper.revents().is_empty()) => exit_now(0),
+            Ok(_) => true,
+            Err(_) => exit_now(0),
+        };
+        if let Some(orders) = orders.as_mut().filter(|_| heard) {
+            let mut due = pause.map(|pause| Instant::now() + pause);
+            orders.work(&mut || {
+                if let Some(range) = range.as_mut().filter(|_| due.is_some_and(|due| Instant::now() >= due)) {
+                    due = Some(Instant::now() + range.look().unwrap_or(PAUSE_MAX));
+                }
+            });
         }
     }
 }

@@ -15,6 +15,7 @@ use sandbox::rootfs::{Opt, RootFs, RootFsError, View};
 use sandbox::userns::UsernsError;
 use seccompiler::BpfProgram;
 
+use crate::callgate::CallGate;
 use crate::init::{Init, InitError, Order};
 use crate::launch::Report;
 use crate::list;
@@ -143,6 +144,8 @@ pub struct Keeper {
     /// Of the host's system directories.
     pub views: Vec<View>,
     pub filter: BpfProgram,
+    /// Absent where calls to other nodes are not answered: of a container that has no others.
+    pub call_gate: Option<CallGate>,
     pub degraded: Vec<String>,
     pub phase: Phase,
     pub fuse: Option<Connection>,
@@ -168,7 +171,16 @@ impl Keeper {
         let members = options.cgroup.as_ref().map(|group| group.member_files()).transpose()?.unwrap_or_default();
         let user_namespace = sandbox::userns::create(options.uid_base)?;
         let init = Init::start(&user_namespace)?;
-        let degraded = settle(&options, &init, &user_namespace)?;
+        let own = options.spans.then(|| crate::orders::seat_of(base)).flatten();
+        let (call_gate, orders) = match own {
+            Some(_) => {
+                let (ours, theirs) = sys::seqpacket::pair().map_err(BuildError::Poll)?;
+                let bytes = proc_core::journal::WORDS as u64 * 8;
+                (Some(CallGate::new(ours, bytes).map_err(BuildError::Poll)?), Some(theirs))
+            }
+            None => (None, None),
+        };
+        let degraded = settle(&options, &init, &user_namespace, orders)?;
         let inside = PathBuf::from(format!("/proc/{}/root", init.pid));
         let open_inside = |path: &str, flags: OFlags| {
             let path = inside.join(path);
@@ -198,7 +210,8 @@ impl Keeper {
             ptmx,
             members,
             views: View::all(&inside),
-            filter: crate::seccomp::program(),
+            filter: crate::seccomp::program(own),
+            call_gate,
             degraded,
             phase: Phase::Serving,
             fuse: None,
@@ -247,6 +260,8 @@ impl Keeper {
             Source::Helper(id) => self.bury_helper(id),
             Source::Report(id) => self.take_report(id),
             Source::End(id) => self.bury(id),
+            Source::CallGate => self.hear_call_gate(),
+            Source::Calls(number) => self.forget_listener(number),
             Source::Output(id, _) | Source::Input(id) => self.with_program(id, Program::pump),
             Source::Client(id, number) => {
                 let hung_up = if event.hung_up { HungUp::Yes } else { HungUp::No };
@@ -454,6 +469,7 @@ impl Keeper {
         let log = crate::log::Log::create(&self.options.log_dir, pid, &self.log_bytes);
         let Some(program) = self.programs.get_mut(&id) else { return };
         program.report = None;
+        let trapped = program.trapped.take();
         program.pid = pid;
         program.life = Life::Running;
         program.log = log.inspect_err(|cause| tracing::warn!(%cause, pid, "a program has no log")).ok();
@@ -464,6 +480,9 @@ impl Keeper {
         program.hear_all();
         program.pump();
         self.keep_record(id);
+        if let Some(trapped) = trapped {
+            self.take_listener(&trapped);
+        }
         if let Some(asker) = asker {
             self.answer(asker, &Answer::Started { pid }, &[]);
         }
@@ -733,7 +752,12 @@ pub enum Asked {
     No,
 }
 
-fn settle(options: &KeeperOptions, init: &Init, user_namespace: &OwnedFd) -> Result<Vec<String>, BuildError> {
+fn settle(
+    options: &KeeperOptions,
+    init: &Init,
+    user_namespace: &OwnedFd,
+    orders: Option<OwnedFd>,
+) -> Result<Vec<String>, BuildError> {
     let pid = rustix::process::Pid::from_raw(init.pid as i32);
     // It must get the CPU when the container's programs want all of it: PIDs depend on it.
     if let Err(cause) = rustix::process::setpriority_process(pid, -20) {
@@ -753,7 +777,7 @@ fn settle(options: &KeeperOptions, init: &Init, user_namespace: &OwnedFd) -> Res
     let built = root.build(init.pidfd.as_fd())?;
     let order = Order { hostname: options.hostname.clone(), pid_base: options.pid_base, pid_span: options.pid_span };
     let mut degraded = built.degraded;
-    degraded.extend(init.settle(&built.mount_namespace, &order)?);
+    degraded.extend(init.settle(&built.mount_namespace, orders, &order)?);
     Ok(degraded)
 }
 

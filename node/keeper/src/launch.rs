@@ -85,8 +85,19 @@ pub struct Surroundings<'a> {
     /// Files that take the process into the control group.
     pub members: &'a [OwnedFd],
     pub filter: &'a BpfProgram,
+    /// Whether the filter has calls that somebody answers.
+    pub trap: Trap,
     /// The most that the program may raise its limit of open files to.
     pub open_files: u64,
+}
+
+/// What becomes of the filter's listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trap {
+    /// The keeper gets it.
+    Calls,
+    /// There is none.
+    Nothing,
 }
 
 /// Descriptors of the program's side.
@@ -110,6 +121,8 @@ pub struct Launched {
     pub pidfd: OwnedFd,
     /// Four bytes of PID inside, then nothing (executed) or a [`Failure`].
     pub report: OwnedFd,
+    /// Over it the listener of its filter comes, before it is executed: with [`Trap::Calls`].
+    pub trapped: Option<OwnedFd>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -187,13 +200,18 @@ impl Plan {
     pub fn launch(&self, around: &Surroundings<'_>, stdio: Stdio) -> Result<Launched, LaunchError> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|cause| LaunchError::Pipe(cause.into()));
         let ((report, say), (number, say_number)) = (pipe()?, pipe()?);
+        let (trapped, hand_over) = match around.trap {
+            Trap::Calls => sys::seqpacket::pair().map(|(ours, theirs)| (Some(ours), Some(theirs))),
+            Trap::Nothing => Ok((None, None)),
+        }
+        .map_err(LaunchError::Pipe)?;
         match fork(Parentage::Mine)? {
             Forked::Child => {
-                drop((report, number));
-                self.porter(around, &stdio, &say, say_number)
+                drop((report, number, trapped));
+                self.porter(around, &stdio, Says { report: &say, listener: hand_over.as_ref() }, say_number)
             }
             Forked::Parent { pidfd, .. } => {
-                drop((say, say_number, stdio));
+                drop((say, say_number, hand_over, stdio));
                 let mut bytes = [0; 4];
                 if !comes_within(&number, PORTER_LIMIT) {
                     let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
@@ -207,13 +225,14 @@ impl Plan {
                 let pid = u32::from_ne_bytes(bytes);
                 // It is our child: even if it ended, its number is not given away before we have waited for it.
                 let pidfd = sys::pidfd::open(pid as i32).map_err(LaunchError::Vanished)?;
-                Ok(Launched { pidfd, report })
+                Ok(Launched { pidfd, report, trapped })
             }
         }
     }
 
-    fn porter(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd, say_number: OwnedFd) -> ! {
-        let carried = keep_only(around, stdio, &[say, &say_number]).and_then(|()| self.carry(around));
+    fn porter(&self, around: &Surroundings<'_>, stdio: &Stdio, say: Says<'_>, say_number: OwnedFd) -> ! {
+        let pipes: Vec<&OwnedFd> = say.all().chain([&say_number]).collect();
+        let carried = keep_only(around, stdio, &pipes).and_then(|()| self.carry(around));
         let failure = match carried {
             Ok(Forked::Child) => {
                 drop(say_number);
@@ -225,8 +244,8 @@ impl Plan {
             }
             Err(failure) => failure,
         };
-        tell(say, &0_u32.to_ne_bytes());
-        tell_failure(say, failure)
+        tell(say.report, &0_u32.to_ne_bytes());
+        tell_failure(say.report, failure)
     }
 
     fn carry(&self, around: &Surroundings<'_>) -> Result<Forked, Failure> {
@@ -244,25 +263,26 @@ impl Plan {
         })
     }
 
-    fn program(&self, around: &Surroundings<'_>, stdio: &Stdio, say: &OwnedFd) -> ! {
+    fn program(&self, around: &Surroundings<'_>, stdio: &Stdio, say: Says<'_>) -> ! {
         let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
-        tell(say, &own.to_ne_bytes());
+        tell(say.report, &own.to_ne_bytes());
         let failure = match self.become_program(around, stdio, say) {
             Ok(never) => match never {},
             Err(failure) => failure,
         };
-        tell_failure(say, failure)
+        tell_failure(say.report, failure)
     }
 
     fn become_program(
         &self,
         around: &Surroundings<'_>,
         stdio: &Stdio,
-        say: &OwnedFd,
+        say: Says<'_>,
     ) -> Result<std::convert::Infallible, Failure> {
         sys::child::default_signals();
         take_terminal(stdio).map_err(Failure::errno(Stage::Terminal))?;
-        sys::child::close_all_but(&[say.as_fd()]).map_err(Failure::new(Stage::Descriptors))?;
+        let kept: Vec<BorrowedFd<'_>> = say.all().map(AsFd::as_fd).collect();
+        sys::child::close_all_but(&kept).map_err(Failure::new(Stage::Descriptors))?;
         let core = Rlimit { current: Some(0), maximum: None };
         let _ = setrlimit(Resource::Core, core);
         let files = rustix::process::getrlimit(Resource::Nofile);
@@ -279,8 +299,14 @@ impl Plan {
         become_user(self.uid, self.gid).map_err(Failure::errno(Stage::Identity))?;
         self.enter_directory().map_err(Failure::errno(Stage::Directory))?;
         // Sets no_new_privs too.
-        seccompiler::apply_filter(around.filter)
-            .map_err(|_| Failure::new(Stage::Filter)(io::Error::last_os_error()))?;
+        match say.listener {
+            None => seccompiler::apply_filter(around.filter)
+                .map_err(|_| Failure::new(Stage::Filter)(io::Error::last_os_error()))?,
+            Some(keeper) => {
+                let listener = sys::notify::install(around.filter).map_err(Failure::new(Stage::Filter))?;
+                sys::seqpacket::send(keeper, &[1], &[listener.as_fd()]).map_err(Failure::new(Stage::Filter))?;
+            }
+        }
         Err(self.execute())
     }
 
@@ -308,6 +334,20 @@ impl Plan {
             }
         }
         Failure { stage: Stage::Exec, errno }
+    }
+}
+
+/// How the processes of a launch speak to the keeper.
+#[derive(Clone, Copy)]
+struct Says<'a> {
+    report: &'a OwnedFd,
+    /// With [`Trap::Calls`].
+    listener: Option<&'a OwnedFd>,
+}
+
+impl<'a> Says<'a> {
+    fn all(self) -> impl Iterator<Item = &'a OwnedFd> {
+        std::iter::once(self.report).chain(self.listener)
     }
 }
 

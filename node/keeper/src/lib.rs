@@ -22,6 +22,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod callgate;
 mod client;
 mod init;
 mod keeper;
@@ -29,6 +30,7 @@ pub mod kept;
 mod launch;
 mod list;
 mod log;
+mod orders;
 mod packet;
 mod poll;
 mod program;
@@ -38,7 +40,7 @@ mod seccomp;
 mod stream;
 mod work;
 
-pub use client::{KeeperClient, KeeperError, NamespaceFds, StreamEnd};
+pub use client::{CallGateFds, KeeperClient, KeeperError, NamespaceFds, StreamEnd};
 pub use keeper::FUSE_KEY;
 pub use packet::{PacketError, read_packet};
 pub use protocol::{FuseOptions, KeeperOptions, Status, VERSIONS, Versions};

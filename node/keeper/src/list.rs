@@ -25,8 +25,9 @@ pub struct Known {
 
 /// Numbers of all processes but init.
 pub fn pids(proc_dir: BorrowedFd<'_>) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir(path(proc_dir)) else { return Vec::new() };
-    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    // Not by a path: init, too, asks, in whose tree the container may have mounted something over it.
+    let Ok(entries) = rustix::fs::Dir::read_from(proc_dir) else { return Vec::new() };
+    let number = |entry: rustix::fs::DirEntry| entry.file_name().to_str().ok()?.parse().ok();
     let mut pids: Vec<u32> = entries.filter_map(|entry| number(entry.ok()?)).filter(|pid| *pid != INIT).collect();
     pids.sort_unstable();
     pids

@@ -31,6 +31,10 @@ pub enum Source {
     Input(u32),
     /// A client of a program, by its number.
     Client(u32, u32),
+    /// The call gate.
+    CallGate,
+    /// A descriptor by which calls of a program come, and of what it started.
+    Calls(u32),
 }
 
 /// What is waited for.
@@ -40,6 +44,8 @@ pub enum Interest {
     Read,
     Write,
     Both,
+    /// Only that the other end is gone.
+    End,
 }
 
 impl Interest {
@@ -54,7 +60,8 @@ impl Interest {
 
     fn flags(self) -> epoll::EventFlags {
         match self {
-            Interest::Nothing => epoll::EventFlags::empty(),
+            // The kernel reports a hang-up to whoever is in the set.
+            Interest::Nothing | Interest::End => epoll::EventFlags::empty(),
             Interest::Read => epoll::EventFlags::IN,
             Interest::Write => epoll::EventFlags::OUT,
             Interest::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
@@ -153,6 +160,8 @@ fn encode(source: Source) -> u64 {
         Source::Output(id, at) => (7, id, u32::from(at)),
         Source::Input(id) => (8, id, 0),
         Source::Client(id, client) => (9, id, client & 0xff_ffff),
+        Source::CallGate => (10, 0, 0),
+        Source::Calls(id) => (11, id, 0),
     };
     kind << 56 | u64::from(owner) << 24 | u64::from(part)
 }
@@ -170,6 +179,8 @@ fn decode(token: u64) -> Option<Source> {
         7 => Source::Output(owner, part as u8),
         8 => Source::Input(owner),
         9 => Source::Client(owner, part),
+        10 => Source::CallGate,
+        11 => Source::Calls(owner),
         _ => return None,
     })
 }
@@ -191,6 +202,8 @@ mod tests {
             Source::Output(u32::MAX, 2),
             Source::Input(4),
             Source::Client(u32::MAX, 0xff_ffff),
+            Source::CallGate,
+            Source::Calls(u32::MAX),
         ] {
             assert_eq!(decode(encode(source)), Some(source));
         }

@@ -91,6 +91,8 @@ pub struct Program {
     pub launch_limit: Instant,
     pub life: Life,
     pub report: Option<(Watched, Vec<u8>)>,
+    /// Where its listener lies, until it is executed.
+    pub trapped: Option<OwnedFd>,
     /// Why it was not executed, until those who wait are told.
     pub refusal: Option<crate::refusal::Refusal>,
     /// The connection that waits to hear the PID.
@@ -181,6 +183,7 @@ impl Program {
             launch_limit: Instant::now(),
             life: process.exit.map_or(Life::Lost, Life::Ended),
             report: None,
+            trapped: None,
             refusal: None,
             asker: None,
             outputs: Vec::new(),

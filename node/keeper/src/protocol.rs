@@ -12,7 +12,7 @@
 //! | version | differs from the one before |
 //! |---|---|
 //! | 1 | no greeting; a refusal is an `ErrorBody`, said to the client of a stream by the keeper itself |
-//! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream |
+//! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream; what a call gate begins with |
 //!
 //! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own
 //! alone. What is added so that a side that does not know it ignores it without harm (a field with a default) needs no
@@ -101,6 +101,9 @@ pub struct KeeperOptions {
     /// The node's `/opt` is seen, as `/usr` is.
     #[serde(default)]
     pub with_opt: bool,
+    /// The container has other nodes, and programs may name their processes: there is a call gate.
+    #[serde(default)]
+    pub spans: bool,
     /// From a request to run to exec; absent: [`LAUNCH_LIMIT`]. Only tests are less patient.
     #[serde(default)]
     pub launch_limit_ms: Option<u64>,
@@ -201,6 +204,8 @@ pub(crate) enum Request {
         key: String,
     },
     Namespaces,
+    /// A call gate begins: in place of the one before.
+    BeginCallGate,
     MountFuse(FuseOptions),
     UnmountFuse,
 }
@@ -233,6 +238,8 @@ pub(crate) enum Answer {
     NotStored,
     /// user, mount, pid, net, ipc, uts, and the pidfd of init.
     Namespaces,
+    /// The call gate's socket to the keeper, the journal, its socket to init.
+    CallGate,
     /// The refusal of a keeper of version 1, and what one of a later version says to a client that does not greet.
     Failed(ErrorBody),
 }

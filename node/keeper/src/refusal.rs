@@ -127,6 +127,7 @@ pub enum Task {
     CopyStored,
     MountTree,
     UnmountTree,
+    PrepareCallGate,
 }
 
 impl Task {
@@ -145,6 +146,7 @@ impl Task {
             Task::CopyStored => "copy a stored descriptor",
             Task::MountTree => "mount the file tree",
             Task::UnmountTree => "unmount the file tree",
+            Task::PrepareCallGate => "prepare what the call gate begins with",
         }
     }
 

@@ -18,6 +18,8 @@
 //! | new namespaces | each doubles what the kernel lets an unprivileged user reach, and their number has no limit per container |
 //! | keyrings, BPF, performance counters, modules, clocks, … | one for the whole machine |
 
+use proc_core::filter;
+use proc_core::range::Seat;
 use seccompiler::{BpfProgram, sock_filter};
 
 const LOAD_WORD: u16 = 0x20;
@@ -168,8 +170,9 @@ const RULES: [Rule; 10] = [
     },
 ];
 
-/// The filter, to be made before a fork and applied after it.
-pub fn program() -> BpfProgram {
+/// The filter, to be made before a fork and applied after it. `own`: with the calls that are answered by the call gate
+/// of this node; they come first, and none of them is refused.
+pub fn program(own: Option<Seat>) -> BpfProgram {
     let mut steps = vec![
         step(LOAD_WORD, 0, 0, OFFSET_ARCHITECTURE),
         step(JUMP_EQUAL, 1, 0, ARCHITECTURE),
@@ -178,6 +181,8 @@ pub fn program() -> BpfProgram {
         step(JUMP_NOT_LESS, 0, 1, FIRST_FOREIGN_NUMBER),
         refuse(libc::ENOSYS),
     ];
+    let trapped = own.into_iter().flat_map(|own| filter::steps(own, filter::served()));
+    steps.extend(trapped.map(|one| step(one.code, one.if_true, one.if_false, one.operand)));
     let unknown = UNKNOWN.iter().map(|call| (*call, libc::ENOSYS));
     for (call, errno) in unknown.chain(REFUSED.iter().map(|call| (*call, libc::EPERM))) {
         steps.push(step(JUMP_EQUAL, 0, 1, call as u32));
@@ -247,7 +252,7 @@ mod tests {
     }
 
     fn answer_on(architecture: u32, number: u32, arguments: &[u64]) -> i32 {
-        let program = program();
+        let program = program(None);
         let field = |offset: u32| match offset {
             OFFSET_NUMBER => number,
             OFFSET_ARCHITECTURE => architecture,
@@ -351,6 +356,14 @@ mod tests {
         assert_eq!(set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP), 0);
         assert_eq!(set(libc::SOL_SOCKET, libc::SO_RCVBUF), 0);
         assert_eq!(set(libc::SOL_TCP, libc::PACKET_RX_RING), 0, "the number means something else at another level");
+    }
+
+    #[test]
+    fn no_call_is_both_answered_and_refused() {
+        let refused = UNKNOWN.iter().chain(&REFUSED).copied().chain(RULES.iter().map(|rule| rule.call));
+        for call in refused {
+            assert!(proc_core::calls::ROWS.iter().all(|row| row.number != call), "{call}");
+        }
     }
 
     #[test]

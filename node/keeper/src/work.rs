@@ -13,7 +13,7 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::keeper::{Keeper, PROGRAMS_MAX, Phase};
-use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal};
+use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal, Trap};
 use crate::list::{self, Known};
 use crate::packet;
 use crate::poll::{Interest, Source, Watched};
@@ -79,6 +79,11 @@ impl Keeper {
                 Ok(fds) => Ok((Answer::Namespaces, fds)),
                 Err(error) => Err(Task::OpenNamespaces.failed()(error)),
             },
+            Request::BeginCallGate => match self.begin_call_gate() {
+                Ok(Some(fds)) => Ok((Answer::CallGate, fds.into())),
+                Ok(None) => Ok((Answer::NotStored, Vec::new())),
+                Err(error) => Err(Task::PrepareCallGate.failed()(error)),
+            },
             Request::MountFuse(options) => self.mount_fuse(&options).map(|fd| (Answer::Descriptor, vec![fd])),
             Request::UnmountFuse => self.unmount_fuse().map(|()| (Answer::Done, Vec::new())),
         };
@@ -143,7 +148,7 @@ impl Keeper {
         if !matches!(self.phase, Phase::Serving) {
             return Err(Refusal::Stopping);
         }
-        if self.running() >= PROGRAMS_MAX {
+        if self.running() >= PROGRAMS_MAX || self.is_full_of_listeners() {
             return Err(Refusal::ProgramsFull);
         }
         let mut run = run;
@@ -160,6 +165,7 @@ impl Keeper {
             process,
             members: &self.members,
             filter: &self.filter,
+            trap: if self.call_gate.is_some() { Trap::Calls } else { Trap::Nothing },
             open_files: self.options.open_files.unwrap_or(mgmt_api::Limits::OPEN_FILES),
         };
         for view in &self.views {
@@ -195,6 +201,7 @@ impl Keeper {
         program.pidfd = Some(self.poll.watch(launched.pidfd, Source::End(id), Interest::Read).map_err(fail)?);
         let report = self.poll.watch(launched.report, Source::Report(id), Interest::Read).map_err(fail)?;
         program.report = Some((report, Vec::new()));
+        program.trapped = launched.trapped;
         Ok(program)
     }
 
@@ -222,6 +229,7 @@ impl Keeper {
             launch_limit: Instant::now() + self.options.launch_limit(),
             life: Life::Launching,
             report: None,
+            trapped: None,
             refusal: None,
             asker: None,
             outputs: Vec::new(),
