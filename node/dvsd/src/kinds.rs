@@ -6,6 +6,7 @@ use std::fmt;
 
 use abi::Endpoint;
 use abi::limits::{DISKS_PER_DC, NODES_PER_DC};
+use sys::launch::PidNamespace;
 
 use crate::reconcile::plan::{Part, Stage};
 
@@ -30,6 +31,8 @@ pub struct Kind {
     pub descriptors: &'static [(&'static str, Source)],
     /// The thread whose end is that of the server: `ChildRecord::serving`.
     pub serving: Option<&'static str>,
+    /// Whether it can name processes of the node.
+    pub pid_namespace: PidNamespace,
 }
 
 /// How many of a kind a container has, and where.
@@ -42,6 +45,9 @@ pub enum Stands {
     PerDisk,
     /// One on each node.
     PerNode,
+    /// One on each node of a container that was made for several: what its programs begin with depends on it, so it is
+    /// not added later.
+    PerNodeOfSeveral,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +59,10 @@ pub enum Setting {
     DiskBytes,
     /// Position of the node in the container.
     NodeIndex,
+    /// Positions of all its nodes, a bit each.
+    Seats,
+    /// First uid of the container's programs.
+    UidBase,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,11 +77,23 @@ pub enum Source {
     Keeper(&'static str),
     /// A socket to this node's daemon, whoever that is (`desks`).
     Desk,
+    /// What the keeper has ready for a call gate.
+    CallGate(CallGatePart),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallGatePart {
+    Keeper,
+    Journal,
+    Init,
 }
 
 /// Names of descriptors that the keeper holds for the gate.
 const FUSE: &str = "fuse";
 pub const GATE_STATE: &str = "gate-state";
+
+/// The call gate.
+pub const CALLS: &str = "calls";
 
 /// The daemon's end of a desk, which the keeper holds.
 pub const DESK: &str = "desk";
@@ -91,6 +113,7 @@ pub static KINDS: &[Kind] = &[
         options: &[("bytes", Setting::DiskBytes), ("owner", Setting::EndpointOf("fs"))],
         descriptors: &[("image", Source::Disk), ("fence", Source::Fence)],
         serving: None,
+        pid_namespace: PidNamespace::Own,
     },
     Kind {
         name: "fs",
@@ -103,6 +126,7 @@ pub static KINDS: &[Kind] = &[
         options: &[("disk", Setting::EndpointOf("disk")), ("disk_epoch", Setting::EpochOf("disk"))],
         descriptors: &[],
         serving: None,
+        pid_namespace: PidNamespace::Own,
     },
     Kind {
         name: "ds",
@@ -115,6 +139,7 @@ pub static KINDS: &[Kind] = &[
         options: &[],
         descriptors: &[("image", Source::Store)],
         serving: None,
+        pid_namespace: PidNamespace::Own,
     },
     Kind {
         name: "gate",
@@ -133,6 +158,7 @@ pub static KINDS: &[Kind] = &[
         ],
         descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],
         serving: Some("serve"),
+        pid_namespace: PidNamespace::Own,
     },
     Kind {
         name: "cs",
@@ -146,12 +172,38 @@ pub static KINDS: &[Kind] = &[
         options: &[("node_index", Setting::NodeIndex)],
         descriptors: &[("desk", Source::Desk)],
         serving: None,
+        pid_namespace: PidNamespace::Own,
+    },
+    Kind {
+        name: CALLS,
+        stands: Stands::PerNodeOfSeveral,
+        endpoint: Endpoint::CALLS,
+        // Its descriptors are the keeper's.
+        needs: &[Part::Broker, Part::Cgroup, Part::Keeper],
+        ends: (Stage::Settled, 3),
+        uid_slot: 5,
+        arguments: &["gate", "calls"],
+        options: &[("node_index", Setting::NodeIndex), ("seats", Setting::Seats), ("uid_base", Setting::UidBase)],
+        descriptors: &[
+            ("keeper", Source::CallGate(CallGatePart::Keeper)),
+            ("journal", Source::CallGate(CallGatePart::Journal)),
+            ("init", Source::CallGate(CallGatePart::Init)),
+        ],
+        // The kernel says who calls by numbers of the node.
+        serving: None,
+        pid_namespace: PidNamespace::Shared,
     },
 ];
 
 /// What the daemon starts each kind with, for who links the programs.
 pub fn server_arguments() -> impl Iterator<Item = &'static [&'static str]> {
     KINDS.iter().map(|kind| kind.arguments)
+}
+
+/// Those that daemons of all nodes know, where records have this format: the release before knows no call gate.
+pub fn known_at(level: u64) -> Vec<Kind> {
+    let is_known = |kind: &&Kind| level >= crate::records::FORMAT || kind.stands != Stands::PerNodeOfSeveral;
+    KINDS.iter().filter(is_known).copied().collect()
 }
 
 impl Kind {
@@ -165,7 +217,7 @@ impl Kind {
         match self.stands {
             Stands::Once { .. } => 1,
             Stands::PerDisk => DISKS_PER_DC as usize,
-            Stands::PerNode => NODES_PER_DC,
+            Stands::PerNode | Stands::PerNodeOfSeveral => NODES_PER_DC,
         }
     }
 
@@ -179,7 +231,7 @@ impl Kind {
     pub fn uid_slot_of(&self, index: usize) -> u32 {
         match self.stands {
             Stands::PerDisk => self.uid_slot + u32::try_from(index).unwrap_or(0).min(DISKS_PER_DC - 1),
-            Stands::Once { .. } | Stands::PerNode => self.uid_slot,
+            Stands::Once { .. } | Stands::PerNode | Stands::PerNodeOfSeveral => self.uid_slot,
         }
     }
 }
@@ -246,6 +298,7 @@ mod tests {
         options: &[("store", Setting::EndpointOf("ds")), ("node_index", Setting::NodeIndex)],
         descriptors: &[("image", Source::Store)],
         serving: None,
+        pid_namespace: PidNamespace::Own,
     };
 
     fn with_echo() -> &'static [Kind] {
@@ -311,7 +364,8 @@ mod tests {
                 let endpoint = kind.endpoint_of(index).expect("a number");
                 assert!(endpoint.number() < WELL_KNOWN_ENDPOINTS && endpoints.insert(endpoint), "{kind:?} {index}");
                 assert!(kind.uid_slot_of(index) < SLOTS_PER_DC);
-                assert!(slots.insert(kind.uid_slot_of(index)) || kind.stands == Stands::PerNode, "{kind:?} {index}");
+                let is_per_node = matches!(kind.stands, Stands::PerNode | Stands::PerNodeOfSeveral);
+                assert!(slots.insert(kind.uid_slot_of(index)) || is_per_node, "{kind:?} {index}");
             }
             assert_eq!(kind.endpoint_of(kind.count_max()), None);
             assert!(stores.insert(kind.name));

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
+use cluster::{Compare, Engine, EngineError, Listing, Lookup, Op, Outcome, Revision};
 use mgmt_api::ClusterLevel;
 use serde::Deserialize;
 use versions::{Release, ReleaseError, Versions};
@@ -99,6 +99,11 @@ impl Newcomer {
 fn read(engine: &dyn Lookup) -> Result<(u64, Option<Revision>), EngineError> {
     let said = records::read::<u64>(engine, FORMAT_KEY)?;
     Ok(said.map_or((UNSAID, None), |(level, at)| (level, Some(at))))
+}
+
+/// The level in a list of what is below [`FORMAT_KEY`].
+pub fn listed(format: &Listing) -> Result<u64, EngineError> {
+    format.entries.first().map_or(Ok(UNSAID), records::decode)
 }
 
 fn unchanged(at: Option<Revision>) -> Compare {

@@ -59,15 +59,32 @@ pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Inst
             Stands::PerNode => wish.nodes.iter().enumerate().for_each(|(index, node)| {
                 placing.add(kind, index, kind.name.to_owned(), (node.clone(), Why::EachNode), None);
             }),
+            Stands::PerNodeOfSeveral if wish.nodes.len() < 2 => (),
+            Stands::PerNodeOfSeveral => wish.nodes.iter().enumerate().for_each(|(index, node)| {
+                placing.add(kind, index, kind.name.to_owned(), (node.clone(), Why::EachNode), None);
+            }),
         }
     }
     placing.instances
 }
 
-/// The servers that a node has which comes to a container on this seat: those that stand on each.
-pub fn instances_of_another(wish: &DcSpec, kinds: &[Kind], node: &str, seat: usize) -> Vec<Instance> {
+/// The servers that a node has which comes to a container on this seat: those that stand on each. `there`: the servers
+/// of the others.
+pub fn instances_of_another(
+    wish: &DcSpec,
+    kinds: &[Kind],
+    node: &str,
+    seat: usize,
+    there: &[Instance],
+) -> Vec<Instance> {
     let mut placing = Placing { wish, accounts: &Accounts::new(), taken: BTreeMap::new(), instances: Vec::new() };
-    for kind in kinds.iter().filter(|kind| matches!(kind.stands, Stands::PerNode)) {
+    let is_there = |kind: &Kind| there.iter().any(|one| one.kind.name() == kind.name);
+    let stands = |kind: &&Kind| match kind.stands {
+        Stands::PerNode => true,
+        Stands::PerNodeOfSeveral => is_there(kind),
+        Stands::Once { .. } | Stands::PerDisk => false,
+    };
+    for kind in kinds.iter().filter(stands) {
         placing.add(kind, seat, kind.name.to_owned(), (node.to_owned(), Why::EachNode), None);
     }
     placing.instances
@@ -168,12 +185,31 @@ mod tests {
         let beside = Why::Beside { server: "disk-root".to_owned() };
         let mut expected =
             vec![("disk-root", "n1", &Why::FewestServers), ("fs", "n1", &beside), ("ds", "n2", &Why::FewestServers)];
-        for kind in ["gate", "cs"] {
+        for kind in ["gate", "cs", "calls"] {
             expected.extend(["n1", "n2", "n3"].map(|node| (kind, node, &Why::EachNode)));
         }
         assert_eq!(places(&one), expected);
         let numbers: Vec<u32> = one.instances.iter().map(|it| it.endpoint).collect();
-        assert_eq!(numbers, [16, 1, 2, 64, 65, 66, 192, 193, 194]);
+        assert_eq!(numbers, [16, 1, 2, 64, 65, 66, 192, 193, 194, 128, 129, 130]);
+    }
+
+    #[test]
+    fn call_gates_are_for_containers_that_are_made_for_several_nodes_where_all_know_them() {
+        let gates = |kinds: &[Kind], nodes: &[&str]| {
+            let placed = place(&wish(json!({ "nodes": nodes })), kinds, &Accounts::new()).unwrap();
+            placed.instances.into_iter().filter(|one| one.kind.name() == "calls").collect::<Vec<_>>()
+        };
+        assert_eq!((gates(KINDS, &["n1", "n2"]).len(), gates(KINDS, &["n1"]).len()), (2, 0));
+        assert_eq!(gates(&crate::kinds::known_at(1), &["n1", "n2"]), []);
+        assert_eq!(gates(&crate::kinds::known_at(crate::records::FORMAT), &["n1", "n2"]).len(), 2);
+        // A node that comes later has one if the others do.
+        let (one, two) = (gates(KINDS, &["n1"]), gates(KINDS, &["n1", "n2"]));
+        let of_another = |there: &[Instance]| {
+            let further = instances_of_another(&wish(json!({})), KINDS, "n3", 2, there);
+            further.iter().map(|one| one.kind.name().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(of_another(&one), ["gate", "cs"]);
+        assert_eq!(of_another(&two), ["gate", "cs", "calls"]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::kinds::KINDS;
+use crate::kinds;
 use crate::ledger::Accounts;
 use crate::placer;
 use crate::reconcile::plan::Stage;
@@ -151,7 +151,7 @@ impl From<StoredDc> for DcRecord {
         let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, seats } = stored;
         let placement = placement.unwrap_or_else(|| {
             // Without promises: by that `ledger::adopt` knows it.
-            let instances = placer::instances(&spec, KINDS, &Accounts::new());
+            let instances = placer::instances(&spec, &kinds::known_at(FIRST_FORMAT), &Accounts::new());
             Placement { instances, promised: BTreeMap::new() }
         });
         DcRecord { id, spec, placement, desired, generation, created_s, endpoints, seats }
@@ -399,7 +399,10 @@ pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineEr
     Ok(found)
 }
 
-/// The newest of these records that this daemon reads and writes. 1, or nothing under the key: without placements.
+/// Of records without placements.
+const FIRST_FORMAT: u64 = 1;
+/// The newest of these records that this daemon reads and writes. [`FIRST_FORMAT`], or nothing under the key: without
+/// placements.
 pub const FORMAT: u64 = versions::RECORDS.speaks.newest as u64;
 pub const FORMAT_KEY: &str = "/format";
 

@@ -22,6 +22,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs server ds       the key-value server of a container
   dvs server cs       locks, elections and groups for the programs of a container on this node
   dvs gate fuse       brings the file server's tree into the container's mount namespace
+  dvs gate calls      answers system calls of programs that name processes of other nodes
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs etcd            becomes the node's member of etcd; survives the daemon
@@ -73,6 +74,8 @@ pub struct Server {
 pub enum Gate {
     /// The file tree, through FUSE.
     Fuse,
+    /// System calls that name processes of other nodes.
+    Calls,
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
@@ -132,6 +135,7 @@ mod machinery {
     pub fn gate(gate: Gate) -> ExitCode {
         match gate {
             Gate::Fuse => gate_fuse::main_from_spawn(),
+            Gate::Calls => gate_syscall::main_from_spawn(),
         }
     }
 

@@ -22,8 +22,9 @@ use super::failure::{Failure, failure, no_such_dc};
 use super::tree::Sight;
 use super::{Api, blocking, nodes, parse, phase, read_body};
 use crate::farewell;
-use crate::kinds::KINDS;
+use crate::kinds;
 use crate::ledger::{self, Booking, Change};
+use crate::level;
 use crate::placer;
 use crate::reconcile::share::Share;
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish};
@@ -284,8 +285,9 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
     let [capacity, promised] = ledger::ACCOUNTS;
     let ids = allocate::prefixes(IDS, &spec.name);
     let [of, last, used] = ids.each_ref().map(String::as_str);
-    let all = [records::NODES, records::MEMBERS, records::NODE_WISHES, capacity, promised, of, last, used];
-    let [living, members, wishes, capacity, promised, ids @ ..] = listed(engine, all)?;
+    let format = records::FORMAT_KEY;
+    let all = [records::NODES, records::MEMBERS, records::NODE_WISHES, format, capacity, promised, of, last, used];
+    let [living, members, wishes, format, capacity, promised, ids @ ..] = listed(engine, all)?;
     if desired == Desired::Running {
         demand_listed_alive(&spec.name, &spec.nodes, "cannot start", [&living, &members])?;
     }
@@ -312,7 +314,8 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
         return Err(name_taken(&spec.name));
     }
     let accounts = ledger::accounts_in(&[capacity, promised])?;
-    let placement = placer::place(spec, KINDS, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
+    let kinds = kinds::known_at(level::listed(&format)?);
+    let placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
     Ok(Decision { placement, booking, number: number.map_err(no_number)? })
 }

@@ -216,7 +216,7 @@ fn with_node(record: &DcRecord, node: &str) -> Result<DcRecord, ErrorBody> {
     }
     record.spec.nodes.push(node.to_owned());
     let Some(seat) = record.seat_of(node) else { return Err(full("its record makes no sense".to_owned())) };
-    let further = placer::instances_of_another(&record.spec, KINDS, node, seat);
+    let further = placer::instances_of_another(&record.spec, KINDS, node, seat, &record.placement.instances);
     record.placement.instances.extend(further);
     let promise = Promise { containers: 1, memory_bytes: record.spec.limits.memory_bytes.unwrap_or(0), disk_bytes: 0 };
     record.placement.promised.insert(node.to_owned(), promise);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
-use keeper::{FuseOptions, KeeperClient, KeeperOptions};
+use keeper::{CallGateFds, FuseOptions, KeeperClient, KeeperOptions};
 use mgmt_api::{DiskStore, Volume};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
@@ -24,7 +24,7 @@ use super::plan::{Observed, Part, Standing};
 use super::share::Share;
 use crate::context::Context;
 use crate::desks;
-use crate::kinds::{DESK, GATE_STATE, Source};
+use crate::kinds::{CALLS, CallGatePart, DESK, GATE_STATE, Source};
 use crate::records;
 use crate::renewal;
 use crate::space;
@@ -386,6 +386,14 @@ impl Parts {
     pub fn follow(&mut self, share: Share) {
         let is_other = self.share.seated != share.seated;
         self.share = share;
+        if is_other {
+            // It was told of the other nodes when it began.
+            let gates = self
+                .processes
+                .iter_mut()
+                .filter(|(part, _)| matches!(part, Part::Server(kind, _) if kind.name == CALLS));
+            gates.for_each(|(_, gate)| gate.make_stale());
+        }
         if is_other && let Some(network) = self.plain.get_mut(&Part::Network) {
             *network = Plain::default();
         }
@@ -441,6 +449,7 @@ impl Parts {
             terminals: spec.limits.terminals,
             open_files: spec.limits.open_files,
             with_opt: spec.with_opt,
+            spans: self.share.has_call_gate(),
             launch_limit_ms: None,
         };
         Ok(Role {
@@ -498,7 +507,7 @@ impl Parts {
             uid: Some(crate::uids::server(self.share.id, kind.uid_slot_of(*index))),
             environment: self.wait_mode().into_iter().collect(),
             cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
-            pid_namespace: PidNamespace::Own,
+            pid_namespace: kind.pid_namespace,
             group: self.cgroup.clone(),
             epoch,
             restarts,
@@ -508,7 +517,8 @@ impl Parts {
 
     fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
         let Part::Server(kind, _) = part else { return Ok(BTreeMap::new()) };
-        let open = |source: Source| match source {
+        let mut call_gate = None;
+        let mut open = |source: Source| match source {
             Source::Disk => {
                 let volume = self.volume(part)?;
                 Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
@@ -519,6 +529,19 @@ impl Parts {
             Source::Keeper(key) => {
                 let held = self.keeper()?.fetch(key)?;
                 held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
+            }
+            Source::CallGate(part) => {
+                if call_gate.is_none() {
+                    let begun = self.keeper()?.begin_call_gate()?;
+                    let CallGateFds { keeper, journal, init } =
+                        begun.ok_or("the keeper has no part for a call gate")?;
+                    let parts =
+                        [(CallGatePart::Keeper, keeper), (CallGatePart::Journal, journal), (CallGatePart::Init, init)];
+                    call_gate = Some(parts.map(|(part, fd)| (part, Some(fd))));
+                }
+                let parts = call_gate.iter_mut().flatten();
+                let fd = parts.filter(|(known, _)| *known == part).find_map(|(_, fd)| fd.take());
+                fd.ok_or_else(|| Problem::from(format!("the keeper gave no {part:?} for the call gate")))
             }
             Source::Desk => {
                 let (for_server, own) = desks::socket()?;

@@ -8,7 +8,7 @@ use mgmt_api::{DcSpec, Instance, Placement, ServerState, ServerStatus};
 use serde_json::{Map, Value, json};
 
 use super::plan::Part;
-use crate::kinds::{KINDS, Kind, Setting};
+use crate::kinds::{CALLS, KINDS, Kind, Setting};
 use crate::records::DcRecord;
 use crate::spec;
 
@@ -74,6 +74,11 @@ impl Share {
         Some(ServerStatus { name, kind, endpoint, state: ServerState::Unknown, pid: None, restarts: 0 })
     }
 
+    /// Whether its programs' calls to other nodes are answered.
+    pub fn has_call_gate(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Server(kind, _) if kind.name == CALLS))
+    }
+
     /// The options in a server's spawn record. `None`: the container has not what they are about.
     pub fn options(&self, part: &Part) -> Option<Value> {
         let Part::Server(kind, _) = part else { return None };
@@ -85,6 +90,8 @@ impl Share {
                 Setting::EpochOf(kind) => json!(first(kind)?.epoch),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
                 Setting::NodeIndex => json!(self.index),
+                Setting::Seats => json!(self.seated.iter().fold(0_u64, |bits, (seat, _)| bits | 1 << seat)),
+                Setting::UidBase => json!(crate::uids::inside(self.id)),
             };
             options.insert((*name).to_owned(), value);
         }

@@ -1,0 +1,116 @@
+//! Signals to processes of other nodes, by number, from programs that know nothing of nodes.
+
+use std::time::Duration;
+
+use end_to_end::{Cluster, eventually};
+
+/// Answers each SIGUSR1 with SIGUSR2 to whoever sent it; on SIGTERM says how many came. Its number lies in the tree.
+const FAR: &str = "
+import os, signal
+awaited = {signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+with open('/dc/far.new', 'w') as file:
+    file.write(str(os.getpid()))
+os.rename('/dc/far.new', '/dc/far')
+count = 0
+while True:
+    info = signal.sigwaitinfo(awaited)
+    if info.si_signo == signal.SIGTERM:
+        break
+    count += 1
+    os.kill(info.si_pid, signal.SIGUSR2)
+print(count)
+";
+
+/// Sends so many, waits for the answer to each, ends the other.
+const NEAR: &str = "
+import os, signal, sys
+with open('/dc/far') as file:
+    far = int(file.read())
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+for count in range(int(sys.argv[1])):
+    os.kill(far, signal.SIGUSR1)
+    assert signal.sigtimedwait({signal.SIGUSR2}, 60), count
+os.kill(far, signal.SIGTERM)
+";
+
+fn python<'a>(node: &'a str, more: &[&'a str], program: &'a str, arguments: &[&'a str]) -> Vec<&'a str> {
+    let begin = ["run", "shop", "--node", node];
+    [&begin[..], more, &["--", "/usr/bin/python3", "-c", program], arguments].concat()
+}
+
+fn start_far(cluster: &Cluster, node: &str) -> String {
+    let pid = cluster.ok(&python(node, &["-d"], FAR, &[]));
+    cluster.sh("shop", "n1", "until test -e /dc/far; do sleep 0.05; done");
+    pid.trim().to_owned()
+}
+
+#[test]
+fn shell_kills_a_process_of_another_node_by_its_number() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &[]);
+    let start =
+        |node: &str| cluster.ok(&["run", "-d", "shop", "--node", node, "--", "sleep", "1000"]).trim().to_owned();
+    let (here, there) = (start("n1"), start("n3"));
+    let kill = |node: &str, arguments: &str| {
+        cluster.sh("shop", node, &format!("kill {arguments} 2>/dev/null && echo sent || echo none")).trim().to_owned()
+    };
+    assert_eq!([kill("n1", &format!("-0 {there}")), kill("n2", &format!("-0 {there}"))], ["sent", "sent"]);
+    assert_eq!(kill("n1", &format!("-TERM {there}")), "sent");
+    eventually("it is gone", Duration::from_secs(10), || (kill("n2", &format!("-0 {there}")) == "none").then_some(()));
+    // Nobody of another container, of the node, and no server has a number that leads there.
+    cluster.container("other", 3, &[]);
+    let foreign = cluster.ok(&["run", "-d", "other", "--node", "n3", "--", "sleep", "1000"]);
+    assert_eq!(foreign.trim(), there, "the same number, in another container");
+    assert_eq!(kill("n1", &format!("-KILL {}", foreign.trim())), "none");
+    assert_eq!(cluster.ok(&["ps", "other", "-o", "name"]).lines().count(), 1);
+    assert_eq!(kill("n2", &format!("-KILL {here}")), "sent");
+}
+
+#[test]
+fn every_signal_is_heard_once_while_call_gates_are_killed_again_and_again() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let far = start_far(&cluster, "n2");
+    let mut near = cluster.spawn(&python("n1", &[], NEAR, &["800"]));
+    let mut kills = 0;
+    while near.try_wait().expect("a child").is_none() {
+        let node = ["n1", "n2"][kills % 2];
+        // It is being replaced, or it is there.
+        if let Some(pid) = cluster.server_pid("shop", node, "calls") {
+            cluster.kill(node, pid);
+            kills += 1;
+        }
+    }
+    assert!(near.wait().expect("its end").success());
+    assert!(kills > 4, "{kills}");
+    eventually("it counted", Duration::from_secs(10), || {
+        (cluster.ok(&["logs", "shop", &far]).trim() == "800").then_some(())
+    });
+}
+
+#[test]
+fn node_that_cannot_be_reached_is_said_to_be_so_until_it_is_back() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let far = start_far(&cluster, "n2");
+    cluster.ok(&python("n1", &[], "import os; os.kill(int(open('/dc/far').read()), 0)", &[]));
+    cluster.ok(&["dev", "wire", "n2", "down"]);
+    let kill = format!(
+        "import os\ntry:\n    os.kill({far}, 0)\n    print('sent')\nexcept OSError as error:\n    print(error.errno)"
+    );
+    let said = || cluster.ok(&python("n1", &[], &kill, &[])).trim().to_owned();
+    let unreachable = rustix::io::Errno::HOSTUNREACH.raw_os_error().to_string();
+    assert_eq!(said(), unreachable);
+    assert_eq!(said(), unreachable, "also once it is known");
+    cluster.ok(&["dev", "wire", "n2", "up"]);
+    eventually("it is reached again", Duration::from_secs(30), || (said() == "sent").then_some(()));
+}
+
+#[test]
+fn container_of_one_node_has_no_call_gate_and_needs_none() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    assert_eq!(cluster.server_pid("shop", "n1", "calls"), None);
+    assert_eq!(cluster.sh("shop", "n1", "kill -0 200000 2>/dev/null || echo none"), "none\n");
+}
