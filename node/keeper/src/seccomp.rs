@@ -243,6 +243,9 @@ fn step(code: u16, if_true: u8, if_false: u8, operand: u32) -> sock_filter {
 }
 
 #[cfg(test)]
+mod cost;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
