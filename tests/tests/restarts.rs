@@ -54,7 +54,8 @@ fn program_does_not_notice_the_death_of_any_server_gate_or_proxy() {
         ("n1", "^dvs server fs"),
         ("n1", "^dvs server disk"),
         ("n1", "^dvs proxy"),
-        ("n2", "^dvs gate"),
+        ("n2", "^dvs gate fuse"),
+        ("n2", "^dvs gate calls"),
         ("n2", "^dvs proxy"),
     ] {
         let found = pids(&cluster, node, pattern);

@@ -182,7 +182,8 @@ impl World {
     }
 
     fn pids(&self, node: &str) -> Vec<Option<u32>> {
-        ["fs", "disk-root", "ds", "gate", "cs"].iter().map(|name| self.cluster.server_pid("shop", node, name)).collect()
+        let names = ["fs", "disk-root", "ds", "gate", "cs", "calls"];
+        names.iter().map(|name| self.cluster.server_pid("shop", node, name)).collect()
     }
 
     fn releases(&self) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! What the filter costs programs: the same calls without a filter, under one that allows everything, under the one of a
-//! container of one node, and under the one of a container of several.
+//! What the filter costs programs: the same calls without a filter, under one that allows everything, under the one of
+//! a container of one node, and under the one of a container of several.
 //!
 //! A round measures each in a process of its own, in turn; ratios are made within a round. Figures for people, no bar:
 //! `cargo test -p keeper --lib -- --ignored filter_costs --nocapture`.
