@@ -246,6 +246,11 @@ fn prepare(home: &Path, etcd: &EtcdChoice) -> Result<Authority, MemberError> {
             fs::write(&before, "").map_err(failed(&before))?;
             authority = Authority::Another;
         }
+        // A full disk has no room for a copy that is there already.
+        if fs::read(&to).is_ok_and(|there| there == bytes) {
+            chown(&to, Some(0), uid).map_err(failed(&to))?;
+            continue;
+        }
         let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&draft);
         written.and_then(|mut file| file.write_all(&bytes)).map_err(failed(&draft))?;
         chown(&draft, Some(0), uid).map_err(failed(&draft))?;

@@ -109,10 +109,9 @@ impl<'a> Nemesis<'a> {
                 self.site.hang_disk(node, &format!("f f; sleep {}.{:03}; f u", ms / 1000, ms % 1000));
             }
             Fault::FullDisk { node, ms } => {
-                if let Some(filler) = self.site.filler(node) {
-                    fill(&filler);
+                if self.site.filler(node).is_some_and(|filler| fill(&filler)) {
                     wait(ms);
-                    let _ = std::fs::remove_file(&filler);
+                    self.make_room(node);
                 }
             }
             Fault::Compact { node } => {
@@ -155,6 +154,19 @@ impl<'a> Nemesis<'a> {
         }
     }
 
+    /// Also of a machine that was switched off meanwhile, whose daemon cannot begin before. The unit begins it again.
+    fn make_room(&self, node: Node) {
+        let begin = Instant::now();
+        let removed = || self.site.filler(node).is_some_and(|filler| std::fs::remove_file(filler).is_ok());
+        while !removed() && begin.elapsed() < BUSY_FOR {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(100));
+            self.ensure_daemon(node);
+        }
+    }
+
     fn on(&self, node: Node, script: &str) {
         self.site.machines().run(NODES[node], &["sh", "-c", script]);
     }
@@ -193,8 +205,9 @@ impl<'a> Nemesis<'a> {
 }
 
 /// Takes everything that is left.
-fn fill(path: &Path) {
-    let Ok(mut file) = File::create(path) else { return };
+/// Whether there is a file to be removed now.
+fn fill(path: &Path) -> bool {
+    let Ok(mut file) = File::create(path) else { return false };
     // Set aside in pieces, so that the disk is full at once.
     let (mut at, mut bytes) = (0, 64 << 20);
     while bytes >= 1 << 16 {
@@ -210,7 +223,8 @@ fn fill(path: &Path) {
         match file.write(&piece) {
             Ok(_) => (),
             Err(error) if error.kind() == ErrorKind::StorageFull => piece.truncate(piece.len() / 16),
-            Err(_) => return,
+            Err(_) => break,
         }
     }
+    true
 }
