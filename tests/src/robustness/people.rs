@@ -22,6 +22,15 @@ pub const RAN: &str = "/dc/ran";
 /// `timeout` ended it.
 const TOO_LONG: i32 = 124;
 
+/// A program that was started.
+#[derive(Clone)]
+pub struct Started {
+    pid: String,
+    node: Node,
+    /// Of the node, before it was started.
+    kills: u64,
+}
+
 pub struct Person<'a> {
     pub site: &'a Site,
     pub notes: &'a Notes,
@@ -29,8 +38,7 @@ pub struct Person<'a> {
     pub node: Node,
     pub number: u32,
     pub rng: Rng,
-    /// PIDs of programs that were started.
-    pub started: Vec<String>,
+    pub started: Vec<Started>,
     pub steps: u64,
 }
 
@@ -80,7 +88,7 @@ impl Person<'_> {
             }
             27 => drop(self.dvs(&["dc", "inspect", self.dc])),
             28 => {
-                if let Some(pid) = self.started.last().cloned() {
+                if let Some(Started { pid, .. }) = self.started.last().cloned() {
                     self.dvs(&["logs", self.dc, &pid]);
                 }
             }
@@ -234,20 +242,24 @@ impl Person<'_> {
 
     /// A program that says that it was started: nobody may read it twice.
     fn program_once(&mut self) {
-        let node = *self.rng.pick(&NODES);
+        let node = self.rng.below(NODES.len() as u64) as usize;
+        let kills = self.notes.kills(node);
         let tag = format!("p{}.{}", self.number, self.steps);
         let seconds = 1 + self.rng.below(20);
         let script = format!("echo ${TAG} >> {RAN}; exec sleep {seconds}");
         let variable = format!("{TAG}={tag}");
-        let run = ["run", "-d", self.dc, "--node", node, "--env", &variable, "--", "sh", "-c", &script];
+        let run = ["run", "-d", self.dc, "--node", NODES[node], "--env", &variable, "--", "sh", "-c", &script];
         let done = self.dvs(&run);
         if done.status.success() {
-            self.started.push(String::from_utf8_lossy(&done.stdout).trim().to_owned());
+            let pid = String::from_utf8_lossy(&done.stdout).trim().to_owned();
+            self.started.push(Started { pid, node, kills });
         }
     }
 
     fn kill(&mut self) {
-        if let Some(pid) = self.started.pop() {
+        let Some(Started { pid, node, kills }) = self.started.pop() else { return };
+        // After those of a node died, their numbers are given to others.
+        if self.notes.kills(node) == kills {
             let signal = *self.rng.pick(&["TERM", "KILL", "HUP"]);
             self.dvs(&["kill", "-s", signal, self.dc, &pid]);
         }
