@@ -10,6 +10,7 @@
 //! | [`stand_in`] | what a member writes into a channel to another node while its proxy carries it |
 //! | [`link`] | a peer proxy, after or instead of its greeting |
 //! | [`fuse`] | a request of the kernel to the gate of files, and what the fs server answers |
+//! | [`table`] | what proc gates ask each other and answer, and texts of processes of other nodes |
 //! | [`image`], [`log`] | what lies on a volume of files or in its log, and calls of clients behind it |
 //! | [`keeper`] | one packet between a daemon and a keeper |
 //! | [`bodies`], [`streams`] | a body of the REST API, the frames of a program's stream |
@@ -29,6 +30,7 @@ mod link;
 mod management;
 mod member;
 mod stand_in;
+mod table;
 mod volume;
 
 pub use channel::{completions, messages, requests};
@@ -37,6 +39,7 @@ pub use fuse::fuse;
 pub use link::link;
 pub use management::{bodies, keeper, streams};
 pub use stand_in::stand_in;
+pub use table::table;
 pub use volume::{image, log};
 
 use broker_api::{BetweenBrokers, FromPort, FromProxy, Message, ToPort, ToProxy};
@@ -55,6 +58,7 @@ pub const TARGETS: &[Target] = &[
     ("stand_in", stand_in, corpus::stand_in),
     ("link", link, corpus::link),
     ("fuse", fuse, fuse::corpus),
+    ("table", table, table::corpus),
     ("image", image, volume::images),
     ("log", log, volume::logs),
     ("keeper", keeper, management::keeper_corpus),
