@@ -2,8 +2,8 @@
 //!
 //! An input is a question and bytes that are taken for an ask, an answer to the question, `status` and `stat`.
 
-use gate_proc::ask::{ANSWER_BYTES_MAX, Answer, Ask, Listed, Question, Said};
-use gate_proc::number::{Entry, Node};
+use gate_proc::ask::{ANSWER_BYTES_MAX, Ask, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion};
+use gate_proc::number::{Entry, ProcInode};
 use gate_proc::render::{stat_from, status_inside};
 use gate_proc::visible::{Asker, Looked};
 use proc_core::caller::Uids;
@@ -20,13 +20,13 @@ fn node() -> Seat {
     Seat::new(NODE).expect("a seat")
 }
 
-fn question(kind: u8, pid: u32) -> Question {
+fn question(kind: u8, pid: u32) -> ProcQuestion {
     match kind % 5 {
-        0 => Question::Processes,
-        1 => Question::Owner(pid),
-        2 => Question::Descriptors(pid),
-        3 => Question::Descriptor(pid, 1),
-        _ => Question::File(pid, Entry::Stat),
+        0 => ProcQuestion::Processes,
+        1 => ProcQuestion::Owner(pid),
+        2 => ProcQuestion::Descriptors(pid),
+        3 => ProcQuestion::Descriptor(pid, 1),
+        _ => ProcQuestion::File(pid, Entry::Stat),
     }
 }
 
@@ -38,14 +38,14 @@ pub fn table(data: &[u8]) {
     if let Ok(ask) = Ask::decode(said) {
         assert_eq!(ask.encode(), said);
     }
-    if let Ok(answer) = Answer::decode(said, question(kind, pid), node()) {
+    if let Ok(answer) = ProcAnswer::decode(said, question(kind, pid), node()) {
         assert!(answer.encode() == said && said.len() <= ANSWER_BYTES_MAX);
-        if let Ok(Said::Processes(listed)) = answer.said {
+        if let Ok(ProcFacts::Processes(listed)) = answer.said {
             assert!(listed.iter().all(|one| Seat::of_pid(one.pid) == Some(node())));
             assert!(listed.is_sorted_by(|one, next| one.pid < next.pid));
         }
     }
-    if let Some(node) = Node::from_number(number) {
+    if let Some(node) = ProcInode::from_number(number) {
         assert_eq!(node.number(), number);
     }
     let asker = Asker { uid: 5, gid: 5, effective: 0 };
@@ -62,20 +62,20 @@ pub fn table(data: &[u8]) {
 pub fn corpus() -> Vec<Vec<u8>> {
     let pid = node().first_pid() + 100;
     let asker = Asker { uid: 5, gid: 6, effective: 1 << 19 };
-    let listed = |pid| Listed { pid, uid: 5, gid: 6 };
+    let listed = |pid| ListedProcess { pid, uid: 5, gid: 6 };
     let answers = [
-        Ok(Said::Processes(vec![listed(pid), listed(pid + 1)])),
-        Ok(Said::Processes(vec![listed(pid)])),
-        Ok(Said::Descriptors(vec![0, 1, 2])),
-        Ok(Said::Bytes(b"/dev/null".to_vec())),
+        Ok(ProcFacts::Processes(vec![listed(pid), listed(pid + 1)])),
+        Ok(ProcFacts::Processes(vec![listed(pid)])),
+        Ok(ProcFacts::Descriptors(vec![0, 1, 2])),
+        Ok(ProcFacts::Bytes(b"/dev/null".to_vec())),
         Err(NO_SUCH_FILE),
     ];
     let ids = "1000005\t1000005\t1000005\t1000005";
     let status = format!("Name:\ta\nUid:\t{ids}\nGid:\t{ids}\nGroups:\t1000005 7 \nCapPrm:\t0\n");
     let stat = format!("{pid} (a) b) S{}\n", " 7".repeat(49));
     let mut all = vec![status.into_bytes(), stat.into_bytes()];
-    all.extend(answers.map(|said| Answer { began_ns: 1, said }.encode()));
+    all.extend(answers.map(|said| ProcAnswer { began_ns: 1, said }.encode()));
     all.extend((0..5).map(|kind| Ask { question: question(kind, pid), asker }.encode().to_vec()));
-    let head = |kind: u8| [&[kind][..], &pid.to_le_bytes(), &Node::Remote(pid).number().to_le_bytes()].concat();
+    let head = |kind: u8| [&[kind][..], &pid.to_le_bytes(), &ProcInode::Remote(pid).number().to_le_bytes()].concat();
     all.iter().flat_map(|said| (0..5).map(move |kind| [&head(kind)[..], said].concat())).collect()
 }

@@ -1,14 +1,14 @@
 //! What one node's proc gate asks another's, and what that answers.
 //!
 //! ```text
-//! ask, 32 bytes    0 kind   1 entry   2 zero ×2   4 pid   8 descriptor   12 fsuid   16 fsgid   20 zero ×4   24 CapEff
-//! answer           0 status (0 or an errno)   4 zero ×4   8 when that node began, ns since 1970   16 what was asked for
+//! ask, 32 bytes    0 kind   1 entry   2 zero ×2   4 pid   8 descriptor   12 uid   16 gid   20 zero ×4   24 CapEff
+//! answer           0 status (0 or an errno)   4 zero ×4   8 when that node began (ns)   16 what was asked for
 //! processes        12 bytes each, by number: pid, uid, gid
 //! descriptors      4 bytes each, by number
 //! ```
 //!
-//! Numbers are little-endian. Whoever receives an answer does not believe it: numbers of processes are those of the node
-//! that was asked, each once.
+//! Numbers are little-endian. Whoever receives an answer does not believe it: numbers of processes are those of the
+//! node that was asked, each once.
 
 use proc_core::range::Seat;
 
@@ -38,7 +38,7 @@ const fn abi_pids() -> usize {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Question {
+pub enum ProcQuestion {
     Processes,
     /// Whose a process is, if it is there.
     Owner(u32),
@@ -50,28 +50,28 @@ pub enum Question {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    pub question: Question,
+    pub question: ProcQuestion,
     pub asker: Asker,
 }
 
 /// A process, and whose its files are: nobody's, when it must not be looked into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listed {
+pub struct ListedProcess {
     pub pid: u32,
     pub uid: u32,
     pub gid: u32,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Answer {
+pub struct ProcAnswer {
     /// When the machine began, in nanoseconds since 1970: times of its processes count from there.
     pub began_ns: u64,
-    pub said: Result<Said, i32>,
+    pub said: Result<ProcFacts, i32>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Said {
-    Processes(Vec<Listed>),
+pub enum ProcFacts {
+    Processes(Vec<ListedProcess>),
     Descriptors(Vec<u32>),
     /// What a file says, or where a link leads.
     Bytes(Vec<u8>),
@@ -84,11 +84,11 @@ pub struct NotOne;
 impl Ask {
     pub fn encode(&self) -> [u8; ASK_BYTES] {
         let (kind, entry, pid, descriptor) = match self.question {
-            Question::Processes => (1, 0, 0, 0),
-            Question::Owner(pid) => (2, 0, pid, 0),
-            Question::File(pid, entry) => (3, entry as u8, pid, 0),
-            Question::Descriptors(pid) => (4, 0, pid, 0),
-            Question::Descriptor(pid, descriptor) => (5, 0, pid, descriptor),
+            ProcQuestion::Processes => (1, 0, 0, 0),
+            ProcQuestion::Owner(pid) => (2, 0, pid, 0),
+            ProcQuestion::File(pid, entry) => (3, entry as u8, pid, 0),
+            ProcQuestion::Descriptors(pid) => (4, 0, pid, 0),
+            ProcQuestion::Descriptor(pid, descriptor) => (5, 0, pid, descriptor),
         };
         let words = [pid, descriptor, self.asker.uid, self.asker.gid, 0].map(u32::to_le_bytes);
         let mut bytes = [0; ASK_BYTES];
@@ -108,11 +108,11 @@ impl Ask {
         let (uid, gid, zero, effective) =
             (words.u32()?, words.u32()?, words.u32()?, u64::from_le_bytes(words.array()?));
         let question = match (kind, Entry::from_number(entry)) {
-            (1, None) => Question::Processes,
-            (2, None) => Question::Owner(pid),
-            (3, Some(entry)) => Question::File(pid, entry),
-            (4, None) => Question::Descriptors(pid),
-            (5, None) => Question::Descriptor(pid, descriptor),
+            (1, None) => ProcQuestion::Processes,
+            (2, None) => ProcQuestion::Owner(pid),
+            (3, Some(entry)) => ProcQuestion::File(pid, entry),
+            (4, None) => ProcQuestion::Descriptors(pid),
+            (5, None) => ProcQuestion::Descriptor(pid, descriptor),
             _ => return Err(NotOne),
         };
         let ask = Ask { question, asker: Asker { uid, gid, effective } };
@@ -121,18 +121,18 @@ impl Ask {
     }
 }
 
-impl Answer {
+impl ProcAnswer {
     pub fn encode(&self) -> Vec<u8> {
         let status = self.said.as_ref().err().map_or(0, |errno| errno.unsigned_abs());
         let mut bytes = [status.to_le_bytes(), [0; 4]].concat();
         bytes.extend(self.began_ns.to_le_bytes());
         match &self.said {
-            Ok(Said::Processes(listed)) => {
+            Ok(ProcFacts::Processes(listed)) => {
                 let words = listed.iter().flat_map(|one| [one.pid, one.uid, one.gid]);
                 bytes.extend(words.flat_map(u32::to_le_bytes));
             }
-            Ok(Said::Descriptors(numbers)) => bytes.extend(numbers.iter().flat_map(|one| one.to_le_bytes())),
-            Ok(Said::Bytes(said)) => bytes.extend(said),
+            Ok(ProcFacts::Descriptors(numbers)) => bytes.extend(numbers.iter().flat_map(|one| one.to_le_bytes())),
+            Ok(ProcFacts::Bytes(said)) => bytes.extend(said),
             Err(_) => (),
         }
         bytes.truncate(ANSWER_BYTES_MAX);
@@ -141,7 +141,7 @@ impl Answer {
 
     /// # Errors
     /// Too long, or not about what `node` was asked for.
-    pub fn decode(bytes: &[u8], question: Question, node: Seat) -> Result<Answer, NotOne> {
+    pub fn decode(bytes: &[u8], question: ProcQuestion, node: Seat) -> Result<ProcAnswer, NotOne> {
         let mut words = Words(bytes);
         let (status, zero, began_ns) = (words.u32()?, words.u32()?, u64::from_le_bytes(words.array()?));
         let body = words.0;
@@ -150,24 +150,26 @@ impl Answer {
         }
         if status != 0 {
             let errno = i32::try_from(status).ok().filter(|errno| ERRNOS.contains(errno)).ok_or(NotOne)?;
-            return if body.is_empty() { Ok(Answer { began_ns, said: Err(errno) }) } else { Err(NotOne) };
+            return if body.is_empty() { Ok(ProcAnswer { began_ns, said: Err(errno) }) } else { Err(NotOne) };
         }
         let said = match question {
-            Question::Processes => Said::Processes(processes(body, node)?),
-            Question::Owner(pid) => {
+            ProcQuestion::Processes => ProcFacts::Processes(processes(body, node)?),
+            ProcQuestion::Owner(pid) => {
                 let listed = processes(body, node)?;
                 if !matches!(listed.as_slice(), [one] if one.pid == pid) {
                     return Err(NotOne);
                 }
-                Said::Processes(listed)
+                ProcFacts::Processes(listed)
             }
-            Question::Descriptors(_) => Said::Descriptors(ascending(body.chunks(4).map(|four| Words(four).u32()))?),
-            Question::Descriptor(..) if body.is_empty() || body.len() > LINK_BYTES_MAX || body.contains(&0) => {
+            ProcQuestion::Descriptors(_) => {
+                ProcFacts::Descriptors(ascending(body.chunks(4).map(|four| Words(four).u32()))?)
+            }
+            ProcQuestion::Descriptor(..) if body.is_empty() || body.len() > LINK_BYTES_MAX || body.contains(&0) => {
                 return Err(NotOne);
             }
-            Question::File(..) | Question::Descriptor(..) => Said::Bytes(body.to_vec()),
+            ProcQuestion::File(..) | ProcQuestion::Descriptor(..) => ProcFacts::Bytes(body.to_vec()),
         };
-        Ok(Answer { began_ns, said: Ok(said) })
+        Ok(ProcAnswer { began_ns, said: Ok(said) })
     }
 }
 
@@ -179,12 +181,12 @@ pub fn told(errno: i32) -> i32 {
     if ERRNOS.contains(&errno) { errno } else { libc::EIO }
 }
 
-fn processes(body: &[u8], node: Seat) -> Result<Vec<Listed>, NotOne> {
+fn processes(body: &[u8], node: Seat) -> Result<Vec<ListedProcess>, NotOne> {
     let listed = body.chunks(LISTED_BYTES).map(|twelve| {
         let mut words = Words(twelve);
-        Ok(Listed { pid: words.u32()?, uid: words.u32()?, gid: words.u32()? })
+        Ok(ListedProcess { pid: words.u32()?, uid: words.u32()?, gid: words.u32()? })
     });
-    let listed: Vec<Listed> = listed.collect::<Result<_, _>>()?;
+    let listed: Vec<ListedProcess> = listed.collect::<Result<_, _>>()?;
     ascending(listed.iter().map(|one| Ok(one.pid)))?;
     let are_its = listed.iter().all(|one| Seat::of_pid(one.pid) == Some(node));
     if are_its { Ok(listed) } else { Err(NotOne) }
@@ -222,10 +224,14 @@ mod tests {
 
     const PID: u32 = 131_100;
 
-    fn questions() -> Vec<Question> {
-        let files = Entry::ALL.iter().map(|entry| Question::File(PID, *entry));
-        let others =
-            [Question::Processes, Question::Owner(PID), Question::Descriptors(PID), Question::Descriptor(PID, 7)];
+    fn questions() -> Vec<ProcQuestion> {
+        let files = Entry::ALL.iter().map(|entry| ProcQuestion::File(PID, *entry));
+        let others = [
+            ProcQuestion::Processes,
+            ProcQuestion::Owner(PID),
+            ProcQuestion::Descriptors(PID),
+            ProcQuestion::Descriptor(PID, 7),
+        ];
         files.chain(others).collect()
     }
 
@@ -250,39 +256,39 @@ mod tests {
 
     #[test]
     fn answers_arrive_as_they_were_given() {
-        let listed = |pid| Listed { pid, uid: 1, gid: 2 };
+        let listed = |pid| ListedProcess { pid, uid: 1, gid: 2 };
         let answers = [
-            (Question::Processes, Ok(Said::Processes(vec![listed(131_072), listed(196_607)]))),
-            (Question::Processes, Ok(Said::Processes(Vec::new()))),
-            (Question::Owner(PID), Ok(Said::Processes(vec![listed(PID)]))),
-            (Question::Descriptors(PID), Ok(Said::Descriptors(vec![0, 1, 2, 500]))),
-            (Question::Descriptor(PID, 1), Ok(Said::Bytes(b"/dev/null".to_vec()))),
-            (Question::File(PID, Entry::Cmdline), Ok(Said::Bytes(b"a\0\xff\0".to_vec()))),
-            (Question::File(PID, Entry::Environ), Err(libc::EACCES)),
+            (ProcQuestion::Processes, Ok(ProcFacts::Processes(vec![listed(131_072), listed(196_607)]))),
+            (ProcQuestion::Processes, Ok(ProcFacts::Processes(Vec::new()))),
+            (ProcQuestion::Owner(PID), Ok(ProcFacts::Processes(vec![listed(PID)]))),
+            (ProcQuestion::Descriptors(PID), Ok(ProcFacts::Descriptors(vec![0, 1, 2, 500]))),
+            (ProcQuestion::Descriptor(PID, 1), Ok(ProcFacts::Bytes(b"/dev/null".to_vec()))),
+            (ProcQuestion::File(PID, Entry::Cmdline), Ok(ProcFacts::Bytes(b"a\0\xff\0".to_vec()))),
+            (ProcQuestion::File(PID, Entry::Environ), Err(libc::EACCES)),
         ];
         for (question, said) in answers {
-            let answer = Answer { began_ns: 5, said };
-            assert_eq!(Answer::decode(&answer.encode(), question, seat()), Ok(answer));
+            let answer = ProcAnswer { began_ns: 5, said };
+            assert_eq!(ProcAnswer::decode(&answer.encode(), question, seat()), Ok(answer));
         }
     }
 
     #[test]
     fn node_speaks_for_its_own_processes_and_in_order() {
         let said = |pids: &[u32], question| {
-            let listed = pids.iter().map(|pid| Listed { pid: *pid, uid: 0, gid: 0 }).collect();
-            let answer = Answer { began_ns: 0, said: Ok(Said::Processes(listed)) };
-            Answer::decode(&answer.encode(), question, seat())
+            let listed = pids.iter().map(|pid| ListedProcess { pid: *pid, uid: 0, gid: 0 }).collect();
+            let answer = ProcAnswer { began_ns: 0, said: Ok(ProcFacts::Processes(listed)) };
+            ProcAnswer::decode(&answer.encode(), question, seat())
         };
         for foreign in [1, 65_536, 131_071, 196_608, u32::MAX] {
-            assert_eq!(said(&[foreign], Question::Processes), Err(NotOne), "{foreign}");
+            assert_eq!(said(&[foreign], ProcQuestion::Processes), Err(NotOne), "{foreign}");
         }
-        assert_eq!(said(&[131_073, 131_072], Question::Processes), Err(NotOne));
-        assert_eq!(said(&[131_072, 131_072], Question::Processes), Err(NotOne));
-        assert_eq!(said(&[131_072], Question::Owner(131_073)), Err(NotOne));
-        assert_eq!(said(&[], Question::Owner(131_073)), Err(NotOne));
-        let link = Answer { began_ns: 0, said: Ok(Said::Bytes(b"a\0b".to_vec())) };
-        assert_eq!(Answer::decode(&link.encode(), Question::Descriptor(PID, 1), seat()), Err(NotOne));
-        let odd = Answer { began_ns: 0, said: Err(libc::EINTR) };
-        assert_eq!(Answer::decode(&odd.encode(), Question::Processes, seat()), Err(NotOne));
+        assert_eq!(said(&[131_073, 131_072], ProcQuestion::Processes), Err(NotOne));
+        assert_eq!(said(&[131_072, 131_072], ProcQuestion::Processes), Err(NotOne));
+        assert_eq!(said(&[131_072], ProcQuestion::Owner(131_073)), Err(NotOne));
+        assert_eq!(said(&[], ProcQuestion::Owner(131_073)), Err(NotOne));
+        let link = ProcAnswer { began_ns: 0, said: Ok(ProcFacts::Bytes(b"a\0b".to_vec())) };
+        assert_eq!(ProcAnswer::decode(&link.encode(), ProcQuestion::Descriptor(PID, 1), seat()), Err(NotOne));
+        let odd = ProcAnswer { began_ns: 0, said: Err(libc::EINTR) };
+        assert_eq!(ProcAnswer::decode(&odd.encode(), ProcQuestion::Processes, seat()), Err(NotOne));
     }
 }

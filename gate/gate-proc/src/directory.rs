@@ -6,7 +6,7 @@
 use gate_fuse::kernel::Dirent;
 use zerocopy::IntoBytes;
 
-use crate::number::Node;
+use crate::number::ProcInode;
 
 /// Behind every place of procfs, which are process numbers and a few.
 pub const BEYOND: u64 = 1 << 30;
@@ -34,7 +34,7 @@ impl Page {
         Page { bytes: Vec::new(), room }
     }
 
-    pub fn push(&mut self, node: Node, name: &[u8], place_behind: u64) -> Room {
+    pub fn push(&mut self, node: ProcInode, name: &[u8], place_behind: u64) -> Room {
         let head = Dirent {
             ino: node.number(),
             off: place_behind,
@@ -61,11 +61,15 @@ impl Page {
     }
 }
 
-fn kind_of(node: Node) -> u32 {
+fn kind_of(node: ProcInode) -> u32 {
     match node {
-        Node::Root | Node::Dvs | Node::Remote(_) | Node::Descriptors(_) => DIRECTORY,
-        Node::Own(_) | Node::OwnThread(_) | Node::Local(_) | Node::Native(_) | Node::Descriptor(..) => LINK,
-        Node::DvsNodes | Node::RemoteFile(..) => FILE,
+        ProcInode::Root | ProcInode::Dvs | ProcInode::Remote(_) | ProcInode::Descriptors(_) => DIRECTORY,
+        ProcInode::Own(_)
+        | ProcInode::OwnThread(_)
+        | ProcInode::Local(_)
+        | ProcInode::Native(_)
+        | ProcInode::Descriptor(..) => LINK,
+        ProcInode::DvsNodes | ProcInode::RemoteFile(..) => FILE,
     }
 }
 
@@ -77,9 +81,9 @@ mod tests {
     fn page_has_no_more_than_its_room_and_whole_names() {
         let mut page = Page::new(70);
         assert!(page.is_empty());
-        assert_eq!(page.push(Node::Local(70_000), b"70000", 1), Room::Left);
-        assert_eq!(page.push(Node::Dvs, b"dvs", 2), Room::Left);
-        assert_eq!(page.push(Node::Remote(131_072), b"131072", 3), Room::None);
+        assert_eq!(page.push(ProcInode::Local(70_000), b"70000", 1), Room::Left);
+        assert_eq!(page.push(ProcInode::Dvs, b"dvs", 2), Room::Left);
+        assert_eq!(page.push(ProcInode::Remote(131_072), b"131072", 3), Room::None);
         let bytes = page.into_bytes();
         assert_eq!((bytes.len(), &bytes[24..32], &bytes[56..64]), (64, &b"70000\0\0\0"[..], &b"dvs\0\0\0\0\0"[..]));
     }

@@ -22,12 +22,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::ask::{Answer, Ask, Listed, Question, Said};
+use crate::ask::{Ask, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion};
 use crate::directory::{BEYOND, Page, Room};
 use crate::lately::Lately;
 use crate::native::{NativeProc, Walk, began_ns};
 use crate::nodes::{Nodes, Others, Standing};
-use crate::number::{Entry, Node, decimal, name_number};
+use crate::number::{Entry, ProcInode, decimal, name_number};
 use crate::render::stat_from;
 use crate::visible::Asker;
 
@@ -49,7 +49,7 @@ const _: () = assert!(WAITING_MAX * REQUEST_BYTES_MAX <= 1 << 30);
 
 /// What does not change while a gate runs.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct ProcSetting {
     /// The native procfs, as a path from the directory where this one is mounted.
     pub behind: String,
     /// Nodes of the container but the own one.
@@ -58,7 +58,7 @@ pub struct Setting {
 
 /// Why a gate ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum WhyEnded {
     Unmounted,
     Stopped,
 }
@@ -69,7 +69,7 @@ pub struct ProcGate<O> {
     fuse: OwnedFd,
     native: NativeProc,
     nodes: Nodes<O>,
-    setting: Setting,
+    setting: ProcSetting,
     /// The next inode or handle that nobody had.
     salt: AtomicU64,
     lately: Lately,
@@ -89,7 +89,7 @@ enum Turn {
 impl<O: Others> ProcGate<O> {
     /// # Errors
     /// There are no random numbers.
-    pub fn new(fuse: OwnedFd, native: NativeProc, others: O, setting: Setting) -> rustix::io::Result<ProcGate<O>> {
+    pub fn new(fuse: OwnedFd, native: NativeProc, others: O, setting: ProcSetting) -> rustix::io::Result<ProcGate<O>> {
         let mut salt = [0; 8];
         rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty())?;
         // Another gate's numbers are not used again: the kernel may still have their targets.
@@ -102,7 +102,7 @@ impl<O: Others> ProcGate<O> {
     ///
     /// # Errors
     /// The descriptor cannot be read, or no thread can be made.
-    pub fn run(&self, stop: &OwnedFd) -> std::io::Result<Ended> {
+    pub fn run(&self, stop: &OwnedFd) -> std::io::Result<WhyEnded> {
         let again = OutHeader { len: size_of::<OutHeader>() as u32, error: kernel::notify::RESEND, unique: 0 };
         // Before Linux 6.9 there is no such notification.
         let _ = rustix::io::write(&self.fuse, again.as_bytes());
@@ -130,7 +130,7 @@ impl<O: Others> ProcGate<O> {
         })
     }
 
-    fn serve(&self, stop: &OwnedFd, workers: &SyncSender<Vec<u8>>) -> std::io::Result<Ended> {
+    fn serve(&self, stop: &OwnedFd, workers: &SyncSender<Vec<u8>>) -> std::io::Result<WhyEnded> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         loop {
             match rustix::io::read(&self.fuse, buffer.as_mut_slice()) {
@@ -143,12 +143,12 @@ impl<O: Others> ProcGate<O> {
                     let _ = poll(&mut ready, None::<&Timespec>);
                     let [_, stop] = ready;
                     if !stop.revents().is_empty() {
-                        return Ok(Ended::Stopped);
+                        return Ok(WhyEnded::Stopped);
                     }
                 }
                 // ENOENT: the one that asked was killed before its request was read.
                 Err(Errno::INTR | Errno::NOENT) => (),
-                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Ended::Unmounted),
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(WhyEnded::Unmounted),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -214,37 +214,45 @@ impl<O: Others> ProcGate<O> {
             Body::Releasedir | Body::Fsyncdir => return Turn::Answer(Ok(Vec::new())),
             _ => (),
         }
-        let Some(node) = Node::from_number(header.nodeid) else { return Turn::Answer(Err(libc::ESTALE)) };
+        let Some(node) = ProcInode::from_number(header.nodeid) else { return Turn::Answer(Err(libc::ESTALE)) };
         match (node, &request.body) {
-            (Node::Root, Body::Lookup { name }) => self.look_up(name),
-            (Node::Dvs, Body::Lookup { name: b"nodes" }) => Turn::Answer(Ok(entry(Node::DvsNodes, ROOT, KEPT_S))),
-            (Node::Remote(_) | Node::Descriptors(_), Body::Lookup { .. }) => Turn::Elsewhere,
+            (ProcInode::Root, Body::Lookup { name }) => self.look_up(name),
+            (ProcInode::Dvs, Body::Lookup { name: b"nodes" }) => {
+                Turn::Answer(Ok(entry(ProcInode::DvsNodes, ROOT, KEPT_S)))
+            }
+            (ProcInode::Remote(_) | ProcInode::Descriptors(_), Body::Lookup { .. }) => Turn::Elsewhere,
             (_, Body::Lookup { .. }) => Turn::Answer(Err(libc::ENOENT)),
 
-            (Node::Remote(_) | Node::RemoteFile(..) | Node::Descriptors(_) | Node::Descriptor(..), Body::Getattr) => {
-                Turn::Elsewhere
-            }
+            (
+                ProcInode::Remote(_)
+                | ProcInode::RemoteFile(..)
+                | ProcInode::Descriptors(_)
+                | ProcInode::Descriptor(..),
+                Body::Getattr,
+            ) => Turn::Elsewhere,
             (_, Body::Getattr) => Turn::Answer(Ok(attributes(node, ROOT))),
 
-            (Node::Descriptor(..), Body::Readlink) => Turn::Elsewhere,
+            (ProcInode::Descriptor(..), Body::Readlink) => Turn::Elsewhere,
             (_, Body::Readlink) => Turn::Answer(self.target(node, header)),
 
-            (Node::RemoteFile(..) | Node::DvsNodes, Body::Open(head)) if is_writing(head.flags) => {
+            (ProcInode::RemoteFile(..) | ProcInode::DvsNodes, Body::Open(head)) if is_writing(head.flags) => {
                 Turn::Answer(Err(libc::EACCES))
             }
-            (Node::RemoteFile(..), Body::Open(_) | Body::Read(_)) => Turn::Elsewhere,
-            (Node::DvsNodes, Body::Open(_)) => Turn::Answer(Ok(self.opened(0))),
-            (Node::DvsNodes, Body::Read(head)) => Turn::Answer(Ok(piece(self.nodes_text().as_bytes(), head))),
+            (ProcInode::RemoteFile(..), Body::Open(_) | Body::Read(_)) => Turn::Elsewhere,
+            (ProcInode::DvsNodes, Body::Open(_)) => Turn::Answer(Ok(self.opened(0))),
+            (ProcInode::DvsNodes, Body::Read(head)) => Turn::Answer(Ok(piece(self.nodes_text().as_bytes(), head))),
 
-            (Node::Descriptors(_), Body::Opendir) => Turn::Elsewhere,
+            (ProcInode::Descriptors(_), Body::Opendir) => Turn::Elsewhere,
             (_, Body::Opendir) => Turn::Answer(Ok(self.opened(self.next_salt()))),
             (_, Body::Readdir { plus: Plus::WithAttributes, .. }) => Turn::Answer(Err(libc::ENOSYS)),
-            (Node::Root, Body::Readdir { head, .. }) if head.offset < BEYOND => match self.native_names(head) {
+            (ProcInode::Root, Body::Readdir { head, .. }) if head.offset < BEYOND => match self.native_names(head) {
                 Ok(page) if page.is_empty() => Turn::Elsewhere,
                 outcome => Turn::Answer(outcome.map(Page::into_bytes)),
             },
-            (Node::Root | Node::Descriptors(_), Body::Readdir { .. }) => Turn::Elsewhere,
-            (Node::Dvs | Node::Remote(_), Body::Readdir { head, .. }) => Turn::Answer(Ok(fixed_names(node, head))),
+            (ProcInode::Root | ProcInode::Descriptors(_), Body::Readdir { .. }) => Turn::Elsewhere,
+            (ProcInode::Dvs | ProcInode::Remote(_), Body::Readdir { head, .. }) => {
+                Turn::Answer(Ok(fixed_names(node, head)))
+            }
 
             (
                 _,
@@ -266,24 +274,24 @@ impl<O: Others> ProcGate<O> {
     fn look_up(&self, name: &[u8]) -> Turn {
         let kept = |node| Turn::Answer(Ok(entry(node, ROOT, KEPT_S)));
         match (name, decimal(name)) {
-            (b"self", _) => Turn::Answer(Ok(entry(Node::Own(self.next_salt()), ROOT, 0))),
-            (b"thread-self", _) => Turn::Answer(Ok(entry(Node::OwnThread(self.next_salt()), ROOT, 0))),
-            (b"dvs", _) => kept(Node::Dvs),
+            (b"self", _) => Turn::Answer(Ok(entry(ProcInode::Own(self.next_salt()), ROOT, 0))),
+            (b"thread-self", _) => Turn::Answer(Ok(entry(ProcInode::OwnThread(self.next_salt()), ROOT, 0))),
+            (b"dvs", _) => kept(ProcInode::Dvs),
             (_, Some(pid)) if self.nodes.seat_of(pid).is_some() => Turn::Elsewhere,
             _ if !self.native.has(name) => Turn::Answer(Err(libc::ENOENT)),
-            (_, Some(pid)) => kept(Node::Local(pid)),
-            (_, None) => kept(Node::Native(name_number(name))),
+            (_, Some(pid)) => kept(ProcInode::Local(pid)),
+            (_, None) => kept(ProcInode::Native(name_number(name))),
         }
     }
 
-    fn target(&self, node: Node, header: &InHeader) -> Outcome {
+    fn target(&self, node: ProcInode, header: &InHeader) -> Outcome {
         let behind = &self.setting.behind;
         let process = || self.native.process_of(header.pid).ok_or(libc::ENOENT);
         match node {
-            Node::Own(_) => Ok(process()?.to_string().into_bytes()),
-            Node::OwnThread(_) => Ok(format!("{}/task/{}", process()?, header.pid).into_bytes()),
-            Node::Local(pid) => Ok(format!("{behind}/{pid}").into_bytes()),
-            Node::Native(number) => {
+            ProcInode::Own(_) => Ok(process()?.to_string().into_bytes()),
+            ProcInode::OwnThread(_) => Ok(format!("{}/task/{}", process()?, header.pid).into_bytes()),
+            ProcInode::Local(pid) => Ok(format!("{behind}/{pid}").into_bytes()),
+            ProcInode::Native(number) => {
                 let name = self.native.name_of(number).ok_or(libc::ENOENT)?;
                 Ok([behind.as_bytes(), b"/", &name].concat())
             }
@@ -296,12 +304,12 @@ impl<O: Others> ProcGate<O> {
         let mut page = Page::new(head.size as usize);
         let walked = self.native.walk(head.offset, |name, place| {
             let node = match (name, decimal(name)) {
-                (b"self", _) => Node::Own(1),
-                (b"thread-self", _) => Node::OwnThread(1),
+                (b"self", _) => ProcInode::Own(1),
+                (b"thread-self", _) => ProcInode::OwnThread(1),
                 // A number of another node's range is that node's, whoever has it here.
                 (_, Some(pid)) if self.nodes.seat_of(pid).is_some() => return Walk::On,
-                (_, Some(pid)) => Node::Local(pid),
-                (_, None) => Node::Native(name_number(name)),
+                (_, Some(pid)) => ProcInode::Local(pid),
+                (_, None) => ProcInode::Native(name_number(name)),
             };
             if page.push(node, name, place) == Room::Left { Walk::On } else { Walk::Enough }
         });
@@ -335,57 +343,60 @@ impl<O: Others> ProcGate<O> {
 
     fn elsewhere(&self, request: &Request<'_>) -> Outcome {
         let header = &request.header;
-        let node = Node::from_number(header.nodeid).ok_or(libc::ESTALE)?;
+        let node = ProcInode::from_number(header.nodeid).ok_or(libc::ESTALE)?;
         let asker = self.native.asker(header.pid, header.uid, header.gid);
         match (node, &request.body) {
-            (Node::Root, Body::Lookup { name }) => {
+            (ProcInode::Root, Body::Lookup { name }) => {
                 let pid = decimal(name).ok_or(libc::ENOENT)?;
-                Ok(entry(Node::Remote(pid), self.owner(pid, asker)?, KEPT_S))
+                Ok(entry(ProcInode::Remote(pid), self.owner(pid, asker)?, KEPT_S))
             }
-            (Node::Remote(pid), Body::Lookup { name: b"fd" }) => {
-                Ok(entry(Node::Descriptors(pid), self.owner(pid, asker)?, KEPT_S))
+            (ProcInode::Remote(pid), Body::Lookup { name: b"fd" }) => {
+                Ok(entry(ProcInode::Descriptors(pid), self.owner(pid, asker)?, KEPT_S))
             }
-            (Node::Remote(pid), Body::Lookup { name }) => {
+            (ProcInode::Remote(pid), Body::Lookup { name }) => {
                 let file = Entry::from_name(name).ok_or(libc::ENOENT)?;
-                Ok(entry(Node::RemoteFile(pid, file), self.owner(pid, asker)?, KEPT_S))
+                Ok(entry(ProcInode::RemoteFile(pid, file), self.owner(pid, asker)?, KEPT_S))
             }
-            (Node::Descriptors(pid), Body::Lookup { name }) => {
+            (ProcInode::Descriptors(pid), Body::Lookup { name }) => {
                 let fd = decimal(name).ok_or(libc::ENOENT)?;
                 self.link(pid, fd, asker)?;
-                Ok(entry(Node::Descriptor(pid, fd), self.owner(pid, asker)?, 0))
+                Ok(entry(ProcInode::Descriptor(pid, fd), self.owner(pid, asker)?, 0))
             }
             (
-                Node::Remote(pid) | Node::RemoteFile(pid, _) | Node::Descriptors(pid) | Node::Descriptor(pid, _),
+                ProcInode::Remote(pid)
+                | ProcInode::RemoteFile(pid, _)
+                | ProcInode::Descriptors(pid)
+                | ProcInode::Descriptor(pid, _),
                 Body::Getattr,
             ) => Ok(attributes(node, self.owner(pid, asker)?)),
-            (Node::Descriptor(pid, fd), Body::Readlink) => self.link(pid, fd, asker),
-            (Node::RemoteFile(pid, file), Body::Open(_)) => {
+            (ProcInode::Descriptor(pid, fd), Body::Readlink) => self.link(pid, fd, asker),
+            (ProcInode::RemoteFile(pid, file), Body::Open(_)) => {
                 let (handle, said) = (self.next_salt(), self.file(pid, file, asker)?);
                 self.lately.keep(handle, Arc::new(said));
                 Ok(self.opened(handle))
             }
-            (Node::RemoteFile(pid, file), Body::Read(head)) => {
+            (ProcInode::RemoteFile(pid, file), Body::Read(head)) => {
                 let said = match self.lately.find(head.fh) {
                     Some(said) => said,
                     None => Arc::new(self.file(pid, file, asker)?),
                 };
                 Ok(piece(&said, head))
             }
-            (Node::Descriptors(pid), Body::Opendir) => {
+            (ProcInode::Descriptors(pid), Body::Opendir) => {
                 self.descriptors(pid, asker)?;
                 Ok(self.opened(self.next_salt()))
             }
-            (Node::Descriptors(pid), Body::Readdir { head, .. }) => {
+            (ProcInode::Descriptors(pid), Body::Readdir { head, .. }) => {
                 let mut page = Page::new(head.size as usize);
                 for fd in self.descriptors(pid, asker)?.into_iter().filter(|fd| u64::from(*fd) >= head.offset) {
                     let name = fd.to_string();
-                    if page.push(Node::Descriptor(pid, fd), name.as_bytes(), u64::from(fd) + 1) == Room::None {
+                    if page.push(ProcInode::Descriptor(pid, fd), name.as_bytes(), u64::from(fd) + 1) == Room::None {
                         break;
                     }
                 }
                 Ok(page.into_bytes())
             }
-            (Node::Root, Body::Readdir { head, .. }) => Ok(self.remote_names(head, asker)),
+            (ProcInode::Root, Body::Readdir { head, .. }) => Ok(self.remote_names(head, asker)),
             _ => Err(libc::ENOSYS),
         }
     }
@@ -393,13 +404,13 @@ impl<O: Others> ProcGate<O> {
     fn remote_names(&self, head: &ReadIn, asker: Asker) -> Vec<u8> {
         let mut page = Page::new(head.size as usize);
         // By the place behind it: `dvs` ends there, and each process at its number and one.
-        if head.offset <= BEYOND && page.push(Node::Dvs, b"dvs", BEYOND + 1) == Room::None {
+        if head.offset <= BEYOND && page.push(ProcInode::Dvs, b"dvs", BEYOND + 1) == Room::None {
             return page.into_bytes();
         }
         let from = head.offset.saturating_sub(BEYOND);
         for pid in self.listed(head.fh, asker).into_iter().filter(|pid| u64::from(*pid) >= from) {
             let place = BEYOND + u64::from(pid) + 1;
-            if page.push(Node::Remote(pid), pid.to_string().as_bytes(), place) == Room::None {
+            if page.push(ProcInode::Remote(pid), pid.to_string().as_bytes(), place) == Room::None {
                 break;
             }
         }
@@ -419,16 +430,16 @@ impl<O: Others> ProcGate<O> {
     }
 
     /// A node that does not answer has no processes.
-    fn ask(&self, pid: u32, question: Question, asker: Asker) -> Result<(u64, Said), i32> {
+    fn ask(&self, pid: u32, question: ProcQuestion, asker: Asker) -> Result<(u64, ProcFacts), i32> {
         let seat = self.nodes.seat_of(pid).ok_or(libc::ENOENT)?;
-        let Answer { began_ns, said } = self.nodes.ask(seat, &Ask { question, asker }).map_err(|_| libc::ENOENT)?;
+        let ProcAnswer { began_ns, said } = self.nodes.ask(seat, &Ask { question, asker }).map_err(|_| libc::ENOENT)?;
         said.map(|said| (began_ns, said))
     }
 
     fn owner(&self, pid: u32, asker: Asker) -> Result<Owner, i32> {
-        match self.ask(pid, Question::Owner(pid), asker)?.1 {
-            Said::Processes(listed) => match listed.as_slice() {
-                [Listed { uid, gid, .. }] => Ok(Owner { uid: *uid, gid: *gid }),
+        match self.ask(pid, ProcQuestion::Owner(pid), asker)?.1 {
+            ProcFacts::Processes(listed) => match listed.as_slice() {
+                [ListedProcess { uid, gid, .. }] => Ok(Owner { uid: *uid, gid: *gid }),
                 _ => Err(libc::ENOENT),
             },
             _ => Err(libc::EIO),
@@ -436,8 +447,8 @@ impl<O: Others> ProcGate<O> {
     }
 
     fn file(&self, pid: u32, file: Entry, asker: Asker) -> Outcome {
-        let (began, said) = self.ask(pid, Question::File(pid, file), asker)?;
-        let Said::Bytes(said) = said else { return Err(libc::EIO) };
+        let (began, said) = self.ask(pid, ProcQuestion::File(pid, file), asker)?;
+        let ProcFacts::Bytes(said) = said else { return Err(libc::EIO) };
         if file != Entry::Stat {
             return Ok(said);
         }
@@ -446,15 +457,15 @@ impl<O: Others> ProcGate<O> {
     }
 
     fn descriptors(&self, pid: u32, asker: Asker) -> Result<Vec<u32>, i32> {
-        match self.ask(pid, Question::Descriptors(pid), asker)?.1 {
-            Said::Descriptors(numbers) => Ok(numbers),
+        match self.ask(pid, ProcQuestion::Descriptors(pid), asker)?.1 {
+            ProcFacts::Descriptors(numbers) => Ok(numbers),
             _ => Err(libc::EIO),
         }
     }
 
     fn link(&self, pid: u32, fd: u32, asker: Asker) -> Outcome {
-        match self.ask(pid, Question::Descriptor(pid, fd), asker)?.1 {
-            Said::Bytes(target) => Ok(target),
+        match self.ask(pid, ProcQuestion::Descriptor(pid, fd), asker)?.1 {
+            ProcFacts::Bytes(target) => Ok(target),
             _ => Err(libc::EIO),
         }
     }
@@ -486,25 +497,27 @@ fn is_writing(flags: u32) -> bool {
     flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
 }
 
-fn attr(node: Node, owner: Owner) -> Attr {
+fn attr(node: ProcInode, owner: Owner) -> Attr {
     let (mode, nlink) = match node {
-        Node::Root | Node::Dvs | Node::Remote(_) => (libc::S_IFDIR | 0o555, 2),
-        Node::Descriptors(_) => (libc::S_IFDIR | 0o500, 2),
-        Node::Own(_) | Node::OwnThread(_) | Node::Local(_) | Node::Native(_) => (libc::S_IFLNK | 0o777, 1),
-        Node::Descriptor(..) => (libc::S_IFLNK | 0o500, 1),
-        Node::DvsNodes => (libc::S_IFREG | 0o444, 1),
-        Node::RemoteFile(_, entry) => (libc::S_IFREG | entry.mode(), 1),
+        ProcInode::Root | ProcInode::Dvs | ProcInode::Remote(_) => (libc::S_IFDIR | 0o555, 2),
+        ProcInode::Descriptors(_) => (libc::S_IFDIR | 0o500, 2),
+        ProcInode::Own(_) | ProcInode::OwnThread(_) | ProcInode::Local(_) | ProcInode::Native(_) => {
+            (libc::S_IFLNK | 0o777, 1)
+        }
+        ProcInode::Descriptor(..) => (libc::S_IFLNK | 0o500, 1),
+        ProcInode::DvsNodes => (libc::S_IFREG | 0o444, 1),
+        ProcInode::RemoteFile(_, entry) => (libc::S_IFREG | entry.mode(), 1),
     };
     Attr { ino: node.number(), mode, nlink, uid: owner.uid, gid: owner.gid, blksize: 1024, ..Attr::default() }
 }
 
-fn entry(node: Node, owner: Owner, kept_s: u64) -> Vec<u8> {
+fn entry(node: ProcInode, owner: Owner, kept_s: u64) -> Vec<u8> {
     let attr = attr(node, owner);
     let out = EntryOut { nodeid: attr.ino, entry_valid: kept_s, attr_valid: kept_s, attr, ..EntryOut::default() };
     out.as_bytes().to_vec()
 }
 
-fn attributes(node: Node, owner: Owner) -> Vec<u8> {
+fn attributes(node: ProcInode, owner: Owner) -> Vec<u8> {
     AttrOut { attr_valid: KEPT_S, attr: attr(node, owner), ..AttrOut::default() }.as_bytes().to_vec()
 }
 
@@ -514,12 +527,12 @@ fn piece(said: &[u8], head: &ReadIn) -> Vec<u8> {
     said.get(from..to).unwrap_or_default().to_vec()
 }
 
-fn fixed_names(directory: Node, head: &ReadIn) -> Vec<u8> {
-    let names: Vec<(Node, &str)> = match directory {
-        Node::Dvs => vec![(Node::DvsNodes, "nodes")],
-        Node::Remote(pid) => {
-            let files = Entry::ALL.iter().map(|entry| (Node::RemoteFile(pid, *entry), entry.name()));
-            files.chain([(Node::Descriptors(pid), "fd")]).collect()
+fn fixed_names(directory: ProcInode, head: &ReadIn) -> Vec<u8> {
+    let names: Vec<(ProcInode, &str)> = match directory {
+        ProcInode::Dvs => vec![(ProcInode::DvsNodes, "nodes")],
+        ProcInode::Remote(pid) => {
+            let files = Entry::ALL.iter().map(|entry| (ProcInode::RemoteFile(pid, *entry), entry.name()));
+            files.chain([(ProcInode::Descriptors(pid), "fd")]).collect()
         }
         _ => Vec::new(),
     };

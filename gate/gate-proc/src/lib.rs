@@ -34,6 +34,6 @@ pub mod number;
 pub mod render;
 pub mod visible;
 
-pub use gate::{Ended, ProcGate, Setting};
+pub use gate::{ProcGate, ProcSetting, WhyEnded};
 pub use native::NativeProc;
-pub use nodes::{Others, Unanswered};
+pub use nodes::{Others, SilentNode};

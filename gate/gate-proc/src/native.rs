@@ -21,8 +21,10 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, openat, read
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::ask::{Answer, Ask, BODY_BYTES_MAX, DESCRIPTORS_MAX, LINK_BYTES_MAX, Listed, Question, Said, told};
-use crate::number::{Entry, Seen, decimal, name_number};
+use crate::ask::{
+    Ask, BODY_BYTES_MAX, DESCRIPTORS_MAX, LINK_BYTES_MAX, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion, told,
+};
+use crate::number::{Entry, SeenBy, decimal, name_number};
 use crate::render::{NOBODY, status_inside};
 use crate::visible::{Asker, Looked};
 
@@ -102,20 +104,20 @@ impl NativeProc {
     }
 
     /// What another node is told.
-    pub fn answer(&self, ask: &Ask) -> Answer {
+    pub fn answer(&self, ask: &Ask) -> ProcAnswer {
         let said = match ask.question {
-            Question::Processes => self.processes().map(Said::Processes),
-            Question::Owner(pid) => self
+            ProcQuestion::Processes => self.processes().map(ProcFacts::Processes),
+            ProcQuestion::Owner(pid) => self
                 .process(pid)
-                .and_then(|process| Ok(Said::Processes(vec![self.listed(pid, process.as_fd(), "")?]))),
-            Question::File(pid, entry) => self.file(pid, entry, &ask.asker).map(Said::Bytes),
-            Question::Descriptors(pid) => self.descriptors(pid, &ask.asker).map(Said::Descriptors),
-            Question::Descriptor(pid, fd) => self.descriptor(pid, fd, &ask.asker).map(Said::Bytes),
+                .and_then(|process| Ok(ProcFacts::Processes(vec![self.listed(pid, process.as_fd(), "")?]))),
+            ProcQuestion::File(pid, entry) => self.file(pid, entry, &ask.asker).map(ProcFacts::Bytes),
+            ProcQuestion::Descriptors(pid) => self.descriptors(pid, &ask.asker).map(ProcFacts::Descriptors),
+            ProcQuestion::Descriptor(pid, fd) => self.descriptor(pid, fd, &ask.asker).map(ProcFacts::Bytes),
         };
-        Answer { began_ns: began_ns(), said: said.map_err(|errno| told(errno.raw_os_error())) }
+        ProcAnswer { began_ns: began_ns(), said: said.map_err(|errno| told(errno.raw_os_error())) }
     }
 
-    fn processes(&self) -> rustix::io::Result<Vec<Listed>> {
+    fn processes(&self) -> rustix::io::Result<Vec<ListedProcess>> {
         let mut listed = Vec::new();
         self.walk(0, |name, _| {
             let pid = decimal(name).filter(|pid| Seat::of_pid(*pid) == Some(self.own));
@@ -128,10 +130,10 @@ impl NativeProc {
         Ok(listed)
     }
 
-    fn listed(&self, pid: u32, place: impl AsFd, path: &str) -> rustix::io::Result<Listed> {
+    fn listed(&self, pid: u32, place: impl AsFd, path: &str) -> rustix::io::Result<ListedProcess> {
         let stat = statat(place, path, AtFlags::EMPTY_PATH)?;
         let inside = |id| self.ids.inside(id).unwrap_or(NOBODY);
-        Ok(Listed { pid, uid: inside(stat.st_uid), gid: inside(stat.st_gid) })
+        Ok(ListedProcess { pid, uid: inside(stat.st_uid), gid: inside(stat.st_gid) })
     }
 
     fn process(&self, pid: u32) -> rustix::io::Result<OwnedFd> {
@@ -148,8 +150,8 @@ impl NativeProc {
             _ => read_at(process, entry.name(), BODY_BYTES_MAX),
         };
         let said = match entry.seen() {
-            Seen::ByAll => read(&process)?,
-            Seen::ByWhoMayTrace => self.looking_into(&process, asker, read)?,
+            SeenBy::ByAll => read(&process)?,
+            SeenBy::ByWhoMayTrace => self.looking_into(&process, asker, read)?,
         };
         Ok(if entry == Entry::Status { status_inside(&said, self.ids) } else { said })
     }

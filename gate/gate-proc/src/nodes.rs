@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use proc_core::range::{Seat, Seats};
 
-use crate::ask::{ASK_BYTES, Answer, Ask, Listed, Question, Said};
+use crate::ask::{ASK_BYTES, Ask, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion};
 use crate::visible::Asker;
 
 /// For an answer of another node.
@@ -16,7 +16,7 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A node that said nothing, or nothing that can be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unanswered;
+pub struct SilentNode;
 
 /// The way to gates of other nodes.
 pub trait Others: Send + Sync {
@@ -24,7 +24,7 @@ pub trait Others: Send + Sync {
     ///
     /// # Errors
     /// The node did not answer.
-    fn ask(&self, node: Seat, ask: &[u8; ASK_BYTES], limit: Duration) -> Result<Vec<u8>, Unanswered>;
+    fn ask(&self, node: Seat, ask: &[u8; ASK_BYTES], limit: Duration) -> Result<Vec<u8>, SilentNode>;
 }
 
 #[derive(Debug)]
@@ -61,9 +61,9 @@ impl<O: Others> Nodes<O> {
         Seat::all().filter(move |seat| seats.contains(*seat))
     }
 
-    pub fn ask(&self, node: Seat, ask: &Ask) -> Result<Answer, Unanswered> {
+    pub fn ask(&self, node: Seat, ask: &Ask) -> Result<ProcAnswer, SilentNode> {
         if self.silent.lock().contains(node) {
-            return Err(Unanswered);
+            return Err(SilentNode);
         }
         self.ask_whoever(node, ask).inspect_err(|_| {
             let mut silent = self.silent.lock();
@@ -74,18 +74,18 @@ impl<O: Others> Nodes<O> {
         })
     }
 
-    fn ask_whoever(&self, node: Seat, ask: &Ask) -> Result<Answer, Unanswered> {
+    fn ask_whoever(&self, node: Seat, ask: &Ask) -> Result<ProcAnswer, SilentNode> {
         let bytes = self.others.ask(node, &ask.encode(), PATIENCE)?;
-        Answer::decode(&bytes, ask.question, node).map_err(|_| Unanswered)
+        ProcAnswer::decode(&bytes, ask.question, node).map_err(|_| SilentNode)
     }
 
     /// All processes of nodes that answer, by number. They are asked at the same time.
-    pub fn processes(&self, asker: Asker) -> Vec<Listed> {
-        let ask = Ask { question: Question::Processes, asker };
+    pub fn processes(&self, asker: Asker) -> Vec<ListedProcess> {
+        let ask = Ask { question: ProcQuestion::Processes, asker };
         let heard = std::thread::scope(|scope| {
             let asked = self.seats().map(|seat| {
                 let one = move || match self.ask(seat, &ask).map(|answer| answer.said) {
-                    Ok(Ok(Said::Processes(listed))) => listed,
+                    Ok(Ok(ProcFacts::Processes(listed))) => listed,
                     _ => Vec::new(),
                 };
                 std::thread::Builder::new().name("list".to_owned()).spawn_scoped(scope, one)
@@ -102,7 +102,7 @@ impl<O: Others> Nodes<O> {
     pub fn try_silent(&self) {
         let silent = *self.silent.lock();
         // About a process that nobody has.
-        let ask = Ask { question: Question::Owner(0), asker: Asker { uid: 0, gid: 0, effective: 0 } };
+        let ask = Ask { question: ProcQuestion::Owner(0), asker: Asker { uid: 0, gid: 0, effective: 0 } };
         for seat in self.seats().filter(|seat| silent.contains(*seat)) {
             if self.ask_whoever(seat, &ask).is_ok() {
                 tracing::info!(node = seat.index(), "answers again");
@@ -126,16 +126,18 @@ mod tests {
     }
 
     impl Others for &World {
-        fn ask(&self, node: Seat, ask: &[u8; ASK_BYTES], _: Duration) -> Result<Vec<u8>, Unanswered> {
+        fn ask(&self, node: Seat, ask: &[u8; ASK_BYTES], _: Duration) -> Result<Vec<u8>, SilentNode> {
             self.asked.fetch_add(1, Ordering::Relaxed);
             if node.index() == 2 && self.is_silent.load(Ordering::Relaxed) {
-                return Err(Unanswered);
+                return Err(SilentNode);
             }
             let said = match Ask::decode(ask).unwrap().question {
-                Question::Processes => Ok(Said::Processes(vec![Listed { pid: node.first_pid(), uid: 0, gid: 0 }])),
+                ProcQuestion::Processes => {
+                    Ok(ProcFacts::Processes(vec![ListedProcess { pid: node.first_pid(), uid: 0, gid: 0 }]))
+                }
                 _ => Err(libc::ENOENT),
             };
-            Ok(Answer { began_ns: 0, said }.encode())
+            Ok(ProcAnswer { began_ns: 0, said }.encode())
         }
     }
 

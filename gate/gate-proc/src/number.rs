@@ -4,7 +4,7 @@
 
 /// An inode of the file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Node {
+pub enum ProcInode {
     Root,
     /// `self`. The kernel keeps a link's target for as long as the inode lives, so each look-up gives another one.
     Own(u64),
@@ -69,16 +69,16 @@ entries! {
 
 /// Who of a process's node sees it: everybody, or who may look into the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seen {
+pub enum SeenBy {
     ByAll,
     ByWhoMayTrace,
 }
 
 impl Entry {
-    pub const fn seen(self) -> Seen {
+    pub const fn seen(self) -> SeenBy {
         match self {
-            Entry::Environ | Entry::Io => Seen::ByWhoMayTrace,
-            _ => Seen::ByAll,
+            Entry::Environ | Entry::Io => SeenBy::ByWhoMayTrace,
+            _ => SeenBy::ByAll,
         }
     }
 }
@@ -90,42 +90,42 @@ const PID_BITS: u32 = 24;
 const PLACE_BITS: u32 = 31;
 const _: () = assert!(PID_BITS + PLACE_BITS <= 56);
 
-impl Node {
+impl ProcInode {
     pub fn number(self) -> u64 {
         let number = |kind: u64, payload: u64| kind << 56 | payload & PAYLOAD;
         let of_process = |pid: u32, place: u32| u64::from(place) << PID_BITS | u64::from(pid);
         match self {
-            Node::Root => 1,
-            Node::Own(salt) => number(1, salt),
-            Node::OwnThread(salt) => number(2, salt),
-            Node::Local(pid) => number(3, pid.into()),
-            Node::Native(name) => number(4, name),
-            Node::Dvs => number(5, 0),
-            Node::DvsNodes => number(6, 0),
-            Node::Remote(pid) => number(7, pid.into()),
-            Node::RemoteFile(pid, entry) => number(8, of_process(pid, entry as u32)),
-            Node::Descriptors(pid) => number(9, pid.into()),
-            Node::Descriptor(pid, fd) => number(10, of_process(pid, fd)),
+            ProcInode::Root => 1,
+            ProcInode::Own(salt) => number(1, salt),
+            ProcInode::OwnThread(salt) => number(2, salt),
+            ProcInode::Local(pid) => number(3, pid.into()),
+            ProcInode::Native(name) => number(4, name),
+            ProcInode::Dvs => number(5, 0),
+            ProcInode::DvsNodes => number(6, 0),
+            ProcInode::Remote(pid) => number(7, pid.into()),
+            ProcInode::RemoteFile(pid, entry) => number(8, of_process(pid, entry as u32)),
+            ProcInode::Descriptors(pid) => number(9, pid.into()),
+            ProcInode::Descriptor(pid, fd) => number(10, of_process(pid, fd)),
         }
     }
 
     /// `None`: no inode that a gate gave.
-    pub fn from_number(number: u64) -> Option<Node> {
+    pub fn from_number(number: u64) -> Option<ProcInode> {
         let (kind, payload) = (number >> 56, number & PAYLOAD);
         let pid = || u32::try_from(payload & ((1 << PID_BITS) - 1)).ok();
         let place = || u32::try_from(payload >> PID_BITS).ok();
         let node = match kind {
-            0 if payload == 1 => Node::Root,
-            1 => Node::Own(payload),
-            2 => Node::OwnThread(payload),
-            3 => Node::Local(u32::try_from(payload).ok()?),
-            4 => Node::Native(payload),
-            5 => Node::Dvs,
-            6 => Node::DvsNodes,
-            7 => Node::Remote(pid()?),
-            8 => Node::RemoteFile(pid()?, Entry::from_number(u8::try_from(place()?).ok()?)?),
-            9 => Node::Descriptors(pid()?),
-            10 => Node::Descriptor(pid()?, place()?),
+            0 if payload == 1 => ProcInode::Root,
+            1 => ProcInode::Own(payload),
+            2 => ProcInode::OwnThread(payload),
+            3 => ProcInode::Local(u32::try_from(payload).ok()?),
+            4 => ProcInode::Native(payload),
+            5 => ProcInode::Dvs,
+            6 => ProcInode::DvsNodes,
+            7 => ProcInode::Remote(pid()?),
+            8 => ProcInode::RemoteFile(pid()?, Entry::from_number(u8::try_from(place()?).ok()?)?),
+            9 => ProcInode::Descriptors(pid()?),
+            10 => ProcInode::Descriptor(pid()?, place()?),
             _ => return None,
         };
         (node.number() == number).then_some(node)
@@ -153,15 +153,21 @@ mod tests {
     #[test]
     fn every_inode_is_found_by_its_number_again() {
         let pids = [0, 1, 65_536, 4_194_303];
-        let mut nodes = vec![Node::Root, Node::Own(7), Node::OwnThread(PAYLOAD), Node::Dvs, Node::DvsNodes];
-        nodes.push(Node::Native(name_number(b"meminfo")));
+        let mut nodes = vec![
+            ProcInode::Root,
+            ProcInode::Own(7),
+            ProcInode::OwnThread(PAYLOAD),
+            ProcInode::Dvs,
+            ProcInode::DvsNodes,
+        ];
+        nodes.push(ProcInode::Native(name_number(b"meminfo")));
         for pid in pids {
-            nodes.extend([Node::Local(pid), Node::Remote(pid), Node::Descriptors(pid)]);
-            nodes.extend(Entry::ALL.iter().map(|entry| Node::RemoteFile(pid, *entry)));
-            nodes.extend([0, 255, i32::MAX as u32].map(|fd| Node::Descriptor(pid, fd)));
+            nodes.extend([ProcInode::Local(pid), ProcInode::Remote(pid), ProcInode::Descriptors(pid)]);
+            nodes.extend(Entry::ALL.iter().map(|entry| ProcInode::RemoteFile(pid, *entry)));
+            nodes.extend([0, 255, i32::MAX as u32].map(|fd| ProcInode::Descriptor(pid, fd)));
         }
         for node in &nodes {
-            assert_eq!(Node::from_number(node.number()), Some(*node));
+            assert_eq!(ProcInode::from_number(node.number()), Some(*node));
         }
         let mut numbers: Vec<u64> = nodes.iter().map(|node| node.number()).collect();
         numbers.sort_unstable();
@@ -172,7 +178,7 @@ mod tests {
     #[test]
     fn numbers_that_no_gate_gave_are_nothing() {
         for number in [0, 2, 3 << 56 | 1 << 40, 5 << 56 | 1, 7 << 56 | 1 << 30, 8 << 56, 8 << 56 | 99 << 24, u64::MAX] {
-            assert_eq!(Node::from_number(number), None, "{number:x}");
+            assert_eq!(ProcInode::from_number(number), None, "{number:x}");
         }
     }
 

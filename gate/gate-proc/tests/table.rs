@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use gate_proc::ask::{ASK_BYTES, Ask};
-use gate_proc::{NativeProc, Others, ProcGate, Setting, Unanswered};
+use gate_proc::{NativeProc, Others, ProcGate, ProcSetting, SilentNode};
 use proc_core::caller::Uids;
 use proc_core::range::{Seat, Seats};
 use rustix::fs::{Mode, OFlags, open};
@@ -52,12 +52,12 @@ struct Far {
 }
 
 impl Others for Far {
-    fn ask(&self, _: Seat, ask: &[u8; ASK_BYTES], limit: Duration) -> Result<Vec<u8>, Unanswered> {
+    fn ask(&self, _: Seat, ask: &[u8; ASK_BYTES], limit: Duration) -> Result<Vec<u8>, SilentNode> {
         let mut is_silent = [0];
         self.switch.read_exact_at(&mut is_silent, 0).expect("a byte");
         if is_silent != [0] {
             std::thread::sleep(limit);
-            return Err(Unanswered);
+            return Err(SilentNode);
         }
         Ok(self.native.answer(&Ask::decode(ask).expect("an ask")).encode())
     }
@@ -69,7 +69,7 @@ fn gate() {
     let (fuse, near, distant, switch, stop) = (take("fuse"), take("near"), take("far"), take("switch"), take("stop"));
     let others = Far { native: NativeProc::new(distant, far(), IDS), switch: switch.into() };
     let behind = std::env::var(BEHIND).expect("a path");
-    let setting = Setting { behind, others: Seats::NONE.with(far()) };
+    let setting = ProcSetting { behind, others: Seats::NONE.with(far()) };
     let gate = ProcGate::new(fuse, NativeProc::new(near, own(), IDS), others, setting).expect("a gate");
     gate.run(&stop).expect("it serves");
 }
@@ -110,7 +110,8 @@ impl Distant {
             place = place.display(),
             last = far().first_pid() + 99,
         );
-        let mut command = Command::new("unshare");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare"]);
         command.args(["--pid", "--fork", "--kill-child", "--mount", "--propagation=private"]);
         command.arg(format!("--mount-proc={}", place.display())).args(["sh", "-c", &script]);
         let mut init = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("unshare");
@@ -193,23 +194,44 @@ fn processes_of_all_nodes_are_seen() {
         ("stop", stop.as_fd()),
     ];
     let path = format!("..{}", behind.display());
-    let mut gate = start_gate(&fds, &path);
+    let (behind, fuse, distant, switch) = (&behind, &fuse, &distant, &switch);
     std::thread::scope(|scope| {
-        let checks = scope.spawn(|| {
-            mount_before(&behind, &fuse);
-            programs_see_all(&distant, &behind);
+        // Gates are started where the native procfs is: what starts there reads it.
+        let (ask, asked) = std::sync::mpsc::channel();
+        let (give, given) = std::sync::mpsc::channel();
+        let start = move || {
+            ask.send(()).expect("it is heard");
+            given.recv().expect("a gate")
+        };
+        let checks = scope.spawn(move || {
+            mount_before(behind, fuse);
+            let mut gate = KilledInTheEnd(start());
+            programs_see_all(distant, behind);
             own_links_are_native();
-            others_see_what_they_would_there(&distant);
-            silent_node_is_left_out(&distant, &switch);
-            gate_is_killed(&mut gate, || start_gate(&fds, &path), &distant);
-            figures(&behind);
+            others_see_what_they_would_there(distant);
+            silent_node_is_left_out(distant, switch);
+            gate_is_killed(&mut gate, start, distant);
+            figures(behind);
+            // The gate ends with its mount.
             unmount("/proc", UnmountFlags::DETACH).expect("it was mounted");
+            drop(stop_in);
+            assert!(gate.0.wait().expect("it ends").success());
         });
-        let outcome = checks.join();
-        drop(stop_in);
-        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        while asked.recv().is_ok() {
+            give.send(start_gate(&fds, &path)).expect("it is heard");
+        }
+        checks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
-    gate.wait().expect("it ends");
+}
+
+/// A child that does not outlive a check that failed.
+struct KilledInTheEnd(Child);
+
+impl Drop for KilledInTheEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn programs_see_all(distant: &Distant, behind: &Path) {
@@ -232,14 +254,18 @@ fn programs_see_all(distant: &Distant, behind: &Path) {
     assert!(missing.is_empty(), "{missing:?}");
     let more: Vec<_> = through.difference(&native).filter(|name| !is_process(name)).collect();
     assert_eq!(more, ["dvs"]);
-    assert_eq!(words("pgrep", &["-f", MARK]), BTreeSet::from([both[1].clone()]));
+    // This machine sees the script that starts them as well.
+    let mut marked = words("pgrep", &["-f", MARK]);
+    marked.retain(|pid| pid.parse().ok().and_then(Seat::of_pid) == Some(far()));
+    assert_eq!(marked, BTreeSet::from([both[1].clone()]));
     let owner = words("ps", &["-o", "uid=", "-p", &both[1]]);
     assert_eq!(owner, BTreeSet::from([USER.to_string()]));
     // It began within this test, also by the clock of another machine.
     let age: u64 = words("ps", &["-o", "etimes=", "-p", &both[0]]).first().expect("a word").parse().expect("seconds");
     assert!(age < 60, "{age}");
-    let table = run("top", &["-b", "-n", "1", "-w", "512"]);
-    assert!(String::from_utf8_lossy(&table.stdout).contains(&both[0]), "top");
+    // Its columns are as wide as this machine's numbers, so the number may be cut off.
+    let table = run("env", &["TERM=dumb", "top", "-b", "-n", "1", "-p", &both[0]]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains(" 1 total"), "{table:?}");
     assert_eq!(fs::read("/proc/dvs/nodes").expect("readable"), b"61 4063232 answers\n62 4128768 own\n");
 }
 
@@ -321,20 +347,21 @@ fn silent_node_is_left_out(distant: &Distant, switch: &File) {
     await_that("the node is seen again", || words("ps", &["-e", "-o", "pid="]).contains(&pid));
 }
 
-fn gate_is_killed(gate: &mut Child, start: impl Fn() -> Child, distant: &Distant) {
+fn gate_is_killed(gate: &mut KilledInTheEnd, start: impl Fn() -> Child, distant: &Distant) {
     let (own, pid) = (std::process::id().to_string(), distant.of_root.to_string());
-    let mut loops = Command::new("sh")
+    let loops = Command::new("sh")
         .args(["-c", "while :; do ps -e -o pid= || echo failed; echo end; done"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
-    let mut lines = BufReader::new(loops.stdout.take().expect("a pipe")).lines().map(|line| line.expect("text"));
+    let mut loops = KilledInTheEnd(loops);
+    let mut lines = BufReader::new(loops.0.stdout.take().expect("a pipe")).lines().map(|line| line.expect("text"));
     for _ in 0..KILLS {
         let mut table: Vec<String> = lines.by_ref().take_while(|line| line != "end").collect();
-        gate.kill().expect("it runs");
-        gate.wait().expect("it ended");
-        *gate = start();
+        gate.0.kill().expect("it runs");
+        gate.0.wait().expect("it ended");
+        gate.0 = start();
         // The one during which it was killed, and one behind.
         for _ in 0..2 {
             table.iter_mut().for_each(|line| *line = line.trim().to_owned());
@@ -342,8 +369,6 @@ fn gate_is_killed(gate: &mut Child, start: impl Fn() -> Child, distant: &Distant
             table = lines.by_ref().take_while(|line| line != "end").collect();
         }
     }
-    loops.kill().expect("it runs");
-    loops.wait().expect("it ends");
 }
 
 /// `ps -ef` through links against the native procfs, alternating, with 500 processes more.
