@@ -5,11 +5,12 @@
 //!
 //! A gate that is killed leaves requests that it had read; its successor asks the kernel for them again (Linux 6.9).
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gate_fuse::kernel::{
     self, Attr, AttrOut, EntryOut, InHeader, InitIn, InitOut, OpenOut, OutHeader, ReadIn, StatfsOut, fopen, init,
@@ -41,6 +42,9 @@ const REQUEST_BYTES_MAX: usize = 64 << 10;
 const WRITE_BYTES: u32 = 4096;
 /// How long the kernel keeps names and attributes without asking.
 const KEPT_S: u64 = 1;
+const KEPT: Duration = Duration::from_secs(KEPT_S);
+/// As many processes as two nodes can have.
+const OWNERS_MAX: usize = 1 << 17;
 /// Between attempts to hear a silent node.
 const PAUSE: Duration = Duration::from_millis(250);
 const TICKS_PER_S: i128 = 100;
@@ -73,6 +77,7 @@ pub struct ProcGate<O> {
     /// The next inode or handle that nobody had.
     salt: AtomicU64,
     lately: Lately,
+    owners: Owners,
 }
 
 /// What a request comes to.
@@ -95,7 +100,7 @@ impl<O: Others> ProcGate<O> {
         // Another gate's numbers are not used again: the kernel may still have their targets.
         let salt = AtomicU64::new(u64::from_le_bytes(salt) >> 9);
         let nodes = Nodes::new(others, setting.others);
-        Ok(ProcGate { fuse, native, nodes, setting, salt, lately: Lately::default() })
+        Ok(ProcGate { fuse, native, nodes, setting, salt, lately: Lately::default(), owners: Owners::default() })
     }
 
     /// Until `stop` is readable or the file system was unmounted.
@@ -167,7 +172,9 @@ impl<O: Others> ProcGate<O> {
             Turn::Answer(outcome) => self.reply(unique, outcome),
             Turn::Nothing => (),
             Turn::Elsewhere => {
-                if workers.try_send(bytes.to_vec()).is_err() {
+                if let Some(outcome) = self.remembered(&request) {
+                    self.reply(unique, outcome);
+                } else if workers.try_send(bytes.to_vec()).is_err() {
                     self.reply(unique, Err(libc::EAGAIN));
                 }
             }
@@ -339,6 +346,27 @@ impl<O: Others> ProcGate<O> {
         self.salt.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// What other nodes would be asked for, had they not said it a moment ago. Another thread would take longer to wake
+    /// than this takes.
+    fn remembered(&self, request: &Request<'_>) -> Option<Outcome> {
+        let node = ProcInode::from_number(request.header.nodeid)?;
+        match (node, &request.body) {
+            (ProcInode::Root, Body::Lookup { name }) => {
+                let pid = decimal(name)?;
+                Some(Ok(entry(ProcInode::Remote(pid), self.owners.find(pid)?, KEPT_S)))
+            }
+            (ProcInode::Remote(pid), Body::Lookup { name }) => {
+                let owner = self.owners.find(pid)?;
+                Some(inside(pid, name).map(|node| entry(node, owner, KEPT_S)).ok_or(libc::ENOENT))
+            }
+            (ProcInode::Remote(pid) | ProcInode::RemoteFile(pid, _) | ProcInode::Descriptors(pid), Body::Getattr) => {
+                Some(Ok(attributes(node, self.owners.find(pid)?)))
+            }
+            (ProcInode::RemoteFile(..), Body::Read(head)) => Some(Ok(piece(&*self.lately.find(head.fh)?, head))),
+            _ => None,
+        }
+    }
+
     // ---- what other nodes know
 
     fn elsewhere(&self, request: &Request<'_>) -> Outcome {
@@ -350,12 +378,9 @@ impl<O: Others> ProcGate<O> {
                 let pid = decimal(name).ok_or(libc::ENOENT)?;
                 Ok(entry(ProcInode::Remote(pid), self.owner(pid, asker)?, KEPT_S))
             }
-            (ProcInode::Remote(pid), Body::Lookup { name: b"fd" }) => {
-                Ok(entry(ProcInode::Descriptors(pid), self.owner(pid, asker)?, KEPT_S))
-            }
             (ProcInode::Remote(pid), Body::Lookup { name }) => {
-                let file = Entry::from_name(name).ok_or(libc::ENOENT)?;
-                Ok(entry(ProcInode::RemoteFile(pid, file), self.owner(pid, asker)?, KEPT_S))
+                let node = inside(pid, name).ok_or(libc::ENOENT)?;
+                Ok(entry(node, self.owner(pid, asker)?, KEPT_S))
             }
             (ProcInode::Descriptors(pid), Body::Lookup { name }) => {
                 let fd = decimal(name).ok_or(libc::ENOENT)?;
@@ -423,7 +448,9 @@ impl<O: Others> ProcGate<O> {
             let words = said.chunks_exact(4).filter_map(|word| word.try_into().ok());
             return words.map(u32::from_le_bytes).collect();
         }
-        let pids: Vec<u32> = self.nodes.processes(asker).iter().map(|one| one.pid).collect();
+        let listed = self.nodes.processes(asker);
+        self.owners.keep(&listed);
+        let pids: Vec<u32> = listed.iter().map(|one| one.pid).collect();
         let bytes = pids.iter().flat_map(|pid| pid.to_le_bytes()).collect();
         self.lately.keep(handle, Arc::new(bytes));
         pids
@@ -436,12 +463,16 @@ impl<O: Others> ProcGate<O> {
         said.map(|said| (began_ns, said))
     }
 
+    /// As old as what the kernel keeps, at most.
     fn owner(&self, pid: u32, asker: Asker) -> Result<Owner, i32> {
+        if let Some(owner) = self.owners.find(pid) {
+            return Ok(owner);
+        }
         match self.ask(pid, ProcQuestion::Owner(pid), asker)?.1 {
-            ProcFacts::Processes(listed) => match listed.as_slice() {
-                [ListedProcess { uid, gid, .. }] => Ok(Owner { uid: *uid, gid: *gid }),
-                _ => Err(libc::ENOENT),
-            },
+            ProcFacts::Processes(listed) => {
+                self.owners.keep(&listed);
+                listed.first().map(|one| Owner { uid: one.uid, gid: one.gid }).ok_or(libc::ENOENT)
+            }
             _ => Err(libc::EIO),
         }
     }
@@ -471,6 +502,27 @@ impl<O: Others> ProcGate<O> {
     }
 }
 
+/// Whose processes of other nodes were lately: who lists a directory looks at all of them next.
+#[derive(Debug, Default)]
+struct Owners(Mutex<HashMap<u32, (Owner, Instant)>>);
+
+impl Owners {
+    fn keep(&self, listed: &[ListedProcess]) {
+        let (now, mut owners) = (Instant::now(), self.0.lock());
+        if owners.len() + listed.len() > OWNERS_MAX {
+            owners.retain(|_, (_, heard)| now.duration_since(*heard) < KEPT);
+        }
+        for one in listed.iter().take(OWNERS_MAX.saturating_sub(owners.len())) {
+            owners.insert(one.pid, (Owner { uid: one.uid, gid: one.gid }, now));
+        }
+    }
+
+    fn find(&self, pid: u32) -> Option<Owner> {
+        let owners = self.0.lock();
+        owners.get(&pid).filter(|(_, heard)| heard.elapsed() < KEPT).map(|(owner, _)| *owner)
+    }
+}
+
 /// Whose a file is.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
@@ -479,6 +531,14 @@ struct Owner {
 }
 
 const ROOT: Owner = Owner { uid: 0, gid: 0 };
+
+/// What has this name in the directory of a process.
+fn inside(pid: u32, name: &[u8]) -> Option<ProcInode> {
+    match name {
+        b"fd" => Some(ProcInode::Descriptors(pid)),
+        _ => Some(ProcInode::RemoteFile(pid, Entry::from_name(name)?)),
+    }
+}
 
 fn agree(head: &InitIn) -> Outcome {
     if head.major != kernel::VERSION_MAJOR || head.minor < kernel::VERSION_MINOR_MIN {

@@ -17,7 +17,7 @@
 //!
 //! Not here yet: the process, its start by the node daemon, and rings to other nodes.
 //!
-//! Locks: `Lately` and `Nodes` have one each, held for a look-up alone, neither while the other is taken.
+//! Locks: `Lately`, `Owners` and `Nodes` have one each, held for a look-up alone, none while another is taken.
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
