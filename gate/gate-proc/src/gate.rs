@@ -362,7 +362,7 @@ impl<O: Others> ProcGate<O> {
             (ProcInode::Remote(pid) | ProcInode::RemoteFile(pid, _) | ProcInode::Descriptors(pid), Body::Getattr) => {
                 Some(Ok(attributes(node, self.owners.find(pid)?)))
             }
-            (ProcInode::RemoteFile(..), Body::Read(head)) => Some(Ok(piece(&*self.lately.find(head.fh)?, head))),
+            (ProcInode::RemoteFile(..), Body::Read(head)) => Some(Ok(piece(&self.lately.find(head.fh)?, head))),
             _ => None,
         }
     }
