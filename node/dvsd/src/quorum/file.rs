@@ -34,6 +34,9 @@ pub struct Own {
     /// The first one has served: it never begins again without its data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_founded: bool,
+    /// [`super::MemberRecord::membership`].
+    #[serde(default, skip_serializing_if = "super::is_zero")]
+    pub membership: u64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +87,7 @@ mod tests {
         assert!(matches!(EngineFile::read(dir.path()), Err(FileError::Unreadable { .. })));
         let address = MemberAddress { client: "10.0.0.1:2379".to_owned(), peer: "10.0.0.1:2380".to_owned() };
         let initial = BTreeMap::from([("n1".to_owned(), address.peer.clone())]);
-        let own = Some(Own { initial, is_first: true, token: None, is_founded: false });
+        let own = Some(Own { initial, is_first: true, token: None, is_founded: false, membership: 0 });
         let file = EngineFile { members: BTreeMap::from([("n1".to_owned(), address)]), own };
         file.write(dir.path()).unwrap();
         assert_eq!(EngineFile::read(dir.path()).unwrap(), file);

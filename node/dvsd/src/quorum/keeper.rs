@@ -183,6 +183,7 @@ impl Keeper {
             address: own_address(&self.config, &self.managed),
             stage: Stage::Voter,
             initial: own.initial.clone(),
+            membership: own.membership,
         };
         let key = member_key(&self.config.node);
         let absent = [Compare::Absent { key: key.clone() }, Compare::Absent { key: PLAN.to_owned() }];
@@ -313,18 +314,7 @@ impl Keeper {
     /// Where the members are, and whether this node has one.
     fn learn(&mut self, view: &View) -> Result<(), QuorumError> {
         let serves = |record: &MemberRecord| matches!(record.stage, Stage::Learner | Stage::Voter);
-        let own_record = view.members.get(&self.config.node);
-        let own = match (own_record, &self.file.own) {
-            // A voter has data, and a learner may be told anew with whom it begins.
-            (Some(record), own) if record.stage == Stage::Learner => match own {
-                Some(own) if own.is_first || own.initial == record.initial => Some(own.clone()),
-                _ => Some(Own { initial: record.initial.clone(), is_first: false, token: None, is_founded: false }),
-            },
-            (Some(_), own) => own.clone(),
-            // Nobody has said yet who the members are.
-            (None, own) if view.members.is_empty() => own.clone(),
-            (None, _) => None,
-        };
+        let own = own_from(view, &self.config.node, self.file.own.as_ref());
         let members = view.members.iter().filter(|(_, record)| serves(record));
         let members = members.map(|(node, record)| (node.clone(), record.address.clone())).collect();
         let file = EngineFile { members, own };
@@ -425,14 +415,19 @@ impl Keeper {
         let change = |node: &str, stage: Stage, initial: Option<_>| {
             let record = view.members.get(node).cloned();
             record.map(|record| {
-                let initial = initial.unwrap_or(record.initial);
-                Op::put(member_key(node), encode(&MemberRecord { stage, initial, address: record.address }))
+                let initial = initial.unwrap_or(record.initial.clone());
+                Op::put(member_key(node), encode(&MemberRecord { stage, initial, ..record }))
             })
         };
         let op = match step {
             Step::Invite(node) => view.offers.get(&node).map(|offer| {
                 let address = offer.address.clone();
-                let record = MemberRecord { address, stage: Stage::Invited, initial: Default::default() };
+                // Decisions have a revision each, and this one is later than the last.
+                let membership = match &plan {
+                    Compare::Modified { at, .. } => at.0.saturating_add(1),
+                    _ => 1,
+                };
+                let record = MemberRecord { address, stage: Stage::Invited, initial: Default::default(), membership };
                 Op::put(member_key(&node), encode(&record))
             }),
             Step::Begin { node, initial } => change(&node, Stage::Learner, Some(initial)),
@@ -472,6 +467,27 @@ impl Keeper {
     }
 }
 
+/// Whether this node has a member, and what that begins with; `own`: so far. A daemon sees the last state of a record,
+/// not each one that it had.
+fn own_from(view: &View, node: &str, own: Option<&Own>) -> Option<Own> {
+    let Some(record) = view.members.get(node) else {
+        // Perhaps nobody has said yet who the members are.
+        return own.filter(|_| view.members.is_empty()).cloned();
+    };
+    // A voter has data, and a learner may be told anew with whom it begins.
+    if record.stage != Stage::Learner {
+        return own.cloned();
+    }
+    let is_same = |own: &&Own| match record.membership {
+        0 => own.is_first || own.initial == record.initial,
+        membership => own.membership == membership && own.initial == record.initial,
+    };
+    own.filter(is_same).cloned().or_else(|| {
+        let (initial, membership) = (record.initial.clone(), record.membership);
+        Some(Own { initial, is_first: false, token: None, is_founded: false, membership })
+    })
+}
+
 /// A key for the node's lease, and its value: that it could run a member, and of which version.
 pub fn offer(config: &Config, managed: &Managed) -> Option<(String, Vec<u8>)> {
     let (address, program) = (own_address(config, managed), installed(managed)?);
@@ -489,4 +505,52 @@ fn installed(managed: &Managed) -> Option<PathBuf> {
     }
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths).map(|dir| dir.join(&managed.program)).find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(stage: Stage, initial: &[&str], membership: u64) -> View {
+        let address = MemberAddress { client: "n2:2379".to_owned(), peer: "n2:2380".to_owned() };
+        let initial = initial.iter().map(|node| ((*node).to_owned(), format!("{node}:2380"))).collect();
+        let record = MemberRecord { address, stage, initial, membership };
+        View { members: [("n2".to_owned(), record)].into(), ..View::default() }
+    }
+
+    #[test]
+    fn member_begins_anew_in_each_membership_also_if_nothing_between_was_seen() {
+        let both = &["n1", "n2"];
+        let first = own_from(&view(Stage::Learner, both, 5), "n2", None);
+        assert_eq!(first.as_ref().map(|own| own.membership), Some(5));
+        for stage in [Stage::Learner, Stage::Voter, Stage::Leaving, Stage::Left, Stage::Invited] {
+            assert_eq!(own_from(&view(stage, both, 5), "n2", first.as_ref()), first, "{stage:?}");
+        }
+        // Dismissed, forgotten and invited once more, while this daemon was told nothing.
+        let second = own_from(&view(Stage::Learner, both, 9), "n2", first.as_ref());
+        assert_eq!(second.as_ref().map(|own| own.membership), Some(9));
+        // Told anew with whom it begins.
+        let other = own_from(&view(Stage::Learner, &["n1", "n2", "n3"], 9), "n2", second.as_ref());
+        assert_eq!(other.map(|own| own.initial.len()), Some(3));
+        assert_eq!(own_from(&View::default(), "n2", second.as_ref()), second, "nobody has said who the members are");
+        let mut others = view(Stage::Voter, both, 1);
+        let record = others.members.remove("n2").unwrap();
+        others.members.insert("n1".to_owned(), record);
+        assert_eq!(own_from(&others, "n2", second.as_ref()), None);
+    }
+
+    #[test]
+    fn first_member_that_comes_back_is_another_one_and_an_earlier_release_says_nothing_of_it() {
+        let founder = Own {
+            initial: [("n2".to_owned(), "n2:2380".to_owned())].into(),
+            is_first: true,
+            token: None,
+            is_founded: true,
+            membership: 0,
+        };
+        let back = own_from(&view(Stage::Learner, &["n1", "n2"], 7), "n2", Some(&founder)).unwrap();
+        assert!(!back.is_first && back.membership == 7);
+        let untold = own_from(&view(Stage::Learner, &["n1", "n2"], 0), "n2", Some(&founder));
+        assert_eq!(untold.as_ref(), Some(&founder));
+    }
 }

@@ -51,7 +51,12 @@ mod tests {
             view.nodes.insert((*node).to_owned());
             view.alive.insert((*node).to_owned());
             if view.members.is_empty() {
-                let record = MemberRecord { address: address.clone(), stage: Stage::Voter, initial: BTreeMap::new() };
+                let record = MemberRecord {
+                    address: address.clone(),
+                    stage: Stage::Voter,
+                    initial: BTreeMap::new(),
+                    membership: 0,
+                };
                 view.members.insert((*node).to_owned(), record);
             }
             if let Some(version) = etcd {

@@ -220,7 +220,8 @@ mod tests {
         fn first() -> World {
             let mut world = World { view: View::default(), next_id: 1, behind: BTreeSet::new() };
             world.come("n1");
-            let record = MemberRecord { address: address("n1"), stage: Stage::Voter, initial: BTreeMap::new() };
+            let record =
+                MemberRecord { address: address("n1"), stage: Stage::Voter, initial: BTreeMap::new(), membership: 0 };
             world.view.members.insert("n1".to_owned(), record);
             world.list("n1", false);
             world
@@ -256,8 +257,12 @@ mod tests {
             };
             match step {
                 Step::Invite(node) => {
-                    let record =
-                        MemberRecord { address: address(&node), stage: Stage::Invited, initial: BTreeMap::new() };
+                    let record = MemberRecord {
+                        address: address(&node),
+                        stage: Stage::Invited,
+                        initial: BTreeMap::new(),
+                        membership: 0,
+                    };
                     self.view.members.insert(node, record);
                 }
                 Step::Add(node) => {
@@ -484,7 +489,7 @@ mod tests {
             world.come_with("n1", "3.5.16");
             world.come_with("n2", "3.4.23");
             world.come_with("n3", "3.4.23");
-            let record = MemberRecord { address: address("n2"), stage, initial: BTreeMap::new() };
+            let record = MemberRecord { address: address("n2"), stage, initial: BTreeMap::new(), membership: 0 };
             world.view.members.insert("n2".to_owned(), record);
             if is_listed {
                 world.list("n2", true);

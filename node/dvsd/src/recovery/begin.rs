@@ -98,11 +98,11 @@ fn begin_managed(
     let address = quorum::own_address(config, managed);
     let initial = BTreeMap::from([(config.node.clone(), address.peer.clone())]);
     let token = Some(format!("{}-{}", config.cluster, contents.cluster.generation));
-    let own = Own { initial: initial.clone(), is_first: true, token, is_founded: false };
+    let own = Own { initial: initial.clone(), is_first: true, token, is_founded: false, membership: 0 };
     let members: BTreeMap<String, MemberAddress> = BTreeMap::from([(config.node.clone(), address.clone())]);
     let mut file = EngineFile { members, own: Some(own) };
     file.write(&config.state_dir)?;
-    let record = MemberRecord { address, stage: Stage::Voter, initial };
+    let record = MemberRecord { address, stage: Stage::Voter, initial, membership: 0 };
     contents.entries.insert(quorum::member_key(&config.node), encode(&record));
     contents.entries.insert(quorum::PLAN.to_owned(), encode(&1));
 
