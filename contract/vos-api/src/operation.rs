@@ -120,6 +120,8 @@ pub enum Errno {
     NoSpace = 28,
     ReadOnly = 30,
     TooManyLinks = 31,
+    /// Nobody reads what is written.
+    BrokenPipe = 32,
     OutOfRange = 34,
     Deadlock = 35,
     NameTooLong = 36,

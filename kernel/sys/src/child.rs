@@ -130,10 +130,46 @@ pub fn default_signals() {
     }
 }
 
+/// [`default_signals`], then those of `ignored` are ignored and those of `blocked` blocked: bit *n - 1* is signal *n*.
+pub fn inherit_signals(ignored: u64, blocked: u64) {
+    default_signals();
+    // SAFETY: (1) SIG_IGN runs no code of ours; (2) the set is a local that outlives the calls; (3) numbers that do not
+    // exist, and those a C library keeps for itself, answer an error that changes nothing.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in 1..=64 {
+            if ignored >> (signal - 1) & 1 == 1 {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            if blocked >> (signal - 1) & 1 == 1 {
+                libc::sigaddset(&mut set, signal);
+            }
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
 /// Children (and adopted orphans) of this process vanish when they end, without being waited for.
 pub fn ignore_child_deaths() {
     // SAFETY: (1) SIG_IGN runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Soft and hard limit of a resource of this process, as `prlimit` numbers them.
+pub fn limit(resource: u32) -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: (1) the kernel writes one rlimit into a local of that type.
+    let result = unsafe { libc::prlimit(0, resource as _, std::ptr::null(), &mut limit) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok((limit.rlim_cur, limit.rlim_max)) }
+}
+
+/// Sets both limits of a resource of this process.
+pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: (1) the kernel reads one rlimit from a local of that type.
+    let result = unsafe { libc::prlimit(0, resource as _, &limit, std::ptr::null_mut()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Sends `signal` to the process behind a pidfd or a `/proc/PID` directory. Signal 0 only asks whether it is there.

@@ -43,8 +43,8 @@ pub struct MemberRecord {
     /// Where all members are that it begins with, itself too; by node.
     #[serde(default)]
     pub initial: BTreeMap<String, String>,
-    /// Which membership of the node it is: what another one left on its disk is nothing to it. 0: of the first member, or
-    /// of a release that says nothing of it.
+    /// Which membership of the node it is: what another one left on its disk is nothing to it. 0: of the first member,
+    /// or of a release that says nothing of it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub membership: u64,
 }

@@ -1,0 +1,343 @@
+//! The program's parent on its node.
+//!
+//! Streams have a thread each, which asks the deputy or tells it; so nothing is read of the deputy's before the program
+//! has room, and the program waits as soon as whoever reads its output does.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use abi::{Endpoint, IpcError};
+use ipc::{Port, RingClient, Wait};
+use libvos::{BlockingSession, Connect, Identity, SharedPort, Size};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, read, write};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
+use vos_api::jobs::{
+    DESCRIPTION_BYTES_MAX, Describe, Description, Half, News, Next, ORDER_SIGNAL, PIECE_BYTES_MAX, Read,
+};
+use vos_api::jobs::{STREAMS_MAX, Say, Shut, StreamKind, Write};
+use vos_api::{Encoded, Operation};
+
+use crate::nursery::Nursery;
+
+/// A request of each half of each stream, and a few besides.
+const SIZE: Size = Size { entries: 64, arena_bytes: 16 << 20 };
+const _: () = assert!(SIZE.arena_bytes as usize >= 2 * (2 * STREAMS_MAX + 4) * PIECE_BYTES_MAX as usize);
+
+#[derive(Debug, thiserror::Error)]
+pub enum FarError {
+    #[error("the kernel made no process for the program")]
+    Fork(#[source] io::Error),
+    #[error("the container's broker gives no endpoint")]
+    Port(#[source] IpcError),
+    #[error("there can be no ring to the deputy")]
+    Session(#[source] io::Error),
+    #[error("the deputy says what no deputy says")]
+    Deputy,
+    #[error("this process cannot have what a far end needs")]
+    System(#[from] io::Error),
+}
+
+/// A far end that has not heard yet what to run.
+pub struct FarEnd {
+    nursery: Nursery,
+}
+
+impl FarEnd {
+    /// Of this process, which has one thread.
+    ///
+    /// # Errors
+    /// The kernel makes no process.
+    pub fn new() -> Result<FarEnd, FarError> {
+        // The kernel stops no program of a group that has no parent in its session. Who leads one already has it.
+        let _ = rustix::process::setsid();
+        Nursery::new().map(|nursery| FarEnd { nursery }).map_err(FarError::Fork)
+    }
+
+    /// Until the program has ended, and the deputy knows how. Does not come back when the deputy ends first: then the
+    /// program is killed, and this process ends.
+    ///
+    /// # Errors
+    /// The program was not begun.
+    pub fn run(self, broker: &Path, deputy: Endpoint, token: u64) -> Result<(), FarError> {
+        let child = Child { pid: Pid::from_raw(self.nursery.pid as i32), process: self.nursery.process.try_clone()? };
+        let program = Arc::new(Mutex::new(Some(child)));
+        let port = SharedPort::new(Port::connect(broker, None).map_err(FarError::Port)?);
+        let connect = Faithful { port, deputy, program: Arc::clone(&program) };
+        let identity = Identity { session: Some(token), ..Identity::default() };
+        let session = BlockingSession::open(Box::new(connect), SIZE, identity).map_err(FarError::Session)?;
+        let deputy = Asker { session, program: Arc::clone(&program) };
+
+        let description = deputy.describe()?;
+        let what = Description::decode(&description).map_err(|_| FarError::Deputy)?;
+        let mut streams = Vec::new();
+        for stream in &what.streams {
+            streams.push(Pipes::new(stream.kind)?);
+        }
+        let (theirs, ours): (Vec<_>, Vec<_>) = streams.into_iter().map(|pipes| (pipes.theirs, pipes.ours)).unzip();
+        let mut news = Teller { deputy: deputy.clone(), said: 0 };
+        let (pid, process) = match self.nursery.become_program(&description, &theirs) {
+            Ok(begun) => begun,
+            Err(why) => {
+                news.say(News::Refused, why.raw_os_error() as u64);
+                return Ok(());
+            }
+        };
+        drop(theirs);
+        let pid = Pid::from_raw(pid as i32).ok_or(FarError::Deputy)?;
+        news.say(News::Began, pid.as_raw_nonzero().get() as u64);
+
+        let (asked, held) = (deputy.clone(), process);
+        thread("orders", move || asked.obey(pid, &held))?;
+        let over = Arc::new(sys::eventfd::create()?);
+        let mut outputs = Vec::new();
+        for (number, ours) in (0..).zip(ours) {
+            if let Some(file) = ours.input {
+                let asked = deputy.clone();
+                thread(&format!("in-{number}"), move || asked.feed(number, file))?;
+            }
+            if let Some(file) = ours.output {
+                let (asked, over) = (deputy.clone(), Arc::clone(&over));
+                outputs.push(thread(&format!("out-{number}"), move || asked.drain(number, file, &over))?);
+            }
+        }
+        let (last, value) = watch(pid, &mut news)?;
+        // Its number may be another's from now on.
+        program.lock().take();
+        sys::eventfd::signal(&*over);
+        for output in outputs {
+            let _ = output.join();
+        }
+        news.say(last, value);
+        Ok(())
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+/// Says that it stopped and goes on, until it has ended.
+fn watch(pid: Pid, news: &mut Teller) -> io::Result<(News, u64)> {
+    loop {
+        let status = match waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+            Ok(Some((_, status))) => status,
+            Ok(None) | Err(Errno::INTR) => continue,
+            Err(cause) => return Err(cause.into()),
+        };
+        let number = |signal: i32| u64::from(signal.unsigned_abs());
+        if let Some(signal) = status.stopping_signal() {
+            news.say(News::Stopped, number(signal));
+        } else if status.continued() {
+            news.say(News::Continued, 0);
+        } else if let Some(code) = status.exit_status() {
+            return Ok((News::Exited, number(code)));
+        } else if let Some(signal) = status.terminating_signal() {
+            return Ok((News::Killed, number(signal)));
+        }
+    }
+}
+
+/// Both ends of a stream on this node.
+struct Pipes {
+    theirs: OwnedFd,
+    ours: Ours,
+}
+
+struct Ours {
+    /// What is written here the program reads.
+    input: Option<OwnedFd>,
+    output: Option<OwnedFd>,
+}
+
+impl Pipes {
+    fn new(kind: StreamKind) -> io::Result<Pipes> {
+        let (theirs, input, output) = match kind {
+            StreamKind::Input => {
+                let (out, input) = pipe_with(PipeFlags::CLOEXEC)?;
+                (out, Some(input), None)
+            }
+            StreamKind::Output => {
+                let (output, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+                (theirs, None, Some(output))
+            }
+            StreamKind::Both => {
+                use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+                let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+                (theirs, Some(ours.try_clone()?), Some(ours))
+            }
+            StreamKind::Null => {
+                use rustix::fs::{Mode, OFlags, open};
+                (open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?, None, None)
+            }
+        };
+        Ok(Pipes { theirs, ours: Ours { input, output } })
+    }
+}
+
+/// The program, as long as it may be killed.
+type Program = Arc<Mutex<Option<Child>>>;
+
+struct Child {
+    pid: Option<Pid>,
+    process: OwnedFd,
+}
+
+/// Either end's death ends the other.
+fn end_with_the_deputy(program: &Program) -> ! {
+    if let Some(child) = &*program.lock() {
+        // Before it leads a group of its own it is nothing but itself.
+        let _ = child.pid.map(|pid| kill_process_group(pid, Signal::KILL));
+        let _ = sys::pidfd::signal(&child.process, Signal::KILL);
+    }
+    sys::child::exit_now(1)
+}
+
+/// Opens rings to the deputy as long as there is one.
+struct Faithful {
+    port: SharedPort,
+    deputy: Endpoint,
+    program: Program,
+}
+
+impl Connect for Faithful {
+    fn connect(&mut self) -> Result<RingClient, IpcError> {
+        let spec = ipc::RingSpec { entries: SIZE.entries, arena_bytes: SIZE.arena_bytes };
+        let ring = self.port.with(|port| port.open_ring(self.deputy, spec, Wait::NoWait));
+        if let Err(IpcError::NoSuchEndpoint | IpcError::DestinationDied | IpcError::SourceDied) = ring {
+            end_with_the_deputy(&self.program);
+        }
+        ring
+    }
+}
+
+#[derive(Clone)]
+struct Asker {
+    session: BlockingSession,
+    program: Program,
+}
+
+struct Teller {
+    deputy: Asker,
+    said: u64,
+}
+
+impl Teller {
+    fn say(&mut self, news: News, value: u64) {
+        self.said += 1;
+        let _ = self.deputy.ask(Say { news, number: self.said, value }, 0);
+    }
+}
+
+impl Asker {
+    fn ask<'a, O: Operation<'a>>(&self, operation: O, room: u32) -> Result<(O::Reply, Vec<u8>), Errno> {
+        self.heed(self.session.ask(operation, room))
+    }
+
+    /// A deputy that does not know this far end is another one.
+    fn heed<T>(&self, answer: Result<T, Errno>) -> Result<T, Errno> {
+        if matches!(answer, Err(Errno::STALE)) {
+            end_with_the_deputy(&self.program);
+        }
+        answer
+    }
+
+    fn describe(&self) -> Result<Vec<u8>, FarError> {
+        let mut all = Vec::new();
+        loop {
+            let (whole, piece) =
+                self.ask(Describe { at: all.len() as u64 }, PIECE_BYTES_MAX).map_err(|_| FarError::Deputy)?;
+            all.extend_from_slice(&piece);
+            if whole.bytes > DESCRIPTION_BYTES_MAX as u64 || (piece.is_empty() && whole.bytes > all.len() as u64) {
+                return Err(FarError::Deputy);
+            }
+            if all.len() as u64 >= whole.bytes {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn obey(&self, pid: Pid, process: &OwnedFd) {
+        let mut after = 0;
+        while let Ok((order, _)) = self.ask(Next { after }, 0) {
+            after = order.number;
+            let number = i32::try_from(order.value).unwrap_or(0);
+            let Some(signal) = Signal::from_named_raw(number) else { continue };
+            // A program that ended keeps its number until this process has waited for it, and so does its group.
+            let held = self.program.lock();
+            if held.is_none() {
+                return;
+            }
+            let _ = if order.kind == ORDER_SIGNAL {
+                sys::pidfd::signal(process, signal)
+            } else {
+                kill_process_group(pid, signal).map_err(io::Error::from)
+            };
+        }
+    }
+
+    /// What the deputy reads is written for the program.
+    fn feed(&self, stream: u32, file: OwnedFd) {
+        let mut at = 0;
+        while let Ok((_, bytes)) = self.ask(Read { stream, at }, PIECE_BYTES_MAX) {
+            if bytes.is_empty() {
+                return shut_writing(&file);
+            }
+            at += bytes.len() as u64;
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                match write(&file, rest) {
+                    Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                    Err(Errno::INTR) => {}
+                    Err(_) => {
+                        let _ = self.ask(Shut { half: Half::Reading, stream }, 0);
+                        return;
+                    }
+                }
+            }
+        }
+        shut_writing(&file);
+    }
+
+    /// What the program writes goes to the deputy, also what lies there when it has ended.
+    fn drain(&self, stream: u32, file: OwnedFd, over: &OwnedFd) {
+        let (mut at, mut bytes) = (0, vec![0; PIECE_BYTES_MAX as usize]);
+        loop {
+            let mut fds = [PollFd::new(&file, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            }
+            if fds.first().is_none_or(|file| file.revents().is_empty()) {
+                return;
+            }
+            match read(&file, bytes.as_mut_slice()) {
+                Ok(0) => break,
+                Ok(got) => {
+                    let piece = bytes.get(..got).unwrap_or_default();
+                    let sent = Encoded { data: piece.into(), ..Write { stream, at }.encode() };
+                    let op = libvos::Op::of(&sent, <Write as Operation<'_>>::CLASS, 0);
+                    if self.heed(self.session.call(op)).is_err() {
+                        // Whoever writes next is told so.
+                        return;
+                    }
+                    at += got as u64;
+                }
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(_) => break,
+            }
+        }
+        let _ = self.ask(Shut { half: Half::Writing, stream }, 0);
+    }
+}
+
+/// A socket's other half stays.
+fn shut_writing(file: &OwnedFd) {
+    let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Write);
+}
