@@ -108,6 +108,38 @@ fn node_that_cannot_be_reached_is_said_to_be_so_until_it_is_back() {
 }
 
 #[test]
+fn processes_of_a_lost_node_are_gone_and_those_that_come_after_it_are_there() {
+    if std::process::Command::new("etcd").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
+        return;
+    }
+    // Three, so that two decide about the third.
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
+    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    let far = start_far(&cluster, "n3");
+    let said = |pid: &str| {
+        let kill = format!(
+            "import os\ntry:\n    os.kill({pid}, 0)\n    print('sent')\nexcept OSError as error:\n    print(error.errno)"
+        );
+        cluster.ok(&python("n1", &[], &kill, &[])).trim().to_owned()
+    };
+    assert_eq!(said(&far), "sent");
+    cluster.ok(&["dev", "kill", "n3"]);
+    let none = rustix::io::Errno::SRCH.raw_os_error().to_string();
+    eventually("it is gone", Duration::from_secs(30), || (said(&far) == none).then_some(()));
+    // That there is no link either is said all the time, and changes nothing.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(said(&far), none);
+    cluster.ok(&["dev", "restart", "n3"]);
+    let later = eventually("programs run there again", Duration::from_secs(60), || {
+        let run = ["run", "-d", "shop", "--node", "n3", "--", "sleep", "1000"];
+        let ran = cluster.command(&run).output().expect("dvs starts");
+        ran.status.success().then(|| String::from_utf8_lossy(&ran.stdout).trim().to_owned())
+    });
+    eventually("it is reached", Duration::from_secs(30), || (said(&later) == "sent").then_some(()));
+}
+
+#[test]
 fn container_of_one_node_has_no_call_gate_and_needs_none() {
     let cluster = Cluster::up(1);
     cluster.container("shop", 1, &[]);

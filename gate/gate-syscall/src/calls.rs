@@ -29,8 +29,6 @@ pub enum News {
     Parted(Seat),
     /// There is no link to the node any more.
     GivenUp(Seat),
-    /// The engine decided that the node is lost.
-    Fenced(Seat),
     Outcome {
         node: Seat,
         outcome: Outcome,
@@ -51,6 +49,8 @@ pub struct Setting {
     pub own: Seat,
     /// The other nodes of the container.
     pub others: Seats,
+    /// Of these, those that the engine decided to be lost: their processes are gone.
+    pub lost: Seats,
     /// Host uids of the container.
     pub uids: Uids,
     /// Of a journal that is made now: larger than that of any before.
@@ -88,6 +88,10 @@ impl<L: NodeLinks> CallStates<L> {
         let mut calls = CallStates { origin, uids: setting.uids, listeners, links, wake, news, begun: Instant::now() };
         calls.wake.give_back(found.free);
         calls.carry_out(effects);
+        for node in Seat::all().filter(|seat| setting.lost.contains(*seat)) {
+            let effects = calls.origin.fenced(node);
+            calls.carry_out(effects);
+        }
         found.received.into_iter().for_each(|slot| calls.look_at(slot));
         Ok((calls, receiver, tell))
     }
@@ -116,7 +120,6 @@ impl<L: NodeLinks> CallStates<L> {
                     Vec::new()
                 }
                 Ok(News::GivenUp(node)) => self.origin.given_up(node),
-                Ok(News::Fenced(node)) => self.origin.fenced(node),
                 Ok(News::Outcome { node, outcome }) => self.origin.outcome(node, outcome),
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.now_ms();
@@ -156,6 +159,7 @@ impl<L: NodeLinks> CallStates<L> {
     fn answer(&self, notification: &Notification, answer: CallAnswer) {
         let told = match answer {
             CallAnswer::Done => NotifyAnswer::Value(0),
+            CallAnswer::Value(value) => NotifyAnswer::Value(i64::from(value)),
             CallAnswer::Failed(error) => NotifyAnswer::Errno(error.errno()),
             CallAnswer::Native => NotifyAnswer::Native,
         };

@@ -1,7 +1,7 @@
 //! How a call gate begins: `dvs gate calls`, started by the node daemon.
 //!
 //! Descriptors: `keeper` (over it come listeners), `journal`, `init`. Options: `node_index`, `seats` (bits: all nodes
-//! of the container), `uid_base` (first host uid of the container).
+//! of the container), `lost` (likewise, of those that are lost), `uid_base` (first host uid of the container).
 
 use std::process::ExitCode;
 
@@ -45,7 +45,9 @@ fn open(boot: &mut Boot) -> Result<Orders, Failure> {
     let mut doorway = Doorway::new(keeper);
     doorway.fetch_all(&listeners)?;
 
-    let setting = Setting { own, others, uids, life: begun };
+    let lost = Seats::from_bits(boot.spawn.option_u64("lost")?.unwrap_or(0));
+
+    let setting = Setting { own, others, lost, uids, life: begun };
     let port = boot.port.clone();
     let rings = |news, wake| Rings::open(others, &port, &news, &wake);
     let (calls, receiver, news) = CallStates::new(setting, &memory, listeners.clone(), rings)?;

@@ -13,7 +13,7 @@ use gate_syscall::{CallStates, JOURNAL_BYTES, KeptMemory, Listeners, News, NodeL
 use proc_core::caller::Uids;
 use proc_core::executor::{Executor, ProcessTable, Signal};
 use proc_core::filter::{self, FilterStep};
-use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome};
+use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome, StateQuestion};
 use proc_core::permission::{Receiver, SignalError};
 use proc_core::range::{Seat, Seats};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -133,6 +133,7 @@ fn gate() {
     let setting = Setting {
         own: own(),
         others: Seats::NONE.with(other()),
+        lost: Seats::NONE,
         uids: Uids { base: 0, count: u32::MAX },
         life: LifeNumber(3),
     };
@@ -173,7 +174,7 @@ impl ProcessTable for Far {
     fn receiver(&mut self, held: &u32) -> Option<Receiver> {
         // Root of the container without its capability is a user as others.
         let uid = if held.is_multiple_of(KINDS) { 0 } else { 1 };
-        Some(Receiver { uid, suid: uid })
+        Some(Receiver { uid, suid: uid, euid: uid })
     }
 
     fn members(&mut self, _: u32) -> Vec<u32> {
@@ -188,6 +189,18 @@ impl ProcessTable for Far {
         assert_eq!((signal.number, signal.uid), (15, 0));
         *self.heard.entry(*held).or_default() += 1;
         Ok(())
+    }
+
+    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+        panic!("nobody asks here: {question:?}")
+    }
+
+    fn threads(&mut self, _: u32) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn set_priority(&mut self, _: &u32, _: i32) -> Result<(), SignalError> {
+        Err(SignalError::NoProcess)
     }
 }
 
@@ -315,15 +328,18 @@ fn calls_that_concern_nobody_else_go_on_natively_and_those_to_a_lost_node_fail()
     let journal = sys::memfd::create_sealed("journal", JOURNAL_BYTES as u64).expect("a journal");
     let memory = KeptMemory::map(&journal).expect("a journal");
     let others = [other(), seat(60)].into_iter().collect();
-    let setting = Setting { own: own(), others, uids: Uids { base: 0, count: u32::MAX }, life: LifeNumber(3) };
+    let lost = Seats::NONE.with(other());
+    let setting = Setting { own: own(), others, lost, uids: Uids { base: 0, count: u32::MAX }, life: LifeNumber(3) };
     let listeners = Listeners::default();
     let (calls, receiver, news) =
         CallStates::new(setting, &memory, listeners.clone(), |_, _| Ok(Nowhere)).expect("descriptors");
     // It comes when the gate runs already, as those of programs do.
     listeners.insert(1, listener);
     calls.wake().look_again();
-    news.send(News::Fenced(other())).expect("it is heard");
-    news.send(News::GivenUp(seat(60))).expect("it is heard");
+    // Of one that is lost nobody hears that it is lost for now.
+    for node in [other(), seat(60)] {
+        news.send(News::GivenUp(node)).expect("it is heard");
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| receiver.run().expect("descriptors"));
         scope.spawn(|| calls.run());

@@ -8,6 +8,7 @@ use crate::limits::STATUS_BYTES_MAX;
 use crate::permission::{Power, Signaller};
 
 const CAP_KILL: u32 = 5;
+const CAP_SYS_NICE: u32 = 23;
 
 /// A thread as its container sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,9 +46,10 @@ pub fn of_status(status: &[u8], uids: Uids) -> Option<Caller> {
     let mut uid = || uids.inside(ids.next()?.parse().ok()?);
     let (uid, euid) = (uid()?, uid()?);
     let effective = u64::from_str_radix(words("CapEff:")?.next()?, 16).ok()?;
-    let power = if effective & 1 << CAP_KILL != 0 { Power::All } else { Power::Own };
+    let power = |capability: u32| if effective & 1 << capability != 0 { Power::All } else { Power::Own };
     let (pid, thread) = (inside("NStgid:")?, inside("NSpid:")?);
-    Some(Caller { sender: Signaller { pid, uid, euid, power }, thread })
+    let (power, priorities) = (power(CAP_KILL), power(CAP_SYS_NICE));
+    Some(Caller { sender: Signaller { pid, uid, euid, power, priorities }, thread })
 }
 
 #[cfg(test)]
@@ -69,7 +71,7 @@ mod tests {
     #[test]
     fn thread_is_seen_as_its_container_sees_it() {
         let text = status("sh", "1000033\t1000007\t1000000\t1000000", "0000000000000020");
-        let sender = Signaller { pid: 131_072, uid: 33, euid: 7, power: Power::All };
+        let sender = Signaller { pid: 131_072, uid: 33, euid: 7, power: Power::All, priorities: Power::Own };
         assert_eq!(of_status(&text, UIDS), Some(Caller { sender, thread: 131_073 }));
         let text = status("sh", "1000033\t1000007\t1000000\t1000000", "ffffffffffffffdf");
         assert_eq!(of_status(&text, UIDS).map(|caller| caller.sender.power), Some(Power::Own));

@@ -4,7 +4,7 @@
 //! A call without a row is native wherever it is made, also where it names a process: with a number of another node it
 //! says what Linux says of a number that nobody has.
 
-use crate::order::{Payload, SignalCall, Whom};
+use crate::order::{Deed, Payload, SignalCall, StateQuestion, Whom, Whose};
 use crate::permission::SignalError;
 use crate::range::Seat;
 
@@ -123,10 +123,10 @@ pub static ROWS: &[Row] = &[
     row("pidfd_getfd", libc::SYS_pidfd_getfd, ALWAYS, Watched)
         .otherwise("looked at: own node native, stand-in EPERM")
         .differs("descriptors do not cross"),
-    row("getpriority", libc::SYS_getpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded)
+    row("getpriority", libc::SYS_getpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded).served()
         .native(OWN_AND_GROUPS)
         .differs(OF_A_USER),
-    row("setpriority", libc::SYS_setpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded)
+    row("setpriority", libc::SYS_setpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded).served()
         .native(OWN_AND_GROUPS)
         .differs(OF_A_USER),
     row(
@@ -135,6 +135,7 @@ pub static ROWS: &[Row] = &[
         &[&[Is(0, IOPRIO_PROCESS), Foreign(1)], &[Is(0, IOPRIO_GROUP), Foreign(1)]],
         Forwarded,
     )
+    .served()
     .native(OWN_AND_GROUPS)
     .differs(OF_A_USER),
     row(
@@ -146,7 +147,7 @@ pub static ROWS: &[Row] = &[
     .native(OWN_AND_GROUPS)
     .differs(OF_A_USER),
     row("prlimit64", libc::SYS_prlimit64, OF_ANOTHER, Forwarded).otherwise("limit is read, forwarded, limit is written"),
-    row("sched_getscheduler", libc::SYS_sched_getscheduler, OF_ANOTHER, Forwarded),
+    row("sched_getscheduler", libc::SYS_sched_getscheduler, OF_ANOTHER, Forwarded).served(),
     row("sched_getparam", libc::SYS_sched_getparam, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
     row("sched_getattr", libc::SYS_sched_getattr, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
     row("sched_getaffinity", libc::SYS_sched_getaffinity, OF_ANOTHER, Forwarded)
@@ -161,8 +162,8 @@ pub static ROWS: &[Row] = &[
     row("sched_setaffinity", libc::SYS_sched_setaffinity, OF_ANOTHER, Forwarded)
         .otherwise("argument is read, forwarded")
         .differs(CPUS),
-    row("getpgid", libc::SYS_getpgid, OF_ANOTHER, Forwarded),
-    row("getsid", libc::SYS_getsid, OF_ANOTHER, Forwarded),
+    row("getpgid", libc::SYS_getpgid, OF_ANOTHER, Forwarded).served(),
+    row("getsid", libc::SYS_getsid, OF_ANOTHER, Forwarded).served(),
 ];
 
 /// The rows as lines of a Markdown table, for the documentation.
@@ -179,9 +180,9 @@ pub fn documentation() -> String {
 /// Where an intercepted call has to go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
-    Signal {
+    Forward {
         to: Destination,
-        call: SignalCall,
+        deed: Deed,
     },
     /// It needs no other node to be answered.
     Failed(SignalError),
@@ -199,17 +200,23 @@ pub enum Destination {
 /// What a call asks for, from what the kernel says of it. `own`: the caller's node.
 pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat) -> Asked {
     let [first, second, third, ..] = arguments.map(|argument| argument as u32 as i32);
-    let signal = |whom, pid: i32, signal| match u32::try_from(pid).ok().and_then(Seat::of_pid) {
-        Some(seat) if seat != own => {
-            let call = SignalCall { whom, signal, payload: Payload::NONE };
-            Asked::Signal { to: Destination::Node(seat), call }
-        }
+    let forward = |pid: i32, deed| match u32::try_from(pid).ok().and_then(Seat::of_pid) {
+        Some(seat) if seat != own => Asked::Forward { to: Destination::Node(seat), deed },
         _ => Asked::Unknown,
     };
+    let signal = |whom, pid, signal| forward(pid, Deed::Signal(SignalCall { whom, signal, payload: Payload::NONE }));
+    let ask = |pid, question| forward(pid, Deed::Ask(question));
+    // Of `which` and `who`: the numbers of priorities and of those of I/O differ.
+    let whose = |process: u32, group: u32| match first as u32 {
+        which if which == process => Some(Whose::Task(second as u32)),
+        which if which == group => Some(Whose::Group(second as u32)),
+        _ => None,
+    };
+    let prioritised = || whose(PROCESS, GROUP);
     match number {
         libc::SYS_kill if first == -1 => {
             let call = SignalCall { whom: Whom::Everybody, signal: second, payload: Payload::NONE };
-            Asked::Signal { to: Destination::AllOthers, call }
+            Asked::Forward { to: Destination::AllOthers, deed: Deed::Signal(call) }
         }
         libc::SYS_kill if first < 0 => signal(Whom::Group(first.unsigned_abs()), first.wrapping_neg(), second),
         libc::SYS_kill => signal(Whom::Process(first as u32), first, second),
@@ -217,6 +224,16 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat) -> Asked {
         // The kernel says so before it looks for anybody.
         libc::SYS_tgkill if second <= 0 => Asked::Failed(SignalError::Invalid),
         libc::SYS_tgkill => signal(Whom::Thread { process: Some(first as u32), thread: second as u32 }, first, third),
+        libc::SYS_getpgid => ask(first, StateQuestion::Getpgid(first as u32)),
+        libc::SYS_getsid => ask(first, StateQuestion::Getsid(first as u32)),
+        libc::SYS_sched_getscheduler => ask(first, StateQuestion::SchedGetscheduler(first as u32)),
+        libc::SYS_getpriority => {
+            prioritised().map_or(Asked::Unknown, |whose| ask(second, StateQuestion::Getpriority(whose)))
+        }
+        libc::SYS_setpriority => prioritised()
+            .map_or(Asked::Unknown, |whose| ask(second, StateQuestion::Setpriority { whose, niceness: third })),
+        libc::SYS_ioprio_get => whose(IOPRIO_PROCESS, IOPRIO_GROUP)
+            .map_or(Asked::Unknown, |whose| ask(second, StateQuestion::IoprioGet(whose))),
         _ => Asked::Unknown,
     }
 }
@@ -238,7 +255,7 @@ mod tests {
 
     fn forwarded(to: usize, whom: Whom, signal: i32) -> Asked {
         let call = SignalCall { whom, signal, payload: Payload::NONE };
-        Asked::Signal { to: Destination::Node(seat(to)), call }
+        Asked::Forward { to: Destination::Node(seat(to)), deed: Deed::Signal(call) }
     }
 
     #[test]
@@ -258,6 +275,23 @@ mod tests {
         assert_eq!(ask(libc::SYS_tkill, [131_073, 15, 0]), forwarded(1, thread, 15));
         let thread = Whom::Thread { process: Some(131_072), thread: 5 };
         assert_eq!(ask(libc::SYS_tgkill, [131_072, 5, 15]), forwarded(1, thread, 15));
+    }
+
+    #[test]
+    fn questions_are_asked_as_they_are() {
+        let asked = |question| Asked::Forward { to: Destination::Node(seat(1)), deed: Deed::Ask(question) };
+        assert_eq!(ask(libc::SYS_getpgid, [131_072, 0, 0]), asked(StateQuestion::Getpgid(131_072)));
+        assert_eq!(ask(libc::SYS_getsid, [131_072, 0, 0]), asked(StateQuestion::Getsid(131_072)));
+        let priority = asked(StateQuestion::Getpriority(Whose::Group(131_072)));
+        assert_eq!(ask(libc::SYS_getpriority, [1, 131_072, 0]), priority);
+        let priority = asked(StateQuestion::IoprioGet(Whose::Task(131_072)));
+        assert_eq!(ask(libc::SYS_ioprio_get, [1, 131_072, 0]), priority);
+        let set = asked(StateQuestion::Setpriority { whose: Whose::Task(131_072), niceness: -1 });
+        assert_eq!(ask(libc::SYS_setpriority, [0, 131_072, -1]), set);
+        // Of a user, and what is none.
+        for which in [2, 3, -1] {
+            assert_eq!(ask(libc::SYS_getpriority, [which, 131_072, 0]), Asked::Unknown);
+        }
     }
 
     #[test]

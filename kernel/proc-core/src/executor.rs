@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::limits::{ROUNDS_MAX, WINDOW};
-use crate::order::{LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, SignalCall, Stale, Whom};
+use crate::order::{
+    Deed, LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, SignalCall, Stale, StateQuestion, Whom, Whose,
+};
 use crate::permission::{self, Receiver, SameSession, SignalError, Signaller};
 use crate::range::{Seat, Seats};
 
@@ -45,6 +47,19 @@ pub trait ProcessTable {
     /// # Errors
     /// It ended meanwhile, or as many signals are queued as it may have.
     fn send(&mut self, held: &Self::Held, signal: &Signal) -> Result<(), SignalError>;
+
+    /// What the kernel says to everybody who asks; not [`StateQuestion::Setpriority`].
+    ///
+    /// # Errors
+    /// There is none.
+    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError>;
+
+    /// All threads of a process.
+    fn threads(&mut self, process: u32) -> Vec<u32>;
+
+    /// # Errors
+    /// It ended meanwhile, or may not have so high a priority.
+    fn set_priority(&mut self, thread: &Self::Held, niceness: i32) -> Result<(), SignalError>;
 }
 
 #[derive(Debug)]
@@ -76,8 +91,8 @@ impl Executor {
 
     pub fn carry_out(&mut self, order: &Order, processes: &mut impl ProcessTable) -> Outcome {
         let carried = match self.place(order) {
-            Ok(place) => *place.get_or_insert_with(|| match signal(&order.call, &order.sender, processes) {
-                Ok(count) => OrderResult::Done(count),
+            Ok(place) => *place.get_or_insert_with(|| match carry_out(&order.deed, &order.sender, processes) {
+                Ok(value) => OrderResult::Done(value),
                 Err(error) => OrderResult::Failed(error),
             }),
             Err(stale) => OrderResult::Refused(stale),
@@ -131,6 +146,43 @@ impl Origin {
         self.outcomes.drain(..forgotten);
         self.settled_below = self.settled_below.max(below);
     }
+}
+
+fn carry_out(deed: &Deed, sender: &Signaller, processes: &mut impl ProcessTable) -> Result<u32, SignalError> {
+    match deed {
+        Deed::Signal(call) => signal(call, sender, processes),
+        Deed::Ask(StateQuestion::Setpriority { whose, niceness }) => {
+            set_priority(*whose, *niceness, sender, processes).map(|()| 0)
+        }
+        Deed::Ask(question) => processes.ask(question),
+    }
+}
+
+/// Of several threads as the kernel does it: who may not stops nobody, and the last failure is said.
+fn set_priority(
+    whose: Whose,
+    niceness: i32,
+    sender: &Signaller,
+    processes: &mut impl ProcessTable,
+) -> Result<(), SignalError> {
+    let threads = match whose {
+        Whose::Task(thread) => vec![thread],
+        Whose::Group(leader) => {
+            let members = processes.members(leader);
+            members.into_iter().flat_map(|process| processes.threads(process)).collect()
+        }
+    };
+    let mut said = Err(SignalError::NoProcess);
+    for thread in threads {
+        let Some(held) = processes.hold_thread(None, thread) else { continue };
+        let Some(of) = processes.receiver(&held) else { continue };
+        match permission::check_priority(sender, of).and_then(|()| processes.set_priority(&held, niceness)) {
+            Ok(()) if said == Err(SignalError::NoProcess) => said = Ok(()),
+            Ok(()) => (),
+            Err(error) => said = Err(error),
+        }
+    }
+    said
 }
 
 /// How many processes were looked at.
@@ -196,6 +248,8 @@ mod tests {
         uids: BTreeMap<u32, u32>,
         groups: BTreeMap<u32, Vec<u32>>,
         sent: Vec<(u32, i32)>,
+        /// Whose niceness was set.
+        set: Vec<(u32, i32)>,
         /// Numbers that are forked, one in each round.
         forks: Vec<u32>,
     }
@@ -214,7 +268,7 @@ mod tests {
         }
 
         fn receiver(&mut self, held: &u32) -> Option<Receiver> {
-            self.uids.get(held).map(|uid| Receiver { uid: *uid, suid: *uid })
+            self.uids.get(held).map(|uid| Receiver { uid: *uid, suid: *uid, euid: *uid })
         }
 
         fn members(&mut self, group: u32) -> Vec<u32> {
@@ -231,6 +285,20 @@ mod tests {
         fn send(&mut self, held: &u32, signal: &Signal) -> Result<(), SignalError> {
             self.sent.push((*held, signal.number));
             Ok(())
+        }
+
+        fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+            let StateQuestion::Getpgid(process) = question else { return Err(SignalError::NoProcess) };
+            self.uids.get(process).map(|_| *process).ok_or(SignalError::NoProcess)
+        }
+
+        fn threads(&mut self, process: u32) -> Vec<u32> {
+            vec![process, process + 1]
+        }
+
+        fn set_priority(&mut self, thread: &u32, niceness: i32) -> Result<(), SignalError> {
+            self.set.push((*thread, niceness));
+            if niceness < 0 { Err(SignalError::Denied) } else { Ok(()) }
         }
     }
 
@@ -251,8 +319,8 @@ mod tests {
             sequence: Sequence(sequence),
             settled_below: Sequence(settled_below),
             executor_life: EXECUTOR,
-            sender: Signaller { pid: 70_000, uid: 1, euid: 1, power: Power::Own },
-            call: SignalCall { whom, signal, payload: Payload::NONE },
+            sender: Signaller { pid: 70_000, uid: 1, euid: 1, power: Power::Own, priorities: Power::Own },
+            deed: Deed::Signal(SignalCall { whom, signal, payload: Payload::NONE }),
         }
     }
 
@@ -268,6 +336,48 @@ mod tests {
         table.uids.clear();
         assert_eq!(executor.carry_out(&asked, &mut table), first);
         assert_eq!((first.carried, table.sent), (OrderResult::Done(1), vec![(131_072, 15)]));
+    }
+
+    fn question(sequence: u64, question: StateQuestion) -> Order {
+        Order { deed: Deed::Ask(question), ..order(1, sequence, 1, Whom::Everybody, 0) }
+    }
+
+    #[test]
+    fn question_that_comes_again_is_answered_as_before() {
+        let (mut executor, mut table) = (executor(), table());
+        let asked = question(1, StateQuestion::Getpgid(131_072));
+        let first = executor.carry_out(&asked, &mut table);
+        table.uids.clear();
+        assert_eq!((executor.carry_out(&asked, &mut table), first.carried), (first, OrderResult::Done(131_072)));
+        let gone = executor.carry_out(&question(2, StateQuestion::Getpgid(131_072)), &mut table);
+        assert_eq!(gone.carried, OrderResult::Failed(SignalError::NoProcess));
+    }
+
+    #[test]
+    fn priority_of_a_group_is_set_for_those_whose_it_may_be_and_the_last_failure_is_said() {
+        let (mut executor, mut table) = (executor(), table());
+        table.groups.insert(131_072, vec![131_072, 131_080, 131_090]);
+        table.groups.insert(131_090, vec![131_090]);
+        let set = |whose, niceness| StateQuestion::Setpriority { whose, niceness };
+        let asked = [
+            set(Whose::Group(131_072), 5),
+            set(Whose::Group(131_090), 6),
+            set(Whose::Group(131_090), -1),
+            set(Whose::Task(131_080), 7),
+            set(Whose::Task(131_200), 7),
+            set(Whose::Group(131_200), 7),
+        ];
+        let mut sequence = 0;
+        let said = asked.map(|asked| {
+            sequence += 1;
+            executor.carry_out(&question(sequence, asked), &mut table).carried
+        });
+        let failed = OrderResult::Failed;
+        let (not_permitted, none) = (failed(SignalError::NotPermitted), failed(SignalError::NoProcess));
+        assert_eq!(said, [not_permitted, OrderResult::Done(0), failed(SignalError::Denied), not_permitted, none, none]);
+        // Two threads of each, which this table holds as one.
+        let set = [(131_072, 5), (131_072, 5), (131_090, 5), (131_090, 5), (131_090, 6), (131_090, 6)];
+        assert_eq!(table.set, [&set[..], &[(131_090, -1), (131_090, -1)]].concat());
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub struct Notification {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallAnswer {
     Done,
+    /// What a question's answer is.
+    Value(u32),
     Failed(SignalError),
     /// The kernel goes on with the call on this node.
     Native,
@@ -168,6 +170,7 @@ impl<M: JournalMemory> Journal<M> {
             2 => Some(CallStep::Settled(CallAnswer::Done)),
             3 => failure().map(|error| CallStep::Settled(CallAnswer::Failed(error))),
             4 => Some(CallStep::Settled(CallAnswer::Native)),
+            5 => u32::try_from(low).ok().map(|value| CallStep::Settled(CallAnswer::Value(value))),
             _ => None,
         }
         .unwrap_or(CallStep::Received)
@@ -186,6 +189,7 @@ impl<M: JournalMemory> Journal<M> {
             CallAnswer::Done => 2 << 56,
             CallAnswer::Failed(error) => error.errno() as u64 | 3 << 56,
             CallAnswer::Native => 4 << 56,
+            CallAnswer::Value(value) => u64::from(value) | 5 << 56,
         };
         self.set(slot, STEP, word);
     }
@@ -197,14 +201,16 @@ impl<M: JournalMemory> Journal<M> {
     /// Who asks. Written before the first order of the call.
     pub fn set_sender(&mut self, slot: SlotIndex, sender: &Signaller) {
         self.set(slot, SENDER, u64::from(sender.pid) | u64::from(sender.uid) << 32);
-        let power = u64::from(sender.power == Power::All);
-        self.set(slot, POWER, u64::from(sender.euid) | power << 32);
+        let is_all = |power| u64::from(power == Power::All);
+        let powers = is_all(sender.power) | is_all(sender.priorities) << 1;
+        self.set(slot, POWER, u64::from(sender.euid) | powers << 32);
     }
 
     pub fn sender(&self, slot: SlotIndex) -> Signaller {
         let (first, second) = (self.get(slot, SENDER), self.get(slot, POWER));
-        let power = if second >> 32 == 1 { Power::All } else { Power::Own };
-        Signaller { pid: first as u32, uid: (first >> 32) as u32, euid: second as u32, power }
+        let power = |bit: u32| if second >> 32 & 1 << bit != 0 { Power::All } else { Power::Own };
+        let (pid, uid, euid) = (first as u32, (first >> 32) as u32, second as u32);
+        Signaller { pid, uid, euid, power: power(0), priorities: power(1) }
     }
 
     /// The sequence that the next order to a node gets.
@@ -284,13 +290,14 @@ mod tests {
     fn each_step_is_found_by_a_successor() {
         let (mut journal, slot) = (journal(), SlotIndex::new(0).unwrap());
         notify(&mut journal, slot, 9);
-        let sender = Signaller { pid: 70_000, uid: u32::MAX, euid: 7, power: Power::All };
+        let sender = Signaller { pid: 70_000, uid: u32::MAX, euid: 7, power: Power::Own, priorities: Power::All };
         journal.set_sender(slot, &sender);
         assert_eq!((journal.ask(slot, seat(62)), journal.next(seat(62))), (Sequence(1), Sequence(2)));
         let mut journal = Journal::open(journal.memory.clone()).unwrap();
         assert_eq!(journal.step(slot), CallStep::Asked { node: seat(62), sequence: Sequence(1) });
         assert_eq!((journal.sender(slot), journal.life()), (sender, LifeNumber(5)));
-        let answers = [CallAnswer::Done, CallAnswer::Native, CallAnswer::Failed(SignalError::Unreachable)];
+        let failed = CallAnswer::Failed(SignalError::Unreachable);
+        let answers = [CallAnswer::Done, CallAnswer::Native, CallAnswer::Value(u32::MAX), failed];
         for answer in answers {
             journal.settle(slot, answer);
             assert_eq!(journal.step(slot), CallStep::Settled(answer));
@@ -337,7 +344,7 @@ mod tests {
             for low in [0, 1, 3, 113, u64::MAX >> 8] {
                 journal.set(slot, STEP, low | kind << 56);
                 let step = journal.step(slot);
-                assert!(kind.wrapping_sub(1) < 4 || step == CallStep::Received, "{kind} {low}");
+                assert!(kind.wrapping_sub(1) < 5 || step == CallStep::Received, "{kind} {low}");
             }
         }
     }

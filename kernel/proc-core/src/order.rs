@@ -7,6 +7,7 @@
 //! ```text
 //! order    0 version  1 kind  2 origin seat  3 flags  4 signal  8 first  12 second  16 code
 //!         24 origin life  32 sequence  40 settled below  48 executor life  56 pid  60 uid  64 euid  72 value  80 bytes
+//! question likewise: 4 which  8 number  12 whether of a group  72 the niceness that is set
 //! outcome  0 version  1 kind  2 origin seat  4 number  8 origin life  16 sequence                        24 bytes
 //! ```
 
@@ -60,6 +61,37 @@ pub struct SignalCall {
     pub payload: Payload,
 }
 
+/// Whose priority.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// A thread; the number of a process is that of its first one.
+    Task(u32),
+    /// By the number of its leader.
+    Group(u32),
+}
+
+/// What the kernel of another node is asked, or told, in words of the system calls that have these names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StateQuestion {
+    Getpgid(u32),
+    Getsid(u32),
+    SchedGetscheduler(u32),
+    Getpriority(Whose),
+    IoprioGet(Whose),
+    /// As the caller said it.
+    Setpriority {
+        whose: Whose,
+        niceness: i32,
+    },
+}
+
+/// What an order is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deed {
+    Signal(SignalCall),
+    Ask(StateQuestion),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order {
     pub origin: Seat,
@@ -70,7 +102,7 @@ pub struct Order {
     /// Whom it was meant for.
     pub executor_life: LifeNumber,
     pub sender: Signaller,
-    pub call: SignalCall,
+    pub deed: Deed,
 }
 
 /// Why an executor did not look at an order.
@@ -86,7 +118,7 @@ pub enum Stale {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrderResult {
-    /// How many processes were looked at: 1, but for groups and everybody.
+    /// Of a signal, how many processes were looked at: 1, but for groups and everybody. Of a question, the answer.
     Done(u32),
     Failed(SignalError),
     Refused(Stale),
@@ -107,24 +139,103 @@ pub struct BadRecord;
 
 const POWERFUL: u8 = 1;
 const OF_PROCESS: u8 = 2;
+const PRIORITIES: u8 = 4;
+/// The kind of an order that asks; those below it signal.
+const ASKS: u8 = 4;
+
+/// The words of an order that depend on what it is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct DeedWords {
+    kind: u8,
+    of_process: u8,
+    signal: i32,
+    first: u32,
+    second: u32,
+    code: i32,
+    value: u64,
+}
+
+impl Deed {
+    fn words(&self) -> DeedWords {
+        match self {
+            Deed::Signal(SignalCall { whom, signal, payload }) => {
+                let (kind, of_process, first, second) = match *whom {
+                    Whom::Process(process) => (0, 0, process, 0),
+                    Whom::Thread { process, thread } => {
+                        (1, if process.is_some() { OF_PROCESS } else { 0 }, thread, process.unwrap_or(0))
+                    }
+                    Whom::Group(leader) => (2, 0, leader, 0),
+                    Whom::Everybody => (3, 0, 0, 0),
+                };
+                DeedWords { kind, of_process, signal: *signal, first, second, code: payload.code, value: payload.value }
+            }
+            Deed::Ask(question) => {
+                let of = |whose: Whose| match whose {
+                    Whose::Task(task) => (task, 0),
+                    Whose::Group(leader) => (leader, 1),
+                };
+                let (signal, (first, second), value) = match *question {
+                    StateQuestion::Getpgid(process) => (0, (process, 0), 0),
+                    StateQuestion::Getsid(process) => (1, (process, 0), 0),
+                    StateQuestion::SchedGetscheduler(task) => (2, (task, 0), 0),
+                    StateQuestion::Getpriority(whose) => (3, of(whose), 0),
+                    StateQuestion::IoprioGet(whose) => (4, of(whose), 0),
+                    StateQuestion::Setpriority { whose, niceness } => (5, of(whose), niceness as u32),
+                };
+                DeedWords { kind: ASKS, of_process: 0, signal, first, second, code: 0, value: u64::from(value) }
+            }
+        }
+    }
+
+    fn of(words: DeedWords) -> Result<Deed, BadRecord> {
+        let DeedWords { kind, of_process, signal, first, second, code, value } = words;
+        let whom = match (kind, of_process != 0) {
+            (0, false) if second == 0 => Whom::Process(first),
+            (1, true) => Whom::Thread { process: Some(second), thread: first },
+            (1, false) if second == 0 => Whom::Thread { process: None, thread: first },
+            (2, false) if second == 0 => Whom::Group(first),
+            (3, false) if first == 0 && second == 0 => Whom::Everybody,
+            (ASKS, false) if code == 0 => return StateQuestion::of(signal, first, second, value).map(Deed::Ask),
+            _ => return Err(BadRecord),
+        };
+        if !may_be_said(code) {
+            return Err(BadRecord);
+        }
+        Ok(Deed::Signal(SignalCall { whom, signal, payload: Payload { code, value } }))
+    }
+}
+
+impl StateQuestion {
+    fn of(which: i32, first: u32, second: u32, value: u64) -> Result<StateQuestion, BadRecord> {
+        let whose = match second {
+            0 => Whose::Task(first),
+            1 => Whose::Group(first),
+            _ => return Err(BadRecord),
+        };
+        let value = u32::try_from(value).map_err(|_| BadRecord)?;
+        match (which, whose, value) {
+            (0, Whose::Task(process), 0) => Ok(StateQuestion::Getpgid(process)),
+            (1, Whose::Task(process), 0) => Ok(StateQuestion::Getsid(process)),
+            (2, Whose::Task(task), 0) => Ok(StateQuestion::SchedGetscheduler(task)),
+            (3, whose, 0) => Ok(StateQuestion::Getpriority(whose)),
+            (4, whose, 0) => Ok(StateQuestion::IoprioGet(whose)),
+            (5, whose, niceness) => Ok(StateQuestion::Setpriority { whose, niceness: niceness as i32 }),
+            _ => Err(BadRecord),
+        }
+    }
+}
 
 impl Order {
     pub fn encode(&self) -> [u8; ORDER_BYTES] {
         let power = if self.sender.power == Power::All { POWERFUL } else { 0 };
-        let (kind, of_process, first, second) = match self.call.whom {
-            Whom::Process(process) => (0, 0, process, 0),
-            Whom::Thread { process, thread } => {
-                (1, if process.is_some() { OF_PROCESS } else { 0 }, thread, process.unwrap_or(0))
-            }
-            Whom::Group(leader) => (2, 0, leader, 0),
-            Whom::Everybody => (3, 0, 0, 0),
-        };
+        let priorities = if self.sender.priorities == Power::All { PRIORITIES } else { 0 };
+        let DeedWords { kind, of_process, signal, first, second, code, value } = self.deed.words();
         let mut bytes = Writer::new();
-        bytes.put(&[VERSION, kind, self.origin.index() as u8, power | of_process]);
-        bytes.put(&self.call.signal.to_le_bytes());
+        bytes.put(&[VERSION, kind, self.origin.index() as u8, power | of_process | priorities]);
+        bytes.put(&signal.to_le_bytes());
         bytes.put(&first.to_le_bytes());
         bytes.put(&second.to_le_bytes());
-        bytes.put(&self.call.payload.code.to_le_bytes());
+        bytes.put(&code.to_le_bytes());
         bytes.put(&[0; 4]);
         let (origin, executor) = (self.origin_life.0, self.executor_life.0);
         for word in [origin, self.sequence.0, self.settled_below.0, executor] {
@@ -133,7 +244,7 @@ impl Order {
         for word in [self.sender.pid, self.sender.uid, self.sender.euid, 0] {
             bytes.put(&word.to_le_bytes());
         }
-        bytes.put(&self.call.payload.value.to_le_bytes());
+        bytes.put(&value.to_le_bytes());
         bytes.bytes
     }
 
@@ -152,32 +263,25 @@ impl Order {
         let mut half = || Ok(u32::from_le_bytes(from.take()?));
         let (pid, uid, euid, more) = (half()?, half()?, half()?, half()?);
         let value = u64::from_le_bytes(from.take()?);
-        let whom = match (kind, flags & OF_PROCESS != 0) {
-            (0, false) if second == 0 => Whom::Process(first),
-            (1, true) => Whom::Thread { process: Some(second), thread: first },
-            (1, false) if second == 0 => Whom::Thread { process: None, thread: first },
-            (2, false) if second == 0 => Whom::Group(first),
-            (3, false) if first == 0 && second == 0 => Whom::Everybody,
-            _ => return Err(BadRecord),
-        };
+        let of_process = flags & OF_PROCESS;
+        let deed = Deed::of(DeedWords { kind, of_process, signal, first, second, code, value })?;
         let is_sound = version == VERSION
-            && flags & !(POWERFUL | OF_PROCESS) == 0
+            && flags & !(POWERFUL | OF_PROCESS | PRIORITIES) == 0
             && (padding, more) == (0, 0)
             && 0 < settled_below
-            && settled_below <= sequence
-            && may_be_said(code);
+            && settled_below <= sequence;
         if !is_sound {
             return Err(BadRecord);
         }
-        let power = if flags & POWERFUL != 0 { Power::All } else { Power::Own };
+        let power = |flag: u8| if flags & flag != 0 { Power::All } else { Power::Own };
         Ok(Order {
             origin: Seat::new(usize::from(seat)).ok_or(BadRecord)?,
             origin_life: LifeNumber(origin_life),
             sequence: Sequence(sequence),
             settled_below: Sequence(settled_below),
             executor_life: LifeNumber(executor_life),
-            sender: Signaller { pid, uid, euid, power },
-            call: SignalCall { whom, signal, payload: Payload { code, value } },
+            sender: Signaller { pid, uid, euid, power: power(POWERFUL), priorities: power(PRIORITIES) },
+            deed,
         })
     }
 }
@@ -268,7 +372,7 @@ mod tests {
             Whom::Group(196_608),
             Whom::Everybody,
         ];
-        let order = |(at, whom): (usize, Whom)| Order {
+        let order = |(at, deed): (usize, Deed)| Order {
             origin: Seat::new(at).unwrap(),
             origin_life: LifeNumber(u64::MAX - at as u64),
             sequence: Sequence(9 + at as u64),
@@ -279,14 +383,25 @@ mod tests {
                 uid: 33,
                 euid: 0,
                 power: if at % 2 == 0 { Power::All } else { Power::Own },
+                priorities: if at % 3 == 0 { Power::All } else { Power::Own },
             },
-            call: SignalCall {
-                whom,
-                signal: if at == 3 { i32::MIN } else { 15 },
-                payload: Payload { code: -60, value: u64::MAX },
-            },
+            deed,
         };
-        whom.into_iter().enumerate().map(order).collect()
+        let questions = [
+            StateQuestion::Getpgid(131_072),
+            StateQuestion::Getsid(131_072),
+            StateQuestion::SchedGetscheduler(131_073),
+            StateQuestion::Getpriority(Whose::Task(131_073)),
+            StateQuestion::IoprioGet(Whose::Group(131_072)),
+            StateQuestion::Setpriority { whose: Whose::Group(131_072), niceness: -20 },
+            StateQuestion::Setpriority { whose: Whose::Task(131_072), niceness: i32::MAX },
+        ];
+        let signal = |(at, whom): (usize, Whom)| {
+            let signal = if at == 3 { i32::MIN } else { 15 };
+            Deed::Signal(SignalCall { whom, signal, payload: Payload { code: -60, value: u64::MAX } })
+        };
+        let signals = whom.into_iter().enumerate().map(signal);
+        signals.chain(questions.map(Deed::Ask)).enumerate().map(order).collect()
     }
 
     #[test]
@@ -370,7 +485,8 @@ mod tests {
     fn codes_that_are_the_kernels_own_are_refused() {
         let mut order = orders()[0];
         for code in [0, 1, 0x80, libc::SI_TKILL, i32::MAX] {
-            order.call.payload.code = code;
+            let payload = Payload { code, value: 0 };
+            order.deed = Deed::Signal(SignalCall { whom: Whom::Process(131_072), signal: 15, payload });
             assert_eq!(Order::decode(&order.encode()), Err(BadRecord), "{code}");
         }
     }

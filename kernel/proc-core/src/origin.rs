@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::calls::{self, Asked, Destination};
 use crate::journal::{CallAnswer, CallStep, Journal, JournalMemory, Notification, SlotIndex};
 use crate::limits::{PATIENCE_MS, WINDOW};
-use crate::order::{LifeNumber, Order, OrderResult, Outcome, Sequence, SignalCall, Stale};
+use crate::order::{Deed, LifeNumber, Order, OrderResult, Outcome, Sequence, Stale};
 use crate::permission::{SignalError, Signaller};
 use crate::range::{Seat, Seats};
 
@@ -53,7 +53,7 @@ enum Peer {
 /// A call that is not settled.
 #[derive(Clone, Copy, Debug)]
 struct Call {
-    signal: SignalCall,
+    deed: Deed,
     destination: Destination,
     /// The node that is asked now, or waited for.
     node: Seat,
@@ -110,8 +110,8 @@ impl<M: JournalMemory> Origin<M> {
         acts: &mut Vec<CallEffect>,
     ) {
         match calls::asked(notification.number, &notification.arguments, self.own) {
-            Asked::Signal { to, call } if self.peers.contains_key(&node) => {
-                self.calls.insert(slot, Call { signal: call, destination: to, node });
+            Asked::Forward { to, deed } if self.peers.contains_key(&node) => {
+                self.calls.insert(slot, Call { deed, destination: to, node });
                 self.asked.insert((node, sequence), slot);
             }
             // Of a node that is not of the container any more, or of a release that knew more calls.
@@ -133,7 +133,7 @@ impl<M: JournalMemory> Origin<M> {
             Asked::Failed(error) => self.settle(slot, CallAnswer::Failed(error), &mut acts),
             // Nothing was decided about it, so nothing is lost when the kernel reads its arguments again.
             Asked::Unknown => self.settle(slot, CallAnswer::Native, &mut acts),
-            Asked::Signal { to: destination, call: signal } => {
+            Asked::Forward { to: destination, deed } => {
                 let first = match destination {
                     Destination::Node(node) => Some(node),
                     Destination::AllOthers => self.others().next(None),
@@ -141,7 +141,7 @@ impl<M: JournalMemory> Origin<M> {
                 match first {
                     None => self.settle(slot, CallAnswer::Native, &mut acts),
                     Some(node) => {
-                        self.calls.insert(slot, Call { signal, destination, node });
+                        self.calls.insert(slot, Call { deed, destination, node });
                         self.go_on(slot, &mut acts);
                     }
                 }
@@ -186,8 +186,11 @@ impl<M: JournalMemory> Origin<M> {
         }
     }
 
-    /// The link to a node is given up.
+    /// The link to a node is given up. That is no news of one that is lost.
     pub fn given_up(&mut self, node: Seat) -> Vec<CallEffect> {
+        if self.peers.get(&node) == Some(&Peer::Fenced) {
+            return Vec::new();
+        }
         self.leave(node, Peer::GivenUp, SignalError::Unreachable)
     }
 
@@ -203,7 +206,10 @@ impl<M: JournalMemory> Origin<M> {
         }
         if let Some(slot) = self.asked.remove(&(node, outcome.sequence)) {
             let answer = match outcome.carried {
-                OrderResult::Done(_) => CallAnswer::Done,
+                OrderResult::Done(value) => match self.calls.get(&slot).map(|call| call.deed) {
+                    Some(Deed::Ask(_)) => CallAnswer::Value(value),
+                    _ => CallAnswer::Done,
+                },
                 OrderResult::Failed(error) => CallAnswer::Failed(error),
                 OrderResult::Refused(Stale::Executor) => CallAnswer::Failed(SignalError::NoProcess),
                 OrderResult::Refused(Stale::Origin | Stale::Sequence) => CallAnswer::Failed(SignalError::Unreachable),
@@ -337,7 +343,7 @@ impl<M: JournalMemory> Origin<M> {
             settled_below: self.settled_below(node),
             executor_life: life,
             sender: self.journal.sender(slot),
-            call: call.signal,
+            deed: call.deed,
         };
         Some(CallEffect::Send { to: node, order })
     }

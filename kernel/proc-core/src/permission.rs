@@ -1,4 +1,4 @@
-//! Who may signal whom, as `kill(2)` has it.
+//! Who may signal whom, as `kill(2)` has it, and set whose priority, as `setpriority(2)` has it.
 //!
 //! A container has one user namespace, so uids are the container's own, and CAP_KILL counts for all of its processes.
 //! SameSession do not span nodes; the rule about them is here because the kernel is asked the same (`tests/kernel.rs`).
@@ -11,10 +11,13 @@ pub struct Signaller {
     /// Real, which receivers see in `si_uid`.
     pub uid: u32,
     pub euid: u32,
+    /// Whether CAP_KILL is effective.
     pub power: Power,
+    /// Whether CAP_SYS_NICE is.
+    pub priorities: Power,
 }
 
-/// Whether CAP_KILL is effective.
+/// Over whose processes a capability of the container reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Power {
     All,
@@ -28,6 +31,7 @@ pub struct Receiver {
     pub uid: u32,
     /// Saved.
     pub suid: u32,
+    pub euid: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +40,7 @@ pub enum SameSession {
     No,
 }
 
-/// Why a signal was not sent, in words of `kill(2)`.
+/// Why a signal was not sent, or a question not answered, in words of `kill(2)` and its like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalError {
     /// There is no such process, or not any more.
@@ -44,6 +48,8 @@ pub enum SignalError {
     NotPermitted,
     /// There is no such signal, or a number that is none.
     Invalid,
+    /// More than the process's limit allows, as `setpriority(2)` says it.
+    Denied,
     /// As many signals are queued as the receiver may have.
     Full,
     /// Its node cannot be reached. It may have heard the signal or not.
@@ -56,6 +62,7 @@ impl SignalError {
             SignalError::NoProcess => libc::ESRCH,
             SignalError::NotPermitted => libc::EPERM,
             SignalError::Invalid => libc::EINVAL,
+            SignalError::Denied => libc::EACCES,
             SignalError::Full => libc::EAGAIN,
             SignalError::Unreachable => libc::EHOSTUNREACH,
         }
@@ -66,6 +73,7 @@ impl SignalError {
             SignalError::NoProcess,
             SignalError::NotPermitted,
             SignalError::Invalid,
+            SignalError::Denied,
             SignalError::Full,
             SignalError::Unreachable,
         ];
@@ -90,18 +98,27 @@ pub fn check(signal: i32, sender: &Signaller, receiver: Receiver, session: SameS
     if is_own || continues || sender.power == Power::All { Ok(()) } else { Err(SignalError::NotPermitted) }
 }
 
+/// Whether the priority of a process that is there may be set. That it may not rise is the kernel's to say.
+///
+/// # Errors
+/// The asking one may not.
+pub fn check_priority(sender: &Signaller, of: Receiver) -> Result<(), SignalError> {
+    let is_own = [of.uid, of.euid].contains(&sender.euid);
+    if is_own || sender.priorities == Power::All { Ok(()) } else { Err(SignalError::NotPermitted) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn sender(uid: u32, euid: u32, power: Power) -> Signaller {
-        Signaller { pid: 70_000, uid, euid, power }
+        Signaller { pid: 70_000, uid, euid, power, priorities: Power::Own }
     }
 
     #[test]
     fn one_of_two_uids_has_to_be_one_of_two() {
         let asked = |uid, euid, receiver| {
-            check(15, &sender(uid, euid, Power::Own), Receiver { uid: receiver, suid: 9 }, SameSession::No)
+            check(15, &sender(uid, euid, Power::Own), Receiver { uid: receiver, suid: 9, euid: 8 }, SameSession::No)
         };
         assert_eq!((asked(5, 6, 5), asked(5, 6, 6), asked(9, 6, 1)), (Ok(()), Ok(()), Ok(())));
         assert_eq!(asked(5, 6, 7), Err(SignalError::NotPermitted));
@@ -110,7 +127,7 @@ mod tests {
 
     #[test]
     fn signal_that_is_none_is_said_before_who_may() {
-        let nobody = Receiver { uid: 1, suid: 1 };
+        let nobody = Receiver { uid: 1, suid: 1, euid: 5 };
         for signal in [-1, 65, i32::MIN, i32::MAX] {
             assert_eq!(check(signal, &sender(5, 5, Power::Own), nobody, SameSession::No), Err(SignalError::Invalid));
         }
@@ -120,10 +137,20 @@ mod tests {
 
     #[test]
     fn session_lets_sigcont_pass_and_nothing_else() {
-        let (other, user) = (Receiver { uid: 1, suid: 1 }, sender(5, 5, Power::Own));
+        let (other, user) = (Receiver { uid: 1, suid: 1, euid: 5 }, sender(5, 5, Power::Own));
         assert_eq!(check(libc::SIGCONT, &user, other, SameSession::Yes), Ok(()));
         assert_eq!(check(libc::SIGCONT, &user, other, SameSession::No), Err(SignalError::NotPermitted));
         assert_eq!(check(libc::SIGTERM, &user, other, SameSession::Yes), Err(SignalError::NotPermitted));
+    }
+
+    #[test]
+    fn priority_is_set_by_the_effective_uid_or_the_capability() {
+        let of = Receiver { uid: 1, suid: 2, euid: 3 };
+        let asked = |uid, euid, priorities| {
+            check_priority(&Signaller { priorities, ..sender(uid, euid, Power::All) }, of).is_ok()
+        };
+        assert_eq!([1, 2, 3, 4].map(|euid| asked(9, euid, Power::Own)), [true, false, true, false]);
+        assert_eq!((asked(1, 9, Power::Own), asked(9, 9, Power::All)), (false, true));
     }
 
     #[test]

@@ -139,9 +139,11 @@ fn kernel_permits_the_same_signals() {
             for (sender_uid, sender_euid) in UIDS.iter().flat_map(|uid| UIDS.map(|euid| (*uid, euid))) {
                 for power in [Power::Own, Power::All] {
                     for signal in [None, Some(Signal::CONT), Some(Signal::URG)] {
-                        let sender = Signaller { pid: 0, uid: sender_uid, euid: sender_euid, power };
+                        let sender =
+                            Signaller { pid: 0, uid: sender_uid, euid: sender_euid, power, priorities: Power::Own };
                         let number = signal.map_or(0, Signal::as_raw);
-                        let expected = permission::check(number, &sender, Receiver { uid, suid }, sessions);
+                        let expected =
+                            permission::check(number, &sender, Receiver { uid, suid, euid: 65_000 }, sessions);
                         let said = ask(sender, signal, thread);
                         let same = said.map_err(|errno| SignalError::from_errno(errno.raw_os_error()));
                         assert_eq!(

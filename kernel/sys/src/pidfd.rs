@@ -46,6 +46,8 @@ pub struct Identified {
     pub uid: u32,
     /// Saved.
     pub suid: u32,
+    /// Effective.
+    pub euid: u32,
 }
 
 /// `ESRCH`: it has ended. `ENOTTY`: a kernel before Linux 6.13.
@@ -59,7 +61,7 @@ pub fn identify(process: impl AsFd) -> io::Result<Identified> {
         pid: u32,
         tgid: u32,
         ppid: u32,
-        /// Real, effective, saved, of the file system; each of user and group.
+        /// Of user and group by turns: real, effective, saved, of the file system.
         ids: [u32; 8],
         exit_code: i32,
     }
@@ -77,8 +79,8 @@ pub fn identify(process: impl AsFd) -> io::Result<Identified> {
     if info.mask & PID_AND_IDS != PID_AND_IDS {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    let [uid, _, _, _, suid, ..] = info.ids;
-    Ok(Identified { process: info.tgid, uid, suid })
+    let [uid, _, euid, _, suid, ..] = info.ids;
+    Ok(Identified { process: info.tgid, uid, suid, euid })
 }
 
 /// A signal that says of itself whatever the kernel lets a process say.
@@ -181,7 +183,8 @@ mod tests {
     fn process_and_its_threads_are_identified() {
         let own = std::process::id();
         let uid = rustix::process::getuid().as_raw();
-        let expected = Identified { process: own, uid, suid: uid };
+        let euid = rustix::process::geteuid().as_raw();
+        let expected = Identified { process: own, uid, suid: uid, euid };
         assert_eq!(identify(open(own as i32).unwrap()).unwrap(), expected);
         // The test's own thread is not the first one of the process.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();

@@ -248,7 +248,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let mut news = News::new(&context, &reconciler);
     let follower = Follower::start(&engine, "/", move |change| news.take(change)).map_err(DaemonError::Thread)?;
 
-    *context.court.lock() = Some(Court::start(&context, etcd_engine).map_err(DaemonError::Thread)?);
+    let workers = Arc::downgrade(&reconciler);
+    let judged = move || workers.upgrade().into_iter().for_each(|workers| workers.look_again());
+    *context.court.lock() = Some(Court::start(&context, etcd_engine, judged).map_err(DaemonError::Thread)?);
 
     tracing::info!(
         node = context.config.node,

@@ -25,12 +25,18 @@ pub struct Known {
 
 /// Numbers of all processes but init.
 pub fn pids(proc_dir: BorrowedFd<'_>) -> Vec<u32> {
-    // Not by a path: init, too, asks, in whose tree the container may have mounted something over it.
-    let Ok(entries) = rustix::fs::Dir::read_from(proc_dir) else { return Vec::new() };
-    let number = |entry: rustix::fs::DirEntry| entry.file_name().to_str().ok()?.parse().ok();
-    let mut pids: Vec<u32> = entries.filter_map(|entry| number(entry.ok()?)).filter(|pid| *pid != INIT).collect();
+    let mut pids = numbers(proc_dir);
+    pids.retain(|pid| *pid != INIT);
     pids.sort_unstable();
     pids
+}
+
+/// Entries that are numbers. Not by a path: init, too, asks, in whose tree the container may have mounted something
+/// over it.
+pub fn numbers(directory: BorrowedFd<'_>) -> Vec<u32> {
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
+    let number = |entry: rustix::fs::DirEntry| entry.file_name().to_str().ok()?.parse().ok();
+    entries.filter_map(|entry| number(entry.ok()?)).collect()
 }
 
 /// A descriptor of the process, good for sending signals.

@@ -10,11 +10,13 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use proc_core::errand::{FOR_INIT_BYTES_MAX, ForInit, FromInit};
 use proc_core::executor::{Executor, ProcessTable, Signal};
+use proc_core::order::{StateQuestion, Whose};
 use proc_core::permission::{Receiver, SignalError};
 use proc_core::range::Seat;
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::process::Pid;
+use sys::by_number::IoPriorityOf;
 use sys::pidfd::Queued;
 
 use crate::list;
@@ -130,7 +132,7 @@ impl ProcessTable for Here<'_> {
 
     fn receiver(&mut self, held: &Held) -> Option<Receiver> {
         match sys::pidfd::identify(&held.pidfd) {
-            Ok(identified) => Some(Receiver { uid: identified.uid, suid: identified.suid }),
+            Ok(identified) => Some(Receiver { uid: identified.uid, suid: identified.suid, euid: identified.euid }),
             Err(cause) if cause.raw_os_error() == Some(libc::ESRCH) => None,
             // Linux 6.13 tells by descriptor.
             Err(_) => self.receiver_by_status(held),
@@ -139,9 +141,7 @@ impl ProcessTable for Here<'_> {
 
     fn members(&mut self, group: u32) -> Vec<u32> {
         let is_member = |process: &u32| {
-            let process = i32::try_from(*process).ok().and_then(Pid::from_raw);
-            let group_of = rustix::process::getpgid(process);
-            group_of.is_ok_and(|of| u32::try_from(of.as_raw_nonzero().get()) == Ok(group))
+            i32::try_from(*process).is_ok_and(|process| sys::by_number::group_of(process).is_ok_and(|of| of == group))
         };
         self.everybody().into_iter().filter(is_member).collect()
     }
@@ -158,11 +158,62 @@ impl ProcessTable for Here<'_> {
             uid: signal.uid,
             value: signal.payload.value,
         };
-        sys::pidfd::queue(&held.pidfd, &queued).map_err(|cause| {
-            let known = cause.raw_os_error().and_then(SignalError::from_errno);
-            known.unwrap_or(SignalError::Invalid)
-        })
+        sys::pidfd::queue(&held.pidfd, &queued).map_err(said)
     }
+
+    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+        (self.between)();
+        // The kernel says it as 1 to 40, of which the library makes 19 to -20.
+        let priority = |niceness: i32| (20 - niceness) as u32;
+        match *question {
+            StateQuestion::Getpgid(of) => sys::by_number::group_of(raw(of)?).map_err(said),
+            StateQuestion::Getsid(of) => sys::by_number::session_of(raw(of)?).map_err(said),
+            StateQuestion::SchedGetscheduler(of) => sys::by_number::scheduler_of(raw(of)?).map_err(said),
+            StateQuestion::Getpriority(Whose::Task(of)) => {
+                rustix::process::getpriority_process(Some(pid(of)?)).map(priority).map_err(library_said)
+            }
+            StateQuestion::Getpriority(Whose::Group(of)) => {
+                rustix::process::getpriority_pgrp(Some(pid(of)?)).map(priority).map_err(library_said)
+            }
+            StateQuestion::IoprioGet(Whose::Task(of)) => {
+                sys::by_number::io_priority_of(IoPriorityOf::Thread(raw(of)?)).map_err(said)
+            }
+            StateQuestion::IoprioGet(Whose::Group(of)) => {
+                sys::by_number::io_priority_of(IoPriorityOf::Group(raw(of)?)).map_err(said)
+            }
+            StateQuestion::Setpriority { .. } => Err(SignalError::Invalid),
+        }
+    }
+
+    fn threads(&mut self, process: u32) -> Vec<u32> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        let tasks = openat2(self.proc_dir, format!("{process}/task"), flags, Mode::empty(), resolve);
+        tasks.map(|tasks| list::numbers(tasks.as_fd())).unwrap_or_default()
+    }
+
+    /// By number, which the kernel has for it alone: no number comes again before all others of the node were given.
+    fn set_priority(&mut self, thread: &Held, niceness: i32) -> Result<(), SignalError> {
+        rustix::process::setpriority_process(Some(pid(thread.number)?), niceness).map_err(library_said)
+    }
+}
+
+/// What the kernel said; in numbers that it says nowhere here, that the call was none.
+fn said(cause: io::Error) -> SignalError {
+    cause.raw_os_error().and_then(SignalError::from_errno).unwrap_or(SignalError::Invalid)
+}
+
+fn library_said(errno: rustix::io::Errno) -> SignalError {
+    said(errno.into())
+}
+
+/// 0 would be init itself, and PID 1 is each node's own.
+fn raw(number: u32) -> Result<i32, SignalError> {
+    i32::try_from(number).ok().filter(|number| *number > 1).ok_or(SignalError::NoProcess)
+}
+
+fn pid(number: u32) -> Result<Pid, SignalError> {
+    Pid::from_raw(raw(number)?).ok_or(SignalError::NoProcess)
 }
 
 impl Here<'_> {
@@ -182,8 +233,8 @@ impl Here<'_> {
 fn receiver_of_status(status: &str) -> Option<Receiver> {
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     let mut uids = uids.split_ascii_whitespace().map(str::parse);
-    let (uid, _, suid) = (uids.next()?.ok()?, uids.next()?.ok()?, uids.next()?.ok()?);
-    Some(Receiver { uid, suid })
+    let (uid, euid, suid) = (uids.next()?.ok()?, uids.next()?.ok()?, uids.next()?.ok()?);
+    Some(Receiver { uid, suid, euid })
 }
 
 /// Of the order that init begins with: which node of the container this is.
@@ -198,7 +249,7 @@ mod tests {
     #[test]
     fn uids_are_read_from_status() {
         let status = "Name:\tsh\nState:\tS (sleeping)\nUid:\t33\t7\t0\t0\nGid:\t1\t1\t1\t1\n";
-        assert_eq!(receiver_of_status(status), Some(Receiver { uid: 33, suid: 0 }));
+        assert_eq!(receiver_of_status(status), Some(Receiver { uid: 33, suid: 0, euid: 7 }));
         assert_eq!(receiver_of_status("Name:\tsh\nUid:\t33\n"), None);
         assert_eq!(receiver_of_status(""), None);
     }

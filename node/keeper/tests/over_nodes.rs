@@ -50,6 +50,7 @@ impl Gate {
         let setting = Setting {
             own: seat(own),
             others: Seats::NONE.with(seat(other)),
+            lost: Seats::NONE,
             uids: Uids { base: keeper.options.uid_base, count: 65_536 },
             life: LifeNumber(1),
         };
@@ -231,4 +232,142 @@ fn programs_of_a_container_without_other_nodes_have_no_trap() {
     let keeper = Keeper::start();
     assert!(keeper.client.begin_call_gate().expect("an answer").is_none());
     assert_eq!(keeper.shell("kill -0 200000 2>/dev/null; echo $?").text(), "1");
+}
+
+/// Asks the kernel all that can be asked of these processes, sets their priorities, and says what it heard: one line
+/// for each question.
+const QUESTIONS: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+uid, numbers = int(sys.argv[1]), [int(number) for number in sys.argv[2:]]
+os.setresuid(uid, uid, uid)
+def ioprio_get(which, who):
+    said = libc.syscall(252 if os.uname().machine == 'x86_64' else 31, which, who)
+    if said < 0:
+        raise OSError(ctypes.get_errno(), '')
+    return said
+def say(call, *arguments):
+    try:
+        print(call.__name__, *arguments, call(*arguments))
+    except OSError as error:
+        print(call.__name__, *arguments, 'errno', error.errno)
+for number in numbers:
+    for call in (os.getpgid, os.getsid, os.sched_getscheduler):
+        say(call, number)
+    for which in (os.PRIO_PROCESS, os.PRIO_PGRP, 7):
+        say(os.getpriority, which, number)
+        # Not too high, then as it was, then higher: the last one needs more than a user has.
+        for niceness in (5, 7, 7, 1000, 3, -21):
+            say(os.setpriority, which, number, niceness)
+            say(os.getpriority, which, number)
+    for which in (1, 2, 8):
+        say(ioprio_get, which, number)
+";
+
+/// One process that leads a group with another one and has a second thread; says their numbers.
+const FAMILY: &str = "
+import os, sys, threading, time
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+child = os.fork()
+if child == 0:
+    while True:
+        time.sleep(1000)
+threads = [int(thread) for thread in os.listdir('/proc/self/task')]
+print('ready', os.getpid(), max(threads), child, flush=True)
+time.sleep(1000)
+";
+
+fn family(keeper: &Keeper, uid: u32) -> Vec<String> {
+    let mut request = support::request(&["/usr/bin/python3", "-c", FAMILY]);
+    (request.uid, request.gid, request.detach) = (uid, uid, true);
+    let pid = keeper.client.run(&request, None).expect("run");
+    wait_until(|| output(keeper, pid).ends_with('\n'), "it begins");
+    output(keeper, pid).split_whitespace().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn questions_are_answered_over_nodes_as_on_one() {
+    if !is_root() {
+        return;
+    }
+    let pair = pair();
+    for uid in ["0", "1000", "2000"] {
+        // Priorities change: two families that are alike, of which one is asked from its own node.
+        let ask = |keeper: &Keeper| {
+            let families = [family(&pair.far, 1000), family(&pair.far, 0)].concat();
+            let nobody = (seat(2).end_pid() - 1).to_string();
+            let numbers = [families.clone(), vec![nobody]].concat();
+            let arguments: Vec<&str> = std::iter::once(uid).chain(numbers.iter().map(String::as_str)).collect();
+            let said = keeper.python(QUESTIONS, &arguments).text();
+            // Of each family its own numbers.
+            numbers.iter().enumerate().fold(said, |said, (at, number)| said.replace(number, &format!("N{at}")))
+        };
+        let (from_there, from_here) = (ask(&pair.far), ask(&pair.near));
+        let differ = from_there.lines().zip(from_here.lines()).find(|(there, here)| there != here);
+        assert_eq!(differ, None, "uid {uid}");
+        assert_eq!(from_there.lines().count(), from_here.lines().count());
+        assert!(from_there.lines().count() > 250, "{from_there}");
+    }
+}
+
+/// A thousand threads that call at once while a timer interrupts them, and processes that end, execute something or are
+/// killed while they call. Says what calls said: only success, and that a signal came before the call was received.
+const STORM: &str = "
+import collections, ctypes, os, signal, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+far, calls = int(sys.argv[1]), 20
+def ask(said):
+    for _ in range(calls):
+        said[ctypes.get_errno() if libc.kill(far, 0) else 0] += 1
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, True)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+threading.stack_size(65536)
+each = [collections.Counter() for _ in range(1000)]
+threads = [threading.Thread(target=ask, args=(said,)) for said in each]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+signal.setitimer(signal.ITIMER_REAL, 0)
+said = sum(each, collections.Counter())
+assert sum(said.values()) == calls * len(threads), said
+for round in range(60):
+    child = os.fork()
+    if child == 0:
+        for _ in range(4):
+            threading.Thread(target=ask, args=(collections.Counter(),), daemon=True).start()
+        if round % 3 == 0:
+            os._exit(0)
+        if round % 3 == 1:
+            os.execv('/usr/bin/true', ['true'])
+        ask(collections.Counter())
+        os._exit(0)
+    if round % 3 == 2:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print(sorted(said))
+";
+
+#[test]
+fn storm_of_one_program_loses_nobodys_call_and_keeps_nobody_waiting() {
+    if !is_root() {
+        return;
+    }
+    let pair = pair();
+    let far = detached(&pair.far, 1000).to_string();
+    let (said, meanwhile) = std::thread::scope(|scope| {
+        let storm = scope.spawn(|| pair.near.python(STORM, &[&far]).text());
+        let mut waits = Vec::new();
+        while !storm.is_finished() {
+            let begun = Instant::now();
+            assert_eq!(pair.near.shell(&format!("kill -0 {far}; echo $?")).text(), "0");
+            waits.push(begun.elapsed());
+        }
+        (storm.join().expect("its end"), waits)
+    });
+    assert!(["[0]", "[0, 4]"].contains(&said.as_str()), "{said}");
+    assert!(meanwhile.len() > 1 && meanwhile.iter().max() < Some(&Duration::from_secs(5)), "{meanwhile:?}");
+    assert_eq!(pair.near.shell(&format!("kill -USR1 {far}; echo $?")).text(), "0");
+    wait_until(|| output(&pair.far, far.parse().expect("a number")).lines().count() == 2, "it is heard");
 }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use proc_core::executor::{Executor, ProcessTable, Signal};
 use proc_core::journal::{CallAnswer, Journal, JournalMemory, SlotIndex, WORDS};
 use proc_core::limits::PATIENCE_MS;
-use proc_core::order::{LifeNumber, Order, Outcome, Whom};
+use proc_core::order::{LifeNumber, Order, Outcome, StateQuestion, Whom};
 use proc_core::origin::{CallEffect, Origin};
 use proc_core::permission::{Power, Receiver, SignalError, Signaller};
 use proc_core::range::{Seat, Seats};
@@ -160,7 +160,7 @@ impl ProcessTable for Here<'_> {
     }
 
     fn receiver(&mut self, held: &u32) -> Option<Receiver> {
-        self.processes.get(held).map(|process| Receiver { uid: process.uid, suid: process.uid })
+        self.processes.get(held).map(|process| Receiver { uid: process.uid, suid: process.uid, euid: process.uid })
     }
 
     fn members(&mut self, group: u32) -> Vec<u32> {
@@ -175,6 +175,18 @@ impl ProcessTable for Here<'_> {
         *self.count += 1;
         self.heard.push((signal.pid, signal.number, (self.processes[held].birth, self.life, *self.count)));
         Ok(())
+    }
+
+    fn ask(&mut self, _: &StateQuestion) -> Result<u32, SignalError> {
+        unreachable!("nobody asks in this world")
+    }
+
+    fn threads(&mut self, process: u32) -> Vec<u32> {
+        vec![process]
+    }
+
+    fn set_priority(&mut self, _: &u32, _: i32) -> Result<(), SignalError> {
+        unreachable!("nobody asks in this world")
     }
 }
 
@@ -414,7 +426,8 @@ impl World {
         let sender = node.waiting.get(&id).map(|call| {
             let from = self.calls[*call].from;
             let uid = node.processes[&from].uid;
-            Signaller { pid: from, uid, euid: uid, power: if uid == 0 { Power::All } else { Power::Own } }
+            let power = if uid == 0 { Power::All } else { Power::Own };
+            Signaller { pid: from, uid, euid: uid, power, priorities: power }
         });
         self.with_origin(index, |origin, _| origin.received(slot, sender));
     }

@@ -109,7 +109,12 @@ impl Docket {
 
 impl Court {
     /// `etcd`: when the engine is etcd, so that a member on a node of which nothing is heard is left for another one.
-    pub fn start(context: &Arc<Context>, etcd: Option<Arc<EtcdEngine>>) -> std::io::Result<Court> {
+    /// `judged` is called whenever verdicts are others.
+    pub fn start(
+        context: &Arc<Context>,
+        etcd: Option<Arc<EtcdEngine>>,
+        judged: impl Fn() + Send + 'static,
+    ) -> std::io::Result<Court> {
         let engine = context.engine.hurried(HURRY).unwrap_or_else(|| Arc::clone(&context.engine));
         let shared = Arc::new(Shared {
             docket: Mutex::default(),
@@ -129,6 +134,7 @@ impl Court {
             };
             if let (Some(verdicts), Some(context)) = (verdicts, of_context.upgrade()) {
                 context.judged(verdicts);
+                judged();
             }
             let _ = told.send(Wake::Look);
         })?;

@@ -174,6 +174,13 @@ impl Reconciler {
         }
     }
 
+    /// Something that is in no order is other than before.
+    pub fn look_again(&self) {
+        for worker in self.workers.lock().values() {
+            worker.inbox.change(|_| ());
+        }
+    }
+
     /// Ends the workers; what they made goes on.
     pub fn stop(&self) {
         let workers: Vec<Worker> = self.workers.lock().drain().map(|(_, worker)| worker).collect();

@@ -49,6 +49,8 @@ pub struct Parts {
     processes: BTreeMap<Part, Supervised>,
     plain: BTreeMap<Part, Plain>,
     cgroup: Option<Cgroup>,
+    /// Seats of nodes of which the call gate was told that they are lost, a bit each.
+    lost: u64,
 }
 
 /// Whether an earlier daemon worked on this share since the machine started.
@@ -110,6 +112,7 @@ impl Parts {
             processes: BTreeMap::new(),
             plain: BTreeMap::new(),
             cgroup: None,
+            lost: 0,
             share,
         };
         let bound = parts.bound_processes()?;
@@ -388,15 +391,32 @@ impl Parts {
         self.share = share;
         if is_other {
             // It was told of the other nodes when it began.
-            let gates = self
-                .processes
-                .iter_mut()
-                .filter(|(part, _)| matches!(part, Part::Server(kind, _) if kind.name == CALLS));
-            gates.for_each(|(_, gate)| gate.make_stale());
+            self.renew_call_gate();
         }
         if is_other && let Some(network) = self.plain.get_mut(&Part::Network) {
             *network = Plain::default();
         }
+    }
+
+    /// A call gate is told when it begins which nodes are lost. Of one that came back it hears by itself.
+    pub fn hear_verdicts(&mut self) {
+        let lost = self.lost_seats();
+        if lost & !self.lost != 0 {
+            self.renew_call_gate();
+        }
+        self.lost = lost;
+    }
+
+    fn lost_seats(&self) -> u64 {
+        let members = self.context.members.read();
+        let is_lost = |node: &String| members.get(node).is_some_and(|record| self.context.is_fenced(record));
+        self.share.seated.iter().filter(|(_, node)| is_lost(node)).fold(0, |bits, (seat, _)| bits | 1 << seat)
+    }
+
+    fn renew_call_gate(&mut self) {
+        let is_call_gate = |part: &Part| matches!(part, Part::Server(kind, _) if kind.name == CALLS);
+        let gates = self.processes.iter_mut().filter(|(part, _)| is_call_gate(part));
+        gates.for_each(|(_, gate)| gate.make_stale());
     }
 
     fn make_mount(&mut self) -> Result<(), Problem> {
@@ -482,7 +502,12 @@ impl Parts {
         let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
         let placement_epoch = self.share.instance(part).ok_or_else(missing)?.epoch;
         let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
-        let options = self.share.options(part).ok_or_else(missing)?;
+        let mut options = self.share.options(part).ok_or_else(missing)?;
+        if kind.name == CALLS
+            && let Some(options) = options.as_object_mut()
+        {
+            options.insert("lost".to_owned(), json!(self.lost));
+        }
         let engine = &*self.context.engine;
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
         // A server that ever had an epoch had its image before.

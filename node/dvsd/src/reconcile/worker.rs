@@ -180,6 +180,7 @@ impl Working {
                 tracing::warn!(dc = order.record.spec.name, error = causes(&*error), "cannot remember a container");
             }
         }
+        self.parts.hear_verdicts();
         self.retry_at = None;
         let wish = match order.record.desired {
             Desired::Running => Wish::Up,
